@@ -1,0 +1,200 @@
+"""Every failure that crosses a room, as one tree and one table of codes.
+
+    BackplaneError
+    ├── ProtocolError     the peer broke the rules of the line
+    ├── ContractError     a value is not what the contract promises
+    ├── BackendError      a backend could not be had, or it failed
+    ├── PolicyError       refused by policy, or the policy cannot be read
+    ├── CapabilityError   the order needs what the backend does not have
+    ├── WorkspaceError    files could not be staged, compared or changed
+    ├── StoreError        a receipt could not be kept, or does not verify
+    ├── TranslationError  one dialect could not be said in another
+    └── ConfigError       configuration or usage is wrong
+
+The codes are stable strings shared with every peer; messages may change. Nothing here
+prints, and no foreign exception is translated here.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+Fault = Literal["caller", "control", "host", "upstream", "machine"]
+"""Whose fault: the order's author, this control plane, the child, the model's service, or the machine."""
+
+
+class CodeFacts(msgspec.Struct, frozen=True):
+    """What one error code means to a person and to a program."""
+
+    meaning: str
+    fault: Fault
+    exit_code: int
+    """Exit code of a command that ends with this error (see `cli`)."""
+    provider_code: str = "unknown"
+    """The nearest of the seven codes of the provider interface."""
+    retryable: bool = False
+
+
+CODES: Final[dict[str, CodeFacts]] = {
+    "protocol_invalid_envelope": CodeFacts("A line that looked like a message is not strict JSON.", "host", 1),
+    "protocol_handshake_failed": CodeFacts("The host did not say a valid hello in time.", "host", 1),
+    "protocol_missing_ref_id": CodeFacts("A message does not say which run it belongs to.", "host", 1),
+    "protocol_unexpected_message": CodeFacts("A known message came from the wrong side or too early.", "host", 1),
+    "protocol_version_mismatch": CodeFacts("The two ends speak protocols that cannot meet.", "host", 4),
+    "mapping_unsupported_capability": CodeFacts(
+        "The target dialect has no word for something in the request.", "caller", 1, "invalid_request"
+    ),
+    "mapping_dialect_mismatch": CodeFacts("The JSON is of another dialect than was said.", "caller", 1, "invalid_request"),
+    "mapping_lossy_conversion": CodeFacts(
+        "A translation would lose something and the caller forbade it.", "caller", 1, "invalid_request"
+    ),
+    "mapping_unmappable_tool": CodeFacts("A tool has no counterpart in the target dialect.", "caller", 1, "invalid_request"),
+    "backend_not_found": CodeFacts("No backend of this name is configured or shipped.", "caller", 2, "invalid_request"),
+    "backend_unavailable": CodeFacts("The backend is known but cannot be used now.", "machine", 1, "network_error", True),
+    "backend_timeout": CodeFacts("A deadline passed: total, idle, or unread input.", "host", 1, "network_error", True),
+    "backend_rate_limited": CodeFacts("The model's service asks to slow down.", "upstream", 1, "rate_limited", True),
+    "backend_auth_failed": CodeFacts("The model's service refuses the key.", "caller", 1, "authentication_failed"),
+    "backend_model_not_found": CodeFacts("The model's service does not know the model.", "caller", 1, "model_unavailable"),
+    "backend_crashed": CodeFacts("The host ended before it gave a result.", "host", 1, "unknown", True),
+    "execution_tool_failed": CodeFacts("A tool the agent needed failed.", "host", 1),
+    "execution_workspace_error": CodeFacts("The result could not be read from or applied to the files.", "machine", 1),
+    "execution_permission_denied": CodeFacts("The operating system denied an action of the run.", "machine", 1),
+    "contract_version_mismatch": CodeFacts("The host speaks another major version of the contract.", "host", 4),
+    "contract_schema_violation": CodeFacts("A message or value has the wrong shape.", "host", 1, "invalid_request"),
+    "contract_invalid_receipt": CodeFacts("The host's final message holds no valid receipt.", "host", 1),
+    "capability_unsupported": CodeFacts(
+        "The order requires what the backend does not have.", "caller", 4, "invalid_request"
+    ),
+    "capability_emulation_failed": CodeFacts("A missing ability could not be supplied.", "control", 1),
+    "policy_denied": CodeFacts("The policy forbids it, or a limit of the order was reached.", "caller", 4),
+    "policy_invalid": CodeFacts("The policy cannot be read or is too costly to decide.", "caller", 4, "invalid_request"),
+    "workspace_init_failed": CodeFacts("The workspace of the order does not exist or cannot be opened.", "caller", 1),
+    "workspace_staging_failed": CodeFacts("The workspace could not be copied.", "machine", 1),
+    "ir_lowering_failed": CodeFacts("The neutral conversation could not be written in a dialect.", "control", 1),
+    "ir_invalid": CodeFacts("The neutral conversation is not well formed.", "caller", 1, "invalid_request"),
+    "receipt_hash_mismatch": CodeFacts("The receipt is not what was sealed.", "caller", 1),
+    "receipt_chain_broken": CodeFacts("The store's chain of receipts does not hold together.", "machine", 1),
+    "dialect_unknown": CodeFacts("No dialect of this name.", "caller", 2, "invalid_request"),
+    "dialect_mapping_failed": CodeFacts("A dialect's JSON could not be read.", "caller", 1, "invalid_request"),
+    "config_invalid": CodeFacts("Configuration, usage or an input file is wrong.", "caller", 2, "invalid_request"),
+    "rate_limit_exceeded": CodeFacts("Too many runs are waiting here.", "control", 1, "rate_limited", True),
+    "circuit_breaker_open": CodeFacts("The backend failed too often and is left alone for a while.", "control", 1,
+                                      "network_error", True),
+    "stream_closed": CodeFacts("The other end went away.", "host", 1, "network_error", True),
+    "receipt_store_failed": CodeFacts("The receipt could not be written or read.", "machine", 1),
+    "validation_failed": CodeFacts("A result or document does not match its schema.", "host", 1, "invalid_request"),
+    "sidecar_spawn_failed": CodeFacts("The host program could not be started.", "machine", 1),
+    "backend_content_filtered": CodeFacts("The model's service withheld the answer.", "upstream", 1),
+    "backend_context_length": CodeFacts(
+        "The conversation is longer than the model takes.", "caller", 1, "context_length_exceeded"
+    ),
+    "internal": CodeFacts("A fault of this program.", "control", 1),
+}
+"""The contract's 44 codes; append-only. Peers with a closed set refuse any other."""
+
+
+class BackplaneError(Exception):
+    """A failure with a stable code.
+
+    Args:
+        code: one of `CODES`; anything else becomes `internal` and is kept in `foreign_code`.
+        message: the fact, with the limit or the name involved.
+        hint: the next step for whoever reads it.
+        evidence: exit code, last words of the child, a cut-out of the line; escaped by whoever prints.
+    """
+
+    def __init__(self, code: str, message: str, *, hint: str | None = None, evidence: str | None = None) -> None:
+        super().__init__(message)
+        self.foreign_code = None if code in CODES else code
+        self.code = code if code in CODES else "internal"
+        self.message = message
+        self.hint = hint
+        self.evidence = evidence
+
+    @property
+    def facts(self) -> CodeFacts:
+        return CODES[self.code]
+
+    @property
+    def retryable(self) -> bool:
+        return self.facts.retryable
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.foreign_code or self.code, self.message, self.hint, self.evidence))
+
+
+class ProtocolError(BackplaneError):
+    """The peer broke the rules of the line."""
+
+
+class ContractError(BackplaneError):
+    """A value is not what the contract promises."""
+
+
+class BackendError(BackplaneError):
+    """A backend could not be had, or it failed."""
+
+
+class PolicyError(BackplaneError):
+    """Refused by policy, or the policy cannot be read."""
+
+
+class CapabilityError(BackplaneError):
+    """The order needs what the backend does not have."""
+
+
+class WorkspaceError(BackplaneError):
+    """Files could not be staged, compared or changed."""
+
+
+class StoreError(BackplaneError):
+    """A receipt could not be kept, or does not verify."""
+
+
+class TranslationError(BackplaneError):
+    """One dialect could not be said in another."""
+
+
+class ConfigError(BackplaneError):
+    """Configuration or usage is wrong."""
+
+
+_FAMILIES: Final[tuple[tuple[str, type[BackplaneError]], ...]] = (
+    ("protocol_", ProtocolError),
+    ("contract_", ContractError),
+    ("validation_", ContractError),
+    ("backend_", BackendError),
+    ("sidecar_", BackendError),
+    ("stream_", BackendError),
+    ("rate_limit_", BackendError),
+    ("circuit_", BackendError),
+    ("policy_", PolicyError),
+    ("capability_", CapabilityError),
+    ("workspace_", WorkspaceError),
+    ("execution_workspace_", WorkspaceError),
+    ("execution_", BackendError),
+    ("receipt_", StoreError),
+    ("mapping_", TranslationError),
+    ("dialect_", TranslationError),
+    ("ir_", TranslationError),
+    ("config_", ConfigError),
+)
+
+
+def from_code(
+    code: str, message: str, *, hint: str | None = None, evidence: str | None = None
+) -> BackplaneError:
+    """Build the error of a code that came over the wire; an unknown code becomes `internal`."""
+    family = next((kind for prefix, kind in _FAMILIES if code.startswith(prefix)), BackplaneError)
+    return family(code, message, hint=hint, evidence=evidence)
+
+
+def _rebuild(
+    kind: type[BackplaneError], code: str, message: str, hint: str | None, evidence: str | None
+) -> BackplaneError:
+    return kind(code, message, hint=hint, evidence=evidence)
