@@ -46,17 +46,25 @@ CODES: Final[dict[str, CodeFacts]] = {
     "mapping_unsupported_capability": CodeFacts(
         "The target dialect has no word for something in the request.", "caller", 1, "invalid_request"
     ),
-    "mapping_dialect_mismatch": CodeFacts("The JSON is of another dialect than was said.", "caller", 1, "invalid_request"),
+    "mapping_dialect_mismatch": CodeFacts(
+        "The JSON is of another dialect than was said.", "caller", 1, "invalid_request"
+    ),
     "mapping_lossy_conversion": CodeFacts(
         "A translation would lose something and the caller forbade it.", "caller", 1, "invalid_request"
     ),
-    "mapping_unmappable_tool": CodeFacts("A tool has no counterpart in the target dialect.", "caller", 1, "invalid_request"),
+    "mapping_unmappable_tool": CodeFacts(
+        "A tool has no counterpart in the target dialect.", "caller", 1, "invalid_request"
+    ),
     "backend_not_found": CodeFacts("No backend of this name is configured or shipped.", "caller", 2, "invalid_request"),
-    "backend_unavailable": CodeFacts("The backend is known but cannot be used now.", "machine", 1, "network_error", True),
+    "backend_unavailable": CodeFacts(
+        "The backend is known but cannot be used now.", "machine", 1, "network_error", True
+    ),
     "backend_timeout": CodeFacts("A deadline passed: total, idle, or unread input.", "host", 1, "network_error", True),
     "backend_rate_limited": CodeFacts("The model's service asks to slow down.", "upstream", 1, "rate_limited", True),
     "backend_auth_failed": CodeFacts("The model's service refuses the key.", "caller", 1, "authentication_failed"),
-    "backend_model_not_found": CodeFacts("The model's service does not know the model.", "caller", 1, "model_unavailable"),
+    "backend_model_not_found": CodeFacts(
+        "The model's service does not know the model.", "caller", 1, "model_unavailable"
+    ),
     "backend_crashed": CodeFacts("The host ended before it gave a result.", "host", 1, "unknown", True),
     "execution_tool_failed": CodeFacts("A tool the agent needed failed.", "host", 1),
     "execution_workspace_error": CodeFacts("The result could not be read from or applied to the files.", "machine", 1),
@@ -69,7 +77,9 @@ CODES: Final[dict[str, CodeFacts]] = {
     ),
     "capability_emulation_failed": CodeFacts("A missing ability could not be supplied.", "control", 1),
     "policy_denied": CodeFacts("The policy forbids it, or a limit of the order was reached.", "caller", 4),
-    "policy_invalid": CodeFacts("The policy cannot be read or is too costly to decide.", "caller", 4, "invalid_request"),
+    "policy_invalid": CodeFacts(
+        "The policy cannot be read or is too costly to decide.", "caller", 4, "invalid_request"
+    ),
     "workspace_init_failed": CodeFacts("The workspace of the order does not exist or cannot be opened.", "caller", 1),
     "workspace_staging_failed": CodeFacts("The workspace could not be copied.", "machine", 1),
     "ir_lowering_failed": CodeFacts("The neutral conversation could not be written in a dialect.", "control", 1),
@@ -80,8 +90,9 @@ CODES: Final[dict[str, CodeFacts]] = {
     "dialect_mapping_failed": CodeFacts("A dialect's JSON could not be read.", "caller", 1, "invalid_request"),
     "config_invalid": CodeFacts("Configuration, usage or an input file is wrong.", "caller", 2, "invalid_request"),
     "rate_limit_exceeded": CodeFacts("Too many runs are waiting here.", "control", 1, "rate_limited", True),
-    "circuit_breaker_open": CodeFacts("The backend failed too often and is left alone for a while.", "control", 1,
-                                      "network_error", True),
+    "circuit_breaker_open": CodeFacts(
+        "The backend failed too often and is left alone for a while.", "control", 1, "network_error", True
+    ),
     "stream_closed": CodeFacts("The other end went away.", "host", 1, "network_error", True),
     "receipt_store_failed": CodeFacts("The receipt could not be written or read.", "machine", 1),
     "validation_failed": CodeFacts("A result or document does not match its schema.", "host", 1, "invalid_request"),
@@ -186,9 +197,7 @@ _FAMILIES: Final[tuple[tuple[str, type[BackplaneError]], ...]] = (
 )
 
 
-def from_code(
-    code: str, message: str, *, hint: str | None = None, evidence: str | None = None
-) -> BackplaneError:
+def from_code(code: str, message: str, *, hint: str | None = None, evidence: str | None = None) -> BackplaneError:
     """Build the error of a code that came over the wire; an unknown code becomes `internal`."""
     family = next((kind for prefix, kind in _FAMILIES if code.startswith(prefix)), BackplaneError)
     return family(code, message, hint=hint, evidence=evidence)

@@ -1,0 +1,208 @@
+"""The contract's canonical JSON, its hash, and the print forms of times and ids.
+
+Values go in, bytes come out: keys sorted by UTF-8 bytes, no blanks, integers exact inside
+64 bits, floats as shortest digits that always keep a point or an exponent. This is not
+RFC 8785. Only this file knows how a float is printed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any, Final
+
+import msgspec
+
+Json = Any
+"""A JSON value whose shape is somebody else's: dict, list, str, int, float, bool or None."""
+
+INT_MIN: Final = -(2**63)
+INT_MAX: Final = 2**64 - 1
+"""Integers outside i64 and u64 are floats on the wire, as every peer of the family reads them."""
+
+_encode_sorted: Final = msgspec.json.Encoder(order="sorted").encode
+_decode_any: Final = msgspec.json.Decoder().decode
+_ODD_NUMBER: Final = re.compile(rb"[0-9]e[0-9]|[0-9]{20}|-[0-9]{19}")
+"""What the fast encoder prints differently: an exponent without its plus sign, an integer beyond 64 bits."""
+_MINUS_ZERO: Final = re.compile(rb"-0(?![0-9.eE])")
+_escape: Final = msgspec.json.Encoder().encode
+
+
+def encode(value: Json) -> bytes:
+    """Write a value (struct or plain JSON) in canonical bytes.
+
+    Raises:
+        ValueError: an integer too large for a float.
+    """
+    data = _encode_sorted(value)
+    if _ODD_NUMBER.search(data) is None:
+        return data
+    out: list[bytes] = []
+    _write(msgspec.to_builtins(value), out.append)
+    return b"".join(out)
+
+
+def _write(value: Json, put: Callable[[bytes], None]) -> None:
+    if isinstance(value, dict):
+        # Code points sort as their UTF-8 bytes do, so plain string order is the contract's order.
+        separator = b"{"
+        for key in sorted(value):
+            put(separator + _escape(key) + b":")
+            _write(value[key], put)
+            separator = b","
+        put(b"}" if value else b"{}")
+    elif isinstance(value, list):
+        separator = b"["
+        for item in value:
+            put(separator)
+            _write(item, put)
+            separator = b","
+        put(b"]" if value else b"[]")
+    else:
+        put(_scalar(value))
+
+
+def _scalar(value: Json) -> bytes:
+    if isinstance(value, int) and not isinstance(value, bool) and not INT_MIN <= value <= INT_MAX:
+        try:
+            value = float(value)
+        except OverflowError:
+            raise ValueError("an integer of more than 308 digits has no canonical form") from None
+    data = _escape(value)
+    if isinstance(value, float) and b"e" in data and b"e-" not in data:
+        return data.replace(b"e", b"e+")
+    return data
+
+
+def decode(data: bytes | str) -> Json:
+    """Read JSON into plain values, exactly: the integer literal `-0` becomes the float it is on the wire.
+
+    Raises:
+        msgspec.DecodeError: not strict JSON (a `ValueError`; so are invalid UTF-8 and numbers out of range).
+    """
+    raw = data.encode() if isinstance(data, str) else data
+    value = _decode_any(raw)
+    if _MINUS_ZERO.search(raw) is not None:
+        return json.loads(raw, parse_int=_integer)
+    return value
+
+
+def decode_inexact(data: bytes) -> Json:
+    """Read JSON as the public implementation's parser does: long fractions may be off by one unit in the last place.
+
+    Only for verifying a foreign receipt whose hash does not match an exact reading.
+    """
+    _decode_any(data)
+    return json.loads(data, parse_int=_integer, parse_float=_float_inexact)
+
+
+def _integer(text: str) -> int | float:
+    return -0.0 if text == "-0" else int(text)
+
+
+_FLOAT_PARTS: Final = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?")
+
+
+def _float_inexact(text: str) -> float:
+    """A 64-bit significand, later digits dropped, times or divided by a power of ten in float arithmetic."""
+    match = _FLOAT_PARTS.fullmatch(text)
+    assert match is not None, "the JSON grammar was checked before"
+    sign, whole, fraction, exponent_text = match.groups()
+    significand, exponent, full = 0, int(exponent_text or 0), False
+    for position, digit in enumerate(whole + (fraction or "")):
+        in_fraction = position >= len(whole)
+        full = full or significand * 10 + int(digit) > INT_MAX
+        if full:
+            exponent += 0 if in_fraction else 1
+        else:
+            significand = significand * 10 + int(digit)
+            exponent -= 1 if in_fraction else 0
+    value = float(significand)
+    while exponent < -308 and value:
+        value, exponent = value / 1e308, exponent + 308
+    if value:
+        value = value * float(f"1e{exponent}") if exponent >= 0 else value / float(f"1e{-exponent}")
+    return -value if sign else value
+
+
+def sha256_hex(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def duplicate_key(data: bytes | str) -> str | None:
+    """The first object key that stands twice in one object of this JSON text, or None."""
+    found: list[str] = []
+
+    def look(pairs: list[tuple[str, Json]]) -> None:
+        seen = set()
+        for key, _ in pairs:
+            if key in seen:
+                found.append(key)
+            seen.add(key)
+
+    json.loads(data, object_pairs_hook=look)
+    return found[0] if found else None
+
+
+_TIMESTAMP: Final = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d+))?\s?(Z|z|UTC|[+-]\d\d:?\d\d)", re.ASCII
+)
+
+
+def timestamp(text: str) -> str:
+    """Print an RFC 3339 time as the contract does: UTC, `Z`, the fraction in the fewest of 0, 3, 6 or 9 digits.
+
+    Raises:
+        ValueError: not a time with an offset.
+    """
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None:
+        raise ValueError(f"not an RFC 3339 time with an offset: {text[:40]!r}")
+    year, month, day, hour, minute, second = (int(part) for part in match.groups()[:6])
+    leap = second == 60
+    moment = datetime(year, month, day, hour, minute, 59 if leap else second, tzinfo=_offset(match[8]))
+    utc = moment.astimezone(UTC)
+    nanoseconds = (match[7] or "")[:9].ljust(9, "0")
+    whole = utc.strftime("%Y-%m-%dT%H:%M:").rjust(17, "0") + ("60" if leap else f"{utc.second:02d}")
+    return whole + _fraction(nanoseconds) + "Z"
+
+
+def _offset(text: str) -> timezone:
+    if text in ("Z", "z", "UTC"):
+        return UTC
+    minutes = int(text[1:3]) * 60 + int(text[-2:])
+    return timezone(timedelta(minutes=-minutes if text[0] == "-" else minutes))
+
+
+def _fraction(nanoseconds: str) -> str:
+    for digits in (0, 3, 6, 9):
+        if nanoseconds[digits:].strip("0") == "":
+            return "." + nanoseconds[:digits] if digits else ""
+    raise AssertionError("nine digits always suffice")
+
+
+def timestamp_at(time_ns: int) -> str:
+    """The contract's print form of nanoseconds since 1970, cut to milliseconds."""
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    moment = datetime.fromtimestamp(seconds, UTC)
+    milliseconds = rest // 1_000_000
+    return moment.strftime("%Y-%m-%dT%H:%M:%S") + (f".{milliseconds:03d}Z" if milliseconds else "Z")
+
+
+_UUID: Final = re.compile(r"(?:urn:uuid:)?\{?([0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12})\}?")
+
+
+def uuid_text(text: str) -> str:
+    """Print a UUID as the contract does: lower case with hyphens.
+
+    Raises:
+        ValueError: not a UUID.
+    """
+    match = _UUID.fullmatch(text)
+    if match is None:
+        raise ValueError(f"not a UUID: {text[:60]!r}")
+    digits = match[1].replace("-", "").lower()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -1,0 +1,110 @@
+"""The messages of the line, one struct a `t`.
+
+What is free-form or somebody else's to check stays plain JSON here; who may say what and
+when is `protocol`'s affair.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent
+from backplane.contract.receipt import BackendIdentity
+from backplane.contract.work import WorkOrder
+
+
+class _Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="t"):
+    pass
+
+
+class Hello(_Envelope, frozen=True, kw_only=True, gc=False, tag="hello"):
+    contract_version: str
+    backend: BackendIdentity
+    capabilities: dict[str, Any]
+    mode: Literal["passthrough", "mapped"] = "mapped"
+    extensions: tuple[str, ...] = ()
+    backends: tuple[dict[str, Any], ...] | msgspec.UnsetType = msgspec.UNSET
+    """Only from a host that is itself a control plane: `{id, ready, capabilities}` each."""
+
+
+class Run(_Envelope, frozen=True, kw_only=True, gc=False, tag="run"):
+    id: str
+    """The run's id on this line; every answer repeats it as `ref_id`."""
+    work_order: WorkOrder
+    extensions: tuple[str, ...] = ()
+
+
+class Event(_Envelope, frozen=True, kw_only=True, gc=False, tag="event"):
+    ref_id: str
+    event: AgentEvent
+
+
+class Final(_Envelope, frozen=True, kw_only=True, gc=False, tag="final"):
+    ref_id: str
+    trace: Literal["as_streamed"] | msgspec.UnsetType = msgspec.UNSET
+    """Present when the receipt's trace was left empty because it would not fit the line."""
+    receipt: Json
+
+
+class Fatal(_Envelope, frozen=True, kw_only=True, gc=False, tag="fatal"):
+    ref_id: str | None = None
+    error: str
+    error_code: str | msgspec.UnsetType | None = msgspec.UNSET
+    trace: Literal["as_streamed"] | msgspec.UnsetType = msgspec.UNSET
+    receipt: Json | msgspec.UnsetType = msgspec.UNSET
+
+
+class Cancel(_Envelope, frozen=True, kw_only=True, gc=False, tag="cancel"):
+    ref_id: str
+    reason: str | None = None
+    grace_ms: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class Ping(_Envelope, frozen=True, kw_only=True, gc=False, tag="ping"):
+    seq: int
+
+
+class Pong(_Envelope, frozen=True, kw_only=True, gc=False, tag="pong"):
+    seq: int
+
+
+AskKind = Literal["tool", "patch", "input", "result"]
+
+
+class Ask(_Envelope, frozen=True, kw_only=True, gc=False, tag="ask"):
+    """A host asks before it acts. Which of the optional members are there depends on `kind`."""
+
+    ref_id: str
+    id: str
+    kind: AskKind
+    deadline_ms: int | msgspec.UnsetType = msgspec.UNSET
+    default: Literal["allow", "deny"] = "deny"
+    suggestions: tuple[Any, ...] = ()
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    input: Json | msgspec.UnsetType = msgspec.UNSET
+    command: str | msgspec.UnsetType = msgspec.UNSET
+    cwd: str | msgspec.UnsetType = msgspec.UNSET
+    diff: str | msgspec.UnsetType = msgspec.UNSET
+    files: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    question: str | msgspec.UnsetType = msgspec.UNSET
+    options: tuple[Any, ...] | msgspec.UnsetType = msgspec.UNSET
+    schema: Json | msgspec.UnsetType = msgspec.UNSET
+    output: Json | msgspec.UnsetType = msgspec.UNSET
+    is_error: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class Answer(_Envelope, frozen=True, kw_only=True, gc=False, tag="answer"):
+    ref_id: str
+    id: str
+    decision: Literal["allow", "deny", "modify"]
+    input: Json | msgspec.UnsetType = msgspec.UNSET
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+    remember: Literal["once", "run"] = "once"
+
+
+FromHost = Hello | Event | Final | Fatal | Ask | Pong | Run | Cancel | Ping | Answer
+"""Every known message; the ones a side must not send are decoded too, so that they can be named."""

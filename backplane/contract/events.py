@@ -1,0 +1,201 @@
+"""The ten events of the wire, and the types that ride on them in `ext`.
+
+A reader that knows only the ten sees a readable line; a reader of ours sees what it means.
+Events are immutable and shared between consumers; none of them holds a reference cycle.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from backplane.contract.canonical import Json
+
+Ext = dict[str, Any] | None | UnsetType
+"""Free-form members beside the event's own; absent when there are none."""
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type"):
+    ts: str
+    """RFC 3339, UTC, print form of `canonical.timestamp`."""
+    ext: Ext = UNSET
+
+
+class RunStarted(_Event, frozen=True, kw_only=True, gc=False, tag="run_started"):
+    message: str
+
+
+class RunCompleted(_Event, frozen=True, kw_only=True, gc=False, tag="run_completed"):
+    message: str
+
+
+class Warned(_Event, frozen=True, kw_only=True, gc=False, tag="warning"):
+    """The event `warning`, and the carrier of everything the ten have no word for."""
+
+    message: str
+
+
+class AssistantDelta(_Event, frozen=True, kw_only=True, gc=False, tag="assistant_delta"):
+    text: str
+
+
+class AssistantMessage(_Event, frozen=True, kw_only=True, gc=False, tag="assistant_message"):
+    text: str
+
+
+class ToolCall(_Event, frozen=True, kw_only=True, gc=False, tag="tool_call"):
+    tool_name: str
+    input: Json
+    tool_use_id: str | None = None
+    parent_tool_use_id: str | None = None
+
+
+class ToolResult(_Event, frozen=True, kw_only=True, gc=False, tag="tool_result"):
+    tool_name: str
+    output: Json
+    is_error: bool
+    tool_use_id: str | None = None
+
+
+class FileChanged(_Event, frozen=True, kw_only=True, gc=False, tag="file_changed"):
+    path: str
+    """Relative to the workspace's root."""
+    summary: str
+
+
+class CommandExecuted(_Event, frozen=True, kw_only=True, gc=False, tag="command_executed"):
+    command: str
+    exit_code: int | None = None
+    """None when it was ended by a signal or its end is not known."""
+    output_preview: str | None = None
+    """At most 8 KiB."""
+
+
+class Failed(_Event, frozen=True, kw_only=True, gc=False, tag="error"):
+    """The event `error`: something failed, the run may go on."""
+
+    message: str
+    error_code: str | UnsetType | None = UNSET
+
+
+AgentEvent = (
+    AssistantDelta | AssistantMessage | ToolCall | ToolResult | FileChanged | CommandExecuted
+    | Warned | Failed | RunStarted | RunCompleted
+)  # fmt: skip
+
+EVENT_TYPES: Final[dict[str, type[_Event]]] = {
+    "run_started": RunStarted,
+    "run_completed": RunCompleted,
+    "assistant_delta": AssistantDelta,
+    "assistant_message": AssistantMessage,
+    "tool_call": ToolCall,
+    "tool_result": ToolResult,
+    "file_changed": FileChanged,
+    "command_executed": CommandExecuted,
+    "warning": Warned,
+    "error": Failed,
+}
+
+
+class Reasoning(AssistantDelta, frozen=True, kw_only=True, gc=False, tag="assistant_delta"):
+    """Thinking of the model; `reasoning` is its text, `signature` the vendor's proof of it."""
+
+    @property
+    def reasoning(self) -> str:
+        return str(_body(self, "reasoning").get("text", ""))
+
+    @property
+    def signature(self) -> str | None:
+        return _body(self, "reasoning").get("signature")
+
+
+class _Carried(Warned, frozen=True, kw_only=True, gc=False, tag="warning"):
+    """A meaning of its own inside `ext`; `body` is that member."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return _body(self, _NAMES[type(self)])
+
+
+class AskRaised(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+    """A host asked whether it may: kind, name, input."""
+
+
+class AskAnswered(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+    """What was decided about an ask, and by whom."""
+
+
+class UsageReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+    """Tokens used so far."""
+
+
+class SessionNamed(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+    """The conversation's id, for resuming."""
+
+
+class TurnEnded(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+    """One turn of the model is over; `body["stop_reason"]` says why."""
+
+
+class TaskReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+    """A background task began, moved or ended."""
+
+
+class RetryReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+    """A request is tried again."""
+
+
+class LossReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+    """Something a translation could not carry."""
+
+
+class OutputReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+    """Live output of a command: `stream` and `text`."""
+
+
+class Unread(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+    """An event this version cannot read, kept as it came."""
+
+
+CARRIED: Final[dict[str, type[Any]]] = {
+    "reasoning": Reasoning,
+    "ask": AskRaised,
+    "answer": AskAnswered,
+    "usage": UsageReported,
+    "session": SessionNamed,
+    "turn": TurnEnded,
+    "task": TaskReported,
+    "retry": RetryReported,
+    "loss": LossReported,
+    "output": OutputReported,
+    "raw_event": Unread,
+    "raw_envelope": Unread,
+}
+"""Member of `ext` → the type that the Python API gives for it. One row a meaning."""
+
+_NAMES: Final[dict[type[Any], str]] = {kind: name for name, kind in reversed(CARRIED.items())}
+
+
+def _body(event: _Event, name: str) -> dict[str, Any]:
+    body = event.ext.get(name) if isinstance(event.ext, dict) else None
+    return body if isinstance(body, dict) else {}
+
+
+def carried(event: AgentEvent) -> AgentEvent:
+    """Give an event that rides in `ext` its own type; any other comes back as it is."""
+    ext = event.ext
+    if not isinstance(ext, dict):
+        return event
+    for name in ext:
+        kind = CARRIED.get(name)
+        if kind is not None and issubclass(kind, type(event)):
+            fields = {field: getattr(event, field) for field in event.__struct_fields__}
+            return kind(**fields)
+    return event
+
+
+def carry(name: str, body: Json, *, ts: str, message: str) -> Warned:
+    """Build the warning that carries `body` in `ext[name]`; `message` is one readable line."""
+    return Warned(ts=ts, message=message, ext={name: body})

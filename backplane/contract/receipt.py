@@ -1,0 +1,138 @@
+"""The receipt: the sealed record of one run, exact on the wire.
+
+Everything we add lives in `usage_raw.backplane`. Sealing and storing are `receipts`' affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from backplane.contract import canonical
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent
+
+CONTRACT_VERSION = "abp/v0.1"
+
+Counter = Annotated[int, msgspec.Meta(ge=0)]
+"""An unsigned 64-bit number; the upper bound is checked where the struct is made."""
+Outcome = Literal["complete", "partial", "failed"]
+
+
+class RunMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    run_id: str
+    work_order_id: str
+    contract_version: str
+    started_at: str
+    finished_at: str
+    duration_ms: Counter
+    """By a clock that never goes back; need not equal the difference of the two times."""
+
+    def __post_init__(self) -> None:
+        for name, form in (
+            ("run_id", canonical.uuid_text),
+            ("work_order_id", canonical.uuid_text),
+            ("started_at", canonical.timestamp),
+            ("finished_at", canonical.timestamp),
+        ):
+            msgspec.structs.force_setattr(self, name, form(getattr(self, name)))
+        _check_counters(self, "duration_ms")
+
+
+class BackendIdentity(msgspec.Struct, frozen=True):
+    id: str
+    backend_version: str | None = None
+    adapter_version: str | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters of the run; None is unknown, never zero."""
+
+    input_tokens: Counter | None = None
+    output_tokens: Counter | None = None
+    cache_read_tokens: Counter | None = None
+    cache_write_tokens: Counter | None = None
+    request_units: Counter | None = None
+    estimated_cost_usd: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_counters(
+            self, "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "request_units"
+        )
+
+
+def _check_counters(value: msgspec.Struct, *names: str) -> None:
+    for name in names:
+        counter = getattr(value, name)
+        if counter is not None and counter > canonical.INT_MAX:
+            raise ValueError(f"{name} does not fit 64 bits")
+
+
+class Artifact(msgspec.Struct, frozen=True):
+    kind: str
+    path: str
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    harness_ok: bool
+    """Hello, trace, diff and clean-up were all seen through by the control plane."""
+    git_diff: str | None = None
+    git_status: str | None = None
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    meta: RunMetadata
+    backend: BackendIdentity
+    capabilities: dict[str, Any]
+    usage_raw: Json
+    usage: Usage
+    trace: Sequence[AgentEvent]
+    """All events in order. A stored receipt reads them from its journal on demand."""
+    artifacts: tuple[Artifact, ...]
+    verification: Verification
+    outcome: Outcome
+    mode: Literal["passthrough", "mapped"] = "mapped"
+    receipt_sha256: str | None = None
+
+    @property
+    def backplane(self) -> dict[str, Any]:
+        """What the control plane adds: end, claims, enforcement, counts, patch and the like."""
+        added = self.usage_raw.get("backplane") if isinstance(self.usage_raw, dict) else None
+        return added if isinstance(added, dict) else {}
+
+
+def read_receipt(value: Json) -> Receipt:
+    """Read a receipt from plain JSON values; unknown members are dropped, as every typed peer does.
+
+    Raises:
+        msgspec.ValidationError: with the path of what is wrong.
+    """
+    return msgspec.convert(value, Receipt)
+
+
+def receipt_hash(receipt: Receipt) -> str:
+    """SHA-256 of the canonical receipt with a null in place of its hash, as lower-case hex."""
+    bare = msgspec.structs.replace(receipt, receipt_sha256=None, trace=list(receipt.trace))
+    return canonical.sha256_hex(canonical.encode(bare))
+
+
+def verify_bytes(data: bytes) -> str | None:
+    """Check the hash inside a receipt file; None when it holds, else what is wrong.
+
+    A number with more digits than a float holds is read exactly first, then as the public
+    implementation's parser reads it, because it hashes before it writes.
+
+    Raises:
+        msgspec.DecodeError, msgspec.ValidationError: not a receipt.
+    """
+    receipt = read_receipt(canonical.decode(data))
+    if receipt.receipt_sha256 is None:
+        return "the receipt has no hash"
+    computed = receipt_hash(receipt)
+    if receipt.receipt_sha256 == computed:
+        return None
+    if receipt.receipt_sha256 == receipt_hash(read_receipt(canonical.decode_inexact(data))):
+        return None
+    return f"the receipt says {receipt.receipt_sha256}, its content hashes to {computed}"

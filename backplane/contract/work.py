@@ -1,0 +1,86 @@
+"""The work order: what a caller asks for, with its policy and its workspace.
+
+At our own doors only `task` is required; to a host an order is always written whole.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from backplane.contract.canonical import Json, uuid_text
+from backplane.contract.capability import Requirements
+
+Lane = Literal["patch_first", "workspace_first"]
+Mode = Literal["pass_through", "staged"]
+
+
+class WorkspaceSpec(msgspec.Struct, frozen=True):
+    root: str = "."
+    """Folder to work on; relative paths count from the caller's folder."""
+    mode: Mode = "staged"
+    include: tuple[str, ...] = ()
+    """Globs on paths relative to the root; empty takes everything."""
+    exclude: tuple[str, ...] = ()
+
+
+class Snippet(msgspec.Struct, frozen=True):
+    name: str
+    content: str
+
+
+class ContextPacket(msgspec.Struct, frozen=True):
+    files: tuple[str, ...] = ()
+    snippets: tuple[Snippet, ...] = ()
+
+
+class PolicyProfile(msgspec.Struct, frozen=True):
+    """What the agent may do. Deny wins over allow; an empty allow list restricts nothing."""
+
+    allowed_tools: tuple[str, ...] = ()
+    disallowed_tools: tuple[str, ...] = ()
+    deny_read: tuple[str, ...] = ()
+    deny_write: tuple[str, ...] = ()
+    allow_network: tuple[str, ...] = ()
+    deny_network: tuple[str, ...] = ()
+    require_approval_for: tuple[str, ...] = ()
+    """Tools that may only run after somebody said yes."""
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True):
+    model: str | None = None
+    vendor: dict[str, Any] = {}
+    """Free-form settings; ours live under the key `abp`."""
+    env: dict[str, str] = {}
+    """Environment of the agent. Values are secrets: they are stored as names only."""
+    max_budget_usd: float | None = None
+    max_turns: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] | None = None
+
+
+class WorkOrder(msgspec.Struct, frozen=True):
+    """One piece of work for one agent.
+
+    Raises:
+        ValueError: when built or decoded with an id that is not a UUID.
+    """
+
+    task: str
+    id: str = msgspec.field(default_factory=lambda: str(uuid.uuid4()))
+    lane: Lane = "patch_first"
+    workspace: WorkspaceSpec = WorkspaceSpec()
+    context: ContextPacket = ContextPacket()
+    policy: PolicyProfile = PolicyProfile()
+    requirements: Requirements = Requirements()
+    config: RuntimeConfig = RuntimeConfig()
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "id", uuid_text(self.id))
+
+    def abp(self, name: str, default: Json = None) -> Json:
+        """One of our own settings under `config.vendor.abp`, nested or as the flat key `abp.NAME`."""
+        nested = self.config.vendor.get("abp")
+        if isinstance(nested, dict) and name in nested:
+            return nested[name]
+        return self.config.vendor.get(f"abp.{name}", default)
