@@ -1,0 +1,301 @@
+"""JSON Schema (draft 2020-12) of every shape of the contract, written from its structs.
+
+`python -m backplane.schemas` writes `schemas/`, `--check` only compares. A plain name is what a
+reader takes (defaults may be left out); a name that ends in `_written` is what we write: every
+member there. Unknown members are allowed, but not in a policy or a configuration, where they
+are mistakes. What our reader forgives beyond that (an unknown event type, say) is no promise
+and stands in no schema.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane import share
+from backplane.contract import envelope
+from backplane.contract.canonical import INT_MAX, Json
+from backplane.contract.capability import CAPABILITIES
+from backplane.contract.events import AgentEvent
+from backplane.contract.receipt import CONTRACT_VERSION, Receipt
+from backplane.contract.work import PolicyProfile, WorkOrder
+from backplane.errors import CODES, ConfigError
+
+_DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
+_ID: Final = f"urn:{CONTRACT_VERSION.replace('/', ':')}:"
+
+# ECMA-262 patterns: they run in every validator, whatever language it is written in.
+_UUID: Final = r"^(urn:uuid:)?\{?[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}\}?$"
+_UUID_WRITTEN: Final = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+_TIME: Final = (
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?\s?(Z|z|UTC|[+-][0-9]{2}:?[0-9]{2})$"
+)
+_TIME_WRITTEN: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.([0-9]{3}){1,3})?Z$"
+
+_LEVEL: Final[Json] = {
+    "anyOf": [
+        {"enum": ["native", "emulated", "unsupported"]},
+        {
+            "type": "object",
+            "properties": {
+                "restricted": {"type": "object", "properties": {"reason": {"type": "string"}}, "required": ["reason"]}
+            },
+            "required": ["restricted"],
+        },
+    ]
+}
+_MANIFEST: Final[Json] = {
+    "type": "object",
+    "propertyNames": {"enum": list(CAPABILITIES)},
+    "additionalProperties": _LEVEL,
+}
+_COUNTER: Final[Json] = {"maximum": INT_MAX}
+
+_FIELDS: Final[dict[tuple[str, str], Json]] = {
+    ("WorkOrder", "id"): {"pattern": _UUID},
+    ("Requirement", "capability"): {"enum": list(CAPABILITIES)},
+    ("RunMetadata", "run_id"): {"pattern": _UUID},
+    ("RunMetadata", "work_order_id"): {"pattern": _UUID},
+    ("RunMetadata", "started_at"): {"pattern": _TIME},
+    ("RunMetadata", "finished_at"): {"pattern": _TIME},
+    ("RunMetadata", "duration_ms"): _COUNTER,
+    ("Usage", "input_tokens"): _COUNTER,
+    ("Usage", "output_tokens"): _COUNTER,
+    ("Usage", "cache_read_tokens"): _COUNTER,
+    ("Usage", "cache_write_tokens"): _COUNTER,
+    ("Usage", "request_units"): _COUNTER,
+    ("Receipt", "capabilities"): _MANIFEST,
+    ("Receipt", "receipt_sha256"): {"pattern": "^[0-9a-f]{64}$"},
+    ("Hello", "capabilities"): _MANIFEST,
+    ("Hello", "contract_version"): {"pattern": r"^abp/v[0-9]+\.[0-9]+$"},
+    ("Fatal", "error_code"): {"enum": [*CODES, None]},
+    ("Failed", "error_code"): {"enum": [*CODES, None]},
+    ("Fatal", "receipt"): {"$ref": "#/$defs/Receipt"},
+    ("Final", "receipt"): {"$ref": "#/$defs/Receipt"},
+    ("Cancel", "grace_ms"): {"minimum": 0},
+    ("Ping", "seq"): {"minimum": 0, **_COUNTER},
+    ("Pong", "seq"): {"minimum": 0, **_COUNTER},
+}
+"""What a member's Python type does not say."""
+
+_FIELDS_WRITTEN: Final[dict[tuple[str, str], Json]] = {
+    ("WorkOrder", "id"): {"pattern": _UUID_WRITTEN},
+    ("RunMetadata", "run_id"): {"pattern": _UUID_WRITTEN},
+    ("RunMetadata", "work_order_id"): {"pattern": _UUID_WRITTEN},
+    ("RunMetadata", "contract_version"): {"const": CONTRACT_VERSION},
+    ("RunMetadata", "started_at"): {"pattern": _TIME_WRITTEN},
+    ("RunMetadata", "finished_at"): {"pattern": _TIME_WRITTEN},
+    ("Receipt", "usage_raw"): {"type": "object", "properties": {"backplane": {"$ref": "#/$defs/Backplane"}}},
+}
+
+_WRITTEN_THOUGH_MADE: Final = {"WorkOrder": "id"}
+"""Members whose default is made anew each time, so that no default stands in the schema, and yet we write them."""
+
+
+class End(msgspec.Struct, omit_defaults=True, tag_field=None):
+    """How the run ended."""
+
+    reason: str
+    """complete, partial, failed, cancelled, interrupted, refused, deadline, idle, budget, max_turns,
+    host_exit, protocol, store; more may follow."""
+    code: str | None = None
+    exit_code: int | None = None
+    signal: str | int | None = None
+
+
+class Patch(msgspec.Struct):
+    """The patch beside the receipt."""
+
+    bytes: int
+    sha256: str
+
+
+class Backplane(msgspec.Struct):
+    """What the control plane adds to a receipt, under `usage_raw.backplane`; open for more members."""
+
+    end: End | None = None
+    claims: dict[str, Any] | None = None
+    """What the child said of itself and we saw otherwise."""
+    reconciliation: dict[str, Any] | None = None
+    """Where the files' difference and the events' claims do not meet."""
+    enforcement: dict[str, Any] | list[Any] | None = None
+    """Per rule, which layer held it."""
+    losses: list[Any] | None = None
+    """What a translation could not carry."""
+    route: dict[str, Any] | None = None
+    """Which backend was chosen, and why the others lost."""
+    cost: dict[str, Any] | None = None
+    noise: dict[str, Any] | None = None
+    """Output of the host that was no message: how much, and its beginning."""
+    patch: Patch | None = None
+    parent: dict[str, Any] | str | None = None
+    """The run of an outer plane that this run belongs to."""
+    inner: Any = None
+    """The receipt of a plane inside, by its hash, and whether that verified."""
+    capabilities: dict[str, Any] | None = None
+    """Abilities and levels of the manifest that the contract does not have."""
+    counts: dict[str, int] | None = None
+    """Lines and events that were dropped, malformed, late or redacted."""
+    usage: dict[str, Any] | None = None
+    """Where each counter comes from: counted by us or claimed by the child."""
+    endpoints: list[Any] | None = None
+    """Network addresses of the backend itself, which no rule closes."""
+    start: str | dict[str, Any] | None = None
+    """cold or warm."""
+    durability: str | dict[str, Any] | None = None
+    negotiation: dict[str, Any] | None = None
+
+
+_ENVELOPES: Final[dict[str, Any]] = {
+    "hello": envelope.Hello,
+    "run": envelope.Run,
+    "event": envelope.Event,
+    "final": envelope.Final,
+    "fatal": envelope.Fatal,
+    "cancel": envelope.Cancel,
+    "ping": envelope.Ping,
+    "pong": envelope.Pong,
+    "ask": envelope.Ask,
+    "answer": envelope.Answer,
+}
+
+SHAPES: Final[dict[str, Any]] = {
+    "work_order": WorkOrder,
+    "work_order_written": WorkOrder,
+    "receipt": Receipt,
+    "receipt_written": Receipt,
+    "event": AgentEvent,
+    "event_written": AgentEvent,
+    "backplane": Backplane,
+    "policy": PolicyProfile,
+    **{f"envelope_{name}": kind for name, kind in _ENVELOPES.items()},
+    "envelope_run_written": envelope.Run,
+}
+"""Name of a schema → the type it describes. `configuration` joins them where that room exists."""
+
+_CLOSED: Final = ("policy", "configuration")
+
+
+def names() -> tuple[str, ...]:
+    """The names of all schemas, in the order in which they are written."""
+    return tuple(_shapes())
+
+
+def _shapes() -> dict[str, Any]:
+    if importlib.util.find_spec("backplane.config") is None:
+        return dict(SHAPES)
+    return {**SHAPES, "configuration": importlib.import_module("backplane.config").Settings}
+
+
+def build(name: str) -> Json:
+    """Make one schema from the contract's structs."""
+    kind, written = _shapes()[name], name.endswith("_written")
+    extra = [Receipt] if kind in (envelope.Final, envelope.Fatal) else [Backplane] if name == "receipt_written" else []
+    (root, *_), found = msgspec.json.schema_components([kind, *extra], ref_template="#/$defs/{name}")
+    definitions = {key: _tidy(body) for key, body in found.items()}
+    for (owner, field), more in (_FIELDS | _FIELDS_WRITTEN if written else _FIELDS).items():
+        if owner in definitions:
+            definitions[owner]["properties"][field] |= more
+    for owner, body in definitions.items():
+        if written and owner not in ("Backplane", "End", "Patch"):
+            body["required"] = [
+                key for key, member in body["properties"].items() if _is_written(owner, key, member, body)
+            ]
+        if name in _CLOSED and "properties" in body:
+            body["additionalProperties"] = False
+    return {"$schema": _DRAFT, "$id": _ID + name, "title": name, **_tidy(root), "$defs": definitions}
+
+
+def _is_written(owner: str, key: str, member: Json, body: Json) -> bool:
+    return key in body["required"] or "default" in member or _WRITTEN_THOUGH_MADE.get(owner) == key
+
+
+def _tidy(node: Json) -> Json:
+    """Say a choice by tag as `if`/`then`, so that a validator points at the member and not at the choice."""
+    if isinstance(node, list):
+        return [_tidy(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    node = {key: value if key == "default" else _tidy(value) for key, value in node.items()}
+    if "description" in node and isinstance(node["description"], str):
+        node["description"] = inspect.cleandoc(node["description"]).split("\n\n")[0].replace("\n", " ")
+    if "discriminator" in node:
+        return _by_tag(node.pop("discriminator"))
+    if "anyOf" in node and all(
+        set(choice) <= _PLAIN and isinstance(choice.get("type"), str) for choice in node["anyOf"]
+    ):
+        choices = node.pop("anyOf")
+        types = [choice["type"] for choice in choices]
+        merged = {key: value for choice in choices for key, value in choice.items()}
+        return {**merged, **node, "type": types}
+    return node
+
+
+_PLAIN: Final = {"type", "minimum", "maximum"}
+
+
+def _by_tag(discriminator: Mapping[str, Any]) -> Json:
+    tag, mapping = discriminator["propertyName"], discriminator["mapping"]
+    return {
+        "type": "object",
+        "properties": {tag: {"enum": list(mapping)}},
+        "required": [tag],
+        "allOf": [
+            {"if": {"properties": {tag: {"const": value}}, "required": [tag]}, "then": {"$ref": ref}}
+            for value, ref in mapping.items()
+        ],
+    }
+
+
+def render(name: str) -> bytes:
+    """The bytes of `schemas/NAME.json`; the same on every machine."""
+    return (json.dumps(build(name), indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def load_schema(name: str) -> bytes:
+    """Read a written schema, from a checkout or an installed copy.
+
+    Raises:
+        ConfigError: `config_invalid`, no schema of this name.
+    """
+    path = share.find("schemas") / f"{name}.json"
+    if name not in names() or not path.is_file():
+        raise ConfigError("config_invalid", f"no schema named {name!r}", hint="one of: " + ", ".join(names()))
+    return path.read_bytes()
+
+
+def stale(folder: Path) -> list[str]:
+    """Names of files in `folder` that are missing, differ from their structs, or belong to no shape."""
+    wanted = {f"{name}.json": render(name) for name in names()}
+    present = {path.name for path in folder.glob("*.json")}
+    differing = {name for name in wanted if name in present and (folder / name).read_bytes() != wanted[name]}
+    return sorted((set(wanted) ^ present) | differing)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the schemas, or with `--check` say which are stale (exit code 1)."""
+    folder = share.find("schemas")
+    old = stale(folder)
+    if "--check" in arguments:
+        for name in old:
+            sys.stderr.write(f"schemas/{name} is stale; run: python -m backplane.schemas\n")
+        return 1 if old else 0
+    for name in old:
+        if name.removesuffix(".json") in names():
+            (folder / name).write_bytes(render(name.removesuffix(".json")))
+        else:
+            (folder / name).unlink()
+    sys.stdout.write(f"{len(names())} schemas in {folder}, {len(old)} of them changed\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
