@@ -7,11 +7,12 @@ RFC 8785. Only this file knows how a float is printed.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any, Final
 
 import msgspec
@@ -145,6 +146,26 @@ def duplicate_key(data: bytes | str) -> str | None:
 
     json.loads(data, object_pairs_hook=look)
     return found[0] if found else None
+
+
+_CANONICAL_TIME: Final = re.compile(
+    r"\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{3}(?<!000)(?:\d{3}(?<!000)(?:\d{3}(?<!000))?)?)?Z",
+    re.ASCII,
+)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def is_timestamp(text: str) -> bool:
+    """Whether a time is in the contract's print form already (a leap second is not, and is printed anew)."""
+    return _CANONICAL_TIME.fullmatch(text) is not None and _is_date(text[:10])
 
 
 _TIMESTAMP: Final = re.compile(

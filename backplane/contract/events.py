@@ -11,7 +11,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from backplane.contract.canonical import Json
+from backplane.contract.canonical import Json, timestamp
+from backplane.errors import CODES
 
 Ext = dict[str, Any] | None | UnsetType
 """Free-form members beside the event's own; absent when there are none."""
@@ -199,3 +200,37 @@ def carried(event: AgentEvent) -> AgentEvent:
 def carry(name: str, body: Json, *, ts: str, message: str) -> Warned:
     """Build the warning that carries `body` in `ext[name]`; `message` is one readable line."""
     return Warned(ts=ts, message=message, ext={name: body})
+
+
+def read_event(value: Json, *, now: str) -> AgentEvent:
+    """Read one event from plain JSON, leniently: what the contract does not know is kept in `ext`.
+
+    An unknown type or a wrong shape becomes a warning with `ext.raw_event`; an unknown member
+    moves to `ext.unknown`; an unknown error code to `ext.error_code`.
+
+    Args:
+        now: the time of a warning that replaces an unreadable event.
+    """
+    kind = EVENT_TYPES.get(value.get("type", "")) if isinstance(value, dict) else None
+    if kind is None:
+        return _unread(value, "an event of a type this version does not know", now)
+    try:
+        event = msgspec.convert(value, kind)
+        ts = timestamp(event.ts)
+    except ValueError as error:
+        return _unread(value, f"an event of the wrong shape: {error}", now)
+    known = {"type", *kind.__struct_fields__}
+    ext = dict(event.ext) if isinstance(event.ext, dict) else {}
+    unknown = {name: member for name, member in value.items() if name not in known}
+    if unknown:
+        ext["unknown"] = unknown
+    fields = {name: getattr(event, name) for name in kind.__struct_fields__}
+    if kind is Failed and event.error_code not in CODES:  # type: ignore[attr-defined]
+        if isinstance(fields["error_code"], str):
+            ext["error_code"] = fields["error_code"]
+        fields["error_code"] = UNSET
+    return kind(**{**fields, "ts": ts, "ext": ext if ext or event.ext == {} else UNSET})  # type: ignore[return-value]
+
+
+def _unread(value: Json, why: str, now: str) -> Warned:
+    return carry("raw_event", value, ts=now, message=why)

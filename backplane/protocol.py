@@ -1,0 +1,540 @@
+"""Lines to messages and back, for both ends, without any I/O.
+
+Bytes go in, checked messages come out; the tables say who may say what and when. Every
+door uses the same strict reader: split at LF only, bounded, UTF-8, bounded depth, strict
+JSON. Nothing here waits, reads a clock or knows a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET
+
+from backplane.contract import canonical
+from backplane.contract import envelope as wire
+from backplane.contract.canonical import Json
+from backplane.contract.events import (
+    AgentEvent,
+    AssistantDelta,
+    AssistantMessage,
+    FileChanged,
+    RunCompleted,
+    RunStarted,
+    Warned,
+    read_event,
+)
+from backplane.contract.receipt import CONTRACT_VERSION
+from backplane.errors import ProtocolError
+
+LINE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Longest line: images in base64 need more than 1 MiB, and a peer without a limit is a way to use up memory."""
+
+DEPTH_MAX: Final = 128
+"""Deepest nesting of a line: far above real messages, far below where a recursive reader fails."""
+
+EVIDENCE_BYTES: Final = 200
+"""How much of a bad line an error shows."""
+
+_DEPTH_BYTES: Final = 2 * DEPTH_MAX
+"""A shorter line cannot be nested too deep."""
+
+Sender = Literal["control", "host"]
+
+MESSAGES: Final[dict[str, tuple[type[Any], Sender]]] = {
+    "hello": (wire.Hello, "host"),
+    "run": (wire.Run, "control"),
+    "event": (wire.Event, "host"),
+    "final": (wire.Final, "host"),
+    "fatal": (wire.Fatal, "host"),
+    "cancel": (wire.Cancel, "control"),
+    "ping": (wire.Ping, "control"),
+    "pong": (wire.Pong, "host"),
+    "ask": (wire.Ask, "host"),
+    "answer": (wire.Answer, "control"),
+}
+"""Every message: its shape and who may send it."""
+
+NEEDS_EXTENSION: Final[dict[str, str]] = {
+    "cancel": "cancel/1",
+    "ping": "ping/1",
+    "pong": "ping/1",
+    "ask": "ask/1",
+    "answer": "ask/1",
+}
+"""Messages that are only sent to a peer that announced the extension."""
+
+WRONG_SHAPE: Final[dict[str, str]] = {
+    "hello": "protocol_handshake_failed",
+    "final": "contract_invalid_receipt",
+}
+"""Code for a known message of the wrong shape; the rest are `contract_schema_violation`."""
+
+
+class Events(msgspec.Struct, frozen=True, gc=False):
+    """Events of one run that arrived together."""
+
+    ref_id: str
+    events: list[AgentEvent]
+    records: list[bytes]
+    """The canonical bytes of each event, in the same order."""
+
+
+class Noise(msgspec.Struct, frozen=True):
+    """A line that is no message: a banner, a prompt, a stray print."""
+
+    line: bytes
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    """A message that has no effect; counted under `why`."""
+
+    why: Literal["foreign_ref_id", "second_hello", "after_end", "unasked_answer"]
+    message: str
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """A message with a `t` this version does not know, kept as it came."""
+
+    t: str
+    ref_id: str | None
+    value: dict[str, Any]
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """The peer broke a rule. At the control end it ends the run; at the host end it is one error."""
+
+    code: str
+    message: str
+    evidence: bytes
+    ref_id: str | None = None
+
+
+Received = (
+    Events | wire.Hello | wire.Run | wire.Final | wire.Fatal | wire.Cancel | wire.Ping | wire.Pong
+    | wire.Ask | wire.Answer | Noise | Dropped | Unknown | Broken
+)  # fmt: skip
+
+
+class Overlong(bytes):
+    """The beginning of a line that was over the limit and was skipped to its newline."""
+
+
+class Lines:
+    """Bytes in any pieces to whole lines, bounded; a line over the limit comes out `Overlong`."""
+
+    def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+        self.line_bytes_max = line_bytes_max
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._skipping = False
+        self._began = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take bytes, give the lines they complete."""
+        if not self._began and data:
+            self._began = True
+            data = data.removeprefix(b"\xef\xbb\xbf")
+        lines = data.split(b"\n")
+        rest = lines.pop()
+        if lines and self._held:
+            self._hold(lines[0])
+            whole = b"".join(self._pieces)
+            lines[0] = Overlong(whole[:EVIDENCE_BYTES]) if self._held > self.line_bytes_max else whole
+        if len(data) > self.line_bytes_max:
+            lines = [Overlong(line[:EVIDENCE_BYTES]) if len(line) > self.line_bytes_max else line for line in lines]
+        if lines:
+            self._pieces, self._held = [], 0
+        self._hold(rest)
+        return lines
+
+    def end(self) -> bytes:
+        """The unfinished last line, at the end of the stream."""
+        held = b"".join(self._pieces)
+        self._pieces, self._held = [], 0
+        return held
+
+    def _hold(self, piece: bytes) -> None:
+        if not piece:
+            return
+        self._held += len(piece)
+        if self._held <= self.line_bytes_max:
+            self._pieces.append(piece)
+        elif sum(map(len, self._pieces)) > EVIDENCE_BYTES or not self._pieces:
+            # Only the beginning is kept, for the error: memory stays at what the limit allows.
+            self._pieces = [b"".join([*self._pieces, piece[:EVIDENCE_BYTES]])[:EVIDENCE_BYTES]]
+
+
+def strict(line: bytes) -> Json:
+    """Read one line as strict JSON: UTF-8, no lone surrogate, no NaN, bounded depth and numbers.
+
+    Raises:
+        ValueError: with the reason in words.
+    """
+    if not line.isascii():
+        line.decode()
+    if len(line) > _DEPTH_BYTES and _too_deep(line):
+        raise ValueError(f"nested deeper than {DEPTH_MAX} levels")
+    value = canonical.decode(line)
+    if len(line) > 308:
+        canonical.encode(value)  # An integer of over 308 digits has no value that a peer could read.
+    return value
+
+
+def _too_deep(line: bytes) -> bool:
+    if line.count(b"{") + line.count(b"[") <= DEPTH_MAX:
+        return False
+    depth, inside, escaped = 0, False, False
+    for byte in line:
+        if inside:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                inside = False
+        elif byte == 0x22:
+            inside = True
+        elif byte in b"{[":
+            depth += 1
+            if depth > DEPTH_MAX:
+                return True
+        elif byte in b"}]":
+            depth -= 1
+    return False
+
+
+def version_compatible(theirs: str) -> bool:
+    """Whether two ends can speak: the same major number of `abp/vMAJOR.MINOR`."""
+    return _major(theirs) is not None and _major(theirs) == _major(CONTRACT_VERSION)
+
+
+def _major(version: str) -> int | None:
+    prefix, _, number = version.partition("/v")
+    major, dot, minor = number.partition(".")
+    whole = prefix == "abp" and dot and major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()
+    return int(major) if whole and len(major) <= 9 else None
+
+
+_PLAIN: Final = frozenset({AssistantDelta, AssistantMessage, Warned, RunStarted, RunCompleted, FileChanged})
+"""Event types whose members are all required strings: the canonical bytes account for every byte of a compact line."""
+
+_TIMES_MAX: Final = 4096
+"""Known good times kept, about one a millisecond of a busy stream; then the table starts anew."""
+
+_decode_event: Final = msgspec.json.Decoder(wire.Event).decode
+_encode: Final = msgspec.json.Encoder(order="sorted").encode
+_encode_line: Final = msgspec.json.Encoder().encode
+
+
+class ControlEnd:
+    """The control plane's end of one line: reads what a host says, writes what a control plane may say.
+
+    Args:
+        now: gives the contract's print form of the present time, for warnings we put in place of
+            what cannot be read.
+        redact: takes a whole line, gives it back without secrets; None when there are none.
+    """
+
+    def __init__(
+        self,
+        *,
+        now: Callable[[], str],
+        line_bytes_max: int = LINE_BYTES_MAX,
+        redact: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        self.hello: wire.Hello | None = None
+        self.lines_read = 0
+        self._lines = Lines(line_bytes_max)
+        self._now = now
+        self._redact = redact
+        self._open: dict[str, int] = {}
+        self._ended: set[str] = set()
+        self._times: set[str] = set()
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """What the host announced; empty before its hello."""
+        return self.hello.extensions if self.hello is not None else ()
+
+    def send(self, envelope: wire.Run | wire.Cancel | wire.Ping | wire.Answer) -> bytes:
+        """Write one message as a line.
+
+        Raises:
+            ProtocolError: before the hello, or the peer did not announce the extension.
+        """
+        name = envelope.__struct_config__.tag
+        needed = NEEDS_EXTENSION.get(str(name))
+        if self.hello is None or (needed is not None and needed not in self.extensions):
+            raise ProtocolError("protocol_unexpected_message", f"{name} was not announced by the host")
+        if isinstance(envelope, wire.Run):
+            # What surrounds an event's own bytes in a compact line of this run.
+            frame = _encode_line({"t": "event", "ref_id": envelope.id, "event": 0})
+            self._open[envelope.id] = len(frame) - 1
+        return _line(envelope, self._lines.line_bytes_max)
+
+    def close_run(self, ref_id: str) -> None:
+        """The run is over for us: whatever still comes for it is dropped and counted."""
+        self._open.pop(ref_id, None)
+        self._ended.add(ref_id)
+
+    def receive(self, data: bytes) -> list[Received]:
+        """Take bytes from the host, give what they complete, in order."""
+        out: list[Received] = []
+        events: list[AgentEvent] = []
+        records: list[bytes] = []
+        of: str | None = None
+        opened, times, redact = self._open, self._times, self._redact
+        for line in self._lines.feed(data):
+            self.lines_read += 1
+            if type(line) is Overlong:
+                out.append(self._overlong(line))
+                of = None
+                continue
+            if redact is not None:
+                line = redact(line)
+            try:
+                envelope = _decode_event(line)
+                event = envelope.event
+                record = _encode(event)
+                if (
+                    opened[envelope.ref_id] + len(record) != len(line)
+                    or type(event) not in _PLAIN
+                    or event.ext is not UNSET
+                    or (event.ts not in times and not self._time_is_canonical(event.ts))
+                ):
+                    event, record = self._look_closer(line, envelope)
+                ref_id = envelope.ref_id
+            except (ValueError, KeyError, RecursionError):
+                received = self._other(line)
+                if received is None:
+                    continue
+                if type(received) is not Events:
+                    out.append(received)
+                    of = None
+                    continue
+                ref_id, event, record = received.ref_id, received.events[0], received.records[0]
+            if ref_id != of:
+                events, records, of = [], [], ref_id
+                out.append(Events(ref_id, events, records))
+            events.append(event)
+            records.append(record)
+        return out
+
+    def end(self) -> Noise | None:
+        """The stream is over: what was not finished with a newline is noise, however it looks."""
+        rest = self._lines.end()
+        return Noise(rest) if rest.strip() else None
+
+    def _look_closer(self, line: bytes, envelope: wire.Event) -> tuple[AgentEvent, bytes]:
+        """An event that is more than required strings in a compact line: read it again with nothing skipped."""
+        value = strict(line)
+        event = read_event(value["event"], now=self._now())
+        stray = {name: member for name, member in value.items() if name not in ("t", "ref_id", "event")}
+        if stray:
+            ext = event.ext if isinstance(event.ext, dict) else {}
+            event = msgspec.structs.replace(event, ext={**ext, "unknown_envelope": stray})
+        return event, canonical.encode(event)
+
+    def _time_is_canonical(self, ts: str) -> bool:
+        if not canonical.is_timestamp(ts):
+            return False
+        if len(self._times) >= _TIMES_MAX:
+            self._times.clear()
+        self._times.add(ts)
+        return True
+
+    def _overlong(self, head: bytes) -> Noise | Broken:
+        limit = self._lines.line_bytes_max
+        if not head.lstrip().startswith(b"{"):
+            return Noise(head)
+        return Broken(
+            "protocol_invalid_envelope", f"line {self.lines_read} is over line_bytes_max ({limit} bytes)", head
+        )
+
+    def _other(self, line: bytes) -> Received | None:
+        """Everything that is not a well-formed event of an open run; None for a blank line."""
+        if not line.lstrip().startswith(b"{"):
+            return Noise(line) if line.strip() else None
+        try:
+            value = strict(line)
+        except (ValueError, RecursionError) as error:
+            return Broken(
+                "protocol_invalid_envelope",
+                f"line {self.lines_read} is not strict JSON: {error}",
+                line[:EVIDENCE_BYTES],
+            )
+        t = value.get("t")
+        if not isinstance(t, str):
+            return Noise(line)
+        if t not in MESSAGES:
+            return self._before_hello(t, line) or Unknown(t, _text(value.get("ref_id")), value)
+        if t == "hello":
+            return self._hello(value, line)
+        return self._before_hello(t, line) or self._known(t, value, line)
+
+    def _before_hello(self, t: str, line: bytes) -> Broken | Noise | None:
+        if self.hello is not None:
+            return None
+        if t not in MESSAGES:
+            return Noise(line)
+        return Broken("protocol_handshake_failed", f"{t} came before the hello", line[:EVIDENCE_BYTES])
+
+    def _hello(self, value: dict[str, Any], line: bytes) -> Received:
+        if self.hello is not None:
+            return Dropped("second_hello", "a second hello; the first one stands")
+        message = _convert("hello", _lenient_hello(value), line)
+        if isinstance(message, wire.Hello):
+            self.hello = message
+        return message
+
+    def _known(self, t: str, value: dict[str, Any], line: bytes) -> Received:
+        if MESSAGES[t][1] == "control":
+            return Broken(
+                "protocol_unexpected_message",
+                f"the host sent {t}, which only a control plane may",
+                line[:EVIDENCE_BYTES],
+            )
+        ref_id = value.get("ref_id")
+        if t == "pong" or (t == "fatal" and ref_id is None):
+            return _convert(t, value, line)
+        if isinstance(ref_id, str) and ref_id not in self._open:
+            why: Literal["after_end", "foreign_ref_id"] = "after_end" if ref_id in self._ended else "foreign_ref_id"
+            return Dropped(why, f"{t} for run {ref_id[:60]!r}")
+        if t != "event":
+            return _convert(t, value, line)
+        # A lost ref_id can only mean the one run that is open; with several it means none of them.
+        owner = ref_id if isinstance(ref_id, str) else next(iter(self._open), "")
+        if len(self._open) != 1 and not isinstance(ref_id, str):
+            return Dropped("foreign_ref_id", "an event without ref_id")
+        event = read_event(value.get("event"), now=self._now())
+        return Events(owner, [event], [canonical.encode(event)])
+
+
+def _lenient_hello(value: dict[str, Any]) -> dict[str, Any]:
+    """A mode or an extension entry this version does not know is not worth a failed start."""
+    known = {**value}
+    if value.get("mode") not in ("passthrough", "mapped"):
+        known.pop("mode", None)
+    extensions = value.get("extensions")
+    known["extensions"] = [name for name in extensions if isinstance(name, str)] if isinstance(extensions, list) else []
+    return known
+
+
+class HostEnd:
+    """A host's end of one line: reads what a control plane says, writes what a host may say."""
+
+    def __init__(self, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+        self._lines = Lines(line_bytes_max)
+        self._said_hello = False
+        self._open: dict[str, tuple[str, ...]] = {}
+
+    def send(self, envelope: wire.Hello | wire.Event | wire.Final | wire.Fatal | wire.Ask | wire.Pong) -> bytes:
+        """Write one message as a line.
+
+        Raises:
+            ProtocolError: a message out of order: no hello yet, or of a run that is not open.
+        """
+        name = str(envelope.__struct_config__.tag)
+        ref_id = getattr(envelope, "ref_id", None)
+        if self._said_hello == isinstance(envelope, wire.Hello) or (ref_id is not None and ref_id not in self._open):
+            raise ProtocolError("protocol_unexpected_message", f"{name} is not in order here")
+        if isinstance(envelope, wire.Ask) and "ask/1" not in self._open[envelope.ref_id]:
+            raise ProtocolError("protocol_unexpected_message", "the control plane did not announce ask/1")
+        self._said_hello = True
+        line = _line(envelope, self._lines.line_bytes_max)
+        if isinstance(envelope, wire.Final | wire.Fatal) and ref_id is not None:
+            del self._open[ref_id]
+        return line
+
+    def receive(self, data: bytes) -> list[Received]:
+        """Take bytes from the control plane, give what they complete, in order."""
+        out: list[Received] = []
+        for line in self._lines.feed(data):
+            received = self._overlong(line) if isinstance(line, Overlong) else self._message(line)
+            if received is not None:
+                out.append(received)
+        return out
+
+    def end(self) -> list[Received]:
+        """The stream is over; a last line without its newline still counts, as shells write them."""
+        received = self._message(self._lines.end())
+        return [received] if received is not None else []
+
+    def extensions(self, ref_id: str) -> tuple[str, ...]:
+        """What the control plane announced with this run."""
+        return self._open.get(ref_id, ())
+
+    def _overlong(self, head: bytes) -> Broken:
+        return Broken(
+            "protocol_invalid_envelope", f"a line is over line_bytes_max ({self._lines.line_bytes_max} bytes)", head
+        )
+
+    def _message(self, line: bytes) -> Received | None:
+        if not line.strip():
+            return None
+        try:
+            value = strict(line)
+            doubled = canonical.duplicate_key(line)
+        except (ValueError, RecursionError) as error:
+            return Broken("protocol_invalid_envelope", f"a line is not strict JSON: {error}", line[:EVIDENCE_BYTES])
+        t = value.get("t") if isinstance(value, dict) else None
+        ref_id = _text(value.get("id" if t == "run" else "ref_id")) if isinstance(value, dict) else None
+        if not isinstance(t, str):
+            return Broken(
+                "protocol_invalid_envelope", "a line is not an object with a string `t`", line[:EVIDENCE_BYTES]
+            )
+        if t not in MESSAGES:
+            return Unknown(t, ref_id, value)
+        if doubled is not None:
+            return Broken(
+                "contract_schema_violation",
+                f"the key {doubled[:60]!r} stands twice in a {t}",
+                line[:EVIDENCE_BYTES],
+                ref_id,
+            )
+        if MESSAGES[t][1] == "host":
+            return Broken("protocol_unexpected_message", f"{t} is a host's to say", line[:EVIDENCE_BYTES], ref_id)
+        message = _convert(t, value, line)
+        if isinstance(message, wire.Run):
+            if message.id in self._open:
+                return Broken(
+                    "protocol_unexpected_message", f"run {message.id[:60]!r} is open already", line[:EVIDENCE_BYTES]
+                )
+            self._open[message.id] = message.extensions
+        elif isinstance(message, wire.Cancel | wire.Answer) and message.ref_id not in self._open:
+            return Dropped("after_end", f"{t} for run {message.ref_id[:60]!r}, which is not open")
+        return message
+
+
+def _convert(t: str, value: dict[str, Any], line: bytes) -> Received:
+    shape = MESSAGES[t][0]
+    try:
+        message: Received = msgspec.convert(value, shape)
+        return message
+    except ValueError as error:
+        code = WRONG_SHAPE.get(t, "contract_schema_violation")
+        ref_id = _text(value.get("id" if t == "run" else "ref_id"))
+        return Broken(code, f"{t} has the wrong shape: {error}", line[:EVIDENCE_BYTES], ref_id)
+
+
+def _line(envelope: msgspec.Struct, line_bytes_max: int) -> bytes:
+    line = _encode_line(envelope) + b"\n"
+    if len(line) > line_bytes_max:
+        raise ProtocolError(
+            "protocol_invalid_envelope",
+            f"a message of {len(line)} bytes is over line_bytes_max ({line_bytes_max} bytes)",
+            hint="raise line_bytes_max at both ends, or send less",
+        )
+    return line
+
+
+def _text(value: Json) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def pieces(data: bytes, size: int) -> Iterator[bytes]:
+    """Cut bytes into pieces of at most `size`, for a writer that must not wait for ever on one write."""
+    return (data[start : start + size] for start in range(0, len(data), size))
