@@ -1,0 +1,213 @@
+"""What every test gets: a state folder of its own, a look for children left behind, and skips that count.
+
+A test that needs a program says `@pytest.mark.needs("node")` or takes the fixture `needs`; its skip then reads
+"needs node: not found". `BACKPLANE_REQUIRE=node,jq` turns a skip whose reason names one of these into a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+LEFT_BEHIND_S_MAX = 2.0
+"""A child that was told to end may still be ending when its test is over."""
+LEFT_BEHIND_POLL_S = 0.01
+PROBE_S_MAX = 10
+DESCENDANTS_MAX = 1000
+
+# The machine is shared and coverage slows it: a wall clock is no property of the code.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
+
+PROBES = {
+    # Being there is not enough for these two: a container may forbid namespaces or tracing.
+    "bwrap": ["--ro-bind", "/", "/", "--unshare-user", "true"],
+    "strace": ["-o", "/dev/null", "true"],
+}
+
+
+# A state folder a test ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def backplane_home(
+    no_child_left: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Point BACKPLANE_HOME at a fresh folder; nothing of the user's own state is read or written."""
+    home = tmp_path_factory.mktemp("home")
+    for name in [name for name in os.environ if name.startswith("BACKPLANE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("BACKPLANE_HOME", str(home))
+    return home
+
+
+# Children left behind -------------------------------------------------------------------------------------------------
+
+
+def children(pid: int) -> set[int]:
+    """Return the pids of a process's children, zombies included; empty where there is no /proc."""
+    found: set[int] = set()
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found.update(map(int, file.read_text().split()))
+        except OSError:  # the thread or the process has ended
+            continue
+    return found
+
+
+def command_line(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return f"{pid} (gone)"
+    return f"{pid} {words}" if words else f"{pid} [{name}] ended, but was never waited for"
+
+
+def descendants(pids: set[int]) -> list[int]:
+    """Return the processes and all below them, parents first."""
+    found = sorted(pids)
+    for pid in found:
+        if len(found) < DESCENDANTS_MAX:
+            found += sorted(children(pid) - set(found))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_child_left() -> Iterator[None]:
+    """Fail a test that leaves a child process, naming and killing what it left."""
+    me = os.getpid()
+    before = children(me)
+    yield
+    deadline = time.monotonic() + LEFT_BEHIND_S_MAX
+    while (left := children(me) - before) and time.monotonic() < deadline:
+        time.sleep(LEFT_BEHIND_POLL_S)
+    if not left:
+        return
+    everything = descendants(left)
+    names = [command_line(pid) for pid in everything]
+    for pid in everything:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    for pid in left:
+        try:
+            os.waitpid(pid, 0)
+        except ChildProcessError:  # its own Popen object was quicker
+            continue
+    pytest.fail("the test left processes running:\n  " + "\n  ".join(names), pytrace=False)
+
+
+# Programs a test needs ------------------------------------------------------------------------------------------------
+
+
+def program(name: str) -> tuple[str | None, str]:
+    """Return a program's path and "", or None and why it cannot be used."""
+    path = shutil.which(name)
+    if path is None:
+        return None, "not found"
+    if name in PROBES:
+        try:
+            done = subprocess.run([path, *PROBES[name]], capture_output=True, timeout=PROBE_S_MAX, check=False)
+        except subprocess.TimeoutExpired:
+            return None, f"hangs for {PROBE_S_MAX} s"
+        if done.returncode != 0:
+            return None, (done.stderr.decode(errors="replace").strip().splitlines() or ["fails"])[-1]
+    return path, ""
+
+
+@pytest.fixture(scope="session")
+def needs() -> Callable[[str], str]:
+    """A function from a program's name to its path; it skips the test where there is none."""
+    known: dict[str, tuple[str | None, str]] = {}
+
+    def find(name: str) -> str:
+        if name not in known:
+            known[name] = program(name)
+        path, why = known[name]
+        if path is None:
+            pytest.skip(f"needs {name}: {why}")
+        return path
+
+    return find
+
+
+@pytest.fixture(autouse=True)
+def _needed_programs(request: pytest.FixtureRequest, needs: Callable[[str], str]) -> None:
+    for marker in request.node.iter_markers("needs"):
+        for name in marker.args:
+            needs(name)
+
+
+# Skips ----------------------------------------------------------------------------------------------------------------
+
+REQUIRED = frozenset(name.strip() for name in os.environ.get("BACKPLANE_REQUIRE", "").split(",") if name.strip())
+"""Read once: `backplane_home` hides the variable from the tests themselves."""
+
+
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str | None:
+    """Return why something was skipped, None when it was not (an expected failure is no skip)."""
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return None
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return reason.removeprefix("Skipped: ")
+
+
+def fail_if_required(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skip into a failure where the machine was said to have what it asks for."""
+    reason = skip_reason(report)
+    named = sorted(name for name in REQUIRED if reason and re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", reason))
+    if named:
+        report.outcome = "failed"
+        report.longrepr = f"skipped although BACKPLANE_REQUIRE names {', '.join(named)}: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    fail_if_required(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    fail_if_required(report)
+    return report
+
+
+# The end --------------------------------------------------------------------------------------------------------------
+
+COUNTED = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "error")
+SUMMARY = os.environ.get("BACKPLANE_SUITE_SUMMARY")
+BEGAN = time.monotonic()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*programs): skipped where one of these programs cannot be used")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the skips by reason, and leave the closing line for `suite.py`, which has more to say before it."""
+    reasons = Counter(skip_reason(report) for report in terminalreporter.stats.get("skipped", []))
+    if reasons:
+        terminalreporter.section("skipped, by reason")
+        for reason, count in sorted(reasons.items(), key=lambda pair: (-pair[1], str(pair[0]))):
+            terminalreporter.line(f"{count:5} × {reason}")
+    if SUMMARY:
+        counts = {name: len(terminalreporter.stats.get(name, [])) for name in COUNTED}
+        parts = [f"{count} {name}" for name, count in counts.items() if count] or ["no tests ran"]
+        closing = f"{', '.join(parts)} in {time.monotonic() - BEGAN:.2f}s"
+        Path(SUMMARY).write_text(json.dumps({"closing": closing, "counts": counts}), encoding="utf-8")

@@ -1,0 +1,172 @@
+"""Runs the whole suite with coverage, children included, and ends with pytest's closing line.
+
+The process of pytest is measured by coverage.py, the Python children below it by `child_lines.py`; both are joined
+here. Only `xtask.py test` without arguments comes this way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import coverage
+
+ROOT = Path(__file__).resolve().parent.parent
+SUITE_S_MAX = int(os.environ.get("BACKPLANE_SUITE_S_MAX", "780"))
+"""Checks and suite together have 15 minutes in CI, which says what is left; a suite that hangs is still reported."""
+END_S_MAX = 10
+LOWEST_SHOWN = 8
+PTH = "import os, sys; os.path.isdir(sys.prefix + '/suites') and __import__('child_lines').start()\n"
+
+
+def settings_of_coverage() -> dict[str, Any]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        settings: dict[str, Any] = tomllib.load(file)["tool"]["coverage"]
+    return settings
+
+
+def write_settings(folder: Path, settings: dict[str, Any]) -> Path:
+    """Write the project's coverage settings with absolute paths; a child may work anywhere."""
+    run = {key: value for key, value in settings["run"].items() if key != "parallel"}
+    run["source"] = [str(ROOT / name) for name in run["source"]]
+    run["omit"] = [str(ROOT / name) for name in run.get("omit", [])]
+    run["data_file"] = str(folder / "parent")
+    run["core"] = "sysmon" if sys.version_info >= (3, 12) else "ctrace"
+    tables = {"run": run, "report": settings.get("report", {})}
+    lines = []
+    for name, table in tables.items():
+        lines.append(f"[tool.coverage.{name}]")
+        # JSON's strings, lists, numbers and booleans are TOML's too.
+        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    path = folder / "settings.toml"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def install_child_lines() -> Path:
+    """Put the tracer and its `.pth` line into this environment; return the folder of the markers."""
+    site_packages = Path(sysconfig.get_path("purelib"))
+    tracer = Path(__file__).with_name("child_lines.py").read_text(encoding="utf-8")
+    for name, text in (("child_lines.py", tracer), ("child_lines.pth", PTH)):
+        path = site_packages / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            temporary = path.with_name(f"{name}.{os.getpid()}")
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+    markers = Path(sys.prefix) / "suites"
+    markers.mkdir(exist_ok=True)
+    for marker in markers.iterdir():
+        if not Path(f"/proc/{marker.name}").exists():  # left by a suite that was killed
+            marker.unlink(missing_ok=True)
+    return markers
+
+
+def run_pytest(folder: Path, settings: Path, sources: list[str]) -> int:
+    """Run pytest over everything, its children noted in `folder`; return its exit code."""
+    markers = install_child_lines()
+    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest"]
+    command += ["--durations=8", "--durations-min=2"]
+    environment = {**os.environ, "BACKPLANE_SUITE_SUMMARY": str(folder / "summary.json")}
+    pytest = subprocess.Popen(command, cwd=ROOT, env=environment)
+    marker = markers / str(pytest.pid)
+    marker.write_text("\n".join([str(folder), *sources]) + "\n", encoding="utf-8")
+    try:
+        return wait_for(pytest)
+    finally:
+        marker.unlink(missing_ok=True)
+
+
+def wait_for(pytest: subprocess.Popen[bytes]) -> int:
+    """Wait for pytest, at most `SUITE_S_MAX`; Ctrl-C and the limit let it print what it has."""
+    try:
+        return pytest.wait(SUITE_S_MAX)
+    except subprocess.TimeoutExpired:
+        print(f"\nsuite: stopped after {SUITE_S_MAX} s", flush=True)
+        pytest.send_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        pass
+    try:
+        return pytest.wait(END_S_MAX) or 1
+    except subprocess.TimeoutExpired:
+        pytest.kill()
+        pytest.wait()
+        return 1
+
+
+def lines_of_children(folder: Path) -> dict[str, set[int]]:
+    """Return file → lines over all records; a last line cut by SIGKILL is left out."""
+    seen: dict[str, set[int]] = defaultdict(set)
+    for record in folder.glob("*.lines"):
+        for line in record.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+            number, _, filename = line.rstrip("\n").partition(" ")
+            if line.endswith("\n") and number.isdecimal():
+                seen[filename].add(int(number))
+    return seen
+
+
+def report(folder: Path, settings: Path) -> tuple[float, list[str]]:
+    """Join parent and children; return the percentage and the lines to print."""
+    measured = coverage.Coverage(config_file=str(settings))
+    measured.load()
+    children = coverage.CoverageData(basename=str(folder / "children"))
+    seen = lines_of_children(folder)
+    children.add_lines({name: lines for name, lines in seen.items() if os.path.exists(name)})
+    measured.get_data().update(children)
+    measured.json_report(outfile=str(folder / "report.json"))
+    result = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    rows = sorted((file["summary"]["percent_covered"], name) for name, file in result["files"].items())
+    low = [f"  {percent:5.1f} %  {os.path.relpath(name, ROOT)}" for percent, name in rows if percent < 100]
+    totals = result["totals"]
+    percent: float = totals["percent_covered"]
+    count = len(list(folder.glob("*.lines")))
+    head = f"coverage: {percent:.1f} % of {totals['num_statements']} lines, {count} children included; lowest files:"
+    return percent, [head, *low[:LOWEST_SHOWN]]
+
+
+def closing_line(folder: Path) -> str:
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "===== pytest did not come to its closing line ====="
+    return f"===== {summary['closing']} ====="
+
+
+def main() -> int:
+    """Run the suite; 0 when every test passed and enough is covered."""
+    settings = settings_of_coverage()
+    gate = settings["report"]["fail_under"]
+    parent = ROOT / ".cache"
+    parent.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="coverage-", dir=parent))
+    try:
+        file = write_settings(folder, settings)
+        began = time.monotonic()
+        sources = [str(ROOT / name) + os.sep for name in settings["run"]["source"]]
+        code = run_pytest(folder, file, sources)
+        try:
+            percent, lines = report(folder, file)
+        except coverage.CoverageException as error:
+            percent, lines = 0.0, [f"coverage: none ({error})"]
+        print("\n".join(lines))
+        if percent < gate:
+            print(f"FAIL: coverage {percent:.1f} % is under {gate} %")
+        print(f"suite: {time.monotonic() - began:.0f} s in all")
+        print(closing_line(folder), flush=True)
+        return code or int(percent < gate)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,415 @@
+"""The map of the house as a test: which room may import which, and what must be absent where.
+
+A room is a module or package directly under `backplane/`; `hosts` is one room. To add a module, add its row to `ROOMS`.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "backplane"
+HOSTS = ROOT / "hosts"
+
+# The tables -----------------------------------------------------------------------------------------------------------
+
+SHAPES = "errors contract"
+ROOMS = {
+    # ground floor: shapes
+    "errors": "",
+    "contract": "",
+    "ir": "contract",
+    # first floor: decisions and translation, no I/O
+    "globs": "errors",
+    "protocol": SHAPES,
+    "policy": f"{SHAPES} globs",
+    "negotiate": SHAPES,
+    "cost": SHAPES,
+    "router": f"{SHAPES} negotiate cost",
+    "dialects": f"{SHAPES} ir",
+    # doors to the world
+    "_guard": "",
+    "share": "errors",
+    "process": f"{SHAPES} _guard",
+    "workspace": f"{SHAPES} globs process patches _git",
+    "patches": f"{SHAPES} process _git",
+    "_git": f"{SHAPES} process",
+    "journal": SHAPES,
+    "receipts": f"{SHAPES} journal",
+    "sessions": f"{SHAPES} ir",
+    "upstream": SHAPES,
+    "config": f"{SHAPES} share",
+    "contain": "errors",
+    "telemetry": "contract",
+    # the way through
+    "sidecar": f"{SHAPES} protocol",
+    "acp": SHAPES,
+    "tools": f"{SHAPES} policy process",
+    "backends": f"{SHAPES} protocol process sidecar share",
+    "runtime": f"{SHAPES} config negotiate policy protocol cost router workspace receipts journal sessions backends",
+    "providers": f"{SHAPES} ir backends sessions",
+    "server": f"{SHAPES} sidecar runtime",
+    "conform": f"{SHAPES} protocol process share schemas",
+    "testing": f"{SHAPES} protocol sidecar backends",
+    "schemas": f"{SHAPES} share config",
+    # the front door
+    "__init__": f"{SHAPES} config policy receipts workspace backends runtime providers sessions",
+    "cli": (
+        f"{SHAPES} __init__ config negotiate policy protocol dialects providers workspace patches receipts backends "
+        "runtime router server conform schemas share"
+    ),
+    "__main__": "cli",
+    "demo": f"{SHAPES} __init__ config receipts workspace backends runtime share cli",
+    # the far side of the line
+    "hosts": f"{SHAPES} ir sidecar dialects upstream process policy acp tools",
+}
+"""Room → the rooms that it may import. A row may stand here before its room does."""
+
+GROUND = {"errors", "contract"}
+PURE = {"ir", "globs", "protocol", "policy", "negotiate", "cost", "router", "dialects"}
+PURE_NEVER = {
+    "os",
+    "socket",
+    "subprocess",
+    "time",
+    "random",
+    "asyncio",
+    "anyio",
+    "trio",
+    "threading",
+    "multiprocessing",
+    "select",
+    "signal",
+    "secrets",
+    "tempfile",
+    "shutil",
+    "pathlib",
+    "io",
+    "http",
+    "urllib.request",
+    "ssl",
+    "sqlite3",
+    "logging",
+    "concurrent",
+}
+PURE_NEVER_CALLS = {"open", "input", "print", "now", "utcnow", "today", "uuid1", "uuid4", "getnode"}
+
+THIRD_PARTY = {
+    "msgspec": set(ROOMS) - {"_guard", "__main__"},
+    "anyio": set(ROOMS) - PURE - GROUND - {"_guard", "__main__", "schemas", "share"},
+    "jsonschema": {"schemas", "conform", "cli"},
+    "httpx": {"upstream", "hosts"},
+}
+"""Package → the rooms that may import it. One that is not in this table is not a dependency of ours."""
+
+STARTS_PROCESSES = {"process", "_guard"}
+STARTING_MODULES = {"subprocess", "multiprocessing", "pty"}
+STARTING_CALLS = {
+    "fork",
+    "forkpty",
+    "posix_spawn",
+    "posix_spawnp",
+    "system",
+    "popen",
+    "execv",
+    "execve",
+    "execvp",
+    "execvpe",
+    "execl",
+    "execle",
+    "execlp",
+    "execlpe",
+    "spawnv",
+    "spawnve",
+    "spawnl",
+    "spawnle",
+    "create_subprocess_exec",
+    "create_subprocess_shell",
+    "open_process",
+    "run_process",
+}
+
+PRINTS = {"cli", "demo", "schemas"}
+VENDORS = ("claude", "codex", "gemini", "copilot", "kimi", "openai", "anthropic")
+NAMES_VENDORS = {"dialects", "upstream", "hosts", "cost", "config"}
+
+FLOATS_OF_THE_CONTRACT = {
+    "RuntimeConfig.max_budget_usd",
+    "Usage.estimated_cost_usd",
+}
+"""The floats that `abp/v0.1` has on the wire. We add none to anything that is hashed."""
+SETTINGS = {"process", "config", "backends", "sidecar", "runtime", "contain", "upstream", "conform"}
+"""Rooms whose structs also hold settings that are never hashed; a time in seconds (`…_s`) may be a float there."""
+
+MUTABLE_MAKERS = {"list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict"}
+
+
+# Reading the house ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file, parsed."""
+
+    path: Path
+    name: str
+    room: str
+    tree: ast.Module
+
+    def at(self, node: ast.AST) -> str:
+        return f"{self.path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    found = []
+    for path in sorted([*PACKAGE.rglob("*.py"), *HOSTS.rglob("*.py")]):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        room = "hosts" if parts[0] == "hosts" else parts[1]
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found.append(Module(path, name, room, ast.parse(path.read_text(encoding="utf-8"), str(path))))
+    return tuple(found)
+
+
+def nodes(module: Module) -> Iterator[ast.AST]:
+    yield from ast.walk(module.tree)
+
+
+def imports(module: Module) -> Iterator[tuple[ast.AST, str]]:
+    """Yield every imported dotted name, those inside functions too; `from a import b` yields `a.b`."""
+    package = module.name if module.path.name == "__init__.py" else module.name.rpartition(".")[0]
+    for node in nodes(module):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                base = ".".join([*parts[: len(parts) - node.level + 1], *([node.module] if node.module else [])])
+            yield from ((node, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and called(node) == "import_module":
+            names = [getattr(argument, "value", None) for argument in node.args[:1]]
+            yield from ((node, name) for name in names if isinstance(name, str))
+
+
+def called(node: ast.Call) -> str:
+    """Return the last name of what is called: `open` for `open(…)`, `now` for `datetime.now(…)`."""
+    return getattr(node.func, "id", getattr(node.func, "attr", ""))
+
+
+def room_of(dotted: str) -> str | None:
+    """Return the room of an imported name of ours, None for a name that is not ours."""
+    parts = dotted.split(".")
+    if parts[0] == "hosts":
+        return "hosts"
+    if parts[0] != "backplane":
+        return None
+    inside = parts[1] if len(parts) > 1 else "__init__"
+    is_room = (PACKAGE / inside).is_dir() or (PACKAGE / f"{inside}.py").exists()
+    # Any other name of `backplane` is a public name of the front door.
+    return inside if is_room or inside in ROOMS else "__init__"
+
+
+def rooms_used(module: Module) -> Iterator[tuple[ast.AST, str]]:
+    for node, dotted in imports(module):
+        room = room_of(dotted)
+        if room is not None and room != module.room:
+            yield node, room
+
+
+def allowed(room: str) -> set[str]:
+    return set(ROOMS.get(room, "").split())
+
+
+def fail_with(title: str, found: list[str]) -> None:
+    if found:
+        pytest.fail("\n  ".join([title, *found]), pytrace=False)
+
+
+# The rules ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_module_is_on_the_map() -> None:
+    unknown = [f"{module.path.relative_to(ROOT)}" for module in modules() if module.room not in ROOMS]
+    fail_with("not on the map; add a row to ROOMS in tests/test_architecture.py:", unknown)
+
+
+def test_the_map_names_only_its_own_rooms() -> None:
+    wrong = [f"{room}: {name}" for room in ROOMS for name in sorted(allowed(room) - set(ROOMS))]
+    fail_with("ROOMS in tests/test_architecture.py allows rooms that have no row:", wrong)
+
+
+def test_rooms_import_only_what_the_map_allows() -> None:
+    wrong = [
+        f"{module.at(node)}: {module.room} imports {room}"
+        for module in modules()
+        for node, room in rooms_used(module)
+        if room not in allowed(module.room)
+    ]
+    fail_with("not allowed by ROOMS in tests/test_architecture.py:", wrong)
+
+
+def test_the_map_and_the_house_are_free_of_cycles() -> None:
+    used: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for module in modules():
+        used.setdefault(module.room, set()).update(room for _, room in rooms_used(module))
+    for graph in (used, {room: allowed(room) for room in ROOMS}):
+        try:
+            graphlib.TopologicalSorter(graph).prepare()
+        except graphlib.CycleError as error:
+            pytest.fail(f"a cycle of rooms: {' ← '.join(error.args[1])}", pytrace=False)
+
+
+def test_errors_and_contract_import_nothing_of_ours() -> None:
+    assert allowed("errors") == allowed("contract") == set()
+
+
+def test_pure_rooms_stand_only_on_pure_rooms() -> None:
+    wrong = [f"{room}: {name}" for room in sorted(PURE) for name in sorted(allowed(room) - PURE - GROUND)]
+    fail_with("a pure room may import something that is not pure:", wrong)
+
+
+def test_pure_rooms_have_no_io_clock_randomness_or_environment() -> None:
+    wrong = []
+    for module in modules():
+        if module.room not in PURE | GROUND:
+            continue
+        for node, dotted in imports(module):
+            parts = dotted.split(".")
+            if {".".join(parts[: i + 1]) for i in range(len(parts))} & PURE_NEVER:
+                wrong.append(f"{module.at(node)}: imports {dotted}")
+        for node in nodes(module):
+            if isinstance(node, ast.Call) and called(node) in PURE_NEVER_CALLS and module.room in PURE:
+                wrong.append(f"{module.at(node)}: calls {called(node)}")
+    fail_with("these rooms are pure:", wrong)
+
+
+def test_rooms_use_only_the_packages_that_are_open_to_them() -> None:
+    wrong = []
+    siblings = {path.stem for path in HOSTS.rglob("*.py")} | {path.name for path in HOSTS.glob("*/")}
+    for module in modules():
+        for node, dotted in imports(module):
+            package = dotted.split(".")[0]
+            if room_of(dotted) or package in sys.stdlib_module_names:
+                continue
+            if module.room == "hosts" and package in siblings:
+                continue
+            if module.room not in THIRD_PARTY.get(package, set()):
+                wrong.append(f"{module.at(node)}: {module.room} imports {package}")
+    fail_with("not allowed by THIRD_PARTY in tests/test_architecture.py:", wrong)
+
+
+def test_processes_start_only_in_their_room() -> None:
+    wrong = []
+    for module in modules():
+        if module.room in STARTS_PROCESSES:
+            continue
+        for node, dotted in imports(module):
+            if dotted.split(".")[0] in STARTING_MODULES or dotted in {f"os.{call}" for call in STARTING_CALLS}:
+                wrong.append(f"{module.at(node)}: imports {dotted}")
+        for node in nodes(module):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and called(node) in STARTING_CALLS:
+                wrong.append(f"{module.at(node)}: calls {ast.unparse(node.func)}")
+    fail_with(f"only {', '.join(sorted(STARTS_PROCESSES))} may start a process:", wrong)
+
+
+def test_only_the_programs_print() -> None:
+    wrong = []
+    for module in modules():
+        if module.room in PRINTS | {"hosts"}:
+            continue
+        for node in nodes(module):
+            if isinstance(node, ast.Call):
+                target = ast.unparse(node.func)
+                if target == "print" or target.startswith(("sys.stdout.write", "sys.stderr.write", "pprint")):
+                    wrong.append(f"{module.at(node)}: {target}")
+    fail_with(f"only {', '.join(sorted(PRINTS))} may print:", wrong)
+
+
+def docstrings(tree: ast.Module) -> set[int]:
+    """Return the ids of the string nodes that are documentation: statements of their own."""
+    return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+
+
+def words(module: Module) -> Iterator[tuple[ast.AST, str]]:
+    """Yield a module's names and strings; documentation and comments may mention what they like."""
+    documentation = docstrings(module.tree)
+    for node in nodes(module):
+        for field in ("id", "attr", "name", "arg", "module"):
+            if isinstance(word := getattr(node, field, None), str):
+                yield node, word
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and id(node) not in documentation:
+            yield node, node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+
+
+def test_no_vendor_is_named_outside_the_vendors_rooms() -> None:
+    wrong = []
+    for module in modules():
+        if module.room in NAMES_VENDORS:
+            continue
+        for node, word in words(module):
+            if named := [vendor for vendor in VENDORS if vendor in word.lower()]:
+                wrong.append(f"{module.at(node)}: {', '.join(named)} in {word[:60]!r}")
+    fail_with(f"vendors are named only in {', '.join(sorted(NAMES_VENDORS))}:", wrong)
+
+
+def test_hosts_never_import_the_runtime() -> None:
+    assert not allowed("hosts") & {"runtime", "server", "cli", "workspace", "receipts", "backends"}
+
+
+def struct_fields(module: Module) -> Iterator[tuple[ast.AnnAssign, str]]:
+    for node in nodes(module):
+        if isinstance(node, ast.ClassDef) and any("Struct" in ast.unparse(base) for base in node.bases):
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    yield field, f"{node.name}.{field.target.id}"
+
+
+def test_no_struct_has_a_float_of_our_own() -> None:
+    wrong = []
+    for module in modules():
+        for field, name in struct_fields(module):
+            types = {node.id for node in ast.walk(field.annotation) if isinstance(node, ast.Name)}
+            is_time_setting = module.room in SETTINGS and name.endswith("_s")
+            if "float" in types and name not in FLOATS_OF_THE_CONTRACT and not is_time_setting:
+                wrong.append(f"{module.at(field)}: {name}")
+    fail_with("a float; use an integer with its unit in the name (or see FLOATS_OF_THE_CONTRACT, SETTINGS):", wrong)
+
+
+def is_mutable(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.Call):
+        return called(value) in MUTABLE_MAKERS
+    return isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp)
+
+
+def test_modules_keep_no_state() -> None:
+    wrong = []
+    for module in modules():
+        if module.room == "hosts":  # a host is a program, alone in its process
+            continue
+        wrong += [f"{module.at(node)}: global" for node in nodes(module) if isinstance(node, ast.Global)]
+        for node in module.tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and is_mutable(node.value):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = [ast.unparse(target) for target in targets]
+                # A table written in capitals is a constant; `__all__` is Python's own.
+                wrong += [f"{module.at(node)}: {name}" for name in names if name != "__all__" and not name.isupper()]
+    fail_with("module-level state:", wrong)
+
+
+def test_the_schemas_are_what_the_contract_generates() -> None:
+    if not (PACKAGE / "schemas.py").exists():
+        assert not list((ROOT / "schemas").glob("*.json")), "schemas without their generator"
+        return
+    command = [sys.executable, "-P", "-m", "backplane.schemas", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, f"run `python3 xtask.py schema`:\n{done.stdout}{done.stderr}"

@@ -1,0 +1,311 @@
+#!/usr/bin/env python3
+"""The project's own commands: demo, test, check, bench, schema, stats.
+
+Standard library only. The first call makes `.venv` beside this file and installs the project in it; later calls compare
+one stamp and start at once. What a command does lives elsewhere: here is only how it is started.
+The syntax is kept readable for Pythons we do not support, so that they can say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+PYTHON_MIN = (3, 11)
+PIP_S_MAX = 900
+"""A first install takes a minute on a slow line; a quarter of an hour means that it hangs."""
+LOCK_S_MAX = PIP_S_MAX + 60
+"""Whoever waits for another call's install waits a little longer than that may take."""
+LOCK_POLL_S = 0.2
+EVIDENCE_CHARS_MAX = 300
+
+ROOT = os.path.dirname(os.path.abspath(__file__))
+VENV = os.path.join(ROOT, ".venv")
+PYTHON = os.path.join(VENV, "bin", "python")
+STAMP = os.path.join(VENV, "xtask-stamp.json")
+LOCK = os.path.join(ROOT, ".cache", "xtask.lock")
+
+
+class Trouble(Exception):
+    """What stops a command before it starts: a fact, the evidence, the next step."""
+
+    def __init__(self, fact: str, evidence: str, next_step: str) -> None:
+        super().__init__(fact)
+        self.lines = (f"xtask: {fact}", f"  {evidence[:EVIDENCE_CHARS_MAX]}", f"  next: {next_step}")
+
+
+# The environment ------------------------------------------------------------------------------------------------------
+
+
+def require_python() -> None:
+    """Refuse a Python that cannot run the project, naming one on this machine that can."""
+    if sys.version_info[:2] >= PYTHON_MIN:
+        return
+    wanted = ".".join(str(part) for part in PYTHON_MIN)
+    names = [f"python3.{minor}" for minor in range(PYTHON_MIN[1], PYTHON_MIN[1] + 8)]
+    found = next((path for path in map(shutil.which, names) if path), None)
+    raise Trouble(
+        f"Python {wanted} or newer is needed",
+        f"this is {sys.executable}, Python {sys.version.split()[0]}",
+        f"{found} {os.path.join(ROOT, 'xtask.py')} …" if found else f"install Python {wanted} or newer, then repeat",
+    )
+
+
+def development_packages(pyproject: dict[str, Any], group: str = "dev") -> list[str]:
+    """Return a dependency group's requirements, included groups unfolded.
+
+    A fresh venv's pip may be too old to know `--group`.
+    """
+    requirements: list[str] = []
+    for entry in pyproject["dependency-groups"][group]:
+        if isinstance(entry, str):
+            requirements.append(entry)
+        else:
+            requirements += development_packages(pyproject, entry["include-group"])
+    return requirements
+
+
+def read_pyproject() -> dict[str, Any]:
+    import tomllib  # not at the top: an old Python has to reach its message first
+
+    with open(os.path.join(ROOT, "pyproject.toml"), "rb") as file:
+        return tomllib.load(file)
+
+
+def wanted_stamp(pyproject: dict[str, Any]) -> dict[str, str]:
+    """Return what `.venv` must have been made from; a linter's settings are not part of it."""
+    names = ("build-system", "project", "dependency-groups")
+    parts: dict[str, Any] = {name: pyproject.get(name) for name in names}
+    parts["hatch"] = pyproject.get("tool", {}).get("hatch")
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return {"needs_sha256": digest, "root": ROOT}
+
+
+def read_stamp() -> dict[str, str]:
+    """Return the stamp of the `.venv` that is there, empty when it is absent or broken."""
+    if not os.access(PYTHON, os.X_OK):
+        return {}
+    try:
+        with open(STAMP, encoding="utf-8") as file:
+            stamp = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) else {}
+
+
+def environment() -> str:
+    """Return the path of `.venv`'s Python, made or brought up to date where needed."""
+    pyproject = read_pyproject()
+    wanted = wanted_stamp(pyproject)
+    if read_stamp() == wanted:
+        return PYTHON
+    with exclusive():
+        if read_stamp() != wanted:  # another call may have done it while this one waited
+            set_up(pyproject, wanted)
+    return PYTHON
+
+
+@contextlib.contextmanager
+def exclusive() -> Iterator[None]:
+    """Hold the lock that keeps two calls from installing into one `.venv`; it ends with its process."""
+    import fcntl
+
+    os.makedirs(os.path.dirname(LOCK), exist_ok=True)
+    with open(LOCK, "a", encoding="utf-8") as file:
+        deadline = time.monotonic() + LOCK_S_MAX
+        said = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise Trouble(
+                        "another xtask call does not end", f"it holds {LOCK}", "end it, then repeat"
+                    ) from None
+                if not said:
+                    tell("another call is setting up .venv, waiting for it")
+                    said = True
+                time.sleep(LOCK_POLL_S)
+        yield
+
+
+def set_up(pyproject: dict[str, Any], wanted: dict[str, str]) -> None:
+    """Make `.venv` if it does not work, install the project and its tools, write the stamp last."""
+    began = time.monotonic()
+    # Scripts and the editable install hold absolute paths, so a moved tree starts anew.
+    moved = read_stamp().get("root", ROOT) != ROOT
+    if moved or not has_pip():
+        tell("making .venv (once, about a minute)")
+        make_venv()
+    else:
+        tell("installing what pyproject.toml names")
+    command = [PYTHON, "-I", "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
+    command += ["--retries", "2", "--timeout", "20", "--editable", ROOT, *development_packages(pyproject)]
+    done = run_quietly(command, env={**os.environ, "PIP_USER": "0"})
+    if done.returncode != 0:
+        raise Trouble(
+            "the packages could not be installed",
+            last_words(done),
+            f"check the network and pip's index settings ({PYTHON} -m pip config list), then repeat",
+        )
+    temporary = f"{STAMP}.{os.getpid()}"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(wanted, file)
+    os.replace(temporary, STAMP)
+    tell(f".venv is ready after {time.monotonic() - began:.0f} s")
+
+
+def has_pip() -> bool:
+    return os.access(PYTHON, os.X_OK) and run_quietly([PYTHON, "-I", "-m", "pip", "--version"]).returncode == 0
+
+
+def make_venv() -> None:
+    """Make an empty `.venv` with pip in it, by the Python that runs this file."""
+    missing = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    fix = f"install {version}-venv (Debian, Ubuntu: apt-get install {version}-venv), or use another Python"
+    if missing:
+        evidence = f"{sys.executable} has no module {' and no module '.join(missing)}"
+        raise Trouble("this Python cannot make a virtual environment", evidence, fix)
+    # Called by .venv's own Python, that Python's base has to make the new one.
+    base = getattr(sys, "_base_executable", None) or sys.executable
+    done = run_quietly([base, "-I", "-m", "venv", "--clear", VENV])
+    if done.returncode != 0:
+        raise Trouble("the virtual environment could not be made", last_words(done), fix)
+
+
+def run_quietly(command: Sequence[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a tool of the set-up to its end, its words kept for an error message."""
+    try:
+        return subprocess.run(
+            command, env=env, text=True, errors="replace", timeout=PIP_S_MAX, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 1, str(error))
+
+
+def last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the line of a tool's output that says most about why it failed."""
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith("error")]
+    return (errors or lines or [f"exit code {done.returncode}, no output"])[-1]
+
+
+def tell(text: str) -> None:
+    print(f"xtask: {text}", file=sys.stderr, flush=True)
+
+
+# The commands ---------------------------------------------------------------------------------------------------------
+
+
+def become(*command: str) -> NoReturn:
+    """Go on as another program, so that signals and the exit code are that program's own."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(command[0], command)
+
+
+def demo(args: list[str]) -> NoReturn:
+    become(environment(), "-P", "-m", "backplane.demo", *args)
+
+
+def test(args: list[str]) -> NoReturn:
+    python = environment()
+    os.chdir(ROOT)
+    if args:
+        become(python, "-m", "pytest", *args)
+    become(python, os.path.join("tests", "suite.py"))
+
+
+def bench(args: list[str]) -> NoReturn:
+    become(environment(), os.path.join(ROOT, "tests", "bench.py"), *args)
+
+
+def schema(args: list[str]) -> NoReturn:
+    become(environment(), "-P", "-m", "backplane.schemas", *args)
+
+
+def stats(args: list[str]) -> NoReturn:
+    become(sys.executable, os.path.join(ROOT, "tests", "stats.py"), *args)
+
+
+CHECKS = (
+    ("format", "-m ruff format --check .", ".venv/bin/ruff format"),
+    ("lint", "-m ruff check .", ".venv/bin/ruff check --fix"),
+    ("types", "-m mypy", ""),
+    ("architecture", "-m pytest -q tests/test_architecture.py", ""),
+    ("schemas", "-P -m backplane.schemas --check", "python3 xtask.py schema"),
+)
+"""Name, arguments of `.venv`'s Python, and what repairs it."""
+
+
+def check(args: list[str]) -> int:
+    """Run every check, also after one has failed; a failing one shows its output."""
+    if args:
+        raise Trouble("check takes no arguments", f"got {' '.join(args)}", "python3 xtask.py check")
+    python = environment()
+    os.chdir(ROOT)
+    failed = []
+    for name, arguments, repair in CHECKS:
+        began = time.monotonic()
+        done = run_quietly([python, *arguments.split()])
+        good = done.returncode == 0
+        print(f"{'ok  ' if good else 'FAIL'}  {name:<13} {time.monotonic() - began:5.1f} s", flush=True)
+        if not good:
+            failed.append(name)
+            print(done.stdout.rstrip())
+            if repair:
+                print(f"      repair: {repair}", flush=True)
+    print(
+        f"check: {len(CHECKS) - len(failed)} of {len(CHECKS)} good"
+        + (f"; failed: {', '.join(failed)}" if failed else "")
+    )
+    return 1 if failed else 0
+
+
+COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
+    "demo": (demo, "run an order to its receipt with the built-in backend, and show it"),
+    "test": (test, "pass the tests, with coverage; with pytest arguments: just those tests"),
+    "check": (check, "formatting, lint, types, architecture, fresh schemas"),
+    "bench": (bench, "print the benchmark table"),
+    "schema": (schema, "write schemas/; --check only compares"),
+    "stats": (stats, "the shape of the code in numbers"),
+}
+
+
+def usage() -> str:
+    lines = ["usage: python3 xtask.py COMMAND [ARGUMENT…]", ""]
+    return "\n".join(lines + [f"  {name:<8} {text}" for name, (_, text) in COMMANDS.items()])
+
+
+def main(argv: list[str]) -> int:
+    """Run one command; 0 done, 1 failed, 2 usage, 130 interrupted."""
+    if argv and argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if not argv or argv[0] not in COMMANDS:
+        print(usage() if not argv else f"xtask: no command {argv[0]!r}\n{usage()}", file=sys.stderr)
+        return 2
+    try:
+        require_python()
+        return COMMANDS[argv[0]][0](argv[1:])
+    except Trouble as trouble:
+        print("\n".join(trouble.lines), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
