@@ -1,0 +1,240 @@
+"""The SQLite file under the store: where it may lie, its schema and migrations, its errors.
+
+WAL with synchronous FULL: what is committed survives a power cut, and readers never wait for
+a writer. What the rows mean is `store`'s affair.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from backplane.errors import StoreError
+from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error, flush_path
+
+FILE: Final = "receipts.sqlite"
+SCHEMA_VERSION: Final = 2
+"""1 had no chain; 2 links each receipt to the one before."""
+BUSY_TIMEOUT_S: Final = 30.0
+"""Longest wait for other writers; a commit takes milliseconds, so this is a stuck machine."""
+_WAL_RETRY_S: Final = 0.02
+FIRST_LINK: Final = "0" * 64
+"""What the first receipt of a store follows."""
+
+_TABLE: Final = """
+CREATE TABLE receipts (
+  sequence INTEGER PRIMARY KEY,
+  run_id TEXT NOT NULL UNIQUE,
+  work_order_id TEXT NOT NULL,
+  backend TEXT NOT NULL,
+  outcome TEXT NOT NULL,
+  reason TEXT,
+  started_at TEXT NOT NULL,
+  finished_at TEXT NOT NULL,
+  duration_ms INTEGER NOT NULL,
+  sha256 TEXT NOT NULL,
+  body BLOB NOT NULL,
+  trace_count INTEGER NOT NULL,
+  trace_bytes INTEGER NOT NULL,
+  trace_sha256 TEXT NOT NULL
+)
+"""
+_CHAIN: Final = (
+    f"ALTER TABLE receipts ADD COLUMN previous_link TEXT NOT NULL DEFAULT '{FIRST_LINK}'",
+    "ALTER TABLE receipts ADD COLUMN link TEXT NOT NULL DEFAULT ''",
+)
+
+_NETWORK_KINDS: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "gfs2", "ocfs2", "beegfs"}
+    | {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "fuse.s3fs", "fuse.rclone"}
+)
+"""WAL shares memory between processes through the file, which several machines cannot. 9p is not
+here: some containers' local root is 9p, and where it cannot share memory SQLite itself refuses."""
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+
+
+def link_of(previous_link: str, sequence: int, sha256: str) -> str:
+    """The chain's rule: SHA-256 over the link before, the sequence and the receipt's hash, colons between."""
+    return hashlib.sha256(f"{previous_link}:{sequence}:{sha256}".encode()).hexdigest()
+
+
+def network_kind(path: Path, mountinfo: str) -> str | None:
+    """The kind of the network file system that holds `path`, or None when it is local.
+
+    Args:
+        path: absolute, links followed.
+        mountinfo: text of Linux' `/proc/self/mountinfo`; empty says nothing and gives None.
+    """
+    best, found = -1, ""
+    for line in mountinfo.splitlines():
+        mount, _, source = line.partition(" - ")
+        fields = mount.split(" ")
+        if len(fields) < 5 or not source:
+            continue
+        point = Path(fields[4].encode().decode("unicode_escape").encode("latin-1").decode("utf-8", "replace"))
+        if path.is_relative_to(point) and len(point.parts) >= best:
+            best, found = len(point.parts), source.split(" ", 1)[0]
+    return found if found in _NETWORK_KINDS else None
+
+
+def connect(home: Path, *, readonly: bool) -> sqlite3.Connection:
+    """Open the store's file in `home`, making or migrating it as needed.
+
+    Raises:
+        StoreError: `receipt_store_failed`: a network file system, a newer schema, a disk that fails.
+    """
+    path = home / FILE
+    if readonly and not path.exists():
+        return _in_memory()
+    try:
+        if not readonly:
+            home.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            _refuse_network(home)
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
+            flush_path(home)
+    except OSError as error:
+        raise disk_error(str(path), error) from error
+    with translated(path):
+        connection = _open(path, "ro" if readonly else "rw")
+        try:
+            if readonly:
+                connection = _readable(connection, home, path)
+            else:
+                _prepare(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _open(path: Path, mode: str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"file:{quote(str(path))}?mode={mode}",
+        uri=True,
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,  # transactions are begun and ended by us alone
+        check_same_thread=False,  # the store has its own lock
+    )
+
+
+def _in_memory() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    _migrate(connection, 0)
+    return connection
+
+
+def _refuse_network(home: Path) -> None:
+    mounts = ""
+    with suppress(OSError):
+        mounts = _MOUNTS.read_text(errors="replace")
+    kind = network_kind(Path(os.path.realpath(home)), mounts)
+    if kind is not None:
+        raise StoreError(
+            "receipt_store_failed",
+            f"{home} lies on a network file system ({kind}), where the store cannot be kept safe",
+            hint="set BACKPLANE_HOME to a folder on a local disk",
+        )
+
+
+def _readable(connection: sqlite3.Connection, home: Path, path: Path) -> sqlite3.Connection:
+    if _version(connection, path) == SCHEMA_VERSION:
+        return connection
+    connection.close()
+    connect(home, readonly=False).close()
+    return _open(path, "ro")
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    _use_wal(connection)
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA fullfsync=ON")
+    if _version(connection, path) < SCHEMA_VERSION:
+        with transaction(connection):
+            # Read again: another process may have migrated while we waited for the lock.
+            _migrate(connection, _version(connection, path))
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    # Changing the mode does not wait for others by the busy timeout, so the waiting is done here.
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(_WAL_RETRY_S)
+
+
+def _version(connection: sqlite3.Connection, path: Path) -> int:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            "receipt_store_failed",
+            f"{path} has schema version {version}, this program knows versions up to {SCHEMA_VERSION}",
+            hint="use the newer backplane that wrote it",
+        )
+    return version
+
+
+def _migrate(connection: sqlite3.Connection, version: int) -> None:
+    if version < 1:
+        connection.execute(_TABLE)
+    if version < 2:
+        for statement in _CHAIN:
+            connection.execute(statement)
+        _link_all(connection)
+    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+
+def _link_all(connection: sqlite3.Connection) -> None:
+    previous = FIRST_LINK
+    for sequence, sha256 in connection.execute("SELECT sequence, sha256 FROM receipts ORDER BY sequence").fetchall():
+        link = link_of(previous, sequence, sha256)
+        connection.execute(
+            "UPDATE receipts SET previous_link = ?, link = ? WHERE sequence = ?", (previous, link, sequence)
+        )
+        previous = link
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """BEGIN IMMEDIATE to COMMIT; any failure, of the commit too, rolls back."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+
+
+_ERRNO_OF: Final = {
+    "SQLITE_FULL": ("ENOSPC", "free some space and run again"),
+    "SQLITE_READONLY": ("EROFS", "point the state directory to a writable disk"),
+    "SQLITE_CANTOPEN": ("EACCES", "give this user the state directory"),
+    "SQLITE_BUSY": ("EBUSY", "another process holds the store; end it and run again"),
+    "SQLITE_NOTADB": ("EINVAL", "move the file away; it is no store"),
+    "SQLITE_CORRUPT": ("EIO", "restore the file from a backup; runs/ still has the journals"),
+}
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turn every SQLite failure into `receipt_store_failed`, named by the nearest errno."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", type(error).__name__)
+        family = next((known for known in _ERRNO_OF if name.startswith(known)), "")
+        errno_name, hint = _ERRNO_OF.get(family, ("EIO", "look at the disk"))
+        raise StoreError("receipt_store_failed", f"{path}: {errno_name} ({name}: {error})", hint=hint) from error

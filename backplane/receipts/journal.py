@@ -1,0 +1,248 @@
+"""The journal of one run: what was known and what happened, written while it happens.
+
+A folder `runs/RUN_ID` with `head.jsonl` (facts of the control plane) and `trace.jsonl` (the
+canonical bytes of each event, one a line). Surviving `kill -9` is its only purpose; the sum is
+the store's. A live writer holds a lock on `head.jsonl`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract import canonical
+from backplane.contract.work import WorkOrder
+from backplane.errors import StoreError
+from backplane.receipts.trace import Trace
+
+HEAD: Final = "head.jsonl"
+TRACE: Final = "trace.jsonl"
+PATCH: Final = "patch.diff"
+FOLDER_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+"""Events hold the user's text: nobody else reads them."""
+HEAD_BYTES_MAX: Final = 64 << 20
+"""Read back of a head at most; an order with its context and a patch of 8 MiB fit several times."""
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+Facts = dict[str, Any]
+
+
+def head_fact(order: WorkOrder, *, run_id: str, started_at: str, backend: str) -> Facts:
+    """The first fact of a run, as recovery expects it.
+
+    Args:
+        order: stored with the names of `config.env` only; the values are secrets.
+        started_at: in the contract's print form.
+        backend: id of the chosen backend, before any hello.
+    """
+    stored = msgspec.to_builtins(order)
+    stored["config"]["env"] = sorted(order.config.env)
+    return {"fact": "order", "run_id": run_id, "started_at": started_at, "backend": {"id": backend}, "order": stored}
+
+
+class Journal:
+    """One run's open journal; made by `create`, let go by `close`.
+
+    Every failure of the disk is a `StoreError` with `receipt_store_failed` and the errno's name.
+    """
+
+    def __init__(self, folder: Path, run_id: str, head: int, trace: int) -> None:
+        self.folder = folder
+        self.run_id = run_id
+        self.count = 0
+        """Events written."""
+        self.size_bytes = 0
+        """Bytes of these events' lines."""
+        self._head = head
+        self._trace = trace
+        self._distrusted: str | None = None
+
+    @classmethod
+    def create(cls, home: Path, run_id: str, head: Facts) -> Journal:
+        """Make the folder of a run, with its first fact in it, and lock it.
+
+        Raises:
+            StoreError: `receipt_store_failed`; also when the run has a folder already.
+        """
+        run_id = canonical.uuid_text(run_id)
+        runs = home / "runs"
+        # Under a name that recovery passes over, until the lock is held and the first fact is there.
+        building = runs / f".{run_id}.new"
+        with _disk(f"the journal of run {run_id}"):
+            runs.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            building.mkdir(mode=FOLDER_MODE)
+            head_fd = trace_fd = -1
+            try:
+                head_fd = _open_new(building / HEAD)
+                fcntl.flock(head_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                trace_fd = _open_new(building / TRACE)
+                journal = cls(runs / run_id, run_id, head_fd, trace_fd)
+                journal.note({**head, "boot_id": boot_id()})
+                os.rename(building, journal.folder)
+            except BaseException:
+                _close_all(head_fd, trace_fd)
+                shutil.rmtree(building, ignore_errors=True)
+                raise
+        return journal
+
+    def note(self, fact: Facts) -> None:
+        """Add one fact to the head."""
+        self._write(self._head, canonical.encode(fact) + b"\n")
+
+    def append(self, batch: bytes) -> None:
+        """Write canonical events, each ended by a newline, in one go; nothing of the batch stays if that fails."""
+        if not batch.endswith(b"\n"):
+            raise ValueError("a batch of events ends in a newline")
+        self._write(self._trace, batch, keep_bytes=self.size_bytes)
+        self.size_bytes += len(batch)
+        self.count += batch.count(b"\n")
+
+    def note_sealed(self, body: bytes) -> None:
+        """Add the sealed receipt, its canonical bytes with an empty trace, as the last fact."""
+        self._write(self._head, b'{"fact":"sealed","receipt":' + body + b"}\n")
+
+    def keep_patch(self, patch: bytes) -> None:
+        """Write the patch that belongs to a copied run."""
+        with _disk(str(self.folder)):
+            fd = _open_new(self.folder / PATCH)
+            try:
+                left = memoryview(patch)
+                while left:
+                    left = left[os.write(fd, left) :]
+            finally:
+                os.close(fd)
+
+    @property
+    def trace(self) -> Trace:
+        """The events written so far."""
+        return Trace(self.folder / TRACE, self.count, self.size_bytes)
+
+    def sync(self) -> None:
+        """Force everything of this run to the disk: both files, the patch, the folder and its entry."""
+        if self._distrusted is not None:
+            # After a failed fsync the kernel may call lost pages clean: a second try would lie.
+            raise StoreError("receipt_store_failed", f"{self.folder} could not be synced before: {self._distrusted}")
+        try:
+            with _disk(str(self.folder)):
+                flush(self._trace)
+                flush(self._head)
+                for path in (self.folder / PATCH, self.folder, self.folder.parent):
+                    flush_path(path)
+        except StoreError as error:
+            self._distrusted = error.message
+            raise
+
+    def close(self) -> None:
+        """Let go of the files and the lock; a second time does nothing."""
+        _close_all(self._head, self._trace)
+        self._head = self._trace = -1
+
+    def discard(self) -> None:
+        """Remove everything of this run; for one that was never acknowledged to anybody."""
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _write(self, fd: int, data: bytes, keep_bytes: int | None = None) -> None:
+        with _disk(str(self.folder)):
+            before = os.fstat(fd).st_size if keep_bytes is None else keep_bytes
+            try:
+                written = os.write(fd, data)
+                while written < len(data):
+                    written += os.write(fd, memoryview(data)[written:])
+            except OSError:
+                # Half a line must not stay: what is written after space was freed would be glued to it.
+                with suppress(OSError):
+                    os.ftruncate(fd, before)
+                raise
+
+
+def read_facts(folder: Path) -> list[Facts]:
+    """The facts of a run's head, oldest first; a torn or foreign line ends them."""
+    facts: list[Facts] = []
+    with _disk(str(folder)), (folder / HEAD).open("rb") as file:
+        data = file.read(HEAD_BYTES_MAX)
+    for line in data.split(b"\n")[:-1]:
+        try:
+            fact = canonical.decode(line)
+        except ValueError:
+            break
+        if not isinstance(fact, dict):
+            break
+        facts.append(fact)
+    return facts
+
+
+def boot_id() -> str | None:
+    """Names this start of the machine; None where the system does not say."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return None
+
+
+def flush(fd: int) -> None:
+    """fsync, in the strong form where the system has two."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is None:
+        os.fsync(fd)
+    else:
+        fcntl.fcntl(fd, full)
+
+
+def flush_path(path: Path) -> None:
+    """fsync a file or folder by name; one that is not there is passed over."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        flush(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _disk(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(what, error) from error
+
+
+def disk_error(what: str, error: OSError) -> StoreError:
+    """The one translation of a failing disk, with the errno's name and the next step."""
+    name = errno.errorcode.get(error.errno or 0, "EIO")
+    return StoreError(
+        "receipt_store_failed", f"{what}: {name} ({error.strerror})", hint=_HINTS.get(name, "look at the disk")
+    )
+
+
+_HINTS: Final = {
+    "ENOSPC": "free some space and run again",
+    "EDQUOT": "free some space and run again",
+    "EFBIG": "raise the limit on file sizes (ulimit -f)",
+    "EROFS": "point the state directory to a writable disk",
+    "EACCES": "give this user the state directory",
+    "ENOTEMPTY": "this run id was used before; take a new one",
+    "EEXIST": "this run id was used before; take a new one",
+}
+
+
+def _open_new(path: Path) -> int:
+    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+
+
+def _close_all(*fds: int) -> None:
+    for fd in fds:
+        if fd >= 0:
+            with suppress(OSError):
+                os.close(fd)

@@ -1,0 +1,104 @@
+"""From events to a sealed receipt: what events add up to, canonical bytes in pieces, the hash.
+
+A receipt of any length is hashed and written without its trace ever being in memory. Pure but
+for reading a trace that lies on disk; these functions block, a long one belongs into a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from backplane.contract import canonical
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent, Warned
+from backplane.contract.receipt import Receipt, Usage
+from backplane.receipts.trace import Trace, trace_chunks
+
+_BEFORE_TRACE: Final = ("artifacts", "backend", "capabilities", "meta", "mode", "outcome", "receipt_sha256")
+_AFTER_TRACE: Final = ("usage", "usage_raw", "verification")
+_COUNTERS: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "request_units")
+
+
+class Folded(msgspec.Struct, frozen=True):
+    """What the events so far say about the run as a whole."""
+
+    usage: Usage = Usage()
+    """The last count reported under way, member by member; a claim of the child."""
+    session: Json = None
+    """The last `ext.session`, for resuming."""
+
+
+def fold(folded: Folded, event: AgentEvent) -> Folded:
+    """Add one event; an event that says nothing about the whole gives the same value back."""
+    if not isinstance(event, Warned) or not isinstance(event.ext, dict):
+        return folded
+    body = event.ext.get("usage")
+    if isinstance(body, dict):
+        counted = {name: body[name] for name in _COUNTERS if _is_counter(body.get(name))}
+        folded = msgspec.structs.replace(folded, usage=msgspec.structs.replace(folded.usage, **counted))
+    if event.ext.get("session") is not None:
+        folded = msgspec.structs.replace(folded, session=event.ext["session"])
+    return folded
+
+
+def _is_counter(value: Json) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= canonical.INT_MAX
+
+
+def canonical_parts(receipt: Receipt) -> tuple[bytes, bytes]:
+    """Canonical bytes up to and with `"trace":[`, and from its `]` on; the trace is not read."""
+    before = canonical.encode({name: getattr(receipt, name) for name in _BEFORE_TRACE})
+    after = canonical.encode({name: getattr(receipt, name) for name in _AFTER_TRACE})
+    return before[:-1] + b',"trace":[', b"]," + after[1:]
+
+
+def canonical_chunks(receipt: Receipt) -> Iterator[bytes]:
+    """The whole receipt in canonical bytes, trace included, in pieces."""
+    prefix, suffix = canonical_parts(receipt)
+    yield prefix
+    yield from trace_chunks(receipt.trace)
+    yield suffix
+
+
+def digest(receipt: Receipt) -> str:
+    """The receipt's hash as `contract.receipt.receipt_hash` defines it, with bounded memory."""
+    prefix, suffix = canonical_parts(msgspec.structs.replace(receipt, receipt_sha256=None))
+    whole = hashlib.sha256(prefix)
+    for chunk in trace_chunks(receipt.trace):
+        whole.update(chunk)
+    whole.update(suffix)
+    return whole.hexdigest()
+
+
+def seal(receipt: Receipt) -> Receipt:
+    """Put the hash into the receipt; whatever hash it had is replaced.
+
+    Raises:
+        StoreError: `receipt_store_failed` when the trace's file cannot be read.
+        ValueError: a number in it has no canonical form.
+    """
+    return msgspec.structs.replace(receipt, receipt_sha256=digest(receipt))
+
+
+def is_intact(receipt: Receipt) -> bool:
+    """Whether the receipt carries a hash and it is the right one."""
+    return receipt.receipt_sha256 is not None and receipt.receipt_sha256 == digest(receipt)
+
+
+def without_trace(receipt: Receipt) -> bytes:
+    """Canonical bytes with an empty trace: what the store keeps as the body."""
+    prefix, suffix = canonical_parts(receipt)
+    return prefix + suffix
+
+
+def with_trace(body: bytes, trace: Trace) -> Receipt:
+    """Read a stored body and give it its trace back.
+
+    Raises:
+        msgspec.DecodeError, msgspec.ValidationError: not the body of a receipt.
+    """
+    return msgspec.structs.replace(msgspec.convert(canonical.decode(body), Receipt), trace=trace)

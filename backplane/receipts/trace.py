@@ -1,0 +1,178 @@
+"""The events of one run as a sequence that stays on disk.
+
+Canonical bytes of each event, one a line, come from a journal's file (or from memory for a
+receipt that has no journal); events are decoded when somebody asks. Nothing here writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO, Final, cast, overload
+
+import msgspec
+
+from backplane.contract import canonical
+from backplane.contract.events import AgentEvent
+from backplane.errors import StoreError
+
+CHUNK_BYTES: Final = 1 << 17
+"""Read and hashed at once: SHA-256 runs at full speed, and the allocator reuses the block; from
+256 KiB on it maps fresh pages each time, measured at twice the cost."""
+MARK_LINES: Final = 1_024
+"""One remembered place in the file every so many events: a million events cost a thousand integers."""
+
+_decode_event: Final = cast("Callable[[bytes], AgentEvent]", msgspec.json.Decoder(AgentEvent).decode)
+
+
+class Trace(Sequence[AgentEvent]):
+    """Events of a run, in order, read on demand.
+
+    Args:
+        source: the file with one event a line, or these bytes themselves.
+        count: events in it; later lines of a file that still grows are not seen.
+        size_bytes: length of these lines, newlines included.
+        sha256: digest of the events joined by commas, when somebody has computed it before.
+
+    Raises:
+        StoreError: on any read, `receipt_store_failed` when the file is gone, short or not a trace.
+    """
+
+    def __init__(self, source: Path | bytes, count: int, size_bytes: int, sha256: str | None = None) -> None:
+        self.source = source
+        self.size_bytes = size_bytes
+        self._count = count
+        self._sha256 = sha256
+        self._marks: list[int] = []
+
+    @classmethod
+    def of(cls, events: Iterable[AgentEvent]) -> Trace:
+        """Keep events in memory as their canonical bytes."""
+        lines = [canonical.encode(event) + b"\n" for event in events]
+        data = b"".join(lines)
+        return cls(data, len(lines), len(data))
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the events joined by commas, lower-case hex; reads the whole trace the first time."""
+        if self._sha256 is None:
+            digest = hashlib.sha256()
+            for chunk in self.chunks():
+                digest.update(chunk)
+            self._sha256 = digest.hexdigest()
+        return self._sha256
+
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes between the brackets of `"trace":[…]`, in pieces of at most 128 KiB."""
+        left = self.size_bytes
+        with self._open() as file:
+            while left > 0:
+                block = file.read(min(left, CHUNK_BYTES))
+                if not block:
+                    raise self._short()
+                left -= len(block)
+                # A newline cannot stand inside a canonical event, so each one is a boundary.
+                yield (block if left else block[:-1]).replace(b"\n", b",")
+
+    def lines(self) -> Iterator[bytes]:
+        """The canonical bytes of each event."""
+        with self._open() as file:
+            left = self._count
+            for line in islice(file, left):
+                left -= 1
+                yield line[:-1] if line.endswith(b"\n") else line
+            if left:
+                raise self._short()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[AgentEvent]:
+        return map(self._event, self.lines())
+
+    @overload
+    def __getitem__(self, index: int) -> AgentEvent: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[AgentEvent]: ...
+    def __getitem__(self, index: int | slice) -> AgentEvent | list[AgentEvent]:
+        if isinstance(index, slice):
+            wanted = range(self._count)[index]
+            if wanted.step == 1:
+                return list(islice(self._from(wanted.start), len(wanted))) if wanted else []
+            return [self[position] for position in wanted]
+        position = range(self._count)[index]
+        event = next(self._from(position), None)
+        if event is None:
+            raise self._short()
+        return event
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str | bytes):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # equal to lists, which have no hash either
+
+    def __repr__(self) -> str:
+        return f"<Trace of {self._count} events, {self.size_bytes} bytes>"
+
+    def _from(self, position: int) -> Iterator[AgentEvent]:
+        marks = self._marks or self._mark()
+        row = bisect_right(range(0, len(marks) * MARK_LINES, MARK_LINES), position) - 1
+        with self._open() as file:
+            file.seek(marks[row])
+            yield from map(self._event, islice(file, position - row * MARK_LINES, self._count - row * MARK_LINES))
+
+    def _mark(self) -> list[int]:
+        offset, marks = 0, [0]
+        for number, line in enumerate(self.lines(), 1):
+            offset += len(line) + 1
+            if number % MARK_LINES == 0:
+                marks.append(offset)
+        self._marks = marks
+        return marks
+
+    def _event(self, line: bytes) -> AgentEvent:
+        try:
+            return _decode_event(line)
+        except msgspec.MsgspecError as error:
+            raise StoreError("receipt_store_failed", f"{self._name()} holds a line that is no event: {error}") from None
+
+    def _open(self) -> BinaryIO:
+        if isinstance(self.source, bytes):
+            return BytesIO(self.source)
+        try:
+            return self.source.open("rb")
+        except OSError as error:
+            raise StoreError("receipt_store_failed", f"cannot read {self.source}: {error.strerror}") from error
+
+    def _short(self) -> StoreError:
+        return StoreError(
+            "receipt_store_failed", f"{self._name()} ends before {self._count} events of {self.size_bytes} bytes"
+        )
+
+    def _name(self) -> str:
+        return str(self.source) if isinstance(self.source, Path) else "a trace in memory"
+
+
+def trace_chunks(trace: Sequence[AgentEvent]) -> Iterator[bytes]:
+    """The bytes between the brackets of `"trace":[…]` for any sequence of events, in bounded pieces."""
+    if isinstance(trace, Trace):
+        yield from trace.chunks()
+        return
+    events = iter(trace)
+    separator = b""
+    while batch := list(islice(events, MARK_LINES)):
+        yield separator + b",".join(map(canonical.encode, batch))
+        separator = b","
+
+
+def line_batches(trace: Sequence[AgentEvent]) -> Iterator[bytes]:
+    """Batches as `Journal.append` takes them, for any sequence of events."""
+    events = iter(trace)
+    while batch := list(islice(events, MARK_LINES)):
+        yield b"".join(canonical.encode(event) + b"\n" for event in batch)
