@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -198,8 +199,11 @@ def run_quietly(command: Sequence[str], env: dict[str, str] | None = None) -> su
 def last_words(done: subprocess.CompletedProcess[str]) -> str:
     """Return the line of a tool's output that says most about why it failed."""
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    # A build's own exception says more than pip's summary of it; pip's warnings say why an index was not reached.
+    raised = [line for line in lines if re.match(r"(\w+\.)*\w+(Error|Exception): ", line)]
+    unreached = [line for line in lines if line.startswith("WARNING: Retrying")]
     errors = [line for line in lines if line.lower().startswith("error")]
-    return (errors or lines or [f"exit code {done.returncode}, no output"])[-1]
+    return (raised or unreached or errors or lines or [f"exit code {done.returncode}, no output"])[-1]
 
 
 def tell(text: str) -> None:

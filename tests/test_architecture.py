@@ -51,7 +51,7 @@ ROOMS = {
     "contain": "errors",
     "telemetry": "contract",
     # the way through
-    "sidecar": f"{SHAPES} protocol",
+    "sidecar": f"{SHAPES} protocol policy",
     "acp": SHAPES,
     "tools": f"{SHAPES} policy process",
     "backends": f"{SHAPES} protocol process sidecar share",
