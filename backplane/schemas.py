@@ -206,9 +206,8 @@ def build(name: str) -> Json:
             definitions[owner]["properties"][field] |= more
     for owner, body in definitions.items():
         if written and owner not in ("Backplane", "End", "Patch"):
-            body["required"] = [
-                key for key, member in body["properties"].items() if _is_written(owner, key, member, body)
-            ]
+            members = body["properties"].items()
+            body["required"] = [key for key, member in members if _is_written(owner, key, member, body)]
         if name in _CLOSED and "properties" in body:
             body["additionalProperties"] = False
     return {"$schema": _DRAFT, "$id": _ID + name, "title": name, **_tidy(root), "$defs": definitions}
@@ -229,13 +228,11 @@ def _tidy(node: Json) -> Json:
         node["description"] = inspect.cleandoc(node["description"]).split("\n\n")[0].replace("\n", " ")
     if "discriminator" in node:
         return _by_tag(node.pop("discriminator"))
-    if "anyOf" in node and all(
-        set(choice) <= _PLAIN and isinstance(choice.get("type"), str) for choice in node["anyOf"]
-    ):
-        choices = node.pop("anyOf")
-        types = [choice["type"] for choice in choices]
+    choices = node.get("anyOf", ())
+    if choices and all(set(choice) <= _PLAIN and isinstance(choice.get("type"), str) for choice in choices):
+        del node["anyOf"]
         merged = {key: value for choice in choices for key, value in choice.items()}
-        return {**merged, **node, "type": types}
+        return {**merged, **node, "type": [choice["type"] for choice in choices]}
     return node
 
 
@@ -272,28 +269,56 @@ def load_schema(name: str) -> bytes:
     return path.read_bytes()
 
 
-def stale(folder: Path) -> list[str]:
-    """Names of files in `folder` that are missing, differ from their structs, or belong to no shape."""
-    wanted = {f"{name}.json": render(name) for name in names()}
-    present = {path.name for path in folder.glob("*.json")}
-    differing = {name for name in wanted if name in present and (folder / name).read_bytes() != wanted[name]}
-    return sorted((set(wanted) ^ present) | differing)
+def error_table() -> str:
+    """The text of `contracts/errors.md`."""
+    rows = [
+        f"| `{code}` | {facts.meaning} | {facts.fault} | {'yes' if facts.retryable else 'no'} "
+        f"| {facts.exit_code} | `{facts.provider_code}` |"
+        for code, facts in CODES.items()
+    ]
+    return _ERRORS_HEAD + "\n".join(rows) + "\n"
+
+
+_ERRORS_HEAD: Final = """# Error codes
+
+Stable strings, never changed or removed; the words beside them may change. *Fault* says where to look: the caller
+(the order or the configuration), this control plane, the host, the model's service (upstream) or the machine.
+*Retry*: whether the same order may succeed later. *Exit* is the exit code of a command that ends with the error,
+*provider code* the nearest of the seven codes of the provider interface. A peer that sends any other code is taken
+to say `internal`. This file is written by `python -m backplane.schemas`.
+
+| code | meaning | fault | retry | exit | provider code |
+|---|---|---|---|---|---|
+"""
+
+
+def stale() -> list[Path]:
+    """Generated files that are missing or differ from what they are made of, and schemas that belong to no shape."""
+    wanted = _generated()
+    strangers = set(share.find("schemas").glob("*.json")) - set(wanted)
+    return sorted(
+        strangers | {path for path, data in wanted.items() if not path.is_file() or path.read_bytes() != data}
+    )
+
+
+def _generated() -> dict[Path, bytes]:
+    schemas = {share.find("schemas") / f"{name}.json": render(name) for name in names()}
+    return {**schemas, share.find("contracts") / "errors.md": error_table().encode()}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the schemas, or with `--check` say which are stale (exit code 1)."""
-    folder = share.find("schemas")
-    old = stale(folder)
+    """Write what is stale, or with `--check` only name it (exit code 1)."""
+    old, wanted = stale(), _generated()
     if "--check" in arguments:
-        for name in old:
-            sys.stderr.write(f"schemas/{name} is stale; run: python -m backplane.schemas\n")
+        for path in old:
+            sys.stderr.write(f"{path} is stale; run: python -m backplane.schemas\n")
         return 1 if old else 0
-    for name in old:
-        if name.removesuffix(".json") in names():
-            (folder / name).write_bytes(render(name.removesuffix(".json")))
+    for path in old:
+        if path in wanted:
+            path.write_bytes(wanted[path])
         else:
-            (folder / name).unlink()
-    sys.stdout.write(f"{len(names())} schemas in {folder}, {len(old)} of them changed\n")
+            path.unlink()
+    sys.stdout.write(f"{len(wanted)} generated files, {len(old)} of them changed\n")
     return 0
 
 

@@ -1,0 +1,95 @@
+"""The generated schemas: fresh, valid draft 2020-12, and as lenient or strict as they claim."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from backplane import schemas, share
+from backplane.errors import ConfigError
+
+EXAMPLES = share.find("contracts") / "examples"
+GOOD = sorted(path for path in EXAMPLES.glob("*/*.json") if path.parent.name != "bad")
+
+
+def violations(name: str, document: Any) -> list[str]:
+    validator = jsonschema.Draft202012Validator(json.loads(schemas.load_schema(name)))
+    return ["/" + "/".join(map(str, error.absolute_path)) for error in validator.iter_errors(document)]
+
+
+def test_the_written_files_are_those_of_today() -> None:
+    assert schemas.stale() == []
+
+
+@pytest.mark.parametrize("name", schemas.names())
+def test_every_schema_is_a_valid_one_with_an_id_of_its_own(name: str) -> None:
+    schema = json.loads(schemas.load_schema(name))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$id"].endswith(":" + name)
+    assert schemas.render(name) == schemas.render(name) == schemas.load_schema(name)
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_example_fits_its_schema(path: Any) -> None:
+    assert violations(path.parent.name, json.loads(path.read_bytes())) == []
+
+
+def test_every_schema_has_an_example() -> None:
+    assert {path.parent.name for path in GOOD} == set(schemas.names())
+
+
+def test_only_a_policy_and_a_configuration_refuse_unknown_members() -> None:
+    closed = {name for name in schemas.names() if b'"additionalProperties": false' in schemas.load_schema(name)}
+    assert closed == {"policy", "configuration"} & set(schemas.names())
+
+
+def test_an_order_needs_its_task_alone_and_is_written_whole() -> None:
+    whole = json.loads((EXAMPLES / "work_order/whole.json").read_bytes())
+    for member in whole:
+        cut = {key: value for key, value in whole.items() if key != member}
+        assert bool(violations("work_order", cut)) == (member == "task")
+        assert violations("work_order_written", cut)
+
+
+def test_a_written_receipt_has_every_member_and_a_read_one_may_leave_out_the_optional() -> None:
+    sealed = json.loads((EXAMPLES / "receipt_written/sealed.json").read_bytes())
+    for member in sealed:
+        cut = {key: value for key, value in sealed.items() if key != member}
+        assert bool(violations("receipt", cut)) == (member not in ("mode", "receipt_sha256"))
+        assert violations("receipt_written", cut)
+
+
+def test_a_violation_inside_a_choice_is_named_where_it_is() -> None:
+    receipt = json.loads((EXAMPLES / "receipt/sealed.json").read_bytes())
+    receipt["trace"][3]["tool_name"] = 7
+    assert violations("receipt", receipt) == ["/trace/3/tool_name"]
+
+
+def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
+    for name in ("receipts", "../pyproject", ""):
+        with pytest.raises(ConfigError) as caught:
+            schemas.load_schema(name)
+        assert "work_order" in str(caught.value.hint)
+
+
+def test_stale_files_are_named_and_written_anew(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind in ("schemas", "contracts"):
+        (tmp_path / kind).mkdir()
+    (tmp_path / "schemas/old.json").write_text("{}")
+    monkeypatch.setattr(share, "_PLACES", (tmp_path,))
+    assert schemas.main(["--check"]) == 1
+    assert "old.json is stale" in capsys.readouterr().err
+    assert schemas.main([]) == 0
+    assert schemas.main(["--check"]) == 0
+    assert not (tmp_path / "schemas/old.json").exists()
+
+
+def test_a_copy_without_its_files_says_what_is_missing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share, "_PLACES", (tmp_path,))
+    with pytest.raises(ConfigError, match="'hosts'"):
+        share.find("hosts")
