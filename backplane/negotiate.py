@@ -1,0 +1,144 @@
+"""What an order requires against what a backend says it has.
+
+A manifest and requirements go in, one finding a requirement comes out, with its reason and
+with the smallest change to the order that this backend would take. Emulating what is
+missing, choosing another backend and asking the host are not here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.contract.capability import CAPABILITIES, Level, Manifest, Requirement, Requirements, Threshold
+from backplane.errors import CapabilityError
+
+Verdict = Literal["native", "emulated", "restricted", "missing"]
+"""How the backend has it; `missing` is absent, unsupported, or not a word of the contract."""
+
+_DOWNWARDS: Final[tuple[Threshold, ...]] = ("native", "emulated", "any")
+"""Thresholds from the most to the least demanding."""
+
+_NEAREST_MIN: Final = 0.6
+"""Least likeness (0 to 1) of a name worth suggesting; difflib's own default."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One requirement and what became of it."""
+
+    capability: str
+    min_support: Threshold
+    verdict: Verdict
+    satisfied: bool
+    reason: str
+    """One line for people, whichever way it went."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One step of the smallest change: lower a threshold, or drop the requirement."""
+
+    capability: str
+    min_support: Threshold
+    to: Threshold | None
+    """The threshold that would be met; None drops the requirement."""
+
+    def to_wire(self) -> Json:
+        wire: dict[str, Json] = {"capability": self.capability, "from": self.min_support}
+        return wire | ({"drop": True} if self.to is None else {"to": self.to})
+
+    def __str__(self) -> str:
+        return f"drop {self.capability}" if self.to is None else f"lower {self.capability} to {self.to}"
+
+
+class Negotiation(msgspec.Struct, frozen=True):
+    """The findings of one order against one manifest, in the order's own sequence."""
+
+    findings: tuple[Finding, ...]
+    smallest_change: tuple[Change, ...]
+    """Empty when everything is satisfied. Taking it makes the order one that this manifest satisfies."""
+
+    @property
+    def satisfied(self) -> bool:
+        return all(finding.satisfied for finding in self.findings)
+
+    @property
+    def unmet(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if not finding.satisfied)
+
+    @property
+    def smallest_change_text(self) -> str:
+        """The smallest change as one sentence without a full stop; empty when none is needed."""
+        return "; ".join(str(change) for change in self.smallest_change)
+
+    def to_wire(self) -> Json:
+        """What the receipt keeps under `usage_raw.backplane.negotiation`."""
+        return {
+            "satisfied": self.satisfied,
+            "findings": [msgspec.to_builtins(finding) for finding in self.findings],
+            "smallest_change": [change.to_wire() for change in self.smallest_change],
+        }
+
+
+def negotiate(requirements: Requirements, manifest: Manifest) -> Negotiation:
+    """Judge every requirement; an ability that the manifest does not name satisfies no threshold, `any` included."""
+    findings = tuple(_judge(requirement, manifest) for requirement in requirements.required)
+    return Negotiation(findings, tuple(_changes(findings, manifest)))
+
+
+def refusal(negotiation: Negotiation, backend_id: str) -> CapabilityError:
+    """Build the `capability_unsupported` error that names every unmet requirement and the way out."""
+    unmet = "; ".join(finding.reason for finding in negotiation.unmet)
+    return CapabilityError(
+        "capability_unsupported",
+        f"backend '{backend_id}' does not satisfy the order: {unmet}",
+        hint=f"{negotiation.smallest_change_text}, or choose another backend",
+    )
+
+
+def _judge(requirement: Requirement, manifest: Manifest) -> Finding:
+    name, wanted = requirement.capability, requirement.min_support
+    level = manifest.levels.get(name)
+    if level is not None:
+        satisfied = level.satisfies(wanted)
+        verdict: Verdict = "missing" if level.name == "unsupported" else level.name
+        return Finding(name, wanted, verdict, satisfied, _level_reason(name, wanted, level, satisfied))
+    if name not in CAPABILITIES:
+        return Finding(name, wanted, "missing", False, f"{name}: the contract has no such capability{_nearest(name)}")
+    if name not in manifest.unknown:
+        return Finding(
+            name, wanted, "missing", False, f"{name}: the order wants {wanted}, the backend does not name it"
+        )
+    reason = f"{name}: the order wants {wanted}, the backend gives it a level that the contract does not have"
+    return Finding(name, wanted, "missing", wanted == "any", reason)
+
+
+def _level_reason(name: str, wanted: Threshold, level: Level, satisfied: bool) -> str:
+    because = f" ({level.reason})" if level.reason else ""
+    turn = "and" if satisfied else "but"
+    return f"{name}: the order wants {wanted}, {turn} the backend has {level.name}{because}"
+
+
+def _nearest(name: str) -> str:
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), CAPABILITIES, n=1, cutoff=_NEAREST_MIN)
+    return f"; the nearest name is {close[0]}" if close else ""
+
+
+def _changes(findings: Iterable[Finding], manifest: Manifest) -> Iterable[Change]:
+    seen: set[tuple[str, Threshold]] = set()
+    for finding in findings:
+        key = (finding.capability, finding.min_support)
+        if not finding.satisfied and key not in seen:
+            seen.add(key)
+            yield Change(*key, _best_threshold(finding.capability, manifest))
+
+
+def _best_threshold(name: str, manifest: Manifest) -> Threshold | None:
+    """The most demanding threshold that this manifest meets for the ability."""
+    for threshold in _DOWNWARDS:
+        if _judge(Requirement(name, threshold), manifest).satisfied:
+            return threshold
+    return None
