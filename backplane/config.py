@@ -1,0 +1,451 @@
+"""Settings: a TOML file, the environment and flags in, one frozen struct out.
+
+The one place that merges the three (flags over environment over file) and that knows where
+state lives and what a child's environment holds. Which hosts are shipped is not known here,
+and nothing is read at import.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from backplane.errors import ConfigError, StoreError
+
+FILE_NAME: Final = "backplane.toml"
+
+FILE_BYTES_MAX: Final = 1024 * 1024
+"""Largest configuration read: a hundred backends take some 20 KiB, and `--config` may name a device without end."""
+
+PREFIX: Final = "BACKPLANE_"
+
+SECONDS_MAX: Final = 31_536_000.0
+"""Longest time a setting may have: a year. Beyond it, infinity included, clocks of the system overflow."""
+
+COUNT_MAX: Final = 2**53
+"""Largest count or size a setting may have: exact in every program that may read it back."""
+
+Environ = Mapping[str, str]
+Isolation = Literal["required", "best_effort", "off"]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=SECONDS_MAX)]
+Count = Annotated[int, msgspec.Meta(gt=0, le=COUNT_MAX)]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long, how large, how many. Times in seconds."""
+
+    hello_s: Seconds = 10.0
+    """From start to hello: the slowest vendor program seen takes three, a cold disk doubles that."""
+    idle_s: Seconds = 300.0
+    """Silence after which a run is given up: a model may think for minutes, it does not for five."""
+    run_s: Seconds | None = None
+    """A whole run; None is no bound, because only the caller knows how long the task may take."""
+    cancel_grace_s: Seconds = 2.0
+    """For a child to end by itself: time to write its files, short enough for whoever pressed Ctrl-C."""
+    write_s: Seconds = 30.0
+    """For a child to take what we write: only one that hangs leaves a pipe full that long."""
+    ask_s: Seconds = 300.0
+    """For a person to answer: back from another window, yet not for ever."""
+    line_bytes_max: Count = 16 * 1024 * 1024
+    """One line of the protocol: images in base64 need more than 1 MiB."""
+    stderr_bytes_max: Count = 64 * 1024
+    """Kept of a child's stderr: the tail holds the reason, and it goes into the receipt."""
+    noise_bytes_max: Count = 64 * 1024
+    """Kept of a child's stray output: the banner that explains a failure is at its beginning."""
+    runs_max: Count = 32
+    """Runs at once: each may be an agent of 200 MB, and a laptop must live through it."""
+    waiting_max: Count = 1024
+    """Runs that wait for a place: a caller with more than that has a queue of its own."""
+    workspace_bytes_max: Count = 20 * 1024**3
+    """A staged copy: larger than big repositories, smaller than a disk."""
+    workspace_files_max: Count = 1_000_000
+    """Files in a staged copy: several times the largest repositories known."""
+
+
+class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[backends.NAME]`: a command, or a shipped host by name.
+
+    Raises:
+        ValueError: when both or neither of `command` and `host` are given, or the command is empty.
+    """
+
+    command: tuple[str, ...] | None = None
+    """Program and arguments; `load` makes relative paths in it absolute."""
+    host: str | None = None
+    """Name of a shipped host."""
+    env: dict[str, str] = {}
+    """Added to the child's environment; `$B` takes our variable B, `$$` stands for one dollar sign."""
+    options: dict[str, Any] = {}
+    """Settings of a shipped host, in its own words."""
+    remote: bool = False
+    """The host works on another machine: nothing is staged here."""
+    hello_s: Seconds | None = None
+    """This and the next three: instead of the same name in `[limits]`; None takes that one."""
+    idle_s: Seconds | None = None
+    run_s: Seconds | None = None
+    cancel_grace_s: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        if (self.command is None) == (self.host is None):
+            raise ValueError("exactly one of `command` and `host` must be given")
+        if self.command is not None and (not self.command or not self.command[0]):
+            raise ValueError("`command` names no program")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that is set and not asked for with one order."""
+
+    default_backend: str | None = None
+    """Taken when an order names none."""
+    backends: dict[str, BackendSettings] = {}
+    limits: Limits = Limits()
+    isolation: Isolation = "best_effort"
+    policy: str | None = None
+    """File with the policy of orders that bring none; absolute after `load`."""
+
+    def limits_of(self, backend: str) -> Limits:
+        """The limits of one backend: its own where it has some."""
+        own = self.backends.get(backend)
+        given = {name: getattr(own, name, None) for name in _OVERRIDES}
+        return msgspec.structs.replace(
+            self.limits, **{name: value for name, value in given.items() if value is not None}
+        )
+
+
+_OVERRIDES: Final = ("hello_s", "idle_s", "run_s", "cancel_grace_s")
+_LIMITS: Final = {field.name: field.type for field in msgspec.structs.fields(Limits)}
+_PLAIN: Final = {
+    field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in ("backends", "limits")
+}
+SINGLE: Final[dict[str, Any]] = {**_PLAIN, **_LIMITS}
+"""Settings that a flag or a variable can give, by their name; the variable is `BACKPLANE_` and the name in capitals."""
+
+OTHER_VARIABLES: Final = ("HOME", "CONFIG", "DEBUG")
+"""Variables with our prefix that are no settings: where state is, which file to read, show tracebacks."""
+
+
+def load(
+    path: Path | None, environ: Environ, cwd: Path, flags: Mapping[str, str | float | None] | None = None
+) -> Settings:
+    """Merge the file, the environment and the flags.
+
+    Args:
+        path: the file to read; None searches (`find_file`), and then no file is fine.
+        flags: names of `SINGLE` to values; None is "not given". Relative paths count from `cwd`.
+
+    Raises:
+        ConfigError: `config_invalid`, with file and line where they can be told.
+    """
+    found = (cwd / path) if path is not None else find_file(environ, cwd)
+    settings = read_file(found) if found is not None else Settings()
+    given = _from_environment(environ)
+    for name, value in (flags or {}).items():
+        if value is not None:
+            given[name] = _single(name, value, f"the option for {name}")
+    return _with(settings, given, cwd)
+
+
+def find_file(environ: Environ, cwd: Path) -> Path | None:
+    """The configuration in force: `$BACKPLANE_CONFIG`, else `./backplane.toml`, else the user's, else None."""
+    if environ.get(PREFIX + "CONFIG"):
+        return cwd / environ[PREFIX + "CONFIG"]
+    folder = _absolute(environ, "XDG_CONFIG_HOME") or user_folder(environ) / ".config"
+    for file in (cwd / FILE_NAME, folder / "backplane" / FILE_NAME):
+        if os.path.lexists(file):
+            return file
+    return None
+
+
+def read_file(path: Path) -> Settings:
+    """Read one configuration file; relative paths in it count from its folder.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    return parse(_read_bytes(path), source=str(path), folder=path.absolute().parent)
+
+
+def parse(data: bytes, *, source: str, folder: Path) -> Settings:
+    """Read the text of a configuration.
+
+    Args:
+        source: what errors call it.
+        folder: where relative paths count from.
+
+    Raises:
+        ConfigError: `config_invalid`; also for a key that stands twice.
+    """
+    try:
+        text = data.decode()
+        # With a newline at the end a fault on the last line has a number, too.
+        table = tomllib.loads(text + "\n")
+    except (ValueError, RecursionError) as error:
+        raise _invalid(source, None, f"not readable as TOML: {error or type(error).__name__}") from error
+    backends = table.pop("backends", {})
+    if not isinstance(backends, dict):
+        raise _invalid(source, _line_of(text, ("backends",)), "`backends` must be a table")
+    own: Settings = _convert(table, Settings, (), source, text)
+    named = {name: _backend(name, value, source, text, folder) for name, value in backends.items()}
+    policy = str(folder / own.policy) if own.policy is not None else None
+    return msgspec.structs.replace(own, backends=named, policy=policy)
+
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""A backend's name: it stands in receipts, in file names and on command lines."""
+
+
+def _backend(name: str, value: Any, source: str, text: str, folder: Path) -> BackendSettings:
+    place = ("backends", name)
+    if _NAME.fullmatch(name) is None:
+        fact = f"a backend cannot be named {name[:80]!r}: letters, digits, '.', '_' and '-', 64 at most"
+        raise _invalid(source, _line_of(text, place), fact)
+    backend: BackendSettings = _convert(value, BackendSettings, place, source, text)
+    for variable, content in backend.env.items():
+        if not _is_variable(variable, content):
+            fact = f"`backends.{name}.env` has {variable[:80]!r}, which cannot be set as a variable"
+            raise _invalid(source, _line_of(text, (*place, "env")), fact)
+    if backend.command is None:
+        return backend
+    return msgspec.structs.replace(backend, command=absolute_command(backend.command, folder))
+
+
+def absolute_command(command: tuple[str, ...], folder: Path) -> tuple[str, ...]:
+    """Make a command independent of the current folder.
+
+    A word is a relative path when it is the program and has a slash, when it begins with `./` or
+    `../`, or when a file of that name exists in `folder`; a bare program name is left to PATH.
+    """
+    program, *words = command
+    first = str(folder / program) if "/" in program else program
+    return (first, *(_absolute_word(word, folder) for word in words))
+
+
+def _absolute_word(word: str, folder: Path) -> str:
+    if not word or word.startswith(("/", "-")) or "\0" in word:
+        return word
+    if word.startswith(("./", "../")):
+        return str(folder / word)
+    try:
+        return str(folder / word) if (folder / word).is_file() else word
+    except OSError:  # a script of thousands of letters is no file name
+        return word
+
+
+def home(environ: Environ) -> Path:
+    """The state directory, made with mode 0700 where it is not there yet.
+
+    Raises:
+        StoreError: `receipt_store_failed`, it cannot be made.
+    """
+    path = home_path(environ)
+    try:
+        if not path.is_dir():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, "EIO")
+        raise StoreError(
+            "receipt_store_failed",
+            f"the state directory {path} cannot be made: {name} ({error.strerror})",
+            hint=f"set {PREFIX}HOME to a folder that this user can write",
+        ) from error
+    return path
+
+
+def home_path(environ: Environ) -> Path:
+    """Where the state directory is or would be; nothing is made."""
+    if environ.get(PREFIX + "HOME"):
+        return Path(environ[PREFIX + "HOME"]).expanduser().absolute()
+    folder = _absolute(environ, "XDG_STATE_HOME") or user_folder(environ) / ".local" / "state"
+    return folder / "backplane"
+
+
+def user_folder(environ: Environ) -> Path:
+    """The user's home directory, by HOME or the system's list of users."""
+    if environ.get("HOME"):
+        return Path(environ["HOME"]).absolute()
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        # A container may run as a number without a name; "/" is what login gives such a user.
+        return Path("/")
+
+
+def _absolute(environ: Environ, name: str) -> Path | None:
+    """The XDG rule: a relative path in these variables is to be ignored."""
+    value = environ.get(name, "")
+    return Path(value) if value.startswith("/") else None
+
+
+_PASSED_ON: Final = frozenset(
+    {"PATH", "HOME", "LANG", "TZ", "TERM", "TMPDIR"}
+    | {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}
+    | {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy"}
+)
+
+
+def child_environment(
+    settings_env: Mapping[str, str], order_env: Mapping[str, str], environ: Environ
+) -> dict[str, str]:
+    """The whole environment of a child; nothing else of ours is handed down.
+
+    Args:
+        settings_env: a backend's `env`; `$B` takes our variable B.
+        order_env: an order's `config.env`, taken as it is.
+
+    Raises:
+        ConfigError: `config_invalid`, a variable that `env` names is not set, or a name cannot be one.
+    """
+    child = {name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith("LC_")}
+    child |= {name: _expand(name, value, environ) for name, value in settings_env.items()}
+    for name, value in order_env.items():
+        if not _is_variable(name, value):
+            raise ConfigError("config_invalid", f"config.env has {name[:80]!r}, which cannot be set as a variable")
+    return child | dict(order_env)
+
+
+def missing_variables(settings_env: Mapping[str, str], environ: Environ) -> list[str]:
+    """Our variables that a backend's `env` names and that are not set."""
+    wanted = (value[1:] for value in settings_env.values() if value.startswith("$") and not value.startswith("$$"))
+    return sorted({name for name in wanted if name not in environ})
+
+
+def _expand(name: str, value: str, environ: Environ) -> str:
+    if not value.startswith("$"):
+        return value
+    if value.startswith("$$"):
+        return value[1:]
+    if value[1:] not in environ:
+        raise ConfigError(
+            "config_invalid",
+            f"env names {name} = {value!r}, but {value[1:]} is not set",
+            hint=f"export {value[1:]}, or take the entry out of the configuration",
+        )
+    return environ[value[1:]]
+
+
+def _is_variable(name: str, value: str) -> bool:
+    return bool(name) and "=" not in name and "\0" not in name and "\0" not in value
+
+
+def _from_environment(environ: Environ) -> dict[str, Any]:
+    variables = {name: PREFIX + name.upper() for name in SINGLE}
+    return {
+        name: _single(name, environ[variable], f"the variable {variable}")
+        for name, variable in variables.items()
+        if environ.get(variable)
+    }
+
+
+def _single(name: str, value: str | float, called: str) -> Any:
+    try:
+        return msgspec.convert(value, SINGLE[name], strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError("config_invalid", f"{called} is wrong: {error}, not {str(value)[:80]!r}") from error
+
+
+def _with(settings: Settings, given: Mapping[str, Any], cwd: Path) -> Settings:
+    """Lay what was given over a file's settings; a time given here counts for every backend."""
+    plain = {name: given[name] for name in _PLAIN if name in given}
+    if plain.get("policy") is not None:
+        plain["policy"] = str(cwd / plain["policy"])
+    times = {name: given[name] for name in _OVERRIDES if name in given}
+    replace = msgspec.structs.replace
+    return replace(
+        settings,
+        **plain,
+        limits=replace(settings.limits, **{name: given[name] for name in _LIMITS if name in given}),
+        backends={name: replace(backend, **times) for name, backend in settings.backends.items()},
+    )
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError("config_invalid", f"the configuration {path} cannot be read: {why}") from error
+    if len(data) > FILE_BYTES_MAX:
+        raise _invalid(str(path), None, f"over {FILE_BYTES_MAX} bytes")
+    return data
+
+
+_AT: Final = re.compile(r" - at `\$\.?(.*)`$")
+_UNKNOWN: Final = re.compile(r"unknown field `(.*?)`")
+
+
+def _convert(value: Any, shape: type[Any], place: tuple[str, ...], source: str, text: str) -> Any:
+    """Give a table its type, or say in the file's own words which member is wrong."""
+    try:
+        return msgspec.convert(value, shape)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        at = _AT.search(message)
+        path = (*place, *_keys(at[1] if at else ""))
+        fact = _AT.sub("", message)
+        unknown = _UNKNOWN.search(fact)
+        if unknown is not None:
+            path = (*path, unknown[1])
+            owner = _known(shape, path[len(place) : -1])
+            fact = "no such setting" + (f"; known here are {', '.join(owner)}" if owner else "")
+        raise _invalid(source, _line_of(text, path), f"`{'.'.join(path)}`: {fact}" if path else fact) from error
+
+
+def _keys(at: str) -> tuple[str, ...]:
+    """The names in a path like `limits.hello_s` or `command[0]`, as far as they are names."""
+    return tuple(key for key in re.split(r"[.\[]", at) if key and not key.endswith("]"))
+
+
+def _known(shape: type[Any], inner: tuple[str, ...]) -> tuple[str, ...]:
+    owner = Limits if inner == ("limits",) else shape
+    return owner.__struct_fields__
+
+
+def _invalid(source: str, line: int | None, fact: str) -> ConfigError:
+    where = f"{source}, line {line}" if line is not None else source
+    return ConfigError("config_invalid", f"{where}: {fact}", hint="see `backplane schema configuration`")
+
+
+_LINES_TRIED_MAX: Final = 2_000
+"""How many readings of a wrong file are spent on finding the line; each takes under a millisecond."""
+
+
+def _line_of(text: str, path: tuple[str, ...]) -> int | None:
+    """The line on which a member of the file stands: the first that, cut there, makes the file have it.
+
+    A value over several lines is whole only later, hence the second loop.
+    """
+    lines = text.splitlines(keepends=True)
+    tries = _LINES_TRIED_MAX
+    for number, line in enumerate(lines, 1):
+        if path and path[-1] not in line:
+            continue
+        for end in range(number, len(lines) + 1):
+            tries -= 1
+            if tries < 0:
+                return None
+            try:
+                table = tomllib.loads("".join(lines[:end]))
+            except ValueError:
+                continue
+            if _holds(table, path):
+                return number
+            break
+    return None
+
+
+def _holds(table: Any, path: tuple[str, ...]) -> bool:
+    for key in path:
+        if not isinstance(table, dict) or key not in table:
+            return False
+        table = table[key]
+    return True
