@@ -82,7 +82,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     host: str | None = None
     """Name of a shipped host."""
     env: dict[str, str] = {}
-    """Added to the child's environment; `$B` takes our variable B, `$$` stands for one dollar sign."""
+    """Added to the child's environment; a value `$B` stands for our variable B."""
     options: dict[str, Any] = {}
     """Settings of a shipped host, in its own words."""
     remote: bool = False
@@ -99,6 +99,14 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         if self.command is not None and (not self.command or not self.command[0]):
             raise ValueError("`command` names no program")
 
+    def limits_over(self, limits: Limits) -> Limits:
+        """These limits, with this backend's own in their place."""
+        own = {name: getattr(self, name) for name in _OVERRIDES if getattr(self, name) is not None}
+        return msgspec.structs.replace(limits, **own)
+
+
+_OVERRIDES: Final = ("hello_s", "idle_s", "run_s", "cancel_grace_s")
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that is set and not asked for with one order."""
@@ -114,13 +122,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def limits_of(self, backend: str) -> Limits:
         """The limits of one backend: its own where it has some."""
         own = self.backends.get(backend)
-        given = {name: getattr(own, name, None) for name in _OVERRIDES}
-        return msgspec.structs.replace(
-            self.limits, **{name: value for name, value in given.items() if value is not None}
-        )
+        return own.limits_over(self.limits) if own is not None else self.limits
 
 
-_OVERRIDES: Final = ("hello_s", "idle_s", "run_s", "cancel_grace_s")
 _LIMITS: Final = {field.name: field.type for field in msgspec.structs.fields(Limits)}
 _PLAIN: Final = {
     field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in ("backends", "limits")
@@ -298,38 +302,17 @@ def child_environment(
     """The whole environment of a child; nothing else of ours is handed down.
 
     Args:
-        settings_env: a backend's `env`; `$B` takes our variable B.
-        order_env: an order's `config.env`, taken as it is.
+        settings_env: a backend's `env`, its `$B` already replaced.
+        order_env: an order's `config.env`; it wins.
 
     Raises:
-        ConfigError: `config_invalid`, a variable that `env` names is not set, or a name cannot be one.
+        ConfigError: `config_invalid`, a name of the order's cannot be a variable.
     """
     child = {name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith("LC_")}
-    child |= {name: _expand(name, value, environ) for name, value in settings_env.items()}
     for name, value in order_env.items():
         if not _is_variable(name, value):
             raise ConfigError("config_invalid", f"config.env has {name[:80]!r}, which cannot be set as a variable")
-    return child | dict(order_env)
-
-
-def missing_variables(settings_env: Mapping[str, str], environ: Environ) -> list[str]:
-    """Our variables that a backend's `env` names and that are not set."""
-    wanted = (value[1:] for value in settings_env.values() if value.startswith("$") and not value.startswith("$$"))
-    return sorted({name for name in wanted if name not in environ})
-
-
-def _expand(name: str, value: str, environ: Environ) -> str:
-    if not value.startswith("$"):
-        return value
-    if value.startswith("$$"):
-        return value[1:]
-    if value[1:] not in environ:
-        raise ConfigError(
-            "config_invalid",
-            f"env names {name} = {value!r}, but {value[1:]} is not set",
-            hint=f"export {value[1:]}, or take the entry out of the configuration",
-        )
-    return environ[value[1:]]
+    return child | dict(settings_env) | dict(order_env)
 
 
 def _is_variable(name: str, value: str) -> bool:
