@@ -9,8 +9,6 @@ and stands in no schema.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import json
 import sys
@@ -21,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane import share
+from backplane.config import Settings
 from backplane.contract import envelope
 from backplane.contract.canonical import INT_MAX, Json
 from backplane.contract.capability import CAPABILITIES
@@ -85,6 +84,9 @@ _FIELDS: Final[dict[tuple[str, str], Json]] = {
     ("Pong", "seq"): {"minimum": 0, **_COUNTER},
 }
 """What a member's Python type does not say."""
+
+_RULES: Final[dict[str, Json]] = {"BackendSettings": {"oneOf": [{"required": ["command"]}, {"required": ["host"]}]}}
+"""What holds between the members of one struct."""
 
 _FIELDS_WRITTEN: Final[dict[tuple[str, str], Json]] = {
     ("WorkOrder", "id"): {"pattern": _UUID_WRITTEN},
@@ -176,28 +178,23 @@ SHAPES: Final[dict[str, Any]] = {
     "event_written": AgentEvent,
     "backplane": Backplane,
     "policy": PolicyProfile,
+    "configuration": Settings,
     **{f"envelope_{name}": kind for name, kind in _ENVELOPES.items()},
     "envelope_run_written": envelope.Run,
 }
-"""Name of a schema → the type it describes. `configuration` joins them where that room exists."""
+"""Name of a schema → the type it describes."""
 
 _CLOSED: Final = ("policy", "configuration")
 
 
 def names() -> tuple[str, ...]:
     """The names of all schemas, in the order in which they are written."""
-    return tuple(_shapes())
-
-
-def _shapes() -> dict[str, Any]:
-    if importlib.util.find_spec("backplane.config") is None:
-        return dict(SHAPES)
-    return {**SHAPES, "configuration": importlib.import_module("backplane.config").Settings}
+    return tuple(SHAPES)
 
 
 def build(name: str) -> Json:
     """Make one schema from the contract's structs."""
-    kind, written = _shapes()[name], name.endswith("_written")
+    kind, written = SHAPES[name], name.endswith("_written")
     extra = [Receipt] if kind in (envelope.Final, envelope.Fatal) else [Backplane] if name == "receipt_written" else []
     (root, *_), found = msgspec.json.schema_components([kind, *extra], ref_template="#/$defs/{name}")
     definitions = {key: _tidy(body) for key, body in found.items()}
@@ -208,6 +205,7 @@ def build(name: str) -> Json:
         if written and owner not in ("Backplane", "End", "Patch"):
             members = body["properties"].items()
             body["required"] = [key for key, member in members if _is_written(owner, key, member, body)]
+        body |= _RULES.get(owner, {})
         if name in _CLOSED and "properties" in body:
             body["additionalProperties"] = False
     return {"$schema": _DRAFT, "$id": _ID + name, "title": name, **_tidy(root), "$defs": definitions}
