@@ -6,22 +6,25 @@ demand. Everything here blocks and may be called from any thread.
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from backplane.contract import canonical
 from backplane.contract.receipt import Receipt
 from backplane.errors import ConfigError, StoreError
-from backplane.receipts import database
+from backplane.receipts import audit, database, recovery
 from backplane.receipts.journal import PATCH, TRACE, Journal
+from backplane.receipts.recovery import Orphan, Orphans, Recovery
+from backplane.receipts.rows import Checkpoint, Row, Rows, columns_of
 from backplane.receipts.seal import with_trace, without_trace
 from backplane.receipts.trace import Trace, line_batches
 
@@ -30,39 +33,6 @@ PREFIX_CHARS_MIN: Final = 4
 AMBIGUOUS_SHOWN: Final = 5
 _PAGE_ROWS: Final = 256
 
-
-class Row(msgspec.Struct, frozen=True):
-    """One stored receipt as the list shows it."""
-
-    sequence: int
-    run_id: str
-    work_order_id: str
-    backend: str
-    outcome: str
-    reason: str | None
-    """`usage_raw.backplane.end.reason`; None in a receipt that does not say."""
-    started_at: str
-    finished_at: str
-    duration_ms: int
-    sha256: str
-    trace_count: int
-    trace_bytes: int
-    trace_sha256: str
-    """Of the events joined by commas."""
-    previous_link: str
-    link: str
-
-
-class Checkpoint(msgspec.Struct, frozen=True):
-    """The head of the chain at one moment, to be kept elsewhere: only with one can a rollback be seen."""
-
-    sequence: int
-    link: str
-    time: str
-
-
-Rows = list[Row]
-"""Under a name of its own, because `Store.list` hides the builtin inside the class."""
 
 _COLUMNS: Final = ", ".join(Row.__struct_fields__)
 _INSERT: Final = f"INSERT INTO receipts ({_COLUMNS}, body) VALUES ({', '.join('?' * (len(Row.__struct_fields__) + 1))})"
@@ -181,13 +151,16 @@ class Store:
             StoreError: `receipt_store_failed` when the row cannot be read.
         """
         row = self.find(run)
+        body = self.body(row)
+        if not body:
+            raise StoreError("receipt_store_failed", f"the content of run {row.run_id} was pruned")
         try:
-            return with_trace(self.body(row), self.trace(row))
+            return with_trace(body, self.trace(row))
         except msgspec.MsgspecError as error:
             raise StoreError("receipt_store_failed", f"row {row.sequence} holds no receipt: {error}") from error
 
     def body(self, row: Row) -> bytes:
-        """The stored canonical bytes of a receipt, with an empty trace."""
+        """The stored canonical bytes of a receipt, with an empty trace; no bytes when it was pruned."""
         with self._locked() as connection:
             found = connection.execute("SELECT body FROM receipts WHERE sequence = ?", (row.sequence,)).fetchone()
         if found is None:
@@ -223,6 +196,121 @@ class Store:
         head = self.list(1)
         return Checkpoint(head[0].sequence, head[0].link, canonical.timestamp_at(time.time_ns())) if head else None
 
+    def verify(self, run: str) -> audit.Findings:
+        """Check one receipt: body, trace, patch, columns, and its links to the one before.
+
+        Returns:
+            What does not hold; empty when everything does.
+
+        Raises:
+            ConfigError: as `find`.
+        """
+        row = self.find(run)
+        return self._check(row) + audit.check_link(row, self._at(row.sequence - 1))
+
+    def verify_all(self, checkpoint: Checkpoint | None = None) -> audit.Audit:
+        """Check every receipt and the whole chain.
+
+        Args:
+            checkpoint: one kept from earlier; without it a cut tail or an older copy cannot be seen.
+        """
+        findings: audit.Findings = []
+        checked = pruned = 0
+        previous: Row | None = None
+        for row in self.scan():
+            findings += audit.check_link(row, previous)
+            if self.body(row):
+                checked += 1
+                findings += self._check(row)
+            else:
+                pruned += 1
+            previous = row
+        if checkpoint is not None:
+            findings += audit.check_checkpoint(checkpoint, self._at(checkpoint.sequence))
+        return audit.Audit(tuple(findings), checked, pruned, self.checkpoint(), checkpoint is not None)
+
+    def prune(self, keep: int) -> int:
+        """Remove the content of all but the newest receipts; their places in the chain stay.
+
+        Args:
+            keep: receipts to leave whole.
+
+        Returns:
+            How many were removed now.
+        """
+        with self._locked() as connection, database.transaction(connection):
+            rows = connection.execute(
+                "SELECT run_id, length(body) FROM receipts ORDER BY sequence DESC LIMIT -1 OFFSET ?", (max(0, keep),)
+            ).fetchall()
+            connection.executemany(
+                "UPDATE receipts SET body = x'' WHERE run_id = ?", [(run_id,) for run_id, size in rows if size]
+            )
+        for run_id, _ in rows:
+            shutil.rmtree(self.folder(run_id), ignore_errors=True)
+        return sum(1 for _, size in rows if size)
+
+    def orphans(self) -> Orphans:
+        """Runs that were cut off: a journal, no receipt, nobody at work."""
+        found = []
+        for folder in self._unknown_folders():
+            with recovery.claimed(folder) as lock:
+                if lock is not None and not self.has(folder.name):
+                    found.append(recovery.read_orphan(folder))
+        return found
+
+    def recover(self, clean: Callable[[Orphan], None] | None = None) -> Recovery:
+        """Seal every orphan as interrupted and store it; safe when several processes do so at once.
+
+        Args:
+            clean: called for each orphan before it is sealed, under its lock: the place to remove
+                what the run left elsewhere. Must not fail for something already gone.
+
+        Raises:
+            StoreError: `receipt_store_failed` when the store itself cannot be read.
+        """
+        rows, problems = [], []
+        recovery.sweep_abandoned(self.home)
+        for folder in self._unknown_folders():
+            try:
+                with recovery.claimed(folder) as lock:
+                    if lock is not None and not self.has(folder.name):
+                        rows += self._recover(recovery.read_orphan(folder), lock, clean)
+            except (StoreError, OSError) as error:
+                problems.append(f"{folder.name}: {error}")
+        return Recovery(tuple(rows), tuple(problems))
+
+    def _recover(self, orphan: Orphan, lock: int, clean: Callable[[Orphan], None] | None) -> Rows:
+        finished_ns = recovery.last_written_ns(orphan.folder)
+        if clean is not None:
+            clean(orphan)
+        journal, cut_bytes = recovery.reopen(orphan, lock)
+        try:
+            receipt = recovery.sealed_before(orphan, journal.trace)
+            if receipt is None and recovery.is_copy(orphan):
+                journal.discard()
+                return []
+            if receipt is None:
+                recovery.put_patch_aside(orphan.folder)
+                receipt = recovery.interrupted(orphan, journal, finished_ns=finished_ns, cut_bytes=cut_bytes)
+            return [self._append(receipt, journal)]
+        finally:
+            journal.close()
+
+    def _unknown_folders(self) -> Iterator[Path]:
+        folders = recovery.run_folders(self.home)
+        for start in range(0, len(folders), _PAGE_ROWS):
+            page = folders[start : start + _PAGE_ROWS]
+            marks = ", ".join("?" * len(page))
+            known = {row.run_id for row in self._rows(f"WHERE run_id IN ({marks})", [path.name for path in page])}
+            yield from (path for path in page if path.name not in known)
+
+    def _check(self, row: Row) -> audit.Findings:
+        return audit.check_row(row, self.body(row), self.trace(row), self.folder(row.run_id) / PATCH)
+
+    def _at(self, sequence: int) -> Row | None:
+        rows = self._rows("WHERE sequence = ?", (sequence,))
+        return rows[0] if rows else None
+
     def _append(self, receipt: Receipt, journal: Journal) -> Row:
         trace = receipt.trace
         if not isinstance(trace, Trace) or trace.source != journal.trace.source or len(trace) != journal.count:
@@ -254,26 +342,6 @@ class Store:
     def _locked(self) -> Iterator[sqlite3.Connection]:
         with self._lock, database.translated(self.home / database.FILE):
             yield self._connection
-
-
-def columns_of(receipt: Receipt, trace: Trace) -> dict[str, Any]:
-    """What a row says about its receipt, the chain aside; reads the trace once."""
-    end = receipt.backplane.get("end")
-    reason = end.get("reason") if isinstance(end, dict) else None
-    return {
-        "run_id": receipt.meta.run_id,
-        "work_order_id": receipt.meta.work_order_id,
-        "backend": receipt.backend.id,
-        "outcome": receipt.outcome,
-        "reason": reason if isinstance(reason, str) else None,
-        "started_at": receipt.meta.started_at,
-        "finished_at": receipt.meta.finished_at,
-        "duration_ms": receipt.meta.duration_ms,
-        "sha256": receipt.receipt_sha256,
-        "trace_count": len(trace),
-        "trace_bytes": trace.size_bytes,
-        "trace_sha256": trace.sha256,
-    }
 
 
 def _known(run_id: str) -> StoreError:

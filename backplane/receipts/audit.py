@@ -1,0 +1,133 @@
+"""Whether a stored receipt is still what was sealed: body, trace, patch, columns and chain.
+
+Every check says what it found as a value; none of them repairs. What only an older copy of the
+whole store could hide is seen with a checkpoint alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from backplane.contract.receipt import Receipt
+from backplane.errors import StoreError
+from backplane.receipts.database import FIRST_LINK, link_of
+from backplane.receipts.rows import Checkpoint, Row, columns_of
+from backplane.receipts.seal import digest, with_trace, without_trace
+from backplane.receipts.trace import CHUNK_BYTES, Trace
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that does not hold."""
+
+    code: str
+    """`receipt_hash_mismatch`, `receipt_chain_broken`, or `receipt_store_failed` for what cannot be read."""
+    run_id: str
+    fact: str
+
+
+Findings = list[Finding]
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """What looking at the whole store gave."""
+
+    findings: tuple[Finding, ...]
+    checked: int
+    """Receipts whose content was hashed."""
+    pruned: int
+    """Receipts whose content was removed on purpose; only their place in the chain was checked."""
+    head: Checkpoint | None
+    rollback_checked: bool
+    """False without a checkpoint: a cut tail or an older copy of the store could not have been seen."""
+
+
+def check_row(row: Row, body: bytes, trace: Trace, patch: Path) -> Findings:
+    """Compare one row with its body, its trace's file and its patch's file."""
+
+    def found(code: str, fact: str) -> Finding:
+        return Finding(code, row.run_id, fact)
+
+    try:
+        receipt = with_trace(body, trace)
+    except (msgspec.MsgspecError, ValueError) as error:
+        return [found("receipt_hash_mismatch", f"the stored body is no receipt: {error}")]
+    findings: Findings = []
+    if without_trace(receipt) != body:
+        findings.append(found("receipt_hash_mismatch", "the stored body is not in canonical form"))
+    findings += [found("receipt_hash_mismatch", fact) for fact in _trace_faults(row, trace)]
+    try:
+        computed, columns = digest(receipt), columns_of(receipt, trace)
+    except StoreError as error:
+        return [*findings, found(error.code, error.message)]
+    if receipt.receipt_sha256 != computed:
+        findings.append(
+            found("receipt_hash_mismatch", f"the receipt says {receipt.receipt_sha256}, its content gives {computed}")
+        )
+    for name, value in columns.items():
+        if getattr(row, name) != value:
+            fact = f"the row says {name} = {getattr(row, name)!r}, the receipt {value!r}"
+            findings.append(found("receipt_hash_mismatch", fact))
+    return findings + [found("receipt_hash_mismatch", fact) for fact in patch_faults(receipt, patch)]
+
+
+def check_link(row: Row, previous: Row | None) -> Findings:
+    """Compare one row's place in the chain with the row before it (None before the first)."""
+    faults = []
+    expected = previous.sequence + 1 if previous else 1
+    if row.sequence != expected:
+        faults.append(f"receipt {row.sequence} follows {expected - 1}: something between them is missing")
+    if row.previous_link != (previous.link if previous else FIRST_LINK):
+        faults.append(f"receipt {row.sequence} does not link to the one before it")
+    if row.link != link_of(row.previous_link, row.sequence, row.sha256):
+        faults.append(f"the link of receipt {row.sequence} does not fit its hash")
+    return [Finding("receipt_chain_broken", row.run_id, fact) for fact in faults]
+
+
+def check_checkpoint(checkpoint: Checkpoint, row: Row | None) -> Findings:
+    """Compare a checkpoint kept elsewhere with the row of its sequence now."""
+    if row is not None and row.link == checkpoint.link:
+        return []
+    now = "is not there" if row is None else "is another one"
+    fact = f"the checkpoint of {checkpoint.time} names receipt {checkpoint.sequence}, which {now}"
+    return [Finding("receipt_chain_broken", row.run_id if row else "", fact)]
+
+
+def _trace_faults(row: Row, trace: Trace) -> Iterator[str]:
+    if not isinstance(trace.source, Path):
+        return
+    lines = size_bytes = 0
+    try:
+        with trace.source.open("rb") as file:
+            while block := file.read(CHUNK_BYTES):
+                lines += block.count(b"\n")
+                size_bytes += len(block)
+    except OSError as error:
+        yield f"the trace cannot be read: {error.strerror}"
+        return
+    if (lines, size_bytes) != (row.trace_count, row.trace_bytes):
+        yield (
+            f"the trace has {lines} events in {size_bytes} bytes, stored were {row.trace_count} in {row.trace_bytes}"
+        )
+
+
+def patch_faults(receipt: Receipt, path: Path) -> Iterator[str]:
+    """What differs between the patch beside a receipt and what the receipt says of it."""
+    claim = receipt.backplane.get("patch")
+    sha256 = claim.get("sha256") if isinstance(claim, dict) else None
+    diff = receipt.verification.git_diff
+    if not isinstance(sha256, str):
+        sha256 = hashlib.sha256(diff.encode()).hexdigest() if diff else None
+        if sha256 is None or not path.exists():
+            return
+    try:
+        with path.open("rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        yield f"the patch cannot be read: {error.strerror}"
+        return
+    if actual != sha256:
+        yield f"the patch hashes to {actual}, the receipt says {sha256}"

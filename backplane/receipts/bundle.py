@@ -1,0 +1,146 @@
+"""Receipts on their way out of and into the store: one folder with receipt, patch and journal.
+
+What comes in is verified before anything is kept, and kept exactly: its hash is still the
+maker's. Only receipts come in; a foreign journal is not needed, the receipt holds the trace.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from backplane.contract import canonical
+from backplane.contract.receipt import Receipt, read_receipt
+from backplane.errors import ConfigError, ContractError, StoreError
+from backplane.receipts.audit import patch_faults
+from backplane.receipts.journal import FILE_MODE, HEAD, PATCH, TRACE, disk_error
+from backplane.receipts.rows import Row
+from backplane.receipts.seal import canonical_chunks, is_intact
+from backplane.receipts.store import Store
+from backplane.receipts.trace import Trace
+
+RECEIPT: Final = "receipt.json"
+JOURNAL: Final = "journal"
+RECEIPT_BYTES_MAX: Final = 256 << 20
+"""Largest foreign receipt that is read: JSON is parsed as a whole, at several times its size in memory."""
+
+
+def export(store: Store, run: str, folder: Path) -> Path:
+    """Write a stored receipt, its patch and its journal as one folder.
+
+    Args:
+        run: id or its beginning.
+        folder: made by this; must not be there yet, or be empty.
+
+    Raises:
+        ConfigError: `config_invalid`: no such run, or the folder is in use.
+        StoreError: `receipt_store_failed` when something cannot be read or written; no folder is left.
+    """
+    receipt = store.load(run)
+    source = store.folder(receipt.meta.run_id)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError("config_invalid", f"{folder} is there already and not empty", hint="name a new folder")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            write_receipt(receipt, building / RECEIPT)
+            if (source / PATCH).is_file():
+                shutil.copyfile(source / PATCH, building / PATCH)
+            (building / JOURNAL).mkdir()
+            for name in (HEAD, TRACE):
+                if (source / name).is_file():
+                    shutil.copyfile(source / name, building / JOURNAL / name)
+            os.replace(building, folder)
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise disk_error(str(folder), error) from error
+    return folder
+
+
+def write_receipt(receipt: Receipt, path: Path) -> None:
+    """Write the whole receipt in canonical bytes, a piece at a time.
+
+    Raises:
+        OSError: as the disk says.
+    """
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    with open(fd, "wb") as file:
+        for chunk in canonical_chunks(receipt):
+            file.write(chunk)
+
+
+def import_bundle(store: Store, path: Path) -> Row:
+    """Keep a foreign receipt, from a folder of `export` or a single file.
+
+    Raises:
+        ConfigError: `config_invalid`: not readable, or too large.
+        ContractError: `contract_invalid_receipt`: not a receipt, or a key stands twice.
+        StoreError: `receipt_hash_mismatch`: no hash, a wrong one, or a patch it does not vouch for;
+            `receipt_store_failed`: stored already, or the disk fails. Nothing was imported.
+    """
+    file, patch_file = (path / RECEIPT, path / PATCH) if path.is_dir() else (path, None)
+    receipt = parse_receipt(_read(file), str(file))
+    patch = _read(patch_file) if patch_file is not None and patch_file.is_file() else b""
+    if patch_file is not None:
+        _vouched(receipt, patch_file, patch)
+    return store.adopt(receipt, patch)
+
+
+def parse_receipt(data: bytes, name: str) -> Receipt:
+    """Read a foreign receipt and verify it; the value hashes as its maker's did.
+
+    Args:
+        name: of the file, for the error.
+
+    Raises:
+        ContractError, StoreError: as `import_bundle`.
+    """
+    try:
+        value = canonical.decode(data)
+        twice = canonical.duplicate_key(data)
+        receipt = _in_memory(read_receipt(value))
+    except (ValueError, RecursionError) as error:
+        raise ContractError("contract_invalid_receipt", f"{name} is no receipt: {error}") from None
+    if twice is not None:
+        raise ContractError("contract_invalid_receipt", f"{name}: the key {twice!r} stands twice in one object")
+    if receipt.receipt_sha256 is None:
+        raise StoreError("receipt_hash_mismatch", f"{name} has no hash", hint="only sealed receipts can be imported")
+    if is_intact(receipt):
+        return receipt
+    # The public implementation hashes before it prints, and reads long fractions inexactly.
+    inexact = _in_memory(read_receipt(canonical.decode_inexact(data)))
+    if is_intact(inexact):
+        return inexact
+    raise StoreError("receipt_hash_mismatch", f"{name} is not what was sealed as {receipt.receipt_sha256}")
+
+
+def _in_memory(receipt: Receipt) -> Receipt:
+    return msgspec.structs.replace(receipt, trace=Trace.of(receipt.trace))
+
+
+def _vouched(receipt: Receipt, path: Path, patch: bytes) -> None:
+    claim = receipt.backplane.get("patch")
+    known = bool(receipt.verification.git_diff) or (isinstance(claim, dict) and isinstance(claim.get("sha256"), str))
+    if patch and not known:
+        raise StoreError("receipt_hash_mismatch", f"{path}: the receipt does not vouch for this patch")
+    for fault in patch_faults(receipt, path):
+        raise StoreError("receipt_hash_mismatch", f"{path}: {fault}")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(RECEIPT_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError("config_invalid", f"cannot read {path}: {error.strerror}") from error
+    if len(data) > RECEIPT_BYTES_MAX:
+        raise ConfigError("config_invalid", f"{path} is over {RECEIPT_BYTES_MAX >> 20} MiB")
+    return data

@@ -1,0 +1,55 @@
+"""The last hello of each backend, kept so that a hopeless order starts no process.
+
+A cache of small files: whatever cannot be read is simply not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from backplane.contract import canonical
+from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error
+
+
+def kept_manifest(home: Path, key: str) -> dict[str, Any] | None:
+    """The hello kept under this key, or None.
+
+    Args:
+        key: names the backend and whatever changes its hello (command, version, settings).
+    """
+    try:
+        value = canonical.decode(_path(home, key).read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(value, dict) or value.get("key") != key:
+        return None
+    hello = value.get("hello")
+    return hello if isinstance(hello, dict) else None
+
+
+def keep_manifest(home: Path, key: str, hello: dict[str, Any]) -> None:
+    """Keep a hello under this key in place of the one before; a reader sees one or the other, never half.
+
+    Raises:
+        StoreError: `receipt_store_failed` when the disk fails; callers may go on without.
+    """
+    path = _path(home, key)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.new")
+    try:
+        path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        fd = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE)
+        with open(fd, "wb") as file:
+            file.write(canonical.encode({"key": key, "hello": hello}))
+        os.replace(fresh, path)
+    except OSError as error:
+        with suppress(OSError):
+            fresh.unlink()
+        raise disk_error(str(path), error) from error
+
+
+def _path(home: Path, key: str) -> Path:
+    return home / "manifests" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"

@@ -1,0 +1,239 @@
+"""Runs whose control plane died: finding their journals, and the receipt that can still be told.
+
+A folder is an orphan when nobody holds its lock and the store has no row of it. What was
+journalled is kept; what was never known is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract import canonical
+from backplane.contract.capability import read_manifest
+from backplane.contract.events import AgentEvent
+from backplane.contract.receipt import CONTRACT_VERSION, BackendIdentity, Receipt, RunMetadata, Verification
+from backplane.receipts.journal import FILE_MODE, HEAD, PATCH, TRACE, Facts, Journal, boot_id, disk_error, read_facts
+from backplane.receipts.rows import Row
+from backplane.receipts.seal import Folded, fold, is_intact, seal, with_trace
+from backplane.receipts.trace import Trace
+
+UNFINISHED_PATCH: Final = "patch.unfinished"
+"""A patch that no receipt vouches for is put aside under this name, so that nobody applies half of one."""
+ABANDONED_S: Final = 3_600
+"""A folder under construction lives for milliseconds; after an hour its maker is surely gone."""
+_NIL_UUID: Final = "00000000-0000-0000-0000-000000000000"
+_RUN_FOLDER: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
+
+
+class Orphan(msgspec.Struct, frozen=True):
+    """A run that nobody works on any more and that has no receipt."""
+
+    run_id: str
+    folder: Path
+    facts: tuple[Facts, ...]
+    """The head's facts, oldest first; where a run was staged is among them."""
+
+
+Orphans = list[Orphan]
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """What a look for orphans gave."""
+
+    rows: tuple[Row, ...]
+    """Receipts stored now."""
+    problems: tuple[str, ...] = ()
+    """One line for each orphan that could not be sealed; it stays for the next time."""
+
+
+def run_folders(home: Path) -> list[Path]:
+    """Folders of runs, whatever their state; what is no run's folder is passed over."""
+    try:
+        with os.scandir(home / "runs") as entries:
+            return sorted(Path(entry.path) for entry in entries if _RUN_FOLDER.fullmatch(entry.name))
+    except FileNotFoundError:
+        return []
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[int | None]:
+    """Hold the lock of a run's folder; None when a live writer has it or the folder is gone.
+
+    Raises:
+        StoreError: `receipt_store_failed` when the head cannot be opened for locking.
+    """
+    try:
+        fd = os.open(folder / HEAD, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    except (FileNotFoundError, NotADirectoryError):
+        yield None
+        return
+    except OSError as error:
+        raise disk_error(str(folder), error) from error
+    try:
+        yield fd if _lock(fd) and folder.is_dir() else None
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def sweep_abandoned(home: Path) -> None:
+    """Remove folders whose maker died while making them."""
+    with suppress(FileNotFoundError):
+        for path in (home / "runs").glob(".*.new"):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > ABANDONED_S:
+                    shutil.rmtree(path)
+
+
+def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes: int) -> Receipt:
+    """Seal what is known of a run that was cut off.
+
+    Args:
+        journal: reopened, its trace cut to whole events.
+        finished_ns: when the journal was written last, nanoseconds since 1970.
+        cut_bytes: bytes of a torn event that were removed.
+    """
+    order, hello = _fact(orphan, "order"), _fact(orphan, "hello")
+    trace, folded = journal.trace, Folded()
+    for event in trace:
+        folded = fold(folded, event)
+    manifest = read_manifest(_object(hello.get("capabilities")))
+    restarted = order.get("boot_id") not in (None, boot_id())
+    added: dict[str, Any] = {
+        "end": {"reason": "interrupted"},
+        "durability": {"journal": "not_synced", "cut_bytes": cut_bytes, "machine_restarted": restarted},
+        "usage": {name: "claimed" for name, value in msgspec.to_builtins(folded.usage).items() if value is not None},
+    }
+    if manifest.unknown:
+        added["capabilities"] = manifest.unknown
+    return seal(
+        Receipt(
+            meta=_times(orphan.run_id, order, finished_ns),
+            backend=_backend(hello) or _backend(order) or BackendIdentity("unknown"),
+            capabilities=manifest.to_wire(),
+            mode="passthrough" if hello.get("mode") == "passthrough" else "mapped",
+            usage_raw={"backplane": added},
+            usage=folded.usage,
+            trace=trace,
+            artifacts=(),
+            verification=Verification(harness_ok=False),
+            outcome="partial" if len(trace) else "failed",
+        )
+    )
+
+
+def sealed_before(orphan: Orphan, trace: Trace) -> Receipt | None:
+    """The receipt that was sealed and never acknowledged, when it still holds."""
+    sealed = next((fact for fact in reversed(orphan.facts) if fact.get("fact") == "sealed"), None)
+    if sealed is None:
+        return None
+    try:
+        receipt = with_trace(canonical.encode(sealed.get("receipt")), trace)
+    except ValueError:
+        return None
+    return receipt if receipt.meta.run_id == orphan.run_id and is_intact(receipt) else None
+
+
+def is_copy(orphan: Orphan) -> bool:
+    """Whether the folder is a copy that was being made; its original is elsewhere."""
+    return bool(orphan.facts) and orphan.facts[0].get("fact") == "copied"
+
+
+def read_orphan(folder: Path) -> Orphan:
+    return Orphan(folder.name, folder, tuple(read_facts(folder)))
+
+
+def reopen(orphan: Orphan, head_fd: int) -> tuple[Journal, int]:
+    """Open an orphan's journal for its sealing, cut after its last whole event; also the bytes cut."""
+    path = orphan.folder / TRACE
+    count, size_bytes = _whole_events(path)
+    trace_fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    cut_bytes = os.fstat(trace_fd).st_size - size_bytes
+    if cut_bytes:
+        os.ftruncate(trace_fd, size_bytes)
+    journal = Journal(orphan.folder, orphan.run_id, os.dup(head_fd), trace_fd)
+    journal.count, journal.size_bytes = count, size_bytes
+    return journal, cut_bytes
+
+
+def last_written_ns(folder: Path) -> int:
+    """When the journal was written last, nanoseconds since 1970."""
+    return max((path.stat().st_mtime_ns for path in (folder / HEAD, folder / TRACE) if path.exists()), default=0)
+
+
+def put_patch_aside(folder: Path) -> None:
+    with suppress(FileNotFoundError):
+        os.replace(folder / PATCH, folder / UNFINISHED_PATCH)
+
+
+def _whole_events(path: Path) -> tuple[int, int]:
+    count = size_bytes = 0
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
+            if not _is_event(line):
+                break
+            count += 1
+            size_bytes += len(line)
+    return count, size_bytes
+
+
+def _is_event(line: bytes) -> bool:
+    try:
+        return canonical.encode(_decode_event(line)) + b"\n" == line
+    except ValueError:
+        return False
+
+
+def _fact(orphan: Orphan, name: str) -> Facts:
+    return next((fact for fact in orphan.facts if fact.get("fact") == name), {})
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _backend(fact: Facts) -> BackendIdentity | None:
+    try:
+        return msgspec.convert(fact.get("backend"), BackendIdentity)
+    except msgspec.ValidationError:
+        return None
+
+
+def _times(run_id: str, order: Facts, finished_ns: int) -> RunMetadata:
+    finished_at = canonical.timestamp_at(finished_ns)
+    work_order_id = _object(order.get("order")).get("id")
+    try:
+        started_at = canonical.timestamp(str(order.get("started_at")))
+        work_order_id = canonical.uuid_text(str(work_order_id))
+    except ValueError:
+        started_at, work_order_id = finished_at, _NIL_UUID
+    lasted = datetime.fromisoformat(finished_at) - datetime.fromisoformat(started_at)
+    # Both are wall clocks, and the journal's may have been set back meanwhile.
+    duration_ms = max(0, round(lasted.total_seconds() * 1_000))
+    return RunMetadata(
+        run_id=run_id,
+        work_order_id=work_order_id,
+        contract_version=CONTRACT_VERSION,
+        started_at=started_at,
+        finished_at=finished_at if duration_ms else started_at,
+        duration_ms=duration_ms,
+    )
