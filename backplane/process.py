@@ -13,44 +13,28 @@ import select
 import selectors
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import IO, Final
 
-import anyio
 import msgspec
 
 from backplane import _guard
+from backplane._child import READ_BYTES_MAX, has_ended, kill_group, look_after
+from backplane._child import Child as Child  # Both belong to this room's face.
+from backplane._child import Exit as Exit
+from backplane._remains import pidfd_of
 from backplane.errors import BackendError
 
 STDERR_BYTES_MAX: Final = 64 * 1024
 """Kept of a child's stderr, its end; the contract's number."""
 
-LADDER_STEP_S: Final = 0.5
-"""The ladder's short step; the contract's number."""
-
 START_S_MAX: Final = 10.0
 """For a guard to report that its host was started; 12 ms are usual, a loaded machine has needed a second."""
-
-GUARD_ANSWER_S_MAX: Final = 1.5
-"""For a guard to kill everything; milliseconds are usual. Past it we do its work ourselves."""
-
-SWEEP_S_MAX: Final = 2.0
-"""For killing by the process table, when there is no guard or it was lost."""
-
-EMPTY_LOOKS: Final = 3
-"""Looks at the process table in a row that must find nobody, after one that found somebody."""
-
-LOOK_S: Final = 0.005
-"""Between two such looks, and between two questions whether a child has ended where nothing reports it."""
-
-LAST_WORDS_S_MAX: Final = 0.2
-"""For reading what is left in the stderr of a child that is gone; longer only if somebody escaped with it."""
 
 TOOL_S_MAX: Final = 120.0
 """Default bound of one tool call; a `git diff` of a large tree stays under it, a hung network mount does not."""
@@ -61,17 +45,21 @@ TOOL_OUTPUT_BYTES_MAX: Final = 256 * 1024 * 1024
 TOOL_STDERR_BYTES_MAX: Final = 64 * 1024
 """Kept of a tool's stderr; the rest is read and forgotten, it is only for people."""
 
-READ_BYTES_MAX: Final = 64 * 1024
-"""One read: the size of a pipe's buffer."""
-
 UMASK: Final = 0o077
 """What a child makes is for its user alone."""
 
-_REAP_S: Final = 0.0005
-"""Between two tries to reap a child whose end is certain."""
+_LEADER_LOOK_S: Final = 0.05
+"""How often a silent tool is asked whether it has ended while a leftover holds its pipes."""
+
+_REST_READS_MAX: Final = 32
+"""Reads after the end: the 1 MiB that a pipe may hold where somebody made it larger, twice over."""
 
 _TERMINAL_WAIT_S: Final = 5.0
 """For SIGKILL to take effect. Longer only in uninterruptible sleep, which no signal ends."""
+
+
+_Stdio = tuple[object, object, object]
+"""stdin, stdout, stderr, as `subprocess.Popen` takes them."""
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -81,23 +69,6 @@ class Command(msgspec.Struct, frozen=True):
     env: dict[str, str]
     """The whole environment; nothing of ours is inherited."""
     cwd: str | None = None
-
-
-class Exit(msgspec.Struct, frozen=True):
-    """How a child ended; both None when nobody could learn it."""
-
-    code: int | None = None
-    signal: int | None = None
-
-    def describe(self) -> str:
-        """Say it in words: "exit code 3", "signal 11 (SIGSEGV)"."""
-        if self.code is not None:
-            return f"exit code {self.code}"
-        if self.signal is None:
-            return "unknown exit status"
-        with suppress(ValueError):
-            return f"signal {self.signal} ({signal.Signals(self.signal).name})"
-        return f"signal {self.signal}"
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -147,27 +118,25 @@ def run_tool(
         while talk.open:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise BackendError("backend_timeout", f"'{name}' did not end within {timeout_s:g} s",
-                                   evidence=talk.stderr.decode("utf-8", "replace"))
+                raise BackendError(
+                    "backend_timeout",
+                    f"'{name}' did not end within {timeout_s:g} s",
+                    evidence=talk.stderr.decode("utf-8", "replace"),
+                )
             talk.step(min(left_s, _LEADER_LOOK_S))
             if talk.over:
-                raise BackendError("execution_tool_failed", f"'{name}' wrote more than {output_bytes_max} bytes",
-                                   hint="raise the limit or narrow what is asked")
-            if _has_ended(tool):
+                raise BackendError(
+                    "execution_tool_failed",
+                    f"'{name}' wrote more than {output_bytes_max} bytes",
+                    hint="raise the limit or narrow what is asked",
+                )
+            if has_ended(tool):
                 # Whoever still holds the pipes is a leftover of the tool; what it wrote itself is in them already.
-                _kill_group(tool)
+                kill_group(tool)
                 talk.rest()
                 break
         code = _wait_tool(tool, name, timeout_s, deadline_s)
     return Finished(code, bytes(talk.stdout), bytes(talk.stderr))
-
-
-_LEADER_LOOK_S: Final = 0.05
-"""How often a silent tool is asked whether it has ended while a leftover holds its pipes."""
-
-
-_REST_READS_MAX: Final = 32
-"""Reads after the end: the 1 MiB that a pipe may hold where somebody made it larger, twice over."""
 
 
 class _Talk:
@@ -254,8 +223,16 @@ def _spawn(command: Command, stdio: _Stdio, pass_fds: tuple[int, ...]) -> subpro
     stdin, stdout, stderr = stdio
     try:
         return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
-            command.argv, env=command.env, cwd=command.cwd, stdin=stdin, stdout=stdout, stderr=stderr, bufsize=0,
-            pass_fds=pass_fds, start_new_session=True, umask=UMASK,
+            command.argv,
+            env=command.env,
+            cwd=command.cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            bufsize=0,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            umask=UMASK,
         )
     except (OSError, ValueError) as fault:
         raise _spawn_failed(command, fault) from fault
@@ -267,13 +244,14 @@ def _signals_ignored() -> bool:
 
 
 _HANDED_ON: Final = frozenset(signal.valid_signals()) - {
-    signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, getattr(signal, "SIGXFSZ", signal.SIGPIPE)
+    signal.SIGKILL,
+    signal.SIGSTOP,
+    signal.SIGPIPE,
+    getattr(signal, "SIGXFSZ", signal.SIGPIPE),
 }
 
 
-def _spawn_launcher(
-    command: Command, stdio: _Stdio, pass_fds: tuple[int, ...]
-) -> subprocess.Popen[bytes]:
+def _spawn_launcher(command: Command, stdio: _Stdio, pass_fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
     """Start the program by way of a small one that puts the signals right, as a thread of ours cannot."""
     told, tell = os.pipe()
     try:
@@ -306,8 +284,16 @@ def _spawn_guard(
             order.flush()
             argv = [sys.executable, "-I", "-S", _guard.__file__, role, str(line), str(order.fileno())]
             return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
-                argv, env=_loader_env(), cwd="/", stdin=stdin, stdout=stdout, stderr=stderr, bufsize=0,
-                pass_fds=(line, order.fileno(), *pass_fds), start_new_session=role == "guard", umask=UMASK,
+                argv,
+                env=_loader_env(),
+                cwd="/",
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                bufsize=0,
+                pass_fds=(line, order.fileno(), *pass_fds),
+                start_new_session=role == "guard",
+                umask=UMASK,
             )
     except (OSError, ValueError) as fault:
         raise _spawn_failed(command, fault) from fault
@@ -364,36 +350,17 @@ _HINTS: Final = {
 }
 
 
-def _has_ended(tool: subprocess.Popen[bytes]) -> bool:
-    """Whether the child has ended; where the system can, without reaping it, so that its group stays its own."""
-    if not hasattr(os, "waitid"):
-        return tool.poll() is not None
-    if tool.returncode is not None:
-        return True
-    try:
-        return os.waitid(os.P_PID, tool.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True
-
-
 def _wait_tool(tool: subprocess.Popen[bytes], name: str, timeout_s: float, deadline_s: float) -> int:
-    while not _has_ended(tool):
+    while not has_ended(tool):
         if time.monotonic() > deadline_s:
             raise BackendError("backend_timeout", f"'{name}' did not end within {timeout_s:g} s")
         time.sleep(0.001)
-    _kill_group(tool)
+    kill_group(tool)
     return tool.wait(_TERMINAL_WAIT_S)
 
 
-def _kill_group(leader: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
-    # Only before the leader is reaped: until then nobody else can have this group's number.
-    if leader.returncode is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(leader.pid, number)
-
-
 def _end_tool(tool: subprocess.Popen[bytes]) -> None:
-    _kill_group(tool)
+    kill_group(tool)
     for pipe in (tool.stdin, tool.stdout, tool.stderr):
         if pipe is not None:
             pipe.close()
@@ -418,24 +385,17 @@ async def open_child(
     Raises:
         BackendError: `sidecar_spawn_failed`, with the errno's name.
     """
-    child = _start_child(command, guard and _GUARD_WORKS, stderr_bytes_max, pass_fds)
-    failure: BaseException | None = None
-    async with anyio.create_task_group() as tasks:
-        try:
-            tasks.start_soon(child._watch)
-            tasks.start_soon(child._drain)
-            await child._arrive(command)
-            yield child
-        except anyio.get_cancelled_exc_class():
-            raise
-        except BaseException as caught:
-            # Raised again below: the group would wrap it, and our caller's `except` would not know it.
-            failure = caught
-        finally:
-            with anyio.CancelScope(shield=True):
-                await child._leave()
-    if failure is not None:
-        raise failure
+    async with look_after(_start_child(command, guard and _GUARD_WORKS, stderr_bytes_max, pass_fds)) as child:
+        word = await child.arrived(START_S_MAX)
+        if word.startswith(b"spawn_error "):
+            raise _refusal(command, word)
+        if not word:
+            await child.stop(grace_s=0)
+            fault = _refused(command, b"exec", errno.ECHILD)
+            fault.hint = "its guard did not start; see the evidence, or run it without a guard"
+            fault.evidence = child.stderr_tail.decode("utf-8", "replace")
+            raise fault
+        yield child
 
 
 _GUARD_WORKS: Final = sys.platform == "linux" and hasattr(os, "pidfd_open") and bool(sys.executable)
@@ -456,7 +416,7 @@ def _start_child(command: Command, guard: bool, stderr_bytes_max: int, pass_fds:
                 leader = _spawn_guard("guard", line_theirs, command, stdio, pass_fds)
             else:
                 leader = _spawn(command, stdio, pass_fds)
-                line = _pidfd(leader.pid)
+                line = pidfd_of(leader.pid)
             ours.pop_all()
     except OSError as fault:
         raise _spawn_failed(command, fault) from fault
@@ -470,354 +430,3 @@ def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
     reader.callback(os.close, read_end)
     writer.callback(os.close, write_end)
     return read_end, write_end
-
-
-class Child:
-    """A running child: two pipes for its owner, everything else looked after here.
-
-    `stdin` and `stdout` are descriptors of ours, close-on-exec and non-blocking; wait with `anyio.wait_writable`
-    and `anyio.wait_readable`, then use `os.write` and `os.read`. They are -1 once closed. After `stop` what the
-    child wrote can still be read, until the block is left.
-    """
-
-    def __init__(
-        self, leader: subprocess.Popen[bytes], guarded: bool, pipes: tuple[int, int, int], line: int, tail_bytes_max: int
-    ) -> None:
-        self.stdin, self.stdout, self._stderr = pipes
-        self.pid = leader.pid
-        self.exit: Exit | None = None
-        """How the program itself ended; those it started may still be there."""
-        self.stderr_dropped = 0
-        self.swept = 0
-        """Descendants that had to be killed at the end, the program itself not counted."""
-        self._leader = leader  # The guard, or the program where there is none.
-        self._guarded = guarded
-        self._line = line  # The guard's socket, or the program's pidfd; -1 for neither.
-        self._start = _start_of(leader.pid)
-        self._pipe_ids = tuple(_file_id(os.fstat(fd)) for fd in pipes)
-        self._tail_bytes_max = tail_bytes_max
-        self._tail = bytearray()
-        self._first_word = b""
-        self._arrived, self._ended, self._line_ended, self._stderr_ended, self._gone = (anyio.Event() for _ in range(5))
-        self._sweep_reported = False
-        self._stopping = False
-        self._step: anyio.CancelScope | None = None
-        # Shielded, as a cancelled owner still needs them to walk down the ladder.
-        self._watching, self._draining = anyio.CancelScope(shield=True), anyio.CancelScope(shield=True)
-
-    @property
-    def stderr_tail(self) -> bytes:
-        """The last bytes of its stderr; whole after `stop`."""
-        return bytes(self._tail)
-
-    def close_stdin(self) -> None:
-        """Tell the child that nothing more will come."""
-        fd, self.stdin = self.stdin, -1
-        _close(fd)
-
-    def close_stdout(self) -> None:
-        """Stop listening; the child's next write fails."""
-        fd, self.stdout = self.stdout, -1
-        _close(fd)
-
-    def terminate(self) -> None:
-        """Ask the child's process group to end, and wake it if it was stopped."""
-        if self.exit is None and self._guarded:
-            self._tell(b"term")
-        elif self.exit is None:
-            for number in (signal.SIGTERM, signal.SIGCONT):
-                _kill_group(self._leader, number)
-
-    async def wait(self, timeout_s: float) -> Exit | None:
-        """Wait until the program has ended, at most this long; None when it has not."""
-        with anyio.move_on_after(timeout_s):
-            await self._ended.wait()
-        return self.exit
-
-    async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
-        """Walk down the ladder; at its end nothing of the child is alive.
-
-        Grace + 0.5 s to SIGKILL at most, and no step waits once the program has ended. Cancellation does not
-        interrupt it; a second caller waits for the first one's ladder.
-
-        Args:
-            cancel: sends the `cancel` message and returns when it was answered or its argument, the grace in
-                seconds, has passed; None where the host knows no such message.
-        """
-        if self._stopping:
-            await self._gone.wait()
-            return
-        self._stopping = True
-        with anyio.CancelScope(shield=True):
-            try:
-                if cancel is not None:
-                    await self._unless_ended(cancel, grace_s)
-                    self.close_stdin()
-                    self.terminate()
-                    await self.wait(LADDER_STEP_S)
-                else:
-                    self.close_stdin()
-                    await self.wait(LADDER_STEP_S)
-                    self.terminate()
-                    await self.wait(grace_s)
-            finally:
-                await self._kill()
-
-    async def _unless_ended(self, cancel: Callable[[float], Awaitable[None]], grace_s: float) -> None:
-        with anyio.move_on_after(grace_s) as self._step:
-            if self.exit is None:
-                await cancel(grace_s)
-        self._step = None
-
-    async def _leave(self) -> None:
-        if self._stopping:
-            await self._gone.wait()
-        else:
-            self._stopping = True
-            await self._kill()
-        self._watching.cancel()
-        self._draining.cancel()
-        self.close_stdin()
-        self.close_stdout()
-        _close(self._stderr)
-        _close(self._line)
-
-    async def _kill(self) -> None:
-        """Kill all there is, reap our own child, and take the last words."""
-        if self._guarded:
-            self._tell(b"kill")
-            with anyio.move_on_after(GUARD_ANSWER_S_MAX):
-                await self._line_ended.wait()
-        else:
-            _kill_group(self._leader)
-        if not self._sweep_reported:
-            await self._sweep()
-        await self._reap()
-        with anyio.move_on_after(LAST_WORDS_S_MAX):
-            await self._stderr_ended.wait()
-        self._gone.set()
-
-    async def _sweep(self) -> None:
-        """Kill by the process table what a guard did not; less sure, as who left session and parents is not seen."""
-        killed: set[int] = set()
-        empty, end_s = 0, time.monotonic() + SWEEP_S_MAX
-        while empty < EMPTY_LOOKS and time.monotonic() < end_s:
-            found = self._remains()
-            killed.update(pid for pid, start in found.items() if _kill_exactly(pid, start))
-            empty = 0 if found else empty + 1
-            if not killed and not found:
-                break
-            await anyio.sleep(LOOK_S)
-        self.swept += len(killed - {self.pid})
-
-    def _remains(self) -> dict[int, int]:
-        """Who in the process table is the child's: pid → start, zombies, guard and ourselves left out."""
-        if sys.platform != "linux":
-            return {}
-        table = _guard.look()
-        roots = {self._leader.pid} if self._guarded and self._leader.returncode is None else set()
-        host = table.get(self.pid)
-        if host is None or host[_guard.START] == self._start:
-            # Unless our number is a stranger's by now: who has it as group or session is of our making.
-            ours = (pid for pid, row in table.items() if self.pid in (row[_guard.GROUP], row[_guard.SESSION]))
-            roots |= {self.pid, *ours}
-        found = _descendants(table, roots) | self._holders(table)
-        found -= {os.getpid(), self._leader.pid} if self._guarded else {os.getpid()}
-        return {pid: row[_guard.START] for pid, row in table.items() if pid in found and row[_guard.STATE] != _guard.ZOMBIE}
-
-    def _holders(self, table: _Table) -> set[int]:
-        """Who came after the child and has its ends of our pipes; asked only while somebody has."""
-        ends = {(self._pipe_ids[index], mode) for index, mode, held in (
-            (0, stat.S_IRUSR, self.stdin >= 0 and not _hung_up(self.stdin)),
-            (1, stat.S_IWUSR, self.stdout >= 0 and not _hung_up(self.stdout)),
-            (2, stat.S_IWUSR, not _hung_up(self._stderr)),
-        ) if held}
-        if not ends:
-            return set()
-        return {pid for pid, row in table.items() if row[_guard.START] >= self._start and _holds(pid, ends)}
-
-    async def _reap(self) -> None:
-        end_s = time.monotonic() + SWEEP_S_MAX
-        while self._leader.poll() is None and time.monotonic() < end_s:
-            if self._guarded and self._sweep_reported is False:
-                self._leader.kill()
-            await anyio.sleep(_REAP_S)
-        if self.exit is None:
-            self._note_exit(Exit() if self._guarded else _exit_of(self._leader.returncode))
-
-    def _tell(self, word: bytes) -> None:
-        # A guard that its host has stopped would not hear; until it is reaped its number is its own.
-        if self._leader.returncode is None and not self._line_ended.is_set():
-            with suppress(OSError):
-                os.write(self._line, word)
-                os.kill(self._leader.pid, signal.SIGCONT)
-
-    async def _arrive(self, command: Command) -> None:
-        """Wait until the guard has started the program."""
-        if not self._guarded:
-            return
-        with anyio.move_on_after(START_S_MAX) as waiting:
-            await self._arrived.wait()
-        if self._first_word.startswith(b"spawn_error "):
-            raise _refusal(command, self._first_word)
-        if not self._first_word:
-            await self._kill()
-            fault = _refused(command, b"exec", errno.ETIMEDOUT if waiting.cancelled_caught else errno.ECHILD)
-            fault.hint = "its guard did not start; see the evidence, or run it without a guard"
-            fault.evidence = self.stderr_tail.decode("utf-8", "replace")
-            raise fault
-
-    async def _watch(self) -> None:
-        """Notice the end: by the guard's words, by pidfd, or by asking again and again."""
-        with self._watching:
-            if self._guarded:
-                while word := await _next_chunk(self._line, _guard.WORD_BYTES_MAX):
-                    self._hear(word)
-                self._line_ended.set()
-                self._arrived.set()
-                self._note_exit(Exit())
-                return
-            if self._line >= 0:
-                await anyio.wait_readable(self._line)
-            while not _has_ended(self._leader):
-                await anyio.sleep(LOOK_S)
-            self._note_exit(_peek(self._leader))
-
-    def _hear(self, word: bytes) -> None:
-        what, *_, number = word.split()
-        if what == b"pid":
-            self.pid, self._start = (int(field) for field in word.split()[1:])
-        elif what == b"swept":
-            self.swept, self._sweep_reported = int(number), True
-        elif what == b"spawn_error":
-            self._sweep_reported = True
-        else:
-            self._note_exit(Exit(code=int(number)) if what == b"exit" else Exit(signal=int(number)))
-        if not self._arrived.is_set():
-            self._first_word = word
-            self._arrived.set()
-
-    def _note_exit(self, how: Exit) -> None:
-        if self.exit is None:
-            self.exit = how
-            self._ended.set()
-            if self._step is not None:
-                self._step.cancel()
-
-    async def _drain(self) -> None:
-        """Read stderr to its end and keep the tail; a child whose stderr nobody reads stands still."""
-        with self._draining:
-            while chunk := await _next_chunk(self._stderr, READ_BYTES_MAX):
-                self._tail += chunk
-                excess = len(self._tail) - self._tail_bytes_max
-                if excess > 0:
-                    del self._tail[:excess]
-                    self.stderr_dropped += excess
-        self._stderr_ended.set()
-
-
-async def _next_chunk(fd: int, bytes_max: int) -> bytes:
-    """Wait for bytes; none when the other end is gone."""
-    await anyio.wait_readable(fd)
-    try:
-        return os.read(fd, bytes_max)
-    except ConnectionResetError:  # The guard was killed with a word of ours unread.
-        return b""
-
-
-def _close(fd: int) -> None:
-    if fd >= 0:
-        anyio.notify_closing(fd)
-        os.close(fd)
-
-
-def _pidfd(pid: int) -> int:
-    # Without one, for want of descriptors too, the end is noticed by asking.
-    with suppress(AttributeError, OSError):
-        return os.pidfd_open(pid)
-    return -1
-
-
-def _peek(leader: subprocess.Popen[bytes]) -> Exit:
-    """How a child ended that has ended, without reaping it where that can be had."""
-    if leader.returncode is not None or not hasattr(os, "waitid"):
-        return _exit_of(leader.poll())
-    try:
-        seen = os.waitid(os.P_PID, leader.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # Somebody else in this program reaped it.
-        return Exit()
-    if seen is None:
-        return Exit()
-    return Exit(code=seen.si_status) if seen.si_code == os.CLD_EXITED else Exit(signal=seen.si_status)
-
-
-def _exit_of(returncode: int | None) -> Exit:
-    if returncode is None:
-        return Exit()
-    return Exit(code=returncode) if returncode >= 0 else Exit(signal=-returncode)
-
-
-def _start_of(pid: int) -> int:
-    row = _guard.look_at(pid) if sys.platform == "linux" else None
-    return row[_guard.START] if row else 0
-
-
-def _descendants(table: _Table, roots: set[int]) -> set[int]:
-    children: dict[int, list[int]] = {}
-    for pid, row in table.items():
-        children.setdefault(row[_guard.PARENT], []).append(pid)
-    found, unseen = set(roots), list(roots)
-    while unseen:
-        fresh = [pid for pid in children.get(unseen.pop(), ()) if pid not in found]
-        found.update(fresh)
-        unseen += fresh
-    return found
-
-
-def _kill_exactly(pid: int, start: int) -> bool:
-    """Kill this process, not one that has its number by now."""
-    fd = _pidfd(pid)
-    try:
-        if _start_of(pid) != start:
-            return False
-        if fd >= 0:
-            signal.pidfd_send_signal(fd, signal.SIGKILL)
-        else:
-            os.kill(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return False
-    finally:
-        if fd >= 0:
-            os.close(fd)
-    return True
-
-
-def _hung_up(fd: int) -> bool:
-    """Whether nobody has the other end of this pipe."""
-    poll = select.poll()
-    poll.register(fd, 0)
-    return bool(poll.poll(0))
-
-
-def _holds(pid: int, ends: set[tuple[tuple[int, int], int]]) -> bool:
-    """Whether this process has one of these files open in this way."""
-    folder = f"/proc/{pid}/fd"
-    with suppress(OSError):
-        return any(_is_one_of(f"{folder}/{name}", ends) for name in os.listdir(folder))
-    return False
-
-
-def _is_one_of(path: str, ends: set[tuple[tuple[int, int], int]]) -> bool:
-    with suppress(OSError):
-        file, how = _file_id(os.stat(path)), os.lstat(path).st_mode
-        return any(file == wanted and how & mode for wanted, mode in ends)
-    return False
-
-
-def _file_id(seen: os.stat_result) -> tuple[int, int]:
-    return seen.st_dev, seen.st_ino
-
-
-_Table = dict[int, tuple[int, int, int, int, int]]
-
-_Stdio = tuple[object, object, object]

@@ -1,0 +1,357 @@
+"""A running child: its two pipes, its end, and the one ladder down which it is stopped.
+
+Descriptors and signals only; what the bytes mean is not known here, and nothing is started here
+(`process.py` does that and hands the child out).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import anyio
+import msgspec
+
+from backplane._guard import WORD_BYTES_MAX
+from backplane._remains import Traces, far_end, kill_exactly, remains, start_of
+
+LADDER_STEP_S: Final = 0.5
+"""The ladder's short step; the contract's number."""
+
+GUARD_ANSWER_S_MAX: Final = 1.5
+"""For a guard to kill everything; milliseconds are usual. Past it we do its work ourselves."""
+
+SWEEP_S_MAX: Final = 2.0
+"""For killing by the process table, when there is no guard or it was lost."""
+
+EMPTY_LOOKS: Final = 3
+"""Looks at the process table in a row that must find nobody, after one that found somebody."""
+
+LOOK_S: Final = 0.005
+"""Between two such looks, and between two questions whether a child has ended where nothing reports it."""
+
+LAST_WORDS_S_MAX: Final = 0.2
+"""For reading what is left in the stderr of a child that is gone; longer only if somebody escaped with it."""
+
+_REAP_S: Final = 0.0005
+"""Between two tries to reap a child whose end is certain."""
+
+READ_BYTES_MAX: Final = 64 * 1024
+"""One read: the size of a pipe's buffer."""
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """How a child ended; both None when nobody could learn it."""
+
+    code: int | None = None
+    signal: int | None = None
+
+    def describe(self) -> str:
+        """Say it in words: "exit code 3", "signal 11 (SIGSEGV)"."""
+        if self.code is not None:
+            return f"exit code {self.code}"
+        if self.signal is None:
+            return "unknown exit status"
+        with suppress(ValueError):
+            return f"signal {self.signal} ({signal.Signals(self.signal).name})"
+        return f"signal {self.signal}"
+
+
+class Child:
+    """A running child: two pipes for its owner, everything else looked after here.
+
+    `stdin` and `stdout` are descriptors of ours, close-on-exec and non-blocking; wait with `anyio.wait_writable`
+    and `anyio.wait_readable`, then use `os.write` and `os.read`. They are -1 once closed. After `stop` what the
+    child wrote can still be read, until the block is left.
+    """
+
+    def __init__(
+        self,
+        leader: subprocess.Popen[bytes],
+        guarded: bool,
+        pipes: tuple[int, int, int],
+        line: int,
+        tail_bytes_max: int,
+    ) -> None:
+        self.stdin, self.stdout, self._stderr = pipes
+        self.pid = leader.pid
+        self.exit: Exit | None = None
+        """How the program itself ended; those it started may still be there."""
+        self.stderr_dropped = 0
+        self.swept = 0
+        """Descendants that had to be killed at the end, the program itself not counted."""
+        self._leader = leader  # The guard, or the program where there is none.
+        self._guarded = guarded
+        self._line = line  # The guard's socket, or the program's pidfd; -1 for neither.
+        self._start = start_of(leader.pid)
+        self._tail_bytes_max = tail_bytes_max
+        self._tail = bytearray()
+        self._first_word = b""
+        self._arrived, self._ended, self._line_ended, self._stderr_ended, self._gone = (anyio.Event() for _ in range(5))
+        self._sweep_reported = False
+        self._stopping = False
+        self._step: anyio.CancelScope | None = None
+        # Shielded, as a cancelled owner still needs them to walk down the ladder.
+        self._watching, self._draining = anyio.CancelScope(shield=True), anyio.CancelScope(shield=True)
+
+    @property
+    def stderr_tail(self) -> bytes:
+        """The last bytes of its stderr; whole after `stop`."""
+        return bytes(self._tail)
+
+    async def arrived(self, timeout_s: float) -> bytes:
+        """Wait for the guard's first word about the program; none in time, or from a guard that ended, is empty."""
+        if not self._guarded:
+            return b"pid"
+        with anyio.move_on_after(timeout_s):
+            await self._arrived.wait()
+        return self._first_word
+
+    def close_stdin(self) -> None:
+        """Tell the child that nothing more will come."""
+        fd, self.stdin = self.stdin, -1
+        _close(fd)
+
+    def close_stdout(self) -> None:
+        """Stop listening; the child's next write fails."""
+        fd, self.stdout = self.stdout, -1
+        _close(fd)
+
+    def terminate(self) -> None:
+        """Ask the child's process group to end, and wake it if it was stopped."""
+        if self.exit is None and self._guarded:
+            self._tell(b"term")
+        elif self.exit is None:
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                kill_group(self._leader, number)
+
+    async def wait(self, timeout_s: float) -> Exit | None:
+        """Wait until the program has ended, at most this long; None when it has not."""
+        with anyio.move_on_after(timeout_s):
+            await self._ended.wait()
+        return self.exit
+
+    async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
+        """Walk down the ladder; at its end nothing of the child is alive.
+
+        Grace + 0.5 s to SIGKILL at most, and no step waits once the program has ended. Cancellation does not
+        interrupt it; a second caller waits for the first one's ladder.
+
+        Args:
+            cancel: sends the `cancel` message and returns when it was answered or its argument, the grace in
+                seconds, has passed; None where the host knows no such message.
+        """
+        if self._stopping:
+            await self._gone.wait()
+            return
+        self._stopping = True
+        with anyio.CancelScope(shield=True):
+            try:
+                if cancel is not None:
+                    await self._unless_ended(cancel, grace_s)
+                    self.close_stdin()
+                    self.terminate()
+                    await self.wait(LADDER_STEP_S)
+                else:
+                    self.close_stdin()
+                    await self.wait(LADDER_STEP_S)
+                    self.terminate()
+                    await self.wait(grace_s)
+            finally:
+                await self._kill()
+
+    async def _unless_ended(self, cancel: Callable[[float], Awaitable[None]], grace_s: float) -> None:
+        with anyio.move_on_after(grace_s) as self._step:
+            if self.exit is None:
+                await cancel(grace_s)
+        self._step = None
+
+    async def _leave(self) -> None:
+        if self._stopping:
+            await self._gone.wait()
+        else:
+            self._stopping = True
+            await self._kill()
+        self._watching.cancel()
+        self._draining.cancel()
+        self.close_stdin()
+        self.close_stdout()
+        _close(self._stderr)
+        _close(self._line)
+
+    async def _kill(self) -> None:
+        """Kill all there is, reap our own child, and take the last words."""
+        if self._guarded:
+            self._tell(b"kill")
+            with anyio.move_on_after(GUARD_ANSWER_S_MAX):
+                await self._line_ended.wait()
+        else:
+            kill_group(self._leader)
+        if not self._sweep_reported:
+            await self._sweep()
+        await self._reap()
+        with anyio.move_on_after(LAST_WORDS_S_MAX):
+            await self._stderr_ended.wait()
+        self._gone.set()
+
+    async def _sweep(self) -> None:
+        """Kill by the process table what a guard did not; less sure, as who left session and parents is not seen."""
+        killed: set[int] = set()
+        empty, end_s = 0, time.monotonic() + SWEEP_S_MAX
+        while empty < EMPTY_LOOKS and time.monotonic() < end_s:
+            found = remains(self._traces())
+            killed.update(pid for pid, start in found.items() if kill_exactly(pid, start))
+            empty = 0 if found else empty + 1
+            if not killed and not found:
+                break
+            await anyio.sleep(LOOK_S)
+        self.swept += len(killed - {self.pid})
+
+    def _traces(self) -> Traces:
+        guard = self._leader.pid if self._guarded and self._leader.returncode is None else None
+        ends = (far_end(fd) for fd in (self.stdin, self.stdout, self._stderr) if fd >= 0)
+        return Traces(guard, self.pid, self._start, frozenset(end for end in ends if end))
+
+    async def _reap(self) -> None:
+        end_s = time.monotonic() + SWEEP_S_MAX
+        while self._leader.poll() is None and time.monotonic() < end_s:
+            if self._guarded and self._sweep_reported is False:
+                self._leader.kill()
+            await anyio.sleep(_REAP_S)
+        if self.exit is None:
+            self._note_exit(Exit() if self._guarded else _exit_of(self._leader.returncode))
+
+    def _tell(self, word: bytes) -> None:
+        # A guard that its host has stopped would not hear; until it is reaped its number is its own.
+        if self._leader.returncode is None and not self._line_ended.is_set():
+            with suppress(OSError):
+                os.write(self._line, word)
+                os.kill(self._leader.pid, signal.SIGCONT)
+
+    async def _watch(self) -> None:
+        """Notice the end: by the guard's words, by pidfd, or by asking again and again."""
+        with self._watching:
+            if self._guarded:
+                while word := await _next_chunk(self._line, WORD_BYTES_MAX):
+                    self._hear(word)
+                self._line_ended.set()
+                self._arrived.set()
+                self._note_exit(Exit())
+                return
+            if self._line >= 0:
+                await anyio.wait_readable(self._line)
+            while not has_ended(self._leader):
+                await anyio.sleep(LOOK_S)
+            self._note_exit(_peek(self._leader))
+
+    def _hear(self, word: bytes) -> None:
+        what, *_, number = word.split()
+        if what == b"pid":
+            self.pid, self._start = (int(field) for field in word.split()[1:])
+        elif what == b"swept":
+            self.swept, self._sweep_reported = int(number), True
+        elif what == b"spawn_error":
+            self._sweep_reported = True
+        else:
+            self._note_exit(Exit(code=int(number)) if what == b"exit" else Exit(signal=int(number)))
+        if not self._arrived.is_set():
+            self._first_word = word
+            self._arrived.set()
+
+    def _note_exit(self, how: Exit) -> None:
+        if self.exit is None:
+            self.exit = how
+            self._ended.set()
+            if self._step is not None:
+                self._step.cancel()
+
+    async def _drain(self) -> None:
+        """Read stderr to its end and keep the tail; a child whose stderr nobody reads stands still."""
+        with self._draining:
+            while chunk := await _next_chunk(self._stderr, READ_BYTES_MAX):
+                self._tail += chunk
+                excess = len(self._tail) - self._tail_bytes_max
+                if excess > 0:
+                    del self._tail[:excess]
+                    self.stderr_dropped += excess
+        self._stderr_ended.set()
+
+
+@asynccontextmanager
+async def look_after(child: Child) -> AsyncIterator[Child]:
+    """Watch its end and drain its stderr; on leaving, kill what is left of it and close everything."""
+    failure: BaseException | None = None
+    async with anyio.create_task_group() as tasks:
+        try:
+            tasks.start_soon(child._watch)
+            tasks.start_soon(child._drain)
+            yield child
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as caught:
+            # Raised again below: the group would wrap it, and our caller's `except` would not know it.
+            failure = caught
+        finally:
+            with anyio.CancelScope(shield=True):
+                await child._leave()
+    if failure is not None:
+        raise failure
+
+
+async def _next_chunk(fd: int, bytes_max: int) -> bytes:
+    """Wait for bytes; none when the other end is gone."""
+    await anyio.wait_readable(fd)
+    try:
+        return os.read(fd, bytes_max)
+    except ConnectionResetError:  # The guard was killed with a word of ours unread.
+        return b""
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        anyio.notify_closing(fd)
+        os.close(fd)
+
+
+def _peek(leader: subprocess.Popen[bytes]) -> Exit:
+    """How a child ended that has ended, without reaping it where that can be had."""
+    if leader.returncode is not None or not hasattr(os, "waitid"):
+        return _exit_of(leader.poll())
+    try:
+        seen = os.waitid(os.P_PID, leader.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # Somebody else in this program reaped it.
+        return Exit()
+    if seen is None:
+        return Exit()
+    return Exit(code=seen.si_status) if seen.si_code == os.CLD_EXITED else Exit(signal=seen.si_status)
+
+
+def _exit_of(returncode: int | None) -> Exit:
+    if returncode is None:
+        return Exit()
+    return Exit(code=returncode) if returncode >= 0 else Exit(signal=-returncode)
+
+
+def has_ended(tool: subprocess.Popen[bytes]) -> bool:
+    """Whether the child has ended; where the system can, without reaping it, so that its group stays its own."""
+    if not hasattr(os, "waitid"):
+        return tool.poll() is not None
+    if tool.returncode is not None:
+        return True
+    try:
+        return os.waitid(os.P_PID, tool.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def kill_group(leader: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
+    """Signal a child's process group, unless the child was reaped already."""
+    # Only before the leader is reaped: until then nobody else can have this group's number.
+    if leader.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader.pid, number)
