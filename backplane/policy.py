@@ -28,6 +28,7 @@ from backplane.targets import (
     Shape,
     locate,
     network_rule,
+    network_rules,
     read_target,
     touched,
 )
@@ -38,7 +39,7 @@ POLICY_BYTES_MAX: Final = 1 << 20
 TOOL_NAME_CHARS_MAX: Final = 256
 """Longest tool name looked at; models take 64 to 128."""
 
-_VERDICTS_KEPT_MAX: Final = 256
+_KNOWN_TOOLS_MAX: Final = 256
 """Tool names whose verdict is remembered; agents have some dozens of tools, so more is noise."""
 
 PROFILES: Final[Mapping[str, PolicyProfile]] = MappingProxyType(
@@ -125,6 +126,8 @@ class Connect(msgspec.Struct, frozen=True):
 
 Action = ToolUse | ReadPath | WritePath | Connect
 
+_NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
+
 ALLOWED: Final = Decision("allow", "no rule forbids it")
 _OUTSIDE: Final = Rule("workspace")
 _MALFORMED: Final = Rule("malformed")
@@ -132,7 +135,17 @@ _UNKNOWN_TOOL: Final = Shape()
 _COMMAND_NAMES: Final = ("bash", SECOND_SPELLINGS["bash"])
 
 
-def tool_names(name: str, aliases: Mapping[str, str] = MappingProxyType({})) -> tuple[str, ...]:
+class _KnownTool(msgspec.Struct, frozen=True):
+    """What can be said about a tool by its names alone."""
+
+    names: tuple[str, ...]
+    shape: Shape
+    verdict: Decision
+    has_places: bool
+    """Whether the input has to be looked at too."""
+
+
+def tool_names(name: str, aliases: Mapping[str, str] = _NO_ALIASES) -> tuple[str, ...]:
     """Every name a tool goes by: its own, the neutral one, and the neutral one's second spelling.
 
     Args:
@@ -158,7 +171,8 @@ class Policy:
         self._hosts_allowed = _network(profile, "allow_network")
         self._hosts_denied = _network(profile, "deny_network")
         self._connects = bool(self._hosts_allowed or self._hosts_denied)
-        self._verdicts: dict[tuple[str, ...], Decision] = {}
+        self._aliases: Mapping[str, str] = _NO_ALIASES
+        self._known: dict[str, _KnownTool] = {}
         self._decide: Final[dict[type[Any], Callable[[Any], Decision]]] = {
             ToolUse: self._tool_use,
             ReadPath: self._read,
@@ -179,7 +193,7 @@ class Policy:
         *,
         root: str | None = None,
         cwd: str | None = None,
-        aliases: Mapping[str, str] = MappingProxyType({}),
+        aliases: Mapping[str, str] = _NO_ALIASES,
     ) -> Decision:
         """Decide a tool call by all its names and by every path and URL in its input.
 
@@ -187,7 +201,12 @@ class Policy:
             name: as the vendor calls the tool.
             aliases: the dialect's table, vendor name → neutral name.
         """
-        return self._tool_use(ToolUse(tool_names(name, aliases), input, root, cwd))
+        known = self._known.get(name) if aliases is self._aliases else None
+        if known is None:
+            known = self._learn(name, aliases)
+        if not known.has_places:
+            return known.verdict
+        return self._places(ToolUse(known.names, input, root, cwd), known)
 
     def audit(
         self,
@@ -195,7 +214,7 @@ class Policy:
         *,
         root: str | None = None,
         cwd: str | None = None,
-        aliases: Mapping[str, str] = MappingProxyType({}),
+        aliases: Mapping[str, str] = _NO_ALIASES,
     ) -> Decision | None:
         """What the policy would have said about an event seen after the fact; None where it has no objection.
 
@@ -209,7 +228,7 @@ class Policy:
         elif isinstance(event, FileChanged):
             decision = self._write(WritePath(event.path, root))
         else:
-            decision = self._tool(_COMMAND_NAMES)
+            decision = self._tool(_COMMAND_NAMES).verdict
         return None if decision.allowed == "allow" else decision
 
     def rules(self) -> Iterator[Rule]:
@@ -220,11 +239,26 @@ class Policy:
         yield _OUTSIDE
 
     def _tool_use(self, use: ToolUse) -> Decision:
-        decision = self._tool(use.names)
-        shape = next((TOOLS[name] for name in use.names if name in TOOLS), _UNKNOWN_TOOL)
-        if decision.allowed == "deny" or not self._has_places(shape):
-            return decision
-        found = touched(shape, use.input)
+        tool = self._tool(use.names)
+        return self._places(use, tool) if tool.has_places else tool.verdict
+
+    def _learn(self, name: str, aliases: Mapping[str, str]) -> _KnownTool:
+        """Work a tool's name out once: a run asks about the same few tools again and again."""
+        if aliases is not self._aliases:
+            self._known, self._aliases = {}, aliases
+        tool = self._tool(tool_names(name, aliases))
+        if len(self._known) < _KNOWN_TOOLS_MAX:
+            self._known[name] = tool
+        return tool
+
+    def _tool(self, names: tuple[str, ...]) -> _KnownTool:
+        verdict = self._tool_verdict(names)
+        # The neutral name comes after the vendor's own, which may mean something else in the table.
+        shape = next((TOOLS[name] for name in reversed(names) if name in TOOLS), _UNKNOWN_TOOL)
+        return _KnownTool(names, shape, verdict, verdict.allowed != "deny" and self._has_places(shape))
+
+    def _places(self, use: ToolUse, tool: _KnownTool) -> Decision:
+        shape, found = tool.shape, touched(tool.shape, use.input)
         if found.unreadable is not None:
             return Decision("deny", f"tool '{use.names[0]}': {found.unreadable}", _MALFORMED)
         if shape.names_place and not found.paths and not found.urls:
@@ -233,12 +267,14 @@ class Policy:
             objection = self._path_objection(shape, path, use)
             if objection is not None:
                 return objection
-        return self._url_objection(shape, found.urls) or decision
+        return self._url_objection(shape, found.urls) or tool.verdict
 
     def _has_places(self, shape: Shape) -> bool:
         if shape is _UNKNOWN_TOOL:
             return bool(self._reads_denied or self._writes_denied or self._connects)
-        return shape.writes or (shape.reads and self._reads_denied is not None) or (shape.connects and self._connects)
+        # A fetch of `file:` is a read.
+        reads = (shape.reads or shape.connects) and self._reads_denied is not None
+        return shape.writes or reads or (shape.connects and self._connects)
 
     def _path_objection(self, shape: Shape, path: str, use: ToolUse) -> Decision | None:
         unknown = shape is _UNKNOWN_TOOL
@@ -256,14 +292,6 @@ class Policy:
         targets: Sequence[str | None] = urls or ([None] if shape.connects and not shape.names_place else [])
         decisions = (self._connect(Connect(target)) for target in targets)
         return next((decision for decision in decisions if decision.allowed == "deny"), None)
-
-    def _tool(self, names: tuple[str, ...]) -> Decision:
-        decision = self._verdicts.get(names)
-        if decision is None:
-            decision = self._tool_verdict(names)
-            if len(self._verdicts) < _VERDICTS_KEPT_MAX:
-                self._verdicts[names] = decision
-        return decision
 
     def _tool_verdict(self, names: tuple[str, ...]) -> Decision:
         if not all(0 < len(name) <= TOOL_NAME_CHARS_MAX for name in names) or not names:
@@ -355,8 +383,7 @@ def _globs(profile: PolicyProfile, name: str) -> Globs | None:
 
 
 def _network(profile: PolicyProfile, name: str) -> tuple[NetworkRule, ...]:
-    patterns: tuple[str, ...] = getattr(profile, name)
-    return tuple(_named(name, network_rule, pattern) for pattern in patterns)
+    return tuple(_named(name, network_rules, getattr(profile, name)))
 
 
 def _named(name: str, make: Callable[[Any], Any], patterns: object) -> Any:

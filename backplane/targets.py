@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ipaddress import AddressValueError, IPv6Address
 from typing import Final
 
@@ -18,11 +18,11 @@ from backplane.contract.canonical import Json
 from backplane.errors import PolicyError
 from backplane.globs import Globs, compile_globs
 
-PATH_CHARS_MAX: Final = 4096
-"""Longest path looked at; Linux takes no longer one."""
+PATH_BYTES_MAX: Final = 4096
+"""Longest path that is decided, of files and of URLs; Linux takes no longer one."""
 
 URL_CHARS_MAX: Final = 8192
-"""Longest target looked at; the usual limit of servers."""
+"""Longest target looked at, query included; the usual limit of servers."""
 
 PLACES_MAX: Final = 4096
 """Most paths or targets of one tool call; a patch over more files is not decided but denied."""
@@ -51,9 +51,9 @@ def locate(path: str, root: str | None = None, cwd: str | None = None) -> Place 
         cwd: where the agent stands, absolute or relative to the root; None is the root.
 
     Returns:
-        None for what names no file: empty, with a NUL, or longer than `PATH_CHARS_MAX`.
+        None for what names no file: empty, with a NUL, or longer than `PATH_BYTES_MAX`.
     """
-    if not path or "\0" in path or len(path) > PATH_CHARS_MAX:
+    if not path or "\0" in path or _too_long(path):
         return None
     if path[0] == "~" and (path == "~" or "/" in path):
         # Many tools expand it to a home folder; a workspace folder of that name is rarer than that.
@@ -63,9 +63,15 @@ def locate(path: str, root: str | None = None, cwd: str | None = None) -> Place 
     if full[0] != "/" and base is not None:
         full = f"{base}/{full}"
     if full[0] == "/":
-        return _below(_fold(full, absolute=True), base)
-    parts = _fold(full, absolute=False)
-    return Place("/".join(parts) or ".", parts[:1] == [".."])
+        place = _below(_fold(full, absolute=True), base)
+    else:
+        parts = _fold(full, absolute=False)
+        place = Place("/".join(parts) or ".", parts[:1] == [".."])
+    return None if _too_long(place.path) else place
+
+
+def _too_long(path: str) -> bool:
+    return len(path) * 4 > PATH_BYTES_MAX and len(path.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX
 
 
 def _below(parts: list[str], base: str | None) -> Place:
@@ -102,7 +108,7 @@ class Target(msgspec.Struct, frozen=True):
 _TARGET: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?([^/?#]*)([^?#]*)")
 _AUTHORITY: Final = re.compile(r"(\[[^\]]*\]|[^:\[\]]+)(?::([0-9]*))?")
 _UNSAFE: Final = re.compile(r"[\x00-\x20\x7f\\]")
-_HOST_FORBIDDEN: Final = re.compile(r"[%@<>^|\"`{}*]|\.\.|^\.")
+_HOST: Final = re.compile(r"(?!\.)(?:(?!\.\.)[a-z0-9._-]|[^\x00-\x7f])+")
 _PORTS: Final = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21, "ssh": 22}
 
 
@@ -127,7 +133,7 @@ def read_target(text: str) -> Target | None:
         return None
     host, port = _host(parts[1]), int(parts[2]) if parts[2] else _PORTS.get(scheme or "")
     path = _url_path(match[3]) if scheme is not None or match[3] else None
-    if host is None or path == "" or (port is not None and port > 65535):
+    if host is None or path == "" or (port is not None and port > 65535) or _too_long(path or ""):
         return None
     return Target(host, scheme, port, path)
 
@@ -136,7 +142,7 @@ def _host(text: str) -> str | None:
     if text.startswith("["):
         return _ipv6(text[1:-1])
     host = text.lower().removesuffix(".")
-    if not host or len(host) > _HOST_CHARS_MAX or _HOST_FORBIDDEN.search(host):
+    if len(host) > _HOST_CHARS_MAX or _HOST.fullmatch(host) is None:
         return None
     if not host.isascii() and not _stable(host):
         return None
@@ -210,6 +216,18 @@ class NetworkRule(msgspec.Struct, frozen=True):
             and (self.schemes is None or (unsaid if target.scheme is None else _matches(self.schemes, target.scheme)))
             and (self.paths is None or (unsaid if target.path is None else _matches(self.paths, target.path)))
         )
+
+
+def network_rules(patterns: Sequence[str]) -> tuple[NetworkRule, ...]:
+    """Read a whole list, and bound what one look through all of it can cost.
+
+    Raises:
+        PolicyError: `policy_invalid`.
+    """
+    rules = tuple(network_rule(pattern) for pattern in patterns)
+    compile_globs([pattern for rule in rules if isinstance(rule.hosts, Globs) for pattern in rule.hosts.patterns])
+    compile_globs([pattern for rule in rules if rule.paths is not None for pattern in rule.paths.patterns])
+    return rules
 
 
 def _matches(globs: Globs, text: str) -> bool:
@@ -307,6 +325,7 @@ _PATH_ENDINGS: Final = ("path", "paths", "file", "files", "filename", "filenames
 _URL_ENDINGS: Final = ("url", "urls", "uri", "uris", "href", "endpoint")
 _FILE_URL: Final = re.compile(r"file:(?://[^/?#]*)?([^?#]*)", re.IGNORECASE)
 _URL_IN_TEXT: Final = re.compile(r"\b(?:https?|wss?|ftp|file):/{0,2}[^\s<>\"'`]+", re.IGNORECASE)
+_AFTER_A_URL: Final = ".,;:!?)]}"
 _PATCH_PATH: Final = re.compile(
     r"^(?:\*\*\* (?:Add|Update|Delete) File: |\*\*\* Move to: |(?:rename|copy) (?:from|to) |(?:---|\+\+\+) )(.+?)\s*$",
     re.MULTILINE,
@@ -334,7 +353,7 @@ def touched(shape: Shape, value: Json) -> Touched:
         elif shape.patch:
             paths += patch_paths(leaf)
         elif shape.free_text:
-            urls += _URL_IN_TEXT.findall(leaf)
+            urls += [url.rstrip(_AFTER_A_URL) for url in _URL_IN_TEXT.findall(leaf)]
     return _sorted_out(paths, urls)
 
 
