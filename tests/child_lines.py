@@ -41,13 +41,13 @@ def suite_above() -> list[str]:
 
 
 class Record:
-    """The set of lines seen, each written to the record file when it is new."""
+    """The lines seen, file by file, each written to the record file when it is new."""
 
     def __init__(self, folder: str, sources: tuple[str, ...]) -> None:
         import fcntl
 
         self.sources = sources
-        self.seen: set[tuple[str, int]] = set()
+        self.seen: dict[str, set[int]] = {}
         fd = os.open(os.path.join(folder, f"{os.getpid()}.lines"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self.fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FD_MIN)
@@ -55,14 +55,12 @@ class Record:
         except OSError:  # a low limit of descriptors
             self.fd = fd
 
-    def is_ours(self, filename: str) -> bool:
-        return filename.startswith(self.sources)
+    def lines_of(self, filename: str) -> set[int] | None:
+        """Return the lines seen of a file of ours, None for any other file."""
+        return self.seen.setdefault(filename, set()) if filename.startswith(self.sources) else None
 
     def add(self, filename: str, line: int) -> None:
-        key = (filename, line)
-        if key in self.seen:
-            return
-        self.seen.add(key)
+        self.seen[filename].add(line)
         try:
             os.write(self.fd, f"{line} {filename}\n".encode())
         except OSError:  # the child closed every descriptor it did not know: nothing more is noted
@@ -71,24 +69,36 @@ class Record:
 
 def trace_with_settrace(record: Record) -> None:
     """Follow calls and lines of our files by the trace function, worker threads included."""
+    followers: dict[str, Any] = {}
     threads_followed = False
 
-    def lines(frame: FrameType, event: str, _argument: Any) -> Any:
-        if event == "line":
-            record.add(frame.f_code.co_filename, frame.f_lineno)
-        return lines
-
-    def calls(frame: FrameType, _event: str, _argument: Any) -> Any:
-        nonlocal threads_followed
-        filename = frame.f_code.co_filename
-        if not record.is_ours(filename):
+    def follower(filename: str) -> Any:
+        seen = record.lines_of(filename)
+        if seen is None:
             return None
-        if not threads_followed and (threading := sys.modules.get("threading")) and hasattr(threading, "settrace"):
-            threading.settrace(calls)
-            threads_followed = True
-        return lines
 
-    sys.settrace(calls)
+        def line(frame: FrameType, event: str, _argument: Any) -> Any:
+            # Nearly always the line is known: this one look is what a hot loop pays.
+            if frame.f_lineno not in seen and event == "line":
+                record.add(filename, frame.f_lineno)
+                follow_threads()
+            return line
+
+        return line
+
+    def follow_threads() -> None:
+        nonlocal threads_followed
+        if not threads_followed and (threading := sys.modules.get("threading")) and hasattr(threading, "settrace"):
+            threading.settrace(call)
+            threads_followed = True
+
+    def call(frame: FrameType, _event: str, _argument: Any) -> Any:
+        filename = frame.f_code.co_filename
+        if filename not in followers:
+            followers[filename] = follower(filename)
+        return followers[filename]
+
+    sys.settrace(call)
 
 
 def trace_with_monitoring(record: Record) -> None:
@@ -96,7 +106,8 @@ def trace_with_monitoring(record: Record) -> None:
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
 
     def line(code: CodeType, number: int) -> Any:
-        if record.is_ours(code.co_filename):
+        seen = record.lines_of(code.co_filename)
+        if seen is not None and number not in seen:
             record.add(code.co_filename, number)
         return monitoring.DISABLE
 
@@ -112,9 +123,9 @@ def start() -> None:
         return
     try:
         record = Record(folder, tuple(sources))
-    except OSError:
+        if sys.version_info >= (3, 12):
+            trace_with_monitoring(record)
+        else:
+            trace_with_settrace(record)
+    except (OSError, ValueError):  # no place for the record, or another tool is at work
         return
-    if sys.version_info >= (3, 12):
-        trace_with_monitoring(record)
-    else:
-        trace_with_settrace(record)

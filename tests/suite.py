@@ -27,7 +27,11 @@ SUITE_S_MAX = int(os.environ.get("BACKPLANE_SUITE_S_MAX", "780"))
 """Checks and suite together have 15 minutes in CI, which says what is left; a suite that hangs is still reported."""
 END_S_MAX = 10
 LOWEST_SHOWN = 8
-PTH = "import os, sys; os.path.isdir(sys.prefix + '/suites') and __import__('child_lines').start()\n"
+PTH = (
+    # Some environments process a `.pth` twice in one start, `lib` and `lib64` being the same folder.
+    "import os, sys; 'child_lines' in sys.modules or not os.path.isdir(sys.prefix + '/suites') "
+    "or __import__('child_lines').start()\n"
+)
 
 
 def settings_of_coverage() -> dict[str, Any]:
@@ -42,6 +46,7 @@ def write_settings(folder: Path, settings: dict[str, Any]) -> Path:
     run["source"] = [str(ROOT / name) for name in run["source"]]
     run["omit"] = [str(ROOT / name) for name in run.get("omit", [])]
     run["data_file"] = str(folder / "parent")
+    run["disable_warnings"] = ["no-data-collected"]
     run["core"] = "sysmon" if sys.version_info >= (3, 12) else "ctrace"
     tables = {"run": run, "report": settings.get("report", {})}
     lines = []
