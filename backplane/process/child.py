@@ -18,7 +18,7 @@ import anyio
 import msgspec
 
 from backplane._guard import WORD_BYTES_MAX
-from backplane._remains import Traces, far_end, kill_exactly, remains, start_of
+from backplane.process.remains import Traces, far_end, kill_exactly, remains, start_of
 
 LADDER_STEP_S: Final = 0.5
 """The ladder's short step; the contract's number."""

@@ -1,0 +1,201 @@
+"""A short program, run to its end in a worker thread: its input, its output, its limits."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Final
+
+import msgspec
+
+from backplane.errors import BackendError
+from backplane.process.child import READ_BYTES_MAX, has_ended, kill_group
+from backplane.process.start import Command, spawn
+
+TOOL_S_MAX: Final = 120.0
+"""Default bound of one tool call; a `git diff` of a large tree stays under it, a hung network mount does not."""
+
+TOOL_OUTPUT_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Default bound of a tool's stdout; stderr has `TOOL_STDERR_BYTES_MAX`."""
+
+TOOL_STDERR_BYTES_MAX: Final = 64 * 1024
+"""Kept of a tool's stderr; the rest is read and forgotten, it is only for people."""
+
+_LEADER_LOOK_S: Final = 0.05
+"""How often a silent tool is asked whether it has ended while a leftover holds its pipes."""
+
+_REST_READS_MAX: Final = 32
+"""Reads after the end: the 1 MiB that a pipe may hold where somebody made it larger, twice over."""
+
+_TERMINAL_WAIT_S: Final = 5.0
+"""For SIGKILL to take effect. Longer only in uninterruptible sleep, which no signal ends."""
+
+_GROUP_WAIT_S: Final = 0.2
+"""For the rest of a killed group to be gone; longer only where nobody reaps orphans, who are then dead all the same."""
+
+_LOOK_S: Final = 0.001
+"""Between two questions whether somebody is gone."""
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """What a tool left behind."""
+
+    code: int
+    """Exit code, or minus the signal that ended it."""
+    stdout: bytes
+    """Empty when it went to a file."""
+    stderr: bytes
+    """The first 64 KiB."""
+
+
+def run_tool(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str | None = None,
+    stdin: bytes = b"",
+    timeout_s: float = TOOL_S_MAX,
+    output_bytes_max: int = TOOL_OUTPUT_BYTES_MAX,
+    stdout_path: str | None = None,
+    stdin_path: str | None = None,
+) -> Finished:
+    """Run a short program to its end; blocking, so call it in a worker thread.
+
+    It has a session of its own, which is killed at the end, whatever that end was.
+
+    Args:
+        env: the whole environment.
+        stdin: given to it; `stdin_path` instead names a file.
+        output_bytes_max: bound of stdout, in memory or in the file `stdout_path` (made with mode 0600).
+
+    Raises:
+        BackendError: `sidecar_spawn_failed` (with the errno's name), `backend_timeout`,
+            `execution_tool_failed` when it writes more than `output_bytes_max`.
+        OSError: one of the two files cannot be opened or written.
+    """
+    limits = _Limits(argv[0], timeout_s, time.monotonic() + timeout_s, output_bytes_max)
+    with ExitStack() as opened:
+        source = opened.enter_context(open(stdin_path, "rb")) if stdin_path else subprocess.PIPE
+        sink = opened.enter_context(open(stdout_path, "wb", opener=_private)) if stdout_path else None
+        tool = spawn(Command(tuple(argv), dict(env), cwd), (source, subprocess.PIPE, subprocess.PIPE))
+        opened.callback(_end_tool, tool)
+        talk = _Talk(tool, stdin, limits, sink.write if sink else None)
+        opened.callback(talk.close)
+        while not has_ended(tool):
+            talk.step(limits.left_s(_LOOK_S if talk.silent else _LEADER_LOOK_S))
+        # Whoever still holds the pipes is a leftover of the tool; what it wrote itself is in them already.
+        kill_group(tool)
+        talk.rest()
+    return Finished(tool.returncode, bytes(talk.stdout), bytes(talk.stderr))
+
+
+class _Limits(msgspec.Struct, frozen=True):
+    """What a tool may take, and the errors of one that takes more."""
+
+    name: str
+    timeout_s: float
+    deadline_s: float
+    output_bytes_max: int
+
+    def left_s(self, most_s: float) -> float:
+        left_s = self.deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise BackendError("backend_timeout", f"'{self.name}' did not end within {self.timeout_s:g} s")
+        return min(left_s, most_s)
+
+    def check_output(self, taken_bytes: int) -> None:
+        if taken_bytes > self.output_bytes_max:
+            fact = f"'{self.name}' wrote more than {self.output_bytes_max} bytes"
+            raise BackendError("execution_tool_failed", fact, hint="raise the limit or narrow what is asked")
+
+
+class _Talk:
+    """The three pipes of a tool, read and written until they close."""
+
+    def __init__(
+        self, tool: subprocess.Popen[bytes], stdin: bytes, limits: _Limits, sink: Callable[[bytes], int] | None
+    ) -> None:
+        self.stdout = bytearray()
+        self.stderr = bytearray()
+        self._take = sink or self.stdout.extend
+        self._taken_bytes = 0
+        self._limits = limits
+        self._unsent = memoryview(stdin)
+        self._pipes = selectors.DefaultSelector()
+        for pipe, events in ((tool.stdin, selectors.EVENT_WRITE), (tool.stdout, 1), (tool.stderr, 1)):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                self._pipes.register(pipe, events, pipe is tool.stderr)
+        self._stdin = tool.stdin
+
+    @property
+    def silent(self) -> bool:
+        """Whether all pipes are closed, so that only its end can be waited for."""
+        return not self._pipes.get_map()
+
+    def step(self, wait_s: float) -> bool:
+        """Move what can be moved; False when nothing could."""
+        ready = self._pipes.select(wait_s)
+        for key, _ in ready:
+            if key.fileobj is self._stdin:
+                self._write(key)
+            else:
+                self._read(key)
+        return bool(ready)
+
+    def rest(self) -> None:
+        """Take what is already in the pipes; not more, as one who left the group may write for ever."""
+        for _ in range(_REST_READS_MAX):
+            if self.silent or not self.step(0):
+                return
+
+    def close(self) -> None:
+        self._pipes.close()
+
+    def _write(self, key: selectors.SelectorKey) -> None:
+        try:
+            sent = os.write(key.fd, self._unsent[:READ_BYTES_MAX]) if self._unsent else 0
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            sent = len(self._unsent)
+        self._unsent = self._unsent[sent:]
+        if not self._unsent:
+            self._drop(key)
+
+    def _read(self, key: selectors.SelectorKey) -> None:
+        chunk = os.read(key.fd, READ_BYTES_MAX)
+        if not chunk:
+            self._drop(key)
+        elif key.data:
+            self.stderr += chunk[: TOOL_STDERR_BYTES_MAX - len(self.stderr)]
+        else:
+            self._taken_bytes += len(chunk)
+            self._limits.check_output(self._taken_bytes)
+            self._take(chunk)
+
+    def _drop(self, key: selectors.SelectorKey) -> None:
+        self._pipes.unregister(key.fileobj)
+        key.fileobj.close()  # type: ignore[union-attr]  # registered as a file object above
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _end_tool(tool: subprocess.Popen[bytes]) -> None:
+    kill_group(tool)
+    for pipe in (tool.stdin, tool.stdout, tool.stderr):
+        if pipe is not None:
+            pipe.close()
+    with suppress(subprocess.TimeoutExpired):
+        tool.wait(_TERMINAL_WAIT_S)
+    end_s = time.monotonic() + _GROUP_WAIT_S
+    with suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < end_s:
+            os.killpg(tool.pid, 0)
+            time.sleep(_LOOK_S)
