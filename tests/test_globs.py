@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from backplane.errors import PolicyError
@@ -176,36 +176,38 @@ def braces(choices: list[list[Piece]]) -> Piece:
     return text, lambda path, at: {end for choice in choices for end in run(choice, path, at)}
 
 
+DEEPER: Piece = ("/**/", slash_deep)
 LETTERS = st.sampled_from(["a", "b", "ab", ".", "é", "{", "*"]).map(literal)
 PLAIN = st.one_of(LETTERS, st.just(("*", star)), st.just(("?", any_byte)), st.just(("[!a]", not_a)))
-BRACES = st.lists(st.lists(PLAIN, min_size=1, max_size=3), min_size=1, max_size=3).map(braces)
-RUNS = st.lists(st.one_of(PLAIN, BRACES), min_size=1, max_size=3)
+BRACES = st.lists(st.lists(PLAIN, min_size=1, max_size=2), min_size=1, max_size=2).map(braces)
+RUNS = st.lists(st.one_of(PLAIN, PLAIN, BRACES), min_size=1, max_size=3)
 PATHS = st.text(alphabet="ab/.é{*", max_size=12)
 
 
 def whole(pieces: list[Piece]) -> list[Piece]:
     """Keep two plain stars apart: written side by side they would read as `**`."""
-    text = [piece for index, piece in enumerate(pieces) if not (piece[0] == "*" and index and pieces[index - 1][0] == "*")]
-    return text
+    return [piece for before, piece in zip([None, *pieces], pieces, strict=False) if piece[0] != "*" or piece != before]
 
 
 @st.composite
 def patterns_with_meaning(draw: st.DrawFn) -> list[Piece]:
-    pieces = [("**/", deep)] if draw(st.booleans()) else []
-    for index, part in enumerate(draw(st.lists(RUNS, min_size=1, max_size=4))):
+    pieces: list[Piece] = [("**/", deep)] if draw(st.booleans()) else []
+    for index, part in enumerate(draw(st.lists(RUNS, min_size=1, max_size=3))):
         if index:
-            pieces.append(draw(st.sampled_from([("/**/", slash_deep), literal("/")])))
+            pieces.append(draw(st.sampled_from([DEEPER, literal("/")])))
         pieces += part
     if draw(st.booleans()):
         pieces.append(("/**", slash_all))
     return pieces
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(patterns_with_meaning(), st.lists(PATHS, min_size=1, max_size=20))
 def test_decisions_agree_with_a_naive_model(pieces: list[Piece], paths: list[str]) -> None:
     pieces = whole(pieces)
-    globs = compile_globs(["".join(text for text, _ in pieces)])
+    pattern = "".join(text for text, _ in pieces)
+    assume(pattern.count("{") - pattern.count(r"\{") <= 4)
+    globs = compile_globs([pattern])
     for path in paths:
         raw = path.encode()
         assert (globs.matches(path) is not None) == (len(raw) in run(pieces, raw, 0))
