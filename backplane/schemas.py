@@ -23,7 +23,7 @@ from backplane.config import Settings
 from backplane.contract import envelope
 from backplane.contract.canonical import INT_MAX, Json
 from backplane.contract.capability import CAPABILITIES
-from backplane.contract.events import AgentEvent
+from backplane.contract.events import EVENT_TYPES, AgentEvent
 from backplane.contract.receipt import CONTRACT_VERSION, Receipt
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import CODES, ConfigError
@@ -80,6 +80,7 @@ _FIELDS: Final[dict[tuple[str, str], Json]] = {
     ("Fatal", "receipt"): {"$ref": "#/$defs/Receipt"},
     ("Final", "receipt"): {"$ref": "#/$defs/Receipt"},
     ("Cancel", "grace_ms"): {"minimum": 0},
+    **{(kind.__name__, "ts"): {"pattern": _TIME} for kind in EVENT_TYPES.values()},
     ("Ping", "seq"): {"minimum": 0, **_COUNTER},
     ("Pong", "seq"): {"minimum": 0, **_COUNTER},
 }
@@ -95,6 +96,7 @@ _FIELDS_WRITTEN: Final[dict[tuple[str, str], Json]] = {
     ("RunMetadata", "contract_version"): {"const": CONTRACT_VERSION},
     ("RunMetadata", "started_at"): {"pattern": _TIME_WRITTEN},
     ("RunMetadata", "finished_at"): {"pattern": _TIME_WRITTEN},
+    **{(kind.__name__, "ts"): {"pattern": _TIME_WRITTEN} for kind in EVENT_TYPES.values()},
     ("Receipt", "usage_raw"): {"type": "object", "properties": {"backplane": {"$ref": "#/$defs/Backplane"}}},
 }
 

@@ -1,0 +1,179 @@
+"""Validating a document: recognised by content, every violation at its place, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backplane import share
+from backplane.validate import FINDINGS_MAX, Findings, validate
+
+EXAMPLES = share.find("contracts") / "examples"
+NO_CONTENT = ("empty", "refused")
+"""An empty policy or configuration could be either; what stands under `usage_raw.backplane` never stands alone."""
+GOOD = sorted(path for path in EXAMPLES.glob("*/*") if path.parent.name != "bad" and path.stem not in NO_CONTENT)
+BAD = sorted((EXAMPLES / "bad").glob("*.json"))
+
+
+def pointers(found: Findings) -> list[str]:
+    return [finding.pointer for finding in found.findings]
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_good_example_is_recognised_by_its_content_and_has_no_findings(path: Path) -> None:
+    found = validate(path.read_bytes(), "-")
+    assert found.findings == ()
+    assert found.kind == path.parent.name.removesuffix("_written")
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_a_bad_example_is_found_wrong_at_its_place(path: Path) -> None:
+    case: dict[str, Any] = json.loads(path.read_bytes())
+    data = case["text"].encode() if "text" in case else json.dumps(case["document"]).encode()
+    found = validate(data, "a.toml" if case["schema"] == "configuration" else "-")
+    assert found.kind == case["schema"]
+    assert case["pointer"] in pointers(found), found
+    assert not found.valid
+
+
+def test_shipped_transcripts_are_valid() -> None:
+    for path in sorted((share.find("contracts") / "transcripts").glob("*.jsonl")):
+        assert validate(path.read_bytes(), path.name) == Findings(path.name, "transcript")
+
+
+def test_every_line_of_a_transcript_is_checked_and_named_by_its_number() -> None:
+    lines = ['{"t":"ping","seq":1}', "", '{"t":"ping","seq":-1}', "npm notice", '{"t":"pong","seq":1,"seq":2}']
+    found = validate("\n".join(lines).encode(), "-")
+    assert found.kind == "transcript"
+    assert [(finding.line, finding.pointer) for finding in found.findings] == [(3, "/seq"), (4, ""), (5, "/seq")]
+
+
+def test_all_violations_are_found_at_once() -> None:
+    order = {"task": 1, "lane": "x", "workspace": {"include": [2, "a"]}, "config": {"env": {"A": 5}}}
+    assert sorted(pointers(validate(json.dumps(order).encode(), "-"))) == [
+        "/config/env/A",
+        "/lane",
+        "/task",
+        "/workspace/include/0",
+    ]
+
+
+def test_pointers_are_escaped() -> None:
+    found = validate(b'{"task":"t","config":{"vendor":{"a/b~c":{"k":1,"k":2}}}}', "-")
+    assert pointers(found) == ["/config/vendor/a~1b~0c/k"]
+
+
+def test_a_wrong_event_far_down_a_trace_is_named_by_its_own_index() -> None:
+    receipt = json.loads((EXAMPLES / "receipt/minimal.json").read_bytes())
+    good = {"ts": "2026-01-15T12:00:00Z", "type": "warning", "message": "m"}
+    receipt["trace"] = [good] * 500 + [{**good, "message": 7}] + [good] * 5 + [{**good, "type": "usage"}]
+    assert pointers(validate(json.dumps(receipt).encode(), "-")) == ["/trace/500/message", "/trace/506/type"]
+
+
+def test_the_hash_of_a_receipt_is_computed_again() -> None:
+    sealed = json.loads((EXAMPLES / "receipt/sealed.json").read_bytes())
+    assert validate(json.dumps(sealed).encode(), "-").valid
+    sealed["usage"]["input_tokens"] += 1
+    assert pointers(validate(json.dumps(sealed).encode(), "-")) == ["/receipt_sha256"]
+    sealed["receipt_sha256"] = None
+    assert validate(json.dumps(sealed).encode(), "-").valid
+
+
+def test_times_with_different_fractions_are_compared_as_times() -> None:
+    receipt = json.loads((EXAMPLES / "receipt/minimal.json").read_bytes())
+    for start, finish, wrong in (("00Z", "00.001Z", False), ("00.5Z", "00.499999Z", True), ("00Z", "00.000Z", False)):
+        receipt["meta"] |= {"started_at": "2026-01-15T12:00:" + start, "finished_at": "2026-01-15T12:00:" + finish}
+        assert bool(validate(json.dumps(receipt).encode(), "-").findings) == wrong, (start, finish)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b" \n",
+        b"\x00\x01\x02",
+        b"\xff\xfe{\x00}\x00",
+        b'\xef\xbb\xbf{"task":"x"}',
+        b"[" * 100_000,
+        b'{"task":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"task":"\xff"}',
+        b'{"task":"\\ud800"}',
+        b'{"task":NaN}',
+        b'{"task":1e999}',
+        b'{"task":' + b"9" * 5000 + b"}",
+        b"null",
+        b"[]",
+        b"3",
+        b'"x"',
+        b"a = 1979-05-27",
+        b"a = nan",
+        b'{"t":null,"x":1}',
+        b'{"t":{},"x":1}',
+        b'{"type":7}',
+        b'{"meta":1,"outcome":[]}',
+        b'{"trace":{"0":1},"outcome":[]}',
+        b'{"t":"final","ref_id":"a","receipt":[]}',
+        b'{"t":"hello"}\n{"t":',
+        b'{"verdict":1}\n{"set":3}',
+    ],
+    ids=lambda data: repr(data[:20]),
+)
+def test_whatever_is_given_is_answered_with_findings(data: bytes) -> None:
+    assert not validate(data, "-").valid
+
+
+@given(st.binary(max_size=200), st.sampled_from(["-", "a.json", "a.jsonl", "a.toml"]))
+def test_any_bytes_are_answered_without_an_exception(data: bytes, name: str) -> None:
+    assert validate(data, name).name == name
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+_MEMBERS = st.sampled_from(
+    [
+        "t",
+        "type",
+        "ts",
+        "ref_id",
+        "event",
+        "receipt",
+        "meta",
+        "trace",
+        "outcome",
+        "task",
+        "config",
+        "policy",
+        "deny_read",
+    ]
+)
+
+
+@given(st.dictionaries(_MEMBERS, _VALUES, max_size=6), st.sampled_from(["hello", "event", "final", "fatal", "ask", 5]))
+def test_any_object_with_the_contract_s_members_is_answered_without_an_exception(value: Any, t: Any) -> None:
+    for document in (value, {**value, "t": t}):
+        validate(json.dumps(document).encode(), "-")
+
+
+def test_findings_are_bounded_and_the_rest_is_counted() -> None:
+    found = validate(json.dumps({"task": "t", "context": {"files": [1] * (FINDINGS_MAX + 7)}}).encode(), "-")
+    assert (len(found.findings), found.omitted) == (FINDINGS_MAX, 7)
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    (finding,) = validate(json.dumps({"task": ["x" * 5000]}).encode(), "-").findings
+    assert len(finding.message) < 200
+
+
+def test_jsonschema_is_not_imported_by_who_only_imports_the_room() -> None:
+    script = "import sys, backplane.validate; sys.exit('jsonschema' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=30).returncode == 0
