@@ -34,6 +34,7 @@ ROOMS = {
     "targets": f"{SHAPES} globs",
     "policy": f"{SHAPES} globs targets",
     "asks": f"{SHAPES} policy",
+    "redact": SHAPES,
     "negotiate": SHAPES,
     "record": f"{SHAPES} asks policy negotiate",
     "cost": SHAPES,
@@ -59,7 +60,8 @@ ROOMS = {
     "backends": f"{SHAPES} config protocol process sidecar share",
     "sealing": f"{SHAPES} record receipts",
     "runtime": (
-        f"{SHAPES} config negotiate policy asks protocol cost router workspace receipts record sealing sessions backends"
+        f"{SHAPES} config negotiate policy asks redact protocol cost router workspace receipts record sealing sessions "
+        "backends"
     ),
     "providers": f"{SHAPES} ir backends sessions",
     "server": f"{SHAPES} sidecar runtime",
@@ -81,7 +83,20 @@ ROOMS = {
 """Room → the rooms that it may import. A row may stand here before its room does."""
 
 GROUND = {"errors", "contract"}
-PURE = {"ir", "globs", "targets", "asks", "record", "protocol", "policy", "negotiate", "cost", "router", "dialects"}
+PURE = {
+    "ir",
+    "globs",
+    "targets",
+    "asks",
+    "record",
+    "redact",
+    "protocol",
+    "policy",
+    "negotiate",
+    "cost",
+    "router",
+    "dialects",
+}
 PURE_NEVER = {
     "os",
     "socket",
