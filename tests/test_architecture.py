@@ -58,7 +58,7 @@ ROOMS = {
     "acp": SHAPES,
     "tools": f"{SHAPES} policy process",
     "backends": f"{SHAPES} config protocol process sidecar share",
-    "sealing": f"{SHAPES} record receipts",
+    "sealing": f"{SHAPES} config record receipts workspace",
     "runtime": (
         f"{SHAPES} config negotiate policy asks redact protocol cost router workspace receipts record sealing sessions "
         "backends"
