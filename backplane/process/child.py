@@ -92,9 +92,9 @@ class Child:
         self._tail_bytes_max = tail_bytes_max
         self._tail = bytearray()
         self._first_word = b""
-        self._arrived, self._ended, self._line_ended, self._stderr_ended, self._gone = (anyio.Event() for _ in range(5))
-        self._sweep_reported = False
-        self._stopping = False
+        self._line_ended = self._stderr_ended = self._sweep_reported = self._stopping = self._gone = False
+        # One for all that can happen: an idle child shall cost little, and an event of asyncio is 1 KiB.
+        self._news = anyio.Event()
         self._step: anyio.CancelScope | None = None
         # Shielded, as a cancelled owner still needs them to walk down the ladder.
         self._watching, self._draining = anyio.CancelScope(shield=True), anyio.CancelScope(shield=True)
@@ -109,7 +109,7 @@ class Child:
         if not self._guarded:
             return b"pid"
         with anyio.move_on_after(timeout_s):
-            await self._arrived.wait()
+            await self._until(lambda: bool(self._first_word) or self._line_ended)
         return self._first_word
 
     def close_stdin(self) -> None:
@@ -133,7 +133,7 @@ class Child:
     async def wait(self, timeout_s: float) -> Exit | None:
         """Wait until the program has ended, at most this long; None when it has not."""
         with anyio.move_on_after(timeout_s):
-            await self._ended.wait()
+            await self._until(lambda: self.exit is not None)
         return self.exit
 
     async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
@@ -147,7 +147,7 @@ class Child:
                 seconds, has passed; None where the host knows no such message.
         """
         if self._stopping:
-            await self._gone.wait()
+            await self._until(lambda: self._gone)
             return
         self._stopping = True
         with anyio.CancelScope(shield=True):
@@ -173,7 +173,7 @@ class Child:
 
     async def _leave(self) -> None:
         if self._stopping:
-            await self._gone.wait()
+            await self._until(lambda: self._gone)
         else:
             self._stopping = True
             await self._kill()
@@ -189,15 +189,16 @@ class Child:
         if self._guarded:
             self._tell(b"kill")
             with anyio.move_on_after(GUARD_ANSWER_S_MAX):
-                await self._line_ended.wait()
+                await self._until(lambda: self._line_ended)
         else:
             kill_group(self._leader)
         if not self._sweep_reported:
             await self._sweep()
         await self._reap()
         with anyio.move_on_after(LAST_WORDS_S_MAX):
-            await self._stderr_ended.wait()
-        self._gone.set()
+            await self._until(lambda: self._stderr_ended)
+        self._gone = True
+        self._announce()
 
     async def _sweep(self) -> None:
         """Kill by the process table what a guard did not; less sure, as who left session and parents is not seen."""
@@ -228,7 +229,7 @@ class Child:
 
     def _tell(self, word: bytes) -> None:
         # A guard that its host has stopped would not hear; until it is reaped its number is its own.
-        if self._leader.returncode is None and not self._line_ended.is_set():
+        if self._leader.returncode is None and not self._line_ended:
             with suppress(OSError):
                 os.write(self._line, word)
                 os.kill(self._leader.pid, signal.SIGCONT)
@@ -239,8 +240,8 @@ class Child:
             if self._guarded:
                 while word := await _next_chunk(self._line, WORD_BYTES_MAX):
                     self._hear(word)
-                self._line_ended.set()
-                self._arrived.set()
+                self._line_ended = True
+                self._announce()
                 self._note_exit(Exit())
                 return
             if self._line >= 0:
@@ -259,14 +260,13 @@ class Child:
             self._sweep_reported = True
         else:
             self._note_exit(Exit(code=int(number)) if what == b"exit" else Exit(signal=int(number)))
-        if not self._arrived.is_set():
-            self._first_word = word
-            self._arrived.set()
+        self._first_word = self._first_word or word
+        self._announce()
 
     def _note_exit(self, how: Exit) -> None:
         if self.exit is None:
             self.exit = how
-            self._ended.set()
+            self._announce()
             if self._step is not None:
                 self._step.cancel()
 
@@ -279,7 +279,17 @@ class Child:
                 if excess > 0:
                     del self._tail[:excess]
                     self.stderr_dropped += excess
-        self._stderr_ended.set()
+        self._stderr_ended = True
+        self._announce()
+
+    def _announce(self) -> None:
+        news, self._news = self._news, anyio.Event()
+        news.set()
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        """Wait for something that is announced; the caller sets the bound."""
+        while not true():
+            await self._news.wait()
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import IO, Final
 
 import msgspec
@@ -114,7 +114,7 @@ def _spawn_guard(
         with _order_file() as order:
             order.write(_order_bytes(command, pass_fds))
             order.flush()
-            argv = [sys.executable, "-I", "-S", _guard.__file__, role, str(line), str(order.fileno())]
+            argv = [sys.executable, "-I", "-S", _guard_file(), role, str(line), str(order.fileno())]
             return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
                 argv,
                 env=_loader_env(),
@@ -129,6 +129,15 @@ def _spawn_guard(
             )
     except (OSError, ValueError) as fault:
         raise _spawn_failed(command, fault) from fault
+
+
+def _guard_file() -> str:
+    # The compiled file, unless it is older than its source: compiling anew would add a third to each start.
+    source, compiled = _guard.__file__, str(getattr(_guard, "__cached__", None))
+    with suppress(OSError):
+        if os.stat(compiled).st_mtime_ns >= os.stat(source).st_mtime_ns:
+            return compiled
+    return source
 
 
 def _order_file() -> IO[bytes]:
