@@ -25,6 +25,8 @@ SCHEMA_VERSION: Final = 2
 BUSY_TIMEOUT_S: Final = 30.0
 """Longest wait for other writers; a commit takes milliseconds, so this is a stuck machine."""
 _WAL_RETRY_S: Final = 0.02
+_READ_TRIES: Final = 3
+"""As it is, without its shared memory on a read-only disk, and once more after a migration."""
 FIRST_LINK: Final = "0" * 64
 """What the first receipt of a store follows."""
 
@@ -102,26 +104,52 @@ def connect(home: Path, *, readonly: bool) -> sqlite3.Connection:
     except OSError as error:
         raise disk_error(str(path), error) from error
     with translated(path):
-        connection = _open(path, "ro" if readonly else "rw")
-        try:
-            if readonly:
-                connection = _readable(connection, home, path)
-            else:
-                _prepare(connection, path)
-        except BaseException:
-            connection.close()
-            raise
+        return _open_readable(home, path) if readonly else _open_writable(path)
+
+
+def _open_writable(path: Path) -> sqlite3.Connection:
+    connection = _open(path, "mode=rw")
+    try:
+        _prepare(connection, path)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
-def _open(path: Path, mode: str) -> sqlite3.Connection:
-    return sqlite3.connect(
-        f"file:{quote(str(path))}?mode={mode}",
+def _open_readable(home: Path, path: Path) -> sqlite3.Connection:
+    options = "mode=ro"
+    for _ in range(_READ_TRIES):
+        connection = _open(path, options)
+        try:
+            if _version(connection, path) == SCHEMA_VERSION:
+                return connection
+        except sqlite3.OperationalError as error:
+            connection.close()
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CANTOPEN or path.with_name(FILE + "-wal").exists():
+                raise
+            # A folder where nothing can be made cannot have a writer either: the file is all there is.
+            options = "mode=ro&immutable=1"
+            continue
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
+        connect(home, readonly=False).close()
+    raise StoreError("receipt_store_failed", f"{path} cannot be brought to schema version {SCHEMA_VERSION}")
+
+
+def _open(path: Path, options: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"file:{quote(str(path))}?{options}",
         uri=True,
         timeout=BUSY_TIMEOUT_S,
         isolation_level=None,  # transactions are begun and ended by us alone
         check_same_thread=False,  # the store has its own lock
     )
+    # A flipped bit in a text must not keep `verify` from reading on.
+    connection.text_factory = lambda data: data.decode("utf-8", "replace")
+    return connection
 
 
 def _in_memory() -> sqlite3.Connection:
@@ -141,14 +169,6 @@ def _refuse_network(home: Path) -> None:
             f"{home} lies on a network file system ({kind}), where the store cannot be kept safe",
             hint="set BACKPLANE_HOME to a folder on a local disk",
         )
-
-
-def _readable(connection: sqlite3.Connection, home: Path, path: Path) -> sqlite3.Connection:
-    if _version(connection, path) == SCHEMA_VERSION:
-        return connection
-    connection.close()
-    connect(home, readonly=False).close()
-    return _open(path, "ro")
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:

@@ -58,11 +58,16 @@ class Recovery(msgspec.Struct, frozen=True):
     """One line for each orphan that could not be sealed; it stays for the next time."""
 
 
+def is_run_id(text: str) -> bool:
+    """Whether this is a run id in its print form, and so a name that leads nowhere else."""
+    return _RUN_FOLDER.fullmatch(text) is not None
+
+
 def run_folders(home: Path) -> list[Path]:
     """Folders of runs, whatever their state; what is no run's folder is passed over."""
     try:
         with os.scandir(home / "runs") as entries:
-            return sorted(Path(entry.path) for entry in entries if _RUN_FOLDER.fullmatch(entry.name))
+            return sorted(Path(entry.path) for entry in entries if is_run_id(entry.name))
     except FileNotFoundError:
         return []
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, get_type_hints
 
 import msgspec
 
@@ -22,6 +22,7 @@ from backplane.contract import canonical
 from backplane.contract.receipt import Receipt
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
+from backplane.receipts.audit import Finding
 from backplane.receipts.journal import PATCH, TRACE, Journal
 from backplane.receipts.recovery import Orphan, Orphans, Recovery
 from backplane.receipts.rows import Checkpoint, Row, Rows, columns_of
@@ -35,6 +36,11 @@ _PAGE_ROWS: Final = 256
 
 
 _COLUMNS: Final = ", ".join(Row.__struct_fields__)
+_READ: Final = ", ".join(
+    {int: "CAST({0} AS INTEGER)", str: "CAST(IFNULL({0}, '') AS TEXT)"}.get(kind, "CAST({0} AS TEXT)").format(name)
+    for name, kind in get_type_hints(Row).items()
+)
+"""Columns as `Row` has them, whatever types a tampered file gives: comparing them is `verify`'s affair."""
 _INSERT: Final = f"INSERT INTO receipts ({_COLUMNS}, body) VALUES ({', '.join('?' * (len(Row.__struct_fields__) + 1))})"
 
 
@@ -148,24 +154,23 @@ class Store:
 
         Raises:
             ConfigError: as `find`.
-            StoreError: `receipt_store_failed` when the row cannot be read.
+            StoreError: `receipt_store_failed` when the row cannot be read or was pruned.
         """
         row = self.find(run)
-        body = self.body(row)
-        if not body:
-            raise StoreError("receipt_store_failed", f"the content of run {row.run_id} was pruned")
         try:
-            return with_trace(body, self.trace(row))
+            return with_trace(self._unpruned(row), self.trace(row))
         except msgspec.MsgspecError as error:
             raise StoreError("receipt_store_failed", f"row {row.sequence} holds no receipt: {error}") from error
 
     def body(self, row: Row) -> bytes:
         """The stored canonical bytes of a receipt, with an empty trace; no bytes when it was pruned."""
         with self._locked() as connection:
-            found = connection.execute("SELECT body FROM receipts WHERE sequence = ?", (row.sequence,)).fetchone()
+            found = connection.execute(
+                "SELECT CAST(body AS BLOB) FROM receipts WHERE sequence = ?", (row.sequence,)
+            ).fetchone()
         if found is None:
             raise StoreError("receipt_store_failed", f"the receipt of run {row.run_id} is gone")
-        return bytes(found[0])
+        return bytes(found[0] or b"")
 
     def trace(self, row: Row) -> Trace:
         if not row.trace_count:
@@ -173,7 +178,13 @@ class Store:
         return Trace(self.folder(row.run_id) / TRACE, row.trace_count, row.trace_bytes)
 
     def folder(self, run_id: str) -> Path:
-        """Where a run's journal and patch lie; need not be there."""
+        """Where a run's journal and patch lie; need not be there.
+
+        Raises:
+            StoreError: `receipt_store_failed` for what is no run id: a changed row must not lead elsewhere.
+        """
+        if not recovery.is_run_id(run_id):
+            raise StoreError("receipt_store_failed", f"a row names the run {run_id!r}, which is no run id")
         return self.home / "runs" / run_id
 
     def patch(self, row: Row) -> Path | None:
@@ -204,8 +215,10 @@ class Store:
 
         Raises:
             ConfigError: as `find`.
+            StoreError: `receipt_store_failed` when its content was pruned.
         """
         row = self.find(run)
+        self._unpruned(row)
         return self._check(row) + audit.check_link(row, self._at(row.sequence - 1))
 
     def verify_all(self, checkpoint: Checkpoint | None = None) -> audit.Audit:
@@ -214,7 +227,9 @@ class Store:
         Args:
             checkpoint: one kept from earlier; without it a cut tail or an older copy cannot be seen.
         """
-        findings: audit.Findings = []
+        with self._locked() as connection:
+            faults = connection.execute("PRAGMA integrity_check(1)").fetchall()
+        findings = [Finding("receipt_store_failed", "", fact) for (fact,) in faults if fact != "ok"]
         checked = pruned = 0
         previous: Row | None = None
         for row in self.scan():
@@ -245,7 +260,7 @@ class Store:
             connection.executemany(
                 "UPDATE receipts SET body = x'' WHERE run_id = ?", [(run_id,) for run_id, size in rows if size]
             )
-        for run_id, _ in rows:
+        for run_id in filter(recovery.is_run_id, (run_id for run_id, _ in rows)):
             shutil.rmtree(self.folder(run_id), ignore_errors=True)
         return sum(1 for _, size in rows if size)
 
@@ -304,8 +319,18 @@ class Store:
             known = {row.run_id for row in self._rows(f"WHERE run_id IN ({marks})", [path.name for path in page])}
             yield from (path for path in page if path.name not in known)
 
+    def _unpruned(self, row: Row) -> bytes:
+        body = self.body(row)
+        if not body:
+            raise StoreError("receipt_store_failed", f"the content of run {row.run_id} was pruned")
+        return body
+
     def _check(self, row: Row) -> audit.Findings:
-        return audit.check_row(row, self.body(row), self.trace(row), self.folder(row.run_id) / PATCH)
+        try:
+            folder = self.folder(row.run_id)
+        except StoreError as error:
+            return [Finding("receipt_hash_mismatch", row.run_id, error.message)]
+        return audit.check_row(row, self.body(row), self.trace(row), folder / PATCH)
 
     def _at(self, sequence: int) -> Row | None:
         rows = self._rows("WHERE sequence = ?", (sequence,))
@@ -335,7 +360,7 @@ class Store:
 
     def _rows(self, where: str, values: Iterable[object]) -> Rows:
         with self._locked() as connection:
-            found = connection.execute(f"SELECT {_COLUMNS} FROM receipts {where}", tuple(values)).fetchall()
+            found = connection.execute(f"SELECT {_READ} FROM receipts {where}", tuple(values)).fetchall()
         return [Row(*values) for values in found]
 
     @contextmanager

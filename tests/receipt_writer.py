@@ -1,0 +1,102 @@
+"""Receipts, events and runs made for tests, and a program that writes runs until it is killed.
+
+The program is a control plane reduced to its writing, see `main`; it imports nothing that is slow to start.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from backplane.contract import canonical
+from backplane.contract.events import AgentEvent, AssistantDelta
+from backplane.contract.receipt import CONTRACT_VERSION, BackendIdentity, Receipt, RunMetadata, Usage, Verification
+from backplane.contract.work import RuntimeConfig, WorkOrder
+from backplane.errors import BackplaneError
+from backplane.receipts import Journal, Row, Store, head_fact, seal
+
+TS = "2025-01-15T12:00:00.200Z"
+ORDER = WorkOrder(task="tidy up", config=RuntimeConfig(env={"API_KEY": "geheim-1234"}))
+
+
+def delta(text: str) -> AssistantDelta:
+    return AssistantDelta(ts=TS, text=text)
+
+
+def line(event: AgentEvent) -> bytes:
+    return canonical.encode(event) + b"\n"
+
+
+def receipt_of(trace: Sequence[AgentEvent], run_id: str | None = None, **changes: Any) -> Receipt:
+    meta = RunMetadata(
+        run_id=run_id or str(uuid.uuid4()),
+        work_order_id=ORDER.id,
+        contract_version=CONTRACT_VERSION,
+        started_at="2025-01-15T12:00:00.120Z",
+        finished_at="2025-01-15T12:00:00.500Z",
+        duration_ms=380,
+    )
+    whole: dict[str, Any] = {
+        "meta": meta,
+        "backend": BackendIdentity("mock"),
+        "capabilities": {"streaming": "native"},
+        "usage_raw": {"backplane": {"end": {"reason": "complete"}}},
+        "usage": Usage(),
+        "trace": trace,
+        "artifacts": (),
+        "verification": Verification(harness_ok=True),
+        "outcome": "complete",
+    }
+    return Receipt(**(whole | changes))
+
+
+def open_journal(home: Path, run_id: str | None = None) -> Journal:
+    run_id = run_id or str(uuid.uuid4())
+    return Journal.create(
+        home, run_id, head_fact(ORDER, run_id=run_id, started_at="2025-01-15T12:00:00Z", backend="mock")
+    )
+
+
+def stored_run(store: Store, texts: Sequence[str], **changes: Any) -> Row:
+    """One whole run: journal, events, seal, append."""
+    journal = open_journal(store.home)
+    try:
+        for text in texts:
+            journal.append(line(delta(text)))
+        return store.append(seal(receipt_of(journal.trace, journal.run_id, **changes)), journal)
+    finally:
+        journal.close()
+
+
+# A writer to be killed ------------------------------------------------------------------------------------------------
+
+
+def main(home: str, runs: str, events_each: str) -> int:
+    """Store runs one after the other and say each thing only when it is promised.
+
+    Prints `event RUN COUNT` when events are journalled and `stored RUN SHA256` when a receipt is acknowledged;
+    on an error `error CODE MESSAGE`, once, and goes on with the next run.
+    """
+    with Store.open(Path(home)) as store:
+        for _ in range(int(runs)):
+            journal = None
+            try:
+                journal = open_journal(store.home)
+                for number in range(1, int(events_each) + 1):
+                    journal.append(line(delta(f"text {number}")))
+                    print("event", journal.run_id, number, flush=True)
+                row = store.append(seal(receipt_of(journal.trace, journal.run_id)), journal)
+                print("stored", row.run_id, row.sha256, flush=True)
+            except BackplaneError as error:
+                print("error", error.code, error.message, flush=True)
+            finally:
+                if journal is not None:
+                    journal.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
