@@ -117,7 +117,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     limits: Limits = Limits()
     isolation: Isolation = "best_effort"
     policy: str | None = None
-    """File with the policy of orders that bring none; absolute after `load`."""
+    """Policy of orders that bring none: `default`, `strict`, or a file, whose path is absolute after `load`."""
 
     def limits_of(self, backend: str) -> Limits:
         """The limits of one backend: its own where it has some."""
@@ -134,6 +134,9 @@ SINGLE: Final[dict[str, Any]] = {**_PLAIN, **_LIMITS}
 
 OTHER_VARIABLES: Final = ("HOME", "CONFIG", "DEBUG")
 """Variables with our prefix that are no settings: where state is, which file to read, show tracebacks."""
+
+SHIPPED_POLICIES: Final = ("default", "strict")
+"""Names that `policy` takes beside a file's; `./strict` is a file."""
 
 
 def load(
@@ -198,8 +201,11 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
         raise _invalid(source, _line_of(text, ("backends",)), "`backends` must be a table")
     own: Settings = _convert(table, Settings, (), source, text)
     named = {name: _backend(name, value, source, text, folder) for name, value in backends.items()}
-    policy = str(folder / own.policy) if own.policy is not None else None
-    return msgspec.structs.replace(own, backends=named, policy=policy)
+    return msgspec.structs.replace(own, backends=named, policy=_policy_place(own.policy, folder))
+
+
+def _policy_place(policy: str | None, folder: Path) -> str | None:
+    return policy if policy is None or policy in SHIPPED_POLICIES else str(folder / policy)
 
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -319,6 +325,12 @@ def _is_variable(name: str, value: str) -> bool:
     return bool(name) and "=" not in name and "\0" not in name and "\0" not in value
 
 
+def unknown_variables(environ: Environ) -> list[str]:
+    """Variables with our prefix that mean nothing here: spelling mistakes, or meant for a host or a newer version."""
+    known = {PREFIX + name.upper() for name in (*SINGLE, *OTHER_VARIABLES)}
+    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+
+
 def _from_environment(environ: Environ) -> dict[str, Any]:
     variables = {name: PREFIX + name.upper() for name in SINGLE}
     return {
@@ -338,8 +350,8 @@ def _single(name: str, value: str | float, called: str) -> Any:
 def _with(settings: Settings, given: Mapping[str, Any], cwd: Path) -> Settings:
     """Lay what was given over a file's settings; a time given here counts for every backend."""
     plain = {name: given[name] for name in _PLAIN if name in given}
-    if plain.get("policy") is not None:
-        plain["policy"] = str(cwd / plain["policy"])
+    if "policy" in plain:
+        plain["policy"] = _policy_place(plain["policy"], cwd)
     times = {name: given[name] for name in _OVERRIDES if name in given}
     replace = msgspec.structs.replace
     return replace(

@@ -1,0 +1,177 @@
+"""The front door: argv and environment in, text or JSON lines out, an exit code at the end.
+
+One file a command group; each is imported when its command is called, so that help and version
+cost nothing. This file finds the command and is the last edge: no traceback leaves it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from backplane import __version__
+from backplane.cli import streams
+
+DONE: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+PARTIAL: Final = 3
+REFUSED: Final = 4
+INTERRUPTED: Final = 130
+READER_GONE: Final = 141
+
+EXITS: Final[dict[int, str]] = {
+    DONE: "done",
+    FAILED: "the work failed, or a check found something",
+    USAGE: "usage, unreadable input, unknown backend, bad configuration",
+    PARTIAL: "outcome partial",
+    REFUSED: "refused before the order was sent",
+    129: "interrupted by SIGHUP, after an orderly stop",
+    INTERRUPTED: "interrupted by SIGINT, after an orderly stop",
+    143: "interrupted by SIGTERM, after an orderly stop",
+    READER_GONE: "the reader of stdout went away",
+}
+"""Every exit code, of every command."""
+
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "run": ("run", "run one work order, from start to receipt"),
+    "backends": ("backends", "list the backends, ready or why not"),
+    "receipts": ("receipts", "list, show, verify, compare and move receipts"),
+    "apply": ("apply", "apply a run's patch to the original workspace"),
+    "validate": ("checks", "check work orders, receipts, policies and other files"),
+    "schema": ("checks", "print a JSON Schema"),
+    "conform": ("checks", "check any program that claims to be a host"),
+    "doctor": ("doctor", "say what this machine and configuration can do"),
+    "errors": ("about", "explain the error codes"),
+    "version": ("about", "print the version"),
+}
+"""Command → the file of its group here, and one line for the help."""
+
+HELP: Final = """\
+usage: backplane [--config FILE] COMMAND …
+
+Run any coding agent through one contract: a work order in, events and one
+sealed receipt out.
+
+commands:
+{commands}
+
+options:
+  --config FILE  configuration instead of ./backplane.toml or the user's
+  --version      print the version
+  -h, --help     print this; `backplane COMMAND --help` says more
+
+example:
+  backplane run "fix the failing test" --backend shell
+
+exit codes:
+{exits}
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the words after the program's name; None takes this process's.
+
+    Returns:
+        The exit code, one of `EXITS`.
+    """
+    streams.repair()
+    try:
+        return _command(list(sys.argv[1:] if argv is None else argv))
+    except SystemExit as end:  # argparse's way to say that the help was printed
+        return end.code if isinstance(end.code, int) else USAGE
+    except BaseException as error:  # the outermost edge: whatever it is, it becomes words and a code
+        return _report(error)
+
+
+def _command(words: list[str]) -> int:
+    config, rest = _global_options(words)
+    if rest is None:
+        return DONE
+    name, *arguments = rest
+    if name not in COMMANDS:
+        raise _usage(f"no command {name!r}; there are {', '.join(COMMANDS)}")
+    group = importlib.import_module(f"backplane.cli.{COMMANDS[name][0]}")
+    parser = group.parser(name)
+    options = parser.parse_args(arguments)
+    if getattr(options, "config", None) is None:
+        options.config = config
+    code: int = options.call(options)
+    return code
+
+
+def _global_options(words: list[str]) -> tuple[str | None, list[str] | None]:
+    """The value of `--config`, and the words from the command on; None for these when all is said."""
+    config: str | None = None
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        option, equals, value = rest.pop(0).partition("=")
+        if option == "--config":
+            if not equals and not rest:
+                raise _usage("--config needs a file")
+            config = value if equals else rest.pop(0)
+        elif option == "--version":
+            streams.write(f"backplane {__version__}\n")
+            return config, None
+        elif option in ("-h", "--help"):
+            streams.write(help_text())
+            return config, None
+        else:
+            raise _usage(f"no option {option!r} before the command")
+    if not rest:
+        raise _usage("a command is missing")
+    return config, rest
+
+
+def help_text() -> str:
+    """What `backplane --help` prints."""
+    commands = "\n".join(f"  {name:<9} {line}" for name, (_, line) in COMMANDS.items())
+    exits = "\n".join(f"  {code:<4} {line}" for code, line in EXITS.items())
+    return HELP.format(commands=commands, exits=exits)
+
+
+def _usage(fact: str) -> Exception:
+    from backplane.errors import ConfigError
+
+    return ConfigError("config_invalid", fact, hint="backplane --help")
+
+
+def _report(error: BaseException) -> int:
+    """Say what ended the command, in three lines at most, and give its exit code."""
+    leaves = _leaves(error)
+    if any(isinstance(leaf, streams.ReaderGone) for leaf in leaves):
+        return READER_GONE
+    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        return INTERRUPTED
+    try:
+        return _explain(leaves)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _explain(leaves: list[BaseException]) -> int:
+    from backplane.errors import BackplaneError
+
+    known = next((leaf for leaf in leaves if isinstance(leaf, BackplaneError)), None)
+    if os.environ.get("BACKPLANE_DEBUG") and (known is None or known.code == "internal"):
+        import traceback
+
+        streams.complain("".join(traceback.format_exception(leaves[0])))
+    if known is None:
+        fact = f"{type(leaves[0]).__name__}: {leaves[0]}"
+        known = BackplaneError("internal", fact, hint="BACKPLANE_DEBUG=1 shows where; please report it")
+    streams.error(known)
+    return known.facts.exit_code
+
+
+def _leaves(error: BaseException) -> list[Any]:
+    """The errors in a group, which a task group makes even of a single one."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]

@@ -1,0 +1,53 @@
+"""`errors` and `version`: what the program says of itself."""
+
+from __future__ import annotations
+
+from backplane import __version__
+from backplane.cli import streams
+from backplane.cli.parser import Options, Parser
+
+
+def parser(name: str) -> Parser:
+    """The options of `errors` or `version`."""
+    if name == "version":
+        return Parser(f"backplane {name}", "Print the version.", "backplane version", _version)
+    made = Parser(
+        f"backplane {name}",
+        "Explain an error code, or list all of them.",
+        "backplane errors backend_crashed",
+        _errors,
+    )
+    made.add_argument("code", nargs="?", metavar="CODE", help="as an error's first line names it")
+    return made
+
+
+def _version(options: Options) -> int:
+    streams.write(f"backplane {__version__}\n")
+    return 0
+
+
+def _errors(options: Options) -> int:
+    from backplane.errors import CODES, ConfigError
+
+    if options.code is None:
+        width = max(map(len, CODES))
+        streams.write("".join(f"{code:<{width}}  {facts.meaning}\n" for code, facts in CODES.items()))
+        return 0
+    facts = CODES.get(options.code)
+    if facts is None:
+        raise ConfigError("config_invalid", f"no error code {options.code!r}", hint="`backplane errors` lists them")
+    streams.write(
+        f"{options.code}\n  {facts.meaning}\n  fault: {_FAULTS[facts.fault]}\n"
+        f"  a retry may help: {'yes' if facts.retryable else 'no'}\n  exit code: {facts.exit_code}\n"
+        f"  code of the provider interface: {facts.provider_code}\n"
+    )
+    return 0
+
+
+_FAULTS = {
+    "caller": "the order or the configuration",
+    "control": "this control plane",
+    "host": "the host program",
+    "upstream": "the model's service",
+    "machine": "this machine",
+}

@@ -1,0 +1,41 @@
+"""`apply`: put a run's patch into the workspace it was made for."""
+
+from __future__ import annotations
+
+from backplane.cli import streams
+from backplane.cli.parser import Options, Parser
+
+
+def parser(name: str) -> Parser:
+    """The options of `apply`."""
+    made = Parser(
+        f"backplane {name}",
+        "Apply a run's patch to the original workspace: all of it or nothing.",
+        "backplane apply 3f2a --check\nbackplane apply 3f2a",
+        _apply,
+    )
+    made.add_argument("run", metavar="RUN", help="run id or its beginning")
+    made.add_argument("--check", action="store_true", help="only say whether it would apply")
+    made.add_argument("--merge", action="store_true", help="merge where the files have changed since")
+    return made
+
+
+def _apply(options: Options) -> int:
+    import os
+
+    from backplane import config
+    from backplane.receipts import Store
+    from backplane.workspace import apply_patch
+
+    with Store.open(config.home_path(os.environ), readonly=True) as store:
+        row = store.find(options.run)
+        folder, patch = store.folder(row.run_id), store.patch(row)
+    if patch is None or not patch.stat().st_size:
+        streams.write("the run changed nothing\n")
+        return 0
+    applied = apply_patch(folder, check=options.check, merge=options.merge)
+    verb = "would change" if options.check else "changed"
+    streams.write(f"{verb} {len(applied.files)} files{', some by a merge' if applied.merged else ''}\n")
+    for file in applied.files:
+        streams.write(f"  {streams.one_line(file)}\n")
+    return 0

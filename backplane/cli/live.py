@@ -1,0 +1,245 @@
+"""A run from the command line: events shown as they come, signals and lost readers turned into an orderly end.
+
+The loop ends with the run; what is left then (receipt, patch, summary, exit code) is plain writing.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.abc
+import msgspec
+
+from backplane.backends import Backend
+from backplane.cli import DONE, FAILED, PARTIAL, READER_GONE, REFUSED, asking, show, streams
+from backplane.cli.outlet import Outlet
+from backplane.config import Settings
+from backplane.contract import canonical
+from backplane.contract.work import WorkOrder
+from backplane.errors import StoreError
+from backplane.protocol import Events
+from backplane.receipts import canonical_parts
+from backplane.receipts.trace import Trace
+from backplane.record import STOPPED
+from backplane.runtime import ControlPlane, Run
+
+LIVE_S: Final = 1.0
+"""How often the live line is drawn anew; a run shorter than this never shows one."""
+
+_SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One run as the command line asked for it."""
+
+    order: WorkOrder
+    backend: Backend
+    settings: Settings
+    home: Path
+    environ: Mapping[str, str]
+    on_ask: str
+    """deny, allow or prompt."""
+    json: bool
+    receipt: str | None
+    """Absolute path of a copy of the receipt, None for no copy; `patch` likewise."""
+    patch: str | None
+
+
+def run(plan: Plan) -> int:
+    """Do the run and say how it ended; gives the exit code."""
+    live = _Live(plan)
+    anyio.run(live.drive)
+    ended = live.run
+    if ended is None or ended.receipt is None:
+        return 128 + (live.signal or signal.SIGINT)
+    saved = _save(plan, ended)
+    if not live.outlet.gone:
+        _say_the_end(plan, ended, live.look, saved)
+    if live.outlet.gone and live.signal is None:
+        return READER_GONE
+    if ended.error is not None:
+        streams.error(ended.error)
+    return 128 + live.signal if live.signal is not None else exit_code(ended)
+
+
+def exit_code(ended: Run) -> int:
+    """The exit code of a run that nobody interrupted."""
+    assert ended.receipt is not None
+    assert ended.end is not None
+    if ended.end.reason == "refused":
+        return ended.error.facts.exit_code if ended.error is not None else REFUSED
+    if not ended_in_final(ended) or (ended.error is not None and ended.receipt.outcome == "complete"):
+        return FAILED
+    return {"complete": DONE, "partial": PARTIAL}.get(ended.receipt.outcome, FAILED)
+
+
+def ended_in_final(ended: Run) -> bool:
+    """Whether the run's last message is `final`: the host's was taken, or a person or a limit ended it."""
+    assert ended.end is not None
+    if ended.end.reason in STOPPED or ended.error is None:
+        return ended.end.reason not in ("refused", "host_exit", "protocol", "store")
+    # The host's own word was good; what failed is putting its result into the files.
+    return ended.error.code == "execution_workspace_error"
+
+
+class _Live:
+    """The run while it lives."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.run: Run | None = None
+        self.signal: int | None = None
+        self.look = show.Look(terminal=not plan.json and streams.is_terminal(streams.STDOUT))
+        self.outlet = Outlet()
+        self._scope = anyio.CancelScope()
+        self._began = time.monotonic()
+        self._drawn = False
+
+    async def drive(self) -> None:
+        with self._scope:
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(self._watch_signals)
+                tasks.start_soon(self._watch_reader)
+                if self.look.terminal:
+                    tasks.start_soon(self._draw)
+                await self._follow()
+                tasks.cancel_scope.cancel()
+
+    async def _follow(self) -> None:
+        plan = self.plan
+        on_ask = asking.callback(plan.on_ask, self._clear)
+        async with (
+            ControlPlane(plan.settings, plan.home, plan.environ) as plane,
+            plane.start(plan.order, plan.backend, on_ask=on_ask) as self.run,
+        ):
+            if self.signal is not None or self.outlet.gone:
+                await self._cancel()
+            async for batch in self.run.batches():
+                await self.outlet.write(self._json(batch) if plan.json else self._text(batch))
+                if self.outlet.gone:
+                    await self._cancel()
+            self._began = float("inf")
+
+    def _json(self, batch: Events) -> bytes:
+        head = b'{"t":"event","ref_id":' + canonical.encode(batch.ref_id) + b',"event":'
+        return b"".join([head + record + b"}\n" for record in batch.records])
+
+    def _text(self, batch: Events) -> bytes:
+        text = "".join([self.look.event(event) for event in batch.events])
+        return (self._clear() + text).encode("utf-8", "backslashreplace") if text else b""
+
+    async def _cancel(self) -> None:
+        if self.run is not None:
+            await self.run.cancel(self._why())
+
+    def _why(self) -> str:
+        return f"interrupted by {signal.Signals(self.signal).name}" if self.signal else "nobody reads the output"
+
+    async def _watch_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        # Who started us with a signal ignored (nohup, a shell's background job) wants it so.
+        numbers = [getattr(signal, name) for name in _SIGNALS]
+        numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        with anyio.open_signal_receiver(*numbers) as received:
+            task_status.started()
+            async for number in received:
+                # A second one changes nothing: the end that is under way is bounded, and leaves nothing behind.
+                if self.signal is None:
+                    self.signal = int(number)
+                    self.outlet.hurry()
+                    if self.run is None:
+                        self._scope.cancel()
+                    await self._cancel()
+
+    async def _watch_reader(self) -> None:
+        await self.outlet.reader_left()
+        await self._cancel()
+
+    async def _draw(self) -> None:
+        """The live line of a terminal: how long it has been going."""
+        while True:
+            await anyio.sleep(LIVE_S)
+            seconds = time.monotonic() - self._began
+            if seconds >= LIVE_S and not self.look.open_line:
+                self._drawn = True
+                line = self.look.dress("dim", f"… {int(seconds)} s  {streams.one_line(self.plan.backend.id)}")
+                await self.outlet.write(f"\r\x1b[K{line}".encode())
+
+    def _clear(self) -> str:
+        drawn, self._drawn = self._drawn, False
+        return "\r\x1b[K" if drawn else ""
+
+
+# After the end --------------------------------------------------------------------------------------------------------
+
+
+def _save(plan: Plan, ended: Run) -> bool:
+    """Write the copies that were asked for; whether the receipt is in one of them."""
+    if plan.patch is not None:
+        _copy_patch(ended, plan.patch)
+    if plan.receipt is not None:
+        _write(plan.receipt, ended.receipt_chunks())
+    return plan.receipt is not None
+
+
+def _copy_patch(ended: Run, path: str) -> None:
+    # No change is an empty patch: whoever asked for the file finds one.
+    if ended.patch is None or not ended.patch.is_file():
+        _write(path, iter(()))
+        return
+    with ended.patch.open("rb") as file:
+        _write(path, iter(lambda: file.read(1 << 20), b""))
+
+
+def _write(path: str, chunks: Iterator[bytes]) -> None:
+    try:
+        with open(path, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+    except OSError as error:
+        raise StoreError("receipt_store_failed", f"{path} cannot be written: {error.strerror}") from error
+
+
+def _say_the_end(plan: Plan, ended: Run, look: show.Look, saved: bool) -> None:
+    assert ended.receipt is not None
+    if plan.json:
+        for chunk in last_line(ended, plan.settings.limits.line_bytes_max):
+            streams.write_bytes(chunk)
+        return
+    streams.write(look.end_line())
+    if look.terminal and ended.patch is not None and ended.patch.is_file():
+        for line in show.diff(ended.patch, look):
+            streams.write(line)
+    streams.write(show.summary(ended.receipt, look, ended.patch))
+    if not saved and ended.error is not None and ended.error.code == "receipt_store_failed":
+        # The store could not keep it: this is the only copy there will be.
+        for chunk in ended.receipt_chunks():
+            streams.write_bytes(chunk)
+        streams.write("\n")
+
+
+def last_line(ended: Run, line_bytes_max: int) -> Iterator[bytes]:
+    """The run's `final` or `fatal` in pieces, the receipt's canonical bytes as its last member.
+
+    A receipt whose line would be over the limit goes without its trace, and the message says so.
+    """
+    receipt = ended.receipt
+    assert receipt is not None
+    head: dict[str, str] = {"t": "final" if ended_in_final(ended) else "fatal", "ref_id": ended.id}
+    if head["t"] == "fatal":
+        head |= {"error": str(ended.error), "error_code": "internal"}
+        if ended.error is not None:
+            head |= {"error": ended.error.message, "error_code": ended.error.code}
+    prefix, suffix = canonical_parts(receipt)
+    trace_bytes = receipt.trace.size_bytes if isinstance(receipt.trace, Trace) else 0
+    start = msgspec.json.encode(head)[:-1]
+    if len(start) + len(b',"receipt":') + len(prefix) + trace_bytes + len(suffix) + len(b"}\n") <= line_bytes_max:
+        yield start + b',"receipt":'
+        yield from ended.receipt_chunks()
+    else:
+        yield start + b',"trace":"as_streamed","receipt":' + prefix + suffix
+    yield b"}\n"

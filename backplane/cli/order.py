@@ -1,0 +1,206 @@
+"""From options and files to a work order; the options go over what a file says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane.cli import streams
+from backplane.cli.parser import Options
+from backplane.contract import canonical
+from backplane.contract.canonical import Json
+from backplane.contract.capability import Requirement, Requirements
+from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
+from backplane.errors import ConfigError
+from backplane.policy import PROFILES, parse_policy
+from backplane.protocol import strict
+
+SNIPPET_BYTES_MAX: Final = 1024 * 1024
+"""Largest context file from outside the workspace: it travels in the order, and a model reads far less."""
+
+TURNS_MAX: Final = 2**32 - 1
+"""What the contract's field holds."""
+
+_LEVELS: Final = ("native", "emulated", "any")
+_replace: Final = msgspec.structs.replace
+
+
+def build(options: Options, environ: Mapping[str, str], cwd: Path, policy: str | None) -> WorkOrder:
+    """Make the work order of a `run`.
+
+    Args:
+        policy: the configuration's policy, for an order that brings none.
+
+    Raises:
+        ConfigError: `config_invalid`, an option or a file cannot be used.
+        PolicyError: `policy_invalid`.
+    """
+    order = _start(options)
+    workspace = _workspace(order.workspace, options, cwd)
+    return _replace(
+        order,
+        lane=options.lane or order.lane,
+        workspace=workspace,
+        context=_context(order.context, options.context, Path(workspace.root), cwd),
+        policy=_policy(order.policy, options, cwd, policy),
+        requirements=Requirements((*order.requirements.required, *map(_requirement, options.require))),
+        config=_config(order.config, options, environ),
+    )
+
+
+def _start(options: Options) -> WorkOrder:
+    if (options.task is None) == (options.order is None):
+        raise ConfigError("config_invalid", "give a TASK or --order FILE, one of the two", hint="backplane run --help")
+    if options.order is not None:
+        return read_order(streams.read_input(options.order), options.order)
+    if not options.task.strip():
+        raise ConfigError("config_invalid", "the task is empty", hint="say in words what to do")
+    return _shaped({"task": options.task}, "the task")
+
+
+def read_order(data: bytes, source: str) -> WorkOrder:
+    """Read a work order at our own door: only `task` is required, a key may not stand twice.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    try:
+        value = strict(data)
+        doubled = canonical.duplicate_key(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("config_invalid", f"{source} is not strict JSON: {error}") from error
+    if doubled is not None:
+        raise ConfigError("config_invalid", f"{source}: the key {doubled!r} stands twice in one object")
+    return _shaped(value, source)
+
+
+def _shaped(value: Json, source: str) -> WorkOrder:
+    try:
+        # Words of a command line that are no text (lone surrogates) are found by writing them.
+        canonical.encode(value)
+        return msgspec.convert(value, WorkOrder)
+    except ValueError as error:
+        raise ConfigError(
+            "config_invalid", f"{source} is no work order: {error}", hint="see `backplane schema work_order`"
+        ) from error
+
+
+def _workspace(spec: WorkspaceSpec, options: Options, cwd: Path) -> WorkspaceSpec:
+    return _replace(
+        spec,
+        root=os.path.normpath(cwd / (options.root if options.root is not None else spec.root)),
+        mode=options.mode or spec.mode,
+        include=(*spec.include, *options.include),
+        exclude=(*spec.exclude, *options.exclude),
+    )
+
+
+def _context(packet: ContextPacket, names: list[str], root: Path, cwd: Path) -> ContextPacket:
+    """A file of the workspace goes along by its path there, any other as what it says."""
+    files, snippets = list(packet.files), list(packet.snippets)
+    for name in names:
+        path = Path(os.path.normpath(cwd / name))
+        if path.is_relative_to(root) and path.exists():
+            files.append(path.relative_to(root).as_posix())
+        else:
+            snippets.append(Snippet(name, _text(name)))
+    return ContextPacket(tuple(files), tuple(snippets))
+
+
+def _text(name: str) -> str:
+    data = streams.read_input(name)
+    if len(data) > SNIPPET_BYTES_MAX:
+        raise ConfigError("config_invalid", f"the context file {name!r} is over {SNIPPET_BYTES_MAX} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError("config_invalid", f"the context file {name!r} is no UTF-8 text") from error
+
+
+def _policy(profile: PolicyProfile, options: Options, cwd: Path, configured: str | None) -> PolicyProfile:
+    name = options.policy if options.policy is not None else configured if profile == PolicyProfile() else None
+    if name is not None:
+        shipped = PROFILES.get(name)
+        profile = shipped or parse_policy(streams.read_input(str(cwd / name)), name)
+    return _replace(
+        profile,
+        allowed_tools=(*profile.allowed_tools, *options.allow_tool),
+        disallowed_tools=(*profile.disallowed_tools, *options.deny_tool),
+    )
+
+
+def _requirement(text: str) -> Requirement:
+    name, equals, level = text.partition("=")
+    if equals and level not in _LEVELS:
+        raise ConfigError("config_invalid", f"--require {text!r}: the level is one of {', '.join(_LEVELS)}")
+    return Requirement(name, level if equals else "emulated")  # type: ignore[arg-type]  # one of `_LEVELS`
+
+
+def _config(config: RuntimeConfig, options: Options, environ: Mapping[str, str]) -> RuntimeConfig:
+    vendor = config.vendor
+    for text in options.param:
+        key, equals, value = text.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ConfigError("config_invalid", f"--param {text!r} is not of the form KEY=JSON")
+        vendor = _nested(vendor, key.split("."), _parameter(value), text)
+    if options.isolation is not None:
+        vendor = _nested(vendor, ["abp", "isolation"], options.isolation, "--isolation")
+    budget, turns = options.max_budget_usd, options.max_turns
+    if budget is not None and not 0 <= budget < float("inf"):
+        raise ConfigError("config_invalid", f"--max-budget-usd {budget} is no amount of money")
+    if turns is not None and not 0 <= turns <= TURNS_MAX:
+        raise ConfigError("config_invalid", f"--max-turns {turns} is not between 0 and {TURNS_MAX}")
+    return RuntimeConfig(
+        model=options.model if options.model is not None else config.model,
+        vendor=vendor,
+        env={**config.env, **_variables(options, environ)},
+        max_budget_usd=budget if budget is not None else config.max_budget_usd,
+        max_turns=turns if turns is not None else config.max_turns,
+    )
+
+
+def _parameter(text: str) -> Json:
+    """JSON where it is JSON; a plain word stands for itself."""
+    try:
+        return strict(text.encode())
+    except (ValueError, RecursionError):
+        return text
+
+
+def _nested(vendor: dict[str, Any], keys: list[str], value: Json, option: str) -> dict[str, Any]:
+    first, *rest = keys
+    if not rest:
+        return {**vendor, first: value}
+    inner = vendor.get(first, {})
+    if not isinstance(inner, dict):
+        raise ConfigError("config_invalid", f"{option}: config.vendor already has a value at {first!r}")
+    return {**vendor, first: _nested(inner, rest, value, option)}
+
+
+def _variables(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if options.env_file is not None:
+        text = streams.read_input(options.env_file).decode("utf-8", "surrogateescape")
+        for number, line in enumerate(text.split("\n"), 1):
+            line = line.removesuffix("\r")
+            if line.strip() and not line.lstrip().startswith("#"):
+                found |= _variable(line.strip(), environ, f"{options.env_file}, line {number}")
+    for text in options.env:
+        found |= _variable(text, environ, "--env")
+    return found
+
+
+def _variable(text: str, environ: Mapping[str, str], source: str) -> dict[str, str]:
+    """One `K=V`, or `K` with our own value. Errors name the variable, never its value."""
+    name, equals, value = text.partition("=")
+    if not name or "\0" in text:
+        raise ConfigError("config_invalid", f"{source}: a variable without a name")
+    if equals:
+        return {name: value}
+    if name not in environ:
+        raise ConfigError("config_invalid", f"{source}: {name!r} is not set here", hint=f"{name}=VALUE gives one")
+    return {name: environ[name]}

@@ -1,0 +1,65 @@
+"""The parser of one command: argparse with our manners.
+
+A wrong word is an error of ours with three lines at most, help goes out like any other text,
+and every command's help ends with an example.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from backplane.cli import streams
+
+Options = argparse.Namespace
+Call = Callable[[Options], int]
+
+_WIDTH_MAX = 100
+"""Widest help: longer lines are hard to read."""
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str, **keywords: Any) -> None:
+        # Without a width argparse imports shutil, and that three compressors.
+        keywords.setdefault("width", min(streams.columns(), _WIDTH_MAX) - 2)
+        super().__init__(prog, **keywords)
+
+
+class Parser(argparse.ArgumentParser):
+    """One command's options.
+
+    Args:
+        prog: the command as it is typed.
+        about: what it does.
+        example: lines to type, shown at the end of the help.
+        call: what to call with the options.
+    """
+
+    def __init__(self, prog: str, about: str, example: str, call: Call | None = None) -> None:
+        super().__init__(
+            prog=prog,
+            description=about,
+            epilog="example:\n" + "\n".join("  " + line for line in example.strip().splitlines()),
+            formatter_class=_Formatter,
+            allow_abbrev=False,
+        )
+        if call is not None:
+            self.set_defaults(call=call)
+
+    def print_help(self, file: Any = None) -> None:
+        streams.write(self.format_help())
+
+    def error(self, message: str) -> NoReturn:
+        from backplane.errors import ConfigError
+
+        raise ConfigError("config_invalid", message, hint=f"{self.prog} --help")
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """The option of every command that reads the configuration."""
+    parser.add_argument("--config", metavar="FILE", help="configuration instead of ./backplane.toml or the user's")
+
+
+def add_json(parser: argparse.ArgumentParser, what: str = "print JSON for programs") -> None:
+    parser.add_argument("--json", action="store_true", help=what)

@@ -1,0 +1,206 @@
+"""`receipts`: the store from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from backplane.cli import streams
+from backplane.cli.parser import Options, Parser, add_json
+
+if TYPE_CHECKING:
+    from backplane.contract.receipt import Receipt
+    from backplane.receipts import Store
+
+ROWS_SHOWN = 50
+"""Rows of a list without --limit: a screen or two."""
+
+EXAMPLE = """
+backplane receipts list
+backplane receipts show 3f2a
+backplane receipts verify receipt.json
+"""
+
+
+def parser(name: str) -> Parser:
+    """The options of `receipts` and its own commands."""
+    made = Parser(f"backplane {name}", "Work with the receipts that are stored here.", EXAMPLE)
+    commands = made.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=Parser)
+
+    def add(what: str, about: str, example: str, call: Callable[[Options], int]) -> Parser:
+        sentence = about[0].upper() + about[1:] + "."
+        part: Parser = commands.add_parser(what, help=about, about=sentence, example=example)
+        part.set_defaults(call=call)
+        return part
+
+    part = add("list", "list receipts, newest first", "backplane receipts list --limit 5", _list)
+    part.add_argument("--limit", type=int, default=ROWS_SHOWN, metavar="N", help=f"at most so many ({ROWS_SHOWN})")
+    add_json(part, "one JSON object a receipt and line")
+    part = add("show", "show one receipt", "backplane receipts show 3f2a --json", _show)
+    part.add_argument("id", metavar="ID", help="run id or its beginning")
+    add_json(part, "the whole receipt in canonical bytes")
+    part = add(
+        "verify",
+        "check hashes, of everything stored if nothing is named",
+        "backplane receipts verify 3f2a\nbackplane receipts verify receipt.json",
+        _verify,
+    )
+    part.add_argument("names", nargs="*", metavar="FILE-or-ID")
+    part = add(
+        "diff", "compare two receipts; exit code 1 where they differ", "backplane receipts diff 3f2a 91bc", _diff
+    )
+    part.add_argument("left", metavar="A", help="run id or file")
+    part.add_argument("right", metavar="B", help="run id or file")
+    part = add("export", "write receipt, patch and journal as one folder", "backplane receipts export 3f2a", _export)
+    part.add_argument("id", metavar="ID", help="run id or its beginning")
+    part.add_argument("--to", metavar="DIR", help="a new folder (./RUN-ID)")
+    part = add(
+        "import", "keep a receipt from elsewhere, once it verifies", "backplane receipts import ./3f2a1b0c-…", _import
+    )
+    part.add_argument("file", metavar="FILE", help="a folder of `export`, or a receipt alone")
+    return made
+
+
+@contextmanager
+def _store(*, readonly: bool) -> Iterator[Store]:
+    import os
+
+    from backplane import config
+    from backplane.receipts import Store
+
+    home = config.home_path(os.environ) if readonly else config.home(os.environ)
+    with Store.open(home, readonly=readonly) as store:
+        yield store
+
+
+def _list(options: Options) -> int:
+    import msgspec
+
+    with _store(readonly=True) as store:
+        rows = store.list(max(options.limit, 0))
+    for row in rows:
+        if options.json:
+            streams.write_bytes(msgspec.json.encode(row) + b"\n")
+            continue
+        reason = f" ({row.reason})" if row.reason and row.reason != row.outcome else ""
+        streams.write(
+            f"{row.run_id}  {row.started_at[:19]}Z  {row.duration_ms / 1000:8.1f} s  "
+            f"{row.outcome + reason:<22}  {streams.one_line(row.backend, 40)}\n"
+        )
+    return 0
+
+
+def _show(options: Options) -> int:
+    from backplane.cli import show
+    from backplane.receipts import canonical_chunks
+
+    with _store(readonly=True) as store:
+        row = store.find(options.id)
+        receipt, patch = store.load(row.run_id), store.patch(row)
+        if options.json:
+            for chunk in canonical_chunks(receipt):
+                streams.write_bytes(chunk)
+            streams.write("\n")
+            return 0
+        look = show.Look(streams.is_terminal(streams.STDOUT))
+        for event in receipt.trace:
+            streams.write(look.event(_typed(event)))
+        streams.write(look.end_line() + f"backend {streams.one_line(receipt.backend.id)}\n")
+        streams.write(show.summary(receipt, look, patch))
+    return 0
+
+
+def _typed(event: Any) -> Any:
+    from backplane.contract.events import carried
+
+    return carried(event)
+
+
+def _verify(options: Options) -> int:
+    import os
+
+    if not options.names:
+        return _verify_all()
+    faults = 0
+    for name in options.names:
+        found = _file_faults(name) if os.path.isfile(name) else _stored_faults(name)
+        faults += len(found)
+        streams.write(f"{streams.one_line(name)}: {'; '.join(map(streams.one_line, found)) or 'intact'}\n")
+    return 1 if faults else 0
+
+
+def _verify_all() -> int:
+    with _store(readonly=True) as store:
+        audit = store.verify_all()
+    for finding in audit.findings:
+        streams.write(f"{finding.run_id}: {finding.code}: {streams.one_line(finding.fact)}\n")
+    streams.write(f"{audit.checked} receipts checked, {len(audit.findings)} faults\n")
+    return 1 if audit.findings else 0
+
+
+def _file_faults(name: str) -> list[str]:
+    from backplane.errors import BackplaneError
+
+    try:
+        _receipt_file(name)
+    except BackplaneError as error:
+        if error.facts.exit_code == 2:
+            raise
+        return [str(error)]
+    return []
+
+
+def _stored_faults(name: str) -> list[str]:
+    with _store(readonly=True) as store:
+        return [f"{finding.code}: {finding.fact}" for finding in store.verify(name)]
+
+
+def _receipt_file(name: str) -> Receipt:
+    from backplane.receipts import parse_receipt
+    from backplane.receipts.bundle import RECEIPT_BYTES_MAX
+
+    return parse_receipt(streams.read_input(name, RECEIPT_BYTES_MAX), name)
+
+
+def _diff(options: Options) -> int:
+    import os
+
+    import msgspec
+
+    from backplane.receipts import ABSENT, compare
+
+    with _store(readonly=True) as store:
+        left, right = (
+            _receipt_file(name) if os.path.isfile(name) else store.load(name) for name in (options.left, options.right)
+        )
+        found = compare(left, right)
+    for difference in found:
+        streams.write(f"{streams.one_line(difference.pointer)}\n")
+        for mark, value in (("-", difference.left), ("+", difference.right)):
+            if value is not ABSENT:
+                streams.write(f"  {mark} {streams.one_line(msgspec.json.encode(value).decode())}\n")
+    return 1 if found else 0
+
+
+def _export(options: Options) -> int:
+    from pathlib import Path
+
+    from backplane.receipts import export
+
+    with _store(readonly=True) as store:
+        run_id = store.find(options.id).run_id
+        folder = export(store, run_id, Path(options.to or run_id))
+    streams.write(f"{streams.one_line(folder)}\n")
+    return 0
+
+
+def _import(options: Options) -> int:
+    from pathlib import Path
+
+    from backplane.receipts import import_bundle
+
+    with _store(readonly=False) as store:
+        row = import_bundle(store, Path(options.file))
+    streams.write(f"{row.run_id}\n")
+    return 0

@@ -1,0 +1,135 @@
+"""`run`: the options of one work order. What they mean is in `order`, what happens then in `live`."""
+
+from __future__ import annotations
+
+from backplane.cli import streams
+from backplane.cli.parser import Options, Parser, add_config, add_json
+
+EXAMPLE = """
+backplane run "fix the failing test" --backend shell --root ~/project
+backplane run --order order.json --sidecar 'node my-host.mjs' --json > events.jsonl
+"""
+
+
+def parser(name: str) -> Parser:
+    """The options of `run`."""
+    made = Parser(f"backplane {name}", "Run one work order, from start to receipt.", EXAMPLE, _run)
+    made.usage = "backplane run [options] (TASK | --order FILE)"
+    add = made.add_argument
+    add("task", nargs="?", metavar="TASK", help="what to do, in words")
+    add("--order", metavar="FILE", help="work order as JSON instead of TASK; - for stdin; options go over it")
+    add_config(made)
+    where = made.add_argument_group("who does it")
+    one = where.add_mutually_exclusive_group()
+    one.add_argument("--backend", metavar="NAME", help="a backend (see `backplane backends`)")
+    one.add_argument("--sidecar", metavar="COMMAND", help="any program that speaks the protocol")
+    where.add_argument("--model", metavar="M", help="the model it should use")
+    where.add_argument(
+        "--require",
+        metavar="CAP[=LEVEL]",
+        action="append",
+        default=[],
+        help="an ability it must have: native, emulated (if no level is given) or any",
+    )
+    _add_workspace(made)
+    _add_permissions(made)
+    _add_limits(made)
+    output = made.add_argument_group("output")
+    add_json(output, "the protocol's own messages, one a line")  # type: ignore[arg-type]
+    output.add_argument("--receipt", metavar="FILE", help="write the receipt there, too")
+    output.add_argument("--patch", metavar="FILE", help="write the patch there, too")
+    return made
+
+
+def _add_workspace(made: Parser) -> None:
+    add = made.add_argument_group("the workspace").add_argument
+    add("--root", metavar="DIR", help="folder to work on (.)")
+    add("--mode", choices=("staged", "pass_through"), help="in a copy, or in place (staged)")
+    add(
+        "--lane",
+        choices=("patch_first", "workspace_first"),
+        help="leave the result as a patch, or apply it when complete (patch_first)",
+    )
+    add("--include", metavar="GLOB", action="append", default=[], help="only these files")
+    add("--exclude", metavar="GLOB", action="append", default=[], help="not these files")
+    add("--context", metavar="FILE", action="append", default=[], help="a file it should look at")
+
+
+def _add_permissions(made: Parser) -> None:
+    add = made.add_argument_group("what it may do").add_argument
+    add("--policy", metavar="FILE", help="policy as JSON, or `default` or `strict`, which are shipped")
+    add("--allow-tool", metavar="T", action="append", default=[], help="only these tools")
+    add("--deny-tool", metavar="T", action="append", default=[], help="not these tools")
+    add("--isolation", choices=("required", "best_effort", "off"), help="keep it inside its workspace (best_effort)")
+    add("--on-ask", choices=("deny", "allow", "prompt"), help="its questions (prompt on a terminal, else deny)")
+    add("--param", metavar="KEY=JSON", action="append", default=[], help="a vendor's setting; a.b=1 nests")
+    add("--env", metavar="K[=V]", action="append", default=[], help="a variable for it; K alone takes ours")
+    add("--env-file", metavar="FILE", help="variables for it, K=V a line")
+
+
+def _add_limits(made: Parser) -> None:
+    add = made.add_argument_group("limits").add_argument
+    add("--max-turns", metavar="N", type=int, help="turns of the model")
+    add("--max-budget-usd", metavar="X", type=float, help="money, as far as the backend counts it")
+    add("--timeout", metavar="S", type=float, help="seconds for the whole run (none)")
+    add("--idle-timeout", metavar="S", type=float, help="seconds without a sign of life (300)")
+    add("--hello-timeout", metavar="S", type=float, help="seconds until its hello (10)")
+
+
+def _run(options: Options) -> int:
+    import os
+    from pathlib import Path
+
+    from backplane import backends, config
+    from backplane.cli import live, order
+    from backplane.cli.backends import ready_names
+    from backplane.errors import ConfigError
+
+    cwd, environ = Path.cwd(), dict(os.environ)
+    flags = {
+        "run_s": options.timeout,
+        "idle_s": options.idle_timeout,
+        "hello_s": options.hello_timeout,
+        "isolation": options.isolation,
+    }
+    settings = config.load(Path(options.config) if options.config else None, environ, cwd, flags)
+    work = order.build(options, environ, cwd, settings.policy)
+    name = options.backend or settings.default_backend
+    if options.sidecar is not None:
+        backend: backends.Backend = backends.from_command(options.sidecar, cwd=cwd, limits=settings.limits)
+    elif name:
+        backend = backends.find(name, settings, environ)
+    else:
+        raise ConfigError(
+            "config_invalid",
+            "no backend is named and the configuration has no default_backend",
+            hint=f"--backend NAME; ready here: {', '.join(ready_names(settings, environ)) or 'none'}",
+        )
+    receipt, patch = (_output_file(file) for file in (options.receipt, options.patch))
+    plan = live.Plan(
+        order=work,
+        backend=backend,
+        settings=settings,
+        home=config.home(environ),
+        environ=environ,
+        on_ask=options.on_ask or ("prompt" if streams.is_interactive() else "deny"),
+        json=options.json,
+        receipt=receipt,
+        patch=patch,
+    )
+    return live.run(plan)
+
+
+def _output_file(name: str | None) -> str | None:
+    """Refuse a place that cannot be written before the work, not after it."""
+    import os
+
+    from backplane.errors import ConfigError
+
+    if name is None:
+        return None
+    path = os.path.abspath(name)
+    folder = os.path.dirname(path)
+    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise ConfigError("config_invalid", f"{name!r} cannot be written", hint="name a file in a folder that is there")
+    return path

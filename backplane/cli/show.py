@@ -1,0 +1,228 @@
+"""Events and results as text for people; whatever a child said is escaped.
+
+Two looks: marks and colours on a terminal, words on anything else. Nothing is written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane.cli.streams import one_line, printable
+from backplane.contract import events as kinds
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent
+from backplane.contract.receipt import Receipt
+
+PREVIEW_LINES_MAX: Final = 10
+"""Lines of a command's output shown: enough for the error at its end."""
+
+DIFF_LINES_MAX: Final = 300
+"""Lines of the diff shown at the end of a run; the whole is in the patch file."""
+
+TEXT_CHARS_MAX: Final = 16 * 1024
+"""Remembered of a streamed answer, to know it again when the whole message follows."""
+
+_CHARS_MAX: Final = 160
+
+_COLOURS: Final = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+
+
+class Look:
+    """How text is dressed: on a terminal with marks and colours, elsewhere in words."""
+
+    def __init__(self, terminal: bool) -> None:
+        self.terminal = terminal
+        self._streamed = ""
+        self.open_line = False
+
+    def dress(self, colour: str, text: str) -> str:
+        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self.terminal else text
+
+    def event(self, event: AgentEvent) -> str:
+        """The event as text to write; empty when there is nothing to see."""
+        if type(event) is kinds.AssistantDelta:
+            return self._delta(event.text)
+        if isinstance(event, kinds.AssistantMessage):
+            return self._message(event.text)
+        make = _SHOWN.get(type(event))
+        text = make(self, event) if make is not None else ""
+        return f"{self.end_line()}{text}\n" if text else ""
+
+    def end_line(self) -> str:
+        """A newline where streamed text has left a line open."""
+        ended, self.open_line = ("\n" if self.open_line else ""), False
+        return ended
+
+    def _delta(self, text: str) -> str:
+        self._streamed = (self._streamed + text)[-TEXT_CHARS_MAX:]
+        if text:
+            self.open_line = not text.endswith("\n")
+        return printable(text)
+
+    def _message(self, text: str) -> str:
+        """The whole message; only what of it was not streamed before."""
+        streamed, self._streamed = self._streamed, ""
+        if streamed and text.strip()[-TEXT_CHARS_MAX:].endswith(streamed.strip()):
+            return self.end_line()
+        return f"{self.end_line()}{printable(text.rstrip())}\n"
+
+    def _line(self, mark: str, word: str, colour: str, text: str) -> str:
+        head = mark if self.terminal else f"{word}:"
+        return f"{self.dress(colour, head)} {text}"
+
+
+def _reasoning(look: Look, event: Any) -> str:
+    return look.dress("dim", printable(event.reasoning)) if look.terminal and event.reasoning else ""
+
+
+def _tool_call(look: Look, event: Any) -> str:
+    return look._line("→", "tool", "cyan", f"{one_line(event.tool_name)} {_input(event.input)}".rstrip())
+
+
+def _tool_result(look: Look, event: Any) -> str:
+    text = one_line(_first_line(event.output), _CHARS_MAX)
+    if event.is_error:
+        return look._line("✗", "tool failed", "red", f"{one_line(event.tool_name)}: {text}")
+    return look._line("✓", "tool done", "green", f"{one_line(event.tool_name)} {look.dress('dim', text)}".rstrip())
+
+
+def _file(look: Look, event: Any) -> str:
+    return look._line("✎", "file", "yellow", f"{one_line(event.path)}  {one_line(event.summary, _CHARS_MAX)}".rstrip())
+
+
+def _command(look: Look, event: Any) -> str:
+    code = "ended by a signal" if event.exit_code is None else f"exit {event.exit_code}"
+    good = event.exit_code == 0
+    text = look._line("$", "command", "green" if good else "red", f"{one_line(event.command)}  ({code})")
+    lines = (event.output_preview or "").rstrip().splitlines()
+    shown = [f"  … {len(lines) - PREVIEW_LINES_MAX} lines more"] if len(lines) > PREVIEW_LINES_MAX else []
+    shown += [f"  {printable(line)}" for line in lines[-PREVIEW_LINES_MAX:]]
+    return "\n".join([text, *(look.dress("dim", line) for line in shown)])
+
+
+def _started(look: Look, event: Any) -> str:
+    return look._line("▶", "started", "bold", one_line(event.message))
+
+
+def _completed(look: Look, event: Any) -> str:
+    return look._line("■", "ended", "bold", one_line(event.message))
+
+
+def _warning(look: Look, event: Any) -> str:
+    return look._line("!", "warning", "yellow", one_line(event.message))
+
+
+def _failed(look: Look, event: Any) -> str:
+    code = f" ({event.error_code})" if isinstance(event.error_code, str) else ""
+    return look._line("✗", "error", "red", one_line(event.message) + code)
+
+
+def _ask(look: Look, event: Any) -> str:
+    return look._line("?", "asked", "blue", one_line(event.message))
+
+
+def _answer(look: Look, event: Any) -> str:
+    return look._line("=", "answered", "blue", one_line(event.message))
+
+
+def _note(look: Look, event: Any) -> str:
+    return look._line("·", "note", "dim", one_line(event.message))
+
+
+def _output(look: Look, event: Any) -> str:
+    return look.dress("dim", printable(str(event.body.get("text", ""))).rstrip("\n")) if look.terminal else ""
+
+
+_SHOWN: Final[dict[type[Any], Callable[[Look, Any], str]]] = {
+    kinds.Reasoning: _reasoning,
+    kinds.ToolCall: _tool_call,
+    kinds.ToolResult: _tool_result,
+    kinds.FileChanged: _file,
+    kinds.CommandExecuted: _command,
+    kinds.RunStarted: _started,
+    kinds.RunCompleted: _completed,
+    kinds.Warned: _warning,
+    kinds.Failed: _failed,
+    kinds.AskRaised: _ask,
+    kinds.AskAnswered: _answer,
+    kinds.TaskReported: _note,
+    kinds.RetryReported: _note,
+    kinds.LossReported: _note,
+    kinds.OutputReported: _output,
+    kinds.Unread: _warning,
+}
+"""What is shown of an event and how; a type that is not here is for programs."""
+
+_TELLING: Final = ("command", "cmd", "file_path", "path", "pattern", "query", "url", "prompt", "description")
+"""Members of a tool's input that say what it is about, the most telling first."""
+
+
+def _input(value: Json) -> str:
+    if isinstance(value, dict):
+        for name in _TELLING:
+            if isinstance(value.get(name), str):
+                return one_line(value[name], _CHARS_MAX)
+    return one_line(msgspec.json.encode(value).decode(), _CHARS_MAX) if value not in ({}, None) else ""
+
+
+def _first_line(value: Json) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict) and isinstance(value[0].get("text"), str):
+        value = value[0]["text"]
+    text = value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value).decode()
+    return text.strip().split("\n", 1)[0]
+
+
+# The end of a run -----------------------------------------------------------------------------------------------------
+
+
+def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
+    """What came of the run, in a few lines."""
+    colour = {"complete": "green", "partial": "yellow"}.get(receipt.outcome, "red")
+    end = receipt.backplane.get("end")
+    reason = end.get("reason") if isinstance(end, dict) else None
+    why = f" ({one_line(reason)})" if reason and reason != receipt.outcome else ""
+    lines = [
+        f"{look.dress(colour, receipt.outcome)}{why} after {receipt.meta.duration_ms / 1000:.1f} s{_usage(receipt)}",
+        f"run {receipt.meta.run_id}  receipt {(receipt.receipt_sha256 or '')[:16]}",
+    ]
+    if patch is not None and patch.is_file() and patch.stat().st_size:
+        lines.append(f"patch {one_line(patch)}  (backplane apply {receipt.meta.run_id[:8]})")
+    return "\n".join(lines) + "\n"
+
+
+def _usage(receipt: Receipt) -> str:
+    usage = receipt.usage
+    parts = [
+        f"{count:,} tokens {way}"
+        for count, way in ((usage.input_tokens, "in"), (usage.output_tokens, "out"))
+        if count is not None
+    ]
+    if usage.estimated_cost_usd is not None:
+        parts.append(f"${usage.estimated_cost_usd:.4f}")
+    return ", " + ", ".join(parts) if parts else ""
+
+
+_DIFF_COLOURS: Final = (
+    ("+++", "bold"),
+    ("---", "bold"),
+    ("diff ", "bold"),
+    ("@@", "cyan"),
+    ("+", "green"),
+    ("-", "red"),
+)
+
+
+def diff(path: Path, look: Look, lines_max: int = DIFF_LINES_MAX) -> Iterator[str]:
+    """A patch file as coloured lines, cut to `lines_max`."""
+    with path.open("rb") as file:
+        for raw in islice(file, lines_max):
+            line = printable(raw[:4096].decode("utf-8", "replace").rstrip("\n"))
+            colour = next((colour for start, colour in _DIFF_COLOURS if line.startswith(start)), None)
+            yield (look.dress(colour, line) if colour else line) + "\n"
+        if file.readline():
+            yield look.dress("dim", f"… cut after {lines_max} lines; the whole is in {one_line(path)}") + "\n"

@@ -1,0 +1,162 @@
+"""Standard input, output and error as bytes: the only place that writes to them.
+
+Text goes out as UTF-8 whatever the locale says, foreign text with its control characters
+escaped. A reader who went away is an exception of its own and never a message.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import select
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from backplane.errors import BackplaneError
+
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+INPUT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Largest input file: four times the longest line of the protocol, so that any receipt on one line fits."""
+
+WRITE_BYTES: Final = 4096
+"""Written at once to a pipe that said it has room: the size for which poll promises that the write does not wait."""
+
+SHOWN_CHARS_MAX: Final = 400
+"""Longest text in an error's line: the reason is in there, and a terminal shows it whole."""
+
+
+class ReaderGone(Exception):
+    """Nobody reads stdout any more."""
+
+
+def repair() -> None:
+    """Give a closed standard descriptor the null device, so that no file opened later takes its number."""
+    for fd in (STDIN, STDOUT, STDERR):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDONLY if fd == STDIN else os.O_WRONLY)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+            os.set_inheritable(fd, True)
+
+
+def write(text: str) -> None:
+    """Write text of ours (or already made printable) to stdout.
+
+    Raises:
+        ReaderGone: stdout's reader went away.
+    """
+    write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
+def write_bytes(data: bytes) -> None:
+    """Write all of it to stdout, waiting where the reader is slow."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(STDOUT, view) :]
+        except BlockingIOError:
+            select.select([], [STDOUT], [])
+        except OSError as error:
+            raise gone(error) from error
+
+
+def gone(error: OSError) -> Exception:
+    """What a failed write to stdout means."""
+    if error.errno in (errno.EPIPE, errno.ECONNRESET):
+        return ReaderGone()
+    from backplane.errors import BackendError
+
+    name = errno.errorcode.get(error.errno or 0, "EIO")
+    return BackendError("stream_closed", f"stdout cannot be written: {name} ({error.strerror})")
+
+
+def complain(text: str) -> None:
+    """Write to stderr; when that fails there is nobody left to tell."""
+    view = memoryview(text.encode("utf-8", "backslashreplace"))
+    try:
+        while view:
+            view = view[os.write(STDERR, view) :]
+    except OSError:
+        return
+
+
+def error(fault: BackplaneError) -> None:
+    """Say an error on stderr: code and fact, evidence, next step; each on one line."""
+    red, plain = ("\x1b[31m", "\x1b[0m") if is_terminal(STDERR) else ("", "")
+    lines = [f"{red}{fault.foreign_code or fault.code}{plain}: {one_line(fault.message)}"]
+    if fault.evidence and fault.evidence.strip():
+        lines.append("  " + one_line(fault.evidence.strip(), keep="end"))
+    if fault.hint:
+        lines.append("  " + one_line(fault.hint))
+    complain("\n".join(lines) + "\n")
+
+
+def read_input(name: str, bytes_max: int = INPUT_BYTES_MAX) -> bytes:
+    """Read a file, or stdin for `-`.
+
+    Raises:
+        ConfigError: `config_invalid`, it cannot be read or is over `bytes_max`.
+    """
+    from backplane.errors import ConfigError
+
+    try:
+        with open(STDIN if name == "-" else name, "rb", closefd=name != "-") as file:
+            data = file.read(bytes_max + 1)
+    except (OSError, ValueError) as fault:
+        why = getattr(fault, "strerror", None) or fault
+        raise ConfigError("config_invalid", f"{one_line(name)} cannot be read: {why}") from fault
+    if len(data) > bytes_max:
+        raise ConfigError("config_invalid", f"{one_line(name)} is over {bytes_max} bytes")
+    return data
+
+
+def is_terminal(fd: int) -> bool:
+    """Whether colour and cursor movements are wanted there."""
+    return os.isatty(fd) and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def is_interactive() -> bool:
+    """Whether a person sits there who can be asked and can answer."""
+    return os.isatty(STDIN) and (os.isatty(STDOUT) or os.isatty(STDERR))
+
+
+def columns() -> int:
+    """Width of the terminal on stdout; 80 where there is none."""
+    try:
+        return os.get_terminal_size(STDOUT).columns or 80
+    except OSError:
+        return 80
+
+
+# What a terminal acts on, what turns text around, what cannot be seen, and what UTF-8 cannot write.
+_UNPRINTABLE: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+
+
+def printable(text: str) -> str:
+    """Foreign text with its control characters written out; newlines and tabs stay."""
+    return _UNPRINTABLE.sub(_escaped, text)
+
+
+def one_line(text: object, chars_max: int = SHOWN_CHARS_MAX, *, keep: str = "beginning") -> str:
+    """Foreign text on one line, cut to `chars_max`; of evidence the end says more than the beginning."""
+    whole = str(text)
+    cut = whole if len(whole) <= chars_max else "…" + whole[-chars_max:] if keep == "end" else whole[:chars_max] + "…"
+    return printable(cut).replace("\n", "\\n").replace("\t", " ")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    if match[0] in _SHORT:
+        return _SHORT[match[0]]
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+_SHORT: Final = {"\r": "\\r"}
