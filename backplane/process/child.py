@@ -190,8 +190,6 @@ class Child:
             self._tell(b"kill")
             with anyio.move_on_after(GUARD_ANSWER_S_MAX):
                 await self._until(lambda: self._line_ended)
-        else:
-            kill_group(self._leader)
         if not self._sweep_reported:
             await self._sweep()
         await self._reap()
@@ -206,7 +204,11 @@ class Child:
         empty, end_s = 0, time.monotonic() + SWEEP_S_MAX
         while empty < EMPTY_LOOKS and time.monotonic() < end_s:
             found = remains(self._traces())
-            killed.update(pid for pid, start in found.items() if kill_exactly(pid, start))
+            if not self._guarded:
+                kill_group(self._leader)
+            for pid, start in found.items():
+                kill_exactly(pid, start)
+            killed |= found.keys()
             empty = 0 if found else empty + 1
             if not killed and not found:
                 break
