@@ -271,11 +271,16 @@ def _heard(control: int) -> bytes:
 
 
 def _prctl(option: int, value: int) -> int:
-    # Here, as a Python built without it shall be able to import this file; `ctypes` itself costs 8 ms.
-    import _ctypes
+    # Here, as a Python built without it shall be able to import this file.
+    try:
+        import _ctypes
 
-    place = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]  # None is this program
-    return int(_ctypes.call_function(place, (option, value, 0, 0, 0)))
+        place = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]  # None is this program
+        return int(_ctypes.call_function(place, (option, value, 0, 0, 0)))
+    except AttributeError:  # The short way is nobody's promise; the long one costs 8 ms.
+        import ctypes
+
+        return int(ctypes.CDLL(None).prctl(option, value, 0, 0, 0))
 
 
 if __name__ == "__main__":
