@@ -1,0 +1,376 @@
+"""Keeps secrets out of everything that is written, shown or passed on.
+
+Text, bytes, JSON and events go in; the same come out with `[redacted]` in the place of every
+known secret, in any of its usual encodings, and with the number of places. This guards against
+carelessness; an agent that wants to smuggle can spell a secret in a way nobody lists.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent
+
+MARK: Final = "[redacted]"
+"""Stands for a secret of any length."""
+
+SECRET_CHARS_MIN: Final = 6
+"""Shorter secrets are not replaced: they would be found in ordinary words, and hide nothing when guessed."""
+
+_LINE_CHARS_MIN: Final = 16
+"""A line of a secret of several lines is a secret too from this length on; shorter ones are not telling."""
+
+_RUN_BYTES: Final = 14
+"""Letters and digits in a row that make a line worth a closer look. Longer than the words, field names, times
+and groups of a UUID that every line has; shorter than what is random in a key."""
+
+_DEPTH_MAX: Final = 200
+"""Deeper JSON is replaced whole; the reader of lines takes 128."""
+
+_SHAPES: Final = (
+    # Not inside a word: `task-3fa85f64…` has the same three letters.
+    r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt]))(?:"
+    r"sk-(?=[A-Za-z_-]{0,64}[0-9])[A-Za-z0-9_-]{20,}"
+    r"|gh[pousr]_[A-Za-z0-9]{30,}"
+    r"|github_pat_[A-Za-z0-9_]{22,}"
+    r"|glpat-[A-Za-z0-9_-]{20,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"
+    r"|AIza[A-Za-z0-9_-]{35}"
+    r"|xox[a-z]-[A-Za-z0-9-]{16,})"
+    r"|-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----(?:[A-Za-z0-9+/=\s\\:,]|-(?!-)){64,16384}"
+)
+"""Keys that are known by their looks, as a second net under the known values."""
+
+_SHAPE_STARTS: Final = ("sk-", "gh", "glpat-", "AKIA", "ASIA", "AIza", "xox", "-----BEGIN")
+"""Looking for these first is many times faster than the expression, which matters for a line of a mebibyte."""
+
+_SHAPE_STARTS_DATA: Final = tuple(start.encode() for start in _SHAPE_STARTS)
+_SHAPE_CHARS_MIN: Final = 20
+"""The shortest key that is known by its looks."""
+
+_SHAPES_TEXT: Final = re.compile(_SHAPES)
+_SHAPES_DATA: Final = re.compile(_SHAPES.encode())
+_TOKEN: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
+_TOKEN_CONTEXT_CHARS_MAX: Final = 128
+"""How much of a running word is remembered between deltas, so that a key cut in two is known by its looks."""
+
+_RUNS: Final = bytes(0x61 if chr(byte).isalnum() and byte < 128 else 0x20 for byte in range(256))
+_RUN: Final = "a" * _RUN_BYTES
+_PLAIN_ESCAPE: Final = re.compile(rb"\\u00([2-7][0-9A-Fa-f])|\\/")
+
+Span = tuple[int, int]
+
+
+class Redactor:
+    """The secrets of one run, ready to be looked for.
+
+    Args:
+        secrets: values; those shorter than `SECRET_CHARS_MIN` are not looked for.
+        shapes: look for keys that are known by their looks too.
+    """
+
+    def __init__(self, secrets: Iterable[str], *, shapes: bool = True) -> None:
+        forms = {form for secret in secrets for form in _forms(secret)}
+        self._texts: Final = tuple(sorted(forms, key=lambda form: (-len(form), form)))
+        self._datas: Final = tuple(_encode(form) for form in self._texts)
+        unrun = (data.decode("latin-1") for data in self._datas if _RUN not in data.translate(_RUNS).decode())
+        self._direct: Final = tuple(unrun)
+        """Forms that a look for a long run would miss, read as Latin-1."""
+        self._shortest: Final = min([len(form) for form in forms] + [_SHAPE_CHARS_MIN] * shapes, default=sys.maxsize)
+        self._shapes: Final = shapes
+
+    def found(self, data: bytes) -> bool:
+        """Whether a line holds a secret; the quick look before a line is parsed.
+
+        For JSON that will be parsed: when this says yes, redact the parsed value with `json` or
+        `event`, so that a number stays a number and a name of the contract stays a name.
+        """
+        text = data.decode("latin-1")
+        if "\\" in text and ("\\u00" in text or "\\/" in text):
+            data = _PLAIN_ESCAPE.sub(lambda escape: bytes([int(escape[1], 16)]) if escape[1] else b"/", data)
+            text = data.decode("latin-1")
+        return self._suspicious(data, text) and self._confirmed(data)
+
+    def _suspicious(self, data: bytes, text: str) -> bool:
+        """Whether a closer look is needed; `text` is the data read as Latin-1.
+
+        Most lines end here. Looking into a text costs a tenth of looking into bytes, and one
+        pass for long runs a fifth of one regular expression over all secrets.
+        """
+        if _RUN in data.translate(_RUNS).decode("latin-1"):
+            return True
+        # A key of this kind may be broken by hyphens into shorter runs.
+        if self._shapes and "z" in text and "AIza" in text:
+            return True
+        return any(form in text for form in self._direct) if self._direct else False
+
+    def _confirmed(self, data: bytes) -> bool:
+        return any(form in data for form in self._datas) or (
+            self._shapes
+            and any(start in data for start in _SHAPE_STARTS_DATA)
+            and _SHAPES_DATA.search(data) is not None
+        )
+
+    def text(self, text: str) -> tuple[str, int]:
+        """Redact a text that is not JSON, or a text out of JSON.
+
+        Returns:
+            The text and how many places were replaced.
+        """
+        spans = self.spans(text)
+        return (_masked(text, spans), len(spans)) if spans else (text, 0)
+
+    def data(self, data: bytes) -> tuple[bytes, int]:
+        """Redact bytes of any kind, for a log or for standard error; not for JSON that will be parsed."""
+        # Every byte is one character here and back, so invalid UTF-8 stays as it is.
+        text = data.decode("latin-1")
+        if not self._suspicious(data, text):
+            return data, 0
+        forms = (form.decode("latin-1") for form in self._datas)
+        spans = _merged(_found_spans(text, forms, self._shapes))
+        return (_masked(text, spans).encode("latin-1"), len(spans)) if spans else (data, 0)
+
+    def json(self, value: Json) -> tuple[Json, int]:
+        """Redact every text of a JSON value, names of members included; a number that holds a secret becomes a text."""
+        if not self.found(msgspec.json.encode(value)):
+            return value, 0
+        counted = [0]
+        return self._walked(value, counted, 0), counted[0]
+
+    def event(self, event: AgentEvent) -> tuple[AgentEvent, int]:
+        """Redact what an event says; its type, its time and its numbers are the contract's and stay."""
+        changes: dict[str, Any] = {}
+        total = 0
+        for name in event.__struct_fields__:
+            value = getattr(event, name)
+            if name == "ts" or value is None or value is msgspec.UNSET or isinstance(value, int):
+                continue
+            clean, count = self.text(value) if isinstance(value, str) else self.json(value)
+            if count:
+                changes[name], total = clean, total + count
+        return (msgspec.structs.replace(event, **changes), total) if changes else (event, 0)
+
+    def spans(self, text: str) -> list[Span]:
+        """Where secrets stand in a text; those that overlap or touch are one."""
+        if len(text) < self._shortest:
+            return []
+        data = _encode(text)
+        if not self._suspicious(data, data.decode("latin-1")):
+            return []
+        return _merged(_found_spans(text, self._texts, self._shapes))
+
+    def ends_in_shape(self, text: str) -> bool:
+        """Whether the text ends in a key known by its looks, so that more of the key may follow."""
+        return self._shapes and any(match.end() == len(text) for match in _SHAPES_TEXT.finditer(text))
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Every spelling that is looked for, longest first. Secret: never print it."""
+        return self._texts
+
+    def _walked(self, value: Json, counted: list[int], depth: int) -> Json:
+        if isinstance(value, str):
+            clean, count = self.text(value)
+            counted[0] += count
+            return clean
+        if depth > _DEPTH_MAX:
+            counted[0] += 1
+            return MARK
+        if isinstance(value, dict):
+            return self._walked_object(value, counted, depth)
+        if isinstance(value, list | tuple):
+            return [self._walked(item, counted, depth + 1) for item in value]
+        if isinstance(value, int | float) and not isinstance(value, bool) and self.text(repr(value))[1]:
+            counted[0] += 1
+            return MARK
+        return value
+
+    def _walked_object(self, value: dict[str, Json], counted: list[int], depth: int) -> Json:
+        clean: dict[str, Json] = {}
+        for name, item in value.items():
+            key = shown = self._walked(name, counted, depth)
+            copies = 1
+            while key in clean and copies <= len(value):
+                # Two names may have become one; both members are kept.
+                copies += 1
+                key = f"{shown} {copies}"
+            clean[key] = self._walked(item, counted, depth + 1)
+        return clean
+
+
+class DeltaRedactor:
+    """Redacts a text that comes in pieces, for one stream of deltas.
+
+    A tail is held back only while it could be the beginning of a known secret. For how long is
+    the caller's to say: `flush` lets it go. What was let go still counts as the beginning, and
+    the rest of the secret is redacted whenever it comes.
+    """
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._starts = frozenset(
+            form[:size] for form in redactor.forms for size in range(1, min(len(form), _START_CHARS))
+        )
+        self._first = frozenset(form[0] for form in redactor.forms)
+        self._long = tuple(form for form in redactor.forms if len(form) > _START_CHARS)
+        self._heads = frozenset(form[:_START_CHARS] for form in self._long)
+        self._context = ""
+        """Already out (shown or masked), and still the beginning of what may come."""
+        self._held = ""
+        self._swallowing = False
+        """The last thing was a key known by its looks, and it may not be over."""
+
+    @property
+    def holding(self) -> bool:
+        """Whether `flush` would give something back."""
+        return bool(self._held)
+
+    def feed(self, delta: str) -> tuple[str, int]:
+        """Take a delta; give what may be shown now (perhaps nothing) and how many places were replaced."""
+        if self._swallowing:
+            delta = delta.lstrip(_TOKEN)
+            self._swallowing = not delta
+        window, shown = self._context + self._held + delta, len(self._context)
+        if not window:
+            return "", 0
+        spans = self._redactor.spans(window)
+        beginning = self._beginning(window)
+        end = max(beginning, shown, spans[-1][1] if spans else 0)
+        self._swallowing = self._swallowing or (bool(spans) and self._redactor.ends_in_shape(window))
+        kept = beginning if self._swallowing else min(beginning, _running_from(window))
+        self._context, self._held = window[kept:end], window[end:]
+        new = [(max(start, shown) - shown, stop - shown) for start, stop in spans if stop > shown]
+        return _masked(window[shown:end], new), len(new)
+
+    def flush(self) -> str:
+        """Give what was held back: the bound has passed, or the stream is over."""
+        held, self._held = self._held, ""
+        self._context += held
+        return held
+
+    def _beginning(self, window: str) -> int:
+        """Where the longest tail starts that is the beginning of a secret; the window's length if there is none."""
+        size = best = len(window)
+        likely = size >= _START_CHARS and any(head in window for head in self._heads)
+        for form in self._long if likely else ():
+            head = form[:_START_CHARS]
+            at = window.find(head, max(0, size - len(form) + 1))
+            while at != -1 and at < best:
+                if form.startswith(window[at:]):
+                    best = at
+                at = window.find(head, at + 1)
+        if best < size or self._first.isdisjoint(window[1 - _START_CHARS :]):
+            return best
+        lengths = range(min(_START_CHARS - 1, size), 0, -1)
+        return next((size - length for length in lengths if window[-length:] in self._starts), size)
+
+
+_START_CHARS: Final = 8
+"""Shorter beginnings of a secret are looked up, longer ones are searched for."""
+
+
+def _running_from(window: str) -> int:
+    """Where the word that may go on starts."""
+    last = window[-_TOKEN_CONTEXT_CHARS_MAX:]
+    return len(window) - len(last) + len(last.rstrip(_TOKEN))
+
+
+def _masked(text: str, spans: Iterable[Span]) -> str:
+    parts: list[str] = []
+    at = 0
+    for start, stop in spans:
+        parts += (text[at:start], MARK)
+        at = stop
+    return "".join(parts) + text[at:]
+
+
+def _merged(spans: Iterable[Span]) -> list[Span]:
+    merged: list[Span] = []
+    for start, stop in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def _found_spans(text: str, forms: Iterable[str], shapes: bool) -> Iterator[Span]:
+    for form in forms:
+        at = text.find(form)
+        while at != -1:
+            yield at, at + len(form)
+            at = text.find(form, at + 1)
+    if shapes and any(start in text for start in _SHAPE_STARTS):
+        yield from (match.span() for match in _SHAPES_TEXT.finditer(text))
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """Every spelling of a secret that ordinary programs write."""
+    for value in dict.fromkeys((secret, secret.strip(), *_telling_lines(secret))):
+        if len(value) < SECRET_CHARS_MIN:
+            continue
+        yield value
+        for escape in _JSON_ESCAPES:
+            yield escape(value)
+            # A tool's arguments often travel as JSON inside JSON.
+            yield _json_escaped(escape(value))
+        raw = _encode(value)
+        yield from _url_forms(raw)
+        yield from _base64_forms(raw)
+        yield raw.hex()
+        yield raw.hex().upper()
+
+
+def _telling_lines(secret: str) -> list[str]:
+    lines = secret.splitlines()
+    return [line for line in lines if len(line) >= _LINE_CHARS_MIN and "-----" not in line] if len(lines) > 1 else []
+
+
+def _json_escaped(text: str) -> str:
+    return msgspec.json.encode(text).decode()[1:-1] if _is_unicode(text) else json.dumps(text)[1:-1]
+
+
+def _json_escaped_ascii(text: str) -> str:
+    return json.dumps(text)[1:-1]
+
+
+_JSON_ESCAPES: Final[tuple[Callable[[str], str], ...]] = (_json_escaped, _json_escaped_ascii)
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+_UNRESERVED: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
+_ALSO_PLAIN: Final = (b"", b"/", b"!'()*", b"!'()*;,/?:@&=+$#")
+"""What different encoders leave as it is: none, Python's, the component and the whole-URL encoder of browsers."""
+
+
+def _url_forms(raw: bytes) -> Iterator[str]:
+    for also in _ALSO_PLAIN:
+        plain = _UNRESERVED + also
+        for pattern in ("%{:02X}", "%{:02x}"):
+            form = "".join(chr(byte) if byte in plain else pattern.format(byte) for byte in raw)
+            yield form
+            yield form.replace("%20", "+")
+
+
+def _base64_forms(raw: bytes) -> Iterator[str]:
+    """The letters that a secret alone decides, wherever it stands in what was encoded."""
+    for before in range(3):
+        encoded = base64.b64encode(b"\0" * before + raw)
+        form = encoded[-(-8 * before // 6) : 8 * (before + len(raw)) // 6].decode()
+        yield form
+        yield form.replace("+", "-").replace("/", "_")
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
