@@ -38,6 +38,7 @@ class Look:
     def __init__(self, terminal: bool) -> None:
         self.terminal = terminal
         self._streamed = ""
+        self._live_output = False
         self.open_line = False
 
     def dress(self, colour: str, text: str) -> str:
@@ -49,6 +50,8 @@ class Look:
             return self._delta(event.text)
         if isinstance(event, kinds.AssistantMessage):
             return self._message(event.text)
+        if isinstance(event, kinds.OutputReported):
+            return self._output(str(event.body.get("text", "")))
         make = _SHOWN.get(type(event))
         text = make(self, event) if make is not None else ""
         return f"{self.end_line()}{text}\n" if text else ""
@@ -70,6 +73,21 @@ class Look:
         if streamed and text.strip()[-TEXT_CHARS_MAX:].endswith(streamed.strip()):
             return self.end_line()
         return f"{self.end_line()}{printable(text.rstrip())}\n"
+
+    def _output(self, text: str) -> str:
+        self._live_output = True
+        if text:
+            self.open_line = not text.endswith("\n")
+        return self.dress("dim", printable(text)) if text else ""
+
+    def preview(self, text: str) -> list[str]:
+        """The end of a command's output, unless it was shown while it came."""
+        shown, self._live_output = self._live_output, False
+        lines = [] if shown else text.rstrip().splitlines()
+        more = [f"  … {len(lines) - PREVIEW_LINES_MAX} lines before"] if len(lines) > PREVIEW_LINES_MAX else []
+        return [
+            self.dress("dim", line) for line in more + [f"  {printable(line)}" for line in lines[-PREVIEW_LINES_MAX:]]
+        ]
 
     def _line(self, mark: str, word: str, colour: str, text: str) -> str:
         head = mark if self.terminal else f"{word}:"
@@ -99,10 +117,7 @@ def _command(look: Look, event: Any) -> str:
     code = "ended by a signal" if event.exit_code is None else f"exit {event.exit_code}"
     good = event.exit_code == 0
     text = look._line("$", "command", "green" if good else "red", f"{one_line(event.command)}  ({code})")
-    lines = (event.output_preview or "").rstrip().splitlines()
-    shown = [f"  … {len(lines) - PREVIEW_LINES_MAX} lines more"] if len(lines) > PREVIEW_LINES_MAX else []
-    shown += [f"  {printable(line)}" for line in lines[-PREVIEW_LINES_MAX:]]
-    return "\n".join([text, *(look.dress("dim", line) for line in shown)])
+    return "\n".join([text, *look.preview(event.output_preview or "")])
 
 
 def _started(look: Look, event: Any) -> str:
@@ -134,10 +149,6 @@ def _note(look: Look, event: Any) -> str:
     return look._line("·", "note", "dim", one_line(event.message))
 
 
-def _output(look: Look, event: Any) -> str:
-    return look.dress("dim", printable(str(event.body.get("text", ""))).rstrip("\n")) if look.terminal else ""
-
-
 _SHOWN: Final[dict[type[Any], Callable[[Look, Any], str]]] = {
     kinds.Reasoning: _reasoning,
     kinds.ToolCall: _tool_call,
@@ -153,7 +164,6 @@ _SHOWN: Final[dict[type[Any], Callable[[Look, Any], str]]] = {
     kinds.TaskReported: _note,
     kinds.RetryReported: _note,
     kinds.LossReported: _note,
-    kinds.OutputReported: _output,
     kinds.Unread: _warning,
 }
 """What is shown of an event and how; a type that is not here is for programs."""
