@@ -137,6 +137,9 @@ def test_any_place_of_a_long_trace_can_be_read(tmp_path: Path) -> None:
     assert delta("7") in trace
     with pytest.raises(IndexError):
         trace[count]
+    (journal.folder / "trace.jsonl").write_bytes(line(delta("0")))
+    with pytest.raises(StoreError, match="ends before"):
+        trace[1]
     journal.append(line(delta("later")))
     assert (len(trace), len(journal.trace)) == (count, count + 1)
     journal.close()

@@ -28,6 +28,7 @@ from backplane.receipts import (
     Journal,
     Orphan,
     Store,
+    bundle,
     canonical_chunks,
     export,
     import_bundle,
@@ -320,6 +321,16 @@ def test_a_changed_run_id_leads_to_no_other_folder(six: Store, tmp_path: Path) -
     assert precious.exists()
 
 
+def test_a_row_without_a_receipt_is_a_store_error(six: Store) -> None:
+    row = six.list()[3]
+    tamper(six, TAMPERINGS["no body"])
+    with pytest.raises(StoreError, match="holds no receipt"):
+        six.load(row.run_id)
+    tamper(six, TAMPERINGS["delete"])
+    with pytest.raises(StoreError, match="gone"):
+        six.body(row)
+
+
 def test_verify_finds_a_receipt_that_was_changed_and_hashed_anew(six: Store) -> None:
     row = six.list()[3]
     forged = seal(msgspec.structs.replace(six.load(row.run_id), outcome="failed"))
@@ -535,16 +546,17 @@ def test_what_an_orphan_left_elsewhere_is_cleaned_before_it_is_sealed(store: Sto
     assert (store.folder(run_id) / "patch.unfinished").exists()
 
 
-def test_an_orphan_that_cannot_be_sealed_does_not_stop_the_others(store: Store) -> None:
+@pytest.mark.parametrize("name", ["trace.jsonl", "head.jsonl"])
+def test_an_orphan_that_cannot_be_sealed_does_not_stop_the_others(store: Store, name: str) -> None:
+    assert store.recover().rows == ()
     bad = cut_off(store.home, line(delta("a")))
     good = cut_off(store.home, line(delta("b")))
-    trace = store.folder(bad) / "trace.jsonl"
-    trace.unlink()
-    trace.mkdir()
+    broken = store.folder(bad) / name
+    broken.unlink()
+    broken.mkdir()
     recovery = store.recover()
     assert [row.run_id for row in recovery.rows] == [good]
     assert [problem[:36] for problem in recovery.problems] == [bad]
-    assert [orphan.run_id for orphan in store.orphans()] == [bad]
 
 
 def test_what_is_no_run_is_left_alone_and_abandoned_beginnings_are_removed(store: Store) -> None:
@@ -617,8 +629,9 @@ def test_a_receipt_of_another_maker_is_kept_exactly(store: Store, tmp_path: Path
 def test_a_receipt_whose_maker_reads_long_fractions_inexactly_is_kept_as_it_was_hashed(
     store: Store, tmp_path: Path
 ) -> None:
-    written = "0.12345678901234567890123"
-    from_parser = json.loads(json.dumps(inexact(written)))
+    rng = random.Random(1)
+    written = next(text for text in (repr(rng.random()) for _ in range(1_000)) if inexact(text) != float(text))
+    from_parser = inexact(written)
     receipt = seal(receipt_of([], usage_raw={"score": from_parser}))
     data = b"".join(canonical_chunks(receipt)).replace(repr(from_parser).encode(), written.encode())
     path = tmp_path / "receipt.json"
@@ -660,6 +673,16 @@ def test_nothing_of_a_wrong_receipt_is_imported(store: Store, tmp_path: Path, na
         import_bundle(store, path)
     assert store.list() == []
     assert not (store.home / "runs").exists()
+
+
+def test_a_receipt_that_is_too_large_is_not_read(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "receipt.json"
+    path.write_bytes(b"".join(canonical_chunks(seal(receipt_of([])))))
+    monkeypatch.setattr(bundle, "RECEIPT_BYTES_MAX", path.stat().st_size)
+    import_bundle(store, path)
+    monkeypatch.setattr(bundle, "RECEIPT_BYTES_MAX", path.stat().st_size - 1)
+    with pytest.raises(ConfigError, match="is over"):
+        import_bundle(store, path)
 
 
 @pytest.mark.parametrize("git_diff", [None, "another patch"])
@@ -727,6 +750,15 @@ def test_a_store_that_cannot_grow_acknowledges_nothing_and_goes_on_later(store: 
     store.append(sealed, journal)
     journal.close()
     whole(store, receipts=stored + 1)
+
+
+def test_nothing_is_left_of_a_copy_that_could_not_be_written(store: Store) -> None:
+    sealed = seal(receipt_of([delta("x" * 1_000)] * 300))
+    with file_size_limit(200_000), pytest.raises(StoreError, match=r"receipt_store_failed.*EFBIG"):
+        store.append(sealed)
+    assert list((store.home / "runs").iterdir()) == []
+    store.append(sealed)
+    whole(store, receipts=1)
 
 
 @contextmanager

@@ -240,6 +240,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 _ERRNO_OF: Final = {
     "SQLITE_FULL": ("ENOSPC", "free some space and run again"),
+    "SQLITE_IOERR_SHMSIZE": ("ENOSPC", "free some space and run again"),
     "SQLITE_READONLY": ("EROFS", "point the state directory to a writable disk"),
     "SQLITE_CANTOPEN": ("EACCES", "give this user the state directory"),
     "SQLITE_BUSY": ("EBUSY", "another process holds the store; end it and run again"),
