@@ -1,3 +1,53 @@
-"""Run any coding agent through one contract: a work order in, events and one sealed receipt out."""
+"""Run any coding agent through one contract: a work order in, events and one sealed receipt out.
 
-__version__ = "0.1.0"
+Nothing is loaded until it is used, so that a command that needs little starts at once.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from backplane.api import run, start
+    from backplane.asks import Decision
+    from backplane.contract.receipt import Receipt
+    from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
+    from backplane.errors import BackplaneError
+    from backplane.runtime import ControlPlane, Run
+
+__version__: Final = "0.1.0"
+
+__all__ = [
+    "BackplaneError",
+    "ControlPlane",
+    "Decision",
+    "PolicyProfile",
+    "Receipt",
+    "Run",
+    "RuntimeConfig",
+    "WorkOrder",
+    "WorkspaceSpec",
+    "run",
+    "start",
+]
+
+_HOME: Final[dict[str, str]] = {
+    "BackplaneError": "errors",
+    "ControlPlane": "runtime",
+    "Decision": "asks",
+    "PolicyProfile": "contract.work",
+    "Receipt": "contract.receipt",
+    "Run": "runtime",
+    "RuntimeConfig": "contract.work",
+    "WorkOrder": "contract.work",
+    "WorkspaceSpec": "contract.work",
+    "run": "api",
+    "start": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'backplane' has no attribute {name!r}")
+    return getattr(import_module(f"backplane.{_HOME[name]}"), name)

@@ -24,10 +24,12 @@ from backplane.contract.events import (
     RunCompleted,
     RunStarted,
     Warned,
+    carried,
     read_event,
 )
 from backplane.contract.receipt import CONTRACT_VERSION
 from backplane.errors import ProtocolError
+from backplane.redact import Redactor
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Longest line: images in base64 need more than 1 MiB, and a peer without a limit is a way to use up memory."""
@@ -235,7 +237,7 @@ class ControlEnd:
     Args:
         now: gives the contract's print form of the present time, for warnings we put in place of
             what cannot be read.
-        redact: takes a whole line, gives it back without secrets; None when there are none.
+        redactor: keeps secrets out of everything that comes out of here; None looks for none.
     """
 
     def __init__(
@@ -243,13 +245,15 @@ class ControlEnd:
         *,
         now: Callable[[], str],
         line_bytes_max: int = LINE_BYTES_MAX,
-        redact: Callable[[bytes], bytes] | None = None,
+        redactor: Redactor | None = None,
     ) -> None:
         self.hello: wire.Hello | None = None
         self.lines_read = 0
         self._lines = Lines(line_bytes_max)
         self._now = now
-        self._redact = redact
+        self.redacted = 0
+        """Places where a secret was replaced."""
+        self._redactor = redactor
         self._open: dict[str, int] = {}
         self._ended: set[str] = set()
         self._times: set[str] = set()
@@ -286,15 +290,15 @@ class ControlEnd:
         events: list[AgentEvent] = []
         records: list[bytes] = []
         of: str | None = None
-        opened, times, redact = self._open, self._times, self._redact
-        for line in self._lines.feed(data):
+        opened, times = self._open, self._times
+        lines = self._lines.feed(data)
+        watchful = self._redactor is not None and self._may_hold_secrets(data, lines)
+        for line in lines:
             self.lines_read += 1
             if type(line) is Overlong:
                 out.append(self._overlong(line))
                 of = None
                 continue
-            if redact is not None:
-                line = redact(line)
             try:
                 envelope = _decode_event(line)
                 event = envelope.event
@@ -304,6 +308,7 @@ class ControlEnd:
                     or type(event) not in _PLAIN
                     or event.ext is not UNSET
                     or (event.ts not in times and not self._time_is_canonical(event.ts))
+                    or watchful
                 ):
                     event, record = self._look_closer(line, envelope)
                 ref_id = envelope.ref_id
@@ -326,7 +331,7 @@ class ControlEnd:
     def end(self) -> Noise | None:
         """The stream is over: what was not finished with a newline is noise, however it looks."""
         rest = self._lines.end()
-        return Noise(rest) if rest.strip() else None
+        return Noise(self._clean_line(rest)) if rest.strip() else None
 
     def _look_closer(self, line: bytes, envelope: wire.Event) -> tuple[AgentEvent, bytes]:
         """An event that is more than required strings in a compact line: read it again with nothing skipped."""
@@ -336,7 +341,36 @@ class ControlEnd:
         if stray:
             ext = event.ext if isinstance(event.ext, dict) else {}
             event = msgspec.structs.replace(event, ext={**ext, "unknown_envelope": stray})
+        event = self._clean(carried(event))
         return event, canonical.encode(event)
+
+    def _may_hold_secrets(self, data: bytes, lines: list[bytes]) -> bool:
+        """One look at a whole read, and one at the line that began in an earlier one."""
+        assert self._redactor is not None
+        return self._redactor.found(data) or (bool(lines) and len(lines[0]) > 0 and self._redactor.found(lines[0]))
+
+    def _clean(self, event: AgentEvent) -> AgentEvent:
+        if self._redactor is None:
+            return event
+        clean, count = self._redactor.event(event)
+        self.redacted += count
+        return clean
+
+    def _clean_line(self, line: bytes) -> bytes:
+        if self._redactor is None:
+            return line
+        clean, count = self._redactor.data(line)
+        self.redacted += count
+        return clean
+
+    def _clean_value(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Everything in a message but the names that the protocol itself goes by."""
+        if self._redactor is None:
+            return value
+        own = {name: value[name] for name in ("t", "ref_id", "id", "type", "contract_version") if name in value}
+        clean, count = self._redactor.json(value)
+        self.redacted += count
+        return {**clean, **own}
 
     def _time_is_canonical(self, ts: str) -> bool:
         if not canonical.is_timestamp(ts):
@@ -349,7 +383,7 @@ class ControlEnd:
     def _overlong(self, head: bytes) -> Noise | Broken:
         limit = self._lines.line_bytes_max
         if not head.lstrip().startswith(b"{"):
-            return Noise(head)
+            return Noise(self._clean_line(head))
         return Broken(
             "protocol_invalid_envelope", f"line {self.lines_read} is over line_bytes_max ({limit} bytes)", head
         )
@@ -357,18 +391,20 @@ class ControlEnd:
     def _other(self, line: bytes) -> Received | None:
         """Everything that is not a well-formed event of an open run; None for a blank line."""
         if not line.lstrip().startswith(b"{"):
-            return Noise(line) if line.strip() else None
+            return Noise(self._clean_line(line)) if line.strip() else None
         try:
             value = strict(line)
         except (ValueError, RecursionError) as error:
             return Broken(
                 "protocol_invalid_envelope",
                 f"line {self.lines_read} is not strict JSON: {error}",
-                line[:EVIDENCE_BYTES],
+                self._clean_line(line)[:EVIDENCE_BYTES],
             )
         t = value.get("t")
         if not isinstance(t, str):
-            return Noise(line)
+            return Noise(self._clean_line(line))
+        if t != "event":
+            value, line = self._clean_value(value), self._clean_line(line)
         if t not in MESSAGES:
             return self._before_hello(t, line) or Unknown(t, _text(value.get("ref_id")), value)
         if t == "hello":
@@ -409,7 +445,7 @@ class ControlEnd:
         owner = ref_id if isinstance(ref_id, str) else next(iter(self._open), "")
         if len(self._open) != 1 and not isinstance(ref_id, str):
             return Dropped("foreign_ref_id", "an event without ref_id")
-        event = read_event(value.get("event"), now=self._now())
+        event = self._clean(carried(read_event(value.get("event"), now=self._now())))
         return Events(owner, [event], [canonical.encode(event)])
 
 

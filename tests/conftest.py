@@ -20,6 +20,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from backplane import _guard
+
 LEFT_BEHIND_S_MAX = 2.0
 """A child that was told to end may still be ending when its test is over."""
 LEFT_BEHIND_POLL_S = 0.01
@@ -57,13 +59,9 @@ def backplane_home(
 
 def children(pid: int) -> set[int]:
     """Return the pids of a process's children, zombies included; empty where there is no /proc."""
-    found: set[int] = set()
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found.update(map(int, file.read_text().split()))
-        except OSError:  # the thread or the process has ended
-            continue
-    return found
+    if not Path("/proc/self/stat").exists():
+        return set()
+    return {child for child, row in _guard.look().items() if row[_guard.PARENT] == pid}
 
 
 def command_line(pid: int) -> str:

@@ -1,0 +1,318 @@
+"""Named ways to reach a host: a child process, or a function in memory.
+
+A backend opens a link: two descriptors with the protocol on them and one way to stop what is
+behind. The same bytes flow in both cases. What is said on the link is `runtime`'s affair.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import anyio
+import msgspec
+
+from backplane.config import BackendSettings, Limits, Settings, child_environment
+from backplane.contract.work import WorkOrder
+from backplane.errors import BackendError, ConfigError
+from backplane.process import Command, Exit, open_child
+from backplane.share import find as find_shared
+
+SHIPPED: Final[dict[str, tuple[str, ...]]] = {
+    "shell": ("shell.py",),
+    "mock": ("mock.py",),
+}
+"""Hosts that come with the package: name → file under `hosts/` and its arguments."""
+
+NEVER_CHOSEN: Final = frozenset({"shell", "mock", "replay"})
+"""Backends that run only when they are named: they do not think."""
+
+
+class Link(Protocol):
+    """An open way to one host; `process.Child` is one."""
+
+    stdin: int
+    stdout: int
+    pid: int
+    exit: Exit | None
+    stderr_dropped: int
+    swept: int
+
+    @property
+    def stderr_tail(self) -> bytes: ...
+    def close_stdin(self) -> None: ...
+    def close_stdout(self) -> None: ...
+    async def wait(self, timeout_s: float) -> Exit | None: ...
+    async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None: ...
+
+
+class Backend(Protocol):
+    """A named way to reach a host."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def key(self) -> str:
+        """Names the host's program for its kept manifest; changes when the program does."""
+        ...
+
+    @property
+    def limits(self) -> Limits | None:
+        """Limits of its own; None for the control plane's."""
+        ...
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Values of its environment that must not be seen anywhere."""
+        ...
+
+    def open(self, order: WorkOrder, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Link]: ...
+
+
+class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
+    """A host that is a program of its own."""
+
+    id: str
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+    """Added to the child's environment, values already resolved."""
+    secrets: tuple[str, ...] = ()
+    limits: Limits | None = None
+    guard: bool = True
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(repr([(word, *_stamp(word)) for word in self.argv]).encode()).hexdigest()
+
+    def open(self, order: WorkOrder, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Link]:
+        env = child_environment(self.env, order.config.env, environ)
+        stderr_bytes_max = (self.limits or Limits()).stderr_bytes_max
+        return open_child(Command(argv=self.argv, env=env), guard=self.guard, stderr_bytes_max=stderr_bytes_max)
+
+
+def _stamp(word: str) -> tuple[int, ...]:
+    """Size and time of a file named on a command line, so that a changed program is another host."""
+    path = word if os.sep in word else shutil.which(word)
+    try:
+        seen = os.stat(path) if path else None
+    except (OSError, ValueError):
+        return ()
+    return (seen.st_size, seen.st_mtime_ns) if seen is not None else ()
+
+
+Serve = Callable[[int, int], Awaitable[None]]
+"""A host's whole life over two descriptors: `functools.partial(sidecar.serve, host, work)`."""
+
+
+class MemoryBackend(msgspec.Struct, frozen=True, kw_only=True):
+    """A host that is a function of this process, over the same bytes as a child."""
+
+    id: str
+    serve: Serve
+    limits: Limits | None = None
+    secrets: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return f"memory:{self.id}"
+
+    def open(self, order: WorkOrder, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Link]:
+        return _open_memory(self.serve)
+
+
+@asynccontextmanager
+async def _open_memory(serve: Serve) -> AsyncIterator[Link]:
+    theirs_in, ours_out = os.pipe()
+    ours_in, theirs_out = os.pipe()
+    for fd in (theirs_in, ours_out, ours_in, theirs_out):
+        os.set_blocking(fd, False)
+    link = _MemoryLink(ours_out, ours_in)
+    failure: BaseException | None = None
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(link.run, serve, theirs_in, theirs_out)
+            try:
+                yield link
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as caught:
+                failure = caught
+            finally:
+                link.scope.cancel()
+    finally:
+        link.close_stdin()
+        link.close_stdout()
+    if failure is not None:
+        raise failure
+
+
+class _MemoryLink:
+    def __init__(self, stdin: int, stdout: int) -> None:
+        self.stdin = stdin
+        self.stdout = stdout
+        self.pid = os.getpid()
+        self.exit: Exit | None = None
+        self.stderr_dropped = 0
+        self.swept = 0
+        self.scope = anyio.CancelScope()
+        self._tail = b""
+        self._ended = anyio.Event()
+
+    @property
+    def stderr_tail(self) -> bytes:
+        return self._tail
+
+    async def run(self, serve: Serve, stdin: int, stdout: int) -> None:
+        code = 1
+        try:
+            with self.scope:
+                await serve(stdin, stdout)
+                code = 0
+        except Exception as error:  # A child's bug would be its exit code and its last words: so is a function's.
+            self._tail = f"{type(error).__name__}: {error}".encode()
+        finally:
+            self.exit = Exit(code=code)
+            self._ended.set()
+            os.close(stdin)
+            os.close(stdout)
+
+    def close_stdin(self) -> None:
+        self.stdin = _close(self.stdin)
+
+    def close_stdout(self) -> None:
+        self.stdout = _close(self.stdout)
+
+    async def wait(self, timeout_s: float) -> Exit | None:
+        with anyio.move_on_after(timeout_s):
+            await self._ended.wait()
+        return self.exit
+
+    async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
+        with anyio.CancelScope(shield=True):
+            if cancel is not None and self.exit is None:
+                with anyio.move_on_after(grace_s):
+                    await cancel(grace_s)
+            self.close_stdin()
+            await self.wait(grace_s)
+            self.scope.cancel()
+            await self._ended.wait()
+
+
+def _close(fd: int) -> int:
+    if fd >= 0:
+        anyio.notify_closing(fd)
+        os.close(fd)
+    return -1
+
+
+class BackendStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What `backends` says of one backend."""
+
+    id: str
+    ready: bool
+    why: str = ""
+    """Why it is not ready; empty when it is."""
+    fix: str = ""
+    command: tuple[str, ...] = ()
+    manifest: dict[str, Any] | None = None
+    """Of its last hello; None when it never said one here."""
+
+
+def find(name: str, settings: Settings, environ: Mapping[str, str]) -> Backend:
+    """The backend of this name: configured, else shipped.
+
+    Raises:
+        BackendError: `backend_not_found`, with the names there are; `backend_unavailable` when it is not ready.
+    """
+    declared = settings.backends.get(name)
+    if declared is None and name not in SHIPPED:
+        names = ", ".join(sorted({*settings.backends, *SHIPPED}))
+        raise BackendError(
+            "backend_not_found",
+            f"no backend {name!r}",
+            hint=f"choose one of: {names}; or name a program with --sidecar",
+        )
+    return _from_settings(name, declared or BackendSettings(host=name), settings, environ)
+
+
+def _from_settings(
+    name: str, declared: BackendSettings, settings: Settings, environ: Mapping[str, str]
+) -> ProcessBackend:
+    env: dict[str, str] = {}
+    secrets: list[str] = []
+    for variable, value in declared.env.items():
+        if value.startswith("$"):
+            if value[1:] not in environ:
+                raise BackendError(
+                    "backend_unavailable",
+                    f"backend {name!r} needs the environment variable {value[1:]}, which is not set",
+                    hint=f"export {value[1:]}=…",
+                )
+            value = environ[value[1:]]
+            secrets.append(value)
+        env[variable] = value
+    argv = tuple(declared.command or ()) or shipped_command(declared.host or name)
+    limits = declared.limits_over(settings.limits)
+    return ProcessBackend(id=name, argv=argv, env=env, secrets=tuple(secrets), limits=limits)
+
+
+def shipped_command(host: str) -> tuple[str, ...]:
+    """The command that starts a shipped host.
+
+    Raises:
+        ConfigError: `config_invalid` when no host of that name comes with the package.
+    """
+    if host not in SHIPPED:
+        raise ConfigError(
+            "config_invalid", f"no shipped host {host!r}", hint=f"choose one of: {', '.join(sorted(SHIPPED))}"
+        )
+    file, *arguments = SHIPPED[host]
+    # -E and -s: what the user's own shell sets for Python is not this program's affair.
+    return (sys.executable, "-E", "-s", str(find_shared("hosts") / file), *arguments)
+
+
+def from_command(command: str | tuple[str, ...], *, cwd: Path, limits: Limits | None = None) -> ProcessBackend:
+    """Any program that speaks the protocol; relative paths in it count from `cwd`.
+
+    Raises:
+        ConfigError: `config_invalid` when the command is empty or its quotes do not close.
+    """
+    try:
+        words = tuple(shlex.split(command)) if isinstance(command, str) else command
+    except ValueError as error:
+        raise ConfigError("config_invalid", f"the command cannot be read: {error}", hint="check its quotes") from error
+    if not words:
+        raise ConfigError("config_invalid", "the command is empty", hint="name a program that speaks the protocol")
+    program = words[0] if os.sep not in words[0] else str(cwd / words[0])
+    return ProcessBackend(id=f"sidecar:{Path(words[0]).name}", argv=(program, *words[1:]), limits=limits)
+
+
+def known(settings: Settings, environ: Mapping[str, str]) -> list[BackendStatus]:
+    """Every backend there is, ready or not, in the order of their names."""
+    return [_status(name, settings, environ) for name in sorted({*settings.backends, *SHIPPED})]
+
+
+def _status(name: str, settings: Settings, environ: Mapping[str, str]) -> BackendStatus:
+    try:
+        backend = find(name, settings, environ)
+    except (BackendError, ConfigError) as error:
+        return BackendStatus(id=name, ready=False, why=error.message, fix=error.hint or "")
+    assert isinstance(backend, ProcessBackend)
+    program = backend.argv[0]
+    search = backend.env.get("PATH", environ.get("PATH"))
+    if shutil.which(program, path=search) is None:
+        return BackendStatus(
+            id=name,
+            ready=False,
+            why=f"{program} is not found or not executable",
+            fix=f"install it, or correct the command of [backends.{name}]",
+            command=backend.argv,
+        )
+    return BackendStatus(id=name, ready=True, command=backend.argv)

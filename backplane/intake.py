@@ -1,0 +1,255 @@
+"""What a host says, taken in one message at a time.
+
+Messages of the line come in, batches of events to hand on come out; what a message means for
+the run's end is told to whoever decides it. Nothing here reads from the child.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+
+from backplane import asks
+from backplane.asks import Decision
+from backplane.config import Limits
+from backplane.contract import canonical
+from backplane.contract import envelope as wire
+from backplane.contract.canonical import Json, timestamp_at
+from backplane.contract.events import (
+    AgentEvent,
+    AskRaised,
+    AssistantDelta,
+    AssistantMessage,
+    Failed,
+    RunCompleted,
+    RunStarted,
+    Warned,
+    carried,
+    carry,
+    read_event,
+)
+from backplane.contract.receipt import read_receipt
+from backplane.errors import BackplaneError, ContractError, from_code
+from backplane.outbox import Outbox
+from backplane.protocol import Broken, ControlEnd, Dropped, Events, Noise, Unknown
+from backplane.record import Facts
+
+OnAsk = Callable[[AskRaised], Awaitable[Decision]]
+
+
+def now() -> str:
+    """The present time in the contract's print form."""
+    return timestamp_at(time.time_ns())
+
+
+class Intake:
+    """Takes in the messages of one run.
+
+    Args:
+        decide: told how the run ends, `(reason, error)`, when a message says so.
+        hand_on: given events that come by themselves: the answers to asks.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        facts: Facts,
+        limits: Limits,
+        line: ControlEnd,
+        *,
+        on_ask: OnAsk | None,
+        decide: Callable[[str, BackplaneError], None],
+        hand_on: Callable[[list[Events]], None],
+    ) -> None:
+        self.over = anyio.Event()
+        """The host's word is in, or none will come: nothing after it is accepted."""
+        self.progressed = False
+        """Something that counts as progress came since this was last put to False."""
+        self.asks_open: dict[str, wire.Ask] = {}
+        self._run_id = run_id
+        self._facts = facts
+        self._limits = limits
+        self._line = line
+        self._on_ask = on_ask
+        self._decide = decide
+        self._hand_on = hand_on
+        self._outbox: Outbox | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._allowed_for_run: set[str] = set()
+        self._pongs: dict[int, anyio.Event] = {}
+
+    def connect(self, outbox: Outbox, tasks: anyio.abc.TaskGroup) -> None:
+        """Where answers go, and where an ask may wait for its answer."""
+        self._outbox, self._tasks = outbox, tasks
+
+    def close(self) -> None:
+        """The host's last word is in: what comes after it is late."""
+        self._line.close_run(self._run_id)
+        self.over.set()
+
+    def expect_pong(self) -> tuple[int, anyio.Event]:
+        seq = len(self._pongs) + 1
+        self._pongs[seq] = anyio.Event()
+        return seq, self._pongs[seq]
+
+    def take(self, received: list[Any]) -> list[Events]:
+        """Take in what one read brought; give the events to hand on, in order."""
+        ready: list[Events] = []
+        for item in received:
+            if type(item) is not Events:
+                ready.extend(_TAKE[type(item)](self, item) or ())
+            elif self.over.is_set():
+                self._facts.counts["late"] += len(item.events)
+            else:
+                self._accept(item.events)
+                ready.append(item)
+        return ready
+
+    def _accept(self, events: list[AgentEvent]) -> None:
+        self._facts.accepted += len(events)
+        if not _QUIET.issuperset(map(type, events)):
+            for event in events:
+                if type(event) not in _QUIET:
+                    self._facts.look(event)
+        self.progressed = self.progressed or any(_carries_something(event) for event in events)
+
+    def _add(self, name: str, body: Json, message: str) -> Events:
+        """An event of our own, in the trace like any other."""
+        event = carried(carry(name, body, ts=now(), message=message))
+        return Events(self._run_id, [event], [canonical.encode(event)])
+
+    def _noise(self, noise: Noise) -> None:
+        self._facts.noise(noise.line, self._limits.noise_bytes_max)
+
+    def _dropped(self, dropped: Dropped) -> None:
+        self._facts.counts[dropped.why] += 1
+
+    def _unknown(self, unknown: Unknown) -> list[Events]:
+        self._facts.counts["unknown_messages"] += 1
+        if self.over.is_set():
+            return []
+        return [self._add("raw_envelope", unknown.value, f"a message this version does not know: {unknown.t[:60]!r}")]
+
+    def _broken(self, broken: Broken) -> None:
+        if not self.over.is_set():
+            evidence = broken.evidence.decode("utf-8", "replace")
+            self._decide("protocol", from_code(broken.code, broken.message, evidence=evidence))
+            self.close()
+
+    def _hello(self, hello: wire.Hello) -> None:
+        """Kept by the line, where the run looks for it."""
+
+    def _pong(self, pong: wire.Pong) -> None:
+        arrived = self._pongs.get(pong.seq)
+        if arrived is None or arrived.is_set():
+            self._facts.counts["unasked_answer"] += 1
+        else:
+            arrived.set()
+
+    def _final(self, final: wire.Final) -> list[Events]:
+        try:
+            raw = dict(final.receipt) if isinstance(final.receipt, dict) else {}
+            trace = raw.pop("trace", None)
+            claim = read_receipt({**raw, "trace": [] if isinstance(trace, list) else trace})
+        except ValueError as error:
+            text = f"the final's receipt is not valid: {error}"
+            self._decide("protocol", ContractError("contract_invalid_receipt", text))
+            self.close()
+            return []
+        self._facts.final(claim, raw)
+        adopted = self._adopt_trace(trace if isinstance(trace, list) else [])
+        self.close()
+        return adopted
+
+    def _adopt_trace(self, trace: list[Json]) -> list[Events]:
+        """A trace inside the final: taken when nothing was streamed, else kept as a claim."""
+        if not trace:
+            return []
+        if self._facts.accepted:
+            self._facts.claimed_trace(trace)
+            return []
+        events = [carried(read_event(value, now=now())) for value in trace]
+        self._accept(events)
+        return [Events(self._run_id, events, [canonical.encode(event) for event in events])]
+
+    def _fatal(self, fatal: wire.Fatal) -> None:
+        if self.over.is_set():
+            self._facts.counts["late"] += 1
+            return
+        code = fatal.error_code if isinstance(fatal.error_code, str) else "internal"
+        self._facts.fatal(fatal)
+        self._decide("failed", from_code(code, fatal.error))
+        self.close()
+
+    def _ask(self, ask: wire.Ask) -> list[Events]:
+        if self.over.is_set() or ask.id in self.asks_open:
+            self._facts.counts["late" if self.over.is_set() else "unasked_answer"] += 1
+            return []
+        assert self._facts.policy is not None
+        raised = self._add("ask", asks.body(ask), asks.describe(ask))
+        self._facts.asked(ask)
+        decision = asks.judge(self._facts.policy, ask, root=self._facts.root)
+        if decision is None and ask.kind == "tool" and ask.name in self._allowed_for_run:
+            decision = Decision(decision="allow", reason="allowed for this run")
+        if decision is not None:
+            return [raised, self._answer(ask, decision, by="policy")]
+        if self._on_ask is None or self._tasks is None:
+            return [raised, self._answer(ask, asks.by_default(ask, "nobody is there to answer"), by="default")]
+        self.asks_open[ask.id] = ask
+        self._tasks.start_soon(self._ask_caller, ask, raised.events[0])
+        return [raised]
+
+    async def _ask_caller(self, ask: wire.Ask, event: AgentEvent) -> None:
+        """Let the caller answer, within the time an ask may take."""
+        assert self._on_ask is not None
+        assert isinstance(event, AskRaised)
+        decision, by = asks.by_default(ask, f"no answer within {self._limits.ask_s:g} s"), "default"
+        with anyio.move_on_after(self._limits.ask_s):
+            try:
+                decision, by = await self._on_ask(event), "caller"
+            except Exception as error:  # The caller's own code: its bug must not let a tool through.
+                decision = Decision(decision="deny", reason=f"the answering callback failed: {type(error).__name__}")
+        if decision.decision == "allow" and decision.remember == "run" and isinstance(ask.name, str):
+            self._allowed_for_run.add(ask.name)
+        del self.asks_open[ask.id]
+        self.progressed = True
+        if not self.over.is_set():
+            self._hand_on([self._answer(ask, decision, by=by)])
+
+    def _answer(self, ask: wire.Ask, decision: Decision, *, by: str) -> Events:
+        assert self._outbox is not None
+        self._outbox.write(self._line.send(asks.answer(ask, decision)))
+        self._facts.answered(ask, decision.decision)
+        body = {"id": ask.id, "decision": decision.decision, "by": by, "reason": decision.reason}
+        return self._add("answer", body, f"{decision.decision} by {by}: {decision.reason}")
+
+
+_TAKE: Final[dict[type[Any], Callable[[Intake, Any], list[Events] | None]]] = {
+    wire.Hello: Intake._hello,
+    wire.Final: Intake._final,
+    wire.Fatal: Intake._fatal,
+    wire.Ask: Intake._ask,
+    wire.Pong: Intake._pong,
+    Noise: Intake._noise,
+    Dropped: Intake._dropped,
+    Unknown: Intake._unknown,
+    Broken: Intake._broken,
+}
+
+_QUIET: Final[frozenset[object]] = frozenset(
+    (AssistantDelta, AssistantMessage, Warned, RunStarted, RunCompleted, Failed)
+)
+"""Event types that say nothing about files, tools or usage."""
+
+
+def _carries_something(event: AgentEvent) -> bool:
+    """Whether an event is progress: text without words and nothing beside it is not."""
+    if isinstance(event, AssistantDelta | AssistantMessage):
+        return bool(event.text) or bool(event.ext)
+    if isinstance(event, Warned):
+        return bool(event.message) or bool(event.ext)
+    return True

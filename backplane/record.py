@@ -1,0 +1,358 @@
+"""What the control plane saw of a run, and the receipt it makes of it. Pure.
+
+Messages and events go in, an unsealed receipt comes out. The child's word counts for its
+outcome and its usage; everything else it says is kept apart as a claim. Sealing and storing
+are done elsewhere.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+import msgspec
+
+from backplane.contract import canonical
+from backplane.contract.canonical import Json
+from backplane.contract.capability import Manifest
+from backplane.contract.envelope import Ask, Fatal, Hello
+from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, Warned
+from backplane.contract.receipt import (
+    CONTRACT_VERSION,
+    Artifact,
+    BackendIdentity,
+    Outcome,
+    Receipt,
+    RunMetadata,
+    Usage,
+    Verification,
+)
+from backplane.contract.work import PolicyProfile, WorkOrder
+from backplane.errors import CODES
+from backplane.policy import Layer, Policy, enforcement
+from backplane.receipts.seal import Folded, fold
+from backplane.redact import Redactor
+
+NAMES_MAX: Final = 1000
+"""Paths listed in a reconciliation; a run that changes more is told by counts."""
+
+PATHS_MAX: Final = 100_000
+"""Files remembered as named by events; beyond that a reconciliation would help nobody."""
+
+WORDS_CHARS_MAX: Final = 400
+"""Of a child's stderr in an error: its last line or two. All that was kept is in the receipt."""
+
+OBJECTIONS_MAX: Final = 100
+"""Objections of the policy listed in a receipt; all are counted."""
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended."""
+
+    reason: str
+    """complete, partial, failed, cancelled, interrupted, refused, deadline, idle, budget, max_turns,
+    host_exit, protocol or store; an open list."""
+    code: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+
+    def to_wire(self) -> dict[str, Json]:
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+
+STOPPED: Final = frozenset({"cancelled", "interrupted", "deadline", "idle", "budget", "max_turns"})
+"""Ended by a person or a limit: what was done until then counts as part of the work."""
+
+_RANK: Final[dict[str, int]] = {"failed": 0, "partial": 1, "complete": 2}
+
+
+def outcome_of(end: End, *, claimed: Outcome | None, accepted: int) -> Outcome:
+    """The outcome of a run: the child's, lowered but never raised by what was seen.
+
+    Args:
+        claimed: the outcome in the child's final; None when there was none.
+        accepted: events accepted from the child.
+    """
+    if end.reason in STOPPED:
+        return "partial" if accepted else "failed"
+    if claimed is None or end.reason in ("refused", "host_exit", "protocol", "store"):
+        return "failed"
+    if end.reason in _RANK:
+        return min(claimed, cast(Outcome, end.reason), key=_RANK.__getitem__)
+    return claimed
+
+
+class Facts:
+    """What is known of one run so far; filled while it runs, read once at its end."""
+
+    def __init__(self, *, run_id: str, order: WorkOrder, backend_id: str, started_ns: int) -> None:
+        self.run_id = run_id
+        self.order = order
+        self.started_ns = started_ns
+        self.backend = BackendIdentity(backend_id)
+        self.mode = "mapped"
+        self.extensions: tuple[str, ...] = ()
+        self.said_hello = False
+        self.manifest = Manifest()
+        self.policy: Policy | None = None
+        self.root = order.workspace.root
+        """Where the agent works; the staged tree once it stands."""
+        self.accepted = 0
+        """Events accepted from the child."""
+        self.counts: Counter[str] = Counter()
+        """Messages that had no effect, by why."""
+        self.folded = Folded()
+        self.claim: Receipt | None = None
+        self.claim_raw: dict[str, Any] = {}
+        self.inner: dict[str, Json] = {}
+        self.added: dict[str, Json] = {}
+        """Members for `usage_raw.backplane`."""
+        self.claimed_paths: set[str] = set()
+        self.redactor = Redactor(())
+        self.stderr = b""
+        self.stderr_dropped = 0
+        self.swept = 0
+        self._noise: list[bytes] = []
+        self._noise_bytes = 0
+        self._asked: Counter[str] = Counter()
+        self._denied: Counter[str] = Counter()
+        self._approved: Counter[str] = Counter()
+        self._tool_calls: Counter[str] = Counter()
+        self._commands = 0
+        self._objections: list[tuple[str | None, str, str]] = []
+        """Tool name if it was a tool call, the rule, and the reason, of what the policy objects to."""
+
+    def hello(self, hello: Hello, manifest: Manifest) -> None:
+        self.said_hello = True
+        self.manifest = manifest
+        self.mode = hello.mode
+        self.extensions = hello.extensions
+        self.backend = hello.backend
+
+    def noise(self, line: bytes, bytes_max: int) -> None:
+        self.counts["noise_lines"] += 1
+        kept = line[: bytes_max - self._noise_bytes]
+        if kept:
+            self._noise.append(kept)
+            self._noise_bytes += len(kept) + 1
+
+    def asked(self, ask: Ask) -> None:
+        if ask.kind == "tool" and isinstance(ask.name, str):
+            self._asked[ask.name] += 1
+
+    def answered(self, ask: Ask, decision: str) -> None:
+        if ask.kind == "tool" and isinstance(ask.name, str):
+            (self._denied if decision == "deny" else self._approved)[ask.name] += 1
+
+    def look(self, event: AgentEvent) -> None:
+        """Take in an event that says something about files, tools, usage or the session."""
+        assert self.policy is not None
+        if isinstance(event, Warned):
+            self.folded = fold(self.folded, event)
+            return
+        if isinstance(event, FileChanged) and len(self.claimed_paths) < PATHS_MAX:
+            self.claimed_paths.add(_relative(event.path, self.root))
+        name = event.tool_name if isinstance(event, ToolCall) else None
+        if name is not None:
+            self._tool_calls[name] += 1
+        self._commands += isinstance(event, CommandExecuted)
+        decision = self.policy.audit(event, root=self.root)
+        if decision is not None:
+            self.counts["objections"] += 1
+            if len(self._objections) < OBJECTIONS_MAX and decision.rule is not None:
+                self._objections.append((name, decision.rule.name, decision.reason))
+
+    def final(self, claim: Receipt, raw: dict[str, Any]) -> None:
+        self.claim, self.claim_raw = claim, raw
+
+    def claimed_trace(self, trace: list[Json]) -> None:
+        """A child's own trace beside the one that was streamed: kept as its size and hash."""
+        digest = canonical.sha256_hex(b",".join(canonical.encode(event) for event in trace))
+        self.added["claims"] = {"trace": {"count": len(trace), "sha256": digest}}
+
+    def fatal(self, fatal: Fatal) -> None:
+        if isinstance(fatal.error_code, str) and fatal.error_code not in CODES:
+            self.added["error_code"] = fatal.error_code
+        if isinstance(fatal.receipt, dict):
+            self.inner = {"receipt_sha256": fatal.receipt.get("receipt_sha256")}
+
+    def ended(self, stderr: bytes, stderr_dropped: int, swept: int) -> None:
+        self.stderr = self.clean(stderr)
+        self.stderr_dropped, self.swept = stderr_dropped, swept
+
+    def clean(self, data: bytes) -> bytes:
+        """Bytes of the child without the secrets of this run."""
+        clean, count = self.redactor.data(data)
+        self.counts["redacted"] += count
+        return clean
+
+    def last_words(self, stderr: bytes) -> str | None:
+        """The end of a child's stderr for an error message; None when it said nothing."""
+        text = self.redactor.data(stderr)[0].decode("utf-8", "replace").strip()
+        return text[-WORDS_CHARS_MAX:] or None
+
+    @property
+    def claimed_outcome(self) -> str:
+        return self.claim.outcome if self.claim is not None else "failed"
+
+    def members(self) -> dict[str, Json]:
+        """Everything of `usage_raw.backplane` that was learnt while the run went on."""
+        members = dict(self.added)
+        if self._noise:
+            text = b"\n".join(self._noise).decode("utf-8", "replace")
+            members["noise"] = {"lines": self.counts["noise_lines"], "text": text}
+        if self.stderr:
+            tail = self.stderr.decode("utf-8", "replace")
+            members["stderr"] = {"tail": tail, "dropped_bytes": self.stderr_dropped}
+        if self.swept:
+            members["swept"] = self.swept
+        if self.inner:
+            members["inner"] = self.inner
+        if self.manifest.unknown:
+            members["capabilities"] = self.manifest.unknown
+        members["counts"] = {name: count for name, count in sorted(self.counts.items()) if count}
+        members["enforcement"] = self._enforcement()
+        return members
+
+    def _enforcement(self) -> Json:
+        if self.policy is None:
+            return {"rules": []}
+        asks_first = bool(self._asked) and "ask/1" in self.extensions and self._tool_calls <= self._asked
+        for_tools: tuple[Layer, ...] = ("host",) if asks_first else ("audit",)
+        # A command can touch any file and any host, whatever was asked before it ran.
+        for_places: tuple[Layer, ...] = ("host",) if asks_first and not self._commands else ("audit",)
+        layers = {
+            name: for_tools if name in _TOOL_LISTS else for_places
+            for name in (*PolicyProfile.__struct_fields__, "workspace")
+        }
+        found: dict[str, Json] = {"rules": enforcement(self.policy, layers)}
+        violations = self._violations()
+        if violations:
+            found["violations"] = violations
+        return found
+
+    def _violations(self) -> list[Json]:
+        """Objections to what was really done: a call that was asked for and denied did not run."""
+        denied, approved = Counter(self._denied), Counter(self._approved)
+        violations: list[Json] = []
+        for name, rule, reason in self._objections:
+            settled = approved if rule == "require_approval_for" else denied
+            if name is not None and settled[name] > 0:
+                settled[name] -= 1
+            else:
+                violations.append({"rule": rule, "reason": reason})
+        return violations
+
+
+_TOOL_LISTS: Final = frozenset({"allowed_tools", "disallowed_tools", "require_approval_for"})
+_TYPED_FIELDS: Final = frozenset(Receipt.__struct_fields__)
+
+
+def build(
+    facts: Facts,
+    end: End,
+    *,
+    trace: Sequence[AgentEvent],
+    finished_ns: int,
+    duration_ms: int,
+    git_diff: str | None = None,
+    git_status: str | None = None,
+    artifacts: tuple[Artifact, ...] = (),
+    harness_ok: bool,
+    added: dict[str, Json],
+) -> Receipt:
+    """Put together the unsealed receipt of a run.
+
+    Args:
+        finished_ns: since 1970; a clock that went back is not believed.
+        added: members for `usage_raw.backplane` that were worked out after the run.
+    """
+    claim = facts.claim
+    meta = RunMetadata(
+        run_id=facts.run_id,
+        work_order_id=facts.order.id,
+        contract_version=CONTRACT_VERSION,
+        started_at=canonical.timestamp_at(facts.started_ns),
+        finished_at=canonical.timestamp_at(max(finished_ns, facts.started_ns)),
+        duration_ms=duration_ms,
+    )
+    outcome = outcome_of(end, claimed=claim.outcome if claim else None, accepted=facts.accepted)
+    usage, sources = _usage(facts)
+    own = {**facts.members(), **added, "end": end.to_wire(), "usage": sources, "start": "cold"}
+    claims = {**own.get("claims", {}), **_claims(facts, meta, outcome)}
+    if claims:
+        own["claims"] = claims
+    usage_raw = dict(_usage_raw(claim))
+    if claim is not None and "backplane" in usage_raw:
+        own["inner"] = {"backplane": usage_raw.pop("backplane"), "receipt_sha256": claim.receipt_sha256}
+    return Receipt(
+        meta=meta,
+        backend=facts.backend,
+        capabilities=facts.manifest.to_wire(),
+        usage_raw={**usage_raw, "backplane": own},
+        usage=usage,
+        trace=trace,
+        artifacts=(*(claim.artifacts if claim else ()), *artifacts),
+        verification=Verification(harness_ok=harness_ok, git_diff=git_diff, git_status=git_status),
+        outcome=outcome,
+        mode="passthrough" if facts.mode == "passthrough" else "mapped",
+    )
+
+
+def _usage_raw(claim: Receipt | None) -> dict[str, Json]:
+    if claim is None:
+        return {}
+    return claim.usage_raw if isinstance(claim.usage_raw, dict) else {"value": claim.usage_raw}
+
+
+def _usage(facts: Facts) -> tuple[Usage, dict[str, str]]:
+    """Counters of the final, else those reported under way; and whose word each one is."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name in Usage.__struct_fields__:
+        final = getattr(facts.claim.usage, name) if facts.claim else None
+        values[name] = final if final is not None else getattr(facts.folded.usage, name)
+        sources[name] = "unknown" if values[name] is None else "claimed" if final is not None else "reported"
+    return Usage(**values), sources
+
+
+def _claims(facts: Facts, meta: RunMetadata, outcome: Outcome) -> dict[str, Json]:
+    """What the child's receipt says otherwise than was seen, and members the contract does not have."""
+    claim = facts.claim
+    if claim is None:
+        return {}
+    claims: dict[str, Json] = {
+        name: getattr(claim.meta, name)
+        for name in RunMetadata.__struct_fields__
+        if getattr(claim.meta, name) != getattr(meta, name)
+    }
+    if claim.backend != facts.backend:
+        claims["backend"] = msgspec.to_builtins(claim.backend)
+    if claim.receipt_sha256 is not None:
+        claims["receipt_sha256"] = claim.receipt_sha256
+    if claim.outcome != outcome:
+        claims["outcome"] = claim.outcome
+    for name in ("git_diff", "git_status"):
+        if getattr(claim.verification, name) is not None:
+            claims[name] = getattr(claim.verification, name)
+    fields = {name: value for name, value in facts.claim_raw.items() if name not in _TYPED_FIELDS}
+    if fields:
+        claims["fields"] = fields
+    return claims
+
+
+def reconcile(claimed: set[str], changed: set[str]) -> dict[str, Json]:
+    """Compare the files the events named with the files the patch changes; empty when they agree."""
+    lists = {"claimed_only": sorted(claimed - changed), "unclaimed": sorted(changed - claimed)}
+    return {
+        name: paths[:NAMES_MAX] if len(paths) <= NAMES_MAX else [*paths[:NAMES_MAX], f"… {len(paths) - NAMES_MAX} more"]
+        for name, paths in lists.items()
+        if paths
+    }
+
+
+def _relative(path: str, root: str) -> str:
+    """A path as the patch would write it, as far as its text tells."""
+    return posixpath.relpath(path, root) if path.startswith("/") else posixpath.normpath(path)

@@ -1,0 +1,467 @@
+"""One run, from its order to its stored receipt.
+
+An order comes in, events are handed on as they are pulled, and one receipt is sealed however
+the run ends. The consumer pulls: nothing is read from the child faster than it is taken, and
+what is handed on was journalled before. No vendor's name is known here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import msgspec
+
+from backplane import sealing
+from backplane.backends import Backend, Link
+from backplane.config import Limits, Settings
+from backplane.contract import envelope as wire
+from backplane.contract.capability import Manifest, read_manifest
+from backplane.contract.events import AgentEvent
+from backplane.contract.receipt import Receipt
+from backplane.contract.work import WorkOrder
+from backplane.errors import BackendError, BackplaneError, ContractError, from_code
+from backplane.intake import Intake, OnAsk, now
+from backplane.negotiate import negotiate, refusal
+from backplane.outbox import Outbox
+from backplane.policy import compile_policy
+from backplane.protocol import ControlEnd, Events, version_compatible
+from backplane.receipts.journal import Journal
+from backplane.receipts.seal import canonical_chunks
+from backplane.record import End, Facts
+from backplane.redact import Redactor
+
+EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1")
+"""What this control plane announces with every run."""
+
+READ_BYTES_MAX: Final = 64 * 1024
+"""One read: the size of a pipe's buffer."""
+
+LOOK_S: Final = 0.25
+"""How often the deadlines are looked at while the consumer, not the child, keeps us waiting."""
+
+EXIT_WAIT_S: Final = 1.0
+"""How long a child whose output has ended may take to exit before the stop ladder begins."""
+
+
+class ControlPlane:
+    """Runs orders on backends, a bounded number at once, and keeps their receipts.
+
+    Use it as an async context manager; it may be shared by any number of tasks.
+
+    Args:
+        settings: see `config.load`.
+        home: the state folder (see `config.home`).
+        environ: what a child's environment is chosen from.
+    """
+
+    def __init__(self, settings: Settings, home: Path, environ: Mapping[str, str]) -> None:
+        self.settings = settings
+        self.home = home
+        self.environ = environ
+        self._slots = anyio.Semaphore(settings.limits.runs_max)
+        self.keeper = sealing.Keeper(home)
+
+    async def __aenter__(self) -> ControlPlane:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.keeper.close)
+
+    @asynccontextmanager
+    async def start(
+        self, order: WorkOrder, backend: Backend, *, on_ask: OnAsk | None = None, limits: Limits | None = None
+    ) -> AsyncIterator[Run]:
+        """Run one order; leaving the block early cancels the run in order.
+
+        The run never raises for what a host does: `run.error` and `run.receipt` say how it ended.
+
+        Args:
+            on_ask: answers what the policy leaves open; without it the ask's default decides.
+            limits: in place of the backend's and the settings'.
+
+        Raises:
+            BackendError: `rate_limit_exceeded` when too many runs are waiting already.
+        """
+        if self._slots.statistics().tasks_waiting >= self.settings.limits.waiting_max:
+            raise BackendError(
+                "rate_limit_exceeded",
+                f"{self.settings.limits.waiting_max} runs wait for one of {self.settings.limits.runs_max} places",
+                hint="try again later, or raise runs_max or waiting_max",
+            )
+        run = Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits)
+        failure: Exception | None = None
+        async with self._slots, AsyncExitStack() as stack:
+            tasks: anyio.abc.TaskGroup | None = None
+            if run._admit():
+                try:
+                    link = await stack.enter_async_context(backend.open(order, self.environ))
+                except BackplaneError as error:
+                    run._decide("failed", error)
+                else:
+                    tasks = await stack.enter_async_context(anyio.create_task_group())
+                    await run._begin(link, tasks)
+            try:
+                yield run
+            except Exception as caught:  # Raised again below: a task group would wrap it in a group of its own.
+                failure = caught
+            finally:
+                await run._finish()
+                if tasks is not None:
+                    tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+
+class Run:
+    """One execution of an order. Iterate over it for its events; afterwards it has its receipt.
+
+    Attributes:
+        id: the run's id, also its `ref_id` on the wire.
+        receipt: the sealed receipt; None until the run has ended.
+        error: why the run did not complete; None when it did, or when its host just said so.
+        end: how it ended; None until then.
+        patch: the file with the run's patch; None when there is none.
+    """
+
+    def __init__(
+        self, plane: ControlPlane, order: WorkOrder, backend: Backend, on_ask: OnAsk | None, limits: Limits
+    ) -> None:
+        self.id = str(uuid.uuid4())
+        self.order = order
+        self.backend_id = backend.id
+        self.receipt: Receipt | None = None
+        self.error: BackplaneError | None = None
+        self.end: End | None = None
+        self.patch: Path | None = None
+        self.facts = Facts(run_id=self.id, order=order, backend_id=backend.id, started_ns=time.time_ns())
+        self._plane = plane
+        self._backend = backend
+        self._limits = limits
+        self._started = time.monotonic()
+        redactor = Redactor((*order.config.env.values(), *backend.secrets))
+        self.facts.redactor = redactor
+        self._line = ControlEnd(now=now, line_bytes_max=limits.line_bytes_max, redactor=redactor)
+        self._queue: deque[Events] = deque()
+        self._journal: Journal | None = None
+        self._preparing: sealing.Preparation | None = None
+        self._link: Link | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._outbox: Outbox | None = None
+        self._intake = Intake(
+            self.id, self.facts, limits, self._line, on_ask=on_ask, decide=self._decide, hand_on=self._hand_on
+        )
+        self._sent = False
+        self._gone = anyio.Event()
+        """The ladder has ended: nothing of the host is alive."""
+        self._drained = False
+        self._stopping = False
+        self._finished = False
+        self._waiting_since: float | None = None
+        self._idle_used_s = 0.0
+
+    @property
+    def folder(self) -> Path | None:
+        """The run's own folder in the state directory; None when nothing was started."""
+        return self._journal.folder if self._journal is not None else None
+
+    def __aiter__(self) -> AsyncIterator[AgentEvent]:
+        return self._events()
+
+    async def _events(self) -> AsyncIterator[AgentEvent]:
+        async for batch in self.batches():
+            for event in batch.events:
+                yield event
+
+    async def batches(self) -> AsyncIterator[Events]:
+        """The same events as they arrived together, each with its canonical bytes."""
+        while True:
+            while self._queue:
+                yield self._queue.popleft()
+            if self._drained or self._intake.over.is_set() or self._link is None:
+                break
+            await self._advance()
+        await self._finish()
+        while self._queue:
+            yield self._queue.popleft()
+
+    def receipt_chunks(self) -> Any:
+        """The sealed receipt in canonical bytes, in pieces; the run must have ended."""
+        assert self.receipt is not None, "the run has not ended"
+        return canonical_chunks(self.receipt)
+
+    async def cancel(self, reason: str = "cancelled by the caller") -> None:
+        """End the run in order; go on iterating for its last events, or leave the block."""
+        self._decide("cancelled", None, note=reason)
+
+    async def ping(self) -> float:
+        """Seconds until the host answers; somebody must be iterating over the run meanwhile.
+
+        Raises:
+            ProtocolError: the host did not announce `ping/1`.
+        """
+        seq, arrived = self._intake.expect_pong()
+        began = time.perf_counter()
+        self._say(self._line.send(wire.Ping(seq=seq)))
+        await arrived.wait()
+        return time.perf_counter() - began
+
+    # Before the order is sent.
+
+    def _admit(self) -> bool:
+        """Everything that can be decided without starting anything; False when the run is refused."""
+        try:
+            self.facts.policy = compile_policy(self.order.policy)
+            kept = self._plane.keeper.kept_manifest(self._backend.key)
+            if kept is not None:
+                self._negotiate(read_manifest(kept))
+        except BackplaneError as error:
+            self._decide("refused", error)
+            return False
+        return True
+
+    def _negotiate(self, manifest: Manifest) -> None:
+        found = negotiate(self.order.requirements, manifest)
+        self.facts.added["negotiation"] = found.to_wire()
+        if not found.satisfied:
+            raise refusal(found, self.backend_id)
+
+    async def _begin(self, link: Link, tasks: anyio.abc.TaskGroup) -> None:
+        self._link = link
+        self._tasks = tasks
+        self._outbox = Outbox(link, tasks, write_s=self._limits.write_s, on_stuck=self._input_unread)
+        self._intake.connect(self._outbox, tasks)
+        tasks.start_soon(self._watch)
+        try:
+            self._journal = self._plane.keeper.journal(self.facts)
+            preparing = sealing.Preparation(self._plane.keeper, self.facts, self._limits, lambda: self._stopping)
+            self._preparing = preparing
+            tasks.start_soon(preparing.run, self._journal.folder)
+            await self._await_hello()
+            if self._line.hello is not None and not self._stopping:
+                self._check_hello(self._line.hello)
+                workspace = await preparing.wait()
+                if not self._stopping:
+                    self._send_order(str(workspace.root))
+        except BackplaneError as error:
+            refused = error.facts.exit_code == 4
+            self._decide("store" if error.code == "receipt_store_failed" else "refused" if refused else "failed", error)
+
+    async def _await_hello(self) -> None:
+        with anyio.move_on_after(self._limits.hello_s):
+            while self._line.hello is None and not self._drained and not self._stopping:
+                await self._advance()
+            return
+        raise BackendError(
+            "protocol_handshake_failed",
+            f"no hello from {self.backend_id!r} within {self._limits.hello_s:g} s (hello_s)",
+            hint="is this a program that speaks abp/v0.1? raise hello_s for a slow one",
+        )
+
+    def _check_hello(self, hello: wire.Hello) -> None:
+        manifest = read_manifest(hello.capabilities)
+        self.facts.hello(hello, manifest)
+        assert self._journal is not None
+        self._journal.note({"fact": "hello", "hello": msgspec.to_builtins(hello)})
+        if not version_compatible(hello.contract_version):
+            raise ContractError(
+                "contract_version_mismatch",
+                f"{self.backend_id!r} speaks {hello.contract_version[:40]!r}, this control plane abp/v0.1",
+                hint="use a host of the same major version",
+            )
+        self._plane.keeper.keep_manifest(self._backend.key, hello.capabilities)
+        self._negotiate(manifest)
+
+    def _send_order(self, root: str) -> None:
+        """The order as the host gets it: whole, with the place to work in as its root."""
+        self.facts.root = root
+        workspace = msgspec.structs.replace(self.order.workspace, root=root)
+        order = msgspec.structs.replace(self.order, workspace=workspace)
+        self._say(self._line.send(wire.Run(id=self.id, work_order=order, extensions=EXTENSIONS)))
+        self._sent = True
+        self._idle_used_s = 0.0
+
+    # While it runs.
+
+    async def _advance(self) -> None:
+        """Wait for the child's next output and take it in."""
+        assert self._link is not None
+        fd = self._link.stdout
+        if not self._gone.is_set():
+            self._waiting_since = time.monotonic()
+            try:
+                await anyio.wait_readable(fd)
+            except anyio.ClosedResourceError:
+                pass  # Woken by the end of the ladder; what is left in the pipe is read below.
+            finally:
+                self._idle_used_s += time.monotonic() - self._waiting_since
+                self._waiting_since = None
+        try:
+            data = os.read(fd, READ_BYTES_MAX)
+        except BlockingIOError:
+            self._drained = self._gone.is_set()
+            return
+        if data:
+            self._hand_on(self._intake.take(self._line.receive(data)))
+            if self._intake.progressed:
+                self._intake.progressed = False
+                self._idle_used_s = 0.0
+            return
+        self._drained = True
+        rest = self._line.end()
+        if rest is not None:
+            self._intake.take([rest])
+        if not self._intake.over.is_set():
+            self._decide("host_exit", None)
+
+    def _hand_on(self, batches: list[Events]) -> None:
+        """Journal what came, then put it where the consumer finds it."""
+        if not batches or self._journal is None:
+            return
+        lines = b"".join([b"\n".join(batch.records) + b"\n" for batch in batches])
+        try:
+            self._journal.append(lines)
+        except BackplaneError as error:
+            self._decide("store", error)
+            return
+        self._queue.extend(batches)
+
+    def _say(self, line: bytes) -> None:
+        assert self._outbox is not None
+        self._outbox.write(line)
+
+    def _input_unread(self) -> None:
+        text = f"{self.backend_id!r} did not read its input for {self._limits.write_s:g} s (write_s)"
+        self._decide("idle", BackendError("backend_timeout", text))
+
+    # Ending.
+
+    def _decide(self, reason: str, error: BackplaneError | None, *, note: str | None = None) -> None:
+        """Fix how the run ends, the first word counts, and begin to stop the host."""
+        if self.end is None and not self._intake.over.is_set():
+            self.end = End(reason=reason, code=error.code if error is not None else None)
+            self.error = error
+            if note is not None:
+                self.facts.added["cancel_reason"] = note
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        if self._link is None or self._tasks is None:
+            self._gone.set()
+            self._drained = True
+            return
+        # Whoever waits for the child's output looks again: there may be nothing more to wait for.
+        self._tasks.start_soon(self._ladder)
+
+    async def _ladder(self) -> None:
+        assert self._link is not None
+        link = self._link
+        asks_first = "cancel/1" in self._line.extensions and self._sent and not self._intake.over.is_set()
+        if self.end is not None and self.end.reason == "host_exit":
+            await link.wait(EXIT_WAIT_S)
+        await link.stop(grace_s=self._limits.cancel_grace_s, cancel=self._say_cancel if asks_first else None)
+        self._gone.set()
+        if link.stdout >= 0:
+            anyio.notify_closing(link.stdout)
+
+    async def _say_cancel(self, grace_s: float) -> None:
+        reason = self.facts.added.get("cancel_reason") or (self.end.reason if self.end else "")
+        self._say(self._line.send(wire.Cancel(ref_id=self.id, reason=str(reason), grace_ms=int(grace_s * 1000))))
+        await self._intake.over.wait()
+
+    async def _watch(self) -> None:
+        """Total and idle deadlines; idle stands still while an ask is open or the consumer is slow."""
+        limits = self._limits
+        while not self._stopping:
+            now = time.monotonic()
+            left_s = limits.run_s - (now - self._started) if limits.run_s is not None else float("inf")
+            if left_s <= 0:
+                text = f"the run took longer than {limits.run_s:g} s (run_s)"
+                self._decide("deadline", BackendError("backend_timeout", text, hint="raise --timeout"))
+                return
+            if self._sent and not self._intake.asks_open and self._waiting_since is not None:
+                idle_left_s = limits.idle_s - self._idle_used_s - (now - self._waiting_since)
+                if idle_left_s <= 0:
+                    text = f"{self.backend_id!r} sent nothing for {limits.idle_s:g} s (idle_s)"
+                    self._decide("idle", BackendError("backend_timeout", text, hint="raise --idle-timeout"))
+                    return
+            else:
+                idle_left_s = LOOK_S
+            await anyio.sleep(max(min(left_s, idle_left_s), 0.001))
+
+    async def _finish(self) -> None:
+        """End the run whatever state it is in, then seal and store; once."""
+        if self._finished:
+            return
+        self._finished = True
+        with anyio.CancelScope(shield=True):
+            if not self._intake.over.is_set():
+                self._decide("cancelled", None, note="the caller left the run")
+            self._stop()
+            while not self._drained:
+                await self._advance()
+            await self._gone.wait()
+            self._intake.close()
+            self._explain_exit()
+            if self.end is None:
+                self.end = End(reason=self.facts.claimed_outcome)
+            if self._preparing is not None:
+                await self._preparing.settled()
+            sealed = await anyio.to_thread.run_sync(functools.partial(self._seal, self.end))
+            self.receipt, self.patch, self.end = sealed.receipt, sealed.patch, sealed.end
+            self.error = self.error or sealed.error
+
+    def _seal(self, end: End) -> sealing.Sealed:
+        workspace = self._preparing.workspace if self._preparing is not None else None
+        if self._link is not None:
+            link = self._link
+            if self._outbox is not None:
+                self.facts.counts["unwritten"] = self._outbox.unwritten
+            self.facts.counts["redacted"] += self._line.redacted
+            self.facts.ended(link.stderr_tail, link.stderr_dropped, link.swept)
+        if workspace is not None and not self._sent:
+            workspace.close()
+            workspace = None
+        return sealing.seal_run(
+            self._plane.keeper,
+            self.facts,
+            self._journal,
+            workspace,
+            end,
+            duration_s=time.monotonic() - self._started,
+            cleaned=self._link is not None and self._link.swept == 0,
+        )
+
+    def _explain_exit(self) -> None:
+        """Put the exit code or signal and the last words into the end of a run whose host went away."""
+        if self.end is None or self._link is None or self.end.reason != "host_exit":
+            return
+        exit_ = self._link.exit
+        said_hello = self._line.hello is not None
+        how = exit_.describe() if exit_ is not None else "no known exit"
+        self.error = from_code(
+            "backend_crashed" if said_hello else "protocol_handshake_failed",
+            f"{self.backend_id!r} ended before its {'final' if said_hello else 'hello'}: {how}",
+            evidence=self.facts.last_words(self._link.stderr_tail),
+            hint="its stderr is in the receipt" if self._link.stderr_tail else None,
+        )
+        self.end = End(
+            reason="host_exit",
+            code=self.error.code,
+            exit_code=exit_.code if exit_ is not None else None,
+            signal=exit_.signal if exit_ is not None else None,
+        )

@@ -1,0 +1,469 @@
+"""The child's whole kit: say hello, take runs, stream events, end each run once.
+
+A host is a `Host` (who it is, what it can) and a `work` coroutine that is given one run at a
+time to emit events on. The kit owns stdin and stdout: stray prints go to stderr. What a vendor
+says and how a model is reached are the host's own affair.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import signal
+import stat
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Literal
+
+import anyio
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from backplane.contract import envelope as wire
+from backplane.contract.canonical import Json, timestamp_at, uuid_text
+from backplane.contract.capability import Level, Manifest
+from backplane.contract.events import (
+    AgentEvent,
+    AssistantDelta,
+    AssistantMessage,
+    CommandExecuted,
+    Failed,
+    FileChanged,
+    RunCompleted,
+    RunStarted,
+    ToolCall,
+    ToolResult,
+    Warned,
+    carry,
+)
+from backplane.contract.receipt import (
+    CONTRACT_VERSION,
+    Artifact,
+    BackendIdentity,
+    Receipt,
+    RunMetadata,
+    Usage,
+    Verification,
+)
+from backplane.contract.work import WorkOrder
+from backplane.errors import BackplaneError, ProtocolError
+from backplane.policy import Policy, compile_policy
+from backplane.protocol import Broken, Dropped, HostEnd, Noise, Received, Unknown
+
+GRACE_S: Final = 2.0
+"""Time for an orderly end when the canceller named none; the control plane's own default."""
+
+GRACE_MARGIN_S: Final = 0.3
+"""Kept back from a named grace, so that nested ends finish inside one another."""
+
+ASK_S: Final = 300.0
+"""How long an ask waits for a person before its default decides."""
+
+PEER_GONE_POLL_S: Final = 1.0
+"""How often a host without stdin looks whether anybody still reads: a dead peer ends it within 5 s."""
+
+EMITS_PER_YIELD: Final = 64
+"""Events written between two looks at the loop, so that a cancel reaches a host that only emits."""
+
+PREVIEW_BYTES_MAX: Final = 8192
+"""Longest preview of a command's output, as the contract has it."""
+
+EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1")
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """Who a host is and what it can."""
+
+    id: str
+    version: str | None = None
+    """Version of the agent it drives; None when it drives none."""
+    capabilities: dict[str, Level]
+    extensions: tuple[str, ...] = EXTENSIONS
+
+    def hello(self) -> wire.Hello:
+        return wire.Hello(
+            contract_version=CONTRACT_VERSION,
+            backend=BackendIdentity(self.id, self.version),
+            capabilities=Manifest(self.capabilities).to_wire(),
+            extensions=self.extensions,
+        )
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What `work` gives back when a run came to its end."""
+
+    outcome: Literal["complete", "partial", "failed"] = "complete"
+    usage: Usage = Usage()
+    usage_raw: Json = {}
+    artifacts: tuple[Artifact, ...] = ()
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The answer to an ask."""
+
+    decision: Literal["allow", "deny", "modify"]
+    reason: str = ""
+    input: Json | UnsetType = UNSET
+    """The tool input to use instead, with `modify`."""
+    text: str | None = None
+    """An answer in words, or the output to show instead of the tool's own."""
+
+
+class HostRun:
+    """One run, seen from the host: the order, and the ways to say what happens."""
+
+    def __init__(self, link: _Link, message: wire.Run) -> None:
+        self.id = message.id
+        self.order: WorkOrder = message.work_order
+        self.extensions = message.extensions
+        self.policy: Policy = compile_policy(self.order.policy)
+        self.grace_s = GRACE_S
+        """Time the host's own clean-up may take once the run is cancelled."""
+        self.cancelled_because: str | None = None
+        self.emitted = 0
+        self.scope = anyio.CancelScope()
+        self.answers: dict[str, tuple[anyio.Event, list[wire.Answer]]] = {}
+        self.started_ns = time.time_ns()
+        self._started_monotonic = time.monotonic()
+        self._link = link
+        self._asked = 0
+
+    async def emit(self, event: AgentEvent) -> None:
+        """Send one event; waits while the reader is slow.
+
+        Raises:
+            BackplaneError: `stream_closed` when nobody reads any more.
+        """
+        self.emitted += 1
+        await self._link.send(wire.Event(ref_id=self.id, event=event))
+        if self.emitted % EMITS_PER_YIELD == 0:
+            await anyio.lowlevel.checkpoint()
+
+    async def delta(self, text: str) -> None:
+        await self.emit(AssistantDelta(ts=self.now(), text=text))
+
+    async def message(self, text: str) -> None:
+        await self.emit(AssistantMessage(ts=self.now(), text=text))
+
+    async def tool_call(self, name: str, input: Json, id: str | None = None, parent: str | None = None) -> None:
+        await self.emit(ToolCall(ts=self.now(), tool_name=name, input=input, tool_use_id=id, parent_tool_use_id=parent))
+
+    async def tool_result(self, name: str, output: Json, *, is_error: bool = False, id: str | None = None) -> None:
+        await self.emit(ToolResult(ts=self.now(), tool_name=name, output=output, is_error=is_error, tool_use_id=id))
+
+    async def file_changed(self, path: str, summary: str) -> None:
+        await self.emit(FileChanged(ts=self.now(), path=path, summary=summary))
+
+    async def command_executed(self, command: str, exit_code: int | None, preview: str) -> None:
+        cut = preview.encode()[:PREVIEW_BYTES_MAX].decode(errors="ignore")
+        await self.emit(CommandExecuted(ts=self.now(), command=command, exit_code=exit_code, output_preview=cut))
+
+    async def warn(self, message: str) -> None:
+        await self.emit(Warned(ts=self.now(), message=message))
+
+    async def error(self, message: str, code: str | None = None) -> None:
+        await self.emit(Failed(ts=self.now(), message=message, error_code=code if code else UNSET))
+
+    async def carry(self, name: str, body: Json, message: str) -> None:
+        """Send what the ten events have no word for (see `events.CARRIED`)."""
+        await self.emit(carry(name, body, ts=self.now(), message=message))
+
+    async def write_raw(self, data: bytes) -> None:
+        """Bytes straight onto the line, unchecked: for passing on what another end wrote, and for scripted faults."""
+        await self._link.write(data)
+
+    async def may(self, tool: str, input: Json, *, command: str | None = None, cwd: str | None = None) -> Verdict:
+        """Ask before a tool runs. Policy answers first, then whoever holds it at the other end.
+
+        Returns:
+            A verdict; `modify` carries the input to use. Denied is a tool result for the agent
+            (`policy_denied`), not the end of the run.
+        """
+        local = self.policy.decide_tool_call(tool, input, root=self.order.workspace.root, cwd=cwd)
+        if local.allowed == "deny":
+            return Verdict("deny", local.reason)
+        if not self._link.can_ask(self):
+            return Verdict("allow") if local.allowed == "allow" else Verdict("deny", local.reason)
+        return await self._ask(
+            kind="tool", name=tool, input=input, command=_set(command), cwd=_set(cwd), default="deny"
+        )
+
+    async def ask_user(
+        self, question: str, *, options: tuple[Any, ...] = (), schema: Json | UnsetType = UNSET, default: str = ""
+    ) -> Verdict:
+        """Ask a person; where nobody can be asked, the answer is `deny` with the default as its text."""
+        if not self._link.can_ask(self):
+            return Verdict("deny", "nobody can be asked", text=default)
+        return await self._ask(kind="input", question=question, options=options, schema=schema)
+
+    async def _ask(self, **members: Any) -> Verdict:
+        self._asked += 1
+        ask = wire.Ask(ref_id=self.id, id=f"ask-{self._asked}", deadline_ms=int(ASK_S * 1000), **members)
+        arrived: anyio.Event = anyio.Event()
+        answers: list[wire.Answer] = []
+        self.answers[ask.id] = (arrived, answers)
+        try:
+            await self._link.send(ask)
+            with anyio.move_on_after(ASK_S):
+                await arrived.wait()
+        finally:
+            del self.answers[ask.id]
+        if not answers:
+            return Verdict(ask.default, "nobody answered in time")
+        answer = answers[0]
+        return Verdict(
+            answer.decision,
+            answer.reason if isinstance(answer.reason, str) else "",
+            answer.input,
+            answer.text if isinstance(answer.text, str) else None,
+        )
+
+    def now(self) -> str:
+        return timestamp_at(time.time_ns())
+
+    def receipt(self, done: Done) -> Receipt:
+        """The host's own record; the control plane checks it against what it saw."""
+        return Receipt(
+            meta=RunMetadata(
+                run_id=_uuid_or_new(self.id),
+                work_order_id=self.order.id,
+                contract_version=CONTRACT_VERSION,
+                started_at=timestamp_at(self.started_ns),
+                finished_at=timestamp_at(max(time.time_ns(), self.started_ns)),
+                duration_ms=int((time.monotonic() - self._started_monotonic) * 1000),
+            ),
+            backend=BackendIdentity(self._link.host.id, self._link.host.version),
+            capabilities=Manifest(self._link.host.capabilities).to_wire(),
+            usage_raw=done.usage_raw,
+            usage=done.usage,
+            trace=[],
+            artifacts=done.artifacts,
+            verification=Verification(harness_ok=True),
+            outcome=done.outcome,
+        )
+
+
+Work = Callable[[HostRun], Awaitable[Done]]
+
+
+def _set(value: str | None) -> str | UnsetType:
+    return UNSET if value is None else value
+
+
+def _uuid_or_new(text: str) -> str:
+    try:
+        return uuid_text(text)
+    except ValueError:
+        return str(uuid.uuid4())
+
+
+class _Link:
+    """The host's end over two file descriptors."""
+
+    def __init__(self, host: Host, work: Work, stdin: int, stdout: int, *, owns_process: bool) -> None:
+        self.host = host
+        self._work = work
+        self._stdin = stdin
+        self._stdout = stdout
+        self._owns_process = owns_process
+        self._end = HostEnd()
+        self._runs: dict[str, HostRun] = {}
+        self._stdin_open = True
+        self._writing = 0
+        self._write_lock = anyio.Lock()
+        self._parent = os.getppid()
+
+    def can_ask(self, run: HostRun) -> bool:
+        return self._stdin_open and "ask/1" in run.extensions and "ask/1" in self.host.extensions
+
+    async def send(self, message: wire.Hello | wire.Event | wire.Final | wire.Fatal | wire.Ask | wire.Pong) -> None:
+        await self.write(self._end.send(message))
+
+    async def write(self, line: bytes) -> None:
+        try:
+            if not self._writing:
+                line = line[_write_some(self._stdout, line) :]
+            if line:
+                await self._write_rest(line)
+        except OSError as error:
+            self._cancel_all("nobody reads this host's output", GRACE_S)
+            raise BackplaneError("stream_closed", "nobody reads this host's output") from error
+
+    async def _write_rest(self, line: bytes) -> None:
+        self._writing += 1
+        try:
+            # A line once begun is finished: half a line would corrupt the next message.
+            with anyio.CancelScope(shield=True):
+                async with self._write_lock:
+                    while line:
+                        await anyio.wait_writable(self._stdout)
+                        line = line[_write_some(self._stdout, line) :]
+        finally:
+            self._writing -= 1
+
+    async def serve(self, *, said_hello: bool) -> None:
+        """Take runs until stdin ends and the last run is over."""
+        if said_hello:
+            self._end.send(self.host.hello())
+        else:
+            await self.send(self.host.hello())
+        async with anyio.create_task_group() as tasks:
+            if self._owns_process:
+                tasks.start_soon(self._heed_signals, tasks.cancel_scope)
+            async with anyio.create_task_group() as runs:
+                await self._read(runs)
+                self._stdin_open = False
+                for run in list(self._runs.values()):
+                    self._stdin_ended(run)
+                tasks.start_soon(self._watch_peer)
+            tasks.cancel_scope.cancel()
+
+    async def _read(self, runs: anyio.abc.TaskGroup) -> None:
+        while True:
+            await anyio.wait_readable(self._stdin)
+            data = os.read(self._stdin, 65536)
+            for received in self._end.receive(data) if data else self._end.end():
+                await self._take(received, runs)
+            if not data:
+                return
+
+    async def _take(self, received: Received, runs: anyio.abc.TaskGroup) -> None:
+        if isinstance(received, wire.Run):
+            await self._begin(received, runs)
+        elif isinstance(received, wire.Cancel):
+            grace_s = received.grace_ms / 1000 if isinstance(received.grace_ms, int) else GRACE_S
+            self._cancel(self._runs[received.ref_id], received.reason or "cancelled by the control plane", grace_s)
+        elif isinstance(received, wire.Ping):
+            await self.send(wire.Pong(seq=received.seq))
+        elif isinstance(received, wire.Answer):
+            waiting = self._runs[received.ref_id].answers.get(received.id)
+            if waiting is not None and not waiting[1]:
+                waiting[1].append(received)
+                waiting[0].set()
+        elif isinstance(received, Broken):
+            await self._complain(received)
+        else:
+            assert isinstance(received, Dropped | Noise | Unknown) or received is None
+
+    async def _complain(self, broken: Broken) -> None:
+        """One bad message is one error; the runs that are open go on."""
+        fatal = wire.Fatal(ref_id=None, error=broken.message, error_code=broken.code)
+        await self.send(fatal)
+
+    async def _begin(self, message: wire.Run, runs: anyio.abc.TaskGroup) -> None:
+        try:
+            run = HostRun(self, message)
+        except BackplaneError as error:
+            await self.send(wire.Fatal(ref_id=message.id, error=error.message, error_code=error.code))
+            return
+        self._runs[run.id] = run
+        runs.start_soon(self._run, run)
+        if not self._stdin_open:
+            self._stdin_ended(run)
+
+    def _stdin_ended(self, run: HostRun) -> None:
+        """A peer that can cancel keeps stdin open, so its end means that the peer is gone."""
+        if "cancel/1" in run.extensions:
+            self._cancel(run, "the control plane went away", GRACE_S)
+        for arrived, _ in run.answers.values():
+            arrived.set()
+
+    def _cancel(self, run: HostRun, reason: str, grace_s: float) -> None:
+        if run.cancelled_because is None:
+            run.cancelled_because = reason
+            run.grace_s = max(grace_s - GRACE_MARGIN_S, GRACE_MARGIN_S)
+            run.scope.cancel()
+
+    def _cancel_all(self, reason: str, grace_s: float) -> None:
+        for run in self._runs.values():
+            self._cancel(run, reason, grace_s)
+
+    async def _run(self, run: HostRun) -> None:
+        try:
+            ending = await self._do(run)
+            with anyio.CancelScope(shield=True):
+                try:
+                    await self.send(ending)
+                except ProtocolError as error:
+                    await self.send(wire.Fatal(ref_id=run.id, error=error.message, error_code=error.code))
+        except BackplaneError as error:
+            if error.code != "stream_closed":
+                raise
+        finally:
+            self._runs.pop(run.id, None)
+
+    async def _do(self, run: HostRun) -> wire.Final | wire.Fatal:
+        """Run the host's own code; whatever it does, exactly one ending comes back."""
+        done: Done | None = None
+        failure: wire.Fatal | None = None
+        with run.scope:
+            try:
+                await run.emit(RunStarted(ts=run.now(), message=f"{self.host.id} starts"))
+                done = await self._work(run)
+                await run.emit(RunCompleted(ts=run.now(), message=f"{self.host.id} ends: {done.outcome}"))
+            except BackplaneError as error:
+                failure = wire.Fatal(ref_id=run.id, error=error.message, error_code=error.code)
+            except Exception as error:  # The kit is the outermost edge: a bug in a host is a fatal, not a silence.
+                sys.stderr.write(f"{type(error).__name__}: {error}\n")
+                failure = wire.Fatal(ref_id=run.id, error=f"{type(error).__name__}: {error}", error_code="internal")
+        if failure is not None and run.cancelled_because is None:
+            return failure
+        if done is None:
+            outcome: Literal["partial", "failed"] = "partial" if run.emitted else "failed"
+            done = Done(outcome=outcome, usage_raw={"cancelled": run.cancelled_because})
+        return wire.Final(ref_id=run.id, receipt=run.receipt(done))
+
+    async def _heed_signals(self, whole: anyio.CancelScope) -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            async for number in signals:
+                self._cancel_all(f"the host got {signal.Signals(number).name}", GRACE_S)
+                with anyio.move_on_after(GRACE_S):
+                    while self._runs:
+                        await anyio.sleep(0.01)
+                whole.cancel()
+
+    async def _watch_peer(self) -> None:
+        """After the end of stdin the peer may still read, or be gone; gone ends every run."""
+        poll = select.poll()
+        poll.register(self._stdout, 0)
+        while True:
+            orphaned = self._owns_process and os.getppid() != self._parent
+            if orphaned or any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0)):
+                self._cancel_all("the control plane is gone", GRACE_S)
+            await anyio.sleep(PEER_GONE_POLL_S)
+
+
+def _write_some(fd: int, data: bytes) -> int:
+    try:
+        return os.write(fd, data)
+    except BlockingIOError:
+        return 0
+
+
+async def serve(host: Host, work: Work, stdin: int, stdout: int) -> None:
+    """Speak the protocol as `host` over two descriptors of this process; they stay the caller's to close."""
+    await _Link(host, work, stdin, stdout, owns_process=False).serve(said_hello=False)
+
+
+def main(host: Host, work: Work) -> None:
+    """Be a host: speak the protocol on this process's stdin and stdout until the end of stdin.
+
+    The hello goes out before the event loop is loaded: a control plane that waits for it saves that time.
+    """
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    line = msgspec.json.encode(host.hello()) + b"\n"
+    mode = os.fstat(stdout).st_mode
+    try:
+        while line:
+            line = line[os.write(stdout, line) :]
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            # Only then is the description ours alone; a terminal's is shared with the shell.
+            os.set_blocking(stdout, False)
+        anyio.run(functools.partial(_Link(host, work, 0, stdout, owns_process=True).serve, said_hello=True))
+    except (BrokenPipeError, KeyboardInterrupt):
+        os._exit(1)
