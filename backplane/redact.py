@@ -38,18 +38,19 @@ _DEPTH_MAX: Final = 200
 _SHAPES: Final = (
     # Not inside a word: `task-3fa85f64…` has the same three letters.
     r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt]))(?:"
-    r"sk-(?=[A-Za-z_-]{0,64}[0-9])[A-Za-z0-9_-]{20,}"
+    r"sk-(?=[A-Za-z_-]{0,64}[0-9])(?=[A-Za-z0-9_-]{0,64}[A-Za-z0-9]{14})[A-Za-z0-9_-]{20,}"
     r"|gh[pousr]_[A-Za-z0-9]{30,}"
     r"|github_pat_[A-Za-z0-9_]{22,}"
     r"|glpat-[A-Za-z0-9_-]{20,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"
     r"|AIza[A-Za-z0-9_-]{35}"
-    r"|xox[a-z]-[A-Za-z0-9-]{16,})"
+    r"|xox[a-z]-(?=[A-Za-z0-9-]{0,64}[A-Za-z0-9]{14})[A-Za-z0-9-]{16,})"
     r"|-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----(?:[A-Za-z0-9+/=\s\\:,]|-(?!-)){64,16384}"
 )
-"""Keys that are known by their looks, as a second net under the known values."""
+"""Keys that are known by their looks, as a second net under the known values; all but two kinds hold a run of
+`_RUN_BYTES`."""
 
-_SHAPE_STARTS: Final = ("sk-", "gh", "glpat-", "AKIA", "ASIA", "AIza", "xox", "-----BEGIN")
+_SHAPE_STARTS: Final = ("sk-", "gh", "github_pat_", "glpat-", "AKIA", "ASIA", "AIza", "xox", "-----BEGIN")
 """Looking for these first is many times faster than the expression, which matters for a line of a mebibyte."""
 
 _SHAPE_STARTS_DATA: Final = tuple(start.encode() for start in _SHAPE_STARTS)
@@ -107,8 +108,8 @@ class Redactor:
         """
         if _RUN in data.translate(_RUNS).decode("latin-1"):
             return True
-        # A key of this kind may be broken by hyphens into shorter runs.
-        if self._shapes and "z" in text and "AIza" in text:
+        # Keys of these two kinds may be broken by hyphens into shorter runs.
+        if self._shapes and ("glpat-" in text or ("z" in text and "AIza" in text)):
             return True
         return any(form in text for form in self._direct) if self._direct else False
 

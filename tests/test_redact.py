@@ -1,0 +1,246 @@
+"""Secrets: every usual spelling is found, ordinary words are not, and no way of cutting a stream lets one through."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from urllib.parse import quote, quote_plus
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from backplane.contract.events import AssistantMessage, CommandExecuted, ToolCall
+from backplane.redact import MARK, SECRET_CHARS_MIN, DeltaRedactor, Redactor
+
+TS = "2025-01-15T12:00:00Z"
+SECRET = 'p4ss/word+"quo\\te"é=&<x>'
+PEM = "-----BEGIN PRIVATE KEY-----\n" + "\n".join("QUJD" * 16 for _ in range(6)) + "\n-----END PRIVATE KEY-----\n"
+
+SPELLINGS = {
+    "plain": SECRET,
+    "json": json.dumps(SECRET, ensure_ascii=False)[1:-1],
+    "json in ascii": json.dumps(SECRET)[1:-1],
+    "json in json": json.dumps(json.dumps(SECRET, ensure_ascii=False), ensure_ascii=False)[1:-1],
+    "json in json in ascii": json.dumps(json.dumps(SECRET))[1:-1],
+    "url": quote(SECRET, safe=""),
+    "url with slashes": quote(SECRET),
+    "url in lower case": "".join(c if c.isalnum() and c.isascii() else quote(c, safe="").lower() for c in SECRET),
+    "form": quote_plus(SECRET),
+    "base64": base64.b64encode(SECRET.encode()).decode().rstrip("="),
+    "base64 after one byte": base64.b64encode(b"u" + SECRET.encode()).decode(),
+    "base64 after two bytes": base64.b64encode(b"u:" + SECRET.encode()).decode(),
+    "base64 for urls": base64.urlsafe_b64encode(SECRET.encode()).decode(),
+    "hex": SECRET.encode().hex(),
+    "upper-case hex": SECRET.encode().hex().upper(),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_secret_is_found_in_every_usual_spelling(name: str) -> None:
+    redactor, spelled = Redactor([SECRET]), SPELLINGS[name]
+    clean, count = redactor.text(f"before {spelled} after")
+    assert count == 1
+    assert MARK in clean
+    assert spelled not in clean
+    assert clean.startswith("before ")
+    assert clean.endswith(" after")
+    data, count = redactor.data(f"before {spelled} after".encode())
+    assert count == 1
+    assert spelled.encode() not in data
+
+
+def escaped_by_others() -> list[bytes]:
+    html_safe = json.dumps({"text": SECRET}).replace("<", "\\u003c").replace(">", "\\u003E").replace("&", "\\u0026")
+    return [html_safe.encode(), json.dumps({"text": SECRET}).replace("/", "\\/").encode()]
+
+
+@pytest.mark.parametrize("line", escaped_by_others())
+def test_a_line_is_caught_whatever_its_writer_chose_to_escape(line: bytes) -> None:
+    redactor = Redactor([SECRET])
+    assert redactor.found(line)
+    assert redactor.json(json.loads(line)) == ({"text": MARK}, 1)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "sk-abcdefghijKLMNOPQRST1234",
+        "sk-proj-ab_cd-EFGH1234ijklMNOPqrst",
+        "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
+        "github_pat_11ABCDEFG0abcdefghijkl_mnop",
+        "glpat-abcdefghij-123456789",
+        "AKIAIOSFODNN7EXAMPLE",
+        "AIzaSyA-bcdefghijk_mnopqr-tuvwxyz012345",
+        "xoxb-123456789012-1234567890123-abcdefABCDEF0123456789ab",
+        PEM.strip().rpartition("\n")[0],
+    ],
+)
+def test_keys_are_known_by_their_looks(key: str) -> None:
+    redactor = Redactor([])
+    assert redactor.text(f'key="{key}"')[1] == 1
+    assert key not in redactor.text(f'key="{key}"')[0]
+    assert redactor.found(json.dumps({"text": "line\n" + key}).encode())
+    assert not Redactor([], shapes=False).found(key.encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "task-3fa85f64-5717-4562-b3fc-2c963f66afa6",
+        "sk-learn-is-a-common-misspelling-of-a-library",
+        "550e8400-e29b-41d4-a716-446655440000",
+        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "toolu_01A09q90qw90lq917835lq9",
+        "implementation of authentication and internationalization",
+        "AKIAlowercase, ghp_short, xoxb-1, -----BEGIN CERTIFICATE-----",
+        "the rough highlands",
+    ],
+)
+def test_ordinary_words_and_ids_stay(text: str) -> None:
+    assert Redactor(["another-secret"]).text(text) == (text, 0)
+
+
+def test_the_mark_does_not_tell_how_long_a_secret_was() -> None:
+    assert Redactor(["x" * 6]).text("x" * 6) == Redactor(["y" * 60]).text("y" * 60) == (MARK, 1)
+
+
+def test_secrets_of_fewer_than_six_characters_are_not_replaced() -> None:
+    assert SECRET_CHARS_MIN == 6
+    assert Redactor(["", "a", "12345"]).text("a 12345") == ("a 12345", 0)
+    assert Redactor(["123456"]).text("a 123456") == (f"a {MARK}", 1)
+
+
+def test_every_telling_line_of_a_secret_of_several_lines_is_a_secret() -> None:
+    line = PEM.splitlines()[2]
+    assert Redactor([PEM], shapes=False).text(f"| {line} |") == (f"| {MARK} |", 1)
+    assert Redactor(["token-value\n"]).text("token-value") == (MARK, 1)
+
+
+def test_overlapping_secrets_leave_nothing_of_either() -> None:
+    assert Redactor(["abcdefgh", "efghijkl"]).text("-abcdefghijkl-") == (f"-{MARK}-", 1)
+
+
+def test_json_is_redacted_in_values_and_in_names_and_keeps_every_member() -> None:
+    redactor = Redactor(["hunter2!", "13371337"])
+    value = {"hunter2!": 1, "hunter2!hunter2!": 2, "deep": [{"x": "a hunter2! b"}], "n": 13371337, "t": True}
+    clean, count = redactor.json(value)
+    assert clean == {MARK: 1, f"{MARK} 2": 2, "deep": [{"x": f"a {MARK} b"}], "n": MARK, "t": True}
+    assert count == 4
+    assert redactor.json({"a": 1}) == ({"a": 1}, 0)
+
+
+def test_json_that_is_too_deep_is_replaced_where_it_gets_too_deep() -> None:
+    value: object = "hunter2!"
+    for _ in range(400):
+        value = [value]
+    clean, count = Redactor(["hunter2!"]).json(value)
+    assert count == 1
+    assert b"hunter2!" not in msgspec.json.encode(clean)
+
+
+def test_an_event_keeps_its_type_its_time_and_its_numbers() -> None:
+    redactor = Redactor(["tool_call", "2025-01-15T12:00:00Z", "123456"])
+    event = ToolCall(ts=TS, tool_name="Bash", input={"command": "echo tool_call"}, tool_use_id="123456")
+    clean, count = redactor.event(event)
+    assert clean == ToolCall(ts=TS, tool_name="Bash", input={"command": f"echo {MARK}"}, tool_use_id=MARK)
+    assert count == 2
+    command = CommandExecuted(ts=TS, command="echo 123456", exit_code=123456)
+    assert redactor.event(command) == (CommandExecuted(ts=TS, command=f"echo {MARK}", exit_code=123456), 1)
+    carried = AssistantMessage(ts=TS, text="plain", ext={"raw_message": {"key": "123456"}})
+    assert redactor.event(carried)[0].ext == {"raw_message": {"key": MARK}}
+    untouched = AssistantMessage(ts=TS, text="plain")
+    assert redactor.event(untouched)[0] is untouched
+
+
+def test_bytes_that_are_no_text_stay_as_they_are_around_a_secret() -> None:
+    assert Redactor(["hunter2!"]).data(b"\xff\x00hunter2!\xfe") == (b"\xff\x00" + MARK.encode() + b"\xfe", 1)
+    assert Redactor(["hünter-2"]).data("\xff hünter-2".encode()) == ("\xff ".encode() + MARK.encode(), 1)
+    assert Redactor(["hunter2!"]).data(b"\xff\x00") == (b"\xff\x00", 0)
+
+
+def test_a_mebibyte_of_almost_keys_is_looked_through_in_time() -> None:
+    redactor = Redactor([SECRET, "a" * 40])
+    for hostile in ("-----BEGIN PRIVATE KEY-----", "sk-", "sk-a", "ghp_", "xoxb-", "AIza", "a" * 39 + "-", "\\u00"):
+        began = time.process_time()
+        text = hostile * ((1 << 20) // len(hostile))
+        redactor.found(text.encode())
+        redactor.text(text)
+        # Some 0.1 s where it was written; what is looked for is a cost that grows with the square.
+        assert time.process_time() - began < 5, hostile
+
+
+# Streams --------------------------------------------------------------------------------------------------------------
+
+LETTERS = st.sampled_from("ab01-/+")
+SECRETS = st.lists(st.text(LETTERS, min_size=6, max_size=14), min_size=1, max_size=4)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[str], list[str]]:
+    """Secrets, and deltas of a text that is full of them and of their beginnings."""
+    secrets = draw(SECRETS)
+    whole = st.sampled_from(secrets)
+    part = whole.flatmap(lambda secret: st.integers(1, len(secret)).map(lambda size: secret[:size]))
+    encoded = whole.map(lambda secret: base64.b64encode(secret.encode()).decode())
+    text = "".join(draw(st.lists(whole | part | encoded | st.text(LETTERS, max_size=3), max_size=8)))
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return secrets, [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@given(streams(), st.lists(st.booleans(), min_size=14, max_size=14))
+@example((["abcabcabd"], ["abcabc", "abcabd"]), [True] * 14)
+@example((["aaaaaa"], ["aaaaa", "aa", "aaaaa"]), [True] * 14)
+def test_however_a_text_is_cut_no_secret_comes_through(stream: tuple[list[str], list[str]], waits: list[bool]) -> None:
+    secrets, deltas = stream
+    deltas_out = DeltaRedactor(Redactor(secrets))
+    out = ""
+    for delta, bound_passed in zip(deltas, waits, strict=False):
+        out += deltas_out.feed(delta)[0]
+        if bound_passed:
+            out += deltas_out.flush()
+    out += deltas_out.flush()
+    assert not deltas_out.holding
+    for secret in secrets:
+        assert secret not in out
+        assert base64.b64encode(secret.encode()).decode().rstrip("=") not in out
+
+
+@given(st.lists(st.text(max_size=6)))
+def test_a_stream_without_secrets_comes_through_whole(deltas: list[str]) -> None:
+    stream = DeltaRedactor(Redactor(["\U0010ffff" * 8], shapes=False))
+    out = "".join(stream.feed(delta)[0] for delta in deltas) + stream.flush()
+    assert out == "".join(deltas)
+
+
+def test_only_what_may_be_the_beginning_is_held_back() -> None:
+    stream = DeltaRedactor(Redactor(["hunter2-and-more"]))
+    assert stream.feed("I hunt") == ("I ", 0)
+    assert stream.holding
+    assert stream.feed("ed") == ("hunted", 0)
+    assert not stream.holding
+
+
+def test_what_was_let_go_still_counts_as_the_beginning() -> None:
+    stream = DeltaRedactor(Redactor(["hunter2-and-more"]))
+    assert stream.feed("it is hunter2") == ("it is ", 0)
+    assert stream.flush() == "hunter2"
+    assert stream.feed("-and") == ("", 0)
+    assert stream.feed("-more, sir") == (f"{MARK}, sir", 1)
+
+
+def test_a_secret_over_many_deltas_is_counted_once() -> None:
+    stream = DeltaRedactor(Redactor(["hunter2-and-more"]))
+    results = [stream.feed(letter) for letter in "x hunter2-and-more y"]
+    assert "".join(text for text, _ in results) + stream.flush() == f"x {MARK} y"
+    assert sum(count for _, count in results) == 1
+
+
+def test_a_key_known_by_its_looks_is_caught_in_pieces_too() -> None:
+    stream = DeltaRedactor(Redactor([]))
+    key = "sk-abcdefghijKLMNOPQRST1234"
+    pieces = [key[:15], key[15:], "56789zyxw", " and on"]
+    out = "".join(stream.feed(piece)[0] for piece in pieces) + stream.flush()
+    assert out == f"{key[:15]}{MARK} and on"
