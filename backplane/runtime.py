@@ -245,7 +245,7 @@ class Run:
         tasks.start_soon(self._watch)
         try:
             self._journal = self._plane.keeper.journal(self.facts)
-            preparing = sealing.Preparation(self._plane.keeper, self.facts, self._limits, lambda: self._stopping)
+            preparing = sealing.Preparation(self._plane.keeper, self.facts, self._limits, lambda: self._stopping and not self._sent)
             self._preparing = preparing
             tasks.start_soon(preparing.run, self._journal.folder)
             await self._await_hello()
