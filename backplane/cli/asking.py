@@ -16,7 +16,7 @@ from backplane.asks import Decision
 from backplane.cli import streams
 from backplane.contract.events import AskRaised
 from backplane.errors import ConfigError
-from backplane.runtime import OnAsk
+from backplane.intake import OnAsk
 
 TERMINAL: Final = "/dev/tty"
 

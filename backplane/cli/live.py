@@ -96,12 +96,13 @@ class _Live:
         self.signal: int | None = None
         self.look = show.Look(terminal=not plan.json and streams.is_terminal(streams.STDOUT))
         self.outlet = Outlet()
-        self._scope = anyio.CancelScope()
+        self._on_ask = asking.callback(plan.on_ask, self._clear)
+        self._scope: anyio.CancelScope | None = None
         self._began = time.monotonic()
         self._drawn = False
 
     async def drive(self) -> None:
-        with self._scope:
+        with anyio.CancelScope() as self._scope:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(self._watch_signals)
                 tasks.start_soon(self._watch_reader)
@@ -112,10 +113,9 @@ class _Live:
 
     async def _follow(self) -> None:
         plan = self.plan
-        on_ask = asking.callback(plan.on_ask, self._clear)
         async with (
             ControlPlane(plan.settings, plan.home, plan.environ) as plane,
-            plane.start(plan.order, plan.backend, on_ask=on_ask) as self.run,
+            plane.start(plan.order, plan.backend, on_ask=self._on_ask) as self.run,
         ):
             if self.signal is not None or self.outlet.gone:
                 await self._cancel()
@@ -151,7 +151,7 @@ class _Live:
                 if self.signal is None:
                     self.signal = int(number)
                     self.outlet.hurry()
-                    if self.run is None:
+                    if self.run is None and self._scope is not None:
                         self._scope.cancel()
                     await self._cancel()
 

@@ -137,11 +137,10 @@ def _failed(look: Look, event: Any) -> str:
     return look._line("✗", "error", "red", one_line(event.message) + code)
 
 
-def _ask(look: Look, event: Any) -> str:
-    return look._line("?", "asked", "blue", one_line(event.message))
-
-
 def _answer(look: Look, event: Any) -> str:
+    # What no rule forbids is allowed without anybody being asked: that is not worth a line.
+    if event.body.get("by") == "policy" and event.body.get("decision") == "allow":
+        return ""
     return look._line("=", "answered", "blue", one_line(event.message))
 
 
@@ -159,7 +158,6 @@ _SHOWN: Final[dict[type[Any], Callable[[Look, Any], str]]] = {
     kinds.RunCompleted: _completed,
     kinds.Warned: _warning,
     kinds.Failed: _failed,
-    kinds.AskRaised: _ask,
     kinds.AskAnswered: _answer,
     kinds.TaskReported: _note,
     kinds.RetryReported: _note,

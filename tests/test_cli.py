@@ -1,0 +1,781 @@
+"""The command line: exit codes, streams, signals and text, with the real program as a child."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backplane import schemas
+from backplane.cli import COMMANDS, EXITS, help_text, streams
+from backplane.contract.receipt import verify_bytes
+from backplane.errors import CODES
+from backplane.receipts import Store, seal
+from tests.receipt_writer import delta, receipt_of
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = [sys.executable, "-m", "backplane"]
+WAIT_S = 30
+"""Bound of one call: a run takes under one second, a busy machine some."""
+PARTS = ("list", "show", "verify", "diff", "export", "import")
+
+
+@pytest.fixture(autouse=True)
+def _no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("user")))
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A folder to work in, with one file."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "a.txt").write_text("one\n")
+    return folder
+
+
+Cli = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+@pytest.fixture
+def cli(work: Path) -> Cli:
+    """Run the real program to its end, in the folder `work`."""
+
+    def call(*words: str, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[bytes]:
+        environ = {**os.environ, **more.pop("env", {})}
+        return subprocess.run(
+            [*PROGRAM, *words],
+            input=stdin,
+            cwd=work,
+            env=environ,
+            capture_output=True,
+            timeout=WAIT_S,
+            check=False,
+            **more,
+        )
+
+    return call
+
+
+def lines(data: bytes) -> list[str]:
+    return data.decode().splitlines()
+
+
+def fault(done: subprocess.CompletedProcess[bytes]) -> str:
+    """The code on stderr; three lines at most, no traceback."""
+    words = lines(done.stderr)
+    assert 1 <= len(words) <= 3, done.stderr
+    assert b"Traceback" not in done.stderr
+    code, _, _ = words[0].partition(": ")
+    assert code in CODES
+    return code
+
+
+# Text -----------------------------------------------------------------------------------------------------------------
+
+
+@given(st.text())
+def test_printable_text_has_nothing_that_a_terminal_acts_on(text: str) -> None:
+    shown = streams.printable(text)
+    assert all(char.isprintable() or char in "\n\t" or ord(char) > 0xA0 for char in shown)
+    assert not set(shown) & set("\x1b\x07\x08\r\x7f\x9b\u202e\u2066\ufeff")
+    shown.encode()
+
+
+def test_a_line_stays_one_line_and_is_cut() -> None:
+    assert streams.one_line("a\nb\x1b[2J\r\udc80") == "a\\nb\\x1b[2J\\r\\udc80"
+    assert streams.one_line("x" * 500, 10) == "x" * 10 + "…"
+    assert streams.one_line("abcdef", 3, keep="end") == "…def"
+
+
+# Help and version -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["version"]])
+def test_help_and_version_load_nothing(words: list[str]) -> None:
+    program = (
+        f"import sys; from backplane.cli import main; code = main({words!r}); sys.stderr.write(' '.join(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=WAIT_S, check=True)
+    loaded = set(done.stderr.decode().split())
+    assert not loaded & {"msgspec", "anyio", "asyncio", "jsonschema", "subprocess", "sqlite3", "tomllib"}
+    assert done.stdout
+
+
+@pytest.mark.parametrize("words", [[name] for name in COMMANDS] + [["receipts", part] for part in PARTS])
+def test_every_commands_help_shows_an_example(cli: Cli, words: list[str]) -> None:
+    done = cli(*words, "--help")
+    assert done.returncode == 0
+    assert not done.stderr
+    assert f"example:\n  backplane {' '.join(words)}" in done.stdout.decode()
+
+
+def test_the_help_names_every_command_and_exit_code() -> None:
+    text = help_text()
+    assert all(f"  {name} " in text for name in COMMANDS)
+    assert all(f"  {code} " in text for code in EXITS)
+
+
+def test_the_installed_script_is_the_same_program(cli: Cli) -> None:
+    script = Path(sys.executable).with_name("backplane")
+    done = subprocess.run([script, "version"], capture_output=True, timeout=WAIT_S, check=True)
+    assert done.stdout == cli("--version").stdout
+
+
+# Usage ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["nonsense"],
+        ["--nonsense"],
+        ["--config"],
+        ["run"],
+        ["run", "--nonsense"],
+        ["run", ""],
+        ["run", "task", "--order", "x.json"],
+        ["run", "task", "--backend", "mock", "--sidecar", "x"],
+        ["run", "task", "--backend", "nobody"],
+        ["run", "task", "--backend", "mock", "--timeout", "0"],
+        ["run", "task", "--backend", "mock", "--timeout", "soon"],
+        ["run", "task", "--backend", "mock", "--idle-timeout", "nan"],
+        ["run", "task", "--backend", "mock", "--param", "x"],
+        ["run", "task", "--backend", "mock", "--param", "a..b=1"],
+        ["run", "task", "--backend", "mock", "--param", "a=1", "--param", "a.b=1"],
+        ["run", "task", "--backend", "mock", "--env", "SURELY_NOT_SET"],
+        ["run", "task", "--backend", "mock", "--env", "=x"],
+        ["run", "task", "--backend", "mock", "--env-file", "missing"],
+        ["run", "task", "--backend", "mock", "--require", "streaming=best"],
+        ["run", "task", "--backend", "mock", "--max-turns", "-1"],
+        ["run", "task", "--backend", "mock", "--max-budget-usd", "nan"],
+        ["run", "task", "--backend", "mock", "--context", "missing"],
+        ["run", "task", "--backend", "mock", "--receipt", "missing/receipt.json"],
+        ["run", "task", "--backend", "mock", "--patch", "."],
+        ["run", "task", "--backend", "mock", "--on-ask", "prompt"],
+        ["run", "task", "--backend", "mock", "--isolation", "maybe"],
+        ["run", "task", "--backend", "mock", "--config", "missing.toml"],
+        ["run", "--order", "missing.json"],
+        ["run", "--order", "-"],
+        ["run", "task", "--sidecar", ""],
+        ["run", "task", "--sidecar", "'"],
+        ["--config", "missing.toml", "backends"],
+        ["errors", "nonsense"],
+        ["schema", "nonsense"],
+        ["validate", "missing"],
+        ["receipts"],
+        ["receipts", "show", "abc"],
+        ["receipts", "show", "abcdef"],
+        ["receipts", "verify", "abcdef"],
+        ["receipts", "import", "missing"],
+        ["apply", "abcdef"],
+        ["conform"],
+        ["run", "task\udcff", "--backend", "mock"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_says_why(cli: Cli, words: list[str], backplane_home: Path) -> None:
+    done = cli(*words)
+    assert fault(done) in ("config_invalid", "backend_not_found")
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert not (backplane_home / "runs").exists()
+
+
+def test_without_a_backend_the_ready_ones_are_named(cli: Cli) -> None:
+    done = cli("run", "task")
+    assert done.returncode == 2
+    assert "ready here: mock, shell" in done.stderr.decode()
+
+
+def test_a_broken_configuration_names_its_line(cli: Cli, work: Path) -> None:
+    (work / "backplane.toml").write_text("default_backend = 'mock'\nspeed = 3\n")
+    done = cli("run", "task")
+    assert done.returncode == 2
+    assert "backplane.toml, line 2: `speed`" in done.stderr.decode()
+
+
+def test_an_order_with_a_key_twice_is_refused(cli: Cli) -> None:
+    done = cli("run", "--order", "-", "--backend", "mock", stdin=b'{"task":"a","task":"b"}')
+    assert done.returncode == 2
+    assert "'task' stands twice" in done.stderr.decode()
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_code_is_explained(code: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    from backplane.cli import main
+
+    assert main(["errors", code]) == 0
+    assert CODES[code].meaning.encode() in capfdbinary.readouterr().out
+
+
+def test_a_fault_of_our_own_is_told_without_a_traceback(cli: Cli, backplane_home: Path) -> None:
+    program = "import sys; from backplane import cli; cli.COMMANDS['version'] = ('missing', ''); sys.exit(cli.main())"
+    words = [sys.executable, "-c", program, "version"]
+    done = subprocess.run(words, capture_output=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 1
+    assert fault(done) == "internal"
+    shown = subprocess.run(
+        words, capture_output=True, timeout=WAIT_S, check=False, env={**os.environ, "BACKPLANE_DEBUG": "1"}
+    )
+    assert b"Traceback" in shown.stderr
+
+
+# Streams --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("words", ["errors", "nonsense", "backends", "--help", "run hello --backend mock"])
+def test_closed_standard_streams_harm_nothing(work: Path, words: str, closed: str, backplane_home: Path) -> None:
+    command = f"exec {shlex.join(PROGRAM)} {words} {closed}"
+    done = subprocess.run(["sh", "-c", command], cwd=work, capture_output=True, timeout=WAIT_S, check=False)
+    assert done.returncode == (2 if words == "nonsense" else 0)
+    assert b"Traceback" not in done.stderr
+    assert sorted(path.name for path in work.iterdir()) == ["a.txt"]
+    if words.startswith("run"):
+        with Store.open(backplane_home, readonly=True) as store:
+            assert [row.outcome for row in store.list()] == ["complete"]
+            assert not store.verify_all().findings
+
+
+def test_a_reader_that_leaves_ends_the_command_without_a_word() -> None:
+    command = f"{shlex.join([*PROGRAM, 'errors'])}; echo code $? >&2"
+    ours, theirs = os.pipe()
+    with subprocess.Popen(["sh", "-c", command], stdout=theirs, stderr=subprocess.PIPE) as shell:
+        os.close(theirs)
+        os.close(ours)
+        assert shell.communicate(timeout=WAIT_S)[1] == b"code 141\n"
+
+
+def test_a_full_disk_behind_stdout_is_an_error() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*PROGRAM, "errors"], stdout=full, stderr=subprocess.PIPE, timeout=WAIT_S, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"stream_closed: stdout cannot be written: ENOSPC")
+
+
+def test_a_nonblocking_stdout_gets_every_byte() -> None:
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    with subprocess.Popen([*PROGRAM, "schema", "receipt_written"], stdout=theirs) as child:
+        os.close(theirs)
+        with open(ours, "rb") as pipe:
+            assert pipe.read() == schemas.render("receipt_written")
+        assert child.wait(WAIT_S) == 0
+
+
+# Checks ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["work_order", "configuration", "envelope_final"])
+def test_a_schema_is_printed_byte_for_byte(cli: Cli, name: str) -> None:
+    assert cli("schema", name).stdout == (ROOT / "schemas" / f"{name}.json").read_bytes()
+    assert name in lines(cli("schema").stdout)
+
+
+def test_validate_names_every_fault_and_recognises_by_content(cli: Cli, work: Path) -> None:
+    (work / "good.json").write_text('{"task": "x"}')
+    (work / "bad.json").write_text('{"task": 3, "lane": "fast"}')
+    (work / "odd.toml").write_text("x = 3")
+    done = cli("validate", "good.json")
+    assert (done.returncode, done.stdout) == (0, b"good.json: work_order, valid\n")
+    done = cli("validate", "good.json", "bad.json", "odd.toml", "-", stdin=b'{"task": "y"}')
+    assert done.returncode == 1
+    text = done.stdout.decode()
+    assert "bad.json: work_order: /task: " in text
+    assert "bad.json: work_order: /lane: " in text
+    assert "odd.toml: configuration: " in text
+    assert "-: work_order, valid" in text
+
+
+def test_doctor_says_what_is_missing_and_how_to_mend_it(cli: Cli, work: Path) -> None:
+    good = cli("doctor")
+    assert good.returncode == 0, good.stdout
+    names = [json.loads(line)["name"] for line in lines(cli("doctor", "--json").stdout)]
+    assert names[:4] == ["python", "git", "sqlite", "state"]
+    assert {"landlock", "bubblewrap", "user namespaces", "cgroup v2", "configuration", "backend mock"} <= set(names)
+    bad = cli("doctor", env={"PATH": "/nonexistent", "BACKPLANE_HOME": "/dev/null/x", "BACKPLANE_IDEL_S": "3"})
+    assert bad.returncode == 1
+    text = bad.stdout.decode()
+    assert re.search(r"MISSING +git .*\n +install git", text)
+    assert re.search(r"MISSING +state .*/dev/null/x cannot be written\n +set BACKPLANE_HOME", text)
+    assert "BACKPLANE_IDEL_S is no setting" in text
+    (work / "backplane.toml").write_text("default_backend = 'gone'\n[backends.mine]\ncommand = ['surely-not-there']\n")
+    text = cli("doctor").stdout.decode()
+    assert re.search(r"MISSING +backend mine", text)
+    assert re.search(r"MISSING +default_backend", text)
+
+
+def test_backends_are_listed_with_what_keeps_them_from_being_ready(cli: Cli, work: Path) -> None:
+    (work / "backplane.toml").write_text("[backends.mine]\ncommand = ['surely-not-there']\n")
+    found = {entry["id"]: entry for entry in map(json.loads, lines(cli("backends", "--json").stdout))}
+    assert found["mock"]["ready"]
+    assert not found["mine"]["ready"]
+    assert "surely-not-there" in found["mine"]["why"]
+    assert "mine   not ready: surely-not-there" in cli("backends").stdout.decode()
+
+
+# Receipts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(backplane_home: Path) -> list[str]:
+    """Run ids of three stored receipts."""
+    with Store.open(backplane_home) as store:
+        return [
+            store.adopt(seal(receipt_of([delta(f"text {number}"), delta("\x1b[2J")]))).run_id for number in range(3)
+        ]
+
+
+def test_receipts_are_listed_newest_first(cli: Cli, stored: list[str]) -> None:
+    done = cli("receipts", "list")
+    assert [line.split()[0] for line in lines(done.stdout)] == stored[::-1]
+    done = cli("receipts", "list", "--limit", "2", "--json")
+    assert [json.loads(line)["run_id"] for line in lines(done.stdout)] == stored[:0:-1]
+
+
+def test_an_empty_store_is_an_empty_list_and_is_not_made(cli: Cli, tmp_path: Path) -> None:
+    home = tmp_path / "new"
+    done = cli("receipts", "list", env={"BACKPLANE_HOME": str(home)})
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert not home.exists()
+
+
+def test_show_prints_the_canonical_receipt_or_text_without_escapes(cli: Cli, stored: list[str]) -> None:
+    whole = cli("receipts", "show", stored[0][:13], "--json").stdout
+    assert verify_bytes(whole) is None
+    text = cli("receipts", "show", stored[0]).stdout
+    assert b"text 0" in text
+    assert b"\x1b" not in text
+    assert b"complete" in text
+
+
+def test_verify_finds_what_was_changed(cli: Cli, stored: list[str], backplane_home: Path, work: Path) -> None:
+    assert cli("receipts", "verify").returncode == 0
+    whole = cli("receipts", "show", stored[0], "--json").stdout
+    (work / "good.json").write_bytes(whole)
+    (work / "bad.json").write_bytes(whole.replace(b"text 0", b"text 9"))
+    (work / "bare.json").write_bytes(re.sub(rb'"receipt_sha256":"[0-9a-f]*"', b'"receipt_sha256":null', whole))
+    done = cli("receipts", "verify", "good.json", stored[1])
+    assert (done.returncode, lines(done.stdout)) == (0, ["good.json: intact", f"{stored[1]}: intact"])
+    done = cli("receipts", "verify", "good.json", "bad.json", "bare.json")
+    assert done.returncode == 1
+    assert [line.split(": ")[1] for line in lines(done.stdout)] == ["intact", *["receipt_hash_mismatch"] * 2]
+    trace = backplane_home / "runs" / stored[2] / "trace.jsonl"
+    trace.write_bytes(trace.read_bytes().replace(b"text 2", b"text 3"))
+    assert cli("receipts", "verify", stored[2]).returncode == 1
+    done = cli("receipts", "verify")
+    assert done.returncode == 1
+    assert stored[2] in done.stdout.decode()
+
+
+def test_diff_says_where_two_receipts_differ(cli: Cli, stored: list[str]) -> None:
+    same = cli("receipts", "diff", stored[0], stored[0])
+    assert (same.returncode, same.stdout) == (0, b"")
+    done = cli("receipts", "diff", stored[0], stored[1])
+    assert done.returncode == 1
+    assert '/trace/0/text\n  - "text 0"\n  + "text 1"\n' in done.stdout.decode()
+
+
+def test_an_exported_receipt_can_be_imported_elsewhere(cli: Cli, stored: list[str], work: Path, tmp_path: Path) -> None:
+    assert lines(cli("receipts", "export", stored[0][:13], "--to", "out").stdout) == ["out"]
+    assert verify_bytes((work / "out" / "receipt.json").read_bytes()) is None
+    other = {"BACKPLANE_HOME": str(tmp_path / "other")}
+    assert lines(cli("receipts", "import", "out", env=other).stdout) == [stored[0]]
+    assert cli("receipts", "verify", env=other).returncode == 0
+    assert cli("receipts", "import", "out", env=other).returncode == 1
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+def mock(*steps: Any) -> list[str]:
+    """Options for a run of the scripted host."""
+    return ["--backend", "mock", "--param", f"mock.scenario={json.dumps(steps)}"]
+
+
+def rows(home: Path) -> list[Any]:
+    with Store.open(home, readonly=True) as store:
+        assert not store.verify_all().findings
+        return store.list()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (mock({"say": "hello"}), 0, "complete"),
+        (mock({"say": "x"}, {"outcome": "failed"}), 1, "failed"),
+        (mock({"say": "x"}, {"outcome": "partial"}), 3, "partial"),
+        (mock({"fail": {"message": "no", "code": "backend_auth_failed"}}), 1, "failed"),
+        (mock({"say": "x"}, {"exit": 7}), 1, "host_exit"),
+        (mock({"raw": '{"t":\n'}), 1, "protocol"),
+        ([*mock({"say": "x"}, {"sleep_s": 60}), "--idle-timeout", "0.2"], 3, "idle"),
+        ([*mock({"sleep_s": 60}), "--timeout", "0.5"], 1, "deadline"),
+        (["--backend", "mock", "--require", "vision"], 4, "refused"),
+        (["--backend", "mock", "--require", "streaming=native"], 0, "complete"),
+        (["--sidecar", "/surely/not/there"], 1, "failed"),
+        (["--sidecar", "cat"], 1, None),
+        (["--backend", "mock", "--root", "/surely/not/there"], 1, None),
+    ],
+)
+def test_the_exit_code_says_how_the_run_ended(
+    cli: Cli, words: list[str], code: int, reason: str | None, backplane_home: Path
+) -> None:
+    done = cli("run", "task", *words)
+    assert done.returncode == code, done
+    if done.stderr:
+        fault(done)
+    (row,) = rows(backplane_home)
+    assert reason is None or row.reason == reason
+
+
+def test_a_policy_that_cannot_be_used_refuses_the_run(cli: Cli, work: Path) -> None:
+    (work / "policy.json").write_text('{"deny_read": ["[a"]}')
+    done = cli("run", "task", "--backend", "mock", "--policy", "policy.json")
+    assert done.returncode == 4
+    assert fault(done) == "policy_invalid"
+
+
+def test_json_lines_are_the_protocols_own_messages(cli: Cli, work: Path) -> None:
+    done = cli("run", "task", *mock({"delta": "a"}, {"write": {"path": "b.txt", "content": "é\n"}}), "--json",
+               "--receipt", "r.json", "--patch", "p.diff")  # fmt: skip
+    assert done.returncode == 0
+    assert not done.stderr
+    *events, last = done.stdout.splitlines()
+    messages = [json.loads(line) for line in events]
+    assert {message["t"] for message in messages} == {"event"}
+    assert {message["event"]["type"] for message in messages} >= {"assistant_delta", "tool_call", "file_changed"}
+    final = json.loads(last)
+    assert list(final) == ["t", "ref_id", "receipt"]
+    assert final["t"] == "final"
+    assert {message["ref_id"] for message in messages} == {final["ref_id"]} == {final["receipt"]["meta"]["run_id"]}
+    whole = last[last.index(b'"receipt":') + len(b'"receipt":') : -1]
+    assert verify_bytes(whole) is None
+    assert (work / "r.json").read_bytes() == whole
+    assert [message["event"] for message in messages] == final["receipt"]["trace"]
+    patch = (work / "p.diff").read_text()
+    assert "+++ b/b.txt" in patch
+    assert not (work / "b.txt").exists()
+
+
+def test_a_receipt_over_the_line_limit_goes_without_its_trace(cli: Cli, work: Path) -> None:
+    (work / "backplane.toml").write_text("[limits]\nline_bytes_max = 9000\n")
+    done = cli("run", "task", *mock({"repeat": {"times": 60, "steps": [{"say": "number {n} " + "x" * 100}]}}), "--json")
+    assert done.returncode == 0
+    *events, last = done.stdout.splitlines()
+    assert last.startswith(b'{"t":"final","ref_id":"')
+    final = json.loads(last)
+    assert list(final) == ["t", "ref_id", "trace", "receipt"]
+    assert final["trace"] == "as_streamed"
+    kept = b",".join(line[line.index(b'"event":{') + len(b'"event":') : -1] for line in events)
+    whole = last[last.index(b'"receipt":{') + len(b'"receipt":') : -1].replace(
+        b'"trace":[]', b'"trace":[' + kept + b"]", 1
+    )
+    assert verify_bytes(whole) is None
+
+
+def test_a_fatal_carries_its_code_and_the_receipt(cli: Cli) -> None:
+    done = cli("run", "task", *mock({"say": "x"}, {"exit": 7}), "--json")
+    assert done.returncode == 1
+    last = done.stdout.splitlines()[-1]
+    fatal = json.loads(last)
+    assert list(fatal) == ["t", "ref_id", "error", "error_code", "receipt"]
+    assert (fatal["t"], fatal["error_code"]) == ("fatal", "backend_crashed")
+    assert verify_bytes(last[last.index(b'"receipt":') + len(b'"receipt":') : -1]) is None
+    assert fault(done) == "backend_crashed"
+    assert b"exit code 7" in done.stderr
+
+
+def test_what_a_child_says_is_shown_escaped(cli: Cli) -> None:
+    evil = "\x1b]0;gotcha\x07\x1b[2J\r"
+    done = cli(
+        "run", "task",
+        *mock({"delta": evil}, {"say": evil}, {"tool": {"name": evil, "input": {"command": evil}, "output": evil}},
+              {"error": {"message": evil}}, {"stderr": evil}, {"exit": 3}),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert not set(b"\x1b\x07\r") & set(done.stdout + done.stderr)
+    assert b"gotcha" in done.stdout
+
+
+def test_piped_output_is_readable_text(cli: Cli) -> None:
+    done = cli("run", "task", *mock({"delta": "hel"}, {"delta": "lo"}, {"say": "hello"}, {"say": "bye"}))
+    text = done.stdout.decode()
+    assert "hello\nbye\n" in text
+    assert "hellohello" not in text
+    assert re.search(r"^complete after \d+\.\d s\nrun [0-9a-f-]{36}  receipt [0-9a-f]{16}$", text, re.MULTILINE)
+
+
+def test_the_shell_shows_its_commands_output_once(cli: Cli) -> None:
+    done = cli("run", "echo one; echo two", "--backend", "shell")
+    assert done.returncode == 0
+    assert done.stdout.decode().count("two\n") == 1
+
+
+def test_an_order_comes_from_stdin_and_options_go_over_it(cli: Cli, backplane_home: Path) -> None:
+    order = {
+        "task": "do it",
+        "lane": "workspace_first",
+        "config": {"model": "m", "vendor": {"abp": {"x": 1}}, "env": {"A": "1"}},
+    }
+    done = cli(
+        "run", "--order", "-", "--backend", "mock", "--lane", "patch_first", "--model", "n", "--isolation", "off",
+        "--param", "abp.y=two", "--env", "B=geheim-9", "--exclude", "*.log", "--deny-tool", "bash", "--max-turns", "3",
+        stdin=json.dumps(order).encode(),
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert b"I was asked: do it" in done.stdout
+    (row,) = rows(backplane_home)
+    head = (backplane_home / "runs" / row.run_id / "head.jsonl").read_bytes()
+    kept = json.loads(head.splitlines()[0])["order"]
+    assert kept["lane"] == "patch_first"
+    assert kept["config"]["model"] == "n"
+    assert kept["config"]["vendor"]["abp"] == {"x": 1, "y": "two", "isolation": "off"}
+    assert kept["config"]["env"] == ["A", "B"]
+    assert kept["config"]["max_turns"] == 3
+    assert kept["workspace"]["exclude"] == ["*.log"]
+    assert kept["policy"]["disallowed_tools"] == ["bash"]
+    assert b"geheim-9" not in head
+
+
+def test_context_travels_by_path_inside_the_workspace_and_by_content_from_outside(
+    cli: Cli, work: Path, tmp_path: Path, backplane_home: Path
+) -> None:
+    (tmp_path / "notes.md").write_text("remember")
+    cli("run", "task", "--backend", "mock", "--context", "a.txt", "--context", "../notes.md")
+    (row,) = rows(backplane_home)
+    kept = json.loads((backplane_home / "runs" / row.run_id / "head.jsonl").read_bytes().splitlines()[0])["order"]
+    assert kept["context"] == {"files": ["a.txt"], "snippets": [{"name": "../notes.md", "content": "remember"}]}
+
+
+def test_the_configured_backend_and_policy_are_taken_when_nothing_is_said(cli: Cli, work: Path) -> None:
+    (work / "backplane.toml").write_text("default_backend = 'mock'\npolicy = 'policy.json'\n")
+    (work / "policy.json").write_text('{"disallowed_tools": ["bash"]}')
+    scenario = json.dumps([{"tool": {"name": "bash", "input": {"command": "ls"}}}])
+    done = cli("run", "task", "--param", f"mock.scenario={scenario}")
+    assert done.returncode == 0, done
+    assert b"policy_denied" in done.stdout
+
+
+@pytest.mark.parametrize(("how", "said"), [("deny", "answer: deny"), ("allow", "answer: allow")])
+def test_questions_are_answered_as_on_ask_says(cli: Cli, how: str, said: str) -> None:
+    done = cli("run", "task", *mock({"ask": {"question": "really?"}}), "--on-ask", how)
+    assert said in done.stdout.decode()
+    assert done.returncode == 0
+
+
+def test_a_run_of_one_line_leaves_a_patch_that_apply_puts_in(cli: Cli, work: Path) -> None:
+    done = cli("run", "echo two >> a.txt", "--backend", "shell")
+    run = re.search(r"^run (\S+)", done.stdout.decode(), re.MULTILINE)
+    assert run is not None
+    assert (work / "a.txt").read_text() == "one\n"
+    assert cli("apply", run[1][:8], "--check").returncode == 0
+    assert (work / "a.txt").read_text() == "one\n"
+    assert "changed 1 files\n  a.txt" in cli("apply", run[1]).stdout.decode()
+    assert (work / "a.txt").read_text() == "one\ntwo\n"
+    again = cli("apply", run[1])
+    assert again.returncode == 1
+    assert fault(again) == "execution_workspace_error"
+
+
+def test_a_receipt_that_cannot_be_stored_is_printed(cli: Cli, backplane_home: Path) -> None:
+    (backplane_home / "receipts.sqlite").mkdir()
+    done = cli("run", "task", *mock({"say": "hello"}))
+    assert done.returncode == 1
+    assert fault(done) == "receipt_store_failed"
+    assert verify_bytes(done.stdout.splitlines()[-1]) is None
+
+
+# Signals and readers --------------------------------------------------------------------------------------------------
+
+
+class Running:
+    """A run that said one word and now waits."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        self.child = child
+
+    def until(self, text: bytes) -> bytes:
+        assert self.child.stdout is not None
+        seen, deadline = b"", time.monotonic() + WAIT_S
+        while text not in seen:
+            ready = select.select([self.child.stdout], [], [], max(deadline - time.monotonic(), 0))[0]
+            assert ready, seen
+            more = os.read(self.child.stdout.fileno(), 65536)
+            assert more, seen
+            seen += more
+        return seen
+
+
+@pytest.fixture
+def running(work: Path) -> Iterator[Callable[..., Running]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str, before: str = "", pipe: Any = subprocess.PIPE) -> Running:
+        command = f"{before} exec {shlex.join([*PROGRAM, 'run', 'task', *words])}"
+        child = subprocess.Popen(
+            ["sh", "-c", command],
+            cwd=work,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        started.append(child)
+        return Running(child)
+
+    yield start
+    for child in started:
+        if child.poll() is None:
+            child.kill()
+        child.communicate(timeout=WAIT_S)
+
+
+WAITING: Sequence[Any] = ({"say": "ready"}, {"sleep_s": 60})
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize("to_group", [False, True])
+def test_a_signal_ends_the_run_in_order(
+    running: Callable[..., Running], number: int, code: int, to_group: bool, backplane_home: Path
+) -> None:
+    run = running(*mock(*WAITING))
+    run.until(b"ready")
+    (os.killpg if to_group else os.kill)(run.child.pid, number)
+    _, stderr = run.child.communicate(timeout=WAIT_S)
+    assert run.child.returncode == code
+    assert b"Traceback" not in stderr
+    (row,) = rows(backplane_home)
+    assert (row.outcome, row.reason) == ("partial", "cancelled")
+
+
+def test_a_second_signal_leaves_nothing_behind(running: Callable[..., Running], backplane_home: Path) -> None:
+    run = running(*mock({"say": "ready"}, {"hang": None}))
+    run.until(b"ready")
+    os.killpg(run.child.pid, signal.SIGINT)
+    os.killpg(run.child.pid, signal.SIGINT)
+    run.child.send_signal(signal.SIGTERM)
+    run.child.communicate(timeout=WAIT_S)
+    assert run.child.returncode in (130, 143)
+    (row,) = rows(backplane_home)
+    assert row.reason == "cancelled"
+
+
+def test_a_run_that_was_started_to_outlive_its_terminal_does(running: Callable[..., Running]) -> None:
+    run = running(*mock({"say": "ready"}, {"sleep_s": 0.5}, {"say": "done"}), before="trap '' HUP INT;")
+    run.until(b"ready")
+    os.killpg(run.child.pid, signal.SIGHUP)
+    os.kill(run.child.pid, signal.SIGINT)
+    run.until(b"done")
+    run.child.communicate(timeout=WAIT_S)
+    assert run.child.returncode == 0
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+@pytest.mark.parametrize("busy", [False, True])
+def test_when_the_reader_leaves_the_run_is_stopped_and_stored(
+    running: Callable[..., Running], json_lines: bool, busy: bool, backplane_home: Path
+) -> None:
+    steps = [{"repeat": {"times": 100000, "steps": [{"say": "ready " * 20}]}}] if busy else list(WAITING)
+    run = running(*mock(*steps), *(["--json"] if json_lines else []))
+    run.until(b"ready")
+    assert run.child.stdout is not None
+    run.child.stdout.close()
+    run.child.stdout = None
+    _, stderr = run.child.communicate(timeout=WAIT_S)
+    assert (run.child.returncode, stderr) == (141, b"")
+    (row,) = rows(backplane_home)
+    assert (row.outcome, row.reason) == ("partial", "cancelled")
+
+
+def test_head_takes_one_line_of_a_real_pipe(work: Path, backplane_home: Path) -> None:
+    words = [*PROGRAM, "run", "task", *mock({"repeat": {"times": 5000, "steps": [{"say": "x" * 100}]}}), "--json"]
+    command = f"{{ {shlex.join(words)}; echo code $? >&2; }} | head -1"
+    done = subprocess.run(["sh", "-c", command], cwd=work, capture_output=True, timeout=WAIT_S, check=False)
+    assert done.stdout.count(b"\n") == 1
+    assert done.stderr == b"code 141\n"
+    assert len(rows(backplane_home)) == 1
+
+
+def test_a_reader_that_stops_reading_does_not_keep_an_interrupted_run(
+    running: Callable[..., Running], backplane_home: Path
+) -> None:
+    run = running(*mock({"repeat": {"times": 100000, "steps": [{"say": "ready " * 20}]}}))
+    run.until(b"ready")
+    run.child.send_signal(signal.SIGTERM)
+    assert run.child.wait(WAIT_S) == 143
+    assert len(rows(backplane_home)) == 1
+
+
+# On a terminal --------------------------------------------------------------------------------------------------------
+
+
+def on_terminal(words: Sequence[str], cwd: Path, answers: dict[bytes, bytes], **environ: str) -> tuple[int, bytes]:
+    """Run the program on a terminal of its own, typing an answer when its prompt has been seen."""
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [*PROGRAM, *words], cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        env={**os.environ, "TERM": "xterm", **environ},
+    )  # fmt: skip
+    os.close(theirs)
+    seen, waiting, deadline = b"", dict(answers), time.monotonic() + WAIT_S
+    while select.select([ours], [], [], max(deadline - time.monotonic(), 0))[0]:
+        try:
+            more = os.read(ours, 65536)
+        except OSError:  # EIO: nobody holds the other end any more
+            break
+        if not more:
+            break
+        seen += more
+        for prompt in [prompt for prompt in waiting if prompt in seen]:
+            os.write(ours, waiting.pop(prompt))
+    os.close(ours)
+    return child.wait(WAIT_S), seen
+
+
+def test_a_terminal_gets_colour_and_the_diff_at_the_end(work: Path) -> None:
+    code, seen = on_terminal(["run", "echo two >> a.txt", "--backend", "shell"], work, {})
+    assert code == 0
+    assert b"\x1b[32m+two\x1b[0m" in seen
+    assert b"\x1b[32mcomplete\x1b[0m" in seen
+    code, seen = on_terminal(["run", "true", "--backend", "shell"], work, {}, NO_COLOR="1")
+    assert code == 0
+    assert b"\x1b" not in seen
+
+
+def test_a_run_over_a_second_shows_that_it_is_alive(work: Path) -> None:
+    _, seen = on_terminal(["run", "task", *mock({"sleep_s": 1.6}, {"say": "there"})], work, {})
+    assert re.search(rb"\r\x1b\[K\x1b\[2m\xe2\x80\xa6 1 s  mock\x1b\[0m\r\x1b\[K", seen)
+
+
+@pytest.mark.parametrize(("typed", "said"), [(b"yes\n", b"answer: allow"), (b"blue\n", b"answer: allow blue")])
+def test_a_person_is_asked_on_the_terminal(work: Path, typed: bytes, said: bytes) -> None:
+    ask = {"question": "which colour?", "options": ["red", "blue"]}
+    code, seen = on_terminal(["run", "task", *mock({"ask": ask})], work, {b"which colour?": typed})
+    assert code == 0
+    assert b"2. blue" in seen
+    assert said in seen
+
+
+@pytest.mark.parametrize(("typed", "denied"), [(b"y\n", False), (b"n too risky\n", True), (b"a\n", False)])
+def test_a_tool_that_needs_approval_waits_for_the_persons_word(work: Path, typed: bytes, denied: bool) -> None:
+    (work / "policy.json").write_text('{"require_approval_for": ["bash"]}')
+    tool = {"tool": {"name": "bash", "input": {"command": "ls"}, "output": "listed"}}
+    words = ["run", "task", *mock(tool), "--policy", "policy.json"]
+    _, seen = on_terminal(words, work, {b"[y]es": typed})
+    assert (b"policy_denied: too risky" in seen) is denied
+    assert (b"listed" in seen) is not denied
