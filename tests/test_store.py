@@ -19,9 +19,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backplane.contract.canonical import decode_inexact
+from backplane.contract.canonical import decode_inexact, sha256_hex
 from backplane.contract.events import Warned
-from backplane.contract.receipt import BackendIdentity, Verification, receipt_hash, verify_bytes
+from backplane.contract.receipt import BackendIdentity, Receipt, Verification, receipt_hash, verify_bytes
 from backplane.errors import ConfigError, ContractError, StoreError
 from backplane.receipts import (
     Checkpoint,
@@ -33,6 +33,7 @@ from backplane.receipts import (
     export,
     import_bundle,
     is_intact,
+    is_live,
     seal,
 )
 from backplane.receipts import database as store_file
@@ -418,14 +419,8 @@ def cut_off(home: Path, *lines: bytes, torn: bytes = b"", hello: bool = True) ->
     journal = open_journal(home)
     if hello:
         backend = {"id": "mock", "backend_version": "2"}
-        journal.note(
-            {
-                "fact": "hello",
-                "backend": backend,
-                "capabilities": {"streaming": "native", "x": 1},
-                "mode": "passthrough",
-            }
-        )
+        said = {"backend": backend, "capabilities": {"streaming": "native", "x": 1}, "mode": "passthrough"}
+        journal.note({"fact": "hello", "hello": said})
     for written in lines:
         journal.append(written)
     journal.close()
@@ -498,7 +493,10 @@ def test_a_run_at_work_is_no_orphan(store: Store) -> None:
     journal = open_journal(store.home)
     assert store.orphans() == []
     assert store.recover().rows == ()
+    assert is_live(store.home, journal.run_id)
     journal.close()
+    assert not is_live(store.home, journal.run_id)
+    assert not is_live(store.home, str(uuid.uuid4()))
     assert [orphan.run_id for orphan in store.orphans()] == [journal.run_id]
 
 
@@ -698,6 +696,39 @@ def test_a_patch_that_the_receipt_does_not_vouch_for_is_not_imported(
     with pytest.raises(StoreError, match="receipt_hash_mismatch"):
         import_bundle(store, folder)
     assert store.list() == []
+
+
+def claiming(diff: str | None, sha256: str) -> Receipt:
+    patch = {"bytes": 7, "sha256": sha256}
+    return receipt_of(
+        [], usage_raw={"backplane": {"patch": patch}}, verification=Verification(harness_ok=True, git_diff=diff)
+    )
+
+
+def test_a_receipt_alone_brings_its_patch_along_when_it_holds_it(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "receipt.json"
+    whole_patch, elsewhere = claiming("a patch", sha256_hex(b"a patch")), claiming(None, sha256_hex(b"a large one"))
+    for number, receipt in enumerate((whole_patch, elsewhere)):
+        path.write_bytes(b"".join(canonical_chunks(seal(receipt))))
+        row = import_bundle(store, path)
+        patch = store.patch(row)
+        assert (patch.read_text() if patch else None) == ("a patch", None)[number]
+    whole(store, receipts=2)
+    patch = store.patch(store.find(whole_patch.meta.run_id))
+    assert patch is not None
+    patch.unlink()
+    assert "the patch cannot be read" in store.verify(whole_patch.meta.run_id)[0].fact
+
+
+def test_a_bundle_without_the_patch_that_its_receipt_names_is_not_imported(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "receipt.json").write_bytes(b"".join(canonical_chunks(seal(claiming(None, sha256_hex(b"a patch"))))))
+    with pytest.raises(StoreError, match=r"receipt_hash_mismatch.*cannot be read"):
+        import_bundle(store, tmp_path)
+
+
+def test_a_run_that_changed_nothing_needs_no_patch_file(store: Store) -> None:
+    row = stored_run(store, ["a"], usage_raw={"backplane": {"patch": {"bytes": 0, "sha256": sha256_hex(b"")}}})
+    assert store.verify(row.run_id) == []
 
 
 def test_a_bundle_that_is_not_there_and_a_folder_that_cannot_be_made_are_named(store: Store, tmp_path: Path) -> None:

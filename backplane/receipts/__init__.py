@@ -3,16 +3,23 @@
 Events come in as canonical bytes and are never held in memory as a whole.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
 from backplane.receipts.audit import Audit, Finding
-from backplane.receipts.bundle import export, import_bundle, parse_receipt, write_receipt
-from backplane.receipts.compare import ABSENT, Difference, compare
 from backplane.receipts.journal import Facts, Journal, head_fact
 from backplane.receipts.manifests import keep_manifest, kept_manifest
-from backplane.receipts.recovery import Orphan, Recovery
+from backplane.receipts.recovery import Orphan, Recovery, is_live
 from backplane.receipts.rows import Checkpoint, Row
 from backplane.receipts.seal import Folded, canonical_chunks, canonical_parts, digest, fold, is_intact, seal
 from backplane.receipts.store import Store
 from backplane.receipts.trace import Trace
+
+if TYPE_CHECKING:
+    from backplane.receipts.bundle import export, import_bundle, parse_receipt, write_receipt
+    from backplane.receipts.comparison import ABSENT, Difference, compare
 
 __all__ = [
     "ABSENT",
@@ -37,9 +44,22 @@ __all__ = [
     "head_fact",
     "import_bundle",
     "is_intact",
+    "is_live",
     "keep_manifest",
     "kept_manifest",
     "parse_receipt",
     "seal",
     "write_receipt",
 ]
+
+_ON_DEMAND: Final = {
+    **dict.fromkeys(("ABSENT", "Difference", "compare"), "comparison"),
+    **dict.fromkeys(("export", "import_bundle", "parse_receipt", "write_receipt"), "bundle"),
+}
+"""What no run needs is loaded when it is asked for: the way to the first spawn is short of milliseconds."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)

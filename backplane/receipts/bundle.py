@@ -17,7 +17,7 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import ConfigError, ContractError, StoreError
-from backplane.receipts.audit import patch_faults
+from backplane.receipts.audit import patch_faults, patch_hash
 from backplane.receipts.journal import FILE_MODE, HEAD, PATCH, TRACE, disk_error
 from backplane.receipts.rows import Row
 from backplane.receipts.seal import canonical_chunks, is_intact
@@ -86,11 +86,12 @@ def import_bundle(store: Store, path: Path) -> Row:
         StoreError: `receipt_hash_mismatch`: no hash, a wrong one, or a patch it does not vouch for;
             `receipt_store_failed`: stored already, or the disk fails. Nothing was imported.
     """
-    file, patch_file = (path / RECEIPT, path / PATCH) if path.is_dir() else (path, None)
-    receipt = parse_receipt(_read(file), str(file))
-    patch = _read(patch_file) if patch_file is not None and patch_file.is_file() else b""
-    if patch_file is not None:
-        _vouched(receipt, patch_file, patch)
+    if not path.is_dir():
+        receipt = parse_receipt(_read(path), str(path))
+        return store.adopt(receipt, _patch_inside(receipt))
+    receipt = parse_receipt(_read(path / RECEIPT), str(path / RECEIPT))
+    patch = _read(path / PATCH) if (path / PATCH).is_file() else b""
+    _check_vouched(receipt, path / PATCH, patch)
     return store.adopt(receipt, patch)
 
 
@@ -126,10 +127,14 @@ def _in_memory(receipt: Receipt) -> Receipt:
     return msgspec.structs.replace(receipt, trace=Trace.of(receipt.trace))
 
 
-def _vouched(receipt: Receipt, path: Path, patch: bytes) -> None:
-    claim = receipt.backplane.get("patch")
-    known = bool(receipt.verification.git_diff) or (isinstance(claim, dict) and isinstance(claim.get("sha256"), str))
-    if patch and not known:
+def _patch_inside(receipt: Receipt) -> bytes:
+    """The patch as the receipt holds it; nothing when it is another one than the receipt names."""
+    diff = (receipt.verification.git_diff or "").encode()
+    return diff if patch_hash(receipt) == canonical.sha256_hex(diff) else b""
+
+
+def _check_vouched(receipt: Receipt, path: Path, patch: bytes) -> None:
+    if patch and patch_hash(receipt) is None:
         raise StoreError("receipt_hash_mismatch", f"{path}: the receipt does not vouch for this patch")
     for fault in patch_faults(receipt, path):
         raise StoreError("receipt_hash_mismatch", f"{path}: {fault}")

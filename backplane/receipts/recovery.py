@@ -100,6 +100,19 @@ def _lock(fd: int) -> bool:
     return True
 
 
+def is_live(home: Path, run_id: str) -> bool:
+    """Whether somebody is at work on this run now; what a run that is not live left elsewhere can go.
+
+    Raises:
+        StoreError: `receipt_store_failed` when its lock cannot be looked at.
+    """
+    folder = home / "runs" / run_id
+    if not (folder / HEAD).exists():
+        return False
+    with claimed(folder) as lock:
+        return lock is None and folder.exists()
+
+
 def sweep_abandoned(home: Path) -> None:
     """Remove folders whose maker died while making them."""
     with suppress(FileNotFoundError):
@@ -117,7 +130,7 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
         finished_ns: when the journal was written last, nanoseconds since 1970.
         cut_bytes: bytes of a torn event that were removed.
     """
-    order, hello = _fact(orphan, "order"), _fact(orphan, "hello")
+    order, hello = _fact(orphan, "order"), _object(_fact(orphan, "hello").get("hello"))
     trace, folded = journal.trace, Folded()
     for event in trace:
         folded = fold(folded, event)
@@ -161,6 +174,12 @@ def sealed_before(orphan: Orphan, trace: Trace) -> Receipt | None:
 def is_copy(orphan: Orphan) -> bool:
     """Whether the folder is a copy that was being made; its original is elsewhere."""
     return bool(orphan.facts) and orphan.facts[0].get("fact") == "copied"
+
+
+def came_without_patch(folder: Path) -> bool:
+    """Whether this is a copy of a receipt whose patch stayed where it was."""
+    first = next(iter(read_facts(folder)), {}) if (folder / HEAD).is_file() and not (folder / PATCH).exists() else {}
+    return first.get("fact") == "copied" and first.get("patch") is False
 
 
 def read_orphan(folder: Path) -> Orphan:

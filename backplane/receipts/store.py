@@ -22,7 +22,7 @@ from backplane.contract import canonical
 from backplane.contract.receipt import Receipt
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
-from backplane.receipts.audit import Finding
+from backplane.receipts.audit import Finding, patch_hash
 from backplane.receipts.journal import PATCH, TRACE, Journal
 from backplane.receipts.recovery import Orphan, Orphans, Recovery
 from backplane.receipts.rows import Checkpoint, Row, Rows, columns_of
@@ -101,9 +101,9 @@ class Store:
         """
         if self.has(receipt.meta.run_id):
             raise _known(receipt.meta.run_id)
-        if not len(receipt.trace) and not patch:
+        if not len(receipt.trace) and patch_hash(receipt) is None:
             return self._insert(receipt, Trace(b"", 0, 0))
-        journal = Journal.create(self.home, receipt.meta.run_id, {"fact": "copied"})
+        journal = Journal.create(self.home, receipt.meta.run_id, {"fact": "copied", "patch": bool(patch)})
         try:
             for batch in line_batches(receipt.trace):
                 journal.append(batch)
@@ -330,7 +330,8 @@ class Store:
             folder = self.folder(row.run_id)
         except StoreError as error:
             return [Finding("receipt_hash_mismatch", row.run_id, error.message)]
-        return audit.check_row(row, self.body(row), self.trace(row), folder / PATCH)
+        patch = None if recovery.came_without_patch(folder) else folder / PATCH
+        return audit.check_row(row, self.body(row), self.trace(row), patch)
 
     def _at(self, sequence: int) -> Row | None:
         rows = self._rows("WHERE sequence = ?", (sequence,))
