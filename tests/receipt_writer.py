@@ -71,6 +71,13 @@ def stored_run(store: Store, texts: Sequence[str], **changes: Any) -> Row:
         journal.close()
 
 
+def whole(store: Store, *, receipts: int) -> None:
+    """Check that the store holds so many receipts and that every one of them is right."""
+    audit = store.verify_all()
+    assert audit.findings == ()
+    assert audit.checked == receipts
+
+
 # A writer to be killed ------------------------------------------------------------------------------------------------
 
 

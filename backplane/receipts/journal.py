@@ -127,7 +127,7 @@ class Journal:
         return Trace(self.folder / TRACE, self.count, self.size_bytes)
 
     def sync(self) -> None:
-        """Force everything of this run to the disk: both files, the patch, the folder and its entry."""
+        """Force everything of this run to the disk: both files, the patch and what lies beside it, the folder."""
         if self._distrusted is not None:
             # After a failed fsync the kernel may call lost pages clean: a second try would lie.
             raise StoreError("receipt_store_failed", f"{self.folder} could not be synced before: {self._distrusted}")
@@ -135,7 +135,8 @@ class Journal:
             with _disk(str(self.folder)):
                 flush(self._trace)
                 flush(self._head)
-                for path in (self.folder / PATCH, self.folder, self.folder.parent):
+                beside = (path for path in self.folder.iterdir() if path.name not in (HEAD, TRACE))
+                for path in (*beside, self.folder, self.folder.parent):
                     flush_path(path)
         except StoreError as error:
             self._distrusted = error.message

@@ -1,0 +1,208 @@
+"""Orphans: what a killed control plane left is sealed with all its events, once."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from backplane.contract.events import Warned
+from backplane.contract.receipt import BackendIdentity
+from backplane.receipts import (
+    Journal,
+    Orphan,
+    Store,
+    canonical_chunks,
+    is_live,
+    seal,
+)
+from backplane.receipts.recovery import ABANDONED_S
+from tests.receipt_writer import ORDER, TS, delta, line, open_journal, receipt_of, whole
+
+WRITER_S_MAX = 60
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "home") as opened:
+        yield opened
+
+
+def cut_off(home: Path, *lines: bytes, torn: bytes = b"", hello: bool = True) -> str:
+    """Leave what a killed control plane leaves: a journal that nobody holds."""
+    journal = open_journal(home)
+    if hello:
+        backend = {"id": "mock", "backend_version": "2"}
+        said = {"backend": backend, "capabilities": {"streaming": "native", "x": 1}, "mode": "passthrough"}
+        journal.note({"fact": "hello", "hello": said})
+    for written in lines:
+        journal.append(written)
+    journal.close()
+    with (journal.folder / "trace.jsonl").open("ab") as file:
+        file.write(torn)
+    return journal.run_id
+
+
+def test_an_orphan_is_sealed_as_interrupted_with_all_its_events(store: Store) -> None:
+    usage = line(Warned(ts=TS, message="u", ext={"usage": {"input_tokens": 7}}))
+    run_id = cut_off(store.home, line(delta("a")), usage, torn=b'{"text":"half')
+    assert [orphan.run_id for orphan in store.orphans()] == [run_id]
+    recovery = store.recover()
+    assert [row.run_id for row in recovery.rows] == [run_id]
+    assert recovery.problems == ()
+    receipt = store.load(run_id)
+    assert (receipt.outcome, receipt.mode, len(receipt.trace)) == ("partial", "passthrough", 2)
+    assert receipt.trace[0] == delta("a")
+    assert receipt.backend == BackendIdentity("mock", "2")
+    assert receipt.capabilities == {"streaming": "native"}
+    assert receipt.usage.input_tokens == 7
+    assert receipt.meta.work_order_id == ORDER.id
+    assert receipt.meta.started_at == "2025-01-15T12:00:00Z"
+    assert receipt.meta.duration_ms >= 0
+    added = receipt.backplane
+    assert added["end"] == {"reason": "interrupted"}
+    assert added["durability"] == {"journal": "not_synced", "cut_bytes": 13, "machine_restarted": False}
+    assert (added["usage"], added["capabilities"]) == ({"input_tokens": "claimed"}, {"x": 1})
+    assert not receipt.verification.harness_ok
+    whole(store, receipts=1)
+    assert store.orphans() == []
+    assert store.recover().rows == ()
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"text":', b"\x00" * 100, b"{}\n" + line(delta("after the damage"))])
+def test_an_orphan_without_a_whole_event_has_failed(store: Store, torn: bytes) -> None:
+    run_id = cut_off(store.home, torn=torn, hello=False)
+    (row,) = store.recover().rows
+    receipt = store.load(run_id)
+    assert (row.outcome, row.reason, len(receipt.trace)) == ("failed", "interrupted", 0)
+    assert (receipt.backend.id, receipt.capabilities) == ("mock", {})
+    assert receipt.backplane["durability"]["cut_bytes"] == len(torn)
+    whole(store, receipts=1)
+
+
+def test_an_orphan_whose_head_was_lost_says_what_is_not_known(store: Store) -> None:
+    run_id = cut_off(store.home, line(delta("a")))
+    (store.folder(run_id) / "head.jsonl").write_bytes(b"\x00" * 50)
+    (row,) = store.recover().rows
+    assert (row.backend, row.work_order_id[:8], row.outcome) == ("unknown", "00000000", "partial")
+    assert row.started_at == row.finished_at
+    whole(store, receipts=1)
+    lost = cut_off(store.home)
+    for name in ("head.jsonl", "trace.jsonl"):
+        (store.folder(lost) / name).unlink()
+    assert [row.run_id for row in store.recover().rows] == [lost]
+
+
+def test_a_restart_of_the_machine_is_told_in_the_receipt(store: Store) -> None:
+    run_id = cut_off(store.home, line(delta("a")))
+    head = store.folder(run_id) / "head.jsonl"
+    facts = [json.loads(text) for text in head.read_text().splitlines()]
+    facts[0]["boot_id"] = "another"
+    head.write_text("".join(json.dumps(fact) + "\n" for fact in facts))
+    store.recover()
+    assert store.load(run_id).backplane["durability"]["machine_restarted"] is True
+
+
+def test_a_run_at_work_is_no_orphan(store: Store) -> None:
+    journal = open_journal(store.home)
+    assert store.orphans() == []
+    assert store.recover().rows == ()
+    assert is_live(store.home, journal.run_id)
+    journal.close()
+    assert not is_live(store.home, journal.run_id)
+    assert not is_live(store.home, str(uuid.uuid4()))
+    assert [orphan.run_id for orphan in store.orphans()] == [journal.run_id]
+
+
+def test_a_receipt_that_was_sealed_and_not_acknowledged_is_kept_as_it_was_sealed(store: Store) -> None:
+    journal = open_journal(store.home)
+    journal.append(line(delta("a")))
+    sealed = seal(receipt_of(journal.trace, journal.run_id))
+    journal.note_sealed(b"".join(canonical_chunks(msgspec.structs.replace(sealed, trace=[]))))
+    journal.close()
+    (row,) = store.recover().rows
+    assert (row.outcome, row.reason, row.sha256) == ("complete", "complete", sealed.receipt_sha256)
+    whole(store, receipts=1)
+
+
+def test_a_sealed_receipt_that_does_not_fit_its_trace_is_not_believed(store: Store) -> None:
+    for receipt in (b"{}", b"".join(canonical_chunks(seal(receipt_of([]))))):
+        journal = open_journal(store.home)
+        journal.append(line(delta("a")))
+        journal.note_sealed(receipt)
+        journal.close()
+    assert {row.reason for row in store.recover().rows} == {"interrupted"}
+    whole(store, receipts=2)
+
+
+def test_a_copy_that_was_cut_off_is_removed(store: Store) -> None:
+    journal = Journal.create(store.home, str(uuid.uuid4()), {"fact": "copied"})
+    journal.append(line(delta("a")))
+    journal.close()
+    assert store.recover().rows == ()
+    assert not journal.folder.exists()
+
+
+def test_what_an_orphan_left_elsewhere_is_cleaned_before_it_is_sealed(store: Store) -> None:
+    run_id = cut_off(store.home, line(delta("a")))
+    (store.folder(run_id) / "patch.diff").write_text("half a pat")
+    seen: list[Orphan] = []
+
+    def clean(orphan: Orphan) -> None:
+        assert not store.has(orphan.run_id)
+        seen.append(orphan)
+
+    store.recover(clean)
+    assert [fact["fact"] for fact in seen[0].facts] == ["order", "hello"]
+    assert store.patch(store.find(run_id)) is None
+    assert (store.folder(run_id) / "patch.unfinished").exists()
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "head.jsonl"])
+def test_an_orphan_that_cannot_be_sealed_does_not_stop_the_others(store: Store, name: str) -> None:
+    assert store.recover().rows == ()
+    bad = cut_off(store.home, line(delta("a")))
+    good = cut_off(store.home, line(delta("b")))
+    broken = store.folder(bad) / name
+    broken.unlink()
+    broken.mkdir()
+    recovery = store.recover()
+    assert [row.run_id for row in recovery.rows] == [good]
+    assert [problem[:36] for problem in recovery.problems] == [bad]
+
+
+def test_what_is_no_run_is_left_alone_and_abandoned_beginnings_are_removed(store: Store) -> None:
+    runs = store.home / "runs"
+    for name in ("notes", ".fresh.new", ".abandoned.new"):
+        (runs / name).mkdir(parents=True)
+    (runs / "11111111-1111-4111-8111-111111111111").write_text("a file")
+    os.utime(runs / ".abandoned.new", (0, 0))
+    assert ABANDONED_S > 0
+    assert store.recover().rows == ()
+    assert {path.name for path in runs.iterdir()} == {"notes", ".fresh.new", "11111111-1111-4111-8111-111111111111"}
+
+
+def test_several_starts_at_once_recover_each_orphan_once(tmp_path: Path) -> None:
+    runs = {cut_off(tmp_path, line(delta(str(number)))) for number in range(12)}
+    found: list[str] = []
+
+    def start() -> None:
+        with Store.open(tmp_path) as store:
+            recovery = store.recover()
+            assert recovery.problems == ()
+            found.extend(row.run_id for row in recovery.rows)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WRITER_S_MAX)
+    assert sorted(found) == sorted(runs)
+    with Store.open(tmp_path) as store:
+        whole(store, receipts=12)

@@ -1,0 +1,174 @@
+"""Tampering: what was changed in the store is found, and leads nowhere else."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from backplane.contract.receipt import Verification
+from backplane.errors import StoreError
+from backplane.receipts import (
+    Checkpoint,
+    Store,
+    canonical_chunks,
+    seal,
+)
+from tests.receipt_writer import delta, line, stored_run, whole
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "home") as opened:
+        yield opened
+
+
+_SWAP = """UPDATE receipts SET {0} = (SELECT other.{0} FROM receipts other WHERE other.sequence = 7 - receipts.sequence)
+ WHERE sequence IN (3, 4)"""
+TAMPERINGS = {
+    "flip in a body": "UPDATE receipts SET body = replace(body, 'mock', 'mick') WHERE sequence = 3",
+    "blank in a body": "UPDATE receipts SET body = replace(body, '{', '{ ') WHERE sequence = 3",
+    "no body": "UPDATE receipts SET body = x'7b7d' WHERE sequence = 3",
+    "other outcome": "UPDATE receipts SET outcome = 'failed' WHERE sequence = 3",
+    "other reason": "UPDATE receipts SET reason = NULL WHERE sequence = 3",
+    "fewer events": "UPDATE receipts SET trace_count = 1 WHERE sequence = 3",
+    "more events": "UPDATE receipts SET trace_count = 3 WHERE sequence = 3",
+    "fewer bytes": "UPDATE receipts SET trace_bytes = trace_bytes / 2 WHERE sequence = 3",
+    "another trace hash": "UPDATE receipts SET trace_sha256 = sha256 WHERE sequence = 3",
+    "a word for a number": "UPDATE receipts SET trace_count = 'x', duration_ms = 'y' WHERE sequence = 3",
+    "bytes for a word": "UPDATE receipts SET run_id = x'ff00', backend = x'ff' WHERE sequence = 3",
+    "delete": "DELETE FROM receipts WHERE sequence = 3",
+    "delete the first": "DELETE FROM receipts WHERE sequence = 1",
+    "swap the bodies": _SWAP.format("body"),
+    "renumber": "UPDATE receipts SET sequence = 9 WHERE sequence = 3",
+    "duplicate": """INSERT INTO receipts SELECT 7, 'dddd' || substr(run_id, 5), work_order_id, backend, outcome, reason,
+ started_at, finished_at, duration_ms, sha256, body, trace_count, trace_bytes, trace_sha256, previous_link, link
+ FROM receipts WHERE sequence = 6""",
+    "link": "UPDATE receipts SET link = previous_link WHERE sequence = 3",
+}
+
+
+@pytest.fixture
+def six(store: Store) -> Store:
+    for number in range(6):
+        stored_run(store, [f"{number}a", f"{number}b"])
+    return store
+
+
+def tamper(store: Store, sql: str) -> None:
+    connection = sqlite3.connect(store.home / "receipts.sqlite")
+    with connection:
+        connection.execute(sql)
+    connection.close()
+
+
+@pytest.mark.parametrize("name", TAMPERINGS)
+def test_verify_finds_a_changed_row(six: Store, name: str) -> None:
+    whole(six, receipts=6)
+    tamper(six, TAMPERINGS[name])
+    assert six.verify_all().findings
+
+
+def test_a_changed_run_id_leads_to_no_other_folder(six: Store, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    tamper(six, "UPDATE receipts SET run_id = '../../precious', work_order_id = run_id WHERE sequence = 3")
+    with pytest.raises(StoreError, match="no run id"):
+        six.load("../../precious")
+    assert "no run id" in "".join(finding.fact for finding in six.verify("../../precious"))
+    assert six.prune(keep=0) == 6
+    assert precious.exists()
+
+
+def test_a_row_without_a_receipt_is_a_store_error(six: Store) -> None:
+    row = six.list()[3]
+    tamper(six, TAMPERINGS["no body"])
+    with pytest.raises(StoreError, match="holds no receipt"):
+        six.load(row.run_id)
+    tamper(six, TAMPERINGS["delete"])
+    with pytest.raises(StoreError, match="gone"):
+        six.body(row)
+
+
+def test_verify_finds_a_receipt_that_was_changed_and_hashed_anew(six: Store) -> None:
+    row = six.list()[3]
+    forged = seal(msgspec.structs.replace(six.load(row.run_id), outcome="failed"))
+    body = b"".join(canonical_chunks(msgspec.structs.replace(forged, trace=[])))
+    connection = sqlite3.connect(six.home / "receipts.sqlite")
+    with connection:
+        connection.execute(
+            "UPDATE receipts SET body = ?, sha256 = ?, outcome = 'failed' WHERE sequence = ?",
+            (body, forged.receipt_sha256, row.sequence),
+        )
+    connection.close()
+    assert [finding.code for finding in six.verify(row.run_id)] == ["receipt_chain_broken"]
+    assert [finding.code for finding in six.verify_all().findings] == ["receipt_chain_broken"]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "grown", "gone", "swapped"])
+def test_verify_finds_a_changed_trace(six: Store, damage: str) -> None:
+    row, other = six.list()[2], six.list()[3]
+    path = six.folder(row.run_id) / "trace.jsonl"
+    data = path.read_bytes()
+    changes: dict[str, Callable[[], object]] = {
+        "flip": lambda: path.write_bytes(data.replace(b"3a", b"3x")),
+        "cut": lambda: path.write_bytes(data[: len(data) // 2]),
+        "grown": lambda: path.write_bytes(data + line(delta("more"))),
+        "gone": path.unlink,
+        "swapped": lambda: path.write_bytes((six.folder(other.run_id) / "trace.jsonl").read_bytes()),
+    }
+    changes[damage]()
+    assert six.verify(row.run_id)
+    assert {finding.run_id for finding in six.verify_all().findings} == {row.run_id}
+
+
+def test_a_flip_anywhere_in_a_receipt_is_found(store: Store) -> None:
+    row = stored_run(store, ["some text"], usage_raw={"a": [1.5, None, "b"]})
+    body = store.body(row)
+    rng = random.Random(4)
+    for place in rng.sample(range(len(body)), 100):
+        flipped = body[:place] + bytes([body[place] ^ 1 << rng.randrange(8)]) + body[place + 1 :]
+        connection = sqlite3.connect(store.home / "receipts.sqlite")
+        with connection:
+            connection.execute("UPDATE receipts SET body = ?", (flipped,))
+        connection.close()
+        assert store.verify(row.run_id), place
+
+
+def test_a_cut_tail_and_an_older_copy_are_seen_with_a_checkpoint_alone(six: Store, tmp_path: Path) -> None:
+    shutil.copytree(six.home, tmp_path / "older")
+    stored_run(six, ["7"])
+    checkpoint = six.checkpoint()
+    assert checkpoint is not None
+    assert six.verify_all(checkpoint).findings == ()
+    assert six.verify_all(checkpoint).rollback_checked
+    with Store.open(tmp_path / "older") as older:
+        assert older.verify_all().findings == ()
+        assert not older.verify_all().rollback_checked
+        assert [finding.code for finding in older.verify_all(checkpoint).findings] == ["receipt_chain_broken"]
+        stored_run(older, ["another seventh"])
+        assert [finding.code for finding in older.verify_all(checkpoint).findings] == ["receipt_chain_broken"]
+    tamper(six, "DELETE FROM receipts WHERE sequence = 7")
+    assert six.verify_all().findings == ()
+    assert [finding.code for finding in six.verify_all(checkpoint).findings] == ["receipt_chain_broken"]
+    assert msgspec.json.decode(msgspec.json.encode(checkpoint), type=Checkpoint) == checkpoint
+
+
+def test_the_patch_beside_a_receipt_is_checked(store: Store) -> None:
+    diff = "diff --git a/a b/a\n"
+    row = stored_run(store, ["a"], verification=Verification(harness_ok=True, git_diff=diff))
+    path = store.folder(row.run_id) / "patch.diff"
+    assert store.patch(row) is None
+    assert store.verify(row.run_id) == []
+    path.write_text(diff)
+    assert store.patch(row) == path
+    assert store.verify(row.run_id) == []
+    path.write_text("another")
+    assert "the patch hashes to" in store.verify(row.run_id)[0].fact
+    claimed = stored_run(store, ["a"], usage_raw={"backplane": {"patch": {"sha256": "00", "bytes": 1}}})
+    assert "the patch cannot be read" in store.verify(claimed.run_id)[0].fact
