@@ -76,7 +76,7 @@ ROOMS = {
         "runtime router server conform schemas share validate"
     ),
     "__main__": "cli",
-    "demo": f"{SHAPES} __init__ config receipts workspace backends runtime share cli",
+    "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",
     # the far side of the line
     "hosts": f"{SHAPES} ir sidecar dialects upstream process policy acp tools",
 }
