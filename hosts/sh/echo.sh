@@ -22,6 +22,13 @@ function text(   from, w) {
   }
   fail()
 }
+function plain(s,   n) { # a key or a t as it is meant, where it is written with escapes of ASCII
+  while (match(s, /\\u00[2-7][0-9a-fA-F]/)) {
+    n = substr(s, RSTART + 4, 1) * 16 + index("123456789abcdef", tolower(substr(s, RSTART + 5, 1)))
+    s = substr(s, 1, RSTART - 1) sprintf("%c", n) substr(s, RSTART + 6)
+  }
+  return s
+}
 function value(path, depth,   c, key) {
   if (depth > 128) fail()
   skip()
@@ -32,7 +39,7 @@ function value(path, depth,   c, key) {
     if (substr(L, P, 1) == (c == "{" ? "}" : "]")) { P++; return }
     do {
       key = "[]"
-      if (c == "{") { skip(); key = text(); skip(); if (substr(L, P++, 1) != ":") fail() }
+      if (c == "{") { skip(); key = plain(text()); skip(); if (substr(L, P++, 1) != ":") fail() }
       value(path "\t" key, depth + 1); skip()
     } while (substr(L, P++, 1) == ",")
     if (substr(L, P - 1, 1) != (c == "{" ? "}" : "]")) fail()
@@ -73,15 +80,16 @@ function run(   order) {
 }
 {
   L = $0; N = length(L); P = 1
+  if (N > 16777216) fail() # S4
   check_characters(); value("", 1); skip()
   if (P <= N) fail()
-  if (kind[""] == "{" && kind["\tt"] == "\"" && raw["\tt"] == "run") run()
+  if (kind[""] == "{" && kind["\tt"] == "\"" && plain(raw["\tt"]) == "run") run()
 }'
 
 printf '%s\n' '{"t":"hello","contract_version":"abp/v0.1","backend":{"id":"echo:sh"},"capabilities":{"streaming":"native"},"mode":"mapped"}'
 # S35: a last line without its newline counts. S37: the pipe is broken when awk cannot write.
 while IFS= read -r line || [ -n "$line" ]; do
-  case $line in *[!\ \	]*) ;; *) continue ;; esac # S7
+  case $line in *[![:space:]]*) ;; *) continue ;; esac # S7
   uuid=$(od -An -v -tx1 -N16 /dev/urandom | tr -d ' \n' | sed 's/^\(.\{8\}\)\(.\{4\}\)\(.\{4\}\)\(.\{4\}\)/\1-\2-\3-\4-/')
   printf '%s\n' "$line" | awk -v now="$(date -u +%Y-%m-%dT%H:%M:%SZ)" -v uuid="$uuid" "$answer" || exit 1
 done

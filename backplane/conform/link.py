@@ -1,0 +1,182 @@
+"""A small client for one child: raw lines in both directions, everything bounded.
+
+Knows framing and nothing of the rules, so that it can show what a broken host did.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.process import Child, Command, open_child
+from backplane.protocol import Lines, Overlong, strict
+
+OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""What one child may write in one check; no answer to our small orders comes near."""
+
+READ_BYTES_MAX: Final = 64 * 1024
+LOOK_S: Final = 0.1
+"""While writing: how often what the child writes meanwhile is taken, so that both pipes cannot be full."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of the host, read as far as it can be."""
+
+    raw: bytes
+    value: Json = None
+    """The object; None where it is none, or not strict JSON."""
+    fault: str | None = None
+    """Why it is no strict JSON; None for what does not begin like an object."""
+
+    @property
+    def t(self) -> str | None:
+        """Which message it is; None for noise."""
+        t = self.value.get("t") if isinstance(self.value, dict) else None
+        return t if isinstance(t, str) else None
+
+    def get(self, name: str) -> Json:
+        return self.value.get(name) if isinstance(self.value, dict) else None
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """How long a host may take, in seconds."""
+
+    hello_s: float = 10.0
+    run_s: float = 60.0
+    """From the run to its end. An agent that calls a model needs longer than an echo."""
+    exit_s: float = 2.0
+    """From the end of stdin, or SIGTERM, to the exit."""
+    quiet_s: float = 0.15
+    """How long silence is listened to where silence is the rule."""
+    slack_s: float = 0.5
+    """Added to a bound that a rule names, for a busy machine."""
+
+
+class Link:
+    """One running child and what it has said so far."""
+
+    def __init__(self, child: Child, bounds: Bounds) -> None:
+        self.child = child
+        self.bounds = bounds
+        self.lines: list[Line] = []
+        self.handed = 0
+        """How many of them were handed out; the others arrived with them and wait."""
+        self.ended = False
+        """Its stdout is closed."""
+        self.flooded = False
+        self._framing = Lines()
+        self._queue: deque[Line] = deque()
+        self._taken = 0
+
+    async def next(self, timeout_s: float) -> Line | None:
+        """The next line; None when there is none in time, or none any more."""
+        with anyio.move_on_after(timeout_s):
+            while not self._queue and not self.ended:
+                await anyio.wait_readable(self.child.stdout)
+                self._take()
+        if not self._queue:
+            return None
+        self.handed += 1
+        return self._queue.popleft()
+
+    async def until(self, wanted: Callable[[Line], bool], timeout_s: float) -> Line | None:
+        """Read on to the first line that is wanted; None when it does not come in time."""
+        with anyio.move_on_after(timeout_s):
+            while (line := await self.next(timeout_s)) is not None:
+                if wanted(line):
+                    return line
+        return None
+
+    async def send(self, message: Json, *, newline: bytes = b"\n", piece_bytes: int = READ_BYTES_MAX) -> bool:
+        """Write a message, or bytes as they are; False when the host does not take it in time."""
+        data = message if isinstance(message, bytes) else msgspec.json.encode(message)
+        unsent = memoryview(data + newline)
+        with anyio.move_on_after(self.bounds.run_s):
+            while unsent and self.child.stdin >= 0:
+                with anyio.move_on_after(LOOK_S):
+                    await anyio.wait_writable(self.child.stdin)
+                self._take()
+                try:
+                    unsent = unsent[os.write(self.child.stdin, unsent[:piece_bytes]) :]
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    return False
+        return not unsent
+
+    async def rest(self, timeout_s: float) -> None:
+        """Read to the end of stdout, or until the time is over."""
+        await self.until(lambda _: False, timeout_s)
+
+    def _take(self) -> None:
+        try:
+            data = os.read(self.child.stdout, READ_BYTES_MAX) if self.child.stdout >= 0 else b""
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._taken += len(data)
+        self.flooded = self._taken > OUTPUT_BYTES_MAX
+        self.ended = not data or self.flooded
+        lines = self._framing.feed(data)
+        if self.ended and (last := self._framing.end()):
+            lines.append(last)
+        for raw in lines:
+            line = _read(raw)
+            self.lines.append(line)
+            self._queue.append(line)
+
+
+def _read(raw: bytes) -> Line:
+    if isinstance(raw, Overlong):
+        return Line(bytes(raw), None, "over 16 MiB")
+    if not raw.lstrip().startswith(b"{"):
+        return Line(raw)
+    try:
+        return Line(raw, strict(raw))
+    except (ValueError, RecursionError) as error:
+        return Line(raw, None, str(error))
+
+
+class Place(msgspec.Struct, frozen=True):
+    """How a child is started."""
+
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str | None = None
+    bounds: Bounds = Bounds()
+
+
+@asynccontextmanager
+async def linked(place: Place) -> AsyncIterator[Link]:
+    """Start a fresh child; nothing of it is left when the block is left.
+
+    Raises:
+        BackendError: `sidecar_spawn_failed`.
+    """
+    async with open_child(Command(place.command, dict(place.env), place.cwd)) as child:
+        yield Link(child, place.bounds)
+
+
+def order(root: str, task: str, **more: Any) -> dict[str, Json]:
+    """A work order, whole, as hosts get them."""
+    none: list[str] = []
+    policy = ("allowed_tools", "disallowed_tools", "deny_read", "deny_write", "allow_network", "deny_network")
+    return {
+        "id": "0f8a4c52-7d6b-4f0e-9a3c-5b1d2e3f4a5b",
+        "task": task,
+        "lane": "patch_first",
+        "workspace": {"root": root, "mode": "staged", "include": none, "exclude": none},
+        "context": {"files": none, "snippets": none},
+        "policy": {**dict.fromkeys(policy, none), "require_approval_for": none},
+        "requirements": {"required": none},
+        "config": {"model": None, "vendor": {}, "env": {}, "max_budget_usd": None, "max_turns": None},
+        **more,
+    }

@@ -1,0 +1,365 @@
+"""One plain run, as a control plane without extensions does it, and what its record shows.
+
+The host is started once; all checks of this file look at the same record.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+
+from backplane import schemas
+from backplane.conform.link import Line, Place, linked, order
+from backplane.conform.verdict import Level, Unfit, printable
+from backplane.contract import canonical
+from backplane.contract.canonical import Json
+from backplane.contract.capability import CAPABILITIES, read_level
+from backplane.contract.receipt import CONTRACT_VERSION, read_receipt, receipt_hash
+from backplane.errors import CODES
+from backplane.process import Exit
+from backplane.protocol import MESSAGES, version_compatible
+
+RUN_ID: Final = "3b8f7a1c-2d4e-4f60-8a9b-0c1d2e3f4a5b"
+
+ENDS: Final = ("final", "fatal")
+
+
+class Plain(msgspec.Struct, frozen=True):
+    """The record: hello, a pause, `run`, stdin closed at once, everything until the exit."""
+
+    order: dict[str, Any]
+    hello: tuple[Line, ...]
+    """Lines up to the hello, or until the time for it was over."""
+    early: tuple[Line, ...]
+    """Lines between the hello and the run."""
+    answer: tuple[Line, ...]
+    """Lines after the run, to the end of stdout."""
+    how: Exit | None
+    """How it ended by itself after all that; None when it had to be stopped."""
+    swept: int
+    stderr: str
+    flooded: bool
+
+    @property
+    def greeting(self) -> Json:
+        """The hello as an object; empty when there was none."""
+        return self.hello[-1].value if self.hello and self.hello[-1].t == "hello" else {}
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        return (*self.hello, *self.early, *self.answer)
+
+    @property
+    def events(self) -> tuple[Line, ...]:
+        return tuple(line for line in self.answer if line.t == "event")
+
+    @property
+    def ends(self) -> tuple[Line, ...]:
+        return tuple(line for line in self.answer if line.t in ENDS)
+
+    @property
+    def receipt(self) -> Json:
+        """The receipt as sent; empty when there was none that is an object."""
+        receipt = self.ends[0].get("receipt") if self.ends else None
+        return receipt if isinstance(receipt, dict) else {}
+
+
+async def record(place: Place, root: str, task: str) -> Plain:
+    """Do the plain run.
+
+    Raises:
+        BackendError: `sidecar_spawn_failed`.
+    """
+    bounds, asked = place.bounds, order(root, task)
+    async with linked(place) as link:
+        greeting = await link.until(lambda line: line.t is not None, bounds.hello_s)
+        hello = tuple(link.lines[: link.handed])
+        if greeting is not None:
+            await link.next(bounds.quiet_s)
+            early = link.lines[len(hello) :]
+            await link.send({"t": "run", "id": RUN_ID, "work_order": asked})
+            link.child.close_stdin()
+            await link.until(lambda line: line.t in ENDS, bounds.run_s)
+            end_s = time.monotonic()
+            await link.rest(bounds.exit_s + bounds.slack_s)
+        else:
+            early, end_s = [], time.monotonic()
+        how = await link.child.wait(max(0.0, end_s + bounds.exit_s + bounds.slack_s - time.monotonic()))
+        # Who has not ended by itself is stopped at once: its processes are no leftovers of an orderly exit.
+        await link.child.stop(grace_s=0)
+        return Plain(
+            asked, hello, tuple(early), tuple(link.lines[len(hello) + len(early) :]), how,
+            link.child.swept if how is not None else 0, printable(link.child.stderr_tail[-600:]), link.flooded,
+        )  # fmt: skip
+
+
+Found = Iterator[tuple[str, tuple[Line, ...]]]
+"""Each thing wrong, in words, with the lines that show it."""
+
+
+def _hello_in_time(plain: Plain) -> Found:
+    if not plain.hello or plain.hello[-1].t is None:
+        ending = f"; it ended with {plain.how.describe()}" if plain.how else ""
+        yield f"no hello came{ending}; stderr: {plain.stderr or 'empty'}", plain.hello
+    elif plain.hello[-1].t != "hello":
+        yield f"the first message is {plain.hello[-1].t}", plain.hello
+
+
+def _hello_shape(plain: Plain) -> Found:
+    known = {**plain.greeting, "capabilities": {}, "contract_version": "abp/v0.1"} if plain.greeting else {}
+    if not isinstance(plain.greeting.get("contract_version"), str):
+        yield "contract_version is not a string", plain.hello
+    if not isinstance(plain.greeting.get("capabilities"), dict):
+        yield "capabilities is not an object", plain.hello
+    for pointer, words in _wrong("envelope_hello", known):
+        yield f"{pointer or 'the hello'}: {words}", plain.hello
+
+
+def _hello_version(plain: Plain) -> Found:
+    version = plain.greeting.get("contract_version")
+    if not isinstance(version, str) or not version_compatible(version):
+        yield f"{version!r} is not compatible with {CONTRACT_VERSION}", plain.hello
+
+
+def _run_ends(plain: Plain) -> Found:
+    if plain.flooded:
+        yield "it wrote without end", plain.answer[:3]
+    elif not plain.ends:
+        ending = plain.how.describe() if plain.how else "still running"
+        yield f"neither final nor fatal came ({ending}); stderr: {plain.stderr or 'empty'}", plain.answer
+
+
+def _run_gives_receipt(plain: Plain) -> Found:
+    if plain.ends and plain.ends[0].t == "fatal":
+        yield f"it ended with fatal: {plain.ends[0].get('error')!r:.200}", plain.ends
+
+
+def _receipt_shape(plain: Plain) -> Found:
+    if not plain.receipt:
+        yield "there is no receipt", plain.ends
+        return
+    try:
+        read_receipt(
+            plain.receipt if not isinstance(plain.receipt.get("trace"), list) else {**plain.receipt, "trace": []}
+        )
+    except ValueError as error:
+        yield str(error), plain.ends
+    # Trace, hash and the manifest's names have checks of their own, one level up.
+    emptied: dict[str, Json] = {"trace": [], "capabilities": {}, "receipt_sha256": None}
+    bare = {**plain.receipt, **{name: empty for name, empty in emptied.items() if name in plain.receipt}}
+    for pointer, words in _wrong("receipt", bare):
+        yield f"{pointer or 'the receipt'}: {words}", plain.ends
+
+
+def _ref_ids(plain: Plain) -> Found:
+    for line in plain.answer:
+        if line.t in ("event", "final", "ask") and line.get("ref_id") != RUN_ID:
+            yield f"ref_id is {line.get('ref_id')!r:.60} in place of the run's id", (line,)
+        elif line.t == "fatal" and line.get("ref_id") not in (RUN_ID, None):
+            yield f"ref_id is {line.get('ref_id')!r:.60}, neither the run's id nor null", (line,)
+
+
+def _no_noise(plain: Plain) -> Found:
+    for line in plain.lines:
+        if line.t is None and line.fault is None and line.raw.strip():
+            yield "a line that is no message", (line,)
+
+
+def _strict_json(plain: Plain) -> Found:
+    for line in plain.lines:
+        if line.fault is not None:
+            yield f"not strict JSON: {line.fault}", (line,)
+
+
+def _no_blank_lines(plain: Plain) -> Found:
+    if any(not line.raw.strip() for line in plain.lines):
+        yield "a blank line", plain.lines
+
+
+def _own_messages_only(plain: Plain) -> Found:
+    for line in plain.lines:
+        if line.t is not None and MESSAGES.get(line.t, (None, "host"))[1] != "host":
+            yield f"{line.t} is a control plane's to say", (line,)
+        elif line.t in ("ask", "pong"):
+            yield f"{line.t} without the extension having been announced by us, or without a question", (line,)
+        elif line.t is not None and line.t not in MESSAGES:
+            yield f"{line.t!r:.60} is no message of the contract", (line,)
+
+
+def _one_hello(plain: Plain) -> Found:
+    again = tuple(line for line in (*plain.early, *plain.answer) if line.t == "hello")
+    if again:
+        yield "it said hello again", again
+
+
+def _capabilities(plain: Plain) -> Found:
+    for name, level in {**plain.receipt.get("capabilities", {}), **plain.greeting["capabilities"]}.items():
+        if name not in CAPABILITIES:
+            yield f"{name!r:.60} is not a capability of the contract", plain.hello
+        elif read_level(level) is None:
+            yield f"{name} has the level {level!r:.60}, which the contract does not have", plain.hello
+
+
+def _quiet_before_run(plain: Plain) -> Found:
+    if plain.early:
+        yield "it spoke before it was asked", plain.early
+
+
+def _event_shapes(plain: Plain) -> Found:
+    for line in plain.events:
+        for pointer, words in _wrong("envelope_event", line.value):
+            if not pointer.endswith(("/ts", "/error_code")):
+                yield f"{pointer or 'the event'}: {words}", (line,)
+
+
+def _event_times(plain: Plain) -> Found:
+    for line in plain.events:
+        event = line.get("event")
+        if isinstance(event, dict) and not _is_time(event.get("ts")):
+            yield f"ts is {event.get('ts')!r:.60}", (line,)
+
+
+def _error_codes(plain: Plain) -> Found:
+    for line in (*plain.events, *plain.ends):
+        holder = line.get("event") if line.t == "event" else line.value
+        code = holder.get("error_code") if isinstance(holder, dict) else None
+        if code is not None and code not in CODES:
+            yield f"error_code is {code!r:.60}", (line,)
+
+
+def _one_end(plain: Plain) -> Found:
+    if len(plain.ends) > 1:
+        yield f"{len(plain.ends)} ends for one run", plain.ends
+    elif plain.ends and plain.answer[-1] is not plain.ends[0]:
+        yield "it went on after the end", plain.answer[plain.answer.index(plain.ends[0]) :]
+
+
+def _receipt_ids(plain: Plain) -> Found:
+    meta = plain.receipt.get("meta", {})
+    if meta.get("work_order_id") != plain.order["id"]:
+        yield f"work_order_id is {meta.get('work_order_id')!r:.60}, the order's is {plain.order['id']!r}", plain.ends
+    if meta.get("run_id") != RUN_ID:
+        yield f"run_id is {meta.get('run_id')!r:.60}, the run's id is {RUN_ID!r}", plain.ends
+
+
+def _receipt_version(plain: Plain) -> Found:
+    version = plain.receipt.get("meta", {}).get("contract_version")
+    if version != plain.greeting.get("contract_version"):
+        yield f"contract_version is {version!r:.60}, the hello says otherwise", plain.ends
+
+
+def _receipt_times(plain: Plain) -> Found:
+    meta = plain.receipt.get("meta", {})
+    times = [meta.get("started_at"), meta.get("finished_at")]
+    if not all(map(_is_time, times)):
+        yield f"not two times: {times!r:.120}", plain.ends
+    elif canonical.timestamp(times[0])[:-1] > canonical.timestamp(times[1])[:-1]:
+        yield f"it ends at {times[1]}, before its start at {times[0]}", plain.ends
+
+
+def _receipt_backend(plain: Plain) -> Found:
+    theirs, mine = plain.receipt.get("backend", {}).get("id"), plain.greeting.get("backend", {}).get("id")
+    if theirs != mine:
+        yield f"backend.id is {theirs!r:.60} in the receipt and {mine!r:.60} in the hello", plain.ends
+
+
+def _receipt_trace(plain: Plain) -> Found:
+    trace = plain.receipt.get("trace")
+    if trace and trace != [line.get("event") for line in plain.events]:
+        yield f"trace has {len(trace)} events that are not the {len(plain.events)} streamed ones", plain.ends
+
+
+def _receipt_hash(plain: Plain) -> Found:
+    sealed = plain.receipt.get("receipt_sha256")
+    if sealed is None:
+        return
+    try:
+        computed = receipt_hash(read_receipt(plain.receipt))
+    except ValueError as error:
+        yield f"cannot be computed: {error}", plain.ends
+        return
+    if computed != sealed:
+        yield f"receipt_sha256 is {sealed!r:.80}, the content hashes to {computed}", plain.ends
+
+
+def _exit(plain: Plain) -> Found:
+    if plain.how is None:
+        yield "it did not exit although stdin is closed and the run is over", plain.answer
+    elif plain.how.code != 0:
+        yield f"it ended with {plain.how.describe()}; stderr: {plain.stderr or 'empty'}", plain.answer
+
+
+def _nothing_left(plain: Plain) -> Found:
+    if plain.swept:
+        yield f"{plain.swept} of its processes were left running", ()
+
+
+def _is_time(text: Json) -> bool:
+    try:
+        canonical.timestamp(text)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+@cache
+def _validator(name: str) -> Any:
+    # jsonschema costs 60 ms to import: only who checks a host pays for it.
+    import jsonschema
+
+    return jsonschema.Draft202012Validator(json.loads(schemas.load_schema(name)))
+
+
+def _wrong(name: str, value: Json) -> Iterator[tuple[str, str]]:
+    for error in _validator(name).iter_errors(value):
+        yield "".join(f"/{part}" for part in error.absolute_path), str(error.message)[:200]
+
+
+DID: Final = "said nothing until the hello, sent a run, closed stdin"
+
+PLAIN_CHECKS: Final[tuple[tuple[str, Level, str, Callable[[Plain], Found]], ...]] = (
+    ("says hello first and in time", "speaks", "S8", _hello_in_time),
+    ("has a hello of the right shape", "speaks", "S9", _hello_shape),
+    ("speaks a compatible version", "speaks", "S10", _hello_version),
+    ("writes strict JSON", "speaks", "S3", _strict_json),
+    ("ends a run", "speaks", "S26", _run_ends),
+    ("goes on after stdin ended and gives a receipt", "speaks", "S34", _run_gives_receipt),
+    ("has a receipt of the right shape", "speaks", "S30", _receipt_shape),
+    ("repeats the run's id", "speaks", "S14", _ref_ids),
+    ("writes nothing but messages", "behaves", "S2", _no_noise),
+    ("writes no blank line", "behaves", "S7", _no_blank_lines),
+    ("says only what is a host's to say", "behaves", "S50", _own_messages_only),
+    ("says hello once", "behaves", "S8", _one_hello),
+    ("names capabilities and levels of the contract", "behaves", "S11", _capabilities),
+    ("is silent until the run", "behaves", "S12", _quiet_before_run),
+    ("sends events of the right shape", "behaves", "S21", _event_shapes),
+    ("gives every event a time", "behaves", "S22", _event_times),
+    ("uses the contract's error codes", "behaves", "S24", _error_codes),
+    ("ends once and then is silent", "behaves", "S26", _one_end),
+    ("names order and run in the receipt", "behaves", "S31", _receipt_ids),
+    ("names the version in the receipt", "behaves", "S31", _receipt_version),
+    ("starts before it finishes", "behaves", "S31", _receipt_times),
+    ("is the same backend in hello and receipt", "behaves", "S30", _receipt_backend),
+    ("has an empty trace, or the one it streamed", "behaves", "S32", _receipt_trace),
+    ("has no hash, or the right one", "behaves", "S33", _receipt_hash),
+    ("exits with code 0 when stdin has ended", "behaves", "S35", _exit),
+    ("leaves no process behind", "behaves", "S38", _nothing_left),
+)  # fmt: skip
+
+
+def look(check: Callable[[Plain], Found], plain: Plain) -> str:
+    """Hold one rule against the record.
+
+    Raises:
+        Unfit: with everything that is wrong.
+    """
+    found = list(check(plain))
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise Unfit(found[0][0] + more, found[0][1])
+    return f"{len(plain.lines)} lines, {len(plain.events)} of them events"

@@ -1,0 +1,70 @@
+"""What one check finds: the values that travel from the checks to the report. Nothing is done here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from backplane.conform.link import Line
+
+Level = Literal["speaks", "behaves", "robust"]
+LEVELS: Final[tuple[Level, ...]] = ("speaks", "behaves", "robust")
+
+LINES_SHOWN: Final = 5
+LINE_CHARACTERS: Final = 300
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One check and its outcome."""
+
+    name: str
+    level: Level
+    rule: str
+    """Number of the rule in `contracts/sidecar.md`."""
+    did: str
+    """What was done."""
+    verdict: Literal["pass", "fail", "skip"]
+    seen: str
+    """What was seen; for a skip, why."""
+    lines: tuple[str, ...] = ()
+    """Lines of the host that show it, with control characters escaped."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """All checks of one program."""
+
+    command: tuple[str, ...]
+    level: Literal["none", "speaks", "behaves", "robust"]
+    """The highest level of which, and below which, no check failed."""
+    backend: str | None
+    extensions: tuple[str, ...]
+    results: tuple[Result, ...]
+
+    def count(self, verdict: str) -> int:
+        return sum(result.verdict == verdict for result in self.results)
+
+
+class Unfit(Exception):
+    """The host broke the rule that is being checked."""
+
+    def __init__(self, seen: str, lines: Sequence[Line] = ()) -> None:
+        super().__init__(seen)
+        self.seen = seen
+        self.lines = tuple(lines)
+
+
+class Unasked(Exception):
+    """The check does not apply to this host."""
+
+
+def shown(lines: Sequence[Line]) -> tuple[str, ...]:
+    """The last lines, cut and printable."""
+    return tuple(printable(line.raw) for line in lines[-LINES_SHOWN:])
+
+
+def printable(raw: bytes) -> str:
+    text = raw[: 4 * LINE_CHARACTERS].decode("utf-8", "backslashreplace")
+    escaped = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    return escaped if len(escaped) <= LINE_CHARACTERS else escaped[: LINE_CHARACTERS - 1] + "…"
