@@ -37,6 +37,7 @@ from backplane.errors import BackplaneError, ContractError, from_code
 from backplane.outbox import Outbox
 from backplane.protocol import Broken, ControlEnd, Dropped, Events, Noise, Unknown
 from backplane.record import Facts
+from backplane.splits import Splits
 
 OnAsk = Callable[[AskRaised], Awaitable[Decision]]
 
@@ -81,6 +82,7 @@ class Intake:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._allowed_for_run: set[str] = set()
         self._pongs: dict[int, anyio.Event] = {}
+        self._splits = Splits(facts.redactor) if facts.redactor.forms else None
 
     def connect(self, outbox: Outbox, tasks: anyio.abc.TaskGroup) -> None:
         """Where answers go, and where an ask may wait for its answer."""
@@ -106,8 +108,26 @@ class Intake:
                 self._facts.counts["late"] += len(item.events)
             else:
                 self._accept(item.events)
-                ready.append(item)
+                ready.append(self._whole(item))
         return ready
+
+    @property
+    def holding(self) -> bool:
+        """A text is held back that may be the beginning of a secret."""
+        return self._splits is not None and self._splits.holding
+
+    def let_go(self) -> list[Events]:
+        """What was held back for long enough, as events."""
+        late = self._splits.flush() if self._splits is not None else []
+        return [Events(self._run_id, late, [canonical.encode(event) for event in late])] if late else []
+
+    def _whole(self, batch: Events) -> Events:
+        if self._splits is None:
+            return batch
+        before = self._splits.redacted
+        events, records = self._splits.take(batch.events, batch.records)
+        self._facts.counts["redacted"] += self._splits.redacted - before
+        return Events(batch.ref_id, events, records)
 
     def _accept(self, events: list[AgentEvent]) -> None:
         self._facts.accepted += len(events)
@@ -161,9 +181,9 @@ class Intake:
             self.close()
             return []
         self._facts.final(claim, raw)
-        adopted = self._adopt_trace(trace if isinstance(trace, list) else [])
+        last = [*self.let_go(), *self._adopt_trace(trace if isinstance(trace, list) else [])]
         self.close()
-        return adopted
+        return last
 
     def _adopt_trace(self, trace: list[Json]) -> list[Events]:
         """A trace inside the final: taken when nothing was streamed, else kept as a claim."""
@@ -176,14 +196,16 @@ class Intake:
         self._accept(events)
         return [Events(self._run_id, events, [canonical.encode(event) for event in events])]
 
-    def _fatal(self, fatal: wire.Fatal) -> None:
+    def _fatal(self, fatal: wire.Fatal) -> list[Events]:
         if self.over.is_set():
             self._facts.counts["late"] += 1
-            return
+            return []
         code = fatal.error_code if isinstance(fatal.error_code, str) else "internal"
         self._facts.fatal(fatal)
+        last = self.let_go()
         self._decide("failed", from_code(code, fatal.error))
         self.close()
+        return last
 
     def _ask(self, ask: wire.Ask) -> list[Events]:
         if self.over.is_set() or ask.id in self.asks_open:

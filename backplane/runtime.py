@@ -40,6 +40,7 @@ from backplane.receipts.journal import Journal
 from backplane.receipts.seal import canonical_chunks
 from backplane.record import End, Facts
 from backplane.redact import Redactor
+from backplane.splits import HOLD_S_MAX
 
 EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1")
 """What this control plane announces with every run."""
@@ -245,7 +246,9 @@ class Run:
         tasks.start_soon(self._watch)
         try:
             self._journal = self._plane.keeper.journal(self.facts)
-            preparing = sealing.Preparation(self._plane.keeper, self.facts, self._limits, lambda: self._stopping and not self._sent)
+            preparing = sealing.Preparation(
+                self._plane.keeper, self.facts, self._limits, lambda: self._stopping and not self._sent
+            )
             self._preparing = preparing
             tasks.start_soon(preparing.run, self._journal.folder)
             await self._await_hello()
@@ -301,7 +304,13 @@ class Run:
         if not self._gone.is_set():
             self._waiting_since = time.monotonic()
             try:
-                await anyio.wait_readable(fd)
+                if self._intake.holding:
+                    with anyio.move_on_after(HOLD_S_MAX) as holding:
+                        await anyio.wait_readable(fd)
+                    if holding.cancelled_caught:
+                        self._hand_on(self._intake.let_go())
+                else:
+                    await anyio.wait_readable(fd)
             except anyio.ClosedResourceError:
                 pass  # Woken by the end of the ladder; what is left in the pipe is read below.
             finally:
@@ -415,6 +424,7 @@ class Run:
             while not self._drained:
                 await self._advance()
             await self._gone.wait()
+            self._hand_on(self._intake.let_go())
             self._intake.close()
             self._explain_exit()
             if self.end is None:
