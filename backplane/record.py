@@ -32,7 +32,6 @@ from backplane.contract.receipt import (
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import CODES
 from backplane.policy import Layer, Policy, enforcement
-from backplane.receipts.seal import Folded, fold
 from backplane.redact import Redactor
 
 NAMES_MAX: Final = 1000
@@ -82,6 +81,35 @@ def outcome_of(end: End, *, claimed: Outcome | None, accepted: int) -> Outcome:
     if end.reason in _RANK:
         return min(claimed, cast(Outcome, end.reason), key=_RANK.__getitem__)
     return claimed
+
+
+_COUNTERS: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "request_units")
+
+
+class Folded(msgspec.Struct, frozen=True):
+    """What the events so far say about the run as a whole."""
+
+    usage: Usage = Usage()
+    """The last count reported under way, member by member; a claim of the child."""
+    session: Json = None
+    """The last `ext.session`, for resuming."""
+
+
+def fold(folded: Folded, event: AgentEvent) -> Folded:
+    """Add one event; an event that says nothing about the whole gives the same value back."""
+    if not isinstance(event, Warned) or not isinstance(event.ext, dict):
+        return folded
+    body = event.ext.get("usage")
+    if isinstance(body, dict):
+        counted = {name: body[name] for name in _COUNTERS if _is_counter(body.get(name))}
+        folded = msgspec.structs.replace(folded, usage=msgspec.structs.replace(folded.usage, **counted))
+    if event.ext.get("session") is not None:
+        folded = msgspec.structs.replace(folded, session=event.ext["session"])
+    return folded
+
+
+def _is_counter(value: Json) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= canonical.INT_MAX
 
 
 class Facts:

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +23,10 @@ from backplane.config import Limits
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Artifact, Receipt
-from backplane.errors import BackplaneError, WorkspaceError
+from backplane.errors import BackplaneError, StoreError, WorkspaceError
 from backplane.receipts.journal import Journal, head_fact
 from backplane.receipts.manifests import keep_manifest, kept_manifest
-from backplane.receipts.recovery import Orphan
+from backplane.receipts.recovery import Orphan, is_live
 from backplane.receipts.seal import seal
 from backplane.receipts.store import Store
 from backplane.receipts.trace import Trace
@@ -41,6 +42,8 @@ class Keeper:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self.problems: tuple[str, ...] = ()
+        """What a killed control plane left behind and could not be sealed, a line each."""
         self._store: Store | None = None
         self._opening = threading.Lock()
 
@@ -53,9 +56,17 @@ class Keeper:
         with self._opening:
             if self._store is None:
                 store = Store.open(self.home)
-                store.recover(self._clean)
+                self.problems = store.recover(self._clean).problems
+                self._sweep_stages()
                 self._store = store
             return self._store
+
+    def _sweep_stages(self) -> None:
+        """Remove staged trees of runs that were sealed, but killed before they were cleaned up."""
+        stages = self.home / "stage"
+        for stage in stages.iterdir() if stages.is_dir() else ():
+            if not is_live(self.home, stage.name):
+                collect(stage)
 
     def _clean(self, orphan: Orphan) -> None:
         collect(self.stage_of(orphan.run_id))
@@ -72,7 +83,10 @@ class Keeper:
         return kept_manifest(self.home, key)
 
     def keep_manifest(self, key: str, capabilities: dict[str, Any]) -> None:
-        keep_manifest(self.home, key, capabilities)
+        """Keep what a host just said; a cache, so a failing disk is left for the receipt to report."""
+        if self.kept_manifest(key) != capabilities:
+            with suppress(StoreError):
+                keep_manifest(self.home, key, capabilities)
 
     def close(self) -> None:
         with self._opening:

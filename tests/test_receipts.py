@@ -21,13 +21,11 @@ from backplane.errors import StoreError
 from backplane.receipts import (
     ABSENT,
     Difference,
-    Folded,
     Journal,
     Trace,
     canonical_chunks,
     compare,
     digest,
-    fold,
     is_intact,
     keep_manifest,
     kept_manifest,
@@ -35,6 +33,7 @@ from backplane.receipts import (
 )
 from backplane.receipts.journal import read_facts
 from backplane.receipts.trace import CHUNK_BYTES, MARK_LINES, trace_chunks
+from backplane.record import Folded, fold
 from tests import receipt_cases
 from tests.receipt_writer import ORDER, TS, delta, line, open_journal, receipt_of
 

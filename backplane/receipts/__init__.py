@@ -13,7 +13,7 @@ from backplane.receipts.journal import Facts, Journal, head_fact
 from backplane.receipts.manifests import keep_manifest, kept_manifest
 from backplane.receipts.recovery import Orphan, Recovery, is_live
 from backplane.receipts.rows import Checkpoint, Row
-from backplane.receipts.seal import Folded, canonical_chunks, canonical_parts, digest, fold, is_intact, seal
+from backplane.receipts.seal import canonical_chunks, canonical_parts, digest, is_intact, seal
 from backplane.receipts.store import Store
 from backplane.receipts.trace import Trace
 
@@ -28,7 +28,6 @@ __all__ = [
     "Difference",
     "Facts",
     "Finding",
-    "Folded",
     "Journal",
     "Orphan",
     "Recovery",
@@ -40,7 +39,6 @@ __all__ = [
     "compare",
     "digest",
     "export",
-    "fold",
     "head_fact",
     "import_bundle",
     "is_intact",

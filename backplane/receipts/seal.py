@@ -13,40 +13,11 @@ from typing import Final
 import msgspec
 
 from backplane.contract import canonical
-from backplane.contract.canonical import Json
-from backplane.contract.events import AgentEvent, Warned
-from backplane.contract.receipt import Receipt, Usage
+from backplane.contract.receipt import Receipt
 from backplane.receipts.trace import Trace, trace_chunks
 
 _BEFORE_TRACE: Final = ("artifacts", "backend", "capabilities", "meta", "mode", "outcome", "receipt_sha256")
 _AFTER_TRACE: Final = ("usage", "usage_raw", "verification")
-_COUNTERS: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "request_units")
-
-
-class Folded(msgspec.Struct, frozen=True):
-    """What the events so far say about the run as a whole."""
-
-    usage: Usage = Usage()
-    """The last count reported under way, member by member; a claim of the child."""
-    session: Json = None
-    """The last `ext.session`, for resuming."""
-
-
-def fold(folded: Folded, event: AgentEvent) -> Folded:
-    """Add one event; an event that says nothing about the whole gives the same value back."""
-    if not isinstance(event, Warned) or not isinstance(event.ext, dict):
-        return folded
-    body = event.ext.get("usage")
-    if isinstance(body, dict):
-        counted = {name: body[name] for name in _COUNTERS if _is_counter(body.get(name))}
-        folded = msgspec.structs.replace(folded, usage=msgspec.structs.replace(folded.usage, **counted))
-    if event.ext.get("session") is not None:
-        folded = msgspec.structs.replace(folded, session=event.ext["session"])
-    return folded
-
-
-def _is_counter(value: Json) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= canonical.INT_MAX
 
 
 def canonical_parts(receipt: Receipt) -> tuple[bytes, bytes]:
