@@ -1,0 +1,239 @@
+"""What a workspace was when the run began, and what has changed since.
+
+Contents and facts of files go in at the start; at the end a listing of the same tree comes back
+as leaves before and after. The contents lie in one file of ours outside the tree, and are
+checked by their hash when they are read again.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from backplane._git import FILE, LINK, PROGRAM, RULES_BYTES_MAX, Leaf, blob_id
+from backplane._tree import Folder, Listing, Scope, open_known, opened, read_file
+
+BLOB_BYTES_MAX: Final = 64 << 20
+"""Largest file that is compared by content and can be in a patch. A binary patch costs git some
+four times the file in memory; a larger file that changed is named as left out."""
+
+UNSURE_NS: Final = 2_000_000_000
+"""A file changed this shortly before the baseline was finished is read again at the end: its time
+may not tell a later change apart. The coarsest clock of a common file system (FAT) is two seconds."""
+
+RULES_NAME: Final = ".gitignore"
+
+_Signature = tuple[int, int, int, int, int]
+
+
+class Known(msgspec.Struct, frozen=True, gc=False):
+    """One file or link at the start."""
+
+    signature: _Signature
+    leaf: Leaf | None = None
+    """None when its content is not kept: it is ignored, or too large."""
+    place: int = 0
+    """Where its content begins in the store."""
+    size: int = 0
+    tracked: bool = True
+    """False when git's rules ignore it: changes are counted, not patched."""
+
+
+def signature(facts: os.stat_result) -> _Signature:
+    """What differs whenever a file was changed; the change time cannot be set by a program."""
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_mode
+
+
+def git_mode(facts: os.stat_result) -> int:
+    if stat.S_ISLNK(facts.st_mode):
+        return LINK
+    return PROGRAM if facts.st_mode & 0o100 else FILE
+
+
+class Baseline:
+    """Files as they were; `keep` and `note` until `seal`, then `content` and `find_changes`."""
+
+    def __init__(self, store: Path) -> None:
+        self.known: dict[str, Known] = {}
+        self._path = store
+        self._file = store.open("xb", buffering=1 << 20)
+        self._places: dict[bytes, int] = {}
+        self._end = 0
+        self._sealed_ns = 0
+
+    @property
+    def bytes_kept(self) -> int:
+        return self._end
+
+    def keep(self, path: str, facts: os.stat_result, data: bytes) -> Leaf:
+        """Keep a file's content."""
+        oid = blob_id(data)
+        place = self._places.get(oid)
+        if place is None:
+            place = self._places[oid] = self._end
+            self._file.write(data)
+            self._end += len(data)
+        leaf = Leaf(git_mode(facts), oid)
+        self.known[path] = Known(signature(facts), leaf, place, len(data))
+        return leaf
+
+    def note(self, path: str, facts: os.stat_result, *, tracked: bool) -> None:
+        """Remember only that a file was there, and when it was changed."""
+        self.known[path] = Known(signature(facts), tracked=tracked)
+
+    def seal(self) -> None:
+        self._file.close()
+        self._places.clear()
+        self._sealed_ns = time.time_ns()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def is_same(self, old: Known, facts: os.stat_result) -> bool:
+        """Whether a file need not be read to know that it has not changed."""
+        return old.signature == signature(facts) and facts.st_ctime_ns < self._sealed_ns - UNSURE_NS
+
+    def content(self, path: str, scope: Scope) -> bytes:
+        """Read back a file's content. Raises WorkspaceError when somebody has changed our store."""
+        old = self.known[path]
+        assert old.leaf is not None
+        with self._path.open("rb") as file:
+            file.seek(old.place)
+            data = file.read(old.size)
+        if blob_id(data) != old.leaf.oid:
+            raise scope.fail("what was kept of the workspace's start is not what was kept", "keep the agent out of it")
+        return data
+
+
+class Changes(msgspec.Struct):
+    """Everything that differs from the baseline."""
+
+    before: dict[str, Leaf]
+    after: dict[str, Leaf]
+    ignored_count: int = 0
+    left_out: list[str] = []
+    """Changed, but not in the patch: too large, outside of the order's selection, or no regular file."""
+
+
+Take = Callable[[Leaf, bytes], None]
+"""Told of every content that the patch will need."""
+
+
+def find_changes(
+    baseline: Baseline,
+    root: int,
+    listing: Listing,
+    scope: Scope,
+    ask_ignored: Callable[[list[str]], Collection[str]],
+    take: Take,
+) -> Changes:
+    """Compare a listing of the tree with the baseline; files whose facts are the same are not read.
+
+    Raises:
+        WorkspaceError: the scope's code; a file cannot be read, or the changes pass the quota.
+    """
+    changes = Changes({}, {})
+    seen: set[str] = set()
+    ignored = ask_ignored([path for path, _ in listing if path not in baseline.known])
+    left_bytes = scope.quota.bytes_max
+    for folder in listing.folders:
+        for path, name, facts in _suspects(baseline, folder, seen):
+            old = baseline.known.get(path)
+            if path in ignored or (old and not old.tracked):
+                changes.ignored_count += 1
+                continue
+            found = _read(root, folder, name, facts, scope)
+            if found is None:
+                seen.discard(path)
+                continue
+            leaf, data = found
+            if leaf is None or (old and not old.leaf):
+                changes.left_out.append(path)
+                continue
+            if old and old.leaf == leaf:
+                continue
+            left_bytes -= len(data)
+            if left_bytes < 0:
+                raise scope.fail(f"more than {scope.quota.bytes_max} bytes were changed", "raise workspace_bytes_max")
+            take(leaf, data)
+            changes.after[path] = leaf
+            if old and old.leaf:
+                _take_old(baseline, path, scope, changes, take)
+    for path in [path for path in baseline.known if path not in seen]:
+        _gone(baseline, path, scope, changes, take)
+    return changes
+
+
+def _suspects(baseline: Baseline, folder: Folder, seen: set[str]) -> Iterator[tuple[str, str, os.stat_result]]:
+    """The files of a folder that are new or may have changed; all that are there are added to `seen`."""
+    for name, facts in folder.entries:
+        path = folder.path + name
+        seen.add(path)
+        old = baseline.known.get(path)
+        if old is None or not baseline.is_same(old, facts):
+            # A file that is not kept is compared by its facts alone.
+            if old and not old.leaf and old.signature == signature(facts):
+                continue
+            yield path, name, facts
+
+
+def _read(
+    root: int, folder: Folder, name: str, facts: os.stat_result, scope: Scope
+) -> tuple[Leaf | None, bytes] | None:
+    """A file's leaf and content; no leaf when it is too large, None when it is not there any more."""
+    try:
+        with opened(open_known(root, folder)) as handle:
+            if stat.S_ISLNK(facts.st_mode):
+                target = os.fsencode(os.readlink(name, dir_fd=handle))
+                return Leaf(LINK, blob_id(target)), target
+            if scope.mend and not facts.st_mode & 0o400:
+                os.chmod(name, facts.st_mode | 0o400, dir_fd=handle)
+            found = read_file(handle, name, BLOB_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise scope.cannot("read", folder.path + name, error) from error
+    if found is None:
+        return None, b""
+    data, now = found
+    return Leaf(git_mode(now), blob_id(data)), data
+
+
+def _take_old(baseline: Baseline, path: str, scope: Scope, changes: Changes, take: Take) -> None:
+    leaf = baseline.known[path].leaf
+    assert leaf is not None
+    take(leaf, baseline.content(path, scope))
+    changes.before[path] = leaf
+
+
+def _gone(baseline: Baseline, path: str, scope: Scope, changes: Changes, take: Take) -> None:
+    old = baseline.known[path]
+    if not old.tracked:
+        changes.ignored_count += 1
+    elif old.leaf is None:
+        changes.left_out.append(path)
+    else:
+        _take_old(baseline, path, scope, changes, take)
+
+
+def read_rules(root: int, listing: Listing) -> dict[str, bytes]:
+    """Read every `.gitignore` of a tree, by its folder; one that is no plain, short file is passed over."""
+    rules: dict[str, bytes] = {}
+    for folder in listing.folders:
+        for name, facts in folder.entries:
+            if name != RULES_NAME or not stat.S_ISREG(facts.st_mode):
+                continue
+            try:
+                with opened(open_known(root, folder)) as handle:
+                    found = read_file(handle, name, RULES_BYTES_MAX)
+            except OSError:
+                continue
+            if found:
+                rules[folder.path] = found[0]
+    return rules

@@ -1,0 +1,204 @@
+"""A run's patch as it lies beside the receipt.
+
+`Draft` writes `patch.diff` (for people and `git apply`), `patch.json` and the contents before and
+after; `load` reads the latter two again. Finding the difference is in `workspace`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from backplane import _git
+from backplane._git import Leaf, Row, Scratch, blob_id
+from backplane._tree import GIT_NAME, printable, remove_tree
+from backplane.errors import WorkspaceError
+
+PATCH_NAME: Final = "patch.diff"
+RECORD_NAME: Final = "patch.json"
+BLOBS_NAME: Final = "patch.blobs"
+
+NAMES_MAX: Final = 10
+"""Files that an error names; the rest is a number."""
+
+CODE: Final = "execution_workspace_error"
+
+Kind = Literal["added", "deleted", "modified", "renamed", "mode"]
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What happened to one file. Bytes of a path that are not UTF-8 are written `\\xNN`."""
+
+    path: str
+    kind: Kind
+    old_path: str | None = None
+    binary: bool = False
+
+
+def change(row: Row) -> Change:
+    kinds: dict[str, Kind] = {"A": "added", "D": "deleted", "R": "renamed"}
+    kind = kinds.get(row.letter, "mode" if row.same_content and row.letter == "M" else "modified")
+    old_path = None if row.old_path is None else _shown(row.old_path)
+    return Change(_shown(row.path), kind, old_path, row.binary)
+
+
+def status_line(row: Row) -> str:
+    """One line as `git status --porcelain` has it for a change that was added."""
+    old = f"{_quoted(row.old_path)} -> " if row.old_path is not None else ""
+    return f"{row.letter}  {old}{_quoted(row.path)}\n"
+
+
+def _shown(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace")
+
+
+_ESCAPES: Final = {ord(letter): f"\\{name}" for letter, name in zip('\a\b\t\n\v\f\r"\\', 'abtnvfr"\\', strict=True)}
+"""How git writes these bytes in a quoted name; other odd ones are octal."""
+
+
+def _quoted(raw: bytes) -> str:
+    """Quote a name that has more than plain characters in it, as git does."""
+    text = "".join(_ESCAPES.get(b) or (chr(b) if 0x20 <= b < 0x7F else f"\\{b:03o}") for b in raw)
+    return f'"{text}"' if b" " in raw or len(text) != len(raw) else text
+
+
+class Draft:
+    """The patch in the making, in the run's folder; where it fails nothing half-made stays."""
+
+    def __init__(self, run_dir: Path, scratch: Scratch) -> None:
+        self.path = run_dir / PATCH_NAME
+        self.bytes = 0
+        self.sha256 = hashlib.sha256().hexdigest()
+        self._run_dir = run_dir
+        self._blobs = run_dir / BLOBS_NAME
+        self._scratch = scratch
+        self._pack = scratch.pack()
+        self._done = False
+
+    def __enter__(self) -> Draft:
+        remove_tree(self._blobs)
+        self._blobs.mkdir(mode=0o700)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pack.abandon()
+        if not self._done:
+            remove_tree(self._blobs)
+            self.path.unlink(missing_ok=True)
+
+    def take(self, leaf: Leaf, data: bytes) -> None:
+        """Keep one content, before or after."""
+        self._pack.add("blob", data, leaf.oid)
+        blob = self._blobs / leaf.oid.hex()
+        if not blob.exists():
+            blob.write_bytes(data)
+
+    def finish(self, root: Path, mode: str, before: Mapping[str, Leaf], after: Mapping[str, Leaf]) -> list[Row]:
+        """Write the patch and its record; return what git made of the difference."""
+        rows: list[Row] = []
+        if before or after:
+            # Trees of the changed files alone make the same patch as the whole ones would.
+            trees = _git.write_trees(self._pack, before), _git.write_trees(self._pack, after)
+            self._pack.close()
+            rows = _git.write_patch(self._scratch, *trees, self.path)
+            with self.path.open("rb") as file:
+                self.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            self.bytes = self.path.stat().st_size
+        else:
+            self.path.write_bytes(b"")
+        self._write_record(root, mode, before, after, rows)
+        self._done = True
+        return rows
+
+    def _write_record(
+        self, root: Path, mode: str, before: Mapping[str, Leaf], after: Mapping[str, Leaf], rows: list[Row]
+    ) -> None:
+        record = {
+            "root": str(root),
+            "mode": mode,
+            "bytes": self.bytes,
+            "sha256": self.sha256,
+            "files": [
+                {"path": path, "before": _leaf_json(before.get(path)), "after": _leaf_json(after.get(path))}
+                for path in sorted({*before, *after})
+            ],
+            "renames": {os.fsdecode(row.path): os.fsdecode(row.old_path) for row in rows if row.old_path is not None},
+        }
+        # The standard library's writer, because names that are not UTF-8 are lone surrogates here.
+        (self._run_dir / RECORD_NAME).write_text(json.dumps(record, indent=1) + "\n", encoding="ascii")
+
+
+def _leaf_json(leaf: Leaf | None) -> dict[str, str] | None:
+    return None if leaf is None else {"mode": f"{leaf.mode:06o}", "blob": leaf.oid.hex()}
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What one path was at the start of the run and shall be."""
+
+    path: str
+    before: Leaf | None
+    after: Leaf | None
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """A run's patch as it was kept."""
+
+    root: str
+    mode: str
+    targets: dict[str, Target]
+    renames: dict[str, str]
+    """New path → old path."""
+    blobs: Path
+
+    def content(self, leaf: Leaf) -> bytes:
+        data = (self.blobs / leaf.oid.hex()).read_bytes()
+        if blob_id(data) != leaf.oid:
+            raise failure("a kept file of the run is not what was kept", "the run's folder was changed by somebody")
+        return data
+
+
+def failure(fact: str, hint: str | None = None) -> WorkspaceError:
+    return WorkspaceError(CODE, fact, hint=hint)
+
+
+def names(paths: list[str]) -> str:
+    shown = ", ".join(f"'{printable(path)}'" for path in paths[:NAMES_MAX])
+    return shown + (f" and {len(paths) - NAMES_MAX} more" if len(paths) > NAMES_MAX else "")
+
+
+def load(run_dir: Path) -> Saved:
+    """Read the record and check it against the patch. Raises WorkspaceError, OSError."""
+    try:
+        record = json.loads((run_dir / RECORD_NAME).read_text(encoding="ascii"))
+        targets = [Target(file["path"], _leaf(file["before"]), _leaf(file["after"])) for file in record["files"]]
+        saved = Saved(
+            record["root"], record["mode"], {t.path: t for t in targets}, dict(record["renames"]), run_dir / BLOBS_NAME
+        )
+        expected = record["sha256"]
+    except FileNotFoundError:
+        raise failure(f"there is no patch in '{printable(str(run_dir))}'", "name a run that has finished") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise failure(f"'{RECORD_NAME}' of the run cannot be read: {type(error).__name__}") from error
+    with (run_dir / PATCH_NAME).open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+            raise failure(f"'{PATCH_NAME}' is not what the run left", "to use an edited patch, give it to 'git apply'")
+    for path in saved.targets:
+        _check_path(path)
+    return saved
+
+
+def _leaf(value: Any) -> Leaf | None:
+    return None if value is None else Leaf(int(value["mode"], 8), bytes.fromhex(value["blob"]))
+
+
+def _check_path(path: str) -> None:
+    """Refuse what would leave the root, or write into a repository."""
+    parts = path.split("/")
+    if "\0" in path or any(part in ("", ".", "..") or part.lower() == GIT_NAME for part in parts):
+        raise failure(f"the patch names '{printable(path)}', which is not a file of the workspace", "do not trust it")

@@ -1,0 +1,377 @@
+"""The place an agent works in: staged as a copy, or the original itself, and what it changed there.
+
+A folder goes in, a workspace comes out, and at the end the difference as a git patch in the run's
+own folder. The original's `.git` is never written, and nothing in either tree is ever run. Putting
+a patch into the original is in `patches`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from backplane import _git, patches
+from backplane._apply import Applied, apply_patch
+from backplane._baseline import BLOB_BYTES_MAX, Baseline, Changes, find_changes, read_rules
+from backplane._tree import (
+    GIT_NAME,
+    Folder,
+    Listing,
+    Quota,
+    Scope,
+    copy_file,
+    copy_link,
+    identity,
+    list_tree,
+    make_folder,
+    open_folder,
+    open_known,
+    open_quick,
+    open_root,
+    opened,
+    printable,
+    read_file,
+    remove_tree,
+    scope,
+)
+from backplane.errors import WorkspaceError
+from backplane.globs import compile_globs
+from backplane.patches import Change
+
+__all__ = ["Applied", "Change", "Patch", "Quota", "Workspace", "apply_patch", "collect", "open_workspace"]
+
+Mode = Literal["staged", "pass_through"]
+
+INDEX_BYTES_MAX: Final = 256 << 20
+"""Longest index of the original that is looked at; git needs some 100 bytes a file, so two million files."""
+
+_STAGING: Final = "workspace_staging_failed"
+_RESULT: Final = "execution_workspace_error"
+
+
+class Patch(msgspec.Struct, frozen=True):
+    """The difference that a run made."""
+
+    path: Path
+    """The file with the whole patch; empty when nothing changed."""
+    bytes: int
+    sha256: str
+    changes: tuple[Change, ...]
+    status: str
+    """One line a change, as `git status --porcelain` writes them when everything is added."""
+    ignored_count: int
+    """Changed files that `.gitignore` leaves out."""
+    left_out: tuple[str, ...] = ()
+    """Changed, but not in the patch: over 64 MiB, outside of the order's selection, or no regular file."""
+
+
+class Workspace:
+    """A workspace that is open. `difference` once, when nothing writes in it any more; then `close`."""
+
+    def __init__(self, original: Path, mode: Mode, run_dir: Path, stage_dir: Path, scope: Scope) -> None:
+        self.original = original
+        self.mode = mode
+        self.root = stage_dir / "tree" if mode == "staged" else original
+        self.special_count = 0
+        """FIFOs, sockets and devices that were skipped."""
+        self._run_dir = run_dir
+        self._stage_dir = stage_dir
+        self._scope = scope
+        self._special: frozenset[str] = frozenset()
+        self._excluded = b""
+        self._baseline = Baseline(stage_dir / "base")
+
+    def difference(self) -> Patch:
+        """Write what has changed to `patch.diff` in the run's folder, with what `apply_patch` needs beside it.
+
+        Raises:
+            WorkspaceError: `execution_workspace_error`, the tree cannot be read or git fails.
+        """
+        staged = self.mode == "staged"
+        # What `include` did not name was not copied, but the agent may have made it anew.
+        include = compile_globs(()) if staged else self._scope.include
+        scope = msgspec.structs.replace(self._scope, code=_RESULT, include=include, mend=staged)
+        try:
+            with (
+                _git.scratch(self._stage_dir, _RESULT) as scratch,
+                opened(open_root(self.root)) as root,
+                patches.Draft(self._run_dir, scratch) as draft,
+            ):
+                listing = list_tree(root, scope)
+                rules = read_rules(root, listing)
+
+                def ask_ignored(paths: list[str]) -> Collection[str]:
+                    return _git.ignored(scratch, paths, rules, self._excluded)
+
+                self._leave_out(listing)
+                changes = find_changes(self._baseline, root, listing, scope, ask_ignored, draft.take)
+                if staged:
+                    changes.left_out += listing.unselected
+                changes.left_out += [path for path in listing.special if path not in self._special]
+                return self._write(draft, changes)
+        except OSError as error:
+            raise scope.cannot("compare", error.filename or str(self.root), error) from error
+
+    def _leave_out(self, listing: Listing) -> None:
+        """Take new files out of the listing that would meet something of the original that was not staged."""
+        if self.mode != "staged" or not (self._scope.include or self._special):
+            return
+        for folder in listing.folders:
+            hidden = [entry for entry in folder.entries if self._is_hidden(folder.path + entry[0])]
+            listing.unselected += [folder.path + name for name, _ in hidden]
+            folder.entries = [entry for entry in folder.entries if entry not in hidden]
+
+    def _is_hidden(self, path: str) -> bool:
+        if path in self._baseline.known:
+            return False
+        missed = bool(self._scope.include) and self._scope.include.matches(path) is None
+        return (missed or path in self._special) and os.path.lexists(self.original / path)
+
+    def _write(self, draft: patches.Draft, changes: Changes) -> Patch:
+        rows = draft.finish(self.original, self.mode, changes.before, changes.after)
+        return Patch(
+            path=draft.path,
+            bytes=draft.bytes,
+            sha256=draft.sha256,
+            changes=tuple(map(patches.change, rows)),
+            status="".join(map(patches.status_line, rows)),
+            ignored_count=changes.ignored_count,
+            left_out=tuple(sorted(map(printable, changes.left_out))),
+        )
+
+    def close(self) -> None:
+        """Remove everything temporary; the run's folder stays. Raises WorkspaceError `execution_workspace_error`."""
+        self._baseline.close()
+        collect(self._stage_dir)
+
+    def prepare(self) -> None:
+        """Copy the original, or only take its baseline. Called once, by `open_workspace`."""
+        with ExitStack() as opened_here:
+            source = opened_here.enter_context(opened(open_root(self.original)))
+            listing = list_tree(source, self._scope)
+            self._special = frozenset(listing.special)
+            self.special_count = len(listing.special)
+            _check_bytes(listing, self._scope)
+            self._excluded = _read_below(source, f"{GIT_NAME}/info/", "exclude", _git.RULES_BYTES_MAX)
+            ignored = self._find_ignored(source, listing)
+            if self.mode == "staged":
+                _Stage(self.root, self._scope, self._baseline, ignored).fill(source, listing, self._excluded)
+            else:
+                self._read_in_place(source, listing, ignored)
+        self._baseline.seal()
+
+    def _find_ignored(self, source: int, listing: Listing) -> Collection[str]:
+        rules = read_rules(source, listing)
+        if not (rules or self._excluded):
+            return ()
+        with _git.scratch(self._stage_dir, _STAGING) as scratch:
+            ignored = _git.ignored(scratch, [path for path, _ in listing], rules, self._excluded)
+            index = _read_below(source, f"{GIT_NAME}/", "index", INDEX_BYTES_MAX) if ignored else b""
+            # A file that was added in spite of the rules belongs to the work.
+            return ignored - _git.tracked(scratch, index) if index else ignored
+
+    def _read_in_place(self, source: int, listing: Listing, ignored: Collection[str]) -> None:
+        for folder in listing.folders:
+            with opened(open_known(source, folder)) as handle:
+                for name, facts in folder.entries:
+                    self._scope.go_on()
+                    self._keep_in_place(handle, folder.path + name, name, facts, ignored)
+
+    def _keep_in_place(
+        self, handle: int, path: str, name: str, facts: os.stat_result, ignored: Collection[str]
+    ) -> None:
+        try:
+            if path in ignored or facts.st_size > BLOB_BYTES_MAX:
+                self._baseline.note(path, facts, tracked=path not in ignored)
+            elif stat.S_ISLNK(facts.st_mode):
+                self._baseline.keep(path, facts, os.fsencode(os.readlink(name, dir_fd=handle)))
+            elif found := read_file(handle, name, BLOB_BYTES_MAX):
+                self._baseline.keep(path, found[1], found[0])
+        except FileNotFoundError:
+            pass  # Somebody works here; what is gone before we looked is not part of the start.
+        except OSError as error:
+            raise self._scope.cannot("read", path, error) from error
+        if self._baseline.bytes_kept > self._scope.quota.bytes_max:
+            raise _over_quota(self._scope)
+
+
+class _Stage:
+    """The copy in the making: files, the baseline, and the agent's repository of one commit."""
+
+    def __init__(self, root: Path, scope: Scope, baseline: Baseline, ignored: Collection[str]) -> None:
+        self._root = root
+        self._scope = scope
+        self._baseline = baseline
+        self._ignored = ignored
+        self._left_bytes = scope.quota.bytes_max
+        self._leaves: dict[str, _git.Leaf] = {}
+        self._facts: dict[str, os.stat_result] = {}
+        self._large: list[str] = []
+
+    def fill(self, source: int, listing: Listing, excluded: bytes) -> None:
+        self._root.mkdir(mode=0o700)
+        git_dir = self._root / GIT_NAME
+        self._pack = _git.Pack(git_dir / "objects/pack")
+        try:
+            with opened(open_root(self._root)) as target:
+                for folder in listing.folders:
+                    self._copy_folder(source, target, folder)
+                lines = b"".join(map(_exclude_line, self._large))
+                now_s = int(time.time())
+                _git.write_repository(git_dir, self._pack, self._leaves, self._facts, excluded + lines, now_s)
+                for folder in reversed(listing.folders):
+                    _dress_folder(target, folder)
+        finally:
+            self._pack.abandon()
+
+    def _copy_folder(self, source: int, target: int, folder: Folder) -> None:
+        path = folder.path
+        try:
+            if path:
+                make_folder(target, path)
+            with opened(open_known(source, folder)) as here, opened(open_quick(target, path)) as there:
+                for name, facts in folder.entries:
+                    path = folder.path + name
+                    self._scope.go_on()
+                    self._copy_entry(here, there, path, name, facts)
+        except OSError as error:
+            if error.errno == errno.EDQUOT and error.args[1:] == ("over the quota",):
+                raise _over_quota(self._scope) from error
+            raise self._scope.cannot("copy", path, error) from error
+
+    def _copy_entry(self, here: int, there: int, path: str, name: str, facts: os.stat_result) -> None:
+        data: bytes | None
+        if stat.S_ISLNK(facts.st_mode):
+            data, made = copy_link(here, there, name, facts)
+        else:
+            data, made, written = copy_file(here, there, name, self._left_bytes)
+            self._left_bytes -= written
+        ignored = path in self._ignored
+        if ignored or made.st_size > BLOB_BYTES_MAX:
+            self._baseline.note(path, made, tracked=not ignored)
+            if not ignored:
+                self._large.append(path)
+            return
+        if data is None:
+            found = read_file(there, name, BLOB_BYTES_MAX)
+            assert found is not None, "we have just made it"
+            data = found[0]
+        leaf = self._baseline.keep(path, made, data)
+        self._pack.add("blob", data, leaf.oid)
+        self._leaves[path] = leaf
+        self._facts[path] = made
+
+
+def open_workspace(
+    root: str | Path,
+    *,
+    mode: Mode,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    run_dir: Path,
+    stage_dir: Path,
+    quota: Quota,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Workspace:
+    """Make a place to work in, and remember how it was. Blocking; where it fails nothing is left in `stage_dir`.
+
+    Args:
+        root: the original; never written here.
+        include: globs on the relative path; empty means all. In `pass_through` the selection bounds the patch.
+        exclude: globs, stronger than `include`; a folder is left out with all in it.
+        run_dir: the run's own folder, for the patch.
+        stage_dir: a folder for this run alone, new or empty, which `close` (or `collect`) removes.
+        quota: bytes are those written, so a hole costs nothing.
+        stopped: asked before each file; true ends the work with an error.
+
+    Raises:
+        WorkspaceError: `workspace_init_failed`, there is no such folder; `workspace_staging_failed`,
+            a file cannot be read, a limit is passed, the disk is full, or it was stopped.
+        PolicyError: `policy_invalid`, a glob is malformed.
+    """
+    selection = scope(_STAGING, quota, include, exclude, stopped)
+    original = _find_original(Path(root))
+    try:
+        _make_folders(run_dir, stage_dir)
+        ours = frozenset({identity(run_dir), identity(stage_dir)})
+        selection = msgspec.structs.replace(selection, ours=ours)
+        workspace = Workspace(original, mode, run_dir, stage_dir, selection)
+    except OSError as error:
+        raise selection.cannot("make", str(stage_dir), error) from error
+    try:
+        workspace.prepare()
+    except OSError as error:
+        workspace.close()
+        raise selection.cannot("stage", error.filename or str(original), error) from error
+    except BaseException:
+        workspace.close()
+        raise
+    return workspace
+
+
+def collect(stage_dir: Path) -> None:
+    """Remove what a control plane that was killed has left of a run's staging; missing is fine.
+
+    Raises:
+        WorkspaceError: `execution_workspace_error`, something in it is held by a mount or another user.
+    """
+    remove_tree(stage_dir)
+
+
+def _find_original(root: Path) -> Path:
+    try:
+        original = root.resolve(strict=True)
+        if original.is_dir():
+            return original
+        fact = f"the workspace '{printable(str(root))}' is not a folder"
+    except (OSError, RuntimeError) as error:
+        fact = f"the workspace '{printable(str(root))}' cannot be opened: {type(error).__name__}"
+    raise WorkspaceError("workspace_init_failed", fact, hint="give an existing folder with --root")
+
+
+def _make_folders(run_dir: Path, stage_dir: Path) -> None:
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    stage_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any(stage_dir.iterdir()):
+        raise FileExistsError(errno.EEXIST, "not empty", str(stage_dir))
+
+
+def _check_bytes(listing: Listing, scope: Scope) -> None:
+    """Refuse before the first byte is copied what is over the quota already."""
+    expected = sum(min(facts.st_size, facts.st_blocks * 512) for _, facts in listing)
+    if expected > scope.quota.bytes_max:
+        raise _over_quota(scope)
+
+
+def _over_quota(scope: Scope) -> WorkspaceError:
+    fact = f"the workspace has more than {scope.quota.bytes_max} bytes"
+    return scope.fail(fact, "raise workspace_bytes_max or leave some out with --exclude")
+
+
+def _read_below(root: int, folder: str, name: str, bytes_max: int) -> bytes:
+    """A plain file's content, or nothing when it is missing, too long or something else."""
+    with suppress(OSError), opened(open_folder(root, folder)) as handle:
+        found = read_file(handle, name, bytes_max)
+        return found[0] if found else b""
+    return b""
+
+
+def _exclude_line(path: str) -> bytes:
+    """Name one file in git's ignore language."""
+    escaped = b"".join(b"\\" + bytes((byte,)) if byte in b"\\*?[ !#" else bytes((byte,)) for byte in os.fsencode(path))
+    return b"" if b"\n" in escaped else b"/" + escaped + b"\n"
+
+
+def _dress_folder(target: int, folder: Folder) -> None:
+    """Give a folder its mode and times, once nothing is added to it any more."""
+    with opened(open_quick(target, folder.path)) as handle:
+        os.utime(handle, ns=(folder.stat.st_atime_ns, folder.stat.st_mtime_ns))
+        os.fchmod(handle, folder.stat.st_mode & 0o777)
