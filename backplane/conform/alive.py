@@ -28,11 +28,6 @@ PIECE_BYTES: Final = 7
 DEEP: Final = 100_000
 """Levels that make a recursive reader fail."""
 
-CANCEL_GRACE_S: Final = 2.0
-PONG_S: Final = 2.0
-CLOSED_S: Final = 5.0
-"""From the end of a listener to the end of the host (rule S37)."""
-
 
 class Bench(msgspec.Struct, frozen=True):
     """What every check of this file needs."""
@@ -209,8 +204,8 @@ async def _listener_gone(bench: Bench) -> str:
         link.child.close_stdout()
         link.ended = True
         await link.send(bench.run())
-        if await link.child.wait(CLOSED_S + link.bounds.slack_s) is None:
-            raise Unfit(f"still running {CLOSED_S:g} s after its stdout was closed", link.lines)
+        if await link.child.wait(link.bounds.closed_s + link.bounds.slack_s) is None:
+            raise Unfit(f"still running {link.bounds.closed_s:g} s after its stdout was closed", link.lines)
         return "it ended"
 
 
@@ -276,8 +271,10 @@ async def _cancel_unknown(bench: Bench) -> str:
 async def _cancel_running(bench: Bench) -> str:
     async with bench.greeted() as link:
         await link.send(bench.run("r1", ("cancel/1",)))
-        await link.send({"t": "cancel", "ref_id": "r1", "reason": "a check", "grace_ms": int(CANCEL_GRACE_S * 1000)})
-        line = await _end(link, "r1", CANCEL_GRACE_S + link.bounds.slack_s)
+        await link.send(
+            {"t": "cancel", "ref_id": "r1", "reason": "a check", "grace_ms": int(link.bounds.grace_s * 1000)}
+        )
+        line = await _end(link, "r1", link.bounds.grace_s + link.bounds.slack_s)
         await link.next(link.bounds.quiet_s)
         ends = [line for line in link.lines if line.t in ENDS]
         if len(ends) > 1:
@@ -301,7 +298,7 @@ async def _eof_cancels(bench: Bench) -> str:
     async with bench.greeted() as link:
         await link.send(bench.run("r1", ("cancel/1",)))
         link.child.close_stdin()
-        return await _exits(link, CANCEL_GRACE_S + link.bounds.exit_s, "its control plane was gone")
+        return await _exits(link, link.bounds.grace_s + link.bounds.exit_s, "its control plane was gone")
 
 
 async def _ping_idle(bench: Bench) -> str:
@@ -310,7 +307,7 @@ async def _ping_idle(bench: Bench) -> str:
         for seq in wanted:
             await link.send({"t": "ping", "seq": seq})
         for seq in wanted:
-            line = await link.next(PONG_S + link.bounds.slack_s)
+            line = await link.next(link.bounds.pong_s + link.bounds.slack_s)
             if line is None or line.t != "pong" or line.get("seq") != seq:
                 raise Unfit(f"no pong with seq {seq} came", link.lines)
         return f"{len(wanted)} pongs in order"
@@ -321,10 +318,12 @@ async def _ping_running(bench: Bench) -> str:
         await link.send(bench.run("r1", ("ping/1",)))
         await link.send({"t": "ping", "seq": 1})
         if (
-            await link.until(lambda line: line.t == "pong" and line.get("seq") == 1, PONG_S + link.bounds.slack_s)
+            await link.until(
+                lambda line: line.t == "pong" and line.get("seq") == 1, link.bounds.pong_s + link.bounds.slack_s
+            )
             is None
         ):
-            raise Unfit(f"no pong within {PONG_S:g} s of a ping during a run", link.lines)
+            raise Unfit(f"no pong within {link.bounds.pong_s:g} s of a ping during a run", link.lines)
         return "a pong"
 
 

@@ -53,6 +53,12 @@ class Bounds(msgspec.Struct, frozen=True):
     """From the run to its end. An agent that calls a model needs longer than an echo."""
     exit_s: float = 2.0
     """From the end of stdin, or SIGTERM, to the exit."""
+    grace_s: float = 2.0
+    """From `cancel` to the end of the run."""
+    pong_s: float = 2.0
+    """From `ping` to `pong`; the contract names no bound, a person who waits does."""
+    closed_s: float = 5.0
+    """From the end of its listener to its own end."""
     quiet_s: float = 0.15
     """How long silence is listened to where silence is the rule."""
     slack_s: float = 0.5

@@ -1,0 +1,322 @@
+"""The conformance checks: good hosts reach their level, and each way of being wrong is found by its rule."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+
+from backplane import share
+from backplane.conform import CHECKS, Bounds, Report, conform
+from backplane.conform.verdict import printable
+from backplane.errors import BackendError
+
+QUICK = Bounds(hello_s=5, run_s=2.5, exit_s=0.4, grace_s=0.5, pong_s=0.5, closed_s=0.6, quiet_s=0.05, slack_s=0.2)
+"""For hosts that answer at once, or never."""
+
+PATIENT = Bounds(quiet_s=0.05)
+"""For hosts that must pass, on a busy machine too."""
+
+HOST = r"""
+import json, os, signal, sys, time
+NOW = "2026-01-15T12:00:00Z"
+HELLO = {"t": "hello", "contract_version": "abp/v0.1", "backend": {"id": "b"}, "capabilities": {"streaming": "native"}}
+RAN = []
+def say(message):
+    text = message if isinstance(message, str) else json.dumps(message)
+    os.write(1, (text + "\n").encode())
+def suppressed(data):
+    try:
+        os.write(1,data)
+    except OSError:
+        pass
+def lenient(line):
+    try:
+        return json.loads(line)
+    except ValueError:
+        return {"t": "run", "id": "bad", "work_order": {"id": "0" * 32}}
+def event(ref, **members):
+    return {"t": "event", "ref_id": ref, "event": {"ts": NOW, "type": "assistant_message", "text": "x", **members}}
+def receipt(id, order, **members):
+    meta = {"run_id": id if len(id) == 36 else order, "work_order_id": order, "contract_version": "abp/v0.1",
+            "started_at": NOW, "finished_at": NOW, "duration_ms": 1}
+    return {"meta": meta, "backend": {"id": "b"}, "capabilities": {}, "usage_raw": {}, "usage": {}, "trace": [],
+            "artifacts": [], "verification": {"harness_ok": True}, "outcome": "complete", **members}
+def end(id, order, **members):
+    say({"t": "final", "ref_id": id, "receipt": receipt(id, order, **members)})
+def run(message):
+    RAN.append(message)
+    id, order = message["id"], message["work_order"]["id"]
+    say(event(id))
+    end(id, order)
+def serve():
+    for line in sys.stdin:
+        message = json.loads(line) if line.strip() else {}
+        if message.get("t") == "run":
+            run(message)
+#BEFORE
+say(HELLO)
+#AFTER
+serve()
+"""
+
+
+def host(*changes: tuple[str, str]) -> list[str]:
+    """A host that is good but for these changes of its text."""
+    text = HOST
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return [sys.executable, "-I", "-S", "-c", text]
+
+
+def check(
+    command: list[str], rules: Collection[str] | None = (), backend: str = "asyncio", bounds: Bounds = QUICK
+) -> Report:
+    started_s = time.monotonic()
+    run = partial(conform, command, env={"PATH": os.environ["PATH"]}, bounds=bounds, rules=rules)
+    report = anyio.run(run, backend=backend)
+    assert time.monotonic() - started_s < 60
+    return report
+
+
+def failed(report: Report) -> dict[str, str]:
+    return {result.name: result.seen for result in report.results if result.verdict == "fail"}
+
+
+@pytest.mark.parametrize("program", ["node hosts/node/echo.mjs", "sh hosts/sh/echo.sh"])
+def test_the_shipped_echo_hosts_conform(program: str) -> None:
+    name, file = program.split()
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"needs {name}: not found")
+    started_s = time.monotonic()
+    report = check([found, str(share.find("hosts").parent / file)], None, bounds=Bounds())
+    assert failed(report) == {}
+    assert report.level == "robust"
+    assert report.count("pass") + report.count("skip") == len(CHECKS)
+    assert time.monotonic() - started_s < 40, "20 s on a quiet machine"
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_plain_host_without_extensions_reaches_behaves(backend: str) -> None:
+    behaves = {rule for _, level, rule in CHECKS if level == "behaves"} - {"S36"}
+    report = check(host(), behaves - {"S13", "S15"}, backend, PATIENT)
+    assert failed(report) == {}
+    assert report.backend == "b"
+    assert report.extensions == ()
+    assert {result.seen for result in report.results if result.verdict == "skip"} >= {"cancel/1 is not announced"}
+
+
+PLAIN_FAULTS: dict[str, tuple[str, str, str]] = {
+    "an event before the hello": ("#BEFORE", "say(event('x'))", "says hello first and in time"),
+    "an exit before the hello": ("#BEFORE", "sys.exit('no key')", "says hello first and in time"),
+    "a hello without backend": ('"backend": {"id": "b"}, "capa', '"capa', "has a hello of the right shape"),
+    "a hello with an array of capabilities": ('{"streaming": "native"}', "[]", "has a hello of the right shape"),
+    "another major version": ('"contract_version": "abp/v0.1", "backend"', '"contract_version": "abp/v7.0", "backend"',
+                              "speaks a compatible version"),
+    "a version that is a number": ('"contract_version": "abp/v0.1", "backend"', '"contract_version": 0.1, "backend"',
+                                   "speaks a compatible version"),
+    "NaN in an event": ("say(event(id))", "say(event(id, text=float('nan')))", "writes strict JSON"),
+    "no end": ("    end(id, order)", "", "ends a run"),
+    "death in the run": ("say(event(id))", "os.kill(os.getpid(), 11)", "ends a run"),
+    "a flood": ("say(event(id))", "[say('x' * 100000) for _ in range(5000)]", "ends a run"),
+    "a fatal": ("    end(id, order)", "    say({'t': 'fatal', 'ref_id': id, 'error': 'no key'})",
+                "goes on after stdin ended and gives a receipt"),
+    "a receipt without usage": ('"usage": {}, ', "", "has a receipt of the right shape"),
+    "a counter with a point": ('"duration_ms": 1}', '"duration_ms": 1.0}', "has a receipt of the right shape"),
+    "a foreign ref_id": ("say(event(id))", "say(event('r9'))", "repeats the run's id"),
+    "a banner": ("#BEFORE", "print('npm notice')", "writes nothing but messages"),
+    "a blank line": ("say(event(id))", "print()", "writes no blank line"),
+    "an ask nobody announced": ("say(event(id))", "say({'t': 'ask', 'ref_id': id, 'id': 'a', 'kind': 'tool'})",
+                                "says only what is a host's to say"),
+    "an echoed run": ("say(event(id))", "say(message)", "says only what is a host's to say"),
+    "an invented message": ("say(event(id))", "say({'t': 'usage', 'ref_id': id})", "says only what is a host's to say"),
+    "a second hello": ("say(event(id))", "say(HELLO)", "says hello once"),
+    "an invented capability": ('{"streaming": "native"}', '{"telepathy": "native"}',
+                               "names capabilities and levels of the contract"),
+    "an invented level": ('{"streaming": "native"}', '{"streaming": "Native"}',
+                          "names capabilities and levels of the contract"),
+    "an event before the run": ("#AFTER", "say(event('x'))", "is silent until the run"),
+    "an event of another type": ("say(event(id))", "say(event(id, type='usage'))", "sends events of the right shape"),
+    "null text": ("say(event(id))", "say(event(id, text=None))", "sends events of the right shape"),
+    "a time without offset": ("say(event(id))", "say(event(id, ts='2026-01-15T12:00:00'))", "gives every event a time"),
+    "an invented error code": ("say(event(id))", "say(event(id, type='error', message='m', error_code='E001'))",
+                               "uses the contract's error codes"),
+    "two ends": ("    end(id, order)", "    end(id, order); end(id, order)", "ends once and then is silent"),
+    "an event after the end": ("    end(id, order)", "    end(id, order); say(event(id))",
+                               "ends once and then is silent"),
+    "a wrong order id": ('"work_order_id": order', '"work_order_id": "0" * 32', "names order and run in the receipt"),
+    "a wrong version in the receipt": ('"contract_version": "abp/v0.1",\n', '"contract_version": "abp/v0.2",\n',
+                                       "names the version in the receipt"),
+    "an end before the start": ('"finished_at": NOW', '"finished_at": "2026-01-15T11:59:59.999Z"',
+                                "starts before it finishes"),
+    "another backend in the receipt": ('"meta": meta, "backend": {"id": "b"}', '"meta": meta, "backend": {"id": "c"}',
+                                       "is the same backend in hello and receipt"),
+    "an invented trace": ("    end(id, order)", "    end(id, order, trace=[event(id, text='y')['event']])",
+                          "has an empty trace, or the one it streamed"),
+    "a wrong hash": ("    end(id, order)", "    end(id, order, receipt_sha256='0' * 64)",
+                     "has no hash, or the right one"),
+    "an exit code": ("\nserve()", "\nserve()\nsys.exit(3)", "exits with code 0 when stdin has ended"),
+    "no exit": ("\nserve()", "\nserve()\ntime.sleep(60)", "exits with code 0 when stdin has ended"),
+    "a process left behind": ("\nserve()", "\nserve()\nif os.fork() == 0: os.close(1); time.sleep(60)",
+                              "leaves no process behind"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PLAIN_FAULTS, ids=lambda fault: fault.replace(" ", "_"))
+def test_a_fault_in_a_plain_run_is_found(fault: str) -> None:
+    old, new, name = PLAIN_FAULTS[fault]
+    report = check(host((old, new)))
+    assert name in failed(report), report
+    assert report.level in ("none", "speaks")
+
+
+NOTHING = ("#AFTER", "")
+"""The host above is careful about nothing: bad JSON ends it with a traceback, and any order is done."""
+
+ALIVE_FAULTS: dict[str, tuple[tuple[str, str], str, str]] = {
+    "an exit code at the end of input": (("\nserve()", "\nserve()\nsys.exit(0 if RAN else 4)"), "S35",
+                                         "exits when stdin ends before any run"),
+    "ids that must be UUIDs": (("say(event(id))", "import uuid; uuid.UUID(id)"), "S14",
+                               "takes any string as a run's id"),
+    "members that must be known": (("say(event(id))", "assert set(message) == {'t', 'id', 'work_order'}"), "S16",
+                                   "ignores members it does not know"),
+    "t that must be first": (("if message.get", "if line[2:3] == 't' and message.get"), "S5",
+                             "reads members in any order, and blanks"),
+    "a blank line that is no JSON": (("json.loads(line) if line.strip() else {}", "json.loads(line)"), "S7",
+                                     "skips blank lines and takes CR LF"),
+    "an unknown message taken for an error": (('message.get("t")', "{'run': 'run', None: ''}[message.get('t')]"), "S6",
+                                              "ignores a message it does not know"),
+    "lines cut at U+2028": (("in sys.stdin:", "in sys.stdin.readline().splitlines():"), "S1",
+                            "takes text of all languages"),
+    "a short buffer": (("in sys.stdin:", "in [os.read(0, 65536).decode()]:"), "S15", "takes a task of 1 MiB"),
+    "SIGTERM ignored": (("#BEFORE", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"), "S36", "ends at SIGTERM"),
+    "half a line taken for a run": (("json.loads(line) if", "lenient(line) if"), "S19",
+                                    "does not take half a line for a run"),
+    "a traceback at bad JSON": (NOTHING, "S19", "survives a line that is no JSON"),
+    "a wrong order done": (NOTHING, "S18", "answers a wrong order with fatal"),
+    "half a character given back": (("say(event(id))", "say(event(id, text=message['work_order']['task']))"), "S3",
+                                    "does not give back half a character"),
+    "a second run forgotten": (("say(event(id))", "if RAN[1:]: return"), "S17",
+                               "takes a second run, or exits in order"),
+    "an end nobody listens to": (("    os.write(1, ", "    suppressed("), "S37", "ends when nobody listens"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ALIVE_FAULTS, ids=lambda fault: fault.replace(" ", "_"))
+def test_a_fault_with_odd_input_or_signals_is_found(fault: str) -> None:
+    change, rule, name = ALIVE_FAULTS[fault]
+    report = check(host(change), {rule})
+    assert name in failed(report), report
+
+
+WITH_EXTENSIONS = (
+    ('"streaming": "native"}}', '"streaming": "native"}, "extensions": ["cancel/1", "ping/1", "ask/1", "many/1"]}'),
+    (
+        "            run(message)\n",
+        "            run(message)\n        elif message.get('t') == 'ping':\n            pong(message)\n",
+    ),
+    ("def serve():", "def pong(message):\n    say({'t': 'pong', 'seq': message['seq']})\ndef serve():"),
+)
+ASK = """    if 'extensions' in message:
+        ask(id)
+    end(id, order)
+def ask(id, **m):
+    say({'t': 'ask', 'ref_id': id, 'id': 'a1', 'kind': 'tool', 'name': 'x', 'input': {}, **m})
+"""
+EXTENSION_RULES = {"S34", "S51", "S52", "S53", "S54", "S55", "S59"}
+
+
+def test_announced_extensions_are_tried() -> None:
+    report = check(host(*WITH_EXTENSIONS), EXTENSION_RULES, bounds=PATIENT)
+    assert failed(report) == {}
+    assert report.count("skip") == 0
+    assert report.extensions == ("cancel/1", "ping/1", "ask/1", "many/1")
+
+
+SLEEP = "if 'cancel/1' in message.get('extensions', ()): time.sleep(60)"
+ELSE = "            run(message)\n        elif message.get('t') == 'cancel':\n            "
+
+EXTENSION_FAULTS: dict[str, tuple[tuple[str, str], str, str]] = {
+    "a rounded number": (("message['seq']}", "float(message['seq'])}"), "S53", "answers pings before a run"),
+    "no pong": (("    say({'t': 'pong'", "    return\n    say({'t': 'pong'"), "S54", "answers a ping during a run"),
+    "an answer to a late cancel": (
+        ("            run(message)\n", ELSE + "say({'t': 'fatal', 'ref_id': 'r1', 'error': 'too late'})\n"),
+        "S52", "ignores a cancel that comes late"),
+    "death by a foreign cancel": (
+        ("            run(message)\n", ELSE + "1 / 0\n"), "S52", "ignores a cancel for a run it does not know"),
+    "a cancel not heard": (("say(event(id))", SLEEP), "S51", "ends a cancelled run within the grace"),
+    "an end of input not heard": (("say(event(id))", SLEEP), "S34", "cancels when its control plane is gone"),
+    "an ask about nothing": (
+        ("    end(id, order)\n", ASK.replace("'name': 'x', ", "")), "S55",
+        "asks in the right shape and goes on when denied"),
+    "an ask's id used twice": (
+        ("    end(id, order)\n", ASK.replace("        ask(id)", "        ask(id); ask(id)")), "S55",
+        "asks in the right shape and goes on when denied"),
+    "a run lost among many": (("say(event(id))", "if id == 'r3': return"), "S59", "runs several orders at once"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", EXTENSION_FAULTS, ids=lambda fault: fault.replace(" ", "_"))
+def test_a_fault_in_an_announced_extension_is_found(fault: str) -> None:
+    change, rule, name = EXTENSION_FAULTS[fault]
+    report = check(host(*WITH_EXTENSIONS, change), {rule})
+    assert name in failed(report), report
+
+
+def test_a_denied_ask_is_counted() -> None:
+    report = check(host(*WITH_EXTENSIONS, ("    end(id, order)\n", ASK)), {"S55"}, bounds=PATIENT)
+    assert "1 asks, all of the right shape" in {result.seen for result in report.results}
+
+
+@pytest.mark.parametrize(
+    "program", ["import time; time.sleep(60)", "while True: print('y')", "while True: print('{')", "pass"]
+)
+def test_a_program_that_is_no_host_is_done_within_its_bounds(program: str) -> None:
+    bounds = Bounds(hello_s=0.7, run_s=0.7, exit_s=0.2, quiet_s=0.05, slack_s=0.1)
+    started_s = time.monotonic()
+    report = check([sys.executable, "-I", "-S", "-c", program], None, bounds=bounds)
+    assert report.level == "none"
+    assert "says hello first and in time" in failed(report)
+    assert time.monotonic() - started_s < 10
+    assert report.count("pass") + report.count("fail") + report.count("skip") == len(CHECKS)
+
+
+def test_a_program_that_cannot_be_started_is_an_error_of_the_caller() -> None:
+    with pytest.raises(BackendError) as caught:
+        check(["/nonexistent/host"])
+    assert caught.value.code == "sidecar_spawn_failed"
+
+
+def test_a_failed_check_shows_the_lines_that_failed_with_control_characters_escaped() -> None:
+    report = check(host(("#BEFORE", "print('\\x1b[31mred')")))
+    (result,) = [result for result in report.results if result.name == "writes nothing but messages"]
+    assert result.lines == ("\\x1b[31mred",)
+    assert printable(b"\xff\x00" + b"x" * 5000).startswith("\\xff\\x00xxx")
+    assert len(printable(b"x" * 5000)) == 300
+
+
+def test_there_are_checks_enough_and_every_rule_stands_on_the_protocol_page() -> None:
+    page = (share.find("contracts") / "sidecar.md").read_text()
+    assert len(CHECKS) >= 30
+    assert len({name for name, _, _ in CHECKS}) == len(CHECKS)
+    assert {rule for _, _, rule in CHECKS} <= set(re.findall(r"\*\*(S\d+)\*\*", page))
+
+
+def test_progress_is_told_as_it_is_made() -> None:
+    told: list[Any] = []
+
+    async def run() -> Report:
+        return await conform(host(), env={"PATH": ""}, bounds=QUICK, rules=(), progress=told.append)
+
+    report = anyio.run(run)
+    assert tuple(told) == report.results
