@@ -25,6 +25,7 @@ from backplane.contract.events import (
     RunStarted,
     Warned,
     carried,
+    moved,
     read_event,
 )
 from backplane.contract.receipt import CONTRACT_VERSION
@@ -39,6 +40,8 @@ DEPTH_MAX: Final = 128
 
 EVIDENCE_BYTES: Final = 200
 """How much of a bad line an error shows."""
+
+_MARK: Final = b"\xef\xbb\xbf"
 
 _DEPTH_BYTES: Final = 2 * DEPTH_MAX
 """A shorter line cannot be nested too deep."""
@@ -131,14 +134,12 @@ class Lines:
         self.line_bytes_max = line_bytes_max
         self._pieces: list[bytes] = []
         self._held = 0
-        self._skipping = False
-        self._began = False
+        self._start: bytes | None = b""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take bytes, give the lines they complete."""
-        if not self._began and data:
-            self._began = True
-            data = data.removeprefix(b"\xef\xbb\xbf")
+        if self._start is not None:
+            data = self._past_mark(data)
         lines = data.split(b"\n")
         rest = lines.pop()
         if lines and self._held:
@@ -154,9 +155,19 @@ class Lines:
 
     def end(self) -> bytes:
         """The unfinished last line, at the end of the stream."""
-        held = b"".join(self._pieces)
-        self._pieces, self._held = [], 0
-        return held
+        held = (self._start or b"") + b"".join(self._pieces)
+        over = self._held > self.line_bytes_max
+        self._pieces, self._held, self._start = [], 0, None
+        return Overlong(held[:EVIDENCE_BYTES]) if over else held
+
+    def _past_mark(self, data: bytes) -> bytes:
+        """Take a byte order mark off the very start, where it may come in pieces."""
+        data = (self._start or b"") + data
+        if len(data) < len(_MARK) and _MARK.startswith(data):
+            self._start = data
+            return b""
+        self._start = None
+        return data.removeprefix(_MARK)
 
     def _hold(self, piece: bytes) -> None:
         if not piece:
@@ -164,7 +175,7 @@ class Lines:
         self._held += len(piece)
         if self._held <= self.line_bytes_max:
             self._pieces.append(piece)
-        elif sum(map(len, self._pieces)) > EVIDENCE_BYTES or not self._pieces:
+        elif len(self._pieces) != 1 or len(self._pieces[0]) != EVIDENCE_BYTES:
             # Only the beginning is kept, for the error: memory stays at what the limit allows.
             self._pieces = [b"".join([*self._pieces, piece[:EVIDENCE_BYTES]])[:EVIDENCE_BYTES]]
 
@@ -226,7 +237,15 @@ _PLAIN: Final = frozenset({AssistantDelta, AssistantMessage, Warned, RunStarted,
 _TIMES_MAX: Final = 4096
 """Known good times kept, about one a millisecond of a busy stream; then the table starts anew."""
 
-_decode_event: Final = msgspec.json.Decoder(wire.Event).decode
+
+class _NoMessage(msgspec.Struct, frozen=True, tag_field="t", tag="\0"):
+    """Beside another struct it makes the decoder insist on `t`: alone, a struct may come without its tag."""
+
+    ref_id: str
+    event: AgentEvent
+
+
+_decode_event: Final = msgspec.json.Decoder(wire.Event | _NoMessage).decode
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 _encode_line: Final = msgspec.json.Encoder().encode
 
@@ -256,6 +275,7 @@ class ControlEnd:
         self._redactor = redactor
         self._open: dict[str, int] = {}
         self._ended: set[str] = set()
+        self._was_asked = False
         self._times: set[str] = set()
 
     @property
@@ -271,7 +291,8 @@ class ControlEnd:
         """
         name = envelope.__struct_config__.tag
         needed = NEEDS_EXTENSION.get(str(name))
-        if self.hello is None or (needed is not None and needed not in self.extensions):
+        spoken = needed in self.extensions or (needed == "ask/1" and self._was_asked)
+        if self.hello is None or (needed is not None and not spoken):
             raise ProtocolError("protocol_unexpected_message", f"{name} was not announced by the host")
         if isinstance(envelope, wire.Run):
             # What surrounds an event's own bytes in a compact line of this run.
@@ -336,11 +357,12 @@ class ControlEnd:
     def _look_closer(self, line: bytes, envelope: wire.Event) -> tuple[AgentEvent, bytes]:
         """An event that is more than required strings in a compact line: read it again with nothing skipped."""
         value = strict(line)
+        if value["t"] != "event":
+            raise ValueError("`t` stands twice, and the last one counts")
         event = read_event(value["event"], now=self._now())
         stray = {name: member for name, member in value.items() if name not in ("t", "ref_id", "event")}
         if stray:
-            ext = event.ext if isinstance(event.ext, dict) else {}
-            event = msgspec.structs.replace(event, ext={**ext, "unknown_envelope": stray})
+            event = msgspec.structs.replace(event, ext=moved(event.ext, "unknown_envelope", stray, beside="event"))
         event = self._clean(carried(event))
         return event, canonical.encode(event)
 
@@ -440,6 +462,8 @@ class ControlEnd:
             why: Literal["after_end", "foreign_ref_id"] = "after_end" if ref_id in self._ended else "foreign_ref_id"
             return Dropped(why, f"{t} for run {ref_id[:60]!r}")
         if t != "event":
+            # Whoever asks reads answers, announced or not; left without one it would wait for ever.
+            self._was_asked = self._was_asked or t == "ask"
             return _convert(t, value, line)
         # A lost ref_id can only mean the one run that is open; with several it means none of them.
         owner = ref_id if isinstance(ref_id, str) else next(iter(self._open), "")
@@ -499,6 +523,10 @@ class HostEnd:
         received = self._message(self._lines.end())
         return [received] if received is not None else []
 
+    def close_run(self, ref_id: str) -> None:
+        """The run's last message went out by another way than `send`."""
+        self._open.pop(ref_id, None)
+
     def extensions(self, ref_id: str) -> tuple[str, ...]:
         """What the control plane announced with this run."""
         return self._open.get(ref_id, ())
@@ -557,14 +585,14 @@ def _convert(t: str, value: dict[str, Any], line: bytes) -> Received:
 
 
 def _line(envelope: msgspec.Struct, line_bytes_max: int) -> bytes:
-    line = _encode_line(envelope) + b"\n"
+    line = _encode_line(envelope)
     if len(line) > line_bytes_max:
         raise ProtocolError(
             "protocol_invalid_envelope",
             f"a message of {len(line)} bytes is over line_bytes_max ({line_bytes_max} bytes)",
             hint="raise line_bytes_max at both ends, or send less",
         )
-    return line
+    return line + b"\n"
 
 
 def _text(value: Json) -> str | None:

@@ -202,8 +202,14 @@ class Run:
         assert self.receipt is not None, "the run has not ended"
         return canonical_chunks(self.receipt)
 
-    async def cancel(self, reason: str = "cancelled by the caller") -> None:
-        """End the run in order; go on iterating for its last events, or leave the block."""
+    async def cancel(self, reason: str = "cancelled by the caller", *, grace_s: float | None = None) -> None:
+        """End the run in order; go on iterating for its last events, or leave the block.
+
+        Args:
+            grace_s: in place of the limit `cancel_grace_s`, for whoever has to end in time himself.
+        """
+        if grace_s is not None and not self._stopping:
+            self._limits = msgspec.structs.replace(self._limits, cancel_grace_s=grace_s)
         self._decide("cancelled", None, note=reason)
 
     async def ping(self) -> float:

@@ -15,7 +15,7 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Literal
 
 import anyio
@@ -82,6 +82,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """Version of the agent it drives; None when it drives none."""
     capabilities: dict[str, Level]
     extensions: tuple[str, ...] = EXTENSIONS
+    backends: tuple[dict[str, Any], ...] | UnsetType = UNSET
+    """Only of a host that is itself a control plane: `{id, ready, capabilities}` each."""
 
     def hello(self) -> wire.Hello:
         return wire.Hello(
@@ -89,7 +91,14 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
             backend=BackendIdentity(self.id, self.version),
             capabilities=Manifest(self.capabilities).to_wire(),
             extensions=self.extensions,
+            backends=self.backends,
         )
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The ending of a run whose last message was made elsewhere: its line, in pieces."""
+
+    line: Iterable[bytes]
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +200,15 @@ class HostRun:
             kind="tool", name=tool, input=input, command=_set(command), cwd=_set(cwd), default="deny"
         )
 
+    async def pass_on(self, ask: dict[str, Any]) -> Verdict | None:
+        """Put an ask of somebody below to the control plane above; None where that cannot be asked."""
+        if not self._link.can_ask(self):
+            return None
+        members = {name: value for name, value in ask.items() if name in wire.Ask.__struct_fields__}
+        members.pop("id", None)
+        members.pop("deadline_ms", None)
+        return await self._ask(**members)
+
     async def ask_user(
         self, question: str, *, options: tuple[Any, ...] = (), schema: Json | UnsetType = UNSET, default: str = ""
     ) -> Verdict:
@@ -246,7 +264,7 @@ class HostRun:
         )
 
 
-Work = Callable[[HostRun], Awaitable[Done]]
+Work = Callable[[HostRun], Awaitable[Done | Told]]
 
 
 def _set(value: str | None) -> str | UnsetType:
@@ -385,6 +403,10 @@ class _Link:
         try:
             ending = await self._do(run)
             with anyio.CancelScope(shield=True):
+                if isinstance(ending, Told):
+                    await self.write(b"".join(ending.line))
+                    self._end.close_run(run.id)
+                    return
                 try:
                     await self.send(ending)
                 except ProtocolError as error:
@@ -395,26 +417,37 @@ class _Link:
         finally:
             self._runs.pop(run.id, None)
 
-    async def _do(self, run: HostRun) -> wire.Final | wire.Fatal:
+    async def _do(self, run: HostRun) -> wire.Final | wire.Fatal | Told:
         """Run the host's own code; whatever it does, exactly one ending comes back."""
-        done: Done | None = None
+        done: Done | Told | None = None
         failure: wire.Fatal | None = None
         with run.scope:
             try:
-                await run.emit(RunStarted(ts=run.now(), message=f"{self.host.id} starts"))
-                done = await self._work(run)
-                await run.emit(RunCompleted(ts=run.now(), message=f"{self.host.id} ends: {done.outcome}"))
+                done = await self._narrated(run)
             except BackplaneError as error:
                 failure = wire.Fatal(ref_id=run.id, error=error.message, error_code=error.code)
             except Exception as error:  # The kit is the outermost edge: a bug in a host is a fatal, not a silence.
                 sys.stderr.write(f"{type(error).__name__}: {error}\n")
                 failure = wire.Fatal(ref_id=run.id, error=f"{type(error).__name__}: {error}", error_code="internal")
+        if isinstance(done, Told):
+            return done
         if failure is not None and run.cancelled_because is None:
             return failure
         if done is None:
             outcome: Literal["partial", "failed"] = "partial" if run.emitted else "failed"
             done = Done(outcome=outcome, usage_raw={"cancelled": run.cancelled_because})
         return wire.Final(ref_id=run.id, receipt=run.receipt(done))
+
+    async def _narrated(self, run: HostRun) -> Done | Told:
+        """The host's work between the events that say when it began and ended."""
+        if self.host.backends is not UNSET:
+            # A control plane tells another run's events: one more would not be in that run's receipt.
+            return await self._work(run)
+        await run.emit(RunStarted(ts=run.now(), message=f"{self.host.id} starts"))
+        done = await self._work(run)
+        assert isinstance(done, Done)
+        await run.emit(RunCompleted(ts=run.now(), message=f"{self.host.id} ends: {done.outcome}"))
+        return done
 
     async def _heed_signals(self, whole: anyio.CancelScope) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
