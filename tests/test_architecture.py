@@ -68,7 +68,8 @@ ROOMS = {
         "sessions"
     ),
     "providers": f"{SHAPES} ir backends sessions",
-    "server": f"{SHAPES} sidecar runtime",
+    "relay": f"{SHAPES} receipts record runtime",
+    "server": f"{SHAPES} asks backends config negotiate receipts relay runtime sidecar",
     "conform": f"{SHAPES} protocol process share schemas",
     "testing": f"{SHAPES} protocol sidecar backends",
     "schemas": f"{SHAPES} share config",
