@@ -104,59 +104,60 @@ _WRITTEN_THOUGH_MADE: Final = {"WorkOrder": "id"}
 """Members whose default is made anew each time, so that no default stands in the schema, and yet we write them."""
 
 
-class End(msgspec.Struct, omit_defaults=True, tag_field=None):
-    """How the run ended."""
-
-    reason: str
-    """complete, partial, failed, cancelled, interrupted, refused, deadline, idle, budget, max_turns,
-    host_exit, protocol, store; more may follow."""
-    code: str | None = None
-    exit_code: int | None = None
-    signal: str | int | None = None
+_COUNTS: Final[Json] = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}}
+_SHA256: Final[Json] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+_TEXT_OR_OBJECT: Final[Json] = {"type": ["string", "object"]}
 
 
-class Patch(msgspec.Struct):
-    """The patch beside the receipt."""
-
-    bytes: int
-    sha256: str
+def _object(about: str, required: Sequence[str] = (), **members: Json) -> Json:
+    return {"description": about, "type": "object", "properties": members, "required": list(required)}
 
 
-class Backplane(msgspec.Struct):
-    """What the control plane adds to a receipt, under `usage_raw.backplane`; open for more members."""
-
-    end: End | None = None
-    claims: dict[str, Any] | None = None
-    """What the child said of itself and we saw otherwise."""
-    reconciliation: dict[str, Any] | None = None
-    """Where the files' difference and the events' claims do not meet."""
-    enforcement: dict[str, Any] | list[Any] | None = None
-    """Per rule, which layer held it."""
-    losses: list[Any] | None = None
-    """What a translation could not carry."""
-    route: dict[str, Any] | None = None
-    """Which backend was chosen, and why the others lost."""
-    cost: dict[str, Any] | None = None
-    noise: dict[str, Any] | None = None
-    """Output of the host that was no message: how much, and its beginning."""
-    patch: Patch | None = None
-    parent: dict[str, Any] | str | None = None
-    """The run of an outer plane that this run belongs to."""
-    inner: Any = None
-    """The receipt of a plane inside, by its hash, and whether that verified."""
-    capabilities: dict[str, Any] | None = None
-    """Abilities and levels of the manifest that the contract does not have."""
-    counts: dict[str, int] | None = None
-    """Lines and events that were dropped, malformed, late or redacted."""
-    usage: dict[str, Any] | None = None
-    """Where each counter comes from: counted by us or claimed by the child."""
-    endpoints: list[Any] | None = None
-    """Network addresses of the backend itself, which no rule closes."""
-    start: str | dict[str, Any] | None = None
-    """cold or warm."""
-    durability: str | dict[str, Any] | None = None
-    negotiation: dict[str, Any] | None = None
-
+_BACKPLANE: Final[Json] = _object(
+    "What the control plane adds to a receipt, under `usage_raw.backplane`; open for more members.",
+    ["end"],
+    end=_object(
+        "How the run ended. Reasons so far: complete, partial, failed, cancelled, interrupted, refused, deadline, "
+        "idle, budget, max_turns, host_exit, protocol, store.",
+        ["reason"],
+        reason={"type": "string"},
+        code={"enum": list(CODES)},
+        exit_code={"type": "integer"},
+        signal={"type": "integer"},
+    ),
+    claims=_object("What the child said of itself and was seen otherwise, member by member."),
+    reconciliation=_object("Where the events' claims and the files' difference do not meet; empty when they do."),
+    enforcement=_object(
+        "Which layer held each rule: os, host, vendor, audit, or null for none; and what broke one all the same.",
+        rules={"type": "array", "items": {"type": "object", "required": ["rule", "layer"]}},
+        violations={"type": "array"},
+    ),
+    losses={"description": "What a translation could not carry.", "type": "array"},
+    route=_object("Which backend was chosen, and why the others lost."),
+    cost=_object("What the run cost, and how that is known."),
+    noise=_object(
+        "Output of the host that was no message: its lines and its beginning.",
+        lines={"type": "integer", "minimum": 0},
+        text={"type": "string"},
+    ),
+    patch=_object(
+        "The patch that lies beside the receipt.",
+        ["bytes", "sha256"],
+        bytes={"type": "integer", "minimum": 0},
+        sha256=_SHA256,
+        files={"type": "integer", "minimum": 0},
+        ignored={"type": "integer", "minimum": 0},
+    ),
+    parent={"description": "The run of an outer plane that this run belongs to.", **_TEXT_OR_OBJECT},
+    inner=_object("The receipt of a plane inside: its hash, whether that verified, and what it had added."),
+    capabilities=_object("Abilities and levels of the manifest that the contract does not have, as they were sent."),
+    counts={"description": "Messages and lines that had no effect, by why; and what was redacted.", **_COUNTS},
+    usage=_object("Whose word each counter of the receipt's usage is."),
+    endpoints={"description": "Network addresses of the backend itself, which no rule closes.", "type": "array"},
+    start={"description": "cold or warm.", "type": "string"},
+    durability={"description": "What a power cut could still take, or has taken.", **_TEXT_OR_OBJECT},
+    negotiation=_object("Requirements against the manifest, with the smallest change that would satisfy it."),
+)
 
 _ENVELOPES: Final[dict[str, Any]] = {
     "hello": envelope.Hello,
@@ -178,13 +179,13 @@ SHAPES: Final[dict[str, Any]] = {
     "receipt_written": Receipt,
     "event": AgentEvent,
     "event_written": AgentEvent,
-    "backplane": Backplane,
+    "backplane": None,
     "policy": PolicyProfile,
     "configuration": Settings,
     **{f"envelope_{name}": kind for name, kind in _ENVELOPES.items()},
     "envelope_run_written": envelope.Run,
 }
-"""Name of a schema → the type it describes."""
+"""Name of a schema → the type it describes; None for the one that is written here by hand."""
 
 _CLOSED: Final = ("policy", "configuration")
 
@@ -196,21 +197,26 @@ def names() -> tuple[str, ...]:
 
 def build(name: str) -> Json:
     """Make one schema from the contract's structs."""
+    head = {"$schema": _DRAFT, "$id": _ID + name, "title": name}
     kind, written = SHAPES[name], name.endswith("_written")
-    extra = [Receipt] if kind in (envelope.Final, envelope.Fatal) else [Backplane] if name == "receipt_written" else []
+    if kind is None:
+        return head | _BACKPLANE
+    extra = [Receipt] if kind in (envelope.Final, envelope.Fatal) else []
     (root, *_), found = msgspec.json.schema_components([kind, *extra], ref_template="#/$defs/{name}")
     definitions = {key: _tidy(body) for key, body in found.items()}
     for (owner, field), more in (_FIELDS | _FIELDS_WRITTEN if written else _FIELDS).items():
         if owner in definitions:
             definitions[owner]["properties"][field] |= more
     for owner, body in definitions.items():
-        if written and owner not in ("Backplane", "End", "Patch"):
+        if written:
             members = body["properties"].items()
             body["required"] = [key for key, member in members if _is_written(owner, key, member, body)]
         body |= _RULES.get(owner, {})
         if name in _CLOSED and "properties" in body:
             body["additionalProperties"] = False
-    return {"$schema": _DRAFT, "$id": _ID + name, "title": name, **_tidy(root), "$defs": definitions}
+    if written and "Receipt" in definitions:
+        definitions["Backplane"] = _BACKPLANE
+    return {**head, **_tidy(root), "$defs": definitions}
 
 
 def _is_written(owner: str, key: str, member: Json, body: Json) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import jsonschema
@@ -66,6 +68,28 @@ def test_a_violation_inside_a_choice_is_named_where_it_is() -> None:
     receipt = json.loads((EXAMPLES / "receipt/sealed.json").read_bytes())
     receipt["trace"][3]["tool_name"] = 7
     assert violations("receipt", receipt) == ["/trace/3/tool_name"]
+
+
+def test_what_a_real_run_writes_fits_what_we_say_we_write(tmp_path: Any) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "backplane",
+        "run",
+        "say hi",
+        "--json",
+        "--backend",
+        "mock",
+        "--root",
+        str(tmp_path),
+    ]
+    ran = subprocess.run(command, capture_output=True, timeout=60)
+    envelopes = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert envelopes[-1]["t"] == "final", ran.stderr
+    assert violations("receipt_written", envelopes[-1]["receipt"]) == []
+    for envelope in envelopes:
+        assert violations(f"envelope_{envelope['t']}", envelope) == []
+        assert envelope["t"] == "final" or violations("event_written", envelope["event"]) == []
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:

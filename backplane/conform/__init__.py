@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from backplane.conform.alive import ALIVE_CHECKS, Bench
-from backplane.conform.link import Bounds, Place
+from backplane.conform.bench import Bench, Check, Row
+from backplane.conform.extended import EXTENDED_CHECKS
+from backplane.conform.hostile import HOSTILE_CHECKS
+from backplane.conform.link import Bounds, Program
+from backplane.conform.odd import ODD_CHECKS
 from backplane.conform.plain import DID, PLAIN_CHECKS, Plain, look, record
 from backplane.conform.verdict import LEVELS, Level, Report, Result, Unasked, Unfit, shown
 from backplane.errors import BackendError
@@ -24,9 +27,11 @@ __all__ = ["CHECKS", "LEVELS", "Bounds", "Report", "Result", "conform"]
 TASK: Final = "Reply with the single word ready. Change no file."
 """Small and harmless, whatever agent is behind the host."""
 
+_ALIVE: Final[tuple[Row, ...]] = (*ODD_CHECKS, *EXTENDED_CHECKS, *HOSTILE_CHECKS)
+
 CHECKS: Final[tuple[tuple[str, Level, str], ...]] = (
     *((name, level, rule) for name, level, rule, _ in PLAIN_CHECKS),
-    *((name, level, rule) for name, level, rule, _, _ in ALIVE_CHECKS),
+    *((name, level, rule) for name, level, rule, _, _ in _ALIVE),
 )
 """Name, level and rule of every check, in the order in which they are made."""
 
@@ -34,7 +39,7 @@ CHECKS: Final[tuple[tuple[str, Level, str], ...]] = (
 async def conform(
     command: Sequence[str],
     *,
-    env: Mapping[str, str],
+    env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     bounds: Bounds | None = None,
     task: str = TASK,
@@ -45,7 +50,7 @@ async def conform(
 
     Args:
         command: program and arguments.
-        env: its whole environment; nothing is inherited.
+        env: its whole environment; None gives it ours, as the program is the caller's own.
         cwd: where it is started; None for our own folder.
         bounds: how long it may take; None for the defaults.
         task: what the orders ask for.
@@ -56,7 +61,7 @@ async def conform(
     Raises:
         BackendError: `sidecar_spawn_failed`, the program cannot be started at all.
     """
-    place = Place(tuple(command), env, cwd or os.getcwd(), bounds or Bounds())
+    program = Program(tuple(command), os.environ if env is None else env, cwd or os.getcwd(), bounds or Bounds())
     results: list[Result] = []
 
     def note(result: Result) -> None:
@@ -65,13 +70,13 @@ async def conform(
             progress(result)
 
     with tempfile.TemporaryDirectory(prefix="backplane-conform-") as root:
-        plain = await record(place, root, task)
+        plain = await record(program, root, task)
         for result in _plain_results(plain):
             note(result)
         extensions = _extensions(plain)
-        bench = Bench(place, root, task, extensions)
+        bench = Bench(program, root, task, extensions)
         speaks = all(result.verdict != "fail" for result in results if result.level == "speaks")
-        for name, level, rule, did, check in ALIVE_CHECKS:
+        for name, level, rule, did, check in _ALIVE:
             if rules is not None and rule not in rules:
                 continue
             if speaks:
@@ -97,9 +102,7 @@ def _plain_results(plain: Plain) -> Iterator[Result]:
             yield Result(name, level, rule, DID, "fail", unfit.seen, shown(unfit.lines))
 
 
-async def _alive_result(
-    name: str, level: Level, rule: str, did: str, check: Callable[[Bench], Awaitable[str]], bench: Bench
-) -> Result:
+async def _alive_result(name: str, level: Level, rule: str, did: str, check: Check, bench: Bench) -> Result:
     try:
         return Result(name, level, rule, did, "pass", await check(bench))
     except Unasked as unasked:

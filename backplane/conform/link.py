@@ -65,7 +65,7 @@ class Bounds(msgspec.Struct, frozen=True):
     """Added to a bound that a rule names, for a busy machine."""
 
 
-class Link:
+class Wire:
     """One running child and what it has said so far."""
 
     def __init__(self, child: Child, bounds: Bounds) -> None:
@@ -151,7 +151,7 @@ def _read(raw: bytes) -> Line:
         return Line(raw, None, str(error))
 
 
-class Place(msgspec.Struct, frozen=True):
+class Program(msgspec.Struct, frozen=True):
     """How a child is started."""
 
     command: tuple[str, ...]
@@ -161,14 +161,14 @@ class Place(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def linked(place: Place) -> AsyncIterator[Link]:
+async def linked(program: Program) -> AsyncIterator[Wire]:
     """Start a fresh child; nothing of it is left when the block is left.
 
     Raises:
         BackendError: `sidecar_spawn_failed`.
     """
-    async with open_child(Command(place.command, dict(place.env), place.cwd)) as child:
-        yield Link(child, place.bounds)
+    async with open_child(Command(program.command, dict(program.env), program.cwd)) as child:
+        yield Wire(child, program.bounds)
 
 
 def order(root: str, task: str, **more: Any) -> dict[str, Json]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane import schemas
-from backplane.conform.link import Line, Place, linked, order
+from backplane.conform.link import Line, Program, linked, order
 from backplane.conform.verdict import Level, Unfit, printable
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
@@ -69,14 +69,14 @@ class Plain(msgspec.Struct, frozen=True):
         return receipt if isinstance(receipt, dict) else {}
 
 
-async def record(place: Place, root: str, task: str) -> Plain:
+async def record(program: Program, root: str, task: str) -> Plain:
     """Do the plain run.
 
     Raises:
         BackendError: `sidecar_spawn_failed`.
     """
-    bounds, asked = place.bounds, order(root, task)
-    async with linked(place) as link:
+    bounds, asked = program.bounds, order(root, task)
+    async with linked(program) as link:
         greeting = await link.until(lambda line: line.t is not None, bounds.hello_s)
         hello = tuple(link.lines[: link.handed])
         if greeting is not None:
