@@ -185,7 +185,10 @@ def timestamp(text: str) -> str:
     year, month, day, hour, minute, second = (int(part) for part in match.groups()[:6])
     leap = second == 60
     moment = datetime(year, month, day, hour, minute, 59 if leap else second, tzinfo=_offset(match[8]))
-    utc = moment.astimezone(UTC)
+    try:
+        utc = moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"outside the years 1 to 9999 in UTC: {text[:40]!r}") from None
     nanoseconds = (match[7] or "")[:9].ljust(9, "0")
     whole = utc.strftime("%Y-%m-%dT%H:%M:").rjust(17, "0") + ("60" if leap else f"{utc.second:02d}")
     return whole + _fraction(nanoseconds) + "Z"

@@ -6,7 +6,7 @@ Events are immutable and shared between consumers; none of them holds a referenc
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,6 +16,9 @@ from backplane.errors import CODES
 
 Ext = dict[str, Any] | None | UnsetType
 """Free-form members beside the event's own; absent when there are none."""
+
+ExitCode = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+"""A signed 32-bit number: a closed peer cannot read any other."""
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type"):
@@ -68,7 +71,7 @@ class FileChanged(_Event, frozen=True, kw_only=True, gc=False, tag="file_changed
 
 class CommandExecuted(_Event, frozen=True, kw_only=True, gc=False, tag="command_executed"):
     command: str
-    exit_code: int | None = None
+    exit_code: ExitCode | None = None
     """None when it was ended by a signal or its end is not known."""
     output_preview: str | None = None
     """At most 8 KiB."""
@@ -220,16 +223,30 @@ def read_event(value: Json, *, now: str) -> AgentEvent:
     except ValueError as error:
         return _unread(value, f"an event of the wrong shape: {error}", now)
     known = {"type", *kind.__struct_fields__}
-    ext = dict(event.ext) if isinstance(event.ext, dict) else {}
+    ext = event.ext if isinstance(event.ext, dict) else {}
     unknown = {name: member for name, member in value.items() if name not in known}
-    if unknown:
-        ext["unknown"] = unknown
     fields = {name: getattr(event, name) for name in kind.__struct_fields__}
     if kind is Failed and event.error_code not in CODES:  # type: ignore[attr-defined]
         if isinstance(fields["error_code"], str):
-            ext["error_code"] = fields["error_code"]
+            if "error_code" in ext:
+                unknown["ext"] = {"error_code": ext["error_code"]}
+            ext = {**ext, "error_code": fields["error_code"]}
         fields["error_code"] = UNSET
+    if unknown:
+        ext = moved(ext, "unknown", unknown, beside="ext")
     return kind(**{**fields, "ts": ts, "ext": ext if ext or event.ext == {} else UNSET})  # type: ignore[return-value]
+
+
+def moved(ext: Ext, name: str, members: dict[str, Json], *, beside: str) -> dict[str, Json]:
+    """Put members that have no place of their own under `ext[name]`; what stood there is kept among them.
+
+    Args:
+        beside: a name that cannot be one of the members, for what stood there: `{beside: {name: …}}`.
+    """
+    kept = ext if isinstance(ext, dict) else {}
+    if name in kept:
+        members = {**members, beside: {**members.get(beside, {}), name: kept[name]}}
+    return {**kept, name: members}
 
 
 def _unread(value: Json, why: str, now: str) -> Warned:
