@@ -91,7 +91,7 @@ def fault(done: subprocess.CompletedProcess[bytes]) -> str:
 @given(st.text())
 def test_printable_text_has_nothing_that_a_terminal_acts_on(text: str) -> None:
     shown = streams.printable(text)
-    assert all(char.isprintable() or char in "\n\t" or ord(char) > 0xA0 for char in shown)
+    assert all(char.isprintable() or char in "\n\t" or ord(char) >= 0xA0 for char in shown)
     assert not set(shown) & set("\x1b\x07\x08\r\x7f\x9b\u202e\u2066\ufeff")
     shown.encode()
 
@@ -302,6 +302,17 @@ def test_validate_names_every_fault_and_recognises_by_content(cli: Cli, work: Pa
     assert "-: work_order, valid" in text
 
 
+def test_conform_says_a_line_a_check_and_the_level(cli: Cli) -> None:
+    done = cli("conform", "--", "false")
+    assert done.returncode == 1
+    *checks, level = lines(done.stdout)
+    assert level.startswith("level: none")
+    assert all(line.split()[0] in ("pass", "fail", "skip") for line in checks if not line.startswith(" "))
+    report = json.loads(cli("conform", "--json", "--", "false").stdout)
+    assert report["level"] == "none"
+    assert report["command"] == ["false"]
+
+
 def test_doctor_says_what_is_missing_and_how_to_mend_it(cli: Cli, work: Path) -> None:
     good = cli("doctor")
     assert good.returncode == 0, good.stdout
@@ -424,7 +435,7 @@ def rows(home: Path) -> list[Any]:
         (mock({"say": "x"}, {"exit": 7}), 1, "host_exit"),
         (mock({"raw": '{"t":\n'}), 1, "protocol"),
         ([*mock({"say": "x"}, {"sleep_s": 60}), "--idle-timeout", "0.2"], 3, "idle"),
-        ([*mock({"sleep_s": 60}), "--timeout", "0.5"], 1, "deadline"),
+        ([*mock({"sleep_s": 60}), "--timeout", "0.5"], 3, "deadline"),
         (["--backend", "mock", "--require", "vision"], 4, "refused"),
         (["--backend", "mock", "--require", "streaming=native"], 0, "complete"),
         (["--sidecar", "/surely/not/there"], 1, "failed"),
@@ -523,7 +534,7 @@ def test_piped_output_is_readable_text(cli: Cli) -> None:
 def test_the_shell_shows_its_commands_output_once(cli: Cli) -> None:
     done = cli("run", "echo one; echo two", "--backend", "shell")
     assert done.returncode == 0
-    assert done.stdout.decode().count("two\n") == 1
+    assert lines(done.stdout).count("two") == 1
 
 
 def test_an_order_comes_from_stdin_and_options_go_over_it(cli: Cli, backplane_home: Path) -> None:
@@ -661,6 +672,18 @@ def test_a_signal_ends_the_run_in_order(
     assert b"Traceback" not in stderr
     (row,) = rows(backplane_home)
     assert (row.outcome, row.reason) == ("partial", "cancelled")
+
+
+def test_a_signal_before_the_hello_leaves_nothing_behind(work: Path) -> None:
+    os.mkfifo(work / "up")
+    ours = os.open(work / "up", os.O_RDONLY | os.O_NONBLOCK)
+    words = [*PROGRAM, "run", "task", "--sidecar", "sh -c 'echo up > up; exec sleep 600'", "--mode", "pass_through"]
+    with subprocess.Popen(words, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert select.select([ours], [], [], WAIT_S)[0]
+        os.close(ours)
+        child.send_signal(signal.SIGINT)
+        assert child.communicate(timeout=WAIT_S)[1] == b""
+    assert child.returncode == 130
 
 
 def test_a_second_signal_leaves_nothing_behind(running: Callable[..., Running], backplane_home: Path) -> None:

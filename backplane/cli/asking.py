@@ -96,7 +96,7 @@ def question(message: str, body: dict[str, Any]) -> str:
     elif isinstance(body.get("input"), dict) and "command" not in body:
         lines += [f"  {streams.one_line(key, 40)}: {streams.one_line(value)}" for key, value in body["input"].items()]
     options = body.get("options")
-    if isinstance(options, list):
+    if isinstance(options, list | tuple):
         lines += [f"  {number}. {streams.one_line(_label(option))}" for number, option in enumerate(options, 1)]
     return "\n".join(lines[:SHOWN_LINES_MAX]) + "\n"
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_json
+
+if TYPE_CHECKING:
+    from backplane.conform import Result
 
 
 def parser(name: str) -> Parser:
@@ -79,16 +84,19 @@ def _conform(options: Options) -> int:
 
     from backplane.conform import conform
 
-    report = anyio.run(partial(conform, options.command))
+    report = anyio.run(partial(conform, options.command, progress=None if options.json else _say))
     failed = report.count("fail")
     if options.json:
         streams.write_bytes(msgspec.json.encode(report) + b"\n")
-        return 1 if failed else 0
-    for result in report.results:
-        why = "" if result.verdict == "pass" else f": {streams.one_line(result.seen)}"
-        streams.write(f"{result.verdict:<5} {result.level:<8} {result.rule:<5} {result.name}{why}\n")
-        for line in result.lines if result.verdict == "fail" else ():
-            streams.write(f"      {streams.one_line(line)}\n")
-    counts = f"{report.count('pass')} passed, {failed} failed, {report.count('skip')} do not apply"
-    streams.write(f"level: {report.level}  ({counts})\n")
+    else:
+        counts = f"{report.count('pass')} passed, {failed} failed, {report.count('skip')} do not apply"
+        streams.write(f"level: {report.level}  ({counts})\n")
     return 1 if failed else 0
+
+
+def _say(result: Result) -> None:
+    """One check, as soon as it is made: all of them take some seconds."""
+    why = "" if result.verdict == "pass" else f": {streams.one_line(result.seen)}"
+    streams.write(f"{result.verdict:<5} {result.level:<8} {result.rule:<5} {result.name}{why}\n")
+    for line in result.lines if result.verdict == "fail" else ():
+        streams.write(f"      {streams.one_line(line)}\n")

@@ -56,7 +56,8 @@ def run(plan: Plan) -> int:
     anyio.run(live.drive)
     ended = live.run
     if ended is None or ended.receipt is None:
-        return 128 + (live.signal or signal.SIGINT)
+        # Stopped before there was a run to end: nothing was sent, and what was started is gone.
+        return 128 + live.signal if live.signal is not None else READER_GONE
     saved = _save(plan, ended)
     if not live.outlet.gone:
         _say_the_end(plan, ended, live.look, saved)
@@ -136,6 +137,8 @@ class _Live:
     async def _cancel(self) -> None:
         if self.run is not None:
             await self.run.cancel(self._why())
+        elif self._scope is not None:
+            self._scope.cancel()
 
     def _why(self) -> str:
         return f"interrupted by {signal.Signals(self.signal).name}" if self.signal else "nobody reads the output"
@@ -151,8 +154,6 @@ class _Live:
                 if self.signal is None:
                     self.signal = int(number)
                     self.outlet.hurry()
-                    if self.run is None and self._scope is not None:
-                        self._scope.cancel()
                     await self._cancel()
 
     async def _watch_reader(self) -> None:
