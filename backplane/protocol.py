@@ -359,8 +359,14 @@ class ControlEnd:
         value = strict(line)
         if value["t"] != "event":
             raise ValueError("`t` stands twice, and the last one counts")
-        event = read_event(value["event"], now=self._now())
+        return self._read_event(value)
+
+    def _read_event(self, value: dict[str, Any]) -> tuple[AgentEvent, bytes]:
+        """The event in a message, with whatever stands beside it in the message."""
+        event = read_event(value.get("event"), now=self._now())
         stray = {name: member for name, member in value.items() if name not in ("t", "ref_id", "event")}
+        if not isinstance(value.get("ref_id", ""), str):
+            stray["ref_id"] = value["ref_id"]
         if stray:
             event = msgspec.structs.replace(event, ext=moved(event.ext, "unknown_envelope", stray, beside="event"))
         event = self._clean(carried(event))
@@ -469,8 +475,8 @@ class ControlEnd:
         owner = ref_id if isinstance(ref_id, str) else next(iter(self._open), "")
         if len(self._open) != 1 and not isinstance(ref_id, str):
             return Dropped("foreign_ref_id", "an event without ref_id")
-        event = self._clean(carried(read_event(value.get("event"), now=self._now())))
-        return Events(owner, [event], [canonical.encode(event)])
+        event, record = self._read_event(value)
+        return Events(owner, [event], [record])
 
 
 def _lenient_hello(value: dict[str, Any]) -> dict[str, Any]:
@@ -513,14 +519,14 @@ class HostEnd:
         """Take bytes from the control plane, give what they complete, in order."""
         out: list[Received] = []
         for line in self._lines.feed(data):
-            received = self._overlong(line) if isinstance(line, Overlong) else self._message(line)
+            received = self._line(line)
             if received is not None:
                 out.append(received)
         return out
 
     def end(self) -> list[Received]:
         """The stream is over; a last line without its newline still counts, as shells write them."""
-        received = self._message(self._lines.end())
+        received = self._line(self._lines.end())
         return [received] if received is not None else []
 
     def close_run(self, ref_id: str) -> None:
@@ -530,6 +536,9 @@ class HostEnd:
     def extensions(self, ref_id: str) -> tuple[str, ...]:
         """What the control plane announced with this run."""
         return self._open.get(ref_id, ())
+
+    def _line(self, line: bytes) -> Received | None:
+        return self._overlong(line) if isinstance(line, Overlong) else self._message(line)
 
     def _overlong(self, head: bytes) -> Broken:
         return Broken(
