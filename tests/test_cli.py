@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -454,6 +455,13 @@ def test_the_exit_code_says_how_the_run_ended(
     assert reason is None or row.reason == reason
 
 
+def test_a_sidecars_relative_paths_count_from_the_callers_folder(cli: Cli, work: Path) -> None:
+    shutil.copy(ROOT / "hosts" / "mock.py", work / "host.py")
+    done = cli("run", "task", "--sidecar", f"{sys.executable} host.py")
+    assert done.returncode == 0, done
+    assert b"I was asked: task" in done.stdout
+
+
 def test_a_policy_that_cannot_be_used_refuses_the_run(cli: Cli, work: Path) -> None:
     (work / "policy.json").write_text('{"deny_read": ["[a"]}')
     done = cli("run", "task", "--backend", "mock", "--policy", "policy.json")
@@ -677,7 +685,15 @@ def test_a_signal_ends_the_run_in_order(
 def test_a_signal_before_the_hello_leaves_nothing_behind(work: Path) -> None:
     os.mkfifo(work / "up")
     ours = os.open(work / "up", os.O_RDONLY | os.O_NONBLOCK)
-    words = [*PROGRAM, "run", "task", "--sidecar", "sh -c 'echo up > up; exec sleep 600'", "--mode", "pass_through"]
+    words = [
+        *PROGRAM,
+        "run",
+        "task",
+        "--sidecar",
+        f"sh -c 'echo up > {work}/up; exec sleep 600'",
+        "--mode",
+        "pass_through",
+    ]
     with subprocess.Popen(words, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert select.select([ours], [], [], WAIT_S)[0]
         os.close(ours)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_config, add_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EXAMPLE = """
 backplane run "fix the failing test" --backend shell --root ~/project
@@ -96,7 +101,8 @@ def _run(options: Options) -> int:
     work = order.build(options, environ, cwd, settings.policy)
     name = options.backend or settings.default_backend
     if options.sidecar is not None:
-        backend: backends.Backend = backends.from_command(options.sidecar, cwd=cwd, limits=settings.limits)
+        words = _sidecar_words(options.sidecar, cwd)
+        backend: backends.Backend = backends.from_command(words, cwd=cwd, limits=settings.limits)
     elif name:
         backend = backends.find(name, settings, environ)
     else:
@@ -118,6 +124,20 @@ def _run(options: Options) -> int:
         patch=patch,
     )
     return live.run(plan)
+
+
+def _sidecar_words(command: str, cwd: Path) -> tuple[str, ...]:
+    """The words of `--sidecar`, with the paths that are relative to our folder made absolute: it starts elsewhere."""
+    import shlex
+
+    from backplane.config import absolute_command
+    from backplane.errors import ConfigError
+
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise ConfigError("config_invalid", f"--sidecar cannot be read: {error}", hint="check its quotes") from error
+    return absolute_command(words, cwd) if words else words
 
 
 def _output_file(name: str | None) -> str | None:
