@@ -1,0 +1,94 @@
+"""The README promises nothing that was not run: its commands are run here and their output compared.
+
+In a `console` block a line that begins with `$ ` is a command; what follows is its output, `…` standing for
+anything within a line, or for any lines when alone. Python blocks are run as programs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+SECONDS_MAX = 60
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.S | re.M)
+
+
+def steps(block: str) -> Iterator[tuple[str, str]]:
+    for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+        command, _, output = part.partition("\n")
+        yield command, output
+
+
+def as_pattern(expected: str) -> re.Pattern[str]:
+    lines = [
+        r"(?:[^\n]*\n)*?" if line == "…" else ".*?".join(map(re.escape, line.split("…"))) + r"[^\S\n]*\n"
+        for line in expected.splitlines()
+    ]
+    return re.compile("".join(lines))
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    """A small git repository with a bug, as the README's reader would have one."""
+    folder = tmp_path / "sample"
+    folder.mkdir()
+    (folder / "calc.py").write_text("def add(a, b):\n    return a - b\n")
+    identity = ["-c", "user.name=Reader", "-c", "user.email=reader@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "start"]):
+        subprocess.run(["git", *command], cwd=folder, check=True, timeout=SECONDS_MAX)
+    return folder
+
+
+def run(command: str, folder: Path, env: dict[str, str]) -> str:
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    return done.stderr + done.stdout
+
+
+@pytest.fixture
+def env(backplane_home: Path) -> dict[str, str]:
+    scripts = str(Path(sys.executable).parent)
+    return {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}", "HOSTS": str(ROOT / "hosts")}
+
+
+def test_every_command_of_the_readme_prints_what_it_says(sample: Path, env: dict[str, str]) -> None:
+    checked = 0
+    for block in blocks("console"):
+        for command, expected in steps(block):
+            output = run(command, sample, env)
+            assert as_pattern(expected).fullmatch(output), f"$ {command}\n{output}\n--- expected\n{expected}"
+            checked += 1
+    assert checked >= 8
+
+
+def test_the_python_program_of_the_readme_runs_an_order(sample: Path, env: dict[str, str]) -> None:
+    program = next(block for block in blocks("python") if "backplane.start" in block)
+    assert len([line for line in program.splitlines() if line.strip()]) <= 10
+    output = run(f"{sys.executable} -c '{program}'", sample, env)
+    assert re.search(r"^(complete|failed) [0-9a-f]{64}$", output, re.M), output
+
+
+def test_the_host_of_the_readme_answers_an_order(sample: Path, env: dict[str, str], tmp_path: Path) -> None:
+    host = tmp_path / "hello.py"
+    host.write_text(next(block for block in blocks("python") if "main(Host(" in block))
+    output = run(f"backplane run --sidecar '{sys.executable} {host}' 'say hi'", sample, env)
+    assert "I was asked: say hi" in output
+    assert "complete after" in output
