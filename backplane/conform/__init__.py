@@ -92,13 +92,14 @@ _MUTE: Final = "not tried: it does not speak the protocol"
 def _plain_results(plain: Plain) -> Iterator[Result]:
     mute = False
     for name, level, rule, check in PLAIN_CHECKS:
-        if level != "speaks" and mute:
+        if mute:
             yield Result(name, level, rule, DID, "skip", _MUTE)
             continue
         try:
             yield Result(name, level, rule, DID, "pass", look(check, plain))
         except Unfit as unfit:
-            mute = mute or level == "speaks"
+            # What follows builds on it: a host without a hello has no receipt to be praised for.
+            mute = level == "speaks"
             yield Result(name, level, rule, DID, "fail", unfit.seen, shown(unfit.lines))
 
 
