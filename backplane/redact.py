@@ -23,7 +23,7 @@ MARK: Final = "[redacted]"
 """Stands for a secret of any length."""
 
 SECRET_CHARS_MIN: Final = 6
-"""Shorter secrets are not replaced: they would be found in ordinary words, and hide nothing when guessed."""
+"""Shorter secrets are not replaced: they would be found in ordinary words, and hide nothing when guessed. Blanks around a value do not count."""
 
 _LINE_CHARS_MIN: Final = 16
 """A line of a secret of several lines is a secret too from this length on; shorter ones are not telling."""
@@ -35,30 +35,30 @@ and groups of a UUID that every line has; shorter than what is random in a key."
 _DEPTH_MAX: Final = 200
 """Deeper JSON is replaced whole; the reader of lines takes 128."""
 
-_SHAPES: Final = (
+_SHAPE: Final = (
     # Not inside a word: `task-3fa85f64…` has the same three letters.
     r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt]))(?:"
     r"sk-(?=[A-Za-z_-]{0,64}[0-9])(?=[A-Za-z0-9_-]{0,64}[A-Za-z0-9]{14})[A-Za-z0-9_-]{20,}"
     r"|gh[pousr]_[A-Za-z0-9]{30,}"
-    r"|github_pat_[A-Za-z0-9_]{22,}"
-    r"|glpat-[A-Za-z0-9_-]{20,}"
+    r"|github_pat_[A-Za-z0-9]{14}[A-Za-z0-9_]{8,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"
     r"|AIza[A-Za-z0-9_-]{35}"
     r"|xox[a-z]-(?=[A-Za-z0-9-]{0,64}[A-Za-z0-9]{14})[A-Za-z0-9-]{16,})"
     r"|-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----(?:[A-Za-z0-9+/=\s\\:,]|-(?!-)){64,16384}"
 )
-"""Keys that are known by their looks, as a second net under the known values; all but two kinds hold a run of
+"""Keys that are known by their looks, as a second net under the known values; all but `AIza` hold a run of
 `_RUN_BYTES`."""
 
-_SHAPE_STARTS: Final = ("sk-", "gh", "github_pat_", "glpat-", "AKIA", "ASIA", "AIza", "xox", "-----BEGIN")
-"""Looking for these first is many times faster than the expression, which matters for a line of a mebibyte."""
+_SHAPES: Final = re.compile(_SHAPE)
+_SHAPE_STARTS: Final = (
+    "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "AKIA", "ASIA", "AIza", "xox", "-----BEGIN",
+)  # fmt: skip
+"""Looking for these first is many times faster than the expression alone."""
 
-_SHAPE_STARTS_DATA: Final = tuple(start.encode() for start in _SHAPE_STARTS)
+_HYPHENATED: Final = re.compile(r"AIza[A-Za-z0-9_-]{35}")
 _SHAPE_CHARS_MIN: Final = 20
 """The shortest key that is known by its looks."""
 
-_SHAPES_TEXT: Final = re.compile(_SHAPES)
-_SHAPES_DATA: Final = re.compile(_SHAPES.encode())
 _TOKEN: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
 _TOKEN_CONTEXT_CHARS_MAX: Final = 128
 """How much of a running word is remembered between deltas, so that a key cut in two is known by its looks."""
@@ -81,15 +81,15 @@ class Redactor:
     def __init__(self, secrets: Iterable[str], *, shapes: bool = True) -> None:
         forms = {form for secret in secrets for form in _forms(secret)}
         self._texts: Final = tuple(sorted(forms, key=lambda form: (-len(form), form)))
-        self._datas: Final = tuple(_encode(form) for form in self._texts)
-        unrun = (data.decode("latin-1") for data in self._datas if _RUN not in data.translate(_RUNS).decode())
-        self._direct: Final = tuple(unrun)
-        """Forms that a look for a long run would miss, read as Latin-1."""
+        self._latin: Final = tuple(_encode(form).decode("latin-1") for form in self._texts)
+        """The forms' bytes, each as one character: looking into a text costs a tenth of looking into bytes."""
+        self._direct: Final = tuple(form for form in self._latin if _RUN not in _runs(form.encode("latin-1")))
+        """Forms that a look for a long run would miss."""
         self._shortest: Final = min([len(form) for form in forms] + [_SHAPE_CHARS_MIN] * shapes, default=sys.maxsize)
         self._shapes: Final = shapes
 
     def found(self, data: bytes) -> bool:
-        """Whether a line holds a secret; the quick look before a line is parsed.
+        """Whether a line holds a secret; the quick look before lines are parsed, for one or for a whole read of them.
 
         For JSON that will be parsed: when this says yes, redact the parsed value with `json` or
         `event`, so that a number stays a number and a name of the contract stays a name.
@@ -98,27 +98,17 @@ class Redactor:
         if "\\" in text and ("\\u00" in text or "\\/" in text):
             data = _PLAIN_ESCAPE.sub(lambda escape: bytes([int(escape[1], 16)]) if escape[1] else b"/", data)
             text = data.decode("latin-1")
-        return self._suspicious(data, text) and self._confirmed(data)
+        return self._unrun_found(text) or any(self._confirmed(line) for line in _lines_with_runs(data, text))
 
-    def _suspicious(self, data: bytes, text: str) -> bool:
-        """Whether a closer look is needed; `text` is the data read as Latin-1.
-
-        Most lines end here. Looking into a text costs a tenth of looking into bytes, and one
-        pass for long runs a fifth of one regular expression over all secrets.
-        """
-        if _RUN in data.translate(_RUNS).decode("latin-1"):
-            return True
-        # Keys of these two kinds may be broken by hyphens into shorter runs.
-        if self._shapes and ("glpat-" in text or ("z" in text and "AIza" in text)):
+    def _unrun_found(self, text: str) -> bool:
+        """Look for what has no long run of letters and digits; the text is bytes read as Latin-1."""
+        # A key of this kind may be broken by hyphens into shorter runs.
+        if self._shapes and _HYPHENATED.search(text) is not None:
             return True
         return any(form in text for form in self._direct) if self._direct else False
 
-    def _confirmed(self, data: bytes) -> bool:
-        return any(form in data for form in self._datas) or (
-            self._shapes
-            and any(start in data for start in _SHAPE_STARTS_DATA)
-            and _SHAPES_DATA.search(data) is not None
-        )
+    def _confirmed(self, line: str) -> bool:
+        return any(form in line for form in self._latin) or (self._shapes and next(_shapes_in(line), None) is not None)
 
     def text(self, text: str) -> tuple[str, int]:
         """Redact a text that is not JSON, or a text out of JSON.
@@ -133,10 +123,9 @@ class Redactor:
         """Redact bytes of any kind, for a log or for standard error; not for JSON that will be parsed."""
         # Every byte is one character here and back, so invalid UTF-8 stays as it is.
         text = data.decode("latin-1")
-        if not self._suspicious(data, text):
+        if _RUN not in _runs(data) and not self._unrun_found(text):
             return data, 0
-        forms = (form.decode("latin-1") for form in self._datas)
-        spans = _merged(_found_spans(text, forms, self._shapes))
+        spans = _merged(_found_spans(text, self._latin, self._shapes))
         return (_masked(text, spans).encode("latin-1"), len(spans)) if spans else (data, 0)
 
     def json(self, value: Json) -> tuple[Json, int]:
@@ -164,13 +153,13 @@ class Redactor:
         if len(text) < self._shortest:
             return []
         data = _encode(text)
-        if not self._suspicious(data, data.decode("latin-1")):
+        if _RUN not in _runs(data) and not self._unrun_found(data.decode("latin-1")):
             return []
         return _merged(_found_spans(text, self._texts, self._shapes))
 
     def ends_in_shape(self, text: str) -> bool:
         """Whether the text ends in a key known by its looks, so that more of the key may follow."""
-        return self._shapes and any(match.end() == len(text) for match in _SHAPES_TEXT.finditer(text))
+        return self._shapes and any(stop == len(text) for _, stop in _shapes_in(text))
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -309,14 +298,39 @@ def _found_spans(text: str, forms: Iterable[str], shapes: bool) -> Iterator[Span
         while at != -1:
             yield at, at + len(form)
             at = text.find(form, at + 1)
-    if shapes and any(start in text for start in _SHAPE_STARTS):
-        yield from (match.span() for match in _SHAPES_TEXT.finditer(text))
+    if shapes:
+        yield from _shapes_in(text)
+
+
+def _shapes_in(text: str) -> Iterator[Span]:
+    for start in _SHAPE_STARTS:
+        at = text.find(start)
+        while at != -1:
+            match = _SHAPES.match(text, at)
+            if match is not None:
+                yield match.span()
+            at = text.find(start, match.end() if match is not None else at + 1)
+
+
+def _runs(data: bytes) -> str:
+    return data.translate(_RUNS).decode("latin-1")
+
+
+def _lines_with_runs(data: bytes, text: str) -> Iterator[str]:
+    """The lines that need a closer look. One pass over a whole read costs a fifth of one a line."""
+    runs = _runs(data)
+    at = runs.find(_RUN)
+    while at != -1:
+        start, stop = text.rfind("\n", 0, at) + 1, text.find("\n", at)
+        stop = len(text) if stop == -1 else stop
+        yield text[start:stop]
+        at = runs.find(_RUN, stop)
 
 
 def _forms(secret: str) -> Iterator[str]:
     """Every spelling of a secret that ordinary programs write."""
     for value in dict.fromkeys((secret, secret.strip(), *_telling_lines(secret))):
-        if len(value) < SECRET_CHARS_MIN:
+        if len(value.strip()) < SECRET_CHARS_MIN:
             continue
         yield value
         for escape in _JSON_ESCAPES:

@@ -9,7 +9,7 @@ from urllib.parse import quote, quote_plus
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from backplane.contract.events import AssistantMessage, CommandExecuted, ToolCall
@@ -71,7 +71,6 @@ def test_a_line_is_caught_whatever_its_writer_chose_to_escape(line: bytes) -> No
         "sk-proj-ab_cd-EFGH1234ijklMNOPqrst",
         "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
         "github_pat_11ABCDEFG0abcdefghijkl_mnop",
-        "glpat-abcdefghij-123456789",
         "AKIAIOSFODNN7EXAMPLE",
         "AIzaSyA-bcdefghijk_mnopqr-tuvwxyz012345",
         "xoxb-123456789012-1234567890123-abcdefABCDEF0123456789ab",
@@ -103,13 +102,36 @@ def test_ordinary_words_and_ids_stay(text: str) -> None:
     assert Redactor(["another-secret"]).text(text) == (text, 0)
 
 
+@given(st.text(min_size=6, max_size=30), st.text(max_size=4), st.text(max_size=4))
+def test_any_secret_in_any_json_is_found_before_and_after_it_is_parsed(secret: str, before: str, after: str) -> None:
+    assume(len(secret.strip()) >= SECRET_CHARS_MIN)
+    redactor = Redactor([secret])
+    value = {"deep": [before + secret + after]}
+    for line in (json.dumps(value), json.dumps(value, ensure_ascii=False), msgspec.json.encode(value).decode()):
+        assert redactor.found(line.encode())
+    clean, count = redactor.json(value)
+    assert count == 1
+    assert clean == {"deep": [redactor.text(before + secret + after)[0]]}
+    assert MARK in clean["deep"][0]
+
+
+def test_a_whole_read_is_looked_through_line_by_line() -> None:
+    redactor, dull = Redactor(["0123456789abcdefghij"]), b'{"id":"toolu_01A09q90qw90lq917835lq9"}'
+    for before in range(3):
+        for after in range(3):
+            lines = [dull] * before + [b'{"x":"0123456789abcdefghij"}'] + [dull] * after
+            assert redactor.found(b"\n".join(lines))
+    assert not redactor.found(b"\n".join([dull] * 5))
+    assert not redactor.found(b'{"x":"0123456789abc"}\n{"x":"defghij"}')
+
+
 def test_the_mark_does_not_tell_how_long_a_secret_was() -> None:
     assert Redactor(["x" * 6]).text("x" * 6) == Redactor(["y" * 60]).text("y" * 60) == (MARK, 1)
 
 
 def test_secrets_of_fewer_than_six_characters_are_not_replaced() -> None:
     assert SECRET_CHARS_MIN == 6
-    assert Redactor(["", "a", "12345"]).text("a 12345") == ("a 12345", 0)
+    assert Redactor(["", "a", "12345", " " * 8]).text("a 12345" + " " * 8) == ("a 12345" + " " * 8, 0)
     assert Redactor(["123456"]).text("a 123456") == (f"a {MARK}", 1)
 
 
