@@ -19,7 +19,7 @@ import msgspec
 
 from backplane import _git
 from backplane._baseline import git_mode
-from backplane._git import LINK, PROGRAM, Leaf, Scratch, blob_id
+from backplane._git import LINK, PROGRAM, Leaf, blob_id
 from backplane._tree import (
     Quota,
     list_tree,
@@ -61,8 +61,8 @@ def apply_patch(run_dir: Path, *, root: Path | None = None, check: bool = False,
         if root is None and saved.mode == "pass_through":
             raise failure("the run worked in place, so its changes are there already", "nothing is left to do")
         where = Path(saved.root) if root is None else root.resolve(strict=True)
-        with opened(open_root(where)) as handle, _git.scratch(run_dir, CODE) as scratch:
-            plan = _Plan(saved, handle, scratch)
+        with opened(open_root(where)) as handle:
+            plan = _Plan(saved, handle)
             steps, merged = plan.make(merge)
             if not check:
                 _carry_out(where, handle, plan, steps)
@@ -83,12 +83,11 @@ class _Result(msgspec.Struct, frozen=True):
 class _Plan:
     """Finds out what must be written where, and writes nothing."""
 
-    def __init__(self, saved: Saved, root: int, scratch: Scratch) -> None:
+    def __init__(self, saved: Saved, root: int) -> None:
         self.saved = saved
         self.root = root
         self.found: dict[str, os.stat_result | None] = {}
         """What was seen of each touched path; it must still be so when it is replaced."""
-        self._scratch = scratch
         self._now: dict[str, tuple[Leaf, bytes] | None] = {}
 
     def make(self, merge: bool) -> tuple[dict[str, _Result], bool]:
@@ -212,7 +211,8 @@ class _Plan:
             return _Result(mode, data)
         if LINK in (base.mode, ours.mode, theirs.mode):
             raise _ConflictError
-        both = _git.merge(self._scratch, data, self.saved.content(base), self.saved.content(theirs))
+        with _git.scratch(self.saved.blobs.parent, CODE) as scratch:
+            both = _git.merge(scratch, data, self.saved.content(base), self.saved.content(theirs))
         if both is None:
             raise _ConflictError
         return _Result(mode, both)
