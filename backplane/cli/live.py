@@ -15,11 +15,13 @@ import anyio
 import anyio.abc
 import msgspec
 
+from backplane.asks import Decision
 from backplane.backends import Backend
 from backplane.cli import DONE, FAILED, PARTIAL, READER_GONE, REFUSED, asking, show, streams
 from backplane.cli.outlet import Outlet
 from backplane.config import Settings
 from backplane.contract import canonical
+from backplane.contract.events import AskRaised
 from backplane.contract.work import WorkOrder
 from backplane.errors import StoreError
 from backplane.protocol import Events
@@ -97,7 +99,8 @@ class _Live:
         self.signal: int | None = None
         self.look = show.Look(terminal=not plan.json and streams.is_terminal(streams.STDOUT))
         self.outlet = Outlet()
-        self._on_ask = asking.callback(plan.on_ask, self._clear)
+        self._answer = asking.callback(plan.on_ask, self._clear)
+        self._asks_open = 0
         self._scope: anyio.CancelScope | None = None
         self._began = time.monotonic()
         self._drawn = False
@@ -160,12 +163,20 @@ class _Live:
         await self.outlet.reader_left()
         await self._cancel()
 
+    async def _on_ask(self, ask: AskRaised) -> Decision:
+        self._asks_open += 1
+        try:
+            return await self._answer(ask)
+        finally:
+            self._asks_open -= 1
+
     async def _draw(self) -> None:
         """The live line of a terminal: how long it has been going."""
         while True:
             await anyio.sleep(LIVE_S)
             seconds = time.monotonic() - self._began
-            if seconds >= LIVE_S and not self.look.open_line:
+            # Not where text stands that has no end yet, be it the agent's or what a person is typing.
+            if seconds >= LIVE_S and not self.look.open_line and not self._asks_open:
                 self._drawn = True
                 line = self.look.dress("dim", f"… {int(seconds)} s  {streams.one_line(self.plan.backend.id)}")
                 await self.outlet.write(f"\r\x1b[K{line}".encode())
