@@ -34,6 +34,15 @@ CODE_UNSAID = 127
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+"""System calls, numbered alike on every machine but alpha."""
+LANDLOCK_BENEATH, LANDLOCK_PORT = 1, 2
+"""Kinds of rules."""
+
+CONNECTIONS_WAITING_MAX = 64
+"""To the proxy's door, not yet accepted; a browser opens six at once."""
 
 
 PARENT, GROUP, SESSION, STATE, START = range(5)
@@ -66,18 +75,28 @@ def look_at(pid: int) -> "tuple[int, int, int, int, int] | None":
 
 
 def main(role: str, socket_or_pipe: int, order: int) -> None:
-    """Read the order, a file of marshalled (argv, env, cwd, fds), and start it as a guard or in our own place."""
-    argv, env, cwd, handed = marshal.loads(posix.pread(order, posix.fstat(order).st_size, 0))
+    """Read the order, a file of marshalled (argv, env, cwd, fds, cage), and start it as a guard or in our own place.
+
+    The cage, where there is one, says what holds the host: `first` (we are the first process of a namespace of
+    our own), `stdio` (its three descriptors under other numbers), `door` (where to send a listening socket, and
+    its port) and `landlock` (see `confine`).
+    """
+    argv, env, cwd, handed, cage = marshal.loads(posix.pread(order, posix.fstat(order).st_size, 0))
     posix.close(order)
     posix.set_inheritable(socket_or_pipe, False)
     if role == "guard":
-        guard(socket_or_pipe, argv, env, cwd, handed)
+        guard(socket_or_pipe, argv, env, cwd, handed, cage)
     else:
         become(argv, env, cwd, socket_or_pipe)
 
 
 def guard(
-    control: int, argv: "list[bytes]", env: "dict[bytes, bytes]", cwd: "bytes | None", handed: "list[int]"
+    control: int,
+    argv: "list[bytes]",
+    env: "dict[bytes, bytes]",
+    cwd: "bytes | None",
+    handed: "list[int]",
+    cage: "dict[str, object]",
 ) -> None:
     """Start the host and stay until all of it is gone.
 
@@ -86,13 +105,20 @@ def guard(
     """
     for number in (_signal.SIGINT, _signal.SIGHUP, _signal.SIGTERM, _signal.SIGQUIT):
         _signal.signal(number, _signal.SIG_IGN)
-    # A forked copy of the control plane may hold the socket open after its death.
-    plane = posix.pidfd_open(posix.getppid())
-    if _prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
-        _say(control, b"spawn_error subreaper 0")
-        return
-    host, fault = _start(argv, env, cwd)
-    _let_go(handed)
+    plane = -1
+    if not cage.get("first"):  # The first process of a namespace gets all orphans, and dies by the kernel's own hand.
+        # A forked copy of the control plane may hold the socket open after its death.
+        plane = posix.pidfd_open(posix.getppid())
+        if _libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            _say(control, b"spawn_error subreaper 0")
+            return
+    if "door" in cage:
+        _send_door(*cage["door"])  # type: ignore[misc]  # two numbers
+    stdio = cage.get("stdio", ())
+    for fd in stdio:  # type: ignore[attr-defined]  # a tuple
+        posix.set_inheritable(fd, False)
+    host, fault = _start(argv, env, cwd, cage)
+    _let_go([*handed, *stdio])  # type: ignore[misc]
     if fault:
         _say(control, b"spawn_error " + fault)
         return
@@ -104,23 +130,36 @@ def guard(
         _say(control, b"swept %d" % _sweep(control, host))
 
 
-def become(argv: "list[bytes]", env: "dict[bytes, bytes]", cwd: "bytes | None", tell: int, parent: int = 0) -> None:
+def become(
+    argv: "list[bytes]",
+    env: "dict[bytes, bytes]",
+    cwd: "bytes | None",
+    tell: int,
+    parent: int = 0,
+    cage: "dict[str, object] | None" = None,
+) -> None:
     """Turn this process into the program, in a session of its own; on failure write "WHERE ERRNO" to `tell` and end.
 
     Args:
         parent: whose death shall be the program's, 0 for nobody's.
     """
     where = b"exec"
+    cage = cage or {}
     try:
         # A hostile host may kill its guard; it shall not outlive that.
-        if parent and (_prctl(PR_SET_PDEATHSIG, _signal.SIGKILL), posix.getppid())[1] != parent:
+        if parent and (_libc("prctl", PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0), posix.getppid())[1] != parent:
             posix._exit(CODE_UNSAID)
         posix.setsid()
         posix.umask(UMASK)
+        for place, fd in enumerate(cage.get("stdio", ())):  # type: ignore[arg-type, var-annotated]  # a tuple
+            posix.dup2(fd, place)
         if cwd is not None:
             where = b"cwd"
             posix.chdir(cwd)
-            where = b"exec"
+        if "landlock" in cage:
+            where = b"landlock"
+            confine(*cage["landlock"])  # type: ignore[misc]  # its arguments
+        where = b"exec"
         _reset_signals()
         _execute(argv, env)
     except (OSError, ValueError) as fault:  # ValueError: a zero byte in an argument.
@@ -129,12 +168,63 @@ def become(argv: "list[bytes]", env: "dict[bytes, bytes]", cwd: "bytes | None", 
         posix._exit(CODE_UNSAID)
 
 
-def _start(argv: "list[bytes]", env: "dict[bytes, bytes]", cwd: "bytes | None") -> "tuple[int, bytes]":
+def confine(ruleset: bytes, rights: int, file_rights: int, paths: "list[bytes]", ports: "list[bytes]") -> None:
+    """Give up, for this process and all it starts, what Landlock is told to guard but for these paths and ports.
+
+    Args:
+        ruleset: the kernel's structure of what is guarded.
+        rights: kept below each path; `file_rights` of them where the path is no folder.
+        ports: the kernel's structures, one a port.
+
+    Raises:
+        OSError: the kernel refused; a path that is not there is no fault, there is nothing to be kept.
+    """
+    guarded = _landlock(LANDLOCK_CREATE_RULESET, ruleset, len(ruleset), 0)
+    for path in paths:
+        try:
+            fd = posix.open(path, posix.O_PATH | posix.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        is_folder = posix.fstat(fd).st_mode & 0o170000 == 0o040000
+        kept = rights if is_folder else file_rights
+        _landlock(LANDLOCK_ADD_RULE, guarded, LANDLOCK_BENEATH, kept.to_bytes(8, "little") + fd.to_bytes(4, "little"), 0)
+        posix.close(fd)
+    for port in ports:
+        _landlock(LANDLOCK_ADD_RULE, guarded, LANDLOCK_PORT, port, 0)
+    if _libc("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise OSError(1, "no_new_privs")
+    _landlock(LANDLOCK_RESTRICT_SELF, guarded, 0)
+    posix.close(guarded)
+
+
+def _landlock(*arguments: "int | bytes") -> int:
+    answer = _libc("syscall", *arguments)
+    if answer < 0:
+        raise OSError(1, "landlock")
+    return answer
+
+
+def _send_door(line: int, port: int) -> None:
+    """Listen on a port of our own network, and give the socket to the control plane, which lives in another one."""
+    import _socket
+
+    door = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+    door.bind(("127.0.0.1", port))
+    door.listen(CONNECTIONS_WAITING_MAX)
+    to = _socket.socket(fileno=line)
+    to.sendmsg((b"door",), ((_socket.SOL_SOCKET, _socket.SCM_RIGHTS, door.fileno().to_bytes(4, sys.byteorder)),))
+    to.close()
+    door.close()
+
+
+def _start(
+    argv: "list[bytes]", env: "dict[bytes, bytes]", cwd: "bytes | None", cage: "dict[str, object]"
+) -> "tuple[int, bytes]":
     told, tell = posix.pipe()
     me = posix.getpid()
     host = posix.fork()
     if host == 0:
-        become(argv, env, cwd, tell, me)
+        become(argv, env, cwd, tell, me, cage)
     posix.close(tell)
     fault = posix.read(told, WORD_BYTES_MAX)  # Empty when exec closed the other end.
     posix.close(told)
@@ -178,7 +268,8 @@ def _serve(control: int, plane: int, host: int) -> None:
     ended = posix.pidfd_open(host)
     events = select.poll()
     for fd in (control, plane, ended):
-        events.register(fd, select.POLLIN)
+        if fd >= 0:
+            events.register(fd, select.POLLIN)
     while True:
         for fd, _ in events.poll():
             if fd == ended:
@@ -270,17 +361,17 @@ def _heard(control: int) -> bytes:
         return b""
 
 
-def _prctl(option: int, value: int) -> int:
+def _libc(name: str, *arguments: "int | bytes") -> int:
     # Here, as a Python built without it shall be able to import this file.
     try:
         import _ctypes
 
-        place = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]  # None is this program
-        return int(_ctypes.call_function(place, (option, value, 0, 0, 0)))
+        place = _ctypes.dlsym(_ctypes.dlopen(None, 0), name)  # type: ignore[arg-type]  # None is this program
+        return int(_ctypes.call_function(place, arguments))
     except AttributeError:  # The short way is nobody's promise; the long one costs 8 ms.
         import ctypes
 
-        return int(ctypes.CDLL(None).prctl(option, value, 0, 0, 0))
+        return int(getattr(ctypes.CDLL(None), name)(*arguments))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,18 @@ returns, nothing that was started is alive any more. What the bytes mean is not 
 """
 
 from backplane.process.child import Child, Exit
-from backplane.process.start import Command, open_child
+from backplane.process.start import GUARD_WORKS, NO_CAGE, Cage, Command, guard_command, open_child
 from backplane.process.tool import Finished, run_tool
 
-__all__ = ["Child", "Command", "Exit", "Finished", "open_child", "run_tool"]
+__all__ = [
+    "GUARD_WORKS",
+    "NO_CAGE",
+    "Cage",
+    "Child",
+    "Command",
+    "Exit",
+    "Finished",
+    "guard_command",
+    "open_child",
+    "run_tool",
+]

@@ -77,6 +77,8 @@ class Child:
         pipes: tuple[int, int, int],
         line: int,
         tail_bytes_max: int,
+        *,
+        namespaced: bool = False,
     ) -> None:
         self.stdin, self.stdout, self._stderr = pipes
         self.pid = leader.pid
@@ -87,6 +89,7 @@ class Child:
         """Descendants that had to be killed at the end, the program itself not counted."""
         self._leader = leader  # The guard, or the program where there is none.
         self._guarded = guarded
+        self._namespaced = namespaced  # What the guard calls by number has another one here.
         self._line = line  # The guard's socket, or the program's pidfd; -1 for neither.
         self._start = start_of(leader.pid)
         self._tail_bytes_max = tail_bytes_max
@@ -255,7 +258,8 @@ class Child:
     def _hear(self, word: bytes) -> None:
         what, *_, number = word.split()
         if what == b"pid":
-            self.pid, self._start = (int(field) for field in word.split()[1:])
+            if not self._namespaced:
+                self.pid, self._start = (int(field) for field in word.split()[1:])
         elif what == b"swept":
             self.swept, self._sweep_reported = int(number), True
         elif what == b"spawn_error":

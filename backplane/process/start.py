@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
-from typing import IO, Final
+from typing import IO, Any, Final
 
 import msgspec
 
@@ -46,6 +46,20 @@ class Command(msgspec.Struct, frozen=True):
     env: dict[str, str]
     """The whole environment; nothing of ours is inherited."""
     cwd: str | None = None
+
+
+class Cage(msgspec.Struct, frozen=True):
+    """What is put around a child; `contain` works it out."""
+
+    wrapper: tuple[str, ...] = ()
+    """A program and its arguments that starts the guard as the first process of a namespace; empty for none."""
+    landlock: tuple[bytes, int, int, list[bytes], list[bytes]] | None = None
+    """Arguments of `_guard.confine`; None for no such rules."""
+    door: tuple[int, int] | None = None
+    """A socket on which the guard sends another one, listening on this port of the namespace's loopback."""
+
+
+NO_CAGE: Final = Cage()
 
 
 def spawn(command: Command, stdio: Stdio, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
@@ -106,15 +120,24 @@ def _spawn_launcher(command: Command, stdio: Stdio, pass_fds: tuple[int, ...]) -
 
 
 def _spawn_guard(
-    role: str, line: int, command: Command, stdio: Stdio, pass_fds: tuple[int, ...]
+    role: str, line: int, command: Command, stdio: Stdio, pass_fds: tuple[int, ...], cage: Cage = NO_CAGE
 ) -> subprocess.Popen[bytes]:
     """Start `_guard.py`; the command travels in a file, so that its environment is not the guard's own."""
+    inside: dict[str, object] = {"landlock": cage.landlock} if cage.landlock else {}
+    extra: tuple[Any, ...] = ()
+    if cage.wrapper:
+        # The wrapper stays until the end and must hold none of the pipes, or their ends would not be seen.
+        inside |= {"first": True, "stdio": stdio}
+        extra, stdio = stdio, (subprocess.DEVNULL, subprocess.DEVNULL, stdio[2])
+    if cage.door is not None:
+        inside["door"] = cage.door
+        extra += (cage.door[0],)
     stdin, stdout, stderr = stdio
     try:
         with _order_file() as order:
-            order.write(_order_bytes(command, pass_fds))
+            order.write(_order_bytes(command, pass_fds, inside))
             order.flush()
-            argv = [sys.executable, "-I", "-S", _guard_file(), role, str(line), str(order.fileno())]
+            argv = [*cage.wrapper, *guard_command(), role, str(line), str(order.fileno())]
             return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
                 argv,
                 env=_loader_env(),
@@ -123,12 +146,17 @@ def _spawn_guard(
                 stdout=stdout,
                 stderr=stderr,
                 bufsize=0,
-                pass_fds=(line, order.fileno(), *pass_fds),
+                pass_fds=(line, order.fileno(), *extra, *pass_fds),
                 start_new_session=role == "guard",
                 umask=UMASK,
             )
     except (OSError, ValueError) as fault:
         raise _spawn_failed(command, fault) from fault
+
+
+def guard_command() -> tuple[str, ...]:
+    """The guard's program without its arguments."""
+    return (sys.executable, "-I", "-S", _guard_file())
 
 
 def _guard_file() -> str:
@@ -146,10 +174,11 @@ def _order_file() -> IO[bytes]:
     return tempfile.TemporaryFile()
 
 
-def _order_bytes(command: Command, pass_fds: tuple[int, ...]) -> bytes:
+def _order_bytes(command: Command, pass_fds: tuple[int, ...], inside: dict[str, object]) -> bytes:
     argv = [os.fsencode(word) for word in command.argv]
     env = {os.fsencode(name): os.fsencode(value) for name, value in command.env.items()}
-    return marshal.dumps((argv, env, None if command.cwd is None else os.fsencode(command.cwd), list(pass_fds)))
+    cwd = None if command.cwd is None else os.fsencode(command.cwd)
+    return marshal.dumps((argv, env, cwd, list(pass_fds), inside))
 
 
 def _loader_env() -> dict[str, str]:
@@ -174,12 +203,15 @@ def _refused(command: Command, where: bytes, number: int) -> BackendError:
         name, hint = f"'{name}' in '{command.cwd}'", "make the folder or name another"
     else:
         name, hint = f"'{name}'", _HINTS.get(number, "")
-    fact = f"{name} could not be started: {code} ({os.strerror(number)})"
+    fact = f"{name} {_PLACES.get(where, 'could not be started')}: {code} ({os.strerror(number)})"
     return BackendError("sidecar_spawn_failed", fact, hint=hint or None)
 
 
 _NAME_CHARS_MAX: Final = 200
 """Of a program's name in a message."""
+
+_PLACES: Final = {b"landlock": "could not be confined (landlock)", b"subreaper": "could not be guarded"}
+"""Where a start can fail that is neither the program nor its folder."""
 
 _HINTS: Final = {
     errno.ENOENT: "check the name and PATH; if the file is there, the program named in its first line is not",
@@ -193,7 +225,12 @@ _HINTS: Final = {
 
 @asynccontextmanager
 async def open_child(
-    command: Command, *, guard: bool = True, stderr_bytes_max: int = STDERR_BYTES_MAX, pass_fds: tuple[int, ...] = ()
+    command: Command,
+    *,
+    guard: bool = True,
+    stderr_bytes_max: int = STDERR_BYTES_MAX,
+    pass_fds: tuple[int, ...] = (),
+    cage: Cage = NO_CAGE,
 ) -> AsyncIterator[Child]:
     """Start a child; when the block is left, nothing of it is alive any more, whatever happened in between.
 
@@ -204,11 +241,12 @@ async def open_child(
             session is found, and nothing outlives our own `kill -9`.
         stderr_bytes_max: how much of the end of its stderr is kept.
         pass_fds: inherited by the child under the same numbers.
+        cage: what holds the child, put on by the guard; nothing without one.
 
     Raises:
         BackendError: `sidecar_spawn_failed`, with the errno's name.
     """
-    async with look_after(_start_child(command, guard and _GUARD_WORKS, stderr_bytes_max, pass_fds)) as child:
+    async with look_after(_start_child(command, guard and GUARD_WORKS, stderr_bytes_max, pass_fds, cage)) as child:
         word = await child.arrived(START_S_MAX)
         if word.startswith(b"spawn_error "):
             raise _refusal(command, word)
@@ -221,10 +259,12 @@ async def open_child(
         yield child
 
 
-_GUARD_WORKS: Final = sys.platform == "linux" and hasattr(os, "pidfd_open") and bool(sys.executable)
+GUARD_WORKS: Final = sys.platform == "linux" and hasattr(os, "pidfd_open") and bool(sys.executable)
 
 
-def _start_child(command: Command, guard: bool, stderr_bytes_max: int, pass_fds: tuple[int, ...]) -> Child:
+def _start_child(
+    command: Command, guard: bool, stderr_bytes_max: int, pass_fds: tuple[int, ...], cage: Cage
+) -> Child:
     if not command.argv:
         raise _refused(command, b"exec", errno.EINVAL)
     try:
@@ -238,7 +278,7 @@ def _start_child(command: Command, guard: bool, stderr_bytes_max: int, pass_fds:
                 line, line_theirs = (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
                 ours.callback(os.close, line)
                 theirs.callback(os.close, line_theirs)
-                leader = _spawn_guard("guard", line_theirs, command, stdio, pass_fds)
+                leader = _spawn_guard("guard", line_theirs, command, stdio, pass_fds, cage)
             else:
                 leader = spawn(command, stdio, pass_fds)
                 line = pidfd_of(leader.pid)
@@ -247,7 +287,8 @@ def _start_child(command: Command, guard: bool, stderr_bytes_max: int, pass_fds:
         raise _spawn_failed(command, fault) from fault
     for fd in (stdin_ours, stdout_ours, stderr_ours, *((line,) if guard else ())):
         os.set_blocking(fd, False)
-    return Child(leader, guard, (stdin_ours, stdout_ours, stderr_ours), line, stderr_bytes_max)
+    pipes = (stdin_ours, stdout_ours, stderr_ours)
+    return Child(leader, guard, pipes, line, stderr_bytes_max, namespaced=guard and bool(cage.wrapper))
 
 
 def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
