@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from backplane._git import FILE, LINK, PROGRAM, RULES_BYTES_MAX, Leaf, blob_id
+from backplane._git import FILE, LINK, PROGRAM, RULES_BYTES_MAX, Leaf, Pack, blob_id
 from backplane._tree import Folder, Listing, Scope, open_known, opened, read_file
 
 BLOB_BYTES_MAX: Final = 64 << 20
@@ -38,9 +38,6 @@ class Known(msgspec.Struct, frozen=True, gc=False):
     signature: _Signature
     leaf: Leaf | None = None
     """None when its content is not kept: it is ignored, or too large."""
-    place: int = 0
-    """Where its content begins in the store."""
-    size: int = 0
     tracked: bool = True
     """False when git's rules ignore it: changes are counted, not patched."""
 
@@ -61,26 +58,13 @@ class Baseline:
 
     def __init__(self, store: Path) -> None:
         self.known: dict[str, Known] = {}
-        self._path = store
-        self._file = store.open("xb", buffering=1 << 20)
-        self._places: dict[bytes, int] = {}
-        self._end = 0
+        self.pack = Pack(store)
         self._sealed_ns = 0
-
-    @property
-    def bytes_kept(self) -> int:
-        return self._end
 
     def keep(self, path: str, facts: os.stat_result, data: bytes) -> Leaf:
         """Keep a file's content."""
-        oid = blob_id(data)
-        place = self._places.get(oid)
-        if place is None:
-            place = self._places[oid] = self._end
-            self._file.write(data)
-            self._end += len(data)
-        leaf = Leaf(git_mode(facts), oid)
-        self.known[path] = Known(signature(facts), leaf, place, len(data))
+        leaf = Leaf(git_mode(facts), self.pack.add("blob", data))
+        self.known[path] = Known(signature(facts), leaf)
         return leaf
 
     def note(self, path: str, facts: os.stat_result, *, tracked: bool) -> None:
@@ -88,25 +72,20 @@ class Baseline:
         self.known[path] = Known(signature(facts), tracked=tracked)
 
     def seal(self) -> None:
-        self._file.close()
-        self._places.clear()
+        self.pack.close()
         self._sealed_ns = time.time_ns()
 
     def close(self) -> None:
-        self._file.close()
+        self.pack.close()
 
     def is_same(self, old: Known, facts: os.stat_result) -> bool:
         """Whether a file need not be read to know that it has not changed."""
         return old.signature == signature(facts) and facts.st_ctime_ns < self._sealed_ns - UNSURE_NS
 
-    def content(self, path: str, scope: Scope) -> bytes:
+    def content(self, leaf: Leaf, scope: Scope) -> bytes:
         """Read back a file's content. Raises WorkspaceError when somebody has changed our store."""
-        old = self.known[path]
-        assert old.leaf is not None
-        with self._path.open("rb") as file:
-            file.seek(old.place)
-            data = file.read(old.size)
-        if blob_id(data) != old.leaf.oid:
+        data = self.pack.read(leaf.oid)
+        if blob_id(data) != leaf.oid:
             raise scope.fail("what was kept of the workspace's start is not what was kept", "keep the agent out of it")
         return data
 
@@ -208,7 +187,7 @@ def _read(
 def _take_old(baseline: Baseline, path: str, scope: Scope, changes: Changes, take: Take) -> None:
     leaf = baseline.known[path].leaf
     assert leaf is not None
-    take(leaf, baseline.content(path, scope))
+    take(leaf, baseline.content(leaf, scope))
     changes.before[path] = leaf
 
 

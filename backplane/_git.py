@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from backplane._tree import parent, remove_tree
+from backplane._tree import copy_whole, parent, remove_tree
 from backplane.errors import BackendError, WorkspaceError
 from backplane.process import Finished, run_tool
 
@@ -42,11 +42,21 @@ RULES_PATH_BYTES_MAX: Final = 3000
 STORED_BYTES_MAX: Final = 0xFFFF
 """Longest block that deflate can store as it is."""
 
+_BLOCK_BYTES_MIN: Final = 4096
+"""No shorter block but the last is stored by zlib."""
+
+_HEAD_BYTES_MAX: Final = 10
+"""Kind and size of an object of up to 2^64 bytes."""
+
+PACK_NAME: Final = "pack-" + "0" * 40
+"""Git wants a name of this shape and does not look at its number."""
+
 FILE: Final = 0o100644
 PROGRAM: Final = 0o100755
 LINK: Final = 0o120000
 _TREE: Final = 0o040000
 
+_PACK_HEAD: Final = struct.Struct(">4sII")
 _KINDS: Final = {"commit": 1, "tree": 2, "blob": 3}
 
 _CONFIG: Final = """[core]
@@ -113,16 +123,16 @@ def blob_id(data: bytes) -> bytes:
 class Pack:
     """A pack file in the making; objects are stored as they are, because time counts here and disk less.
 
-    Objects are added as they come; `close` writes the count, the checksum and the index beside it.
+    Objects are added as they come and can be read again; `finish` writes the count, the checksum
+    and the index that git needs.
     """
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._path = folder / "new.pack"
-        self._file = self._path.open("x+b")
-        self._file.write(struct.pack(">4sII", b"PACK", 2, 0))
-        self._place = 12
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.bytes = _PACK_HEAD.size
+        self._file = path.open("x+b")
+        self._file.write(_PACK_HEAD.pack(b"PACK", 2, 0))
         self._objects: dict[bytes, tuple[int, int]] = {}
 
     def add(self, kind: str, data: bytes, oid: bytes | None = None) -> bytes:
@@ -130,34 +140,49 @@ class Pack:
         if oid is None:
             oid = hashlib.sha1(b"%s %d\0" % (kind.encode(), len(data)) + data, usedforsecurity=False).digest()
         if oid not in self._objects:
-            head = _object_head(_KINDS[kind], len(data))
-            record = head + _stored(data)
-            self._objects[oid] = (self._place, zlib.crc32(record))
+            record = _object_head(_KINDS[kind], len(data)) + _stored(data)
+            self._objects[oid] = (self.bytes, zlib.crc32(record))
             self._file.write(record)
-            self._place += len(record)
+            self.bytes += len(record)
         return oid
 
-    def close(self) -> None:
-        """Finish the pack and its index, or leave nothing where there is no object."""
+    def read(self, oid: bytes) -> bytes:
+        """Read an object's content as it is in the file now; empty when that makes no sense any more."""
+        with self.path.open("rb") as file:
+            file.seek(self._objects[oid][0])
+            head = file.read(_HEAD_BYTES_MAX)
+            start = next((at + 1 for at, byte in enumerate(head) if byte < 0x80), len(head))
+            size = head[0] & 15 if head else 0
+            for shift, byte in zip(range(4, 64, 7), head[1:start], strict=False):
+                size |= (byte & 0x7F) << shift
+            # Each stored block has five bytes before it, the stream two before and four after.
+            record = head[start:] + file.read(size + 5 * (size // _BLOCK_BYTES_MIN + 2) + 6)
+        try:
+            return zlib.decompressobj().decompress(record, size) if size else b""
+        except zlib.error:
+            return b""
+
+    def finish(self) -> bytes:
+        """End the pack and return its index."""
         with self._file as file:
-            file.seek(8)
-            file.write(struct.pack(">I", len(self._objects)))
+            file.seek(0)
+            file.write(_PACK_HEAD.pack(b"PACK", 2, len(self._objects)))
             file.seek(0)
             checksum = hashlib.file_digest(file, "sha1").digest()
             file.seek(0, os.SEEK_END)
             file.write(checksum)
-        final = self._folder / f"pack-{checksum.hex()}"
-        final.with_suffix(".idx").write_bytes(_pack_index(self._objects, checksum))
-        self._path.rename(final.with_suffix(".pack"))
+        return _pack_index(self._objects, checksum)
 
-    def abandon(self) -> None:
+    def close(self) -> None:
         self._file.close()
 
 
 def _object_head(kind: int, size: int) -> bytes:
-    head = bytearray()
     byte = kind << 4 | size & 15
     size >>= 4
+    if 0 < size < 0x80:
+        return bytes((byte | 0x80, size))
+    head = bytearray()
     while size:
         head.append(byte | 0x80)
         byte = size & 0x7F
@@ -236,7 +261,8 @@ def write_repository(
     """Make a repository of one commit whose index is fresh, so that the agent's `git status` reads no file.
 
     Args:
-        git_dir: the new `.git`; `pack` is the open one inside it and holds the blobs already.
+        git_dir: the new `.git`, for the agent to do with as it likes: it gets a copy of the pack.
+        pack: holds the blobs already; finished here.
         facts: `lstat` of each file, by path.
         excluded: content of `info/exclude`.
     """
@@ -244,9 +270,11 @@ def write_repository(
     who = f"backplane <backplane@localhost> {now_s} +0000"
     text = f"tree {tree.hex()}\nauthor {who}\ncommitter {who}\n\nbaseline\n"
     commit = pack.add("commit", text.encode())
-    pack.close()
-    for name in ("refs/heads", "refs/tags", "info", "objects/info"):
-        (git_dir / name).mkdir(parents=True, exist_ok=True)
+    pack_index = pack.finish()
+    for name in ("refs/heads", "refs/tags", "info", "objects/info", "objects/pack"):
+        (git_dir / name).mkdir(parents=True)
+    copy_whole(pack.path, git_dir / "objects/pack" / f"{PACK_NAME}.pack")
+    (git_dir / "objects/pack" / f"{PACK_NAME}.idx").write_bytes(pack_index)
     (git_dir / "HEAD").write_text("ref: refs/heads/main\n")
     (git_dir / "refs/heads/main").write_text(commit.hex() + "\n")
     (git_dir / "config").write_text(_AGENT_CONFIG)
@@ -256,25 +284,23 @@ def write_repository(
 
 def _index(leaves: Mapping[str, Leaf], facts: Mapping[str, os.stat_result]) -> bytes:
     """Git's index, version 2."""
-    digest = hashlib.sha1(usedforsecurity=False)
     parts = [struct.pack(">4sII", b"DIRC", 2, len(leaves))]
     for name, path in sorted((os.fsencode(path), path) for path in leaves):
         leaf, at = leaves[path], facts[path]
         changed_s, changed_ns = divmod(at.st_ctime_ns, 1_000_000_000)
         modified_s, modified_ns = divmod(at.st_mtime_ns, 1_000_000_000)
-        parts.append(
-            _INDEX_ENTRY.pack(
-                changed_s & _WORD, changed_ns, modified_s & _WORD, modified_ns, at.st_dev & _WORD, at.st_ino & _WORD,
-                leaf.mode, at.st_uid & _WORD, at.st_gid & _WORD, at.st_size & _WORD, leaf.oid, min(len(name), 0xFFF),
-            )
+        size = len(name)
+        head = _INDEX_ENTRY.pack(
+            changed_s & _WORD, changed_ns, modified_s & _WORD, modified_ns, at.st_dev & _WORD, at.st_ino & _WORD,
+            leaf.mode, at.st_uid & _WORD, at.st_gid & _WORD, at.st_size & _WORD, leaf.oid, min(size, 0xFFF),
         )  # fmt: skip
-        parts.append(name + bytes(8 - (_INDEX_ENTRY.size + len(name)) % 8))
+        parts += head, name, _PADDING[(_INDEX_ENTRY.size + size) % 8]
     body = b"".join(parts)
-    digest.update(body)
-    return body + digest.digest()
+    return body + hashlib.sha1(body, usedforsecurity=False).digest()
 
 
 _INDEX_ENTRY: Final = struct.Struct(">10I20sH")
+_PADDING: Final = [bytes(8 - over) for over in range(8)]
 _WORD: Final = 0xFFFFFFFF
 
 
@@ -290,7 +316,11 @@ class Scratch(msgspec.Struct, frozen=True):
         return self.folder / "git"
 
     def pack(self) -> Pack:
-        return Pack(self.git_dir / "objects/pack")
+        return Pack(self.git_dir / "objects/pack" / f"{PACK_NAME}.pack")
+
+    def finish(self, pack: Pack) -> None:
+        """End a pack made by `pack`, so that git finds what is in it."""
+        pack.path.with_suffix(".idx").write_bytes(pack.finish())
 
     def git(
         self,

@@ -39,10 +39,14 @@ PATH_PIECE_BYTES: Final = 2048
 GIT_NAME: Final = ".git"
 """Left out at every depth: it is the owner's repository, a submodule's, or a file that points to one."""
 
+OVER_QUOTA: Final = "over the quota"
+"""Text of the OSError (EDQUOT) that `copy_file` raises, to tell it from the file system's own."""
+
 _FICLONE: Final = 0x40049409
 """Linux's ioctl for a copy that shares its blocks (btrfs, xfs)."""
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Entry = tuple[str, os.stat_result]
@@ -331,22 +335,25 @@ def copy_file(source: int, target: int, name: str, bytes_left: int) -> tuple[byt
     Raises:
         OSError: EDQUOT when it would write more than `bytes_left`; ENOTSUP when it is no regular file any more.
     """
-    with opened(os.open(name, _FILE_FLAGS, dir_fd=source)) as reader:
+    # This runs once a file: plain `try` instead of `with` is a tenth of the time of staging.
+    reader = os.open(name, _FILE_FLAGS, dir_fd=source)
+    try:
         facts = os.fstat(reader)
         if not stat.S_ISREG(facts.st_mode):
             raise OSError(errno.ENOTSUP, "not a regular file")
         size = facts.st_size
         # The set-id bits would make a program of somebody else's run as us: the copy is ours.
         mode = facts.st_mode & 0o777
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with opened(os.open(name, flags, mode | 0o600, dir_fd=target)) as writer:
+        writer = os.open(name, _NEW_FILE_FLAGS, mode, dir_fd=target)
+        try:
             data: bytes | None = None
             if size <= READ_BYTES and facts.st_blocks * 512 >= min(size, 4096):
                 data = read_all(reader, size)
                 written = len(data)
                 if written > bytes_left:
-                    raise OSError(errno.EDQUOT, "over the quota")
-                write_all(writer, data)
+                    raise OSError(errno.EDQUOT, OVER_QUOTA)
+                if os.write(writer, data) != written:
+                    raise OSError(errno.ENOSPC, "short write")
             else:
                 written = _copy_ranges(reader, writer, size, bytes_left)
             os.utime(writer, ns=(facts.st_atime_ns, facts.st_mtime_ns))
@@ -355,6 +362,10 @@ def copy_file(source: int, target: int, name: str, bytes_left: int) -> tuple[byt
                 os.fchmod(writer, mode)
                 made = os.fstat(writer)
             return data, made, written
+        finally:
+            os.close(writer)
+    finally:
+        os.close(reader)
 
 
 def _copy_ranges(reader: int, writer: int, size: int, bytes_left: int) -> int:
@@ -367,7 +378,7 @@ def _copy_ranges(reader: int, writer: int, size: int, bytes_left: int) -> int:
         start, end = _data_range(reader, place, size)
         written += end - start
         if written > bytes_left:
-            raise OSError(errno.EDQUOT, "over the quota")
+            raise OSError(errno.EDQUOT, OVER_QUOTA)
         while start < end:
             step = _copy_some(reader, writer, start, min(end - start, 64 * READ_BYTES))
             if not step:
@@ -402,6 +413,14 @@ def _copy_some(reader: int, writer: int, place: int, count: int) -> int:
         with contextlib.suppress(OSError):
             return os.copy_file_range(reader, writer, count, place, place)
     return os.pwrite(writer, os.pread(reader, min(count, READ_BYTES), place), place)
+
+
+def copy_whole(source: Path, target: Path) -> None:
+    """Copy a file of ours, sharing its blocks where the file system can. Raises OSError."""
+    flags = _NEW_FILE_FLAGS
+    with source.open("rb") as reader, opened(os.open(target, flags, 0o444)) as writer:
+        size = os.fstat(reader.fileno()).st_size
+        _copy_ranges(reader.fileno(), writer, size, size)
 
 
 def copy_link(source: int, target: int, name: str, facts: os.stat_result) -> tuple[bytes, os.stat_result]:

@@ -87,7 +87,7 @@ class Draft:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pack.abandon()
+        self._pack.close()
         if not self._done:
             remove_tree(self._blobs)
             self.path.unlink(missing_ok=True)
@@ -105,7 +105,7 @@ class Draft:
         if before or after:
             # Trees of the changed files alone make the same patch as the whole ones would.
             trees = _git.write_trees(self._pack, before), _git.write_trees(self._pack, after)
-            self._pack.close()
+            self._scratch.finish(self._pack)
             rows = _git.write_patch(self._scratch, *trees, self.path)
             with self.path.open("rb") as file:
                 self.sha256 = hashlib.file_digest(file, "sha256").hexdigest()

@@ -23,6 +23,7 @@ from backplane._apply import Applied, apply_patch
 from backplane._baseline import BLOB_BYTES_MAX, Baseline, Changes, find_changes, read_rules
 from backplane._tree import (
     GIT_NAME,
+    OVER_QUOTA,
     Folder,
     Listing,
     Quota,
@@ -87,7 +88,7 @@ class Workspace:
         self._scope = scope
         self._special: frozenset[str] = frozenset()
         self._excluded = b""
-        self._baseline = Baseline(stage_dir / "base")
+        self._baseline = Baseline(stage_dir / "base.pack")
 
     def difference(self) -> Patch:
         """Write what has changed to `patch.diff` in the run's folder, with what `apply_patch` needs beside it.
@@ -199,7 +200,7 @@ class Workspace:
             pass  # Somebody works here; what is gone before we looked is not part of the start.
         except OSError as error:
             raise self._scope.cannot("read", path, error) from error
-        if self._baseline.bytes_kept > self._scope.quota.bytes_max:
+        if self._baseline.pack.bytes > self._scope.quota.bytes_max:
             raise _over_quota(self._scope)
 
 
@@ -219,18 +220,14 @@ class _Stage:
     def fill(self, source: int, listing: Listing, excluded: bytes) -> None:
         self._root.mkdir(mode=0o700)
         git_dir = self._root / GIT_NAME
-        self._pack = _git.Pack(git_dir / "objects/pack")
-        try:
-            with opened(open_root(self._root)) as target:
-                for folder in listing.folders:
-                    self._copy_folder(source, target, folder)
-                lines = b"".join(map(_exclude_line, self._large))
-                now_s = int(time.time())
-                _git.write_repository(git_dir, self._pack, self._leaves, self._facts, excluded + lines, now_s)
-                for folder in reversed(listing.folders):
-                    _dress_folder(target, folder)
-        finally:
-            self._pack.abandon()
+        with opened(open_root(self._root)) as target:
+            for folder in listing.folders:
+                self._copy_folder(source, target, folder)
+            lines = b"".join(map(_exclude_line, self._large))
+            pack, now_s = self._baseline.pack, int(time.time())
+            _git.write_repository(git_dir, pack, self._leaves, self._facts, excluded + lines, now_s)
+            for folder in reversed(listing.folders):
+                _dress_folder(target, folder)
 
     def _copy_folder(self, source: int, target: int, folder: Folder) -> None:
         path = folder.path
@@ -240,10 +237,11 @@ class _Stage:
             with opened(open_known(source, folder)) as here, opened(open_quick(target, path)) as there:
                 for name, facts in folder.entries:
                     path = folder.path + name
-                    self._scope.go_on()
+                    if self._scope.stopped():
+                        self._scope.go_on()
                     self._copy_entry(here, there, path, name, facts)
         except OSError as error:
-            if error.errno == errno.EDQUOT and error.args[1:] == ("over the quota",):
+            if error.errno == errno.EDQUOT and error.strerror == OVER_QUOTA:
                 raise _over_quota(self._scope) from error
             raise self._scope.cannot("copy", path, error) from error
 
@@ -265,7 +263,6 @@ class _Stage:
             assert found is not None, "we have just made it"
             data = found[0]
         leaf = self._baseline.keep(path, made, data)
-        self._pack.add("blob", data, leaf.oid)
         self._leaves[path] = leaf
         self._facts[path] = made
 

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backplane._git import Pack
 from backplane.errors import PolicyError, WorkspaceError
 from backplane.workspace import Patch, Quota, Workspace, apply_patch, collect, open_workspace
 
@@ -465,7 +466,7 @@ def test_the_difference_does_not_depend_on_the_agents_repository(place: Place, a
 def test_a_tampered_baseline_is_noticed(place: Place) -> None:
     place.write({"a": "aaaa"})
     with place.staged() as found:
-        (place.stage_dir / "base").write_bytes(b"zzzz")
+        (place.stage_dir / "base.pack").write_bytes(b"z" * 400)
         (found.root / "a").write_text("bbbb")
         with pytest.raises(WorkspaceError, match="not what was kept"):
             found.difference()
@@ -773,3 +774,13 @@ def test_any_change_is_carried_over_by_git_apply_and_by_ours(
         apply_patch(place.run_dir)
     assert files_of(copy) == wanted
     assert files_of(place.original) == wanted
+
+
+@given(st.lists(st.integers(0, 300_000), min_size=1, max_size=4, unique=True))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_content_is_read_back_from_the_baseline_whatever_its_size(tmp_path: Path, sizes: list[int]) -> None:
+    pack = Pack(Path(tempfile.mkdtemp(dir=tmp_path)) / "base.pack")
+    contents = [os.urandom(size) for size in sizes]
+    names = [pack.add("blob", data) for data in contents]
+    pack.close()
+    assert [pack.read(name) for name in names] == contents
