@@ -23,7 +23,8 @@ MARK: Final = "[redacted]"
 """Stands for a secret of any length."""
 
 SECRET_CHARS_MIN: Final = 6
-"""Shorter secrets are not replaced: they would be found in ordinary words, and hide nothing when guessed. Blanks around a value do not count."""
+"""Shorter secrets are not replaced: they would be found in ordinary words, and hide nothing when guessed. Blanks
+around a value do not count."""
 
 _LINE_CHARS_MIN: Final = 16
 """A line of a secret of several lines is a secret too from this length on; shorter ones are not telling."""
@@ -65,7 +66,8 @@ _TOKEN_CONTEXT_CHARS_MAX: Final = 128
 
 _RUNS: Final = bytes(0x61 if chr(byte).isalnum() and byte < 128 else 0x20 for byte in range(256))
 _RUN: Final = "a" * _RUN_BYTES
-_PLAIN_ESCAPE: Final = re.compile(rb"\\u00([2-7][0-9A-Fa-f])|\\/")
+_PLAIN_ESCAPE: Final = re.compile(rb"\\(?:u00([2-7][0-9A-Fa-f])|/)")
+"""Escapes that JSON does not ask for; some writers have them for HTML's sake."""
 
 Span = tuple[int, int]
 
@@ -95,9 +97,14 @@ class Redactor:
         `event`, so that a number stays a number and a name of the contract stays a name.
         """
         text = data.decode("latin-1")
-        if "\\" in text and ("\\u00" in text or "\\/" in text):
-            data = _PLAIN_ESCAPE.sub(lambda escape: bytes([int(escape[1], 16)]) if escape[1] else b"/", data)
-            text = data.decode("latin-1")
+        if self._look(data, text):
+            return True
+        if "\\" not in text or ("\\u00" not in text and "\\/" not in text):
+            return False
+        plain = _PLAIN_ESCAPE.sub(_unescaped, data)
+        return self._look(plain, plain.decode("latin-1"))
+
+    def _look(self, data: bytes, text: str) -> bool:
         return self._unrun_found(text) or any(self._confirmed(line) for line in _lines_with_runs(data, text))
 
     def _unrun_found(self, text: str) -> bool:
@@ -310,6 +317,11 @@ def _shapes_in(text: str) -> Iterator[Span]:
             if match is not None:
                 yield match.span()
             at = text.find(start, match.end() if match is not None else at + 1)
+
+
+def _unescaped(escape: re.Match[bytes]) -> bytes:
+    character = bytes([int(escape[1], 16)]) if escape[1] else b"/"
+    return b"\\" + character if character in b'"\\' else character
 
 
 def _runs(data: bytes) -> str:

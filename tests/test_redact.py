@@ -54,7 +54,11 @@ def test_a_secret_is_found_in_every_usual_spelling(name: str) -> None:
 
 def escaped_by_others() -> list[bytes]:
     html_safe = json.dumps({"text": SECRET}).replace("<", "\\u003c").replace(">", "\\u003E").replace("&", "\\u0026")
-    return [html_safe.encode(), json.dumps({"text": SECRET}).replace("/", "\\/").encode()]
+    return [
+        html_safe.encode(),
+        html_safe.replace('\\"te', "\\u0022te").encode(),
+        json.dumps({"text": SECRET}).replace("/", "\\/").encode(),
+    ]
 
 
 @pytest.mark.parametrize("line", escaped_by_others())
@@ -103,6 +107,8 @@ def test_ordinary_words_and_ids_stay(text: str) -> None:
 
 
 @given(st.text(min_size=6, max_size=30), st.text(max_size=4), st.text(max_size=4))
+@example("0000\x7f\x80", "", "")
+@example("a\\u0041bcdef", "", "")
 def test_any_secret_in_any_json_is_found_before_and_after_it_is_parsed(secret: str, before: str, after: str) -> None:
     assume(len(secret.strip()) >= SECRET_CHARS_MIN)
     redactor = Redactor([secret])
