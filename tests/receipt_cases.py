@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 from backplane.contract.events import (
@@ -55,7 +56,7 @@ events = st.one_of(
     _event(ToolResult, tool_name=texts, output=json_values, is_error=st.booleans(), tool_use_id=_maybe),
     _event(FileChanged, path=texts, summary=texts),
     _event(CommandExecuted, command=texts, exit_code=st.none() | st.integers(-1, 255), output_preview=_maybe),
-    _event(Failed, message=texts, error_code=st.sampled_from([None, "internal"])),
+    _event(Failed, message=texts, error_code=st.sampled_from([msgspec.UNSET, "internal"])),
 )
 receipts = st.builds(
     receipt_of,

@@ -355,7 +355,8 @@ def inexact_model(text: str) -> float:
     value = float(significand)
     if power < -308:
         value, power = value / 1e308, power + 308
-    value = value * 10.0**power if power >= 0 else value / 10.0**-power
+    scale = float(f"1e{abs(power)}")  # Not 10.0**n, which is off from the 23rd power on.
+    value = value * scale if power >= 0 else value / scale
     return -value if text.startswith("-") else value
 
 

@@ -249,5 +249,22 @@ def moved(ext: Ext, name: str, members: dict[str, Json], *, beside: str) -> dict
     return {**kept, name: members}
 
 
+def normal(event: AgentEvent) -> AgentEvent:
+    """An event as every typed peer prints it: its time in the contract's form, no `ext` or code that says null.
+
+    Raises:
+        ValueError: its time is none.
+    """
+    changes: dict[str, Any] = {}
+    if event.ext is None:
+        changes["ext"] = UNSET
+    if isinstance(event, Failed) and event.error_code is None:
+        changes["error_code"] = UNSET
+    ts = timestamp(event.ts)
+    if ts != event.ts:
+        changes["ts"] = ts
+    return msgspec.structs.replace(event, **changes) if changes else event
+
+
 def _unread(value: Json, why: str, now: str) -> Warned:
     return carry("raw_event", value, ts=now, message=why)

@@ -12,7 +12,8 @@ import msgspec
 
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
-from backplane.contract.events import AgentEvent
+from backplane.contract.capability import read_level
+from backplane.contract.events import AgentEvent, normal
 
 CONTRACT_VERSION = "abp/v0.1"
 
@@ -104,12 +105,20 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_receipt(value: Json) -> Receipt:
-    """Read a receipt from plain JSON values; unknown members are dropped, as every typed peer does.
+    """Read a receipt from plain JSON values as every typed peer does: unknown members dropped, times printed anew.
 
     Raises:
-        msgspec.ValidationError: with the path of what is wrong.
+        ValueError: with what is wrong; mostly a `msgspec.ValidationError` with its path.
     """
-    return msgspec.convert(value, Receipt)
+    receipt = msgspec.convert(value, Receipt)
+    levels = {name: read_level(level) for name, level in receipt.capabilities.items()}
+    return msgspec.structs.replace(
+        receipt,
+        trace=[normal(event) for event in receipt.trace],
+        capabilities={
+            name: receipt.capabilities[name] if level is None else level.to_wire() for name, level in levels.items()
+        },
+    )
 
 
 def receipt_hash(receipt: Receipt) -> str:
