@@ -56,7 +56,7 @@ def escaped_by_others() -> list[bytes]:
     html_safe = json.dumps({"text": SECRET}).replace("<", "\\u003c").replace(">", "\\u003E").replace("&", "\\u0026")
     return [
         html_safe.encode(),
-        html_safe.replace('\\"te', "\\u0022te").encode(),
+        html_safe.replace('\\"quo', "\\u0022quo").encode(),
         json.dumps({"text": SECRET}).replace("/", "\\/").encode(),
     ]
 
