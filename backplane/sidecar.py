@@ -47,9 +47,10 @@ from backplane.contract.receipt import (
     RunMetadata,
     Usage,
     Verification,
+    read_receipt,
 )
 from backplane.contract.work import WorkOrder
-from backplane.errors import BackplaneError, ProtocolError
+from backplane.errors import BackplaneError
 from backplane.policy import Policy, compile_policy
 from backplane.protocol import Broken, Dropped, HostEnd, Noise, Received, Unknown
 
@@ -63,7 +64,13 @@ ASK_S: Final = 300.0
 """How long an ask waits for a person before its default decides."""
 
 PEER_GONE_POLL_S: Final = 1.0
-"""How often a host without stdin looks whether anybody still reads: a dead peer ends it within 5 s."""
+"""How often a host looks whether anybody still reads: a dead peer ends it within 5 s, an idle host costs nothing."""
+
+RUNS_END_POLL_S: Final = 0.01
+"""How often an ending host looks whether its last run is over."""
+
+ERROR_CHARS_MAX: Final = 8192
+"""Longest text of an error on the line: more than anybody reads, far below what a line takes."""
 
 EMITS_PER_YIELD: Final = 64
 """Events written between two looks at the loop, so that a cancel reaches a host that only emits."""
@@ -215,7 +222,10 @@ class HostRun:
         """Ask a person; where nobody can be asked, the answer is `deny` with the default as its text."""
         if not self._link.can_ask(self):
             return Verdict("deny", "nobody can be asked", text=default)
-        return await self._ask(kind="input", question=question, options=options, schema=schema)
+        verdict = await self._ask(kind="input", question=question, options=options, schema=schema)
+        if verdict.decision == "deny" and verdict.text is None:
+            return Verdict("deny", verdict.reason, text=default)
+        return verdict
 
     async def _ask(self, **members: Any) -> Verdict:
         self._asked += 1
@@ -331,17 +341,24 @@ class _Link:
         async with anyio.create_task_group() as tasks:
             if self._owns_process:
                 tasks.start_soon(self._heed_signals, tasks.cancel_scope)
+            tasks.start_soon(self._watch_peer, tasks.cancel_scope)
             async with anyio.create_task_group() as runs:
-                await self._read(runs)
+                try:
+                    await self._read(runs)
+                except BackplaneError as error:
+                    if error.code != "stream_closed":
+                        raise
                 self._stdin_open = False
                 for run in list(self._runs.values()):
                     self._stdin_ended(run)
-                tasks.start_soon(self._watch_peer)
             tasks.cancel_scope.cancel()
 
     async def _read(self, runs: anyio.abc.TaskGroup) -> None:
         while True:
-            await anyio.wait_readable(self._stdin)
+            try:
+                await anyio.wait_readable(self._stdin)
+            except PermissionError:  # A regular file or /dev/null cannot be waited for, and never keeps us waiting.
+                await anyio.lowlevel.checkpoint()
             data = os.read(self._stdin, 65536)
             for received in self._end.receive(data) if data else self._end.end():
                 await self._take(received, runs)
@@ -353,11 +370,14 @@ class _Link:
             await self._begin(received, runs)
         elif isinstance(received, wire.Cancel):
             grace_s = received.grace_ms / 1000 if isinstance(received.grace_ms, int) else GRACE_S
-            self._cancel(self._runs[received.ref_id], received.reason or "cancelled by the control plane", grace_s)
+            if received.ref_id in self._runs:
+                reason = received.reason or "cancelled by the control plane"
+                self._cancel(self._runs[received.ref_id], reason, grace_s)
         elif isinstance(received, wire.Ping):
             await self.send(wire.Pong(seq=received.seq))
         elif isinstance(received, wire.Answer):
-            waiting = self._runs[received.ref_id].answers.get(received.id)
+            asking = self._runs.get(received.ref_id)
+            waiting = asking.answers.get(received.id) if asking is not None else None
             if waiting is not None and not waiting[1]:
                 waiting[1].append(received)
                 waiting[0].set()
@@ -403,40 +423,44 @@ class _Link:
         try:
             ending = await self._do(run)
             with anyio.CancelScope(shield=True):
-                if isinstance(ending, Told):
-                    await self.write(b"".join(ending.line))
-                    self._end.close_run(run.id)
-                    return
-                try:
-                    await self.send(ending)
-                except ProtocolError as error:
-                    await self.send(wire.Fatal(ref_id=run.id, error=error.message, error_code=error.code))
+                await self._tell_end(run, ending)
         except BackplaneError as error:
             if error.code != "stream_closed":
                 raise
         finally:
             self._runs.pop(run.id, None)
 
-    async def _do(self, run: HostRun) -> wire.Final | wire.Fatal | Told:
+    async def _tell_end(self, run: HostRun, ending: Done | Told | wire.Fatal) -> None:
+        if isinstance(ending, Told):
+            await self.write(b"".join(ending.line))
+            self._end.close_run(run.id)
+            return
+        try:
+            message: wire.Final | wire.Fatal = (
+                wire.Final(ref_id=run.id, receipt=_checked(run.receipt(ending))) if isinstance(ending, Done) else ending
+            )
+            line = self._end.send(message)
+        except Exception as error:  # What the host's own code gave back cannot be said: that is said instead.
+            line = self._end.send(_failure(run.id, error))
+        await self.write(line)
+
+    async def _do(self, run: HostRun) -> Done | Told | wire.Fatal:
         """Run the host's own code; whatever it does, exactly one ending comes back."""
         done: Done | Told | None = None
         failure: wire.Fatal | None = None
         with run.scope:
             try:
                 done = await self._narrated(run)
-            except BackplaneError as error:
-                failure = wire.Fatal(ref_id=run.id, error=error.message, error_code=error.code)
             except Exception as error:  # The kit is the outermost edge: a bug in a host is a fatal, not a silence.
-                sys.stderr.write(f"{type(error).__name__}: {error}\n")
-                failure = wire.Fatal(ref_id=run.id, error=f"{type(error).__name__}: {error}", error_code="internal")
-        if isinstance(done, Told):
-            return done
+                if not isinstance(error, BackplaneError):
+                    sys.stderr.write(f"{_text(error)}\n")
+                failure = _failure(run.id, error)
         if failure is not None and run.cancelled_because is None:
             return failure
         if done is None:
             outcome: Literal["partial", "failed"] = "partial" if run.emitted else "failed"
-            done = Done(outcome=outcome, usage_raw={"cancelled": run.cancelled_because})
-        return wire.Final(ref_id=run.id, receipt=run.receipt(done))
+            return Done(outcome=outcome, usage_raw={"cancelled": run.cancelled_because})
+        return done
 
     async def _narrated(self, run: HostRun) -> Done | Told:
         """The host's work between the events that say when it began and ended."""
@@ -452,21 +476,48 @@ class _Link:
     async def _heed_signals(self, whole: anyio.CancelScope) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             async for number in signals:
-                self._cancel_all(f"the host got {signal.Signals(number).name}", GRACE_S)
-                with anyio.move_on_after(GRACE_S):
-                    while self._runs:
-                        await anyio.sleep(0.01)
-                whole.cancel()
+                await self._end_all(f"the host got {signal.Signals(number).name}", whole)
 
-    async def _watch_peer(self) -> None:
-        """After the end of stdin the peer may still read, or be gone; gone ends every run."""
+    async def _watch_peer(self, whole: anyio.CancelScope) -> None:
+        """Whatever becomes of stdin, the peer may still read, or be gone; gone ends everything."""
         poll = select.poll()
         poll.register(self._stdout, 0)
-        while True:
-            orphaned = self._owns_process and os.getppid() != self._parent
-            if orphaned or any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0)):
-                self._cancel_all("the control plane is gone", GRACE_S)
+        while not self._peer_is_gone(poll):
             await anyio.sleep(PEER_GONE_POLL_S)
+        await self._end_all("the control plane is gone", whole)
+
+    def _peer_is_gone(self, poll: select.poll) -> bool:
+        orphaned = self._owns_process and os.getppid() != self._parent
+        return orphaned or any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))
+
+    async def _end_all(self, reason: str, whole: anyio.CancelScope) -> None:
+        """Cancel every run, give them the grace, and end."""
+        self._cancel_all(reason, GRACE_S)
+        with anyio.move_on_after(GRACE_S - GRACE_MARGIN_S):
+            while self._runs:
+                await anyio.sleep(RUNS_END_POLL_S)
+        if self._runs and self._owns_process:
+            # The host's own code does not let itself be cancelled, and nothing may outlive the grace.
+            os._exit(1)
+        whole.cancel()
+
+
+def _checked(receipt: Receipt) -> Json:
+    """The receipt in plain JSON. Types are checked when something is read, not when it is built."""
+    plain = msgspec.to_builtins(receipt)
+    read_receipt(plain)
+    return plain
+
+
+def _text(error: Exception) -> str:
+    text = error.message if isinstance(error, BackplaneError) else f"{type(error).__name__}: {error}"
+    # A name of a file may hold bytes that are no text, and they are no reason to say nothing.
+    return text[:ERROR_CHARS_MAX].encode("utf-8", "backslashreplace").decode()
+
+
+def _failure(run_id: str, error: Exception) -> wire.Fatal:
+    code = error.code if isinstance(error, BackplaneError) else "internal"
+    return wire.Fatal(ref_id=run_id, error=_text(error), error_code=code)
 
 
 def _write_some(fd: int, data: bytes) -> int:
