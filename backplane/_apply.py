@@ -19,7 +19,8 @@ import msgspec
 
 from backplane import _git
 from backplane._baseline import git_mode
-from backplane._git import LINK, PROGRAM, Leaf, blob_id
+from backplane._copy import remove_tree, write_all
+from backplane._pack import LINK, PROGRAM, Leaf, blob_id
 from backplane._tree import (
     Quota,
     list_tree,
@@ -29,9 +30,7 @@ from backplane._tree import (
     parent,
     printable,
     read_all,
-    remove_tree,
     scope,
-    write_all,
 )
 from backplane.errors import WorkspaceError
 from backplane.patches import CODE, Saved, Target, failure, load, names

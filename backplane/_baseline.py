@@ -16,7 +16,8 @@ from typing import Final
 
 import msgspec
 
-from backplane._git import FILE, LINK, PROGRAM, RULES_BYTES_MAX, Leaf, Pack, blob_id
+from backplane._git import RULES_BYTES_MAX
+from backplane._pack import FILE, LINK, PROGRAM, Leaf, Pack, blob_id
 from backplane._tree import Folder, Listing, Scope, open_known, opened, read_file
 
 BLOB_BYTES_MAX: Final = 64 << 20

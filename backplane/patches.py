@@ -15,9 +15,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from backplane import _git
-from backplane._git import Leaf, Row, Scratch, blob_id
-from backplane._tree import GIT_NAME, printable, remove_tree
+from backplane._copy import remove_tree
+from backplane._git import Row, Scratch, write_patch
+from backplane._pack import Leaf, blob_id, write_trees
+from backplane._tree import GIT_NAME, printable
 from backplane.errors import WorkspaceError
 
 PATCH_NAME: Final = "patch.diff"
@@ -83,6 +84,9 @@ class Draft:
 
     def __enter__(self) -> Draft:
         remove_tree(self._blobs)
+        for name in (PATCH_NAME, RECORD_NAME):
+            # A link that somebody left here would be written through.
+            (self._run_dir / name).unlink(missing_ok=True)
         self._blobs.mkdir(mode=0o700)
         return self
 
@@ -104,9 +108,9 @@ class Draft:
         rows: list[Row] = []
         if before or after:
             # Trees of the changed files alone make the same patch as the whole ones would.
-            trees = _git.write_trees(self._pack, before), _git.write_trees(self._pack, after)
+            trees = write_trees(self._pack, before), write_trees(self._pack, after)
             self._scratch.finish(self._pack)
-            rows = _git.write_patch(self._scratch, *trees, self.path)
+            rows = write_patch(self._scratch, *trees, self.path)
             with self.path.open("rb") as file:
                 self.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             self.bytes = self.path.stat().st_size

@@ -21,18 +21,16 @@ import msgspec
 from backplane import _git, patches
 from backplane._apply import Applied, apply_patch
 from backplane._baseline import BLOB_BYTES_MAX, Baseline, Changes, find_changes, read_rules
+from backplane._copy import OVER_QUOTA, copy_file, copy_link, make_folder, remove_tree
+from backplane._pack import Leaf, write_repository
 from backplane._tree import (
     GIT_NAME,
-    OVER_QUOTA,
     Folder,
     Listing,
     Quota,
     Scope,
-    copy_file,
-    copy_link,
     identity,
     list_tree,
-    make_folder,
     open_folder,
     open_known,
     open_quick,
@@ -40,7 +38,6 @@ from backplane._tree import (
     opened,
     printable,
     read_file,
-    remove_tree,
     scope,
 )
 from backplane.errors import WorkspaceError
@@ -87,6 +84,7 @@ class Workspace:
         self._stage_dir = stage_dir
         self._scope = scope
         self._special: frozenset[str] = frozenset()
+        self._identity = (0, 0)
         self._excluded = b""
         self._baseline = Baseline(stage_dir / "base.pack")
 
@@ -103,7 +101,7 @@ class Workspace:
         try:
             with (
                 _git.scratch(self._stage_dir, _RESULT) as scratch,
-                opened(open_root(self.root)) as root,
+                opened(self._open_again()) as root,
                 patches.Draft(self._run_dir, scratch) as draft,
             ):
                 listing = list_tree(root, scope)
@@ -119,7 +117,7 @@ class Workspace:
                 changes.left_out += [path for path in listing.special if path not in self._special]
                 return self._write(draft, changes)
         except OSError as error:
-            raise scope.cannot("compare", error.filename or str(self.root), error) from error
+            raise scope.cannot("compare", _about(error, self.root), error) from error
 
     def _leave_out(self, listing: Listing) -> None:
         """Take new files out of the listing that would meet something of the original that was not staged."""
@@ -167,17 +165,27 @@ class Workspace:
                 _Stage(self.root, self._scope, self._baseline, ignored).fill(source, listing, self._excluded)
             else:
                 self._read_in_place(source, listing, ignored)
+        self._identity = identity(self.root)
         self._baseline.seal()
+
+    def _open_again(self) -> int:
+        """Open the root, which must be the folder that it was: a link in its place may point anywhere."""
+        handle = open_root(self.root)
+        facts = os.fstat(handle)
+        if (facts.st_dev, facts.st_ino) != self._identity:
+            os.close(handle)
+            raise OSError(errno.ESTALE, "replaced by another folder", str(self.root))
+        return handle
 
     def _find_ignored(self, source: int, listing: Listing) -> Collection[str]:
         rules = read_rules(source, listing)
         if not (rules or self._excluded):
             return ()
         with _git.scratch(self._stage_dir, _STAGING) as scratch:
-            ignored = _git.ignored(scratch, [path for path, _ in listing], rules, self._excluded)
-            index = _read_below(source, f"{GIT_NAME}/", "index", INDEX_BYTES_MAX) if ignored else b""
-            # A file that was added in spite of the rules belongs to the work.
-            return ignored - _git.tracked(scratch, index) if index else ignored
+            index = _read_below(source, f"{GIT_NAME}/", "index", INDEX_BYTES_MAX)
+            # What was added in spite of the rules belongs to the work; it also spares most questions.
+            tracked = _git.tracked(scratch, index) if index else ()
+            return _git.ignored(scratch, [path for path, _ in listing if path not in tracked], rules, self._excluded)
 
     def _read_in_place(self, source: int, listing: Listing, ignored: Collection[str]) -> None:
         for folder in listing.folders:
@@ -213,7 +221,7 @@ class _Stage:
         self._baseline = baseline
         self._ignored = ignored
         self._left_bytes = scope.quota.bytes_max
-        self._leaves: dict[str, _git.Leaf] = {}
+        self._leaves: dict[str, Leaf] = {}
         self._facts: dict[str, os.stat_result] = {}
         self._large: list[str] = []
 
@@ -225,7 +233,7 @@ class _Stage:
                 self._copy_folder(source, target, folder)
             lines = b"".join(map(_exclude_line, self._large))
             pack, now_s = self._baseline.pack, int(time.time())
-            _git.write_repository(git_dir, pack, self._leaves, self._facts, excluded + lines, now_s)
+            write_repository(git_dir, pack, self._leaves, self._facts, excluded + lines, now_s)
             for folder in reversed(listing.folders):
                 _dress_folder(target, folder)
 
@@ -307,7 +315,7 @@ def open_workspace(
         workspace.prepare()
     except OSError as error:
         workspace.close()
-        raise selection.cannot("stage", error.filename or str(original), error) from error
+        raise selection.cannot("stage", _about(error, original), error) from error
     except BaseException:
         workspace.close()
         raise
@@ -332,6 +340,11 @@ def _find_original(root: Path) -> Path:
     except (OSError, RuntimeError) as error:
         fact = f"the workspace '{printable(str(root))}' cannot be opened: {type(error).__name__}"
     raise WorkspaceError("workspace_init_failed", fact, hint="give an existing folder with --root")
+
+
+def _about(error: OSError, otherwise: Path) -> str:
+    # The name may also be a handle's number or bytes, by the call that failed.
+    return error.filename if isinstance(error.filename, str) else str(otherwise)
 
 
 def _make_folders(run_dir: Path, stage_dir: Path) -> None:

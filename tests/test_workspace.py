@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backplane._git import Pack
+from backplane._pack import Pack
 from backplane.errors import PolicyError, WorkspaceError
 from backplane.workspace import Patch, Quota, Workspace, apply_patch, collect, open_workspace
 
@@ -461,6 +461,22 @@ def test_the_difference_does_not_depend_on_the_agents_repository(place: Place, a
         if attack == "link":
             (found.root / ".git").symlink_to(place.original)
         assert found.difference().status == "M  a\n"
+
+
+@pytest.mark.parametrize("attack", ["link", "folder", "gone"])
+def test_a_stage_that_was_replaced_is_not_compared(place: Place, attack: str) -> None:
+    place.write({"a": "a"})
+    place.write({"secret": "s"}, place.base / "elsewhere")
+    with place.staged() as found:
+        found.root.rename(place.stage_dir / "moved")
+        if attack == "link":
+            found.root.symlink_to(place.base / "elsewhere")
+        if attack == "folder":
+            found.root.mkdir()
+        with pytest.raises(WorkspaceError) as caught:
+            found.difference()
+        assert caught.value.code == "execution_workspace_error"
+    assert (place.base / "elsewhere/secret").exists()
 
 
 def test_a_tampered_baseline_is_noticed(place: Place) -> None:

@@ -1,0 +1,209 @@
+"""Files copied from one tree to another, and trees removed, by handle.
+
+Holes stay holes, blocks are shared where the file system can, links are copied as links. What is
+to be copied is found in `_tree`; nothing is ever followed or run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from backplane._tree import (
+    FILE_FLAGS,
+    FOLDER_FLAGS,
+    READ_BYTES,
+    open_quick,
+    open_root,
+    opened,
+    parent,
+    printable,
+    read_all,
+)
+from backplane.errors import WorkspaceError
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - a system without it has no reflinks either
+    fcntl = None  # type: ignore[assignment]
+
+OVER_QUOTA: Final = "over the quota"
+"""Text of the OSError (EDQUOT) that `copy_file` raises, to tell it from the file system's own."""
+
+_FICLONE: Final = 0x40049409
+"""Linux's ioctl for a copy that shares its blocks (btrfs, xfs)."""
+
+_NEW_FILE_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+def make_folder(root: int, path: str) -> None:
+    """Make one folder in a tree that nobody else changes, for us alone at first. Raises OSError."""
+    above = parent(path.rstrip("/"))
+    with opened(open_quick(root, above)) as folder:
+        os.mkdir(path[len(above) :].rstrip("/"), 0o700, dir_fd=folder)
+
+
+def write_all(handle: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def copy_file(source: int, target: int, name: str, bytes_left: int) -> tuple[bytes | None, os.stat_result, int]:
+    """Copy one regular file between two folders, with its mode and times.
+
+    Returns:
+        Its content where it went through memory, what the copy is now, and the bytes written
+        (holes are not).
+
+    Raises:
+        OSError: EDQUOT when it would write more than `bytes_left`; ENOTSUP when it is no regular file any more.
+    """
+    # This runs once a file: plain `try` instead of `with` is a tenth of the time of staging.
+    reader = os.open(name, FILE_FLAGS, dir_fd=source)
+    try:
+        facts = os.fstat(reader)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.ENOTSUP, "not a regular file")
+        size = facts.st_size
+        # The set-id bits would make a program of somebody else's run as us: the copy is ours.
+        mode = facts.st_mode & 0o777
+        writer = os.open(name, _NEW_FILE_FLAGS, mode, dir_fd=target)
+        try:
+            data: bytes | None = None
+            if size <= READ_BYTES and facts.st_blocks * 512 >= min(size, 4096):
+                data = read_all(reader, size)
+                written = len(data)
+                if written > bytes_left:
+                    raise OSError(errno.EDQUOT, OVER_QUOTA)
+                if os.write(writer, data) != written:
+                    raise OSError(errno.ENOSPC, "short write")
+            else:
+                written = _copy_ranges(reader, writer, size, bytes_left)
+            os.utime(writer, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+            made = os.fstat(writer)
+            if made.st_mode & 0o777 != mode:
+                os.fchmod(writer, mode)
+                made = os.fstat(writer)
+            return data, made, written
+        finally:
+            os.close(writer)
+    finally:
+        os.close(reader)
+
+
+def _copy_ranges(reader: int, writer: int, size: int, bytes_left: int) -> int:
+    """Copy what is data and keep the holes; share blocks where the file system can."""
+    if _share_blocks(reader, writer):
+        return 0
+    os.ftruncate(writer, size)
+    place = written = 0
+    while place < size:
+        start, end = _data_range(reader, place, size)
+        written += end - start
+        if written > bytes_left:
+            raise OSError(errno.EDQUOT, OVER_QUOTA)
+        while start < end:
+            step = _copy_some(reader, writer, start, min(end - start, 64 * READ_BYTES))
+            if not step:
+                return written
+            start += step
+        place = end
+    return written
+
+
+def _share_blocks(reader: int, writer: int) -> bool:
+    if fcntl is None:
+        return False
+    try:
+        fcntl.ioctl(writer, _FICLONE, reader)
+    except OSError:
+        return False
+    return True
+
+
+def _data_range(reader: int, place: int, size: int) -> tuple[int, int]:
+    """The next stretch of data from `place` on; `(size, size)` when only a hole is left."""
+    try:
+        start = os.lseek(reader, place, os.SEEK_DATA)
+        return start, min(os.lseek(reader, start, os.SEEK_HOLE), size)
+    except OSError as error:
+        # ENXIO: nothing but a hole. Anything else: a file system that does not know holes.
+        return (size, size) if error.errno == errno.ENXIO else (place, size)
+
+
+def _copy_some(reader: int, writer: int, place: int, count: int) -> int:
+    if hasattr(os, "copy_file_range"):
+        with contextlib.suppress(OSError):
+            return os.copy_file_range(reader, writer, count, place, place)
+    return os.pwrite(writer, os.pread(reader, min(count, READ_BYTES), place), place)
+
+
+def copy_whole(source: Path, target: Path) -> None:
+    """Copy a file of ours, sharing its blocks where the file system can. Raises OSError."""
+    flags = _NEW_FILE_FLAGS
+    with source.open("rb") as reader, opened(os.open(target, flags, 0o444)) as writer:
+        size = os.fstat(reader.fileno()).st_size
+        _copy_ranges(reader.fileno(), writer, size, size)
+
+
+def copy_link(source: int, target: int, name: str, facts: os.stat_result) -> tuple[bytes, os.stat_result]:
+    """Copy a symbolic link as a link; where it points is never looked at. Raises OSError."""
+    points_to = os.readlink(name, dir_fd=source)
+    os.symlink(points_to, name, dir_fd=target)
+    os.utime(name, ns=(facts.st_atime_ns, facts.st_mtime_ns), dir_fd=target, follow_symlinks=False)
+    return os.fsencode(points_to), os.stat(name, dir_fd=target, follow_symlinks=False)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and all in it: any depth, folders without rights, odd names. Missing is fine.
+
+    A link in place of the folder is removed itself. Sub-folders are first moved up beside one
+    another, so no path grows long.
+
+    Raises:
+        WorkspaceError: `execution_workspace_error`, something is held by a mount or another user.
+    """
+    try:
+        if not path.is_dir() or path.is_symlink():
+            path.unlink(missing_ok=True)
+            return
+        path.chmod(0o700)
+        with opened(open_root(path)) as root:
+            # Unguessable, so that nobody can have put something in the way.
+            names = (f".{secrets.token_hex(8)}" for _ in itertools.count())
+            waiting = _empty_folder(root, root, names)
+            while waiting:
+                name = waiting.pop()
+                with opened(os.open(name, FOLDER_FLAGS, dir_fd=root)) as folder:
+                    waiting += _empty_folder(folder, root, names)
+                os.rmdir(name, dir_fd=root)
+        path.rmdir()
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, "unknown error")
+        raise WorkspaceError(
+            "execution_workspace_error", f"cannot remove '{printable(str(path))}': {name}", hint="remove it by hand"
+        ) from error
+
+
+def _empty_folder(folder: int, root: int, names: Iterator[str]) -> list[str]:
+    """Delete a folder's files and move its sub-folders up to `root`; return their names there."""
+    found: list[str] = []
+    with os.scandir(folder) as entries:
+        listed = [(entry.name, entry.stat(follow_symlinks=False).st_mode) for entry in entries]
+    for name, mode in listed:
+        if not stat.S_ISDIR(mode):
+            os.unlink(name, dir_fd=folder)
+            continue
+        if mode & 0o700 != 0o700:
+            os.chmod(name, 0o700, dir_fd=folder)
+        found.append(name if folder == root else next(names))
+        if folder != root:
+            os.rename(name, found[-1], src_dir_fd=folder, dst_dir_fd=root)
+    return found
