@@ -40,6 +40,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("run", "run one work order, from start to receipt"),
     "backends": ("backends", "list the backends, ready or why not"),
     "receipts": ("receipts", "list, show, verify, compare and move receipts"),
+    "serve": ("serve", "be a host: runs for programs in any language, on stdin and stdout"),
     "apply": ("apply", "apply a run's patch to the original workspace"),
     "validate": ("checks", "check work orders, receipts, policies and other files"),
     "schema": ("checks", "print a JSON Schema"),

@@ -15,19 +15,16 @@ import anyio
 import anyio.abc
 import msgspec
 
+from backplane import relay
 from backplane.asks import Decision
 from backplane.backends import Backend
 from backplane.cli import DONE, FAILED, PARTIAL, READER_GONE, REFUSED, asking, show, streams
 from backplane.cli.outlet import Outlet
 from backplane.config import Settings
-from backplane.contract import canonical
 from backplane.contract.events import AskRaised
 from backplane.contract.work import WorkOrder
 from backplane.errors import StoreError
 from backplane.protocol import Events
-from backplane.receipts import canonical_parts
-from backplane.receipts.trace import Trace
-from backplane.record import STOPPED
 from backplane.runtime import ControlPlane, Run
 
 LIVE_S: Final = 1.0
@@ -76,18 +73,9 @@ def exit_code(ended: Run) -> int:
     assert ended.end is not None
     if ended.end.reason == "refused":
         return ended.error.facts.exit_code if ended.error is not None else REFUSED
-    if not ended_in_final(ended) or (ended.error is not None and ended.receipt.outcome == "complete"):
+    if not relay.ends_in_final(ended) or (ended.error is not None and ended.receipt.outcome == "complete"):
         return FAILED
     return {"complete": DONE, "partial": PARTIAL}.get(ended.receipt.outcome, FAILED)
-
-
-def ended_in_final(ended: Run) -> bool:
-    """Whether the run's last message is `final`: the host's was taken, or a person or a limit ended it."""
-    assert ended.end is not None
-    if ended.end.reason in STOPPED or ended.error is None:
-        return ended.end.reason not in ("refused", "host_exit", "protocol", "store")
-    # The host's own word was good; what failed is putting its result into the files.
-    return ended.error.code == "execution_workspace_error"
 
 
 class _Live:
@@ -130,8 +118,7 @@ class _Live:
             self._began = float("inf")
 
     def _json(self, batch: Events) -> bytes:
-        head = b'{"t":"event","ref_id":' + canonical.encode(batch.ref_id) + b',"event":'
-        return b"".join([head + record + b"}\n" for record in batch.records])
+        return relay.events(batch.ref_id, batch.records)
 
     def _text(self, batch: Events) -> bytes:
         text = "".join([self.look.event(event) for event in batch.events])
@@ -219,7 +206,7 @@ def _write(path: str, chunks: Iterator[bytes]) -> None:
 def _say_the_end(plan: Plan, ended: Run, look: show.Look, saved: bool) -> None:
     assert ended.receipt is not None
     if plan.json:
-        for chunk in last_line(ended, plan.settings.limits.line_bytes_max):
+        for chunk in relay.ending(ended, ref_id=ended.id, line_bytes_max=plan.settings.limits.line_bytes_max):
             streams.write_bytes(chunk)
         return
     streams.write(look.end_line())
@@ -232,26 +219,3 @@ def _say_the_end(plan: Plan, ended: Run, look: show.Look, saved: bool) -> None:
         for chunk in ended.receipt_chunks():
             streams.write_bytes(chunk)
         streams.write("\n")
-
-
-def last_line(ended: Run, line_bytes_max: int) -> Iterator[bytes]:
-    """The run's `final` or `fatal` in pieces, the receipt's canonical bytes as its last member.
-
-    A receipt whose line would be over the limit goes without its trace, and the message says so.
-    """
-    receipt = ended.receipt
-    assert receipt is not None
-    head: dict[str, str] = {"t": "final" if ended_in_final(ended) else "fatal", "ref_id": ended.id}
-    if head["t"] == "fatal":
-        head |= {"error": str(ended.error), "error_code": "internal"}
-        if ended.error is not None:
-            head |= {"error": ended.error.message, "error_code": ended.error.code}
-    prefix, suffix = canonical_parts(receipt)
-    trace_bytes = receipt.trace.size_bytes if isinstance(receipt.trace, Trace) else 0
-    start = msgspec.json.encode(head)[:-1]
-    if len(start) + len(b',"receipt":') + len(prefix) + trace_bytes + len(suffix) + len(b"}\n") <= line_bytes_max:
-        yield start + b',"receipt":'
-        yield from ended.receipt_chunks()
-    else:
-        yield start + b',"trace":"as_streamed","receipt":' + prefix + suffix
-    yield b"}\n"

@@ -1,0 +1,38 @@
+"""`serve`: the control plane as a host, for programs in any language."""
+
+from __future__ import annotations
+
+from backplane.cli import streams
+from backplane.cli.parser import Options, Parser, add_config
+
+EXAMPLE = """
+backplane serve < orders.jsonl
+ssh build-machine backplane serve
+"""
+
+
+def parser(name: str) -> Parser:
+    """The options of `serve`."""
+    made = Parser(
+        f"backplane {name}",
+        "Speak the sidecar protocol on stdin and stdout: each `run` that comes in is a run of this "
+        "control plane. contracts/sidecar.md is the protocol, contracts/clients/ has clients.",
+        EXAMPLE,
+        _serve,
+    )
+    add_config(made)
+    return made
+
+
+def _serve(options: Options) -> int:
+    import os
+    from pathlib import Path
+
+    from backplane import config, server
+
+    if streams.is_terminal(0):
+        streams.complain("serve reads messages of the protocol from stdin; end it with Ctrl-D")
+    environ, cwd = dict(os.environ), Path.cwd()
+    settings = config.load(Path(options.config) if options.config else None, environ, cwd)
+    server.main(settings, config.home(environ), environ)
+    return 0
