@@ -112,7 +112,7 @@ class ControlPlane:
                     run._decide("failed", error)
                 else:
                     tasks = await stack.enter_async_context(anyio.create_task_group())
-                    await run._begin(link, tasks)
+                    run._connect(link, tasks)
             try:
                 yield run
             except Exception as caught:  # Raised again below: a task group would wrap it in a group of its own.
@@ -163,6 +163,7 @@ class Run:
         self._intake = Intake(
             self.id, self.facts, limits, self._line, on_ask=on_ask, decide=self._decide, hand_on=self._hand_on
         )
+        self._begun = False
         self._sent = False
         self._gone = anyio.Event()
         """The ladder has ended: nothing of the host is alive."""
@@ -187,6 +188,9 @@ class Run:
 
     async def batches(self) -> AsyncIterator[Events]:
         """The same events as they arrived together, each with its canonical bytes."""
+        if self._preparing is not None and not self._begun and not self._stopping:
+            self._begun = True
+            await self._begin()
         while True:
             while self._queue:
                 yield self._queue.popleft()
@@ -244,7 +248,8 @@ class Run:
         if not found.satisfied:
             raise refusal(found, self.backend_id)
 
-    async def _begin(self, link: Link, tasks: anyio.abc.TaskGroup) -> None:
+    def _connect(self, link: Link, tasks: anyio.abc.TaskGroup) -> None:
+        """The host is starting: journal, store and workspace start beside it."""
         self._link = link
         self._tasks = tasks
         self._outbox = Outbox(link, tasks, write_s=self._limits.write_s, on_stuck=self._input_unread)
@@ -252,17 +257,25 @@ class Run:
         tasks.start_soon(self._watch)
         try:
             self._journal = self._plane.keeper.journal(self.facts)
-            preparing = sealing.Preparation(
-                self._plane.keeper, self.facts, self._limits, lambda: self._stopping and not self._sent
-            )
-            self._preparing = preparing
-            tasks.start_soon(preparing.run, self._journal.folder)
+        except BackplaneError as error:
+            self._decide("store", error)
+            return
+        self._preparing = sealing.Preparation(
+            self._plane.keeper, self.facts, self._limits, lambda: self._stopping and not self._sent
+        )
+        tasks.start_soon(self._preparing.run, self._journal.folder)
+
+    async def _begin(self) -> None:
+        """Hear the hello, check it, and send the order once its place to work in is there."""
+        assert self._preparing is not None
+        try:
             await self._await_hello()
-            if self._line.hello is not None and not self._stopping:
-                self._check_hello(self._line.hello)
-                workspace = await preparing.wait()
-                if not self._stopping:
-                    self._send_order(str(workspace.root))
+            if self._line.hello is None or self._stopping:
+                return
+            self._check_hello(self._line.hello)
+            workspace = await self._preparing.wait()
+            if not self._stopping:
+                self._send_order(str(workspace.root))
         except BackplaneError as error:
             refused = error.facts.exit_code == 4
             self._decide("store" if error.code == "receipt_store_failed" else "refused" if refused else "failed", error)
