@@ -1,0 +1,432 @@
+"""The benchmark table: `bench.py [ROW…] [--json]`. Ours, an anchor's from the same rounds, and their ratio.
+
+A round measures ours and the anchor one after the other, each in a process of its own; the next
+round the other way about. What is shown are medians over the rounds, and the ratio is the median of
+the rounds' ratios: only ratios are judged. Exit code 1 when a gate is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import bench_start
+from bench_workspace import measure as measure_staging
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+WORK = str(HERE / "bench_work.py")
+PEER_WORK = str(HERE / "bench_peers.py")
+PEER_VENV = ROOT / ".venv-bench"
+PEER_PYTHON = str(PEER_VENV / "bin" / "python")
+PEER_PACKAGES = ("mcp[cli]==2.3.0", "agent-client-protocol==0.12.1", "claude-agent-sdk==0.2.187")
+"""Pinned: a ratio against a moving peer says nothing about us."""
+PEER_S_MAX = 240
+WORK_S_MAX = 180
+"""One measurement takes seconds; three minutes mean that it hangs."""
+ROUNDS = 5
+"""Odd, so that the middle one is a measurement; more only where one is short."""
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table; without a ratio it says in `note` why there is none."""
+
+    row: str
+    what: str
+    unit: str = ""
+    ours: float | None = None
+    anchor: float | None = None
+    against: str = ""
+    ratio: float | None = None
+    """Ours over the anchor; over it the other way where the goal is to be so many times better."""
+    gate: float | None = None
+    aim: float | None = None
+    at_least: bool = False
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.ratio is None:
+            return "absent"
+        if self.gate is None:
+            return "info"
+        if self._holds(self.gate):
+            return "aim" if self.aim is not None and self._holds(self.aim) else "pass"
+        return "MISS"
+
+    def _holds(self, bound: float) -> bool:
+        assert self.ratio is not None
+        return self.ratio >= bound if self.at_least else self.ratio <= bound
+
+
+class Peers:
+    """The environment with other people's clients, made on first use."""
+
+    def __init__(self) -> None:
+        self._missing: str | None = None
+        self._looked = False
+
+    def missing(self) -> str | None:
+        """Why there are no peers; None when they are installed."""
+        if not self._looked:
+            self._looked = True
+            self._missing = self._install()
+        return self._missing
+
+    def _install(self) -> str | None:
+        stamp = PEER_VENV / "bench-stamp.json"
+        if stamp.is_file() and json.loads(stamp.read_text()) == list(PEER_PACKAGES):
+            return None
+        pip = [PEER_PYTHON, "-m", "pip", "install", "-q", "--retries", "1", "--timeout", "20", *PEER_PACKAGES]
+        for command in ([sys.executable, "-m", "venv", str(PEER_VENV)], pip):
+            tell(" ".join(command[1:4]))
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=PEER_S_MAX, check=False)
+            except subprocess.TimeoutExpired:
+                return f"installing them took over {PEER_S_MAX} s"
+            if done.returncode != 0:
+                return (done.stderr.strip().splitlines() or ["they could not be installed"])[-1][:120]
+        stamp.write_text(json.dumps(list(PEER_PACKAGES)))
+        return None
+
+
+PEERS = Peers()
+
+
+def tell(text: str) -> None:
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+def worker(python: str, file: str, *words: object) -> Figures:
+    """Run one measurement in a process of its own."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("BACKPLANE_")}
+    command = [python, file, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WORK_S_MAX, check=False, env=environ)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, words))}: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+    found: Figures = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def work(*words: object) -> Figures:
+    return worker(sys.executable, WORK, *words)
+
+
+def peer(*words: object) -> Figures:
+    return worker(PEER_PYTHON, PEER_WORK, *words)
+
+
+def rounds(measures: Sequence[Callable[[], float]], count: int = ROUNDS) -> list[tuple[float, ...]]:
+    """Measure everything once a round, in turning order; a row of figures for each round."""
+    found = []
+    for number in range(count):
+        order = range(len(measures)) if number % 2 == 0 else reversed(range(len(measures)))
+        figures = {index: measures[index]() for index in order}
+        found.append(tuple(figures[index] for index in range(len(measures))))
+    return found
+
+
+def compared(
+    found: list[tuple[float, ...]],
+    ours: int,
+    anchor: int,
+    *,
+    at_least: bool = False,
+    base: int | None = None,
+    **members: Any,
+) -> Line:
+    """A line out of two columns of the rounds.
+
+    Args:
+        base: a column that is taken off both first.
+    """
+    pairs = [(row[ours] - (row[base] if base is not None else 0), row[anchor] - (row[base] if base is not None else 0))
+             for row in found]  # fmt: skip
+    ratios = [theirs / max(mine, 1e-9) if at_least else mine / max(theirs, 1e-9) for mine, theirs in pairs]
+    return Line(
+        ours=statistics.median(mine for mine, _ in pairs),
+        anchor=statistics.median(theirs for _, theirs in pairs),
+        ratio=statistics.median(ratios),
+        at_least=at_least,
+        **members,
+    )
+
+
+def absent(row: str, what: str) -> Line:
+    return Line(row, what, note=f"no peers: {PEERS.missing()}")
+
+
+# Rows -----------------------------------------------------------------------------------------------------------------
+
+EVENTS = 100_000
+"""Of a run that is measured in bulk: a third of a second of ours."""
+
+
+def event_path() -> list[Line]:
+    found = rounds(
+        [
+            lambda: work("ours_stream", "stream", EVENTS)["us"],
+            lambda: work("floor_stream", "stream", EVENTS)["us"],
+            lambda: work("ours_stream", "mixed", EVENTS)["us"],
+            lambda: work("floor_stream", "mixed", EVENTS)["us"],
+        ],
+        7,
+    )
+    return [
+        compared(found, 0, 1, row="1", what="event, whole path, CPU", unit="µs", against="floor", gate=3.5, aim=2.5),
+        compared(found, 2, 3, row="1", what="the same, a tool call in ten", unit="µs", against="floor"),
+    ]
+
+
+PEER_STREAMS = (
+    # name, events, what the table calls it, gate, aim
+    ("mcp", 5_000, "mcp", 30, 50),
+    ("acp", 10_000, "agent-client-protocol", 12, 20),
+    ("claude_client", 15_000, "claude-agent-sdk", 6, 10),
+    ("claude_transport", 50_000, "its bare transport", 1.5, 2.5),
+)
+
+
+def event_path_of_peers() -> list[Line]:
+    if PEERS.missing():
+        return [absent("2", f"event, CPU, against {title}") for _, _, title, _, _ in PEER_STREAMS]
+    measures = [lambda: work("ours_stream", "stream", EVENTS)["us"]]
+    measures += [lambda name=name, n=n: peer("stream", name, n)["us"] for name, n, _, _, _ in PEER_STREAMS]  # type: ignore[misc]
+    found = rounds(measures)
+    return [
+        compared(
+            found, 0, column, at_least=True, row="2", what="event, CPU, times better", unit="µs", against=title,
+            gate=gate, aim=aim,
+        )
+        for column, (_, _, title, gate, aim) in enumerate(PEER_STREAMS, 1)
+    ]  # fmt: skip
+
+
+def latency() -> list[Line]:
+    if PEERS.missing():
+        return [absent("4", "added latency of a paced event")]
+    names = (("claude_client", "claude-agent-sdk", 0.5, 0.25), ("acp", "agent-client-protocol", 0.33, 0.15))
+    measures = [lambda: work("ours_paced", 400)["us"], lambda: work("floor_paced", 400)["us"]]
+    measures += [lambda name=name: peer("paced", name, 400)["us"] for name, _, _, _ in names]  # type: ignore[misc]
+    found = rounds(measures)
+    return [
+        compared(
+            found, 0, column, base=1, row="4", what="latency above a blocking reader, p50", unit="µs", against=title,
+            gate=gate, aim=aim,
+        )
+        for column, (_, title, gate, aim) in enumerate(names, 2)
+    ]  # fmt: skip
+
+
+def round_trip() -> list[Line]:
+    echoes: list[Figures] = []
+
+    def echo() -> float:
+        echoes.append(work("echo", 2000))
+        return float(echoes[-1]["us"])
+
+    found = rounds([lambda: work("ours_ping", 2000)["us"], echo, lambda: work("ours_ask", 1000)["us"]])
+    blocking = statistics.median(each["blocking_us"] for each in echoes)
+    note = f"without a loop: {blocking:.0f} µs"
+    return [
+        compared(found, 0, 1, row="5", what="ping, p50", unit="µs", against="echo", gate=2, aim=1.4, note=note),
+        compared(found, 2, 1, row="5", what="ask answered by policy, p50", unit="µs", against="echo"),
+    ]
+
+
+def receipts() -> list[Line]:
+    lines = []
+    for count, many in ((1_000, "1k"), (100_000, "100k")):
+        made = [work("sealing", count) for _ in range(ROUNDS)]
+        found = [(each["ours_ms"], each["anchor_ms"]) for each in made]
+        what = f"receipt of {many} events sealed, CPU"
+        lines.append(
+            compared(found, 0, 1, row="6", what=what, unit="ms", against="encode + sha256", gate=1.3, aim=0.75)
+        )
+    return lines
+
+
+def loop_pause() -> list[Line]:
+    made = [work("pause", EVENTS) for _ in range(ROUNDS)]
+    found = [(each["ours_ms"], each["anchor_ms"]) for each in made]
+    what = "longest pause while 100k events end"
+    return [compared(found, 0, 1, row="7", what=what, unit="ms", against="encode + sha256", gate=0.7, aim=0.1)]
+
+
+def memory() -> list[Line]:
+    grown = [(work("kept", EVENTS)["bytes"], 200.0) for _ in range(3)]
+    lines = [compared(grown, 0, 1, row="8", what="memory an event", unit="B", against="raw", gate=1.6, aim=1.3)]
+    if PEERS.missing():
+        return [*lines, absent("8", "memory a live idle run"), absent("8", "memory of a parent with one run")]
+    pairs = [(work("idle", 40), peer("memory", "mcp", 40)) for _ in range(3)]
+    for name, what, unit, scale, gate, aim in (
+        ("each_bytes", "memory a live idle run", "kB", 1e3, 0.35, 0.15),
+        ("one_bytes", "memory of a parent with one run", "MB", 1e6, 0.65, 0.5),
+    ):
+        found = [(ours[name] / scale, theirs[name] / scale) for ours, theirs in pairs]
+        lines.append(compared(found, 0, 1, row="8", what=what, unit=unit, against="mcp", gate=gate, aim=aim))
+    return lines
+
+
+def help_and_version() -> list[Line]:
+    ours = [lambda: bench_start.cli("--help"), lambda: bench_start.cli("--version")]
+    found = rounds([*ours, lambda: bench_start.python("import msgspec, anyio")], 9)
+    lines = [
+        compared(
+            found, column, 2, row="9", what=f"{word}, CPU", unit="ms", against="import msgspec, anyio", gate=0.9, aim=0.65
+        )
+        for column, word in enumerate(("--help", "--version"))
+    ]  # fmt: skip
+    if PEERS.missing():
+        return [*lines, absent("9", "--help against the mcp CLI")]
+    theirs = str(PEER_VENV / "bin" / "mcp")
+    found = rounds([ours[0], lambda: bench_start.cpu_ms([theirs, "--help"])])
+    what = "--help, CPU, times better"
+    return [*lines, compared(found, 0, 1, at_least=True, row="9", what=what, unit="ms", against="mcp --help", gate=12, aim=20)]  # fmt: skip
+
+
+def start() -> list[Line]:
+    found = rounds(
+        [
+            bench_start.run_to_first_spawn,
+            lambda: bench_start.python("import asyncio, msgspec"),
+            bench_start.host_to_hello,
+            bench_start.msgspec_to_first_line,
+        ],
+        9,
+    )
+    return [
+        compared(
+            found, 0, 1, row="10", what="run to its first spawn, CPU", unit="ms", against="import asyncio, msgspec",
+            gate=1.5, aim=1.2,
+        ),
+        compared(
+            found, 2, 3, row="10", what="host kit to its hello, CPU", unit="ms", against="import msgspec",
+            gate=1.5, aim=1.2,
+        ),
+    ]  # fmt: skip
+
+
+IDLE_RUNS = 500
+
+
+def many_children() -> list[Line]:
+    found = rounds([lambda: work("fleet", 50, EVENTS)["us"], lambda: work("fleet", 1, EVENTS)["us"]], 3)
+    lines = [
+        compared(
+            found, 0, 1, row="14", what="event with 50 hosts streaming, CPU", unit="µs", against="one host",
+            gate=1.25, aim=1.05,
+        )
+    ]  # fmt: skip
+    made = work("idle", IDLE_RUNS)
+    threads, fds = made["each_threads"], made["each_fds"]
+    what = f"of {IDLE_RUNS} idle runs"
+    lines.append(Line("14", f"threads added by each {what}", "", threads, 0.0, "none", threads, gate=0, aim=0))
+    lines.append(Line("14", f"descriptors for each {what}", "", fds, 1.0, "", fds, gate=4, aim=3))
+    return lines
+
+
+def staging() -> list[Line]:
+    made = measure_staging(20_000)
+    return [
+        Line(
+            "staging", f"20,000 files, {what}", "s", made[f"{kind}_s"], made[f"{kind}_cp_s"], "cp -a",
+            made[f"{kind}_ratio"], gate=gate,
+        )
+        for kind, what, gate in (("plain", "a plain folder", 4), ("git", "a git repository", 2))
+    ]  # fmt: skip
+
+
+ROWS: dict[str, Callable[[], list[Line]]] = {
+    "1": event_path,
+    "2": event_path_of_peers,
+    "4": latency,
+    "5": round_trip,
+    "6": receipts,
+    "7": loop_pause,
+    "8": memory,
+    "9": help_and_version,
+    "10": start,
+    "14": many_children,
+    "staging": staging,
+}
+"""Row → what measures it; the numbers are those of the goals, and some of them have no row yet."""
+
+
+# The table ------------------------------------------------------------------------------------------------------------
+
+
+def shown(line: Line) -> str:
+    if line.ratio is None:
+        return f"{line.row:<8}{line.what:<38}{line.note}"
+    against = f"{_figure(line.anchor)} {line.against}".strip()
+    sign = "≥" if line.at_least else "≤"
+    goals = f"{sign} {line.gate:g}" if line.gate is not None else ""
+    aim = f"{line.aim:g}" if line.aim is not None else ""
+    ours = f"{_figure(line.ours)} {line.unit}".strip()
+    text = (
+        f"{line.row:<8}{line.what:<38}{ours:>12}  {against:<30}{line.ratio:>8.2f} x  {goals:<8}{aim:<6}{line.verdict}"
+    )
+    return f"{text}  {line.note}".rstrip()
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= 100 or value == 0 else f"{value:.3g}"
+
+
+def measured(name: str) -> list[Line]:
+    """The lines of one row; a measurement that fails is a missed line, not the end of the table."""
+    try:
+        return ROWS[name]()
+    except (RuntimeError, OSError, subprocess.SubprocessError) as fault:
+        return [Line(name, "could not be measured", ratio=float("inf"), gate=0, note=str(fault)[:200])]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure the named rows, or all; 0 when every gate holds, 1 when one is missed, 2 usage."""
+    parser = argparse.ArgumentParser(prog="bench", description="Print the benchmark table.")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"one of: {', '.join(ROWS)} (all)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    options = parser.parse_args(argv)
+    unknown = [name for name in options.rows if name not in ROWS]
+    if unknown:
+        parser.error(f"no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    began = time.monotonic()
+    folder = tempfile.mkdtemp(prefix="backplane-bench-")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    lines: list[Line] = []
+    try:
+        if not options.json:
+            print(f"{'row':<8}{'what':<38}{'ours':>12}  {'anchor':<30}{'ratio':>10}  {'gate':<8}{'aim':<6}verdict")
+        for name in options.rows or ROWS:
+            tell(f"row {name}")
+            for line in measured(name):
+                lines.append(line)
+                print(
+                    json.dumps({**asdict(line), "verdict": line.verdict}) if options.json else shown(line), flush=True
+                )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    missed = [line for line in lines if line.verdict == "MISS"]
+    tell(f"{len(lines)} lines, {len(missed)} gates missed, {time.monotonic() - began:.0f} s")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
