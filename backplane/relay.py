@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from backplane.receipts.seal import canonical_parts
+from backplane.receipts.pieces import canonical_parts
 from backplane.receipts.trace import Trace
 from backplane.record import STOPPED
 from backplane.runtime import Run

@@ -15,14 +15,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.abc
 import anyio.to_thread
 import msgspec
 
-from backplane import sealing
 from backplane.backends import Backend, Link
 from backplane.config import Limits, Settings
 from backplane.contract import envelope as wire
@@ -32,15 +31,18 @@ from backplane.contract.receipt import Receipt
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, BackplaneError, ContractError, from_code
 from backplane.intake import Intake, OnAsk, now
+from backplane.keeper import Keeper, Preparation
 from backplane.negotiate import negotiate, refusal
 from backplane.outbox import Outbox
 from backplane.policy import compile_policy
 from backplane.protocol import ControlEnd, Events, version_compatible
-from backplane.receipts.journal import Journal
-from backplane.receipts.seal import canonical_chunks
 from backplane.record import End, Facts
 from backplane.redact import Redactor
 from backplane.splits import HOLD_S_MAX
+
+if TYPE_CHECKING:
+    from backplane.receipts.journal import Journal
+    from backplane.sealing import Sealed
 
 EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1")
 """What this control plane announces with every run."""
@@ -71,7 +73,7 @@ class ControlPlane:
         self.home = home
         self.environ = environ
         self._slots = anyio.Semaphore(settings.limits.runs_max)
-        self.keeper = sealing.Keeper(home)
+        self.keeper = Keeper(home)
 
     async def __aenter__(self) -> ControlPlane:
         return self
@@ -156,7 +158,7 @@ class Run:
         self._line = ControlEnd(now=now, line_bytes_max=limits.line_bytes_max, redactor=redactor)
         self._queue: deque[Events] = deque()
         self._journal: Journal | None = None
-        self._preparing: sealing.Preparation | None = None
+        self._preparing: Preparation | None = None
         self._link: Link | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._outbox: Outbox | None = None
@@ -203,6 +205,8 @@ class Run:
 
     def receipt_chunks(self) -> Any:
         """The sealed receipt in canonical bytes, in pieces; the run must have ended."""
+        from backplane.receipts.pieces import canonical_chunks
+
         assert self.receipt is not None, "the run has not ended"
         return canonical_chunks(self.receipt)
 
@@ -260,7 +264,7 @@ class Run:
         except BackplaneError as error:
             self._decide("store", error)
             return
-        self._preparing = sealing.Preparation(
+        self._preparing = Preparation(
             self._plane.keeper, self.facts, self._limits, lambda: self._stopping and not self._sent
         )
         tasks.start_soon(self._preparing.run, self._journal.folder)
@@ -454,7 +458,10 @@ class Run:
             self.receipt, self.patch, self.end = sealed.receipt, sealed.patch, sealed.end
             self.error = self.error or sealed.error
 
-    def _seal(self, end: End) -> sealing.Sealed:
+    def _seal(self, end: End) -> Sealed:
+        # In a worker thread: what it needs was loaded by the preparation, or is loaded here.
+        from backplane import sealing
+
         workspace = self._preparing.workspace if self._preparing is not None else None
         if self._link is not None:
             link = self._link

@@ -8,18 +8,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from backplane.receipts.audit import Audit, Finding
-from backplane.receipts.journal import Facts, Journal, head_fact
-from backplane.receipts.manifests import keep_manifest, kept_manifest
-from backplane.receipts.recovery import Orphan, Recovery, is_live
-from backplane.receipts.rows import Checkpoint, Row
-from backplane.receipts.seal import canonical_chunks, canonical_parts, digest, is_intact, seal
-from backplane.receipts.store import Store
-from backplane.receipts.trace import Trace
-
 if TYPE_CHECKING:
+    from backplane.receipts.audit import Audit, Finding
     from backplane.receipts.bundle import export, import_bundle, parse_receipt, write_receipt
     from backplane.receipts.comparison import ABSENT, Difference, compare
+    from backplane.receipts.journal import Facts, Journal, head_fact
+    from backplane.receipts.manifests import keep_manifest, kept_manifest
+    from backplane.receipts.pieces import canonical_chunks, canonical_parts, digest, is_intact, seal
+    from backplane.receipts.recovery import Orphan, Recovery, is_live
+    from backplane.receipts.rows import Checkpoint, Row
+    from backplane.receipts.store import Store
+    from backplane.receipts.trace import Trace
 
 __all__ = [
     "ABSENT",
@@ -50,11 +49,19 @@ __all__ = [
     "write_receipt",
 ]
 
-_ON_DEMAND: Final = {
+_ON_DEMAND: Final[dict[str, str]] = {
+    **dict.fromkeys(("Audit", "Finding"), "audit"),
     **dict.fromkeys(("ABSENT", "Difference", "compare"), "comparison"),
     **dict.fromkeys(("export", "import_bundle", "parse_receipt", "write_receipt"), "bundle"),
+    **dict.fromkeys(("Facts", "Journal", "head_fact"), "journal"),
+    **dict.fromkeys(("keep_manifest", "kept_manifest"), "manifests"),
+    **dict.fromkeys(("Orphan", "Recovery", "is_live"), "recovery"),
+    **dict.fromkeys(("Checkpoint", "Row"), "rows"),
+    **dict.fromkeys(("canonical_chunks", "canonical_parts", "digest", "is_intact", "seal"), "pieces"),
+    "Store": "store",
+    "Trace": "trace",
 }
-"""What no run needs is loaded when it is asked for: the way to the first spawn is short of milliseconds."""
+"""Everything is loaded when it is asked for: the way to the first spawn is short of milliseconds."""
 
 
 def __getattr__(name: str) -> Any:

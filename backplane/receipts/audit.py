@@ -17,8 +17,8 @@ from backplane.contract import canonical
 from backplane.contract.receipt import Receipt
 from backplane.errors import StoreError
 from backplane.receipts.database import FIRST_LINK, link_of
+from backplane.receipts.pieces import digest, with_trace, without_trace
 from backplane.receipts.rows import Checkpoint, Row, columns_of
-from backplane.receipts.seal import digest, with_trace, without_trace
 from backplane.receipts.trace import CHUNK_BYTES, Trace
 
 _EMPTY_SHA256: Final = canonical.sha256_hex(b"")

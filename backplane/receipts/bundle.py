@@ -19,8 +19,8 @@ from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import ConfigError, ContractError, StoreError
 from backplane.receipts.audit import patch_faults, patch_hash
 from backplane.receipts.journal import FILE_MODE, HEAD, PATCH, TRACE, disk_error
+from backplane.receipts.pieces import canonical_chunks, is_intact
 from backplane.receipts.rows import Row
-from backplane.receipts.seal import canonical_chunks, is_intact
 from backplane.receipts.store import Store
 from backplane.receipts.trace import Trace
 

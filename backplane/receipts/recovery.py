@@ -24,8 +24,8 @@ from backplane.contract.capability import read_manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import CONTRACT_VERSION, BackendIdentity, Receipt, RunMetadata, Verification
 from backplane.receipts.journal import FILE_MODE, HEAD, PATCH, TRACE, Facts, Journal, boot_id, disk_error, read_facts
+from backplane.receipts.pieces import is_intact, seal, with_trace
 from backplane.receipts.rows import Row
-from backplane.receipts.seal import is_intact, seal, with_trace
 from backplane.receipts.trace import Trace
 from backplane.record import Folded, fold
 

@@ -24,9 +24,9 @@ from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
 from backplane.receipts.audit import Finding, patch_hash
 from backplane.receipts.journal import PATCH, TRACE, Journal
+from backplane.receipts.pieces import with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Orphans, Recovery
 from backplane.receipts.rows import Checkpoint, Row, Rows, columns_of
-from backplane.receipts.seal import with_trace, without_trace
 from backplane.receipts.trace import Trace, line_batches
 
 PREFIX_CHARS_MIN: Final = 4
