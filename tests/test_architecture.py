@@ -58,13 +58,14 @@ ROOMS = {
     "acp": SHAPES,
     "tools": f"{SHAPES} policy process",
     "backends": f"{SHAPES} config process share",
-    "sealing": f"{SHAPES} config record receipts workspace",
+    "keeper": f"{SHAPES} config record receipts workspace",
+    "sealing": f"{SHAPES} keeper record receipts workspace",
     "splits": f"{SHAPES} redact",
     "outbox": f"{SHAPES} backends",
     "intake": f"{SHAPES} asks config outbox protocol record splits",
     "api": f"{SHAPES} backends config runtime",
     "runtime": (
-        f"{SHAPES} backends config intake negotiate outbox policy protocol receipts record redact sealing splits cost router "
+        f"{SHAPES} backends config intake keeper negotiate outbox policy protocol receipts record redact sealing splits cost router "
         "sessions"
     ),
     "providers": f"{SHAPES} ir backends sessions",
