@@ -187,7 +187,8 @@ def confine(ruleset: bytes, rights: int, file_rights: int, paths: "list[bytes]",
             continue
         is_folder = posix.fstat(fd).st_mode & 0o170000 == 0o040000
         kept = rights if is_folder else file_rights
-        _landlock(LANDLOCK_ADD_RULE, guarded, LANDLOCK_BENEATH, kept.to_bytes(8, "little") + fd.to_bytes(4, "little"), 0)
+        rule = kept.to_bytes(8, sys.byteorder) + fd.to_bytes(4, sys.byteorder)
+        _landlock(LANDLOCK_ADD_RULE, guarded, LANDLOCK_BENEATH, rule, 0)
         posix.close(fd)
     for port in ports:
         _landlock(LANDLOCK_ADD_RULE, guarded, LANDLOCK_PORT, port, 0)

@@ -1,0 +1,172 @@
+"""What really held a run, in words: one label a kind, never more than was in force. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from backplane.config import Isolation
+from backplane.contain.landlock import NETWORK_SINCE, SCOPES_SINCE
+from backplane.contain.masks import Masks
+from backplane.contain.probe import Layer, Probe
+from backplane.contract.canonical import Json
+from backplane.contract.work import PolicyProfile
+from backplane.policy import Rule
+
+GUARD: Final = "guard"
+"""The subreaper that sweeps all descendants; its trial is each start."""
+
+TUNNELS: Final = "what is asked for inside an encrypted connection to an allowed host is not seen"
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What was put around a host."""
+
+    isolation: Isolation
+    found: Probe
+    profile: PolicyProfile
+    writable: tuple[str, ...]
+    missing: tuple[str, ...]
+    masks: Masks
+    private: bool
+
+    @property
+    def networked(self) -> bool:
+        return bool(self.profile.allow_network or self.profile.deny_network)
+
+    @property
+    def port_only(self) -> bool:
+        """TCP is held by its port and nothing else is."""
+        return not self.found.network.usable and self.found.landlock_version >= NETWORK_SINCE
+
+    def gaps(self) -> dict[Rule, str]:
+        """Rules that the operating system holds, each with what it leaves open."""
+        rules: dict[Rule, str] = {}
+        if self.found.bubblewrap.usable or self.found.landlock.usable:
+            rules[Rule("workspace")] = "; ".join(_write_gaps(self))
+        if self.found.bubblewrap.usable and self.masks.complete:
+            rules |= {Rule("deny_read", pattern): self.masks.read_gap for pattern in self.profile.deny_read}
+            rules |= {Rule("deny_write", pattern): self.masks.write_gap for pattern in self.profile.deny_write}
+        if self.found.network.usable or self.port_only:
+            for name in ("allow_network", "deny_network"):
+                for pattern in getattr(self.profile, name):
+                    rules[Rule(name, pattern)] = "; ".join(_network_gaps(self, pattern))
+        return rules
+
+
+def label(held: Held) -> dict[str, Json]:
+    """The members of `enforcement` that say what contained the host."""
+    kinds = {
+        "files": _files(held),
+        "network": _network(held),
+        "processes": _processes(held.found),
+        "syscalls": _none("nothing asked for it; no program can gain rights by being started"),
+        "limits": _none("no limit on memory or processes was set"),
+        "environment": _environment(),
+    }
+    layers = [
+        {
+            "name": layer.name,
+            "state": ("used" if _used(held, layer) else "usable") if layer.usable else "missing",
+            **({"version": layer.version} if layer.version else {}),
+            **({"why": layer.why} if layer.why else {}),
+        }
+        for layer in held.found.layers()
+    ]
+    return {"isolation": held.isolation, "layers": layers, "kinds": kinds}
+
+
+def uncontained(isolation: Isolation, *, process: bool) -> dict[str, Json]:
+    """The same where nothing was put around the host.
+
+    Args:
+        process: it is a program of its own; False for a function of ours.
+    """
+    kinds: dict[str, Json] = {name: _none("") for name in ("files", "network", "processes", "syscalls", "limits")}
+    kinds["environment"] = _environment() if process else _none("")
+    if process:
+        kinds["processes"] = _guarded()
+    return {"isolation": isolation, "layers": [], "kinds": kinds}
+
+
+def _used(held: Held, layer: Layer) -> bool:
+    return layer.name in ("bubblewrap", "landlock") or (layer.name == "network namespace" and held.networked)
+
+
+def _files(held: Held) -> dict[str, Json]:
+    by = [_by(layer) for layer in (held.found.bubblewrap, held.found.landlock) if layer.usable]
+    if not by:
+        return _none("neither bubblewrap nor Landlock")
+    gaps = _write_gaps(held)
+    profile = held.profile
+    if profile.deny_read:
+        gaps.append(f"reading: {held.masks.read_gap or 'the rules are not held'}")
+    if profile.deny_write and held.masks.write_gap:
+        gaps.append(f"deny_write: {held.masks.write_gap}")
+    covers = "writing outside of " + ", ".join(("the workspace", "temporary files", *held.writable[1:]))
+    found: dict[str, Json] = {"covers": covers + ("; reading by the rules" if profile.deny_read else "")}
+    if held.missing:
+        found["not_there"] = list(held.missing)
+    return _state(by, gaps) | found
+
+
+def _write_gaps(held: Held) -> list[str]:
+    gaps = []
+    if not held.found.bubblewrap.usable:
+        gaps.append("modes, owners and times of files outside the workspace; sockets of other programs")
+        if held.profile.deny_read or held.profile.deny_write:
+            gaps.append("rules on single files of the workspace")
+    if held.found.landlock_version < SCOPES_SINCE:
+        gaps.append("abstract sockets of other programs")
+    return gaps
+
+
+def _network(held: Held) -> dict[str, Json]:
+    if not held.networked:
+        return _none("the policy has no rules on the network")
+    gaps = [gap for pattern in _patterns(held.profile) for gap in _network_gaps(held, pattern)]
+    if held.found.network.usable:
+        return _state([_by(held.found.network), "proxy by names"], list(dict.fromkeys(gaps))) | {"note": TUNNELS}
+    if held.port_only:
+        return _state([_by(held.found.landlock), "proxy by names"], list(dict.fromkeys(gaps))) | {"note": TUNNELS}
+    return {"state": "advisory", "gap": "tools that ask, and what they did is looked at; commands connect freely"}
+
+
+def _patterns(profile: PolicyProfile) -> tuple[str, ...]:
+    return (*profile.allow_network, *profile.deny_network)
+
+
+def _network_gaps(held: Held, pattern: str) -> list[str]:
+    gaps = []
+    if held.port_only:
+        gaps.append("all but TCP, and every host on the proxy's port")
+    host = pattern.partition("://")[2] or pattern
+    if "/" in host.rstrip("/*"):
+        gaps.append("the path of an encrypted request")
+    return gaps
+
+
+def _processes(found: Probe) -> dict[str, Json]:
+    return _state([_by(found.bubblewrap, "pid namespace"), GUARD], []) if found.bubblewrap.usable else _guarded()
+
+
+def _guarded() -> dict[str, Json]:
+    return _state([GUARD], ["if the guard itself is killed, who has left the session stays"])
+
+
+def _environment() -> dict[str, Json]:
+    return _state(["allow list"], [])
+
+
+def _by(layer: Layer, name: str = "") -> str:
+    return " ".join(word for word in (name or layer.name, f"({layer.name})" if name else "", layer.version) if word)
+
+
+def _state(by: list[str], gaps: list[str]) -> dict[str, Json]:
+    words: dict[str, Json] = {"gap": "; ".join(gaps)} if gaps else {}
+    return {"state": "partial" if gaps else "enforced", "by": list(by), **words}
+
+
+def _none(why: str) -> dict[str, Json]:
+    return {"state": "none", **({"why": why} if why else {})}

@@ -1,0 +1,153 @@
+"""File rules as mounts: what of a tree is hidden, what cannot be written.
+
+Rules are globs on relative paths, mounts are paths that exist: so a tree is looked through once,
+at the start, and what nobody could know then is the gap, said in words.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from backplane.contract.work import PolicyProfile
+from backplane.errors import PolicyError
+from backplane.globs import Globs, compile_globs
+
+MASKS_MAX: Final = 256
+"""Mounts for one run; each takes some 0.1 ms. Rules that need more are left to the next layer."""
+
+FILES_MAX: Final = 200_000
+"""Files looked at for one run; a second's work. A larger tree is left to the next layer."""
+
+HOME_DEPTH: Final = 2
+"""Folders deep below the home folder that are looked through: keys and tokens lie in `~/.x/y`."""
+
+HOME_FILES_MAX: Final = 5_000
+"""Entries of the home folder that are looked at."""
+
+_PROBE: Final = "\x01"
+"""No file is named so: a glob that matches it in a folder matches whatever comes into that folder."""
+
+LATER: Final = "what is made during the run"
+ELSEWHERE: Final = "what lies outside the workspace, but for the top of the home folder"
+TOO_MANY: Final = f"more than {MASKS_MAX} places to cover, or more than {FILES_MAX} files to look at"
+
+
+class Masks(msgspec.Struct, frozen=True):
+    """Mounts over a tree, in an order in which they can be made, and what they leave open."""
+
+    options: tuple[str, ...] = ()
+    """For bubblewrap."""
+    read_gap: str = ""
+    write_gap: str = ""
+    complete: bool = True
+    """False when there was too much to cover: then no rule is held by these mounts."""
+
+
+def work_out(profile: PolicyProfile, root: str, seen_elsewhere: tuple[str, ...], home: str | None) -> Masks:
+    """Find what must be covered so that the rules on files hold in `root`.
+
+    Args:
+        root: absolute, links followed; the place to work in.
+        seen_elsewhere: other trees with the same files, which can be read: the original of a staged one.
+        home: the agent's home folder.
+    """
+    if not (profile.deny_read or profile.deny_write):
+        return Masks()
+    reads, writes = compile_globs(profile.deny_read), compile_globs(profile.deny_write)
+    try:
+        hidden = dict(_matches(root, reads))
+        fixed = {path: folder for path, folder in _matches(root, writes) if path not in hidden}
+        for tree in seen_elsewhere if profile.deny_read else ():
+            hidden.update(_matches(tree, reads))
+        if home is not None and profile.deny_read and not _inside(home, root):
+            hidden.update(_near(home, reads))
+        above = _ancestors(root, [*hidden, *fixed])
+    except (OverflowError, PolicyError):
+        return Masks((), TOO_MANY, TOO_MANY, complete=False)
+    if len(hidden) + len(fixed) + len(above) > MASKS_MAX:
+        return Masks((), TOO_MANY, TOO_MANY, complete=False)
+    options = [word for path in above for word in ("--bind", path, path)]
+    for path in sorted(fixed):
+        options += ("--ro-bind", path, path)
+    for path, is_folder in sorted(hidden.items()):
+        # A device behind a mount without devices can be seen and not opened.
+        options += ("--perms", "0555", "--tmpfs", path, "--remount-ro", path) if is_folder else (
+            "--ro-bind", "/dev/null", path)  # fmt: skip
+    return Masks(
+        tuple(options),
+        read_gap=f"{ELSEWHERE}; {LATER}" if profile.deny_read else "",
+        write_gap=LATER if profile.deny_write and not _whole(writes) else "",
+    )
+
+
+def _whole(globs: Globs) -> bool:
+    return globs.matches(_PROBE) is not None
+
+
+def _matches(root: str, globs: Globs) -> Iterator[tuple[str, bool]]:
+    """Every path below `root` that the globs name, topmost first, with whether it is a folder. Links are left out."""
+    if not globs:
+        return
+    if _whole(globs):
+        yield root, True
+        return
+    count = 0
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        for entry in _entries(f"{root}/{folder}"):
+            count += 1
+            if count > FILES_MAX:
+                raise OverflowError
+            path = folder + entry.name
+            if entry.is_symlink():
+                continue
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if globs.matches(path) is not None or (is_folder and globs.matches(f"{path}/{_PROBE}") is not None):
+                yield f"{root}/{path}", is_folder
+            elif is_folder:
+                waiting.append(f"{path}/")
+
+
+def _near(home: str, globs: Globs) -> Iterator[tuple[str, bool]]:
+    """What the globs name in the upper folders of the home folder; outside the root they see absolute paths."""
+    count = 0
+    waiting = [(home, 0)]
+    while waiting:
+        folder, depth = waiting.pop()
+        for entry in _entries(folder):
+            count += 1
+            if count > HOME_FILES_MAX:
+                return
+            if entry.is_symlink():
+                continue
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if globs.matches(entry.path) is not None:
+                yield entry.path, is_folder
+            elif is_folder and depth + 1 < HOME_DEPTH:
+                waiting.append((entry.path, depth + 1))
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError:  # Gone meanwhile, or closed to us and so to the agent.
+        return []
+
+
+def _ancestors(root: str, paths: list[str]) -> list[str]:
+    """Folders between the root and what is covered: as mounts of their own they cannot be moved away with it."""
+    found: set[str] = set()
+    for path in paths:
+        while _inside(path, root) and (path := os.path.dirname(path)) != root:
+            found.add(path)
+    return sorted(found)
+
+
+def _inside(path: str, root: str) -> bool:
+    return path != root and path.startswith(root.rstrip("/") + "/")

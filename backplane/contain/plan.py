@@ -1,0 +1,182 @@
+"""The cage for one run: mounts, rules and variables, and the label that says what they hold."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+import backplane
+from backplane.config import Isolation
+from backplane.contain import landlock, masks
+from backplane.contain.labels import Held, label
+from backplane.contain.masks import Masks
+from backplane.contain.probe import MOUNTS, Probe
+from backplane.contract.canonical import Json
+from backplane.policy import Policy, Rule
+from backplane.process import Cage, Command
+
+PRIVATE: Final = ("/tmp", "/var/tmp")
+"""Each run has its own of these: others keep their sockets there (displays, key agents, terminals)."""
+
+SOCKETS: Final = "/run"
+"""Where the system's programs are asked to do things; some would do anything for us."""
+
+_KEPT_OF_RUN: Final = (
+    *("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager"),  # names of hosts
+    *("/run/current-system", "/run/booted-system", "/run/opengl-driver"),  # programs on NixOS
+)
+
+_EMPTY_BYTES_MAX: Final = "1048576"
+"""Of the empty folders that cover something: nothing is kept in them."""
+
+_DEVICES: Final = tuple(
+    f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
+)
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one run works; absolute paths."""
+
+    root: str
+    """The one place to be written."""
+    original: str | None
+    """What a staged root is a copy of; None in place."""
+    state: str
+    """The control plane's own folder: receipts, journals, other runs."""
+    scratch: str
+    """An empty folder for its temporary files."""
+
+
+class Contained(msgspec.Struct, frozen=True, kw_only=True):
+    """A worked-out cage."""
+
+    cage: Cage = Cage()
+    env: dict[str, str] = {}
+    """Over the command's own."""
+    policy: Policy | None = None
+    """For the proxy at the network's door; None where there is none."""
+    endpoints: tuple[str, ...] = ()
+    interface: int = 0
+    """Landlock's version where it is put on."""
+    writable: tuple[str, ...] = ()
+    label: dict[str, Json] = {}
+    """For the receipt: isolation, layers, kinds."""
+    gaps: dict[Rule, str] = {}
+    """Rules that the operating system holds, each with what it leaves open or ""."""
+
+
+def plan(
+    place: Place,
+    command: Command,
+    policy: Policy,
+    found: Probe,
+    *,
+    isolation: Isolation,
+    writable: tuple[str, ...] = (),
+    endpoints: tuple[str, ...] = (),
+) -> Contained:
+    """Work out what to put around a command. Looks through the workspace where the policy has rules on files; blocking.
+
+    Args:
+        writable: paths beside the workspace that the host may change, its own state say; absolute.
+        endpoints: where the host may always connect to, whatever the rules on the network.
+    """
+    profile = policy.profile
+    networked = bool(profile.allow_network or profile.deny_network)
+    own = tuple(path for path in writable if os.path.exists(path))
+    covered = Masks()
+    wrapper: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
+    if found.bubblewrap.usable:
+        if place.original is not None:
+            _make_hooks(place.root)
+        private = _private({place.root, *own})
+        covered = masks.work_out(
+            profile, place.root, (place.original,) if place.original else (), command.env.get("HOME")
+        )
+        wrapper = (*found.command, *(("--unshare-net",) if networked and found.network.usable else ()))
+        system = MOUNTS if "/" not in (place.root, *own) else ("--bind", *MOUNTS[1:])
+        wrapper = (*wrapper, *system, *_mounts(place, command, own, private), *covered.options, "--")
+    kept = (*_DEVICES, place.root, *own, *(private or (place.scratch,)), place.scratch)
+    interface = found.landlock_version
+    held = Held(
+        isolation=isolation,
+        found=found,
+        profile=profile,
+        writable=(place.root, *own),
+        missing=tuple(path for path in writable if path not in own),
+        masks=covered,
+        private=bool(private),
+    )
+    cage = Cage(wrapper=wrapper, landlock=landlock.rules(interface, list(kept)) if interface else None)
+    controls_network = networked and (found.network.usable or interface >= landlock.NETWORK_SINCE)
+    return Contained(
+        cage=cage,
+        env={"TMPDIR": PRIVATE[0] if PRIVATE[0] in private else place.scratch},
+        policy=policy if controls_network else None,
+        endpoints=endpoints,
+        interface=interface,
+        writable=kept,
+        label=label(held),
+        gaps=held.gaps(),
+    )
+
+
+def _make_hooks(root: str) -> None:
+    """A folder for hooks in the agent's fresh repository, so that it can be closed: what is not there cannot be."""
+    with suppress(OSError):
+        os.mkdir(os.path.join(root, ".git", "hooks"), 0o700)
+
+
+def _private(taken: set[str]) -> tuple[str, ...]:
+    places = dict.fromkeys(os.path.realpath(path) for path in PRIVATE)
+    return tuple(path for path in places if os.path.isdir(path) and path not in taken)
+
+
+def _mounts(place: Place, command: Command, own: tuple[str, ...], private: tuple[str, ...]) -> Iterator[str]:
+    """Mounts from the outermost to the innermost, so that none covers another by chance."""
+    mounts: dict[str, tuple[str, ...]] = {}
+    sockets = os.path.realpath(SOCKETS)
+    covered = [path for path in (sockets, *private) if path != place.root and os.path.isdir(path)]
+    for path in private:
+        mounts[path] = ("--bind", place.scratch, path)
+    if sockets in covered:
+        mounts[sockets] = ("--size", _EMPTY_BYTES_MAX, "--tmpfs", sockets)
+        mounts |= {path: ("--ro-bind", path, path) for path in _KEPT_OF_RUN if os.path.isdir(path)}
+    for path in _needed(command, covered):
+        mounts.setdefault(path, ("--ro-bind", path, path))
+    if os.path.isdir(place.state):
+        state = os.path.realpath(place.state)
+        mounts[state] = ("--size", _EMPTY_BYTES_MAX, "--tmpfs", state)
+    if not private:
+        mounts[place.scratch] = ("--bind", place.scratch, place.scratch)
+    for path in {*own, place.root} - {"/"}:
+        mounts[path] = ("--bind", path, path)
+    for path in sorted(mounts, key=lambda path: (path.rstrip("/").count("/"), path)):
+        yield from mounts[path]
+
+
+def _needed(command: Command, covered: list[str]) -> Iterator[str]:
+    """What of the covered places the command names, in its words or its environment: with its folder."""
+    program = shutil.which(command.argv[0], path=command.env.get("PATH")) or command.argv[0]
+    words = [program, *command.argv[1:], *command.env.values(), *command.env.get("PATH", "").split(os.pathsep)]
+    ours = [sys.executable, sys.prefix, sys.base_prefix, os.path.dirname(backplane.__file__)]
+    for word in (*words, *ours):
+        for path in {word, os.path.realpath(word)} if word.startswith("/") and "\0" not in word else ():
+            roof = next((roof for roof in covered if path.startswith(roof + "/")), None)
+            if roof is not None and os.path.exists(path):
+                yield _with_its_folder(path, roof)
+
+
+def _with_its_folder(path: str, roof: str) -> str:
+    folder = Path(path) if os.path.isdir(path) else Path(path).parent
+    if folder.name in ("bin", "sbin"):
+        folder = folder.parent
+    return path if str(folder) == roof else str(folder)

@@ -1,0 +1,163 @@
+"""Which layers this machine really has: each is tried, once a process, and the answer kept."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from backplane.contain import landlock
+from backplane.errors import BackplaneError
+from backplane.process import GUARD_WORKS, run_tool
+
+TRIAL_S_MAX: Final = 10.0
+"""For one trial; it takes some ms."""
+
+BASE: Final = ("--unshare-pid", "--unshare-ipc", "--die-with-parent", "--as-pid-1")
+"""Options of every use: a pid namespace whose first process is ours, and whose end is the end of all in it."""
+
+_KEPT: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
+"""What root needs to use files of other users; nothing with which a mount could be undone."""
+
+_AS_ROOT: Final = ("--cap-drop", "ALL", *(word for name in _KEPT for word in ("--cap-add", f"CAP_{name}")))
+
+Name = Literal["bubblewrap", "network namespace", "landlock", "cgroup"]
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """One layer and the result of its trial."""
+
+    name: Name
+    usable: bool
+    version: str = ""
+    why: str = ""
+    """Why it cannot be used; empty when it can."""
+    fix: str = ""
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """The layers of this machine."""
+
+    bubblewrap: Layer
+    network: Layer
+    landlock: Layer
+    cgroup: Layer
+    command: tuple[str, ...] = ()
+    """Bubblewrap with the options that worked; empty where none did."""
+
+    @property
+    def landlock_version(self) -> int:
+        return int(self.landlock.version or 0) if self.landlock.usable else 0
+
+    def layers(self) -> tuple[Layer, ...]:
+        return self.bubblewrap, self.network, self.landlock, self.cgroup
+
+
+def probe(environ: Mapping[str, str]) -> Probe:
+    """Try the layers; blocking for some ms the first time, so call it in a worker thread."""
+    found, command = _bubblewrap(shutil.which("bwrap", path=environ.get("PATH")))
+    network = _network(command) if command else _NO_NETWORK
+    return Probe(found, network, _landlock(), _cgroup(), command)
+
+
+def without(found: Probe, *names: Name) -> Probe:
+    """The same machine, were these layers not there."""
+    hidden = {layer.name: Layer(layer.name, False, "", "hidden") for layer in found.layers() if layer.name in names}
+    if "bubblewrap" in hidden:
+        hidden["network namespace"] = _NO_NETWORK
+    return Probe(
+        hidden.get("bubblewrap", found.bubblewrap),
+        hidden.get("network namespace", found.network),
+        hidden.get("landlock", found.landlock),
+        hidden.get("cgroup", found.cgroup),
+        () if "bubblewrap" in hidden else found.command,
+    )
+
+
+_NO_NETWORK: Final = Layer("network namespace", False, "", "bubblewrap is missing")
+
+
+@functools.cache
+def _bubblewrap(path: str | None) -> tuple[Layer, tuple[str, ...]]:
+    if path is None or not GUARD_WORKS:
+        why = "bwrap is not found" if sys.platform.startswith("linux") else "only Linux has it"
+        return Layer("bubblewrap", False, "", why, "install bubblewrap"), ()
+    why = ""
+    # Root keeps its rights over files where it may; in a namespace of users it has none over those of others.
+    for rights in (_AS_ROOT, ("--unshare-user",)) if os.geteuid() == 0 else ((),):
+        command = (path, *BASE, *rights)
+        why, said = _trial(command, path)
+        if not why:
+            return Layer("bubblewrap", True, said.removeprefix("bubblewrap ")), command
+    fix = "allow unprivileged user namespaces (kernel.unprivileged_userns_clone, AppArmor), or run as root"
+    return Layer("bubblewrap", False, "", why, fix), ()
+
+
+@functools.cache
+def _network(command: tuple[str, ...]) -> Layer:
+    why, said = _trial((*command, "--unshare-net"), command[0])
+    return Layer("network namespace", not why, said.removeprefix("bubblewrap "), why)
+
+
+def _trial(command: tuple[str, ...], path: str) -> tuple[str, str]:
+    """Run bubblewrap inside itself, with all that a run needs: why it fails or "", and the version it says."""
+    try:
+        done = run_tool([*command, *MOUNTS, path, "--version"], env={}, timeout_s=TRIAL_S_MAX)
+    except BackplaneError as error:
+        return error.message, ""
+    if done.code != 0:
+        words = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.code}"]
+        return words[-1][:200], ""
+    return "", done.stdout.decode("utf-8", "replace").strip()
+
+
+MOUNTS: Final = (
+    *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
+    # Settings of the kernel belong to no namespace, and root may write them whatever else it has given up.
+    *("--ro-bind-try", "/proc/sys", "/proc/sys", "--ro-bind-try", "/proc/sysrq-trigger", "/proc/sysrq-trigger"),
+)
+"""Everything to be read, nothing to be written, devices without owners, processes of the namespace alone."""
+
+
+@functools.cache
+def _landlock() -> Layer:
+    found = landlock.version() if GUARD_WORKS else 0
+    if found >= landlock.VERSION_MIN:
+        return Layer("landlock", True, str(found))
+    why = f"version {found} is too old" if found else "not in this kernel, or not allowed here"
+    return Layer("landlock", False, str(found or ""), why, "a kernel from 5.19 on with landlock in its list of lsm=")
+
+
+@functools.cache
+def _cgroup() -> Layer:
+    folder = own_cgroup()
+    if folder is None:
+        return Layer("cgroup", False, "", "version 2 is not mounted")
+    trial = folder / f"backplane-trial-{os.getpid()}"
+    try:
+        trial.mkdir()
+        controllers = (trial / "cgroup.controllers").read_text().split()
+    except OSError as error:
+        return Layer("cgroup", False, "2", f"not writable: {error.strerror}", "delegate a cgroup to this user")
+    finally:
+        with suppress(OSError):
+            trial.rmdir()
+    return Layer("cgroup", True, "2" + (f" ({' '.join(controllers)})" if controllers else " (no controllers)"))
+
+
+def own_cgroup() -> Path | None:
+    """The folder of our own version 2 cgroup."""
+    with suppress(OSError):
+        own = next((line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line[:3] == "0::"), None)
+        for mount in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
+            folder = Path(mount + (own or "/"))
+            if own is not None and (folder / "cgroup.procs").exists():
+                return folder
+    return None
