@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import bench_start
-from bench_workspace import measure as measure_staging
+from tests import bench_start
+from tests.bench_workspace import measure as measure_staging
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -141,7 +141,7 @@ def rounds(measures: Sequence[Callable[[], float]], count: int = ROUNDS) -> list
 
 
 def compared(
-    found: list[tuple[float, ...]],
+    found: Sequence[tuple[float, ...]],
     ours: int,
     anchor: int,
     *,
@@ -285,18 +285,18 @@ def memory() -> list[Line]:
 def help_and_version() -> list[Line]:
     ours = [lambda: bench_start.cli("--help"), lambda: bench_start.cli("--version")]
     found = rounds([*ours, lambda: bench_start.python("import msgspec, anyio")], 9)
+    against = "import msgspec, anyio"
     lines = [
-        compared(
-            found, column, 2, row="9", what=f"{word}, CPU", unit="ms", against="import msgspec, anyio", gate=0.9, aim=0.65
-        )
+        compared(found, column, 2, row="9", what=f"{word}, CPU", unit="ms", against=against, gate=0.9, aim=0.65)
         for column, word in enumerate(("--help", "--version"))
-    ]  # fmt: skip
+    ]
+    what = "--help, CPU, times better"
     if PEERS.missing():
-        return [*lines, absent("9", "--help against the mcp CLI")]
+        return [*lines, absent("9", what)]
     theirs = str(PEER_VENV / "bin" / "mcp")
     found = rounds([ours[0], lambda: bench_start.cpu_ms([theirs, "--help"])])
-    what = "--help, CPU, times better"
-    return [*lines, compared(found, 0, 1, at_least=True, row="9", what=what, unit="ms", against="mcp --help", gate=12, aim=20)]  # fmt: skip
+    line = compared(found, 0, 1, at_least=True, row="9", what=what, unit="ms", against="mcp --help", gate=12, aim=20)
+    return [*lines, line]
 
 
 def start() -> list[Line]:

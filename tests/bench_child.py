@@ -21,11 +21,11 @@ BLOCK_LINES = 1000
 PACE_S = 0.002
 """Far longer than anybody needs for one event, so that every event finds its reader waiting."""
 READ_BYTES = 65536
-WORDS = (
+PASSAGE = (
     "The last page is missing because page_count rounds down; a short one is needed for what is left over, so I look "
     "at how the implementation divides, change it in src/pager.py and run the tests of the whole project once more. "
     "Commit 5f0c1b7e9ad34c6688c2f0de4b7a91c3d2e6f850 has the same fault in an older place, and nobody saw it there. "
-).split()
+)
 """What an agent would say, with the names and digits that come with it: a look for secrets must not find it easy."""
 EXTENSIONS = {"ping": ["ping/1"], "ask": ["ask/1"]}
 
@@ -59,8 +59,9 @@ def padded(line_of: Callable[[str], bytes], text: str) -> bytes:
 
 def words_from(number: int) -> str:
     """A different piece of the passage for every line."""
-    start = number * 7 % len(WORDS)
-    return " ".join(WORDS[start:] + WORDS[:start])
+    words = PASSAGE.split()
+    start = number * 7 % len(words)
+    return " ".join(words[start:] + words[:start])
 
 
 def speak(mode: str, count: int, line_of: Callable[[int, str], bytes]) -> None:
@@ -147,6 +148,18 @@ def ask(ref_id: str, name: str, messages: Iterator[Json]) -> int:
     return time.monotonic_ns() - began
 
 
+MCP_HEAD = '{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"'
+ACP_HEAD = (
+    '{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s","update":'
+    '{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"'
+)
+CLAUDE_HEAD = '{"type":"assistant","message":{"model":"m","content":[{"type":"text","text":"'
+
+
+def around(head: str, tail: str) -> Callable[[int, str], bytes]:
+    return lambda _, text: f"{head}{text}{tail}\n".encode()
+
+
 def rpc(request: Json, result: Json) -> bytes:
     return message({"jsonrpc": "2.0", "id": request["id"], "result": result})
 
@@ -159,8 +172,7 @@ def mcp(mode: str, count: int) -> None:
             result = {"protocolVersion": version, "capabilities": {"logging": {}, "tools": {}}, "serverInfo": server}
             say(rpc(request, result))
         elif request["method"] == "notifications/initialized" and mode != "idle":
-            head = '{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"'
-            speak(mode, count, lambda _, text: f'{head}{text}"}}}}\n'.encode())
+            speak(mode, count, around(MCP_HEAD, '"}}'))
 
 
 def acp(mode: str, count: int) -> None:
@@ -170,11 +182,7 @@ def acp(mode: str, count: int) -> None:
         elif request["method"] == "session/new":
             say(rpc(request, {"sessionId": "s"}))
         elif request["method"] == "session/prompt":
-            head = (
-                '{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s","update":'
-                '{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"'
-            )
-            speak(mode, count, lambda _, text: f'{head}{text}"}}}}}}}}\n'.encode())
+            speak(mode, count, around(ACP_HEAD, '"}}}}'))
             say(rpc(request, {"stopReason": "end_turn"}))
 
 
@@ -184,9 +192,7 @@ def claude(mode: str, count: int) -> None:
             inner = {"subtype": "success", "request_id": request["request_id"], "response": {"commands": []}}
             say(message({"type": "control_response", "response": inner}))
         elif request["type"] == "user":
-            head = '{"type":"assistant","message":{"model":"m","content":[{"type":"text","text":"'
-            tail = '"}]},"parent_tool_use_id":null,"session_id":"s"}\n'
-            speak(mode, count, lambda _, text: f"{head}{text}{tail}".encode())
+            speak(mode, count, around(CLAUDE_HEAD, '"}]},"parent_tool_use_id":null,"session_id":"s"}'))
             end = {"type": "result", "subtype": "success", "duration_ms": 1, "duration_api_ms": 1, "is_error": False}
             say(message({**end, "num_turns": 1, "session_id": "s", "total_cost_usd": 0.0}))
 

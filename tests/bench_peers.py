@@ -35,8 +35,8 @@ def command(dialect: str, mode: str, count: int) -> list[str]:
 
 @asynccontextmanager
 async def mcp_session(mode: str, count: int, heard: Any) -> AsyncIterator[Any]:
-    from mcp import ClientSession, StdioServerParameters
-    from mcp.client.stdio import stdio_client
+    from mcp import ClientSession, StdioServerParameters  # type: ignore[import-not-found,unused-ignore]
+    from mcp.client.stdio import stdio_client  # type: ignore[import-not-found,unused-ignore]
 
     program, *arguments = command("mcp", mode, count)
     async with (
@@ -62,7 +62,7 @@ async def mcp(mode: str, count: int, take: Take) -> None:
 
 
 async def acp(mode: str, count: int, take: Take) -> None:
-    import acp as peer
+    import acp as peer  # type: ignore[import-not-found,unused-ignore]
 
     class Client:
         async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
@@ -87,7 +87,11 @@ def fake_cli(mode: str, count: int) -> str:
 
 
 async def claude_client(mode: str, count: int, take: Take) -> None:
-    from claude_agent_sdk import AssistantMessage, ClaudeAgentOptions, ClaudeSDKClient
+    from claude_agent_sdk import (  # type: ignore[import-not-found,unused-ignore]
+        AssistantMessage,
+        ClaudeAgentOptions,
+        ClaudeSDKClient,
+    )
 
     async with ClaudeSDKClient(ClaudeAgentOptions(cli_path=fake_cli(mode, count))) as client:
         await client.query("go")
@@ -98,7 +102,9 @@ async def claude_client(mode: str, count: int, take: Take) -> None:
 
 async def claude_transport(mode: str, count: int, take: Take) -> None:
     from claude_agent_sdk import ClaudeAgentOptions
-    from claude_agent_sdk._internal.transport.subprocess_cli import SubprocessCLITransport
+    from claude_agent_sdk._internal.transport.subprocess_cli import (  # type: ignore[import-not-found,unused-ignore]
+        SubprocessCLITransport,
+    )
 
     transport = SubprocessCLITransport(prompt=nothing(), options=ClaudeAgentOptions(cli_path=fake_cli(mode, count)))
     await transport.connect()

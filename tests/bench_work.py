@@ -73,7 +73,8 @@ async def stream(mode: str, count: int) -> tuple[float, Run]:
         async for _ in run:
             seen += 1
     spent = time.process_time() - began
-    assert run.receipt is not None and run.receipt.outcome == "complete", run.error
+    assert run.receipt is not None
+    assert run.receipt.outcome == "complete", run.error
     assert seen == count == len(run.receipt.trace), seen
     return spent, run
 
@@ -413,7 +414,8 @@ def fleet(runs: int, count: int) -> Made:
 WORK: dict[str, Callable[..., Made]] = {
     made.__name__: made
     for made in (
-        ours_stream, floor_stream, ours_paced, floor_paced, ours_ping, ours_ask, echo, sealing, pause, kept, idle, fleet,
+        ours_stream, floor_stream, ours_paced, floor_paced, ours_ping, ours_ask, echo, sealing, pause, kept, idle,
+        fleet,
     )
 }  # fmt: skip
 
