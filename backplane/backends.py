@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import anyio
 import msgspec
 
-from backplane.config import BackendSettings, Limits, Settings, child_environment
+from backplane.config import BackendSettings, Limits, Settings, child_environment, user_folder
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError
 from backplane.process import Command, Exit, open_child
@@ -51,6 +51,10 @@ class Link(Protocol):
     def close_stdout(self) -> None: ...
     async def wait(self, timeout_s: float) -> Exit | None: ...
     async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None: ...
+
+
+Opener = Callable[[Command, int], AbstractAsyncContextManager[Link]]
+"""Starts a command, keeping so many bytes of its stderr."""
 
 
 class Backend(Protocol):
@@ -86,15 +90,32 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
     limits: Limits | None = None
     guard: bool = True
+    writable: tuple[str, ...] = ()
+    """Paths beside the workspace that it may change when it is contained; absolute."""
+    endpoints: tuple[str, ...] = ()
+    """Where it may always connect to."""
 
     @property
     def key(self) -> str:
         return hashlib.sha256(repr([(word, *_stamp(word)) for word in self.argv]).encode()).hexdigest()
 
-    def open(self, order: WorkOrder, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Link]:
-        env = child_environment(self.env, order.config.env, environ)
+    def command(self, order: WorkOrder, environ: Mapping[str, str]) -> Command:
+        """What `open` starts."""
+        return Command(argv=self.argv, env=child_environment(self.env, order.config.env, environ))
+
+    def open(
+        self, order: WorkOrder, environ: Mapping[str, str], opener: Opener | None = None
+    ) -> AbstractAsyncContextManager[Link]:
+        """Start the host.
+
+        Args:
+            opener: starts it in a cage; None starts it plainly.
+        """
+        command = self.command(order, environ)
         stderr_bytes_max = (self.limits or Limits()).stderr_bytes_max
-        return open_child(Command(argv=self.argv, env=env), guard=self.guard, stderr_bytes_max=stderr_bytes_max)
+        if opener is not None:
+            return opener(command, stderr_bytes_max)
+        return open_child(command, guard=self.guard, stderr_bytes_max=stderr_bytes_max)
 
 
 def _stamp(word: str) -> tuple[int, ...]:
@@ -259,8 +280,16 @@ def _from_settings(
             secrets.append(value)
         env[variable] = value
     argv = tuple(declared.command or ()) or shipped_command(declared.host or name)
-    limits = declared.limits_over(settings.limits)
-    return ProcessBackend(id=name, argv=argv, env=env, secrets=tuple(secrets), limits=limits)
+    home = str(user_folder(environ))
+    return ProcessBackend(
+        id=name,
+        argv=argv,
+        env=env,
+        secrets=tuple(secrets),
+        limits=declared.limits_over(settings.limits),
+        writable=tuple(home + path[1:] if path[:1] == "~" else path for path in declared.writable),
+        endpoints=declared.endpoints,
+    )
 
 
 def shipped_command(host: str) -> tuple[str, ...]:

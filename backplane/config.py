@@ -87,6 +87,11 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Settings of a shipped host, in its own words."""
     remote: bool = False
     """The host works on another machine: nothing is staged here."""
+    writable: tuple[str, ...] = ()
+    """Files and folders beside the workspace that a contained host may change, its own state say; `~` is the home
+    folder, relative paths count from the file's folder."""
+    endpoints: tuple[str, ...] = ()
+    """Where the host may always connect to, whatever an order's rules on the network: `host` or `host:port`."""
     hello_s: Seconds | None = None
     """This and the next three: instead of the same name in `[limits]`; None takes that one."""
     idle_s: Seconds | None = None
@@ -222,9 +227,9 @@ def _backend(name: str, value: Any, source: str, text: str, folder: Path) -> Bac
         if not _is_variable(variable, content):
             fact = f"`backends.{name}.env` has {variable[:80]!r}, which cannot be set as a variable"
             raise _invalid(source, _line_of(text, (*place, "env")), fact)
-    if backend.command is None:
-        return backend
-    return msgspec.structs.replace(backend, command=absolute_command(backend.command, folder))
+    writable = tuple(path if path[:1] == "~" else str(folder / path) for path in backend.writable)
+    command = absolute_command(backend.command, folder) if backend.command is not None else None
+    return msgspec.structs.replace(backend, command=command, writable=writable)
 
 
 def absolute_command(command: tuple[str, ...], folder: Path) -> tuple[str, ...]:
