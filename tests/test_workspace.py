@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backplane._pack import Pack
 from backplane.errors import PolicyError, WorkspaceError
 from backplane.workspace import Patch, Quota, Workspace, apply_patch, collect, open_workspace
+from backplane.workspace.pack import Pack
 
 BIG = Quota(bytes_max=1 << 30, files_max=100_000)
 NOBODY = 65534

@@ -15,11 +15,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from backplane._copy import remove_tree
-from backplane._git import Row, Scratch, write_patch
-from backplane._pack import Leaf, blob_id, write_trees
-from backplane._tree import GIT_NAME, printable
 from backplane.errors import WorkspaceError
+from backplane.workspace.copying import remove_tree
+from backplane.workspace.git import Row, Scratch, write_patch
+from backplane.workspace.pack import Leaf, blob_id, write_trees
+from backplane.workspace.tree import GIT_NAME, printable
 
 PATCH_NAME: Final = "patch.diff"
 RECORD_NAME: Final = "patch.json"

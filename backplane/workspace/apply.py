@@ -17,11 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-from backplane import _git
-from backplane._baseline import git_mode
-from backplane._copy import remove_tree, write_all
-from backplane._pack import LINK, PROGRAM, Leaf, blob_id
-from backplane._tree import (
+from backplane.errors import WorkspaceError
+from backplane.workspace import git
+from backplane.workspace.baseline import git_mode
+from backplane.workspace.copying import remove_tree, write_all
+from backplane.workspace.pack import LINK, PROGRAM, Leaf, blob_id
+from backplane.workspace.patch import CODE, Saved, Target, failure, load, names
+from backplane.workspace.tree import (
     Quota,
     list_tree,
     open_folder,
@@ -32,8 +34,6 @@ from backplane._tree import (
     read_all,
     scope,
 )
-from backplane.errors import WorkspaceError
-from backplane.patches import CODE, Saved, Target, failure, load, names
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -210,8 +210,8 @@ class _Plan:
             return _Result(mode, data)
         if LINK in (base.mode, ours.mode, theirs.mode):
             raise _ConflictError
-        with _git.scratch(self.saved.blobs.parent, CODE) as scratch:
-            both = _git.merge(scratch, data, self.saved.content(base), self.saved.content(theirs))
+        with git.scratch(self.saved.blobs.parent, CODE) as scratch:
+            both = git.merge(scratch, data, self.saved.content(base), self.saved.content(theirs))
         if both is None:
             raise _ConflictError
         return _Result(mode, both)

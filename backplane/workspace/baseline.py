@@ -16,9 +16,9 @@ from typing import Final
 
 import msgspec
 
-from backplane._git import RULES_BYTES_MAX
-from backplane._pack import FILE, LINK, PROGRAM, Leaf, Pack, blob_id
-from backplane._tree import Folder, Listing, Scope, open_known, opened, read_file
+from backplane.workspace.git import RULES_BYTES_MAX
+from backplane.workspace.pack import FILE, LINK, PROGRAM, Leaf, Pack, blob_id
+from backplane.workspace.tree import Folder, Listing, Scope, open_known, opened, read_file
 
 BLOB_BYTES_MAX: Final = 64 << 20
 """Largest file that is compared by content and can be in a patch. A binary patch costs git some

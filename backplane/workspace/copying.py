@@ -1,7 +1,7 @@
 """Files copied from one tree to another, and trees removed, by handle.
 
 Holes stay holes, blocks are shared where the file system can, links are copied as links. What is
-to be copied is found in `_tree`; nothing is ever followed or run.
+to be copied is found in `tree`; nothing is ever followed or run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from backplane._tree import (
+from backplane.errors import WorkspaceError
+from backplane.workspace.tree import (
     FILE_FLAGS,
     FOLDER_FLAGS,
     READ_BYTES,
@@ -27,7 +28,6 @@ from backplane._tree import (
     printable,
     read_all,
 )
-from backplane.errors import WorkspaceError
 
 try:
     import fcntl

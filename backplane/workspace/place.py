@@ -2,7 +2,7 @@
 
 A folder goes in, a workspace comes out, and at the end the difference as a git patch in the run's
 own folder. The original's `.git` is never written, and nothing in either tree is ever run. Putting
-a patch into the original is in `patches`.
+a patch into the original is in `patch`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,14 +17,15 @@ from typing import Final, Literal
 
 import msgspec
 
-from backplane import _git, patches
-from backplane._apply import Applied, apply_patch
-from backplane._baseline import BLOB_BYTES_MAX, Baseline, Changes, find_changes, read_rules
-from backplane._copy import OVER_QUOTA, copy_file, copy_link, make_folder, remove_tree
-from backplane._pack import Leaf, write_repository
-from backplane._tree import (
+from backplane.errors import WorkspaceError
+from backplane.globs import compile_globs
+from backplane.workspace import git, patch
+from backplane.workspace.baseline import BLOB_BYTES_MAX, Baseline, Changes, find_changes, read_rules
+from backplane.workspace.copying import remove_tree
+from backplane.workspace.patch import Change
+from backplane.workspace.stage import Stage, over_quota
+from backplane.workspace.tree import (
     GIT_NAME,
-    Folder,
     Listing,
     Quota,
     Scope,
@@ -33,18 +33,12 @@ from backplane._tree import (
     list_tree,
     open_folder,
     open_known,
-    open_quick,
     open_root,
     opened,
     printable,
     read_file,
     scope,
 )
-from backplane.errors import WorkspaceError
-from backplane.globs import compile_globs
-from backplane.patches import Change
-
-__all__ = ["Applied", "Change", "Patch", "Quota", "Workspace", "apply_patch", "collect", "open_workspace"]
 
 Mode = Literal["staged", "pass_through"]
 
@@ -100,15 +94,15 @@ class Workspace:
         scope = msgspec.structs.replace(self._scope, code=_RESULT, include=include, mend=staged)
         try:
             with (
-                _git.scratch(self._stage_dir, _RESULT) as scratch,
+                git.scratch(self._stage_dir, _RESULT) as scratch,
                 opened(self._open_again()) as root,
-                patches.Draft(self._run_dir, scratch) as draft,
+                patch.Draft(self._run_dir, scratch) as draft,
             ):
                 listing = list_tree(root, scope)
                 rules = read_rules(root, listing)
 
                 def ask_ignored(paths: list[str]) -> Collection[str]:
-                    return _git.ignored(scratch, paths, rules, self._excluded)
+                    return git.ignored(scratch, paths, rules, self._excluded)
 
                 self._leave_out(listing)
                 changes = find_changes(self._baseline, root, listing, scope, ask_ignored, draft.take)
@@ -134,14 +128,14 @@ class Workspace:
         missed = bool(self._scope.include) and self._scope.include.matches(path) is None
         return (missed or path in self._special) and os.path.lexists(self.original / path)
 
-    def _write(self, draft: patches.Draft, changes: Changes) -> Patch:
+    def _write(self, draft: patch.Draft, changes: Changes) -> Patch:
         rows = draft.finish(self.original, self.mode, changes.before, changes.after)
         return Patch(
             path=draft.path,
             bytes=draft.bytes,
             sha256=draft.sha256,
-            changes=tuple(map(patches.change, rows)),
-            status="".join(map(patches.status_line, rows)),
+            changes=tuple(map(patch.change, rows)),
+            status="".join(map(patch.status_line, rows)),
             ignored_count=changes.ignored_count,
             left_out=tuple(sorted(map(printable, changes.left_out))),
         )
@@ -159,10 +153,10 @@ class Workspace:
             self._special = frozenset(listing.special)
             self.special_count = len(listing.special)
             _check_bytes(listing, self._scope)
-            self._excluded = _read_below(source, f"{GIT_NAME}/info/", "exclude", _git.RULES_BYTES_MAX)
+            self._excluded = _read_below(source, f"{GIT_NAME}/info/", "exclude", git.RULES_BYTES_MAX)
             ignored = self._find_ignored(source, listing)
             if self.mode == "staged":
-                _Stage(self.root, self._scope, self._baseline, ignored).fill(source, listing, self._excluded)
+                Stage(self.root, self._scope, self._baseline, ignored).fill(source, listing, self._excluded)
             else:
                 self._read_in_place(source, listing, ignored)
         self._identity = identity(self.root)
@@ -181,11 +175,11 @@ class Workspace:
         rules = read_rules(source, listing)
         if not (rules or self._excluded):
             return ()
-        with _git.scratch(self._stage_dir, _STAGING) as scratch:
+        with git.scratch(self._stage_dir, _STAGING) as scratch:
             index = _read_below(source, f"{GIT_NAME}/", "index", INDEX_BYTES_MAX)
             # What was added in spite of the rules belongs to the work; it also spares most questions.
-            tracked = _git.tracked(scratch, index) if index else ()
-            return _git.ignored(scratch, [path for path, _ in listing if path not in tracked], rules, self._excluded)
+            tracked = git.tracked(scratch, index) if index else ()
+            return git.ignored(scratch, [path for path, _ in listing if path not in tracked], rules, self._excluded)
 
     def _read_in_place(self, source: int, listing: Listing, ignored: Collection[str]) -> None:
         for folder in listing.folders:
@@ -209,70 +203,7 @@ class Workspace:
         except OSError as error:
             raise self._scope.cannot("read", path, error) from error
         if self._baseline.pack.bytes > self._scope.quota.bytes_max:
-            raise _over_quota(self._scope)
-
-
-class _Stage:
-    """The copy in the making: files, the baseline, and the agent's repository of one commit."""
-
-    def __init__(self, root: Path, scope: Scope, baseline: Baseline, ignored: Collection[str]) -> None:
-        self._root = root
-        self._scope = scope
-        self._baseline = baseline
-        self._ignored = ignored
-        self._left_bytes = scope.quota.bytes_max
-        self._leaves: dict[str, Leaf] = {}
-        self._facts: dict[str, os.stat_result] = {}
-        self._large: list[str] = []
-
-    def fill(self, source: int, listing: Listing, excluded: bytes) -> None:
-        self._root.mkdir(mode=0o700)
-        git_dir = self._root / GIT_NAME
-        with opened(open_root(self._root)) as target:
-            for folder in listing.folders:
-                self._copy_folder(source, target, folder)
-            lines = b"".join(map(_exclude_line, self._large))
-            pack, now_s = self._baseline.pack, int(time.time())
-            write_repository(git_dir, pack, self._leaves, self._facts, excluded + lines, now_s)
-            for folder in reversed(listing.folders):
-                _dress_folder(target, folder)
-
-    def _copy_folder(self, source: int, target: int, folder: Folder) -> None:
-        path = folder.path
-        try:
-            if path:
-                make_folder(target, path)
-            with opened(open_known(source, folder)) as here, opened(open_quick(target, path)) as there:
-                for name, facts in folder.entries:
-                    path = folder.path + name
-                    if self._scope.stopped():
-                        self._scope.go_on()
-                    self._copy_entry(here, there, path, name, facts)
-        except OSError as error:
-            if error.errno == errno.EDQUOT and error.strerror == OVER_QUOTA:
-                raise _over_quota(self._scope) from error
-            raise self._scope.cannot("copy", path, error) from error
-
-    def _copy_entry(self, here: int, there: int, path: str, name: str, facts: os.stat_result) -> None:
-        data: bytes | None
-        if stat.S_ISLNK(facts.st_mode):
-            data, made = copy_link(here, there, name, facts)
-        else:
-            data, made, written = copy_file(here, there, name, self._left_bytes)
-            self._left_bytes -= written
-        ignored = path in self._ignored
-        if ignored or made.st_size > BLOB_BYTES_MAX:
-            self._baseline.note(path, made, tracked=not ignored)
-            if not ignored:
-                self._large.append(path)
-            return
-        if data is None:
-            found = read_file(there, name, BLOB_BYTES_MAX)
-            assert found is not None, "we have just made it"
-            data = found[0]
-        leaf = self._baseline.keep(path, made, data)
-        self._leaves[path] = leaf
-        self._facts[path] = made
+            raise over_quota(self._scope)
 
 
 def open_workspace(
@@ -358,12 +289,7 @@ def _check_bytes(listing: Listing, scope: Scope) -> None:
     """Refuse before the first byte is copied what is over the quota already."""
     expected = sum(min(facts.st_size, facts.st_blocks * 512) for _, facts in listing)
     if expected > scope.quota.bytes_max:
-        raise _over_quota(scope)
-
-
-def _over_quota(scope: Scope) -> WorkspaceError:
-    fact = f"the workspace has more than {scope.quota.bytes_max} bytes"
-    return scope.fail(fact, "raise workspace_bytes_max or leave some out with --exclude")
+        raise over_quota(scope)
 
 
 def _read_below(root: int, folder: str, name: str, bytes_max: int) -> bytes:
@@ -372,16 +298,3 @@ def _read_below(root: int, folder: str, name: str, bytes_max: int) -> bytes:
         found = read_file(handle, name, bytes_max)
         return found[0] if found else b""
     return b""
-
-
-def _exclude_line(path: str) -> bytes:
-    """Name one file in git's ignore language."""
-    escaped = b"".join(b"\\" + bytes((byte,)) if byte in b"\\*?[ !#" else bytes((byte,)) for byte in os.fsencode(path))
-    return b"" if b"\n" in escaped else b"/" + escaped + b"\n"
-
-
-def _dress_folder(target: int, folder: Folder) -> None:
-    """Give a folder its mode and times, once nothing is added to it any more."""
-    with opened(open_quick(target, folder.path)) as handle:
-        os.utime(handle, ns=(folder.stat.st_atime_ns, folder.stat.st_mtime_ns))
-        os.fchmod(handle, folder.stat.st_mode & 0o777)

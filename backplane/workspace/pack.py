@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from backplane._copy import copy_whole
-from backplane._tree import parent
+from backplane.workspace.copying import copy_whole
+from backplane.workspace.tree import parent
 
 STORED_BYTES_MAX: Final = 0xFFFF
 """Longest block that deflate can store as it is."""

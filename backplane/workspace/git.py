@@ -17,10 +17,10 @@ from typing import Final
 
 import msgspec
 
-from backplane._copy import remove_tree
-from backplane._pack import PACK_NAME, Pack
 from backplane.errors import BackendError, WorkspaceError
 from backplane.process import Finished, run_tool
+from backplane.workspace.copying import remove_tree
+from backplane.workspace.pack import PACK_NAME, Pack
 
 GIT_S_MAX: Final = 120.0
 """Bound of one git call; a diff of 20,000 changed files takes some seconds."""

@@ -1,0 +1,14 @@
+"""The place an agent works in, and what it changed there.
+
+A folder goes in; a copy, or the folder itself, is worked in; a git patch comes out, which can be
+put into the original later. `place` opens and closes, `stage` copies, `baseline` compares,
+`patch` keeps the result, `apply` carries it over; `tree`, `copying`, `pack` and `git` are what
+they stand on.
+"""
+
+from backplane.workspace.apply import Applied, apply_patch
+from backplane.workspace.patch import Change
+from backplane.workspace.place import Patch, Workspace, collect, open_workspace
+from backplane.workspace.tree import Quota
+
+__all__ = ["Applied", "Change", "Patch", "Quota", "Workspace", "apply_patch", "collect", "open_workspace"]
