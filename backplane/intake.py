@@ -39,6 +39,9 @@ from backplane.protocol import Broken, ControlEnd, Dropped, Events, Noise, Unkno
 from backplane.record import Facts
 from backplane.splits import Splits
 
+ASKS_OPEN_MAX: Final = 64
+"""Asks that wait for a person at once; a host with more of them does not wait for answers."""
+
 OnAsk = Callable[[AskRaised], Awaitable[Decision]]
 
 
@@ -80,7 +83,8 @@ class Intake:
         self._hand_on = hand_on
         self._outbox: Outbox | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._allowed_for_run: set[str] = set()
+        self._remembered: dict[str, Decision] = {}
+        """Tool → what was decided about it for the rest of the run."""
         self._pongs: dict[int, anyio.Event] = {}
         self._splits = Splits(facts.redactor) if facts.redactor.forms else None
 
@@ -214,13 +218,17 @@ class Intake:
         assert self._facts.policy is not None
         raised = self._add("ask", asks.body(ask), asks.describe(ask))
         self._facts.asked(ask)
-        decision = asks.judge(self._facts.policy, ask, root=self._facts.root)
-        if decision is None and ask.kind == "tool" and ask.name in self._allowed_for_run:
-            decision = Decision(decision="allow", reason="allowed for this run")
+        self.progressed = True
+        decision, by = asks.judge(self._facts.policy, ask, root=self._facts.root), "policy"
+        if decision is None and ask.kind == "tool" and isinstance(ask.name, str):
+            decision, by = self._remembered.get(ask.name), "caller"
+        if decision is None and (self._on_ask is None or self._tasks is None):
+            decision, by = asks.by_default(ask, "nobody is there to answer"), "default"
+        if decision is None and len(self.asks_open) >= ASKS_OPEN_MAX:
+            decision, by = asks.by_default(ask, f"{ASKS_OPEN_MAX} asks are open already"), "default"
         if decision is not None:
-            return [raised, self._answer(ask, decision, by="policy")]
-        if self._on_ask is None or self._tasks is None:
-            return [raised, self._answer(ask, asks.by_default(ask, "nobody is there to answer"), by="default")]
+            return [raised, self._answer(ask, decision, by=by)]
+        assert self._tasks is not None
         self.asks_open[ask.id] = ask
         self._tasks.start_soon(self._ask_caller, ask, raised.events[0])
         return [raised]
@@ -232,15 +240,22 @@ class Intake:
         decision, by = asks.by_default(ask, f"no answer within {self._limits.ask_s:g} s"), "default"
         with anyio.move_on_after(self._limits.ask_s):
             try:
-                decision, by = await self._on_ask(event), "caller"
+                given = await self._on_ask(event)
+                self._line.send(asks.answer(ask, given))  # An answer that cannot be written is the caller's bug, too.
+                decision, by = given, "caller"
             except Exception as error:  # The caller's own code: its bug must not let a tool through.
                 decision = Decision(decision="deny", reason=f"the answering callback failed: {type(error).__name__}")
-        if decision.decision == "allow" and decision.remember == "run" and isinstance(ask.name, str):
-            self._allowed_for_run.add(ask.name)
+        if by == "caller" and decision.remember == "run" and decision.decision != "modify":
+            self._remember(ask, decision)
         del self.asks_open[ask.id]
         self.progressed = True
         if not self.over.is_set():
             self._hand_on([self._answer(ask, decision, by=by)])
+
+    def _remember(self, ask: wire.Ask, decision: Decision) -> None:
+        if ask.kind == "tool" and isinstance(ask.name, str):
+            reason = f"{decision.decision} for this run" + (f": {decision.reason}" if decision.reason else "")
+            self._remembered[ask.name] = Decision(decision=decision.decision, reason=reason)
 
     def _answer(self, ask: wire.Ask, decision: Decision, *, by: str) -> Events:
         assert self._outbox is not None

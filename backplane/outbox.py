@@ -8,11 +8,15 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 import anyio
 import anyio.abc
 
 from backplane.backends import Link
+
+BACKLOG_LINES_MAX: Final = 256
+"""Answers that wait for a child to read: more than it can have asked for and care about."""
 
 
 class Outbox:
@@ -20,23 +24,35 @@ class Outbox:
 
     Args:
         write_s: how long a child may leave its input unread.
-        on_stuck: told once when it did.
+        on_stuck: told once when it did, or when more waits for it than `BACKLOG_LINES_MAX`.
+        on_closed: told when a line found no reader any more.
     """
 
-    def __init__(self, link: Link, tasks: anyio.abc.TaskGroup, *, write_s: float, on_stuck: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        tasks: anyio.abc.TaskGroup,
+        *,
+        write_s: float,
+        on_stuck: Callable[[], None],
+        on_closed: Callable[[], None],
+    ) -> None:
+        self.written = 0
+        """Lines that went out whole."""
         self.unwritten = 0
         """Lines that found no reader any more; the child's own output says how it ends."""
         self._link = link
         self._tasks = tasks
         self._write_s = write_s
         self._on_stuck = on_stuck
+        self._on_closed = on_closed
         self._backlog: deque[bytes] = deque()
         self._writing = False
 
     def write(self, line: bytes) -> None:
         """Write one line, or as much as the pipe takes now; the rest follows by itself."""
         if self._link.stdin < 0:
-            self.unwritten += 1
+            self._lost(1)
             return
         if not self._writing:
             try:
@@ -44,13 +60,22 @@ class Outbox:
             except BlockingIOError:
                 pass
             except OSError:
-                self.unwritten += 1
+                self._lost(1)
                 return
-        if line:
+        if not line:
+            self.written += 1
+        elif len(self._backlog) >= BACKLOG_LINES_MAX:
+            self._lost(1)
+            self._on_stuck()
+        else:
             self._backlog.append(line)
             if not self._writing:
                 self._writing = True
                 self._tasks.start_soon(self._write_backlog)
+
+    def _lost(self, lines: int) -> None:
+        self.unwritten += lines
+        self._on_closed()
 
     async def _write_backlog(self) -> None:
         with anyio.move_on_after(self._write_s) as waiting:
@@ -61,9 +86,11 @@ class Outbox:
                         await anyio.wait_writable(self._link.stdin)
                         line = line[os.write(self._link.stdin, line) :]
                         waiting.deadline = anyio.current_time() + self._write_s
+                    self.written += 1
             except (OSError, ValueError, anyio.ClosedResourceError):
-                self.unwritten += 1 + len(self._backlog)
+                lost = 1 + len(self._backlog)
                 self._backlog.clear()
+                self._lost(lost)
             finally:
                 self._writing = False
         if waiting.cancelled_caught:

@@ -31,7 +31,7 @@ from backplane.contract.receipt import (
 )
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import CODES
-from backplane.policy import Layer, Policy, enforcement
+from backplane.policy import TOOL_NAME_CHARS_MAX, Layer, Policy, enforcement
 from backplane.redact import Redactor
 
 NAMES_MAX: Final = 1000
@@ -42,6 +42,12 @@ PATHS_MAX: Final = 100_000
 
 WORDS_CHARS_MAX: Final = 400
 """Of a child's stderr in an error: its last line or two. All that was kept is in the receipt."""
+
+PATHS_CHARS_MAX: Final = 8 * 1024 * 1024
+"""Length of all these paths together: a host that invents paths of megabytes is not remembered either."""
+
+TOOLS_MAX: Final = 10_000
+"""Names of tools told apart; agents have dozens."""
 
 OBJECTIONS_MAX: Final = 100
 """Objections of the policy listed in a receipt; all are counted."""
@@ -138,6 +144,7 @@ class Facts:
         self.added: dict[str, Json] = {}
         """Members for `usage_raw.backplane`."""
         self.claimed_paths: set[str] = set()
+        self._claimed_chars = 0
         self.redactor = Redactor(())
         self.stderr = b""
         self.stderr_dropped = 0
@@ -161,18 +168,27 @@ class Facts:
 
     def noise(self, line: bytes, bytes_max: int) -> None:
         self.counts["noise_lines"] += 1
-        kept = line[: bytes_max - self._noise_bytes]
+        kept = line[: max(bytes_max - self._noise_bytes, 0)]
         if kept:
             self._noise.append(kept)
             self._noise_bytes += len(kept) + 1
 
     def asked(self, ask: Ask) -> None:
         if ask.kind == "tool" and isinstance(ask.name, str):
-            self._asked[ask.name] += 1
+            self._count(self._asked, _tool(ask.name))
 
     def answered(self, ask: Ask, decision: str) -> None:
         if ask.kind == "tool" and isinstance(ask.name, str):
-            (self._denied if decision == "deny" else self._approved)[ask.name] += 1
+            self._count(self._denied if decision == "deny" else self._approved, _tool(ask.name))
+
+    def _count(self, counter: Counter[str], name: str) -> None:
+        if name in counter or len(counter) < TOOLS_MAX:
+            counter[name] += 1
+
+    def _claim_path(self, path: str) -> None:
+        if self._claimed_chars + len(path) <= PATHS_CHARS_MAX:
+            self.claimed_paths.add(path)
+            self._claimed_chars += len(path)
 
     def look(self, event: AgentEvent) -> None:
         """Take in an event that says something about files, tools, usage or the session."""
@@ -181,10 +197,10 @@ class Facts:
             self.folded = fold(self.folded, event)
             return
         if isinstance(event, FileChanged) and len(self.claimed_paths) < PATHS_MAX:
-            self.claimed_paths.add(_relative(event.path, self.root))
-        name = event.tool_name if isinstance(event, ToolCall) else None
+            self._claim_path(_relative(event.path, self.root))
+        name = _tool(event.tool_name) if isinstance(event, ToolCall) else None
         if name is not None:
-            self._tool_calls[name] += 1
+            self._count(self._tool_calls, name)
         self._commands += isinstance(event, CommandExecuted)
         decision = self.policy.audit(event, root=self.root)
         if decision is not None:
@@ -247,7 +263,8 @@ class Facts:
     def _enforcement(self) -> Json:
         if self.policy is None:
             return {"rules": []}
-        asks_first = bool(self._asked) and "ask/1" in self.extensions and self._tool_calls <= self._asked
+        told_apart = len(self._tool_calls) < TOOLS_MAX
+        asks_first = bool(self._asked) and told_apart and "ask/1" in self.extensions and self._tool_calls <= self._asked
         for_tools: tuple[Layer, ...] = ("host",) if asks_first else ("audit",)
         # A command can touch any file and any host, whatever was asked before it ran.
         for_places: tuple[Layer, ...] = ("host",) if asks_first and not self._commands else ("audit",)
@@ -379,6 +396,11 @@ def reconcile(claimed: set[str], changed: set[str]) -> dict[str, Json]:
         for name, paths in lists.items()
         if paths
     }
+
+
+def _tool(name: str) -> str:
+    """A tool's name as it is counted: the policy refuses longer ones."""
+    return name[: TOOL_NAME_CHARS_MAX + 1]
 
 
 def _relative(path: str, root: str) -> str:

@@ -12,8 +12,8 @@ import os
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +29,7 @@ from backplane.contract.capability import Manifest, read_manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import WorkOrder
-from backplane.errors import BackendError, BackplaneError, ContractError, from_code
+from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, from_code
 from backplane.intake import Intake, OnAsk, now
 from backplane.keeper import Keeper, Preparation
 from backplane.negotiate import negotiate, refusal
@@ -50,8 +50,17 @@ EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1")
 READ_BYTES_MAX: Final = 64 * 1024
 """One read: the size of a pipe's buffer."""
 
+LOOK_EXIT_S: Final = 60.0
+"""How long one wait for a child's end lasts; the end itself wakes it."""
+
+READER_LOOK_S: Final = 0.01
+"""How often a second task looks whether the first has found something."""
+
 LOOK_S: Final = 0.25
 """How often the deadlines are looked at while the consumer, not the child, keeps us waiting."""
+
+PING_S: Final = 10.0
+"""For the answer to a ping: as long as a hello may take."""
 
 EXIT_WAIT_S: Final = 1.0
 """How long a child whose output has ended may take to exit before the stop ladder begins."""
@@ -103,9 +112,9 @@ class ControlPlane:
                 f"{self.settings.limits.waiting_max} runs wait for one of {self.settings.limits.runs_max} places",
                 hint="try again later, or raise runs_max or waiting_max",
             )
-        run = Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits)
         failure: Exception | None = None
         async with self._slots, AsyncExitStack() as stack:
+            run = Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits)
             tasks: anyio.abc.TaskGroup | None = None
             if run._admit():
                 try:
@@ -157,6 +166,7 @@ class Run:
         self.facts.redactor = redactor
         self._line = ControlEnd(now=now, line_bytes_max=limits.line_bytes_max, redactor=redactor)
         self._queue: deque[Events] = deque()
+        self._rest: Iterator[AgentEvent] = iter(())
         self._journal: Journal | None = None
         self._preparing: Preparation | None = None
         self._link: Link | None = None
@@ -172,36 +182,46 @@ class Run:
         self._drained = False
         self._stopping = False
         self._finished = False
-        self._waiting_since: float | None = None
-        self._idle_used_s = 0.0
+        self._sealed = anyio.Event()
+        self._reading_since: float | None = None
+        """When the read began that waits now; None while nobody pulls."""
+        self._silent_s = 0.0
+        """Spent in reads that ended since the last progress."""
 
     @property
     def folder(self) -> Path | None:
         """The run's own folder in the state directory; None when nothing was started."""
         return self._journal.folder if self._journal is not None else None
 
-    def __aiter__(self) -> AsyncIterator[AgentEvent]:
-        return self._events()
+    # Iterators and not generators: one that is left half-way would be finalized by the collector, with a warning.
 
-    async def _events(self) -> AsyncIterator[AgentEvent]:
-        async for batch in self.batches():
-            for event in batch.events:
-                yield event
+    def __aiter__(self) -> Run:
+        return self
 
-    async def batches(self) -> AsyncIterator[Events]:
-        """The same events as they arrived together, each with its canonical bytes."""
-        if self._preparing is not None and not self._begun and not self._stopping:
-            self._begun = True
-            await self._begin()
+    async def __anext__(self) -> AgentEvent:
         while True:
-            while self._queue:
-                yield self._queue.popleft()
+            for event in self._rest:
+                return event
+            batch = await self._next_batch()
+            if batch is None:
+                raise StopAsyncIteration
+            self._rest = iter(batch.events)
+
+    def batches(self) -> AsyncIterator[Events]:
+        """The same events as they arrived together, each with its canonical bytes."""
+        return _Batches(self)
+
+    async def _next_batch(self) -> Events | None:
+        """The next events; None when the run has ended, which it then has with its receipt."""
+        if self._preparing is not None and not self._begun and not self._stopping:
+            await self._begin()
+            self._begun = True
+        while not self._queue:
             if self._drained or self._intake.over.is_set() or self._link is None:
+                await self._finish()
                 break
             await self._advance()
-        await self._finish()
-        while self._queue:
-            yield self._queue.popleft()
+        return self._queue.popleft() if self._queue else None
 
     def receipt_chunks(self) -> Any:
         """The sealed receipt in canonical bytes, in pieces; the run must have ended."""
@@ -225,11 +245,15 @@ class Run:
 
         Raises:
             ProtocolError: the host did not announce `ping/1`.
+            BackendError: `backend_timeout`, no answer within `PING_S`.
         """
         seq, arrived = self._intake.expect_pong()
         began = time.perf_counter()
         self._say(self._line.send(wire.Ping(seq=seq)))
-        await arrived.wait()
+        with anyio.move_on_after(PING_S):
+            await arrived.wait()
+        if not arrived.is_set():
+            raise BackendError("backend_timeout", f"{self.backend_id!r} did not answer a ping within {PING_S:g} s")
         return time.perf_counter() - began
 
     # Before the order is sent.
@@ -256,9 +280,12 @@ class Run:
         """The host is starting: journal, store and workspace start beside it."""
         self._link = link
         self._tasks = tasks
-        self._outbox = Outbox(link, tasks, write_s=self._limits.write_s, on_stuck=self._input_unread)
+        self._outbox = Outbox(
+            link, tasks, write_s=self._limits.write_s, on_stuck=self._input_unread, on_closed=self._input_closed
+        )
         self._intake.connect(self._outbox, tasks)
         tasks.start_soon(self._watch)
+        tasks.start_soon(self._watch_exit)
         try:
             self._journal = self._plane.keeper.journal(self.facts)
         except BackplaneError as error:
@@ -306,7 +333,8 @@ class Run:
                 f"{self.backend_id!r} speaks {hello.contract_version[:40]!r}, this control plane abp/v0.1",
                 hint="use a host of the same major version",
             )
-        self._plane.keeper.keep_manifest(self._backend.key, hello.capabilities)
+        with suppress(StoreError):  # Only a cache: the run can do without.
+            self._plane.keeper.keep_manifest(self._backend.key, hello.capabilities)
         self._negotiate(manifest)
 
     def _send_order(self, root: str) -> None:
@@ -316,16 +344,36 @@ class Run:
         order = msgspec.structs.replace(self.order, workspace=workspace)
         self._say(self._line.send(wire.Run(id=self.id, work_order=order, extensions=EXTENSIONS)))
         self._sent = True
-        self._idle_used_s = 0.0
+        self._silent_s = 0.0
 
     # While it runs.
 
     async def _advance(self) -> None:
-        """Wait for the child's next output and take it in."""
+        """Wait for the child's next output and take it in; until something carries progress, that is its silence."""
+        if self._reading_since is not None:
+            # Another task reads this run: what it finds is found for both.
+            await anyio.sleep(READER_LOOK_S)
+            return
+        self._reading_since = began = time.monotonic()
+        try:
+            await self._read_once()
+        finally:
+            self._silent_s += time.monotonic() - began
+            self._reading_since = None
+        self._note_progress()
+
+    def _note_progress(self) -> None:
+        """Begin to count the child's silence anew when something came, and all the while an ask is open."""
+        if self._intake.progressed or self._intake.asks_open:
+            self._intake.progressed = False
+            self._silent_s = 0.0
+            if self._reading_since is not None:
+                self._reading_since = time.monotonic()
+
+    async def _read_once(self) -> None:
         assert self._link is not None
         fd = self._link.stdout
         if not self._gone.is_set():
-            self._waiting_since = time.monotonic()
             try:
                 if self._intake.holding:
                     with anyio.move_on_after(HOLD_S_MAX) as holding:
@@ -336,9 +384,6 @@ class Run:
                     await anyio.wait_readable(fd)
             except anyio.ClosedResourceError:
                 pass  # Woken by the end of the ladder; what is left in the pipe is read below.
-            finally:
-                self._idle_used_s += time.monotonic() - self._waiting_since
-                self._waiting_since = None
         try:
             data = os.read(fd, READ_BYTES_MAX)
         except BlockingIOError:
@@ -346,9 +391,6 @@ class Run:
             return
         if data:
             self._hand_on(self._intake.take(self._line.receive(data)))
-            if self._intake.progressed:
-                self._intake.progressed = False
-                self._idle_used_s = 0.0
             return
         self._drained = True
         rest = self._line.end()
@@ -365,7 +407,11 @@ class Run:
         try:
             self._journal.append(lines)
         except BackplaneError as error:
-            self._decide("store", error)
+            # Even after a good final: events that are not kept make another run of it.
+            self.end = self.end or End(reason="store", code=error.code)
+            self.error = self.error or error
+            self._intake.close()
+            self._stop()
             return
         self._queue.extend(batches)
 
@@ -376,6 +422,18 @@ class Run:
     def _input_unread(self) -> None:
         text = f"{self.backend_id!r} did not read its input for {self._limits.write_s:g} s (write_s)"
         self._decide("idle", BackendError("backend_timeout", text))
+
+    def _input_closed(self) -> None:
+        """A line found no reader: with the order not taken there will be no result."""
+        if self._outbox is not None and self._outbox.written == 0 and self._tasks is not None:
+            self._tasks.start_soon(self._order_not_taken)
+
+    async def _order_not_taken(self) -> None:
+        # A host that has ended, or says why it ends, is told by that and not by the broken pipe.
+        with anyio.move_on_after(EXIT_WAIT_S):
+            await self._intake.over.wait()
+        text = f"{self.backend_id!r} closed its input before it had taken the order"
+        self._decide("protocol", BackendError("stream_closed", text, hint="a host reads its standard input to the end"))
 
     # Ending.
 
@@ -402,13 +460,18 @@ class Run:
     async def _ladder(self) -> None:
         assert self._link is not None
         link = self._link
+        # Whoever is cancelled above, the child is stopped in order.
+        with anyio.CancelScope(shield=True):
+            await self._walk_down(link)
+        self._gone.set()
+        if link.stdout >= 0:
+            anyio.notify_closing(link.stdout)
+
+    async def _walk_down(self, link: Link) -> None:
         asks_first = "cancel/1" in self._line.extensions and self._sent and not self._intake.over.is_set()
         if self.end is not None and self.end.reason == "host_exit":
             await link.wait(EXIT_WAIT_S)
         await link.stop(grace_s=self._limits.cancel_grace_s, cancel=self._say_cancel if asks_first else None)
-        self._gone.set()
-        if link.stdout >= 0:
-            anyio.notify_closing(link.stdout)
 
     async def _say_cancel(self, grace_s: float) -> None:
         reason = self.facts.added.get("cancel_reason") or (self.end.reason if self.end else "")
@@ -419,14 +482,15 @@ class Run:
         """Total and idle deadlines; idle stands still while an ask is open or the consumer is slow."""
         limits = self._limits
         while not self._stopping:
+            self._note_progress()
             now = time.monotonic()
             left_s = limits.run_s - (now - self._started) if limits.run_s is not None else float("inf")
             if left_s <= 0:
                 text = f"the run took longer than {limits.run_s:g} s (run_s)"
                 self._decide("deadline", BackendError("backend_timeout", text, hint="raise --timeout"))
                 return
-            if self._sent and not self._intake.asks_open and self._waiting_since is not None:
-                idle_left_s = limits.idle_s - self._idle_used_s - (now - self._waiting_since)
+            if self._sent and not self._intake.asks_open and self._reading_since is not None:
+                idle_left_s = limits.idle_s - self._silent_s - (now - self._reading_since)
                 if idle_left_s <= 0:
                     text = f"{self.backend_id!r} sent nothing for {limits.idle_s:g} s (idle_s)"
                     self._decide("idle", BackendError("backend_timeout", text, hint="raise --idle-timeout"))
@@ -435,28 +499,47 @@ class Run:
                 idle_left_s = LOOK_S
             await anyio.sleep(max(min(left_s, idle_left_s), 0.001))
 
+    async def _watch_exit(self) -> None:
+        """A child that has ended says no more, though one that it started may hold its output open."""
+        assert self._link is not None
+        while not self._stopping and await self._link.wait(LOOK_EXIT_S) is None:
+            pass
+        ended = time.monotonic()
+        while not self._stopping:
+            await anyio.sleep(LOOK_S)
+            # What lies in the pipe is read first, however slow the consumer: only then does the reader wait.
+            if self._reading_since is not None and time.monotonic() - max(ended, self._reading_since) > EXIT_WAIT_S:
+                self._decide("host_exit", None)
+
     async def _finish(self) -> None:
-        """End the run whatever state it is in, then seal and store; once."""
-        if self._finished:
-            return
-        self._finished = True
+        """End the run whatever state it is in, then seal and store; once, and whoever else comes waits."""
         with anyio.CancelScope(shield=True):
-            if not self._intake.over.is_set():
-                self._decide("cancelled", None, note="the caller left the run")
-            self._stop()
-            while not self._drained:
-                await self._advance()
-            await self._gone.wait()
-            self._hand_on(self._intake.let_go())
-            self._intake.close()
-            self._explain_exit()
-            if self.end is None:
-                self.end = End(reason=self.facts.claimed_outcome)
-            if self._preparing is not None:
-                await self._preparing.settled()
-            sealed = await anyio.to_thread.run_sync(functools.partial(self._seal, self.end))
-            self.receipt, self.patch, self.end = sealed.receipt, sealed.patch, sealed.end
-            self.error = self.error or sealed.error
+            if self._finished:
+                await self._sealed.wait()
+                return
+            self._finished = True
+            try:
+                await self._end_and_seal()
+            finally:
+                self._sealed.set()
+
+    async def _end_and_seal(self) -> None:
+        if not self._intake.over.is_set():
+            self._decide("cancelled", None, note="the caller left the run")
+        self._stop()
+        while not self._drained:
+            await self._advance()
+        await self._gone.wait()
+        self._hand_on(self._intake.let_go())
+        self._intake.close()
+        self._explain_exit()
+        if self.end is None:
+            self.end = End(reason=self.facts.claimed_outcome)
+        if self._preparing is not None:
+            await self._preparing.settled()
+        sealed = await anyio.to_thread.run_sync(functools.partial(self._seal, self.end))
+        self.receipt, self.patch, self.end = sealed.receipt, sealed.patch, sealed.end
+        self.error = self.error or sealed.error
 
     def _seal(self, end: End) -> Sealed:
         # In a worker thread: what it needs was loaded by the preparation, or is loaded here.
@@ -501,3 +584,17 @@ class Run:
             exit_code=exit_.code if exit_ is not None else None,
             signal=exit_.signal if exit_ is not None else None,
         )
+
+
+class _Batches:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __aiter__(self) -> _Batches:
+        return self
+
+    async def __anext__(self) -> Events:
+        batch = await self._run._next_batch()
+        if batch is None:
+            raise StopAsyncIteration
+        return batch

@@ -1,0 +1,166 @@
+"""Runs for tests: a control plane, hosts of a few lines, and what must hold of every receipt."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from backplane import sidecar
+from backplane.asks import Decision
+from backplane.backends import Backend, MemoryBackend, ProcessBackend
+from backplane.config import Limits, Settings
+from backplane.contract import canonical
+from backplane.contract.capability import NATIVE, Level
+from backplane.contract.events import AgentEvent
+from backplane.contract.work import WorkOrder, WorkspaceSpec
+from backplane.intake import OnAsk
+from backplane.receipts.store import Store
+from backplane.runtime import ControlPlane, Run
+from hosts import mock
+from tests import closed
+from tests.peers import PYTHON, ROOT
+
+QUICK = Limits(hello_s=5.0, cancel_grace_s=0.4, idle_s=20.0)
+"""Limits of a test that is not about them."""
+
+HELLO = {
+    "t": "hello",
+    "contract_version": "abp/v0.1",
+    "backend": {"id": "script"},
+    "capabilities": {"streaming": "native"},
+}
+
+PRELUDE = """
+import json, os, signal, sys, time
+HELLO = json.loads({hello!r})
+def put(*messages):
+    data = b"".join(m if isinstance(m, bytes) else json.dumps(m).encode() + b"\\n" for m in messages)
+    while data:
+        data = data[os.write(1, data):]
+def hello(**members): put({{**HELLO, **members}})
+def take():
+    line = sys.stdin.buffer.readline()
+    return json.loads(line) if line else None
+def event(run, text="a", **members):
+    return {{"t": "event", "ref_id": run["id"], "event": {{"ts": "2026-01-15T12:00:00Z", "type": "assistant_delta", "text": text, **members}}}}
+def final(run, **members):
+    receipt = {{
+        "meta": {{"run_id": run["id"], "work_order_id": run["work_order"]["id"], "contract_version": "abp/v0.1",
+                 "started_at": "2026-01-15T12:00:00Z", "finished_at": "2026-01-15T12:00:01Z", "duration_ms": 1000}},
+        "backend": {{"id": "script"}}, "capabilities": {{"streaming": "native"}}, "usage_raw": {{}}, "usage": {{}}, "trace": [],
+        "artifacts": [], "verification": {{"harness_ok": True}}, "outcome": "complete",
+    }}
+    return {{"t": "final", "ref_id": run["id"], "receipt": {{**receipt, **members}}}}
+def deaf():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(number, signal.SIG_IGN)
+def end(): sys.stdin.buffer.read()
+"""
+
+
+def script(
+    folder: Path, body: str, *, name: str = "script.py", hello: dict[str, Any] = HELLO, **options: Any
+) -> Backend:
+    """A host of a few lines of Python that uses nothing of ours; `hello`, `take`, `put`, `event`, `final` are there."""
+    path = folder / name
+    path.write_text(PRELUDE.format(hello=json.dumps(hello)) + body)
+    return ProcessBackend(id="script", argv=(sys.executable, "-I", "-S", str(path)), **options)
+
+
+def mock_backend(way: str, *, capabilities: dict[str, Level] = mock.CAPABILITIES, **options: Any) -> Backend:
+    """The scripted agent, in a process of its own or in this one."""
+    if way == "process":
+        wire = json.dumps({name: level.to_wire() for name, level in capabilities.items()})
+        argv = (*PYTHON, str(ROOT / "hosts" / "mock.py"), "--capabilities", wire)
+        return ProcessBackend(id="mock", argv=argv, **options)
+    return memory(mock.work_of(), sidecar.Host(id="mock", capabilities=capabilities), **options)
+
+
+def memory(work: sidecar.Work, host: sidecar.Host | None = None, **options: Any) -> Backend:
+    host = host or sidecar.Host(id="memory", capabilities={"streaming": NATIVE})
+    return MemoryBackend(id=host.id, serve=functools.partial(sidecar.serve, host, work), **options)
+
+
+def order(
+    root: Path, *steps: dict[str, Any], task: str = "do it", mode: str = "pass_through", **members: Any
+) -> WorkOrder:
+    """An order on a folder; steps are a mock's scenario."""
+    value = msgspec.structs.replace(WorkOrder(task), workspace=WorkspaceSpec(root=str(root), mode=mode), **members)  # type: ignore[arg-type]
+    if not steps:
+        return value
+    vendor = {**value.config.vendor, "mock": {"scenario": list(steps)}}
+    return msgspec.structs.replace(value, config=msgspec.structs.replace(value.config, vendor=vendor))
+
+
+def plane(home: Path, limits: Limits = QUICK, **members: Any) -> ControlPlane:
+    return ControlPlane(Settings(limits=msgspec.structs.replace(limits, **members)), home, os.environ)
+
+
+async def go(
+    plane: ControlPlane,
+    order: WorkOrder,
+    backend: Backend,
+    *,
+    on_ask: OnAsk | None = None,
+    limits: Limits | None = None,
+) -> tuple[Run, list[AgentEvent]]:
+    """Run an order to its end and check everything that holds of every run."""
+    events: list[AgentEvent] = []
+    async with plane.start(order, backend, on_ask=on_ask, limits=limits) as run:
+        async for event in run:
+            events.append(event)
+    check(run, events)
+    return run, events
+
+
+def check(run: Run, events: Iterable[AgentEvent] | None = None) -> dict[str, Any]:
+    """What must hold of every run that has ended; gives the receipt as a closed peer reads it."""
+    assert run.receipt is not None
+    assert run.end is not None
+    data = b"".join(run.receipt_chunks())
+    read = closed.read(data)
+    assert read["receipt_sha256"] == run.receipt.receipt_sha256
+    assert read["meta"]["run_id"] == run.id
+    assert read["meta"]["work_order_id"] == run.order.id
+    assert read["meta"]["started_at"] <= read["meta"]["finished_at"]
+    assert run.receipt.backplane["end"]["reason"] == run.end.reason or run.end.reason == "store"
+    assert (run.error is None) == (run.end.code is None)
+    assert run.error is None or run.error.code == run.end.code
+    if events is not None:
+        assert [canonical.encode(event) for event in run.receipt.trace] == [canonical.encode(event) for event in events]
+    home = run._plane.home
+    assert not (home / "stage" / run.id).exists()
+    if run.end.reason != "store":
+        with Store.open(home, readonly=True) as store:
+            assert store.verify(run.id) == []
+            assert store.load(run.id).receipt_sha256 == run.receipt.receipt_sha256
+    return read
+
+
+def backplane_of(run: Run) -> dict[str, Any]:
+    assert run.receipt is not None
+    return run.receipt.backplane
+
+
+def counts(run: Run) -> dict[str, int]:
+    found: dict[str, int] = backplane_of(run)["counts"]
+    return found
+
+
+def texts(events: Iterable[AgentEvent]) -> list[str]:
+    return [event.text for event in events if hasattr(event, "text")]
+
+
+def saying(decision: Decision) -> OnAsk:
+    """A callback that gives the same answer to everything."""
+
+    async def on_ask(_: object) -> Decision:
+        return decision
+
+    return on_ask

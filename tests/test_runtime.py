@@ -1,0 +1,334 @@
+"""Runs that go well: the same orders in memory and over a process, on both event loops, many at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from backplane import api
+from backplane.backends import Backend
+from backplane.config import Limits, Settings
+from backplane.contract.events import AssistantDelta, Reasoning, RunCompleted, RunStarted, ToolCall, ToolResult
+from backplane.contract.work import RuntimeConfig
+from backplane.errors import BackendError, ProtocolError
+from backplane.receipts.store import Store
+from backplane.runtime import Run
+from backplane.sidecar import Done, HostRun
+from tests.runs import QUICK, backplane_of, check, counts, go, memory, mock_backend, order, plane, script, texts
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["memory", "process"])
+def mock(request: pytest.FixtureRequest) -> Backend:
+    return mock_backend(request.param)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "a.txt").write_text("alpha\n")
+    return folder
+
+
+# One run --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_complete_run_has_its_events_and_a_sealed_stored_receipt(
+    mock: Backend, backplane_home: Path, root: Path
+) -> None:
+    steps: list[dict[str, Any]] = [
+        {"delta": "he"},
+        {"delta": "llo"},
+        {"think": "hm"},
+        {"write": {"path": "b.txt", "content": "beta\n"}},
+        {"read": "a.txt"},
+        {"usage": {"input_tokens": 5, "output_tokens": 2}},
+        {"say": "done"},
+    ]
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root, *steps), mock)
+    assert (run.error, run.end.reason if run.end else None) == (None, "complete")
+    receipt = run.receipt
+    assert receipt is not None
+    assert receipt.outcome == "complete"
+    assert receipt.verification.harness_ok
+    assert receipt.verification.git_diff is not None
+    assert "+beta" in receipt.verification.git_diff
+    assert texts(events) == ["he", "llo", "", "done"]
+    assert [type(events[0]), type(events[-1])] == [RunStarted, RunCompleted]
+    assert sum(isinstance(event, Reasoning) for event in events) == 1
+    assert sum(isinstance(event, ToolCall | ToolResult) for event in events) == 4
+    assert (receipt.usage.input_tokens, receipt.usage.output_tokens) == (5, 2)
+    assert backplane_of(run)["usage"]["input_tokens"] == "claimed"
+    assert backplane_of(run)["usage"]["request_units"] == "unknown"
+    assert "reconciliation" not in backplane_of(run) or backplane_of(run)["reconciliation"] == {}
+    assert (root / "b.txt").read_text() == "beta\n"
+
+
+async def test_a_failed_run_is_no_error_of_ours(mock: Backend, backplane_home: Path, root: Path) -> None:
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, order(root, {"say": "x"}, {"outcome": "failed"}), mock)
+        partial, _ = await go(control, order(root, {"outcome": "partial"}), mock)
+    assert run.error is None
+    assert run.end is not None
+    assert run.receipt is not None
+    assert (run.end.reason, run.receipt.outcome) == ("failed", "failed")
+    assert partial.receipt is not None
+    assert partial.receipt.outcome == "partial"
+
+
+async def test_a_mock_without_a_scenario_answers_the_task(mock: Backend, backplane_home: Path, root: Path) -> None:
+    async with plane(backplane_home) as control:
+        _, events = await go(control, order(root, task="say hi"), mock)
+    assert texts(events) == ["I was asked: say hi"]
+
+
+async def test_batches_are_the_same_events_with_their_recorded_bytes(
+    mock: Backend, backplane_home: Path, root: Path
+) -> None:
+    records: list[bytes] = []
+    steps = {"repeat": {"times": 300, "steps": [{"delta": "n{n}"}]}}
+    async with plane(backplane_home) as control, control.start(order(root, steps), mock) as run:
+        async for batch in run.batches():
+            assert batch.ref_id == run.id
+            assert len(batch.events) == len(batch.records)
+            records += batch.records
+    check(run)
+    assert run.folder is not None
+    assert (run.folder / "trace.jsonl").read_bytes().splitlines() == records
+
+
+async def test_a_redirected_root_reaches_the_host_whole(backplane_home: Path, root: Path) -> None:
+    seen: list[HostRun] = []
+
+    async def work(host_run: HostRun) -> Done:
+        seen.append(host_run)
+        return Done()
+
+    config = RuntimeConfig(
+        model="m", vendor={"x": {"y": [1, None]}}, env={"A": "b" * 20}, max_turns=3, max_budget_usd=1.5
+    )
+    wanted = order(root, mode="staged", config=config)
+    async with plane(backplane_home) as control:
+        await go(control, wanted, memory(work))
+    got = seen[0].order
+    assert got.workspace.root != str(root)
+    assert msgspec.structs.replace(got, workspace=wanted.workspace) == wanted
+    assert seen[0].extensions == ("cancel/1", "ping/1", "ask/1")
+
+
+async def test_a_ping_is_answered_while_somebody_reads(mock: Backend, backplane_home: Path, root: Path) -> None:
+    took: list[float] = []
+    async with plane(backplane_home) as control, control.start(order(root, {"say": "x"}, {"sleep_s": 60}), mock) as run:
+
+        async def measure() -> None:
+            took.append(await run.ping())
+            await run.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            async for event in run:
+                if texts([event]) == ["x"]:
+                    tasks.start_soon(measure)
+    assert 0 < took[0] < 5
+    check(run)
+
+
+async def test_a_host_that_cannot_be_pinged_says_so(backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    backend = script(tmp_path, "hello(); run = take(); put(event(run)); take(); put(final(run)); end()")
+    async with plane(backplane_home) as control, control.start(order(root), backend) as run:
+        async for _ in run:
+            with pytest.raises(ProtocolError, match="ping"):
+                await run.ping()
+            break
+    check(run)
+
+
+# Many runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ways", [("memory",), ("process", "memory")])
+async def test_many_orders_at_once_are_not_mixed_up(ways: tuple[str, ...], backplane_home: Path, root: Path) -> None:
+    count = 100 if ways == ("memory",) else 60
+    backends = [mock_backend(way) for way in ways]
+    ended: dict[int, Run] = {}
+
+    async def one(number: int) -> None:
+        steps = {"repeat": {"times": 100, "steps": [{"delta": f"{number}:{{n}}"}]}}
+        run, events = await go(control, order(root, steps), backends[number % len(backends)])
+        assert texts(events) == [f"{number}:{count}" for count in range(100)]
+        ended[number] = run
+
+    async with (
+        plane(backplane_home, runs_max=16, idle_s=60.0, hello_s=60.0) as control,
+        anyio.create_task_group() as tasks,
+    ):
+        for number in range(count):
+            tasks.start_soon(one, number)
+    assert len({run.id for run in ended.values()}) == count
+    assert {run.end.reason for run in ended.values() if run.end} == {"complete"}
+    with Store.open(backplane_home, readonly=True) as store:
+        assert len(store.list(1_000)) == count
+        assert store.verify_all().findings == ()
+
+
+async def test_runs_beyond_the_limit_wait_and_those_beyond_the_queue_are_refused(
+    backplane_home: Path, root: Path
+) -> None:
+    release, running, most = anyio.Event(), 0, 0
+
+    async def work(host_run: HostRun) -> Done:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await release.wait()
+        running -= 1
+        return Done()
+
+    backend, ended = memory(work), []
+
+    async def one() -> None:
+        ended.append(await go(control, order(root), backend))
+
+    async with plane(backplane_home, runs_max=2, waiting_max=3, idle_s=60.0) as control:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(one)
+            with anyio.fail_after(5):
+                while running < 2 or control._slots.statistics().tasks_waiting < 3:
+                    await anyio.wait_all_tasks_blocked()
+            with pytest.raises(BackendError, match="3 runs wait") as refused:
+                async with control.start(order(root), backend):
+                    pytest.fail("it was let in")
+            assert refused.value.code == "rate_limit_exceeded"
+            release.set()
+    assert (len(ended), most) == (5, 2)
+    assert all(run.receipt and run.receipt.outcome == "complete" for run, _ in ended)
+
+
+async def test_waiting_for_a_place_does_not_count_as_running(backplane_home: Path, root: Path) -> None:
+    async def work(host_run: HostRun) -> Done:
+        await anyio.sleep(0.4)
+        return Done()
+
+    ended: list[Run] = []
+
+    async def one() -> None:
+        ended.append((await go(control, order(root), memory(work)))[0])
+
+    async with plane(backplane_home, runs_max=1, run_s=1.0) as control, anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(one)
+    assert [run.end.reason for run in ended if run.end] == ["complete"] * 4
+
+
+# Streams --------------------------------------------------------------------------------------------------------------
+
+
+async def test_twenty_thousand_events_before_a_hard_exit_are_all_kept_in_order(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    backend = script(
+        tmp_path,
+        """
+hello(); run = take()
+put(b"".join(json.dumps(event(run, str(n))).encode() + b"\\n" for n in range(20_000)) + json.dumps(final(run)).encode() + b"\\n")
+os._exit(0)
+""",
+    )
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root), backend)
+    assert texts(events) == [str(number) for number in range(20_000)]
+    assert run.error is None
+
+
+async def test_a_slow_consumer_slows_the_child_and_loses_nothing(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    mark = tmp_path / "written"
+    backend = script(
+        tmp_path,
+        f"""
+hello(); run = take()
+for n in range(2_000):
+    put(event(run, str(n) + ":" + "x" * 1_000))
+    if n % 100 == 0:
+        with open({str(mark)!r}, "w") as file: file.write(str(n))
+put(final(run)); end()
+""",
+    )
+    seen: list[str] = []
+    ahead = 0
+    async with plane(backplane_home) as control, control.start(order(root), backend) as run:
+        async for event in run:
+            if isinstance(event, AssistantDelta):
+                seen.append(event.text.partition(":")[0])
+            if len(seen) in (1, 500):
+                # The child has all the time it wants, and gets as far as the pipe and one read take it.
+                await anyio.sleep(0.3)
+                ahead = max(ahead, int(mark.read_text()) - len(seen))
+            assert sum(len(batch.events) for batch in run._queue) <= 100
+    check(run)
+    assert seen == [str(number) for number in range(2_000)]
+    assert ahead < 400
+
+
+async def test_a_line_longer_than_the_limit_ends_the_run_by_its_name(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = "hello(); run = take(); put(event(run, 'x' * {size})); put(final(run)); end()"
+    async with plane(backplane_home, line_bytes_max=10_000) as control:
+        within, events = await go(control, order(root), script(tmp_path, body.format(size=9_800)))
+        beyond, _ = await go(control, order(root), script(tmp_path, body.format(size=10_000)))
+    assert within.error is None
+    assert len(texts(events)[0]) == 9_800
+    assert beyond.error is not None
+    assert beyond.error.code == "protocol_invalid_envelope"
+    assert "line_bytes_max" in beyond.error.message
+
+
+async def test_noise_is_counted_and_kept_to_its_bound(backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    backend = script(
+        tmp_path,
+        """
+put(b"npm notice\\n"); hello(); run = take()
+for n in range(50): put(b"x" * 10_000 + b"\\n", event(run, str(n)), b'{"level":"info"}\\n')
+put(b"\\xff\\xfe\\x1b[31m\\n", final(run)); end()
+""",
+    )
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root), backend)
+    assert run.error is None
+    assert texts(events) == [str(number) for number in range(50)]
+    assert counts(run)["noise_lines"] == 102
+    noise = backplane_of(run)["noise"]
+    assert noise["lines"] == 102
+    assert noise["text"].startswith("npm notice\nxxx")
+    assert len(noise["text"]) <= QUICK.noise_bytes_max
+
+
+# The Python door ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_python_door_streams(backplane_home: Path, root: Path) -> None:
+    async with api.start("echo hello", backend="shell", root=root, settings=Settings(limits=Limits())) as run:
+        events = [event async for event in run]
+    check(run, events)
+    assert any("hello" in getattr(event, "message", "") for event in events)
+
+
+def test_the_python_door_blocks(backplane_home: Path, root: Path) -> None:
+    seen: list[Any] = []
+    run = api.run("say hi", backend="mock", root=root, on_event=seen.append, settings=Settings())
+    check(run, seen)
+    assert texts(seen) == ["I was asked: say hi"]
