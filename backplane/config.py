@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from backplane.errors import ConfigError, StoreError
+from backplane.errors import ConfigError, PolicyError, StoreError
 
 FILE_NAME: Final = "backplane.toml"
 
@@ -128,6 +128,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The limits of one backend: its own where it has some."""
         own = self.backends.get(backend)
         return own.limits_over(self.limits) if own is not None else self.limits
+
+
+def tighter(configured: Isolation, asked: object) -> Isolation:
+    """The stricter of the configuration's isolation and an order's.
+
+    Args:
+        asked: as it stands in the order; None is nothing.
+
+    Raises:
+        PolicyError: `policy_invalid`, it is no known word.
+    """
+    words: tuple[Isolation, ...] = ("off", "best_effort", "required")
+    if asked is None:
+        return configured
+    for word in words:
+        if asked == word:
+            return max(configured, word, key=words.index)
+    fact = f"config.vendor.abp.isolation is {str(asked)[:40]!r}"
+    raise PolicyError("policy_invalid", fact, hint=f"one of: {', '.join(words)}")
 
 
 _LIMITS: Final = {field.name: field.type for field in msgspec.structs.fields(Limits)}

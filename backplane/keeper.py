@@ -60,18 +60,23 @@ class Keeper:
         from backplane.receipts.recovery import is_live
         from backplane.workspace import collect
 
-        stages = self.home / "stage"
-        for stage in stages.iterdir() if stages.is_dir() else ():
-            if not is_live(self.home, stage.name):
-                collect(stage)
+        for stages in (self.home / "stage", self.home / "scratch"):
+            for stage in stages.iterdir() if stages.is_dir() else ():
+                if not is_live(self.home, stage.name):
+                    collect(stage)
 
     def _clean(self, orphan: Orphan) -> None:
         from backplane.workspace import collect
 
         collect(self.stage_of(orphan.run_id))
+        collect(self.scratch_of(orphan.run_id))
 
     def stage_of(self, run_id: str) -> Path:
         return self.home / "stage" / run_id
+
+    def scratch_of(self, run_id: str) -> Path:
+        """Where a contained host puts its temporary files."""
+        return self.home / "scratch" / run_id
 
     def journal(self, facts: Facts) -> Journal:
         started_at = canonical.timestamp_at(facts.started_ns)

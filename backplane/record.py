@@ -31,7 +31,7 @@ from backplane.contract.receipt import (
 )
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import CODES
-from backplane.policy import TOOL_NAME_CHARS_MAX, Layer, Policy, enforcement
+from backplane.policy import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, enforcement
 from backplane.redact import Redactor
 
 NAMES_MAX: Final = 1000
@@ -143,6 +143,14 @@ class Facts:
         self.inner: dict[str, Json] = {}
         self.added: dict[str, Json] = {}
         """Members for `usage_raw.backplane`."""
+        self.isolation = "off"
+        """What was asked for, the configuration's and the order's together."""
+        self.contained: dict[str, Json] = {}
+        """What held the host, as the cage's label has it; empty where nothing was put around it."""
+        self.held_by_system: dict[Rule, str] = {}
+        """Rules held by the operating system, each with what it leaves open."""
+        self.guarded = False
+        """The host was a program of its own, under a guard."""
         self.claimed_paths: set[str] = set()
         self._claimed_chars = 0
         self.redactor = Redactor(())
@@ -272,7 +280,13 @@ class Facts:
             name: for_tools if name in _TOOL_LISTS else for_places
             for name in (*PolicyProfile.__struct_fields__, "workspace")
         }
-        found: dict[str, Json] = {"rules": enforcement(self.policy, layers)}
+        exact: dict[Rule, tuple[Layer, ...]] = dict.fromkeys(self.held_by_system, ("os",))
+        rules: list[Any] = list(enforcement(self.policy, layers, exact))
+        for row in rules:
+            gap = self.held_by_system.get(Rule(row["rule"], row["pattern"]))
+            if gap:
+                row["gap"] = gap
+        found: dict[str, Json] = {"rules": rules, **(self.contained or _uncontained(self.isolation, self.guarded))}
         violations = self._violations()
         if violations:
             found["violations"] = violations
@@ -289,6 +303,17 @@ class Facts:
             else:
                 violations.append({"rule": rule, "reason": reason})
         return violations
+
+
+def _uncontained(isolation: str, guarded: bool) -> dict[str, Json]:
+    """The label of a host that nothing was put around."""
+    kinds: dict[str, Json] = {name: {"state": "none"} for name in ("files", "network", "syscalls", "limits")}
+    kinds["processes"] = kinds["environment"] = {"state": "none"}
+    if guarded:
+        gap = "if the guard itself is killed, who has left the session stays"
+        kinds["processes"] = {"state": "partial", "by": ["guard"], "gap": gap}
+        kinds["environment"] = {"state": "enforced", "by": ["allow list"]}
+    return {"isolation": isolation, "layers": [], "kinds": kinds}
 
 
 _TOOL_LISTS: Final = frozenset({"allowed_tools", "disallowed_tools", "require_approval_for"})

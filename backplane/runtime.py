@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,8 +22,8 @@ import anyio.abc
 import anyio.to_thread
 import msgspec
 
-from backplane.backends import Backend, Link
-from backplane.config import Limits, Settings
+from backplane.backends import Backend, Link, Opener, ProcessBackend
+from backplane.config import Limits, Settings, tighter
 from backplane.contract import envelope as wire
 from backplane.contract.capability import Manifest, read_manifest
 from backplane.contract.events import AgentEvent
@@ -41,8 +41,11 @@ from backplane.redact import Redactor
 from backplane.splits import HOLD_S_MAX
 
 if TYPE_CHECKING:
+    from backplane.contain.probe import Probe
+    from backplane.contain.run import Cell
     from backplane.receipts.journal import Journal
     from backplane.sealing import Sealed
+    from backplane.workspace import Workspace
 
 EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1")
 """What this control plane announces with every run."""
@@ -83,6 +86,8 @@ class ControlPlane:
         self.environ = environ
         self._slots = anyio.Semaphore(settings.limits.runs_max)
         self.keeper = Keeper(home)
+        self.layers: Probe | None = None
+        """What contains hosts on this machine; None finds out when it is needed."""
 
     async def __aenter__(self) -> ControlPlane:
         return self
@@ -118,9 +123,12 @@ class ControlPlane:
             tasks: anyio.abc.TaskGroup | None = None
             if run._admit():
                 try:
-                    link = await stack.enter_async_context(backend.open(order, self.environ))
+                    link = await stack.enter_async_context(await run._open())
                 except BackplaneError as error:
-                    run._decide("failed", error)
+                    run._fail(error)
+                except BaseException:  # Cancelled: what was prepared already is sealed and removed.
+                    await run._finish()
+                    raise
                 else:
                     tasks = await stack.enter_async_context(anyio.create_task_group())
                     run._connect(link, tasks)
@@ -175,6 +183,9 @@ class Run:
         self._intake = Intake(
             self.id, self.facts, limits, self._line, on_ask=on_ask, decide=self._decide, hand_on=self._hand_on
         )
+        self._cell: Cell | None = None
+        self._left = False
+        """Whoever wanted the run has gone before it began."""
         self._begun = False
         self._sent = False
         self._gone = anyio.Event()
@@ -270,6 +281,71 @@ class Run:
             return False
         return True
 
+    async def _open(self) -> AbstractAsyncContextManager[Link]:
+        """The way to start the host, contained as far as was asked for and can be had.
+
+        Raises:
+            BackplaneError: refused; or the place to work in, which comes first then, could not be made.
+        """
+        environ = self._plane.environ
+        program = self._backend if isinstance(self._backend, ProcessBackend) and self._backend.guard else None
+        self.facts.guarded = program is not None
+        demanded = self.order.abp("enforcement")
+        isolation = tighter(self._plane.settings.isolation, self.order.abp("isolation"))
+        self.facts.isolation = isolation
+        if isolation == "off" and demanded is None:
+            return self._backend.open(self.order, environ)
+        # Not before: who does not want it shall not pay for loading it.
+        from backplane.contain.run import Cell
+
+        assert self.facts.policy is not None
+        self._cell = Cell(self.facts.policy, isolation, demanded, environ, self._plane.layers)
+        await self._cell.admit(is_process=program is not None and isolation != "off")
+        if program is None or isolation == "off":
+            return self._backend.open(self.order, environ)
+        opener = await self._contain(program, self._cell)
+        return program.open(self.order, environ, opener)
+
+    async def _contain(self, program: ProcessBackend, cell: Cell) -> Opener:
+        """Put the cage on; what is staged must be there already, or a rule on a file would find nothing to cover."""
+        from backplane.contain.run import place_of
+
+        keeper, spec = self._plane.keeper, self.order.workspace
+        root, original = spec.root, None
+        if spec.mode == "staged":
+            workspace = await self._stage_first()
+            root, original = str(workspace.root), spec.root
+        place = place_of(root, original=original, home=keeper.home, scratch=keeper.scratch_of(self.id))
+        command = program.command(self.order, self._plane.environ)
+        held = await cell.put_on(place, command, program.writable, program.endpoints)
+        self.facts.contained, self.facts.held_by_system = held.label, held.gaps
+        if held.policy is not None:
+            self.facts.added["endpoints"] = list(held.endpoints)
+        return functools.partial(cell.open, held)
+
+    async def _stage_first(self) -> Workspace:
+        self._journal = self._plane.keeper.journal(self.facts)
+        preparing = self._preparing = self._prepare()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(preparing.run, self._journal.folder)
+            try:
+                await preparing.settled()
+            finally:
+                self._left = True
+        self._left = False
+        return await preparing.wait()
+
+    def _prepare(self) -> Preparation:
+        def stopped() -> bool:
+            return self._left or (self._stopping and not self._sent)
+
+        return Preparation(self._plane.keeper, self.facts, self._limits, stopped)
+
+    def _fail(self, error: BackplaneError) -> None:
+        """End a run that did not come to its order."""
+        refused = error.facts.exit_code == 4
+        self._decide("store" if error.code == "receipt_store_failed" else "refused" if refused else "failed", error)
+
     def _negotiate(self, manifest: Manifest) -> None:
         found = negotiate(self.order.requirements, manifest)
         self.facts.added["negotiation"] = found.to_wire()
@@ -286,14 +362,14 @@ class Run:
         self._intake.connect(self._outbox, tasks)
         tasks.start_soon(self._watch)
         tasks.start_soon(self._watch_exit)
+        if self._preparing is not None:
+            return
         try:
             self._journal = self._plane.keeper.journal(self.facts)
         except BackplaneError as error:
             self._decide("store", error)
             return
-        self._preparing = Preparation(
-            self._plane.keeper, self.facts, self._limits, lambda: self._stopping and not self._sent
-        )
+        self._preparing = self._prepare()
         tasks.start_soon(self._preparing.run, self._journal.folder)
 
     async def _begin(self) -> None:
@@ -308,8 +384,7 @@ class Run:
             if not self._stopping:
                 self._send_order(str(workspace.root))
         except BackplaneError as error:
-            refused = error.facts.exit_code == 4
-            self._decide("store" if error.code == "receipt_store_failed" else "refused" if refused else "failed", error)
+            self._fail(error)
 
     async def _await_hello(self) -> None:
         with anyio.move_on_after(self._limits.hello_s):
@@ -335,6 +410,8 @@ class Run:
             )
         with suppress(StoreError):  # Only a cache: the run can do without.
             self._plane.keeper.keep_manifest(self._backend.key, hello.capabilities)
+        if self._cell is not None:
+            self._cell.check_asks(hello.extensions)
         self._negotiate(manifest)
 
     def _send_order(self, root: str) -> None:
@@ -552,6 +629,8 @@ class Run:
                 self.facts.counts["unwritten"] = self._outbox.unwritten
             self.facts.counts["redacted"] += self._line.redacted
             self.facts.ended(link.stderr_tail, link.stderr_dropped, link.swept)
+        if self._cell is not None:
+            self._cell.close(self.facts.added)
         if workspace is not None and not self._sent:
             workspace.close()
             workspace = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, cast
 
 from backplane.config import Isolation
@@ -13,7 +12,6 @@ from backplane.contract.work import PolicyProfile
 from backplane.errors import CapabilityError, PolicyError
 from backplane.policy import Layer as Holder
 
-_RANK: Final[Mapping[str, int]] = MappingProxyType({"off": 0, "best_effort": 1, "required": 2})
 _HOLDERS: Final = ("audit", "vendor", "host", "os")
 _TOOLS: Final = frozenset({"allowed_tools", "disallowed_tools", "require_approval_for"})
 _FILES: Final = frozenset({"deny_read", "deny_write", "workspace"})
@@ -21,20 +19,6 @@ NETWORK: Final = frozenset({"allow_network", "deny_network"})
 
 Demands = Mapping[str, Holder]
 """List of the policy (or `workspace`) → the weakest layer that may hold its rules."""
-
-
-def tighter(configured: Isolation, asked: Json) -> Isolation:
-    """The stricter of the configuration's isolation and the order's.
-
-    Raises:
-        PolicyError: `policy_invalid`, the order's is no known word.
-    """
-    if asked is None:
-        return configured
-    if not isinstance(asked, str) or asked not in _RANK:
-        fact = f"config.vendor.abp.isolation is {str(asked)[:40]!r}"
-        raise PolicyError("policy_invalid", fact, hint=f"one of: {', '.join(_RANK)}")
-    return max(configured, cast(Isolation, asked), key=_RANK.__getitem__)
 
 
 def demands(asked: Json) -> Demands:
@@ -100,6 +84,22 @@ def _not_by_system(name: str, isolation: Isolation, found: Probe | None) -> str:
 
 def _says(layer: Layer) -> str:
     return f"{layer.name}: {layer.why}"
+
+
+def check_held(wanted: Demands, held: frozenset[str], profile: PolicyProfile) -> None:
+    """Refuse, the cage worked out, a list whose rules turned out too many or too odd for it.
+
+    Args:
+        held: lists whose rules the operating system holds.
+
+    Raises:
+        CapabilityError: `capability_unsupported`.
+    """
+    names = [name for name, holder in wanted.items() if holder == "os" and getattr(profile, name, True)]
+    lost = sorted(set(names) - held)
+    if lost:
+        fact = f"{', '.join(lost)} held by 'os': too many places to cover in this workspace"
+        raise CapabilityError("capability_unsupported", fact, hint="name whole folders, or exclude what is not needed")
 
 
 def check_asks(wanted: Demands, extensions: tuple[str, ...]) -> None:

@@ -77,19 +77,6 @@ def label(held: Held) -> dict[str, Json]:
     return {"isolation": held.isolation, "layers": layers, "kinds": kinds}
 
 
-def uncontained(isolation: Isolation, *, process: bool) -> dict[str, Json]:
-    """The same where nothing was put around the host.
-
-    Args:
-        process: it is a program of its own; False for a function of ours.
-    """
-    kinds: dict[str, Json] = {name: _none("") for name in ("files", "network", "processes", "syscalls", "limits")}
-    kinds["environment"] = _environment() if process else _none("")
-    if process:
-        kinds["processes"] = _guarded()
-    return {"isolation": isolation, "layers": [], "kinds": kinds}
-
-
 def _used(held: Held, layer: Layer) -> bool:
     return layer.name in ("bubblewrap", "landlock") or (layer.name == "network namespace" and held.networked)
 

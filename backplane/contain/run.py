@@ -1,0 +1,141 @@
+"""The containment of one run: admitted before anything starts, put on when the place to work in is known."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+
+import anyio.to_thread
+
+from backplane.config import Isolation
+from backplane.contain import admit, plan, probe
+from backplane.contain.door import open_contained
+from backplane.contain.probe import Probe
+from backplane.contain.proxy import Tally
+from backplane.contract.canonical import Json
+from backplane.errors import WorkspaceError
+from backplane.policy import Policy
+from backplane.process import Child, Command
+from backplane.targets import network_rules
+from backplane.workspace import collect
+
+
+class Cell:
+    """What holds one host.
+
+    Args:
+        demanded: the order's `config.vendor.abp.enforcement`, unread.
+        environ: the control plane's own, for the programs of the layers.
+        found: the layers of this machine; None tries them.
+
+    Raises:
+        PolicyError: `policy_invalid`, the demands cannot be read.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        isolation: Isolation,
+        demanded: Json,
+        environ: Mapping[str, str],
+        found: Probe | None = None,
+    ) -> None:
+        self.tally = Tally()
+        self._policy = policy
+        self._isolation = isolation
+        self._demands = admit.demands(demanded)
+        self._environ = environ
+        self._found = found
+        self._scratch: Path | None = None
+
+    async def admit(self, *, is_process: bool) -> None:
+        """Refuse what cannot be had.
+
+        Args:
+            is_process: the host is a program of its own, under a guard.
+
+        Raises:
+            CapabilityError: `capability_unsupported`.
+        """
+        if self._found is None and is_process:
+            self._found = await anyio.to_thread.run_sync(functools.partial(probe.probe, self._environ))
+        admit.refuse(self._isolation, self._demands, self._policy.profile, self._found if is_process else None)
+
+    def check_asks(self, extensions: tuple[str, ...]) -> None:
+        """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
+        admit.check_asks(self._demands, extensions)
+
+    async def put_on(
+        self, place: plan.Place, command: Command, writable: tuple[str, ...], endpoints: tuple[str, ...]
+    ) -> plan.Contained:
+        """Work out the cage.
+
+        Raises:
+            CapabilityError: `capability_unsupported`, a rule that the order wants held by the system cannot be.
+            PolicyError: `policy_invalid`, an endpoint of the backend cannot be read.
+            WorkspaceError: `workspace_staging_failed`, the folder for temporary files cannot be made.
+        """
+        assert self._found is not None, "admitted before"
+        network_rules(endpoints)
+        return await anyio.to_thread.run_sync(
+            functools.partial(self._plan, place, command, writable=writable, endpoints=endpoints)
+        )
+
+    def _plan(
+        self, place: plan.Place, command: Command, *, writable: tuple[str, ...], endpoints: tuple[str, ...]
+    ) -> plan.Contained:
+        assert self._found is not None
+        try:
+            os.makedirs(place.scratch, 0o700)
+        except OSError as error:
+            fact = f"no folder for temporary files can be made at {place.scratch}: {error.strerror}"
+            raise WorkspaceError(
+                "workspace_staging_failed", fact, hint="free some space, or set BACKPLANE_HOME"
+            ) from error
+        self._scratch = Path(place.scratch)
+        held = plan.plan(
+            place,
+            command,
+            self._policy,
+            self._found,
+            isolation=self._isolation,
+            writable=writable,
+            endpoints=endpoints,
+        )
+        admit.check_held(self._demands, frozenset(rule.name for rule in held.gaps), self._policy.profile)
+        return held
+
+    def open(self, held: plan.Contained, command: Command, stderr_bytes_max: int) -> AbstractAsyncContextManager[Child]:
+        """Start the command in its cage."""
+        return open_contained(command, held, self.tally, stderr_bytes_max=stderr_bytes_max)
+
+    def close(self, added: dict[str, Json]) -> None:
+        """The host is gone: remove its temporary files, and add what went through its network. Blocking.
+
+        Args:
+            added: members of the receipt's own part.
+        """
+        if self.tally.allowed or self.tally.denied:
+            added["network"] = self.tally.to_wire()
+        if self._scratch is not None:
+            with suppress(WorkspaceError):  # The next start tries again.
+                collect(self._scratch)
+
+
+def place_of(root: str, *, original: str | None, home: Path, scratch: Path) -> plan.Place:
+    """Where a run works, links followed.
+
+    Args:
+        original: what a staged root is a copy of.
+        home: the state folder.
+        scratch: the run's folder for temporary files.
+    """
+    return plan.Place(
+        root=os.path.realpath(root),
+        original=os.path.realpath(original) if original is not None else None,
+        state=os.path.realpath(home),
+        scratch=os.path.realpath(scratch),
+    )
