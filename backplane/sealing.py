@@ -57,15 +57,18 @@ def seal_run(
     patch: Patch | None = None
     error: BackplaneError | None = None
     added: dict[str, Json] = {}
+    diff: str | None = None
+    status: str | None = None
     try:
         if workspace is not None:
             patch = workspace.difference()
             added["reconciliation"] = record.reconcile(facts.claimed_paths, _paths(patch))
+            diff, status = _as_text(patch, added)
+            _refuse_loss(workspace, patch)
             _apply_lane(facts, journal, workspace, patch, end)
     except BackplaneError as caught:
         error = caught
         end = lowered(end, caught)
-    diff, status = _as_text(patch, added)
     receipt = seal(
         record.build(
             facts,
@@ -114,13 +117,24 @@ def _paths(patch: Patch) -> set[str]:
     return {path for change in patch.changes for path in (change.path, change.old_path) if path is not None}
 
 
-def _as_text(patch: Patch | None, added: dict[str, Json]) -> tuple[str | None, str | None]:
+def _refuse_loss(workspace: Workspace, patch: Patch) -> None:
+    """A change that the patch cannot hold is gone with the stage: the run is not complete, and says what it lost."""
+    if workspace.mode == "staged" and patch.left_out:
+        named = ", ".join(repr(path) for path in patch.left_out[:3])
+        raise WorkspaceError(
+            "execution_workspace_error",
+            f"{len(patch.left_out)} changed files are not in the patch: {named}",
+            hint="they are over 64 MiB, excluded, or no regular files; the receipt lists them",
+        )
+
+
+def _as_text(patch: Patch, added: dict[str, Json]) -> tuple[str | None, str | None]:
     """The patch as the receipt has it: whole while it is short and text, else by size and hash."""
-    if patch is None:
-        return None, None
     added["patch"] = {"bytes": patch.bytes, "sha256": patch.sha256, "files": len(patch.changes)}
     if patch.ignored_count:
         added["patch"]["ignored"] = patch.ignored_count
+    if patch.left_out:
+        added["patch"]["left_out"] = list(patch.left_out[: record.NAMES_MAX])
     if patch.bytes > DIFF_BYTES_MAX:
         return None, patch.status
     try:
