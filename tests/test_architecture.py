@@ -44,20 +44,18 @@ ROOMS = {
     "_guard": "",
     "share": "errors",
     "process": f"{SHAPES} _guard",
-    "workspace": f"{SHAPES} globs process patches _git",
-    "patches": f"{SHAPES} process _git",
-    "_git": f"{SHAPES} process",
+    "workspace": f"{SHAPES} globs process",
     "receipts": f"{SHAPES} record",
     "sessions": f"{SHAPES} ir",
     "upstream": SHAPES,
     "config": f"{SHAPES} share",
-    "contain": "errors",
+    "contain": f"{SHAPES} __init__ _guard config globs policy process targets workspace",
     "telemetry": "contract",
     # the way through
     "sidecar": f"{SHAPES} protocol policy",
     "acp": SHAPES,
     "tools": f"{SHAPES} policy process",
-    "backends": f"{SHAPES} config process share",
+    "backends": f"{SHAPES} config contain process share",
     "keeper": f"{SHAPES} config record receipts workspace",
     "sealing": f"{SHAPES} keeper record receipts workspace",
     "splits": f"{SHAPES} redact",
@@ -65,7 +63,7 @@ ROOMS = {
     "intake": f"{SHAPES} asks config outbox protocol record splits",
     "api": f"{SHAPES} backends config runtime",
     "runtime": (
-        f"{SHAPES} backends config intake keeper negotiate outbox policy protocol receipts record redact sealing splits cost router "
+        f"{SHAPES} backends config contain intake keeper negotiate outbox policy protocol receipts record redact sealing splits workspace "
         "sessions"
     ),
     "providers": f"{SHAPES} ir backends sessions",
@@ -78,8 +76,8 @@ ROOMS = {
     # the front door
     "__init__": f"{SHAPES} api asks runtime",
     "cli": (
-        f"{SHAPES} __init__ config negotiate policy protocol dialects providers workspace patches receipts backends "
-        "runtime router server conform schemas share validate api asks intake process record"
+        f"{SHAPES} __init__ config negotiate policy protocol dialects providers workspace receipts backends "
+        "runtime router server conform schemas share validate api asks intake process record relay contain"
     ),
     "__main__": "cli",
     "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",
