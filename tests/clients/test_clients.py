@@ -23,6 +23,7 @@ from backplane import share
 
 HERE = Path(__file__).parent
 CLIENTS = share.find("contracts") / "clients"
+BUILD_S_MAX = 100
 PLAY_S_MAX = 100
 """For all cases of one client: some 10 s on a quiet machine."""
 GONE_S_MAX = 5.0
@@ -178,7 +179,24 @@ def node(needs: Callable[[str], str], built: Path) -> Command:
     return [needs("node"), str(HERE / "drive.mjs"), str(CLIENTS / "backplane.mjs")]
 
 
-DRIVERS: dict[str, Driver] = {"node": node}
+def go(needs: Callable[[str], str], built: Path) -> Command:
+    program = built / "drive-go"
+    if not program.exists():
+        module = built / "go"
+        (module / "backplane").mkdir(parents=True)
+        (module / "go.mod").write_text("module driver\n\ngo 1.22\n")
+        shutil.copy(HERE / "drive.go", module / "main.go")
+        shutil.copy(CLIENTS / "backplane.go", module / "backplane")
+        for step in (["vet", "./..."], ["build", "-o", str(program), "."]):
+            made = subprocess.run(
+                [needs("go"), *step], cwd=module, env=os.environ | {"GOFLAGS": "-mod=mod", "GOWORK": "off"},
+                capture_output=True, text=True, timeout=BUILD_S_MAX,
+            )  # fmt: skip
+            assert made.returncode == 0, made.stderr
+    return [str(program)]
+
+
+DRIVERS: dict[str, Driver] = {"node": node, "go": go}
 
 
 @pytest.fixture(scope="module")
