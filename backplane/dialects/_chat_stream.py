@@ -1,0 +1,426 @@
+"""Streams of the Chat Completions family, read and written.
+
+The family says deltas of one message; blocks begin when a member first appears and end when another does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from backplane.contract.canonical import Json
+from backplane.dialects._chat import Flavour, read_answer, read_stop, read_usage, write_stop, write_usage
+from backplane.dialects._parts import MADE_ID, Ledger, json_text, lose_part, parse_json
+from backplane.dialects._stream import BaseWriter
+from backplane.ir import (
+    Answer,
+    Began,
+    Candidate,
+    Ended,
+    Kept,
+    Media,
+    Message,
+    Noted,
+    PartDelta,
+    PartStarted,
+    PartStopped,
+    Refusal,
+    Stopped,
+    StreamEvent,
+    StreamFailed,
+    Text,
+    Thinking,
+    ToolUse,
+    UsageSeen,
+)
+
+HEAD: Final = frozenset({"id", "model", "created", "object", "choices", "usage"})
+NOISE: Final = frozenset({"obfuscation"})
+"""Padding against guessing lengths; says nothing."""
+
+
+class _Choice:
+    """What is open in one choice."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.next_index = 0
+        self.open: tuple[str, int] | None = None
+        """Member and block that text goes to."""
+        self.calls: dict[int, list[Any]] = {}
+        """Native place of a call → block, texts, whether it is open, id and name."""
+        self.last_call = 0
+        self.has_calls = False
+        self.has_stopped = False
+        self.audio: dict[str, Any] = {}
+
+
+class ChatReader:
+    """Reads the chunks of one stream."""
+
+    def __init__(self, flavour: Flavour) -> None:
+        self.flavour = flavour
+        self.fields = {"content", "refusal", *flavour.thinking_fields}
+        self.choices: dict[int, _Choice] = {}
+        self.began = False
+        self.ended = False
+        self.notes: dict[str, Any] = {}
+        self.made = 0
+
+    def read(self, chunk: Json) -> list[StreamEvent]:
+        """Read one chunk; anything that is no chunk is kept."""
+        if type(chunk) is not dict:
+            return [Kept(chunk)]
+        out: list[StreamEvent] = []
+        if chunk.get("error"):
+            return [_failure(chunk["error"])]
+        if chunk.get("object") == "chat.completion":
+            return self._whole(chunk)
+        if not self.began:
+            self._begin(chunk, out)
+        for key in chunk.keys() - HEAD:
+            if key not in NOISE and (key not in self.notes or self.notes[key] != chunk[key]):
+                self.notes[key] = chunk[key]
+                out.append(Noted(key, chunk[key]))
+        choices = chunk.get("choices")
+        for place, choice in enumerate(choices if type(choices) is list else ()):
+            if type(choice) is dict:
+                self._choice(choice, place, out)
+        usage = chunk.get("usage")
+        if type(usage) is dict:
+            out.append(UsageSeen(read_usage(usage, "/usage", self.flavour)))
+        return out
+
+    def finish(self) -> list[StreamEvent]:
+        """Close what is open; the stream has ended, with or without saying so."""
+        if self.ended:
+            return []
+        self.ended = True
+        out: list[StreamEvent] = []
+        for choice in self.choices.values():
+            self._close(choice, out)
+        out.append(Ended())
+        return out
+
+    def _begin(self, chunk: dict[str, Any], out: list[StreamEvent]) -> None:
+        answer_id, model, created = chunk.get("id"), chunk.get("model"), chunk.get("created")
+        if not (answer_id or model or chunk.get("choices")):
+            return
+        self.began = True
+        out.append(
+            Began(
+                id=answer_id if type(answer_id) is str else None,
+                model=model if type(model) is str else None,
+                created=created if type(created) is int or type(created) is float else None,
+            )
+        )
+
+    def _whole(self, chunk: dict[str, Any]) -> list[StreamEvent]:
+        """A gateway that answers at once although a stream was asked for."""
+        answer = read_answer(chunk, self.flavour).value
+        self.ended = True
+        return whole_events(answer)
+
+    def _choice(self, choice: dict[str, Any], place: int, out: list[StreamEvent]) -> None:
+        number = choice.get("index")
+        number = number if type(number) is int else place
+        state = self.choices.get(number)
+        if state is None:
+            state = self.choices[number] = _Choice(number)
+        found = choice.get("delta") or choice.get("message")
+        delta: dict[str, Any] = found if type(found) is dict else {}
+        for key, value in delta.items():
+            if key in self.fields and type(value) is str:
+                if value:
+                    self._text(state, key, value, out)
+            elif key == "tool_calls" and type(value) is list:
+                for spot, call in enumerate(value):
+                    if type(call) is dict:
+                        self._call(state, call, spot, out)
+            elif key not in ("role", "content") and value is not None:
+                self._member(state, key, value, out)
+        if len(choice) > 2:
+            self._beside(state, choice, out)
+
+    def _text(self, state: _Choice, key: str, value: str, out: list[StreamEvent]) -> None:
+        opened = state.open
+        if opened is None or opened[0] != key:
+            self._close(state, out)
+            index = state.next_index
+            state.next_index += 1
+            state.open = opened = (key, index)
+            at = f"/choices/{state.number}/delta/{key}"
+            part: Text | Refusal | Thinking
+            if key == "content":
+                part = Text(text="", at=at)
+            elif key == "refusal":
+                part = Refusal(text="", at=at)
+            else:
+                part = Thinking(text="", field=key, at=at)
+            out.append(PartStarted(index, part, state.number))
+        out.append(PartDelta(opened[1], value, "text", state.number))
+
+    def _call(self, state: _Choice, call: dict[str, Any], spot: int, out: list[StreamEvent]) -> None:
+        place = call.get("index")
+        if type(place) is not int:
+            place = state.last_call if not call.get("id") and state.calls else len(state.calls)
+        kind = "custom" if type(call.get("custom")) is dict else "function"
+        found = call.get(kind)
+        body: dict[str, Any] = found if type(found) is dict else {}
+        known = state.calls.get(place)
+        if known is None:
+            self._start_call(state, place, call, body, kind, out)
+            known = state.calls[place]
+        state.last_call = place
+        text = body.get("arguments" if kind == "function" else "input")
+        if type(text) is dict:
+            text = json_text(text)
+        if type(text) is str and text:
+            known[1].append(text)
+            out.append(PartDelta(known[0], text, "arguments", state.number))
+
+    def _start_call(
+        self, state: _Choice, place: int, call: dict[str, Any], body: dict[str, Any], kind: Any, out: list[StreamEvent]
+    ) -> None:
+        if state.open is not None:
+            out.append(PartStopped(state.open[1], None, state.number))
+            state.open = None
+        for other in state.calls.values():
+            # A call whose arguments are not whole yet may go on in turns with this one.
+            if other[2] and parse_json("".join(other[1])) is not None:
+                other[2] = False
+                out.append(PartStopped(other[0], None, state.number))
+        index = state.next_index
+        state.next_index += 1
+        state.has_calls = True
+        call_id = call.get("id")
+        name = body.get("name")
+        made = not (type(call_id) is str and call_id)
+        if made:
+            call_id = f"{MADE_ID}{self.made}"
+            self.made += 1
+        state.calls[place] = [index, [], True]
+        part = ToolUse(
+            id=str(call_id), id_made=made, name=name if type(name) is str else "", input={}, text="", kind=kind,
+            at=f"/choices/{state.number}/delta/tool_calls/{place}",
+        )  # fmt: skip
+        out.append(PartStarted(index, part, state.number))
+
+    def _member(self, state: _Choice, key: str, value: Any, out: list[StreamEvent]) -> None:
+        if key == "function_call" and type(value) is dict:
+            self._call(state, {"index": -1, "function": value}, 0, out)
+        elif key == "audio" and type(value) is dict:
+            for name, piece in value.items():
+                before = state.audio.get(name)
+                state.audio[name] = (
+                    before + piece if type(before) is str and type(piece) is str and name != "id" else piece
+                )
+        elif value not in ("", [], {}):
+            out.append(Noted(key, value, state.number, joins=True, at_message=True))
+
+    def _beside(self, state: _Choice, choice: dict[str, Any], out: list[StreamEvent]) -> None:
+        raw = choice.get("finish_reason")
+        usage = choice.get("usage")
+        if type(usage) is dict:
+            out.append(UsageSeen(read_usage(usage, f"/choices/{state.number}/usage", self.flavour)))
+        for key, value in choice.items():
+            if key in ("index", "delta", "message", "finish_reason", "usage"):
+                continue
+            if value is not None:
+                out.append(Noted(key, value, state.number, joins=key == "logprobs"))
+        if type(raw) is str and not state.has_stopped:
+            self._close(state, out)
+            state.has_stopped = True
+            stop = read_stop(raw, ()) or "other"
+            if stop == "end" and state.has_calls:
+                stop = "tool_use"
+            at = f"/choices/{state.number}/finish_reason"
+            out.append(Stopped(stop=stop, raw=raw, choice=state.number, at=at))
+
+    def _close(self, state: _Choice, out: list[StreamEvent]) -> None:
+        if state.open is not None:
+            out.append(PartStopped(state.open[1], None, state.number))
+            state.open = None
+        for call in state.calls.values():
+            if call[2]:
+                call[2] = False
+                out.append(PartStopped(call[0], None, state.number))
+        if state.audio:
+            audio, state.audio = state.audio, {}
+            index = state.next_index
+            state.next_index += 1
+            part = Media(
+                kind="audio", file_id=audio.get("id"), data=audio.get("data"), transcript=audio.get("transcript"),
+                at=f"/choices/{state.number}/delta/audio",
+                ext={self.flavour.name: {"expires_at": audio["expires_at"]}} if "expires_at" in audio else {},
+            )  # fmt: skip
+            out += [PartStarted(index, part, state.number), PartStopped(index, None, state.number)]
+
+
+def _failure(error: Json) -> StreamFailed:
+    if type(error) is dict:
+        code = error.get("code")
+        return StreamFailed(str(error.get("message", "unknown error")), str(code) if code is not None else None, error)
+    return StreamFailed(str(error), None, error)
+
+
+def whole_events(answer: Answer) -> list[StreamEvent]:
+    """Say a whole answer as the stream it should have been."""
+    if answer.error is not None and not answer.candidates:
+        return [StreamFailed(answer.error), Ended()]
+    out: list[StreamEvent] = [Began(id=answer.id, model=answer.model, created=answer.created)]
+    for number, candidate in enumerate(answer.candidates):
+        for index, part in enumerate(candidate.message.parts):
+            out += [PartStarted(index, part, number), PartStopped(index, part, number)]
+    if answer.usage is not None:
+        out.append(UsageSeen(answer.usage))
+    for number, candidate in enumerate(answer.candidates):
+        if candidate.stop is not None:
+            out.append(
+                Stopped(stop=candidate.stop, raw=candidate.stop_raw, sequence=candidate.stop_sequence, choice=number)
+            )
+    out.append(Ended(answer))
+    return out
+
+
+class ChatWriter(BaseWriter):
+    """Writes the chunks of one stream."""
+
+    def __init__(self, flavour: Flavour, source: str) -> None:
+        super().__init__(source, flavour.name, flavour.kin)
+        self.flavour = flavour
+        self.calls: dict[tuple[int, int], int] = {}
+        self.counts: dict[int, int] = {}
+        self.roles: set[int] = set()
+        self.usage: Json = None
+        self.is_complete = False
+
+    def _chunk(self, choices: list[Json], **more: Any) -> Json:
+        began = self.sum.began
+        return {
+            "id": began.id or "chatcmpl-translated",
+            "object": "chat.completion.chunk",
+            "created": int(began.created or 0),
+            "model": began.model or "unknown",
+            "choices": choices,
+            **more,
+        }
+
+    def _delta(self, choice: int, delta: dict[str, Any]) -> list[Json]:
+        if choice not in self.roles:
+            self.roles.add(choice)
+            delta = {"role": "assistant", **delta}
+        return [self._chunk([{"index": choice, "delta": delta, "finish_reason": None}])]
+
+    def on_started(self, event: PartStarted) -> list[Json]:
+        part, choice = event.part, event.choice
+        if isinstance(part, ToolUse):
+            place = self.counts.get(choice, 0)
+            self.counts[choice] = place + 1
+            self.calls[choice, event.index] = place
+            if part.kind == "custom":
+                self.ledger.degrade(part.at, "tool", "free text is streamed as arguments")
+            call = {"index": place, "type": "function", "function": {"name": part.name, "arguments": ""}}
+            if not (part.id_made and self.ledger.is_home):
+                call["id"] = part.id
+            out = self._delta(choice, {"tool_calls": [call]})
+            return out + self._arguments(choice, event.index, part.text) if part.text else out
+        text = getattr(part, "text", None)
+        return self.on_delta(PartDelta(event.index, text, "text", choice)) if text else []
+
+    def _arguments(self, choice: int, index: int, text: str) -> list[Json]:
+        self.sent.add((choice, index))
+        call = {"index": self.calls[choice, index], "function": {"arguments": text}}
+        return self._delta(choice, {"tool_calls": [call]})
+
+    def on_delta(self, event: PartDelta) -> list[Json]:
+        key = (event.choice, event.index)
+        block = self.sum.blocks.get(key)
+        if block is None:
+            return []
+        if event.field == "arguments":
+            return self._arguments(event.choice, event.index, event.text) if key in self.calls else []
+        if event.field != "text":
+            self._lose_mark(event)
+            return []
+        self.sent.add(key)
+        part = block.part
+        if isinstance(part, Text):
+            return self._delta(event.choice, {"content": event.text})
+        if isinstance(part, Refusal):
+            return self._delta(event.choice, {"refusal": event.text})
+        if isinstance(part, Thinking):
+            field = part.field if self.ledger.is_home and part.field else self.flavour.thinking_answer
+            if not self.ledger.is_home and self.once("thinking"):
+                self.ledger.degrade(part.at, "thinking", f"thinking stands in {field}")
+            return self._delta(event.choice, {field: event.text})
+        return []
+
+    def _lose_mark(self, event: PartDelta) -> None:
+        if event.field == "citation":
+            self.ledger.drop("", "citation", "no citations in this stream")
+        elif self.once(f"signature {event.index}"):
+            self.ledger.drop("", "signature", f"only {self.ledger.source} can read it")
+
+    def on_stopped(self, event: PartStopped) -> list[Json]:
+        key = (event.choice, event.index)
+        if key in self.calls:
+            text = self.missing_arguments(event)
+            return self._arguments(event.choice, event.index, text) if text else []
+        part = self.sum.part(*key)
+        if part is not None and not isinstance(part, Text | Refusal | Thinking | Media):
+            lose_part(part, self.ledger)
+        elif isinstance(part, Media):
+            return self._media(part, event.choice)
+        elif isinstance(part, Thinking) and part.redacted is not None:
+            self.ledger.drop(part.at, "thinking", "the target takes no such thinking", part.redacted)
+        elif isinstance(part, Text | Refusal | Thinking) and key not in self.sent and part.text:
+            return self.on_delta(PartDelta(event.index, part.text, "text", event.choice))
+        return []
+
+    def _media(self, part: Media, choice: int) -> list[Json]:
+        if part.kind != "audio" or part.file_id is None:
+            self.ledger.drop(part.at, "media", f"no {part.kind} in an answer here")
+            return []
+        body = {"id": part.file_id, "data": part.data, "transcript": part.transcript}
+        return self._delta(choice, {"audio": {key: value for key, value in body.items() if value is not None}})
+
+    def on_stop(self, event: Stopped) -> list[Json]:
+        parts = tuple(block.part for key, block in self.sum.blocks.items() if key[0] == event.choice)
+        candidate = Candidate(
+            message=Message(role="assistant", parts=parts), stop=event.stop, stop_raw=event.raw,
+            stop_sequence=event.sequence, stop_at=event.at,
+        )  # fmt: skip
+        word = write_stop(candidate, self.ledger)
+        head = [] if event.choice in self.roles else self._delta(event.choice, {})
+        return [*head, self._chunk([{"index": event.choice, "delta": {}, "finish_reason": word}])]
+
+    def on_usage(self, event: UsageSeen) -> list[Json]:
+        scratch = Ledger(self.ledger.source, self.ledger.target, self.ledger.kin)
+        self.usage = write_usage(event.usage, self.flavour, scratch)
+        if self.once("usage"):
+            self.ledger.losses += scratch.losses
+        return []
+
+    def on_ended(self, event: Ended) -> list[Json]:
+        if self.is_complete:
+            return []
+        self.is_complete = True
+        return [] if self.usage is None else [self._chunk([], usage=self.usage)]
+
+    def on_noted(self, event: Noted) -> list[Json]:
+        if not self.ledger.is_home:
+            return super().on_noted(event)
+        if event.choice is None:
+            return [self._chunk([], **{event.key: event.value})]
+        if event.at_message:
+            return self._delta(event.choice, {event.key: event.value})
+        head = [] if event.choice in self.roles else self._delta(event.choice, {})
+        return [
+            *head,
+            self._chunk([{"index": event.choice, "delta": {}, event.key: event.value, "finish_reason": None}]),
+        ]
+
+    def on_failed(self, event: StreamFailed) -> list[Json]:
+        if self.ledger.is_home and event.raw is not None:
+            return [{"error": event.raw}]
+        return [{"error": {"message": event.message, "type": "upstream_error", "param": None, "code": event.code}}]

@@ -1,0 +1,221 @@
+"""Between the neutral form and the contract: answers and streams become agent events, orders become conversations.
+
+Times come in as an argument; nothing here looks at a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from backplane.contract import events
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent
+from backplane.contract.work import WorkOrder
+from backplane.dialects._stream import Accumulator
+from backplane.errors import ConfigError
+from backplane.ir import (
+    OPTIONS,
+    Answer,
+    Began,
+    Conversation,
+    Ended,
+    Media,
+    Message,
+    Part,
+    PartDelta,
+    PartStarted,
+    PartStopped,
+    Refusal,
+    ServerTool,
+    Stopped,
+    StreamEvent,
+    StreamFailed,
+    Text,
+    Thinking,
+    ToolSpec,
+    ToolUse,
+    Usage,
+    UsageSeen,
+)
+
+EPOCH: Final = "1970-01-01T00:00:00Z"
+"""The time of an event when the caller gives none; a host stamps its own."""
+
+
+class Reader(Protocol):
+    """Reads one vendor's chunks."""
+
+    def read(self, chunk: Json) -> list[StreamEvent]: ...
+
+    def finish(self) -> list[StreamEvent]: ...
+
+
+class State:
+    """One stream on its way to agent events.
+
+    Args:
+        now: the time that events get; may be set anew before every chunk.
+    """
+
+    def __init__(self, dialect: str, reader: Reader, now: str = EPOCH) -> None:
+        self.reader = reader
+        self.now = now
+        self.sum = Accumulator(dialect)
+        self.thinking: set[tuple[int, int]] = set()
+
+
+def chunk_events(chunk: Json, state: State) -> list[AgentEvent]:
+    """Read one chunk of a stream; calls come whole, when their arguments have ended."""
+    return _all(state.reader.read(chunk), state)
+
+
+def end_events(state: State) -> list[AgentEvent]:
+    """Say that the stream has ended; what was still open is given out."""
+    return _all(state.reader.finish(), state)
+
+
+def _all(found: list[StreamEvent], state: State) -> list[AgentEvent]:
+    out: list[AgentEvent] = []
+    for event in found:
+        state.sum.add(event)
+        if type(event) is PartDelta:
+            if event.field == "text":
+                if state.thinking and (event.choice, event.index) in state.thinking:
+                    out.append(_reasoning(event.text, None, state.now))
+                else:
+                    out.append(events.AssistantDelta(ts=state.now, text=event.text))
+            continue
+        made = _one(event, state)
+        if made is not None:
+            out.append(made)
+    return out
+
+
+def _one(event: StreamEvent, state: State) -> AgentEvent | None:
+    now = state.now
+    if isinstance(event, PartStarted):
+        if isinstance(event.part, Thinking):
+            state.thinking.add((event.choice, event.index))
+        text = getattr(event.part, "text", None)
+        if isinstance(event.part, Text | Refusal) and text:
+            return events.AssistantDelta(ts=now, text=text)
+        return None
+    if isinstance(event, PartStopped):
+        part = state.sum.part(event.choice, event.index)
+        if isinstance(part, ToolUse):
+            return _call(part, now)
+        if isinstance(part, Thinking) and part.signature is not None:
+            return _reasoning("", part.signature, now)
+        return None
+    if isinstance(event, Began):
+        return (
+            events.RunStarted(ts=now, message=f"model {event.model or 'unknown'}") if event.id or event.model else None
+        )
+    if isinstance(event, UsageSeen):
+        return usage_event(event.usage, now)
+    if isinstance(event, Stopped):
+        return events.carry("turn", {"stop_reason": event.stop}, ts=now, message=f"the turn ended: {event.stop}")
+    if isinstance(event, StreamFailed):
+        return events.Failed(ts=now, message=event.message, error_code="backend_unavailable")
+    if isinstance(event, Ended):
+        return events.RunCompleted(ts=now, message="the answer is complete")
+    return None
+
+
+def _reasoning(text: str, signature: str | None, now: str) -> AgentEvent:
+    body: dict[str, Any] = {"text": text}
+    if signature is not None:
+        body["signature"] = signature
+    return events.Reasoning(ts=now, text="", ext={"reasoning": body})
+
+
+def _call(part: ToolUse, now: str) -> AgentEvent:
+    return events.ToolCall(ts=now, tool_name=part.name, input=part.input, tool_use_id=part.id)
+
+
+def usage_event(usage: Usage, now: str) -> AgentEvent:
+    """Say token counters by the contract's names; the rule is that of `ir.Usage`."""
+    pairs = (
+        ("input_tokens", usage.input), ("output_tokens", usage.output), ("cache_read_tokens", usage.cache_read),
+        ("cache_write_tokens", usage.cache_write), ("reasoning_tokens", usage.reasoning),
+    )  # fmt: skip
+    body = {name: value for name, value in pairs if value is not None}
+    words = f"{usage.input or 0} tokens in, {usage.output or 0} out"
+    return events.carry("usage", body, ts=now, message=words)
+
+
+def answer_events(answer: Answer, now: str = EPOCH) -> list[AgentEvent]:
+    """Say a whole answer as events: its blocks in order, then tokens and the end of the turn."""
+    if answer.error is not None and not answer.candidates:
+        return [events.Failed(ts=now, message=answer.error, error_code="backend_unavailable")]
+    out: list[AgentEvent] = []
+    for candidate in answer.candidates[:1]:
+        out += [made for part in candidate.message.parts if (made := _whole(part, now)) is not None]
+    if answer.usage is not None:
+        out.append(usage_event(answer.usage, now))
+    for candidate in answer.candidates[:1]:
+        if candidate.stop is not None:
+            body = {"stop_reason": candidate.stop}
+            out.append(events.carry("turn", body, ts=now, message=f"the turn ended: {candidate.stop}"))
+    return out
+
+
+def _whole(part: Part, now: str) -> AgentEvent | None:
+    if isinstance(part, Text | Refusal):
+        return events.AssistantMessage(ts=now, text=part.text)
+    if isinstance(part, Thinking):
+        return _reasoning(part.text, part.signature, now)
+    if isinstance(part, ToolUse):
+        return _call(part, now)
+    if isinstance(part, ServerTool):
+        return events.Warned(ts=now, message=f"the vendor ran {part.name} itself", ext={"raw_message": part.payload})
+    if isinstance(part, Media):
+        return events.Warned(ts=now, message=f"the answer holds {part.kind} of type {part.media_type or 'unknown'}")
+    return None
+
+
+def order_conversation(
+    order: WorkOrder, config: Mapping[str, Json], dialect: str, defaults: Mapping[str, Json]
+) -> Conversation:
+    """Turn an order into the first request.
+
+    Args:
+        config: `model`, `system`, `tools` (a list of name, description, schema) and any of `ir.OPTIONS`;
+            what it does not say comes from the order, then from `defaults`.
+
+    Raises:
+        ConfigError: `config_invalid`, a key that is none of these.
+    """
+    settings = {**defaults, **config}
+    if order.config.model is not None and "model" not in config:
+        settings["model"] = order.config.model
+    model, system, tools = settings.pop("model", None), settings.pop("system", None), settings.pop("tools", ())
+    unknown = sorted(set(settings) - set(OPTIONS))
+    if unknown:
+        raise ConfigError("config_invalid", f"no parameter {unknown[0]!r}", hint=f"there are {', '.join(OPTIONS)}")
+    messages = [Message(role="system", parts=(Text(text=system),), flat=True)] if system else []
+    messages.append(Message(role="user", parts=(Text(text=order_text(order)),), flat=True))
+    return Conversation(
+        dialect=dialect, messages=tuple(messages), model=model, options=settings,
+        tools=tuple(ToolSpec(**tool) for tool in tools),
+    )  # fmt: skip
+
+
+def order_text(order: WorkOrder) -> str:
+    """Say the task with the context that came with it."""
+    blocks = [order.task]
+    blocks += [f"{snippet.name}:\n{snippet.content}" for snippet in order.context.snippets]
+    if order.context.files:
+        blocks.append("Files to look at: " + ", ".join(order.context.files))
+    return "\n\n".join(blocks)
+
+
+def passthrough_event(raw: Json, now: str = EPOCH) -> AgentEvent:
+    """Carry a vendor's chunk through the contract unread."""
+    return events.Warned(ts=now, message="a message of the vendor, passed through", ext={"raw_message": raw})
+
+
+def passed_through(event: AgentEvent) -> Json:
+    """Return the chunk that an event carries, None when it carries none."""
+    return event.ext.get("raw_message") if isinstance(event.ext, dict) else None

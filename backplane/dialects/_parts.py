@@ -1,0 +1,433 @@
+"""What all dialects share: taking known members out of a vendor's object, keeping the rest, counting losses.
+
+A reader takes what it knows; whatever remains, for its name or its type, goes to `ext` and comes back on the way out.
+So nothing is lost by being unknown. No vendor's words are here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.errors import TranslationError
+from backplane.ir import (
+    Conversation,
+    Ext,
+    Loss,
+    LossKind,
+    Media,
+    Message,
+    Node,
+    Opaque,
+    Part,
+    ServerTool,
+    Text,
+    ToolResult,
+    ToolUse,
+)
+
+K = TypeVar("K")
+
+ABSENT: Final = "#absent"
+"""Shape memory: members that the vendor leaves out although they are always written."""
+
+MADE_ID: Final = "call_made_"
+"""Beginning of an id that was made here; its own dialect never gets it to see."""
+
+_NOTHING: Final = object()
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder().decode
+_DATA_URL: Final = re.compile(r"data:([^;,]+);base64,")
+
+
+# Losses ---------------------------------------------------------------------------------------------------------------
+
+
+class Ledger:
+    """The losses of one direction; made by whoever reads or writes a document.
+
+    Args:
+        source: the dialect that the pointers are of.
+        target: the dialect that is written; the same as `source` while reading.
+        kin: for dialects of one family, the members that the target takes from the other.
+    """
+
+    def __init__(self, source: str, target: str, kin: Mapping[str, frozenset[str]] | None = None) -> None:
+        self.source = source
+        self.target = target
+        self.kin = kin or {}
+        self.losses: list[Loss] = []
+        self.refusals: list[tuple[str, Loss]] = []
+
+    @property
+    def is_home(self) -> bool:
+        """Whether the document goes back to the dialect it came from."""
+        return self.source == self.target
+
+    def note(self, kind: LossKind, path: str, code: str, reason: str, value: Any = _NOTHING) -> Loss:
+        size = None if value is _NOTHING else len(_encode(value))
+        loss = Loss(
+            path=path, dialect=self.source, target=self.target, kind=kind, code=code, reason=reason, size_chars=size
+        )
+        self.losses.append(loss)
+        return loss
+
+    def drop(self, path: str, code: str, reason: str, value: Any = _NOTHING) -> None:
+        self.note("dropped", path, code, reason, value)
+
+    def degrade(self, path: str, code: str, reason: str, value: Any = _NOTHING) -> None:
+        self.note("degraded", path, code, reason, value)
+
+    def synthesise(self, path: str, code: str, reason: str) -> None:
+        self.note("synthesised", path, code, reason)
+
+    def refuse(self, path: str, code: str, reason: str, error: str = "mapping_unsupported_capability") -> None:
+        """Note what the target cannot say without changing its meaning; `done` raises it."""
+        self.refusals.append((error, self.note("refused", path, code, reason)))
+
+    def done(self) -> tuple[Loss, ...]:
+        """Return the losses.
+
+        Raises:
+            TranslationError: something was refused; `evidence` names each pointer and code.
+        """
+        if self.refusals:
+            error, first = self.refusals[0]
+            raise TranslationError(
+                error,
+                f"{self.target} cannot take {first.path or '/'}: {first.reason}",
+                hint="send it to the dialect it was written for, or take this out of it",
+                evidence="; ".join(f"{loss.path} {loss.code}" for _, loss in self.refusals),
+            )
+        return tuple(self.losses)
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def take(rest: dict[str, Any], key: str, kind: type[K]) -> K | None:
+    """Take a member out if it is exactly of this type; else it stays and None comes back."""
+    value = rest.get(key)
+    if type(value) is kind:
+        del rest[key]
+        return value
+    return None
+
+
+def take_number(rest: dict[str, Any], key: str) -> Any:
+    value = rest.get(key)
+    if type(value) is int or type(value) is float:
+        del rest[key]
+        return value
+    return None
+
+
+def take_constant(rest: dict[str, Any], key: str, value: Json, absent: list[str]) -> None:
+    """Take a member that always says the same; note where the vendor left it out."""
+    if key not in rest:
+        absent.append(key)
+    elif rest[key] == value:
+        del rest[key]
+
+
+def need_object(value: Json, at: str) -> dict[str, Any]:
+    """Return a copy of an object to take from.
+
+    Raises:
+        TranslationError: `dialect_mapping_failed`, it is something else.
+    """
+    if type(value) is dict:
+        return value.copy()
+    raise TranslationError(
+        "dialect_mapping_failed",
+        f"{at or 'the document'} is {_kind(value)}, not an object",
+        hint="check --from and --kind",
+    )
+
+
+def need_list(rest: dict[str, Any], key: str, at: str) -> list[Any]:
+    """Take a list that the document cannot be read without.
+
+    Raises:
+        TranslationError: `dialect_mapping_failed`, it is missing or something else.
+    """
+    value = take(rest, key, list)
+    if value is None:
+        raise TranslationError(
+            "dialect_mapping_failed",
+            f"{at}/{key} is {_kind(rest.get(key))}, not a list",
+            hint="check --from and --kind",
+        )
+    return value
+
+
+def _kind(value: Json) -> str:
+    return "missing" if value is None else f"of type {type(value).__name__}"
+
+
+def put_rest(ext: dict[str, Any], rest: dict[str, Any], prefix: str = "") -> None:
+    """Keep what was not taken; keys become paths below the node."""
+    for key, value in rest.items():
+        ext[prefix + escape(key)] = value
+
+
+def escape(key: str) -> str:
+    """Write a member's name as a step of a JSON pointer."""
+    if "~" in key or "/" in key:
+        key = key.replace("~", "~0").replace("/", "~1")
+    return "~2" + key[1:] if key[:1] == "#" else key
+
+
+def unescape(step: str) -> str:
+    if "~" not in step:
+        return step
+    return step.replace("~1", "/").replace("~2", "#").replace("~0", "~")
+
+
+def slot(dialect: str, entries: dict[str, Any]) -> Ext:
+    return {dialect: entries} if entries else {}
+
+
+def shape(node: Node, dialect: str, key: str) -> Any:
+    """Return shape memory of this dialect, None when there is none."""
+    entries = node.ext.get(dialect)
+    return None if entries is None else entries.get(key)
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def give_back(node: Node, out: dict[str, Any], ledger: Ledger) -> None:
+    """Write a node's own members back into `out`; those of another dialect become losses."""
+    for dialect, entries in node.ext.items():
+        if dialect == ledger.target:
+            for key, value in entries.items():
+                if key[:1] != "#":
+                    _put(out, key, value)
+            continue
+        kin = ledger.kin.get(dialect)
+        for key, value in entries.items():
+            if kin is not None and key in kin:
+                _put(out, key, value)
+            else:
+                _lose(node, key, value, ledger)
+
+
+def _put(out: dict[str, Any], key: str, value: Any) -> None:
+    if "/" not in key:
+        out.setdefault(unescape(key) if "~" in key else key, value)
+        return
+    *steps, last = key.split("/")
+    inner: Any = out
+    for step in steps:
+        inner = inner.setdefault(unescape(step), {})
+        if type(inner) is not dict:
+            return
+    inner.setdefault(unescape(last), value)
+
+
+def _lose(node: Node, key: str, value: Any, ledger: Ledger) -> None:
+    if key == ABSENT:
+        for name in value:
+            ledger.degrade(f"{node.at}/{name}", "shape", "left out in the source, always written by others")
+    elif key[:1] == "#":
+        ledger.degrade(f"{node.at}/{key[1:]}", "shape", "how it was written is not known to the target")
+    elif value is None:
+        ledger.drop(f"{node.at}/{key.replace('~2', '#')}", "shape", "null in the source", value)
+    else:
+        ledger.drop(f"{node.at}/{key.replace('~2', '#')}", "extension", f"only {ledger.source} knows it", value)
+
+
+def put_constants(node: Node, out: dict[str, Any], dialect: str, constants: Mapping[str, Any]) -> None:
+    """Write what always stands there, unless this very vendor left it out."""
+    absent = shape(node, dialect, ABSENT) or ()
+    for key, value in constants.items():
+        if key not in absent:
+            out.setdefault(key, value)
+
+
+def lose_marks(part: Part, ledger: Ledger, *, cache: bool = True, signature: bool = True) -> None:
+    """Report a block's signature and breakpoint where the target cannot carry them."""
+    if signature and part.signature is not None:
+        ledger.drop(part.at, "signature", f"only {ledger.source} can read it", part.signature)
+    if cache and part.cache is not None:
+        ledger.drop(part.at, "cache", "the target has no breakpoint here", part.cache)
+
+
+def lose_part(part: Part, ledger: Ledger) -> None:
+    """Report a block that the target has no word for; one that points to kept state is refused."""
+    if isinstance(part, Opaque) and part.bound:
+        ledger.refuse(part.at, "part_bound", f"{part.label} points to state that {ledger.source} keeps")
+    elif isinstance(part, ServerTool):
+        ledger.drop(part.at, "tool", f"{part.name} was run by {ledger.source} itself", part.payload)
+    elif isinstance(part, Opaque):
+        ledger.drop(part.at, "part", f"{part.label} has no counterpart", part.payload)
+    else:
+        ledger.drop(part.at, "part", f"{type(part).__name__} has no counterpart here", msgspec.to_builtins(part))
+
+
+def is_home_raw(part: Part, ledger: Ledger) -> bool:
+    """Whether a native block may be written as it came."""
+    return isinstance(part, Opaque | ServerTool) and part.dialect == ledger.target
+
+
+# Options --------------------------------------------------------------------------------------------------------------
+
+NUMBER: Final = float
+"""In a table of options: any number, and no boolean."""
+
+OptionTable = Mapping[str, tuple[str, type[Any]]]
+"""Native member → portable option and the type it must have; its value means the same in both."""
+
+
+def read_options(
+    rest: dict[str, Any], table: OptionTable, options: dict[str, Any], options_at: dict[str, str], at: str = ""
+) -> None:
+    """Take the options that need no translation."""
+    for key, (name, kind) in table.items():
+        if key not in rest:
+            continue
+        value = take_number(rest, key) if kind is NUMBER else take(rest, key, kind)
+        if value is not None:
+            options[name] = value
+            options_at[name] = f"{at}/{key}"
+
+
+Writer = Callable[[Any, dict[str, Any], Ledger, str], None]
+"""Writes one option: its value, the object, the losses, where it was read."""
+
+
+def write_options(
+    conversation: Conversation,
+    out: dict[str, Any],
+    ledger: Ledger,
+    names: Mapping[str, str],
+    special: Mapping[str, Writer],
+) -> None:
+    """Write each option by its name or its own function; what has neither is a loss."""
+    for name, value in conversation.options.items():
+        at = conversation.options_at.get(name, f"/{name}")
+        if name in special:
+            special[name](value, out, ledger, at)
+        elif name in names:
+            out[names[name]] = value
+        else:
+            ledger.drop(at, "option", f"the target has no {name}", value)
+
+
+def option_names(table: OptionTable) -> dict[str, str]:
+    return {name: key for key, (name, _) in table.items()}
+
+
+EFFORT_BUDGETS: Final[dict[str, int]] = {
+    "none": 0, "minimal": 1024, "low": 2048, "medium": 8192, "high": 24_576, "xhigh": 32_768, "max": 65_536,
+}  # fmt: skip
+"""Words for thinking and tokens for it, for vendors who know only one of both. The vendors publish no such table;
+these are the budgets that their own agents set for words of this kind."""
+
+
+def effort_of(budget: int) -> str:
+    """Return the least effort whose budget is enough."""
+    if budget < 0:
+        return "medium"
+    return next((word for word, tokens in EFFORT_BUDGETS.items() if tokens >= budget), "max")
+
+
+# Tools ----------------------------------------------------------------------------------------------------------------
+
+
+def parse_json(text: str) -> Json:
+    """Read JSON text; None when it is none. Arguments of a call are never the JSON null."""
+    try:
+        return _decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return None
+
+
+def json_text(value: Json) -> str:
+    return _encode(value).decode()
+
+
+def read_arguments(text: str) -> Json:
+    """Return what the text says; the text itself where it is no JSON, an empty object where it is empty."""
+    if not text:
+        return {}
+    value = parse_json(text)
+    return text if value is None else value
+
+
+def arguments_text(tool: ToolUse) -> str:
+    """Return the arguments as text: the vendor's own where they still say the same."""
+    if tool.text is not None and read_arguments(tool.text) == tool.input:
+        return tool.text
+    return tool.input if isinstance(tool.input, str) else json_text(tool.input)
+
+
+def arguments_object(tool: ToolUse, ledger: Ledger) -> dict[str, Any]:
+    """Return the arguments for a dialect that takes only objects."""
+    if type(tool.input) is dict:
+        if tool.text is not None and tool.text != json_text(tool.input) and not ledger.is_home:
+            ledger.degrade(tool.at, "shape", "blanks or number forms in the text of the arguments")
+        return tool.input
+    name = "input" if tool.kind == "custom" else "arguments"
+    ledger.degrade(tool.at, "arguments", f"no JSON object; it stands in the member {name}", tool.input)
+    return {name: tool.input}
+
+
+def result_text(result: ToolResult, ledger: Ledger) -> str:
+    """Return a result as one text for a dialect that takes only that."""
+    texts = [part.text for part in result.content if isinstance(part, Text)]
+    if len(result.content) > 1 and len(texts) == len(result.content):
+        ledger.degrade(result.at, "order", "several texts became one")
+    for part in result.content:
+        if isinstance(part, Text):
+            lose_marks(part, ledger)
+            if part.ext:
+                give_back(part, {}, ledger)
+        else:
+            lose_part(part, ledger)
+    return "\n".join(texts)
+
+
+def parse_data_url(url: str) -> tuple[str, str] | None:
+    """Return media type and base64 of a data URL, None for any other."""
+    match = _DATA_URL.match(url)
+    return None if match is None else (match[1], url[match.end() :])
+
+
+def media_url(media: Media) -> str | None:
+    """Return a URL for data or the URL itself, None when there is neither."""
+    if media.data is not None:
+        return f"data:{media.media_type or 'application/octet-stream'};base64,{media.data}"
+    return media.url
+
+
+def is_plain(parts: tuple[Part, ...]) -> bool:
+    """Whether these parts are one text and nothing beside it, so that a plain string says the same."""
+    if len(parts) != 1:
+        return False
+    part = parts[0]
+    return type(part) is Text and not part.ext and not part.citations and part.cache is None and part.signature is None
+
+
+def plain_text(text: str, at: str) -> tuple[Part, ...]:
+    return (Text(text=text, at=at),)
+
+
+def known_calls(messages: Iterable[Message]) -> set[str]:
+    return {part.id for message in messages for part in message.parts if isinstance(part, ToolUse)}
+
+
+def check_results(conversation: Conversation, ledger: Ledger) -> None:
+    """Refuse results whose call is not in the conversation: the target would not know what they answer."""
+    if ledger.is_home:
+        return
+    calls = known_calls(conversation.messages)
+    for message in conversation.messages:
+        for part in message.parts:
+            if isinstance(part, ToolResult) and part.id not in calls:
+                ledger.refuse(part.at, "call_missing", f"the call {part.id} is not in the conversation", "ir_invalid")

@@ -1,0 +1,286 @@
+"""Bytes of a streaming answer into JSON documents and back: server-sent events, JSON lines, one JSON array.
+
+Incremental: cut the bytes anywhere, the same documents come out. What a document means is a dialect's affair.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.errors import TranslationError
+
+EVENT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Longest single event; the largest known are images in base64, some 30 MB."""
+
+DONE: Final = b"[DONE]"
+"""The word with which one family of vendors ends a stream."""
+
+NAME_KEY: Final = "sse_event"
+"""Member that holds the name of an event whose data alone do not say what they are."""
+
+_decode: Final = msgspec.json.Decoder().decode
+_encode: Final = msgspec.json.Encoder().encode
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+class Framing(Protocol):
+    """Cuts bytes into documents."""
+
+    def feed(self, data: bytes) -> list[Json]: ...
+
+    def finish(self) -> list[Json]: ...
+
+
+class Sse:
+    """Server-sent events, with every oddity the standard allows.
+
+    Lines may end in LF, CR or CRLF, data may have several lines, comments and unknown fields are skipped, a byte
+    order mark may stand first. An event that the stream's end cuts is still given, because gateways leave out the
+    last blank line; data that is no JSON is skipped and counted.
+
+    Args:
+        is_named: keep the names of events (`NAME_KEY`) where the data are a list or have no `type`.
+    """
+
+    def __init__(self, *, is_named: bool = False) -> None:
+        self.is_named = is_named
+        self.done = False
+        """Whether `[DONE]` was seen."""
+        self.skipped = 0
+        """Events whose data were no JSON."""
+        self._buffer = b""
+        self._started = False
+        self._data: list[bytes] = []
+        self._name = b""
+        self._ends_in_cr = False
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[Json]:
+        """Take bytes and return the documents that are complete.
+
+        Raises:
+            TranslationError: `dialect_mapping_failed`, an event longer than `EVENT_BYTES_MAX`.
+        """
+        out: list[Json] = []
+        if self._ends_in_cr and data:
+            # The line ended with the CR; a LF that comes now belongs to it.
+            self._ends_in_cr = False
+            if data[:1] == b"\n":
+                data = data[1:]
+        if not self._started:
+            data = self._buffer + data
+            if _BOM.startswith(data[:3]) and len(data) < 3:
+                self._buffer = data
+                return out
+            self._started = True
+            self._buffer = b""
+            data = data.removeprefix(_BOM)
+        if b"\r" in data:
+            self._ends_in_cr = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if b"\n" not in data:
+            self._buffer += data
+            self._check(len(self._buffer))
+            return out
+        lines = (self._buffer + data).split(b"\n") if self._buffer else data.split(b"\n")
+        self._buffer = lines.pop()
+        for line in lines:
+            if line[:5] == b"data:":
+                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+                self._size += len(line)
+            elif not line:
+                if self._data:
+                    self._event(out)
+                self._name = b""
+            else:
+                self._field(line)
+        self._check(self._size + len(self._buffer))
+        return out
+
+    def finish(self) -> list[Json]:
+        """Return what the end of the stream has cut."""
+        out: list[Json] = []
+        line, self._buffer = self._buffer, b""
+        if line[:5] == b"data:":
+            self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+        elif line[:1] in (b"{", b"[") and not self._data:
+            self._data.append(line)
+        if self._data:
+            self._event(out)
+        return out
+
+    def _field(self, line: bytes) -> None:
+        if line[:6] == b"event:":
+            self._name = line[6:].strip()
+        elif line[:1] == b"{" and not self._data:
+            # A server that answers JSON to a request for a stream: the whole document is one event.
+            self._data.append(line)
+        elif line == b"data":
+            self._data.append(b"")
+        elif self._data and self._data[0][:1] == b"{" and line[:1] in b' \t"}]':
+            self._data.append(line)
+
+    def _event(self, out: list[Json]) -> None:
+        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+        self._data = []
+        self._size = 0
+        if data == DONE or data.strip() == DONE:
+            self.done = True
+            return
+        try:
+            value = _decode(data)
+        except msgspec.DecodeError:
+            self.skipped += bool(data.strip())
+            return
+        if self._name and (self.is_named or self._name == b"error"):
+            value = _with_name(value, self._name.decode(errors="replace"))
+        out.append(value)
+
+    def _check(self, size: int) -> None:
+        if size > EVENT_BYTES_MAX:
+            raise TranslationError("dialect_mapping_failed", f"an event of a stream is over {EVENT_BYTES_MAX} bytes")
+
+
+def _with_name(value: Json, name: str) -> Json:
+    if type(value) is dict:
+        if name == "error" and not value.keys() & {"error", "type"}:
+            return {"error": value}
+        if "type" in value or "choices" in value or name in ("message", "error"):
+            return value
+        return {NAME_KEY: name, **value}
+    return {NAME_KEY: name, "data": value}
+
+
+class JsonLines:
+    """One document a line; blank lines and a missing last newline are fine."""
+
+    def __init__(self) -> None:
+        self.skipped = 0
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> list[Json]:
+        """Take bytes and return the documents that are complete."""
+        lines = (self._buffer + data).split(b"\n")
+        self._buffer = lines.pop()
+        if len(self._buffer) > EVENT_BYTES_MAX:
+            raise TranslationError("dialect_mapping_failed", f"a line of a stream is over {EVENT_BYTES_MAX} bytes")
+        return [value for line in lines if (value := self._line(line)) is not None]
+
+    def finish(self) -> list[Json]:
+        """Return what the end of the stream has cut."""
+        line, self._buffer = self._buffer, b""
+        value = self._line(line)
+        return [] if value is None else [value]
+
+    def _line(self, line: bytes) -> Json:
+        line = line.strip()
+        if not line:
+            return None
+        try:
+            return _decode(line)
+        except msgspec.DecodeError:
+            self.skipped += 1
+            return None
+
+
+class JsonArray:
+    """One JSON array whose elements come one after the other; a single object is an array of one."""
+
+    def __init__(self) -> None:
+        self.skipped = 0
+        self._parts: list[bytes] = []
+        self._depth = 0
+        self._in_text = False
+        self._escaped = False
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[Json]:
+        """Take bytes and return the elements that are complete.
+
+        Raises:
+            TranslationError: `dialect_mapping_failed`, an element longer than `EVENT_BYTES_MAX`.
+        """
+        out: list[Json] = []
+        start = 0 if self._depth else None
+        for place in range(len(data)):
+            byte = data[place]
+            if self._in_text:
+                if self._escaped:
+                    self._escaped = False
+                elif byte == 0x5C:
+                    self._escaped = True
+                elif byte == 0x22:
+                    self._in_text = False
+            elif byte == 0x22:
+                self._in_text = self._depth > 0
+            elif byte == 0x7B or (byte == 0x5B and self._depth):
+                if not self._depth:
+                    start = place
+                self._depth += 1
+            elif (byte == 0x7D or byte == 0x5D) and self._depth:
+                self._depth -= 1
+                if not self._depth:
+                    self._element(data[start : place + 1], out)
+                    start = None
+        if self._depth:
+            self._parts.append(data[start:] if start is not None else data)
+            self._size += len(self._parts[-1])
+            if self._size > EVENT_BYTES_MAX:
+                raise TranslationError("dialect_mapping_failed", f"an element is over {EVENT_BYTES_MAX} bytes")
+        return out
+
+    def finish(self) -> list[Json]:
+        """Forget what the end of the stream has cut; half an object says nothing."""
+        self.skipped += bool(self._parts)
+        self._parts = []
+        return []
+
+    def _element(self, last: bytes, out: list[Json]) -> None:
+        self._parts.append(last)
+        data = b"".join(self._parts)
+        self._parts = []
+        self._size = 0
+        try:
+            out.append(_decode(data))
+        except msgspec.DecodeError:
+            self.skipped += 1
+
+
+class Detecting:
+    """Finds out by the first bytes which of the three it is: gateways do not always send what was asked for."""
+
+    def __init__(self, *, is_named: bool = False) -> None:
+        self._is_named = is_named
+        self._head = b""
+        self.inner: Sse | JsonLines | JsonArray | None = None
+
+    def feed(self, data: bytes) -> list[Json]:
+        """Take bytes and return the documents that are complete."""
+        if self.inner is None:
+            self._head += data
+            head = self._head.lstrip(b"\xef\xbb\xbf \r\n\t")
+            if not head:
+                return []
+            data, self._head = self._head, b""
+            self.inner = JsonArray() if head[:1] in (b"[", b"{") else Sse(is_named=self._is_named)
+        return self.inner.feed(data)
+
+    def finish(self) -> list[Json]:
+        """Return what the end of the stream has cut."""
+        return [] if self.inner is None else self.inner.finish()
+
+
+FRAMINGS: Final[dict[str, Any]] = {"sse": Sse, "lines": JsonLines, "array": JsonArray, "detect": Detecting}
+
+
+def sse_bytes(chunk: Json, name: str | None = None) -> bytes:
+    """Write one server-sent event."""
+    head = f"event: {name}\n".encode() if name is not None else b""
+    return head + b"data: " + _encode(chunk) + b"\n\n"
+
+
+def done_bytes() -> bytes:
+    return b"data: " + DONE + b"\n\n"
