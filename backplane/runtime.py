@@ -311,6 +311,8 @@ class Run:
         from backplane.contain.run import place_of
 
         keeper, spec = self._plane.keeper, self.order.workspace
+        # First, as only what has a journal of a living run is safe from being swept as a leftover.
+        self._journal = keeper.journal(self.facts)
         root, original = spec.root, None
         if spec.mode == "staged":
             workspace = await self._stage_first()
@@ -324,7 +326,7 @@ class Run:
         return functools.partial(cell.open, held)
 
     async def _stage_first(self) -> Workspace:
-        self._journal = self._plane.keeper.journal(self.facts)
+        assert self._journal is not None
         preparing = self._preparing = self._prepare()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(preparing.run, self._journal.folder)
@@ -365,7 +367,7 @@ class Run:
         if self._preparing is not None:
             return
         try:
-            self._journal = self._plane.keeper.journal(self.facts)
+            self._journal = self._journal or self._plane.keeper.journal(self.facts)
         except BackplaneError as error:
             self._decide("store", error)
             return
