@@ -63,12 +63,12 @@ ROOMS = {
     "intake": f"{SHAPES} asks config outbox protocol record splits",
     "api": f"{SHAPES} backends config runtime",
     "runtime": (
-        f"{SHAPES} backends config contain intake keeper negotiate outbox policy protocol receipts record redact sealing splits workspace "
-        "sessions"
+        f"{SHAPES} backends config contain intake keeper negotiate outbox policy protocol receipts record redact sealing "
+        "sessions splits workspace"
     ),
     "providers": f"{SHAPES} ir backends sessions",
     "relay": f"{SHAPES} receipts record runtime",
-    "server": f"{SHAPES} asks backends config negotiate receipts relay runtime sidecar",
+    "server": f"{SHAPES} asks backends config intake negotiate receipts relay runtime sidecar",
     "conform": f"{SHAPES} protocol process share schemas",
     "testing": f"{SHAPES} protocol sidecar backends",
     "schemas": f"{SHAPES} share config",
