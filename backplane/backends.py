@@ -11,7 +11,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -128,6 +128,9 @@ def _stamp(word: str) -> tuple[int, ...]:
     return (seen.st_size, seen.st_mtime_ns) if seen is not None else ()
 
 
+LADDER_STEP_S: Final = 0.5
+"""For a function to end after its stdin did; the ladder's short step, as for a child."""
+
 Serve = Callable[[int, int], Awaitable[None]]
 """A host's whole life over two descriptors: `functools.partial(sidecar.serve, host, work)`."""
 
@@ -197,7 +200,7 @@ class _MemoryLink:
                 await serve(stdin, stdout)
                 code = 0
         except Exception as error:  # A child's bug would be its exit code and its last words: so is a function's.
-            self._tail = f"{type(error).__name__}: {error}".encode()
+            self._tail = "\n".join(_words(error)).encode("utf-8", "backslashreplace")
         finally:
             self.exit = Exit(code=code)
             self._ended.set()
@@ -216,14 +219,35 @@ class _MemoryLink:
         return self.exit
 
     async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
+        """The same ladder as a child's, without its last step: a function cannot be killed."""
         with anyio.CancelScope(shield=True):
-            if cancel is not None and self.exit is None:
-                with anyio.move_on_after(grace_s):
-                    await cancel(grace_s)
+            if cancel is not None:
+                await self._unless_ended(cancel, grace_s)
             self.close_stdin()
-            await self.wait(grace_s)
+            await self.wait(LADDER_STEP_S)
             self.scope.cancel()
             await self._ended.wait()
+
+    async def _unless_ended(self, cancel: Callable[[float], Awaitable[None]], grace_s: float) -> None:
+        with anyio.move_on_after(grace_s):
+            async with anyio.create_task_group() as tasks:
+
+                async def watch() -> None:
+                    await self._ended.wait()
+                    tasks.cancel_scope.cancel()
+
+                tasks.start_soon(watch)
+                await cancel(grace_s)
+                tasks.cancel_scope.cancel()
+
+
+def _words(error: BaseException) -> Iterator[str]:
+    """What went wrong, without the groups that task groups put around it."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _words(inner)
+    else:
+        yield f"{type(error).__name__}: {error}"
 
 
 def _close(fd: int) -> int:

@@ -175,6 +175,9 @@ class Intake:
             arrived.set()
 
     def _final(self, final: wire.Final) -> list[Events]:
+        if self.over.is_set():
+            self._facts.counts["late"] += 1
+            return []
         try:
             raw = dict(final.receipt) if isinstance(final.receipt, dict) else {}
             trace = raw.pop("trace", None)

@@ -49,13 +49,14 @@ def take():
     line = sys.stdin.buffer.readline()
     return json.loads(line) if line else None
 def event(run, text="a", **members):
-    return {{"t": "event", "ref_id": run["id"], "event": {{"ts": "2026-01-15T12:00:00Z", "type": "assistant_delta", "text": text, **members}}}}
+    body = {{"ts": "2026-01-15T12:00:00Z", "type": "assistant_delta", "text": text, **members}}
+    return {{"t": "event", "ref_id": run["id"], "event": body}}
 def final(run, **members):
     receipt = {{
         "meta": {{"run_id": run["id"], "work_order_id": run["work_order"]["id"], "contract_version": "abp/v0.1",
                  "started_at": "2026-01-15T12:00:00Z", "finished_at": "2026-01-15T12:00:01Z", "duration_ms": 1000}},
-        "backend": {{"id": "script"}}, "capabilities": {{"streaming": "native"}}, "usage_raw": {{}}, "usage": {{}}, "trace": [],
-        "artifacts": [], "verification": {{"harness_ok": True}}, "outcome": "complete",
+        "backend": {{"id": "script"}}, "capabilities": {{"streaming": "native"}}, "usage_raw": {{}},
+        "usage": {{}}, "trace": [], "artifacts": [], "verification": {{"harness_ok": True}}, "outcome": "complete",
     }}
     return {{"t": "final", "ref_id": run["id"], "receipt": {{**receipt, **members}}}}
 def deaf():

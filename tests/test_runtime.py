@@ -200,18 +200,18 @@ async def test_runs_beyond_the_limit_wait_and_those_beyond_the_queue_are_refused
     async def one() -> None:
         ended.append(await go(control, order(root), backend))
 
-    async with plane(backplane_home, runs_max=2, waiting_max=3, idle_s=60.0) as control:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(5):
-                tasks.start_soon(one)
-            with anyio.fail_after(5):
-                while running < 2 or control._slots.statistics().tasks_waiting < 3:
-                    await anyio.wait_all_tasks_blocked()
-            with pytest.raises(BackendError, match="3 runs wait") as refused:
-                async with control.start(order(root), backend):
-                    pytest.fail("it was let in")
-            assert refused.value.code == "rate_limit_exceeded"
-            release.set()
+    limits = msgspec.structs.replace(QUICK, runs_max=2, waiting_max=3, idle_s=60.0)
+    async with plane(backplane_home, limits) as control, anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(one)
+        with anyio.fail_after(5):
+            while running < 2 or control._slots.statistics().tasks_waiting < 3:
+                await anyio.wait_all_tasks_blocked()
+        with pytest.raises(BackendError, match="3 runs wait") as refused:
+            async with control.start(order(root), backend):
+                pytest.fail("it was let in")
+        assert refused.value.code == "rate_limit_exceeded"
+        release.set()
     assert (len(ended), most) == (5, 2)
     assert all(run.receipt and run.receipt.outcome == "complete" for run, _ in ended)
 
@@ -242,7 +242,7 @@ async def test_twenty_thousand_events_before_a_hard_exit_are_all_kept_in_order(
         tmp_path,
         """
 hello(); run = take()
-put(b"".join(json.dumps(event(run, str(n))).encode() + b"\\n" for n in range(20_000)) + json.dumps(final(run)).encode() + b"\\n")
+put(*[event(run, str(n)) for n in range(20_000)], final(run))
 os._exit(0)
 """,
     )
@@ -266,6 +266,7 @@ for n in range(2_000):
         with open({str(mark)!r}, "w") as file: file.write(str(n))
 put(final(run)); end()
 """,
+        writable=(str(tmp_path),),
     )
     seen: list[str] = []
     ahead = 0
