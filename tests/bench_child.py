@@ -23,8 +23,14 @@ PACE_S = 0.002
 READ_BYTES = 65536
 PASSAGE = (
     "The last page is missing because page_count rounds down; a short one is needed for what is left over, so I look "
-    "at how the implementation divides, change it in src/pager.py and run the tests of the whole project once more. "
-    "Commit 5f0c1b7e9ad34c6688c2f0de4b7a91c3d2e6f850 has the same fault in an older place, and nobody saw it there. "
+    "at how it divides, change it in src/pager.py and run the tests of the whole project once more. Two of them fail "
+    "as before, and both are about the same thing: a list that does not fill its last page, and a list of nothing at "
+    "all. I will read the caller next, since it asks for one page more than there are when total is zero. The loop in "
+    "main.py:48 goes from 1 to pages + 1, which is right; what is wrong is the number it is given. With -(-total // "
+    "size) the short page counts, and nothing still needs none. This is the smallest implementation that passes, and "
+    "it keeps integers where the other way (math.ceil) would go through a float and be off for very large lists. Now "
+    "all four tests pass. Commit 5f0c1b7e9ad34c6688c2f0de4b7a91c3d2e6f850 had the same fault in an older place; it is "
+    "gone there too, and I have written down in the changelog what a user will see: one page more, never an empty one. "
 )
 """What an agent would say, with the names and digits that come with it: a look for secrets must not find it easy."""
 EXTENSIONS = {"ping": ["ping/1"], "ask": ["ask/1"]}
