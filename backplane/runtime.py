@@ -29,7 +29,7 @@ from backplane.contract.capability import Manifest, read_manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import WorkOrder
-from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, from_code
+from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, WorkspaceError, from_code
 from backplane.intake import Intake, OnAsk, now
 from backplane.keeper import Keeper, Preparation
 from backplane.negotiate import negotiate, refusal
@@ -98,7 +98,13 @@ class ControlPlane:
 
     @asynccontextmanager
     async def start(
-        self, order: WorkOrder, backend: Backend, *, on_ask: OnAsk | None = None, limits: Limits | None = None
+        self,
+        order: WorkOrder,
+        backend: Backend,
+        *,
+        on_ask: OnAsk | None = None,
+        limits: Limits | None = None,
+        run_id: str | None = None,
     ) -> AsyncIterator[Run]:
         """Run one order; leaving the block early cancels the run in order.
 
@@ -107,6 +113,7 @@ class ControlPlane:
         Args:
             on_ask: answers what the policy leaves open; without it the ask's default decides.
             limits: in place of the backend's and the settings'.
+            run_id: a UUID for the run, taken unless a run has it already; None makes one.
 
         Raises:
             BackendError: `rate_limit_exceeded` when too many runs are waiting already.
@@ -119,7 +126,7 @@ class ControlPlane:
             )
         failure: Exception | None = None
         async with self._slots, AsyncExitStack() as stack:
-            run = Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits)
+            run = self._run(order, backend, on_ask, limits, run_id)
             tasks: anyio.abc.TaskGroup | None = None
             if run._admit():
                 try:
@@ -143,6 +150,23 @@ class ControlPlane:
         if failure is not None:
             raise failure
 
+    async def end_unstarted(self, order: WorkOrder, backend: Backend, reason: str, *, run_id: str | None = None) -> Run:
+        """Give the receipt of a run that was cancelled while it waited for its place: nothing of it was started.
+
+        Args:
+            reason: why it was cancelled, in words.
+        """
+        run = self._run(order, backend, None, None, run_id)
+        await run.cancel(reason)
+        await run._finish()
+        return run
+
+    def _run(
+        self, order: WorkOrder, backend: Backend, on_ask: OnAsk | None, limits: Limits | None, run_id: str | None
+    ) -> Run:
+        wanted = run_id if run_id is not None and self.keeper.is_new(run_id) else str(uuid.uuid4())
+        return Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits, wanted)
+
 
 class Run:
     """One execution of an order. Iterate over it for its events; afterwards it has its receipt.
@@ -156,9 +180,15 @@ class Run:
     """
 
     def __init__(
-        self, plane: ControlPlane, order: WorkOrder, backend: Backend, on_ask: OnAsk | None, limits: Limits
+        self,
+        plane: ControlPlane,
+        order: WorkOrder,
+        backend: Backend,
+        on_ask: OnAsk | None,
+        limits: Limits,
+        run_id: str,
     ) -> None:
-        self.id = str(uuid.uuid4())
+        self.id = run_id
         self.order = order
         self.backend_id = backend.id
         self.receipt: Receipt | None = None
@@ -296,12 +326,15 @@ class Run:
         if isolation == "off" and demanded is None:
             return self._backend.open(self.order, environ)
         # Not before: who does not want it shall not pay for loading it.
+        from backplane.contain.probe import try_layers
+
+        contained = program is not None and isolation != "off"
+        layers = (self._plane.layers or await try_layers(environ)) if contained else None
         from backplane.contain.run import Cell
 
         assert self.facts.policy is not None
-        self._cell = Cell(self.facts.policy, isolation, demanded, environ, self._plane.layers)
-        await self._cell.admit(is_process=program is not None and isolation != "off")
-        if program is None or isolation == "off":
+        self._cell = Cell(self.facts.policy, isolation, demanded, layers)
+        if program is None or not contained:
             return self._backend.open(self.order, environ)
         opener = await self._contain(program, self._cell)
         return program.open(self.order, environ, opener)
@@ -317,6 +350,9 @@ class Run:
         if spec.mode == "staged":
             workspace = await self._stage_first()
             root, original = str(workspace.root), spec.root
+        elif not os.path.isdir(root):
+            # Said here, as a cage around a place that is not there would only fail to start.
+            raise WorkspaceError("workspace_init_failed", f"the workspace {root!r} is not a folder")
         place = place_of(root, original=original, home=keeper.home, scratch=keeper.scratch_of(self.id))
         command = program.command(self.order, self._plane.environ)
         held = await cell.put_on(place, command, program.writable, program.endpoints)

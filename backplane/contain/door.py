@@ -17,7 +17,8 @@ import msgspec
 
 from backplane.contain import landlock
 from backplane.contain.plan import Contained
-from backplane.contain.proxy import Judge, Tally, serve
+from backplane.contain.proxy import Judge, serve
+from backplane.contain.tally import Tally
 from backplane.errors import BackendError
 from backplane.process import Child, Command, open_child
 
@@ -44,11 +45,7 @@ async def open_contained(
         BackendError: `sidecar_spawn_failed`.
     """
     env = command.env | held.env
-    if held.policy is None:
-        caged = msgspec.structs.replace(command, env=env)
-        async with open_child(caged, cage=held.cage, stderr_bytes_max=stderr_bytes_max) as child:
-            yield child
-        return
+    assert held.policy is not None, "without one there is no door"
     judge = Judge(held.policy, held.endpoints)
     with ExitStack() as opened:
         port = PORT

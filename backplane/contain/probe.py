@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import shutil
 import sys
@@ -11,6 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import msgspec
 
 from backplane.contain import landlock
@@ -65,6 +69,21 @@ def probe(environ: Mapping[str, str]) -> Probe:
     found, command = _bubblewrap(shutil.which("bwrap", path=environ.get("PATH")))
     network = _network(command) if command else _NO_NETWORK
     return Probe(found, network, _landlock(), _cgroup(), command)
+
+
+async def try_layers(environ: Mapping[str, str]) -> Probe:
+    """Try the layers in a worker thread; meanwhile the rest of this room is loaded."""
+    found: list[Probe] = []
+
+    async def try_them() -> None:
+        found.append(await anyio.to_thread.run_sync(probe, environ))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(try_them)
+        await anyio.lowlevel.checkpoint()
+        # A trial mostly waits for programs; what a contained run needs anyway takes as long to load.
+        importlib.import_module("backplane.contain.run")
+    return found[0]
 
 
 def without(found: Probe, *names: Name) -> Probe:

@@ -19,7 +19,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from backplane.contract.canonical import Json
+from backplane.contain.tally import Tally
 from backplane.policy import Connect, Policy, Rule
 from backplane.targets import NetworkRule, Target, network_rules, read_target
 
@@ -44,42 +44,11 @@ CHUNK_BYTES: Final = 64 * 1024
 ADDRESSES_MAX: Final = 16
 """Of one name that are tried."""
 
-NOTES_MAX: Final = 100
-"""Refusals and hosts that are named in the receipt; all are counted."""
-
 _NOT_LISTED: Final = Rule("allow_network")
 """Decides where a list of allowed hosts names another one."""
 
 _DROPPED_HEADERS: Final = (b"proxy-connection", b"proxy-authorization", b"connection", b"keep-alive", b"te", b"upgrade")
 """For this connection alone (RFC 9110, 7.6.1); ours to the server carries one request and closes."""
-
-
-class Tally:
-    """What went through the door of one run."""
-
-    def __init__(self) -> None:
-        self.allowed = 0
-        self.denied = 0
-        self._hosts: dict[str, None] = {}
-        self._refusals: dict[str, None] = {}
-
-    def allow(self, target: str) -> None:
-        self.allowed += 1
-        if len(self._hosts) < NOTES_MAX:
-            self._hosts[target] = None
-
-    def deny(self, reason: str) -> None:
-        self.denied += 1
-        if len(self._refusals) < NOTES_MAX:
-            self._refusals[reason] = None
-
-    def to_wire(self) -> dict[str, Json]:
-        return {
-            "allowed": self.allowed,
-            "denied": self.denied,
-            **({"hosts": list(self._hosts)} if self._hosts else {}),
-            **({"refusals": list(self._refusals)} if self._refusals else {}),
-        }
 
 
 class Refused(Exception):

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 
 import anyio.to_thread
+import msgspec
 
 from backplane.config import Isolation
-from backplane.contain import admit, plan, probe
-from backplane.contain.door import open_contained
+from backplane.contain import admit, plan
 from backplane.contain.probe import Probe
-from backplane.contain.proxy import Tally
+from backplane.contain.tally import Tally
 from backplane.contract.canonical import Json
 from backplane.errors import WorkspaceError
 from backplane.policy import Policy
-from backplane.process import Child, Command
+from backplane.process import Child, Command, open_child
 from backplane.targets import network_rules
-from backplane.workspace import collect
 
 
 class Cell:
@@ -28,41 +26,21 @@ class Cell:
 
     Args:
         demanded: the order's `config.vendor.abp.enforcement`, unread.
-        environ: the control plane's own, for the programs of the layers.
-        found: the layers of this machine; None tries them.
+        found: the layers of this machine; None where nothing can be put around the host, or nothing shall.
 
     Raises:
         PolicyError: `policy_invalid`, the demands cannot be read.
+        CapabilityError: `capability_unsupported`, what is asked for cannot be had.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        isolation: Isolation,
-        demanded: Json,
-        environ: Mapping[str, str],
-        found: Probe | None = None,
-    ) -> None:
+    def __init__(self, policy: Policy, isolation: Isolation, demanded: Json, found: Probe | None) -> None:
         self.tally = Tally()
         self._policy = policy
         self._isolation = isolation
         self._demands = admit.demands(demanded)
-        self._environ = environ
         self._found = found
         self._scratch: Path | None = None
-
-    async def admit(self, *, is_process: bool) -> None:
-        """Refuse what cannot be had.
-
-        Args:
-            is_process: the host is a program of its own, under a guard.
-
-        Raises:
-            CapabilityError: `capability_unsupported`.
-        """
-        if self._found is None and is_process:
-            self._found = await anyio.to_thread.run_sync(functools.partial(probe.probe, self._environ))
-        admit.refuse(self._isolation, self._demands, self._policy.profile, self._found if is_process else None)
+        admit.refuse(isolation, self._demands, policy.profile, found)
 
     def check_asks(self, extensions: tuple[str, ...]) -> None:
         """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
@@ -110,6 +88,15 @@ class Cell:
 
     def open(self, held: plan.Contained, command: Command, stderr_bytes_max: int) -> AbstractAsyncContextManager[Child]:
         """Start the command in its cage."""
+        if held.policy is None:
+            return open_child(
+                msgspec.structs.replace(command, env=command.env | held.env),
+                cage=held.cage,
+                stderr_bytes_max=stderr_bytes_max,
+            )
+        # Only where the network is ruled, as a third of the loading is the proxy's.
+        from backplane.contain.door import open_contained
+
         return open_contained(command, held, self.tally, stderr_bytes_max=stderr_bytes_max)
 
     def close(self, added: dict[str, Json]) -> None:
@@ -120,6 +107,8 @@ class Cell:
         """
         if self.tally.allowed or self.tally.denied:
             added["network"] = self.tally.to_wire()
+        from backplane.workspace import collect  # Loaded while the host started, not on the way there.
+
         if self._scratch is not None:
             with suppress(WorkspaceError):  # The next start tries again.
                 collect(self._scratch)
