@@ -78,6 +78,10 @@ class Keeper:
         """Where a contained host puts its temporary files."""
         return self.home / "scratch" / run_id
 
+    def is_new(self, run_id: str) -> bool:
+        """Whether no run of this id is known here."""
+        return not (self.home / "runs" / run_id).exists()
+
     def journal(self, facts: Facts) -> Journal:
         started_at = canonical.timestamp_at(facts.started_ns)
         head = head_fact(facts.order, run_id=facts.run_id, started_at=started_at, backend=facts.backend.id)

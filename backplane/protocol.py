@@ -529,6 +529,11 @@ class HostEnd:
         received = self._line(self._lines.end())
         return [received] if received is not None else []
 
+    def refuse(self, broken: Broken) -> bytes:
+        """The line that answers a message that could not be read, or a run that could not be taken up."""
+        fatal = wire.Fatal(ref_id=broken.ref_id, error=broken.message, error_code=broken.code)
+        return _line(fatal, self._lines.line_bytes_max)
+
     def close_run(self, ref_id: str) -> None:
         """The run's last message went out by another way than `send`."""
         self._open.pop(ref_id, None)
@@ -562,15 +567,12 @@ class HostEnd:
         if t not in MESSAGES:
             return Unknown(t, ref_id, value)
         if doubled is not None:
-            return Broken(
-                "contract_schema_violation",
-                f"the key {doubled[:60]!r} stands twice in a {t}",
-                line[:EVIDENCE_BYTES],
-                ref_id,
-            )
+            fact = f"the key {doubled[:60]!r} stands twice in a {t}"
+            broken = Broken("contract_schema_violation", fact, line[:EVIDENCE_BYTES], ref_id)
+            return self._attributed(broken, t if doubled != "id" else "")
         if MESSAGES[t][1] == "host":
-            return Broken("protocol_unexpected_message", f"{t} is a host's to say", line[:EVIDENCE_BYTES], ref_id)
-        message = _convert(t, value, line)
+            return Broken("protocol_unexpected_message", f"{t} is a host's to say", line[:EVIDENCE_BYTES])
+        message = self._attributed(_convert(t, value, line), t)
         if isinstance(message, wire.Run):
             if message.id in self._open:
                 return Broken(
@@ -580,6 +582,13 @@ class HostEnd:
         elif isinstance(message, wire.Cancel | wire.Answer) and message.ref_id not in self._open:
             return Dropped("after_end", f"{t} for run {message.ref_id[:60]!r}, which is not open")
         return message
+
+    def _attributed(self, received: Received, t: str) -> Received:
+        """A run that cannot be taken up is answered in its own name; no other message may end a run."""
+        if not isinstance(received, Broken):
+            return received
+        own = t == "run" and received.ref_id not in self._open
+        return received if own else msgspec.structs.replace(received, ref_id=None)
 
 
 def _convert(t: str, value: dict[str, Any], line: bytes) -> Received:

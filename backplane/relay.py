@@ -7,18 +7,35 @@ their message, so that a reader can verify the hash without parsing a number.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
+from backplane.errors import ProtocolError
 from backplane.receipts.pieces import canonical_parts
 from backplane.receipts.trace import Trace
 from backplane.record import STOPPED
 from backplane.runtime import Run
 
 
-def events(ref_id: str, records: list[bytes]) -> bytes:
-    """The `event` messages of these canonical events, in one piece."""
+def events(ref_id: str, records: list[bytes], *, line_bytes_max: int | None = None) -> bytes:
+    """The `event` messages of these canonical events, in one piece.
+
+    Args:
+        line_bytes_max: what the other end reads; None where nobody said.
+
+    Raises:
+        ProtocolError: `protocol_invalid_envelope`, one of them is longer than the other end reads.
+    """
     frame = msgspec.json.encode({"t": "event", "ref_id": ref_id})[:-1] + b',"event":'
+    longest = max(map(len, records)) + len(frame) + 1
+    if line_bytes_max is not None and longest > line_bytes_max:
+        # Canonical forms can be longer than what came: `1e5` is `100000.0`.
+        raise ProtocolError(
+            "protocol_invalid_envelope",
+            f"an event's line of {longest} bytes is over line_bytes_max ({line_bytes_max} bytes)",
+            hint="put long results into files and name them as artifacts",
+        )
     return b"".join([frame + record + b"}\n" for record in records])
 
 
@@ -34,7 +51,8 @@ def ends_in_final(ended: Run) -> bool:
 def ending(ended: Run, *, ref_id: str, line_bytes_max: int) -> Iterator[bytes]:
     """The run's `final` or `fatal` in pieces, the receipt's canonical bytes as its last member.
 
-    A receipt whose line would be over the limit goes without its trace, and the message says so.
+    A receipt whose line would be over the limit goes without its trace, and the message says so; one that is too
+    long without it stays where it is kept.
     """
     receipt = ended.receipt
     assert receipt is not None, "the run has not ended"
@@ -48,6 +66,13 @@ def ending(ended: Run, *, ref_id: str, line_bytes_max: int) -> Iterator[bytes]:
     if len(start) + len(b',"receipt":}\n') + len(prefix) + trace_bytes + len(suffix) <= line_bytes_max:
         yield start + b',"receipt":'
         yield from ended.receipt_chunks()
+    elif len(start) + len(_AS_STREAMED) + len(prefix) + len(suffix) + 2 <= line_bytes_max:
+        yield start + _AS_STREAMED + prefix + suffix
     else:
-        yield start + b',"trace":"as_streamed","receipt":' + prefix + suffix
+        error_text = f"the receipt of run {ended.id} does not fit a line of {line_bytes_max} bytes; it is kept there"
+        unsaid = {"t": "fatal", "ref_id": ref_id, "error": error_text, "error_code": "protocol_invalid_envelope"}
+        yield msgspec.json.encode(unsaid)[:-1]
     yield b"}\n"
+
+
+_AS_STREAMED: Final = b',"trace":"as_streamed","receipt":'

@@ -18,18 +18,26 @@ from backplane import backends, relay, sidecar
 from backplane.asks import Decision
 from backplane.backends import Backend
 from backplane.config import Settings
+from backplane.contract.canonical import uuid_text
 from backplane.contract.capability import Level, Manifest, read_manifest
 from backplane.contract.events import AskRaised
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError
+from backplane.intake import OnAsk
 from backplane.negotiate import negotiate
 from backplane.receipts.manifests import kept_manifest
 from backplane.runtime import ControlPlane, Run
 
 EXTENSIONS: Final = (*sidecar.EXTENSIONS, "many/1", "stage/1")
 
-LADDER_S: Final = 0.5
-"""What the stop ladder of a host below takes beside its grace."""
+LADDER_S: Final = 0.9
+"""What ending a run below takes beside its host's grace: the stop ladder, the diff and the seal."""
+
+ORDERS_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Orders held at once, waiting ones too: thousands of usual ones, and what a machine can bear of the largest."""
+
+FRAME_BYTES: Final = 1024
+"""Kept free in a line for what stands around an event here but not below: the other end's own name of the run."""
 
 _RANK: Final = ("native", "emulated", "restricted", "unsupported")
 
@@ -54,39 +62,97 @@ def _manifest(name: str, settings: Settings, home: Path, environ: Mapping[str, s
 
 def main(settings: Settings, home: Path, environ: Mapping[str, str]) -> None:
     """Serve on this process's stdin and stdout until the end of stdin and of the last run."""
-    plane = ControlPlane(settings, home, environ)
-
-    async def work(run: sidecar.HostRun) -> sidecar.Told:
-        return await _run_below(plane, run)
-
+    line_bytes_max = settings.limits.line_bytes_max
+    below = msgspec.structs.replace(settings.limits, line_bytes_max=max(line_bytes_max - FRAME_BYTES, 1))
+    server = _Server(ControlPlane(msgspec.structs.replace(settings, limits=below), home, environ), line_bytes_max)
     try:
-        sidecar.main(host(settings, home, environ), work)
+        sidecar.main(host(settings, home, environ), server.work, line_bytes_max=line_bytes_max)
     finally:
-        plane.keeper.close()
+        server.plane.keeper.close()
 
 
-async def _run_below(plane: ControlPlane, above: sidecar.HostRun) -> sidecar.Told:
-    """One run of this control plane for whoever asked for it."""
-    order = above.order if "stage/1" in above.extensions else _in_place(above.order)
-    backend = choose(order, plane.settings, plane.home, plane.environ)
+class _Server:
+    """Runs of one control plane for whoever is at the other end of the line."""
+
+    def __init__(self, plane: ControlPlane, line_bytes_max: int) -> None:
+        self.plane = plane
+        self._line_bytes_max = line_bytes_max
+        self._orders_bytes = 0
+
+    async def work(self, above: sidecar.HostRun) -> sidecar.Told:
+        """One run, from its order to the message that ends it."""
+        order_bytes = len(msgspec.json.encode(above.order))
+        if self._orders_bytes + order_bytes > ORDERS_BYTES_MAX:
+            raise BackendError(
+                "rate_limit_exceeded",
+                f"the orders at hand are over {ORDERS_BYTES_MAX} bytes together",
+                hint="wait for the end of some runs, or name files in place of long texts",
+            )
+        self._orders_bytes += order_bytes
+        try:
+            ended = await self._run_below(above)
+        finally:
+            self._orders_bytes -= order_bytes
+        return sidecar.Told(relay.ending(ended, ref_id=above.id, line_bytes_max=self._line_bytes_max))
+
+    async def _run_below(self, above: sidecar.HostRun) -> Run:
+        order = above.order if "stage/1" in above.extensions else _in_place(above.order)
+        backend = choose(order, self.plane.settings, self.plane.home, self.plane.environ)
+        run_id = _as_uuid(above.id)
+        run: Run | None = None
+        try:
+            async with self.plane.start(order, backend, on_ask=_asking(above), run_id=run_id) as run:
+                # From here on the run itself is told to end, and tells what happened until then.
+                with anyio.CancelScope(shield=True):
+                    await self._tell(above, run)
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                if run is None:
+                    why = above.cancelled_because or "cancelled"
+                    run = await self.plane.end_unstarted(order, backend, why, run_id=run_id)
+        assert run is not None
+        return run
+
+    async def _tell(self, above: sidecar.HostRun, run: Run) -> None:
+        """Pass on what happens, in the bytes it was kept in, until nothing more does."""
+
+        async def cancel() -> None:
+            grace_s = max(above.grace_s - LADDER_S, 0.1)
+            await run.cancel(above.cancelled_because or "cancelled", grace_s=grace_s)
+
+        above.on_cancel = cancel
+        if above.cancelled_because is not None:
+            await cancel()
+        async for batch in run.batches():
+            await above.write_raw(relay.events(above.id, batch.records, line_bytes_max=self._line_bytes_max))
+
+
+def _asking(above: sidecar.HostRun) -> OnAsk | None:
+    """How what the policy leaves open is put to whoever is above; None where that is not to be asked anything."""
+    if "ask/1" not in above.extensions:
+        return None
 
     async def on_ask(event: AskRaised) -> Decision:
         verdict = await above.pass_on(event.body)
         if verdict is None:
-            return Decision(decision="deny", reason="nobody above can be asked")
-        return Decision(decision=verdict.decision, reason=verdict.reason, input=verdict.input, text=verdict.text)
+            default: Any = event.body.get("default", "deny") if event.body.get("kind") != "tool" else "deny"
+            return Decision(decision=default, reason="nobody above can be asked any more")
+        return Decision(
+            decision=verdict.decision,
+            reason=verdict.reason,
+            input=verdict.input,
+            text=verdict.text,
+            remember=verdict.remember,
+        )
 
-    ended: Run
-    async with plane.start(order, backend, on_ask=on_ask) as ended:
-        try:
-            async for batch in ended.batches():
-                await above.write_raw(relay.events(above.id, batch.records))
-        except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True):
-                await ended.cancel(above.cancelled_because or "cancelled", grace_s=max(above.grace_s - LADDER_S, 0.1))
-                async for batch in ended.batches():
-                    await above.write_raw(relay.events(above.id, batch.records))
-    return sidecar.Told(relay.ending(ended, ref_id=above.id, line_bytes_max=plane.settings.limits.line_bytes_max))
+    return on_ask
+
+
+def _as_uuid(text: str) -> str | None:
+    try:
+        return uuid_text(text)
+    except ValueError:
+        return None
 
 
 def _in_place(order: WorkOrder) -> WorkOrder:

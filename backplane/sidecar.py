@@ -15,10 +15,11 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final, Literal
 
 import anyio
+import anyio.abc
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -52,7 +53,7 @@ from backplane.contract.receipt import (
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError
 from backplane.policy import Policy, compile_policy
-from backplane.protocol import Broken, Dropped, HostEnd, Noise, Received, Unknown
+from backplane.protocol import LINE_BYTES_MAX, Broken, Dropped, HostEnd, Noise, Received, Unknown
 
 GRACE_S: Final = 2.0
 """Time for an orderly end when the canceller named none; the control plane's own default."""
@@ -62,6 +63,12 @@ GRACE_MARGIN_S: Final = 0.3
 
 ASK_S: Final = 300.0
 """How long an ask waits for a person before its default decides."""
+
+PEER_GONE_S: Final = 3.5
+"""For all runs to end once the peer is gone: with the look before it, and the exit after, within 5 s."""
+
+WRITE_STUCK_S: Final = 0.5
+"""Once everything has to end: how long a reader may take nothing before nobody waits for it any more."""
 
 PEER_GONE_POLL_S: Final = 1.0
 """How often a host looks whether anybody still reads: a dead peer ends it within 5 s, an idle host costs nothing."""
@@ -126,6 +133,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """The tool input to use instead, with `modify`."""
     text: str | None = None
     """An answer in words, or the output to show instead of the tool's own."""
+    remember: Literal["once", "run"] = "once"
 
 
 class HostRun:
@@ -139,6 +147,8 @@ class HostRun:
         self.grace_s = GRACE_S
         """Time the host's own clean-up may take once the run is cancelled."""
         self.cancelled_because: str | None = None
+        self.on_cancel: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Called when the run is cancelled, in place of cancelling `work`: for one that then ends by itself."""
         self.emitted = 0
         self.scope = anyio.CancelScope()
         self.answers: dict[str, tuple[anyio.Event, list[wire.Answer]]] = {}
@@ -247,6 +257,7 @@ class HostRun:
             answer.reason if isinstance(answer.reason, str) else "",
             answer.input,
             answer.text if isinstance(answer.text, str) else None,
+            answer.remember,
         )
 
     def now(self) -> str:
@@ -291,16 +302,23 @@ def _uuid_or_new(text: str) -> str:
 class _Link:
     """The host's end over two file descriptors."""
 
-    def __init__(self, host: Host, work: Work, stdin: int, stdout: int, *, owns_process: bool) -> None:
+    def __init__(
+        self, host: Host, work: Work, stdin: int, stdout: int, *, owns_process: bool, line_bytes_max: int
+    ) -> None:
         self.host = host
         self._work = work
         self._stdin = stdin
         self._stdout = stdout
         self._owns_process = owns_process
-        self._end = HostEnd()
+        self._end = HostEnd(line_bytes_max=line_bytes_max)
         self._runs: dict[str, HostRun] = {}
+        self._tasks: anyio.abc.TaskGroup | None = None
+        """Where runs and what belongs to them live."""
         self._stdin_open = True
         self._writing = 0
+        self._waiting_since: float | None = None
+        """When the reader last took something while a write waits; None while none does."""
+        self._gave_up_reader = False
         self._write_lock = anyio.Lock()
         self._parent = os.getppid()
 
@@ -312,25 +330,54 @@ class _Link:
 
     async def write(self, line: bytes) -> None:
         try:
-            if not self._writing:
+            if not self._writing and not self._gave_up_reader:
                 line = line[_write_some(self._stdout, line) :]
             if line:
-                await self._write_rest(line)
+                await self._write_pieces((line,))
         except OSError as error:
-            self._cancel_all("nobody reads this host's output", GRACE_S)
-            raise BackplaneError("stream_closed", "nobody reads this host's output") from error
+            raise self._unread() from error
 
-    async def _write_rest(self, line: bytes) -> None:
+    async def write_pieces(self, line: Iterable[bytes]) -> None:
+        """One line that is too long to be held whole, piece by piece as the reader takes it."""
+        try:
+            await self._write_pieces(line)
+        except OSError as error:
+            raise self._unread() from error
+
+    def _unread(self) -> BackplaneError:
+        self._cancel_all("nobody reads this host's output", GRACE_S)
+        return BackplaneError("stream_closed", "nobody reads this host's output")
+
+    async def _write_pieces(self, pieces: Iterable[bytes]) -> None:
         self._writing += 1
         try:
             # A line once begun is finished: half a line would corrupt the next message.
             with anyio.CancelScope(shield=True):
                 async with self._write_lock:
-                    while line:
-                        await anyio.wait_writable(self._stdout)
-                        line = line[_write_some(self._stdout, line) :]
+                    for piece in pieces:
+                        while piece:
+                            piece = piece[await self._write_when_taken(piece) :]
         finally:
             self._writing -= 1
+
+    async def _write_when_taken(self, piece: bytes) -> int:
+        if self._gave_up_reader:
+            raise BrokenPipeError
+        written = _write_some(self._stdout, piece)
+        if not written:
+            self._waiting_since = self._waiting_since or time.monotonic()
+            try:
+                await anyio.wait_writable(self._stdout)
+            except anyio.ClosedResourceError as error:
+                raise BrokenPipeError from error
+            return 0
+        self._waiting_since = None
+        return written
+
+    def _give_up_reader(self) -> None:
+        """Whoever waits to be read waits no more, and what is said from now on is not said."""
+        self._gave_up_reader = True
+        anyio.notify_closing(self._stdout)
 
     async def serve(self, *, said_hello: bool) -> None:
         """Take runs until stdin ends and the last run is over."""
@@ -343,17 +390,20 @@ class _Link:
                 tasks.start_soon(self._heed_signals, tasks.cancel_scope)
             tasks.start_soon(self._watch_peer, tasks.cancel_scope)
             async with anyio.create_task_group() as runs:
+                self._tasks = runs
                 try:
-                    await self._read(runs)
+                    await self._read()
                 except BackplaneError as error:
                     if error.code != "stream_closed":
                         raise
                 self._stdin_open = False
                 for run in list(self._runs.values()):
                     self._stdin_ended(run)
+                if self._runs and all("cancel/1" in run.extensions for run in self._runs.values()):
+                    await self._end_all("the control plane went away", tasks.cancel_scope, PEER_GONE_S)
             tasks.cancel_scope.cancel()
 
-    async def _read(self, runs: anyio.abc.TaskGroup) -> None:
+    async def _read(self) -> None:
         while True:
             try:
                 await anyio.wait_readable(self._stdin)
@@ -361,13 +411,13 @@ class _Link:
                 await anyio.lowlevel.checkpoint()
             data = os.read(self._stdin, 65536)
             for received in self._end.receive(data) if data else self._end.end():
-                await self._take(received, runs)
+                await self._take(received)
             if not data:
                 return
 
-    async def _take(self, received: Received, runs: anyio.abc.TaskGroup) -> None:
+    async def _take(self, received: Received) -> None:
         if isinstance(received, wire.Run):
-            await self._begin(received, runs)
+            await self._begin(received)
         elif isinstance(received, wire.Cancel):
             grace_s = received.grace_ms / 1000 if isinstance(received.grace_ms, int) else GRACE_S
             if received.ref_id in self._runs:
@@ -388,17 +438,17 @@ class _Link:
 
     async def _complain(self, broken: Broken) -> None:
         """One bad message is one error; the runs that are open go on."""
-        fatal = wire.Fatal(ref_id=None, error=broken.message, error_code=broken.code)
-        await self.send(fatal)
+        await self.write(self._end.refuse(broken))
 
-    async def _begin(self, message: wire.Run, runs: anyio.abc.TaskGroup) -> None:
+    async def _begin(self, message: wire.Run) -> None:
         try:
             run = HostRun(self, message)
         except BackplaneError as error:
             await self.send(wire.Fatal(ref_id=message.id, error=error.message, error_code=error.code))
             return
         self._runs[run.id] = run
-        runs.start_soon(self._run, run)
+        assert self._tasks is not None
+        self._tasks.start_soon(self._run, run)
         if not self._stdin_open:
             self._stdin_ended(run)
 
@@ -413,7 +463,10 @@ class _Link:
         if run.cancelled_because is None:
             run.cancelled_because = reason
             run.grace_s = max(grace_s - GRACE_MARGIN_S, GRACE_MARGIN_S)
-            run.scope.cancel()
+            if run.on_cancel is None:
+                run.scope.cancel()
+            elif self._tasks is not None:
+                self._tasks.start_soon(run.on_cancel)
 
     def _cancel_all(self, reason: str, grace_s: float) -> None:
         for run in self._runs.values():
@@ -432,7 +485,7 @@ class _Link:
 
     async def _tell_end(self, run: HostRun, ending: Done | Told | wire.Fatal) -> None:
         if isinstance(ending, Told):
-            await self.write(b"".join(ending.line))
+            await self.write_pieces(ending.line)
             self._end.close_run(run.id)
             return
         try:
@@ -476,7 +529,7 @@ class _Link:
     async def _heed_signals(self, whole: anyio.CancelScope) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             async for number in signals:
-                await self._end_all(f"the host got {signal.Signals(number).name}", whole)
+                await self._end_all(f"the host got {signal.Signals(number).name}", whole, GRACE_S)
 
     async def _watch_peer(self, whole: anyio.CancelScope) -> None:
         """Whatever becomes of stdin, the peer may still read, or be gone; gone ends everything."""
@@ -484,17 +537,19 @@ class _Link:
         poll.register(self._stdout, 0)
         while not self._peer_is_gone(poll):
             await anyio.sleep(PEER_GONE_POLL_S)
-        await self._end_all("the control plane is gone", whole)
+        await self._end_all("the control plane is gone", whole, PEER_GONE_S)
 
     def _peer_is_gone(self, poll: select.poll) -> bool:
         orphaned = self._owns_process and os.getppid() != self._parent
         return orphaned or any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))
 
-    async def _end_all(self, reason: str, whole: anyio.CancelScope) -> None:
-        """Cancel every run, give them the grace, and end."""
-        self._cancel_all(reason, GRACE_S)
-        with anyio.move_on_after(GRACE_S - GRACE_MARGIN_S):
+    async def _end_all(self, reason: str, whole: anyio.CancelScope, within_s: float) -> None:
+        """Cancel every run, give them the time there is, and end."""
+        self._cancel_all(reason, within_s)
+        with anyio.move_on_after(within_s - GRACE_MARGIN_S):
             while self._runs:
+                if self._waiting_since is not None and time.monotonic() - self._waiting_since > WRITE_STUCK_S:
+                    self._give_up_reader()
                 await anyio.sleep(RUNS_END_POLL_S)
         if self._runs and self._owns_process:
             # The host's own code does not let itself be cancelled, and nothing may outlive the grace.
@@ -527,13 +582,17 @@ def _write_some(fd: int, data: bytes) -> int:
         return 0
 
 
-async def serve(host: Host, work: Work, stdin: int, stdout: int) -> None:
+async def serve(host: Host, work: Work, stdin: int, stdout: int, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
     """Speak the protocol as `host` over two descriptors of this process; they stay the caller's to close."""
-    await _Link(host, work, stdin, stdout, owns_process=False).serve(said_hello=False)
+    link = _Link(host, work, stdin, stdout, owns_process=False, line_bytes_max=line_bytes_max)
+    await link.serve(said_hello=False)
 
 
-def main(host: Host, work: Work) -> None:
+def main(host: Host, work: Work, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
     """Be a host: speak the protocol on this process's stdin and stdout until the end of stdin.
+
+    Args:
+        line_bytes_max: longest line, both ways.
 
     The hello goes out before the event loop is loaded: a control plane that waits for it saves that time.
     """
@@ -548,6 +607,7 @@ def main(host: Host, work: Work) -> None:
         if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
             # Only then is the description ours alone; a terminal's is shared with the shell.
             os.set_blocking(stdout, False)
-        anyio.run(functools.partial(_Link(host, work, 0, stdout, owns_process=True).serve, said_hello=True))
+        link = _Link(host, work, 0, stdout, owns_process=True, line_bytes_max=line_bytes_max)
+        anyio.run(functools.partial(link.serve, said_hello=True))
     except (BrokenPipeError, KeyboardInterrupt):
         os._exit(1)

@@ -176,7 +176,7 @@ async def test_a_bad_line_is_one_error_and_open_runs_go_on() -> None:
         line.send(run(), b"{not json\n", b'{"t":"run","id":"r2"}\n', run(), {"t": "hello"}, b"hello?\n", {"t": "news"})
         told = [message for _ in range(5) for message in (await line.until("fatal"))]
         fatals = [message for message in told if message["t"] == "fatal"]
-        assert [fatal["ref_id"] for fatal in fatals] == [None] * 5
+        assert [fatal["ref_id"] for fatal in fatals] == [None, "r2", None, None, None]
         assert [fatal["error_code"] for fatal in fatals] == [
             "protocol_invalid_envelope",
             "contract_schema_violation",
