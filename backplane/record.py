@@ -43,6 +43,9 @@ PATHS_MAX: Final = 100_000
 WORDS_CHARS_MAX: Final = 400
 """Of a child's stderr in an error: its last line or two. All that was kept is in the receipt."""
 
+PATH_CHARS_MAX: Final = 4096
+"""A longer path names no file that could be there."""
+
 PATHS_CHARS_MAX: Final = 8 * 1024 * 1024
 """Length of all these paths together: a host that invents paths of megabytes is not remembered either."""
 
@@ -194,7 +197,7 @@ class Facts:
             counter[name] += 1
 
     def _claim_path(self, path: str) -> None:
-        if self._claimed_chars + len(path) <= PATHS_CHARS_MAX:
+        if len(path) <= PATH_CHARS_MAX and self._claimed_chars + len(path) <= PATHS_CHARS_MAX:
             self.claimed_paths.add(path)
             self._claimed_chars += len(path)
 
@@ -332,12 +335,14 @@ def build(
     artifacts: tuple[Artifact, ...] = (),
     harness_ok: bool,
     added: dict[str, Json],
+    inner_verified: bool = False,
 ) -> Receipt:
     """Put together the unsealed receipt of a run.
 
     Args:
         finished_ns: since 1970; a clock that went back is not believed.
         added: members for `usage_raw.backplane` that were worked out after the run.
+        inner_verified: the hash in the child's receipt holds for that receipt with the events that were seen.
     """
     claim = facts.claim
     meta = RunMetadata(
@@ -356,7 +361,8 @@ def build(
         own["claims"] = claims
     usage_raw = dict(_usage_raw(claim))
     if claim is not None and "backplane" in usage_raw:
-        own["inner"] = {"backplane": usage_raw.pop("backplane"), "receipt_sha256": claim.receipt_sha256}
+        inner = {"backplane": usage_raw.pop("backplane"), "receipt_sha256": claim.receipt_sha256}
+        own["inner"] = {**inner, "verified": inner_verified}
     return Receipt(
         meta=meta,
         backend=facts.backend,

@@ -350,7 +350,7 @@ class Run:
         if spec.mode == "staged":
             workspace = await self._stage_first()
             root, original = str(workspace.root), spec.root
-        elif not os.path.isdir(root):
+        elif not await anyio.to_thread.run_sync(os.path.isdir, root):
             # Said here, as a cage around a place that is not there would only fail to start.
             raise WorkspaceError("workspace_init_failed", f"the workspace {root!r} is not a folder")
         place = place_of(root, original=original, home=keeper.home, scratch=keeper.scratch_of(self.id))

@@ -17,7 +17,7 @@ from backplane.contract.receipt import Artifact, Receipt
 from backplane.errors import BackplaneError, WorkspaceError
 from backplane.keeper import Keeper
 from backplane.receipts.journal import Journal
-from backplane.receipts.pieces import seal
+from backplane.receipts.pieces import digest, seal
 from backplane.receipts.trace import Trace
 from backplane.record import End, Facts
 from backplane.workspace import Patch, Workspace, apply_patch
@@ -69,11 +69,12 @@ def seal_run(
     except BackplaneError as caught:
         error = caught
         end = lowered(end, caught)
+    trace = journal.trace if journal is not None else Trace(b"", 0, 0)
     receipt = seal(
         record.build(
             facts,
             end,
-            trace=journal.trace if journal is not None else Trace(b"", 0, 0),
+            trace=trace,
             finished_ns=time.time_ns(),
             duration_ms=max(0, int(duration_s * 1000)),
             git_diff=diff,
@@ -81,6 +82,7 @@ def seal_run(
             artifacts=(Artifact("patch", "patch.diff"),) if patch is not None and patch.bytes else (),
             harness_ok=facts.said_hello and patch is not None and error is None and cleaned,
             added=added,
+            inner_verified=_holds(facts.claim, trace),
         )
     )
     try:
@@ -143,3 +145,10 @@ def _as_text(patch: Patch, added: dict[str, Json]) -> tuple[str | None, str | No
         return None, patch.status
     except OSError as error:
         raise WorkspaceError("execution_workspace_error", f"the patch cannot be read back: {error}") from error
+
+
+def _holds(claim: Receipt | None, trace: Trace) -> bool:
+    """Whether a receipt from a plane inside hashes to what it says, with its events as they were streamed."""
+    if claim is None or not isinstance(claim.usage_raw, dict) or "backplane" not in claim.usage_raw:
+        return False
+    return claim.receipt_sha256 == digest(msgspec.structs.replace(claim, trace=trace))

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -99,8 +99,12 @@ def order(
     return msgspec.structs.replace(value, config=msgspec.structs.replace(value.config, vendor=vendor))
 
 
-def plane(home: Path, limits: Limits = QUICK, **members: Any) -> ControlPlane:
-    return ControlPlane(Settings(limits=msgspec.structs.replace(limits, **members)), home, os.environ)
+def plane(
+    home: Path, limits: Limits = QUICK, *, isolation: Literal["best_effort", "off"] = "off", **members: Any
+) -> ControlPlane:
+    """A control plane with some limits changed; hosts run without a cage unless the test is about it."""
+    settings = Settings(limits=msgspec.structs.replace(limits, **members), isolation=isolation)
+    return ControlPlane(settings, home, os.environ)
 
 
 async def go(
