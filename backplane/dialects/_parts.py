@@ -35,6 +35,9 @@ K = TypeVar("K")
 ABSENT: Final = "#absent"
 """Shape memory: members that the vendor leaves out although they are always written."""
 
+SPELLED: Final = "#snake"
+"""Shape memory: members that came in snake_case, by their camelCase names, and where."""
+
 MADE_ID: Final = "call_made_"
 """Beginning of an id that was made here; its own dialect never gets it to see."""
 
@@ -188,6 +191,14 @@ def unescape(step: str) -> str:
     return step.replace("~1", "/").replace("~2", "#").replace("~0", "~")
 
 
+_UPPER: Final = re.compile(r"[A-Z]")
+
+
+def snake(name: str) -> str:
+    """Spell a member's name in snake_case."""
+    return _UPPER.sub(lambda match: "_" + match[0].lower(), name)
+
+
 def slot(dialect: str, entries: dict[str, Any]) -> Ext:
     return {dialect: entries} if entries else {}
 
@@ -231,7 +242,13 @@ def _put(out: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _lose(node: Node, key: str, value: Any, ledger: Ledger) -> None:
-    if key == ABSENT:
+    if key[:2] == "##":
+        return
+    if key.startswith(SPELLED):
+        for name in value["names"]:
+            for spelling in (snake(name), name):
+                ledger.degrade(f"{value['at']}/{spelling}", "shape", "the spelling of a member")
+    elif key == ABSENT:
         for name in value:
             ledger.degrade(f"{node.at}/{name}", "shape", "left out in the source, always written by others")
     elif key[:1] == "#":

@@ -1,0 +1,421 @@
+"""Streams of Gemini's generateContent, read and written.
+
+Every chunk is a small response; arguments of calls may come in pieces that say where in the object they belong.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.dialects._gemini_parts import (
+    NAME,
+    STOPS,
+    Calls,
+    Members,
+    read_part,
+    read_usage,
+    write_part,
+    write_stop,
+    write_usage,
+)
+from backplane.dialects._parts import Ledger, json_text
+from backplane.dialects._stream import BaseWriter
+from backplane.ir import (
+    Began,
+    Candidate,
+    Ended,
+    Kept,
+    Loss,
+    Message,
+    Noted,
+    Part,
+    PartDelta,
+    PartStarted,
+    PartStopped,
+    Refusal,
+    Stopped,
+    StreamEvent,
+    StreamFailed,
+    Text,
+    Thinking,
+    ToolUse,
+    UsageSeen,
+)
+
+HEAD: Final = frozenset(
+    {"candidates", "usageMetadata", "usage_metadata", "modelVersion", "model_version", "responseId", "response_id"}
+)
+BESIDE: Final = frozenset({"content", "finishReason", "finish_reason", "index"})
+
+REPEAT_CHARS_MIN: Final = 16
+"""A gateway that repeats the whole text so far is told from a model that says a word twice by at least so much."""
+
+_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[['\"](.*?)['\"]\]")
+
+
+class _Open:
+    """One candidate while it comes in."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.next_index = 0
+        self.block: tuple[int, type[Part]] | None = None
+        self.said: dict[type[Part], str] = {}
+        self.call: Members | None = None
+        """A call whose arguments come in pieces."""
+        self.call_part: ToolUse | None = None
+        self.args: dict[str, Any] = {}
+        self.ids: set[str] = set()
+        self.has_calls = False
+        self.has_stopped = False
+        self.repeats = False
+
+
+class GeminiReader:
+    """Reads the chunks of one stream."""
+
+    def __init__(self) -> None:
+        self.candidates: dict[int, _Open] = {}
+        self.calls = Calls()
+        self.began = False
+        self.ended = False
+        self.notes: dict[tuple[int | None, str], Any] = {}
+        self.losses: list[Loss] = []
+
+    def read(self, chunk: Json) -> list[StreamEvent]:
+        """Read one chunk; anything that is no chunk is kept."""
+        if type(chunk) is not dict:
+            return [Kept(chunk)]
+        out: list[StreamEvent] = []
+        if "error" in chunk and "candidates" not in chunk:
+            return [_failure(chunk)]
+        if not self.began:
+            self._begin(chunk, out)
+        found = chunk.get("candidates")
+        for place, candidate in enumerate(found if type(found) is list else ()):
+            if type(candidate) is dict:
+                self._candidate(candidate, place, out)
+        usage = chunk.get("usageMetadata", chunk.get("usage_metadata"))
+        if type(usage) is dict:
+            out.append(UsageSeen(read_usage(usage, "/usageMetadata")))
+        for key in chunk.keys() - HEAD:
+            self._note(key, chunk[key], None, out)
+        if not found and ("promptFeedback" in chunk or "prompt_feedback" in chunk):
+            out.append(Stopped(stop="content_filter", at="/promptFeedback"))
+        return out
+
+    def finish(self) -> list[StreamEvent]:
+        """Close what is open; a call whose closing piece is missing ends here."""
+        if self.ended:
+            return []
+        self.ended = True
+        out: list[StreamEvent] = []
+        for state in self.candidates.values():
+            self._close(state, out)
+        return [*out, Ended()]
+
+    def _begin(self, chunk: dict[str, Any], out: list[StreamEvent]) -> None:
+        answer_id, model = (
+            chunk.get("responseId", chunk.get("response_id")),
+            chunk.get("modelVersion", chunk.get("model_version")),
+        )
+        self.began = True
+        out.append(Began(id=answer_id if type(answer_id) is str else None, model=model if type(model) is str else None))
+
+    def _note(self, key: str, value: Json, choice: int | None, out: list[StreamEvent]) -> None:
+        if self.notes.get((choice, key)) != value:
+            self.notes[choice, key] = value
+            out.append(Noted(key, value, choice))
+
+    def _candidate(self, candidate: dict[str, Any], place: int, out: list[StreamEvent]) -> None:
+        number = candidate.get("index")
+        number = number if type(number) is int else place
+        state = self.candidates.get(number)
+        if state is None:
+            state = self.candidates[number] = _Open(number)
+        content = candidate.get("content")
+        parts = content.get("parts") if type(content) is dict else None
+        for spot, part in enumerate(parts if type(parts) is list else ()):
+            self._part(state, part, f"/candidates/{number}/content/parts/{spot}", out)
+        for key in candidate.keys() - BESIDE:
+            self._note(key, candidate[key], number, out)
+        raw = candidate.get("finishReason", candidate.get("finish_reason"))
+        if type(raw) is str and not state.has_stopped:
+            self._close(state, out)
+            state.has_stopped = True
+            stop = STOPS.get(raw, "other")
+            stop = "tool_use" if stop == "end" and state.has_calls else stop
+            out.append(Stopped(stop=stop, raw=raw, choice=number, at=f"/candidates/{number}/finishReason"))
+
+    def _part(self, state: _Open, part: Json, at: str, out: list[StreamEvent]) -> None:
+        if type(part) is dict and self._is_piece(state, part):
+            self._piece(state, part, at, out)
+            return
+        read = read_part(part, at, self.calls)
+        if isinstance(read, Text | Thinking):
+            self._text(state, read, out)
+            return
+        self._close(state, out)
+        if isinstance(read, ToolUse):
+            if not read.id_made and read.id in state.ids:
+                self._worked_around(at, "a call that was sent before")
+                return
+            state.ids.add(read.id)
+            state.has_calls = True
+        index = state.next_index
+        state.next_index += 1
+        out.append(PartStarted(index, read, state.number))
+        if isinstance(read, ToolUse):
+            out.append(PartDelta(index, json_text(read.input), "arguments", state.number))
+        out.append(PartStopped(index, read, state.number))
+
+    def _text(self, state: _Open, read: Text | Thinking, out: list[StreamEvent]) -> None:
+        if state.call is not None:
+            self._close(state, out)
+        kind = type(read)
+        text = self._new_text(state, read)
+        if not text and read.signature is None and (state.block is not None or not read.ext):
+            return
+        if state.block is None or state.block[1] is not kind:
+            self._close(state, out)
+            index = state.next_index
+            state.next_index += 1
+            state.block = (index, kind)
+            out.append(PartStarted(index, msgspec.structs.replace(read, text="", signature=None), state.number))
+        index = state.block[0]
+        if text:
+            out.append(PartDelta(index, text, "text", state.number))
+        if read.signature is not None:
+            # The signature proves the block up to here; what follows is another one.
+            out.append(PartDelta(index, read.signature, "signature", state.number))
+            self._close(state, out)
+
+    def _new_text(self, state: _Open, read: Text | Thinking) -> str:
+        """Return what a text adds: some gateways send the whole text so far in every chunk."""
+        said = state.said.get(type(read), "")
+        text = read.text
+        if len(said) >= REPEAT_CHARS_MIN and text.startswith(said):
+            self._worked_around(read.at, "text that was sent before")
+            state.repeats = True
+            state.said[type(read)] = text
+            return text[len(said) :]
+        state.said[type(read)] = said + text
+        return text
+
+    def _worked_around(self, at: str, what: str) -> None:
+        loss = Loss(path=at, dialect=NAME, target="", kind="degraded", code="fallback", reason=what)
+        if len(self.losses) < LOSSES_MAX:
+            self.losses.append(loss)
+
+    def _is_piece(self, state: _Open, part: dict[str, Any]) -> bool:
+        call = part.get("functionCall", part.get("function_call"))
+        if type(call) is not dict:
+            return False
+        if state.call is not None and "name" not in call:
+            return True
+        return bool(call.keys() & {"partialArgs", "partial_args", "willContinue", "will_continue"})
+
+    def _piece(self, state: _Open, part: dict[str, Any], at: str, out: list[StreamEvent]) -> None:
+        call = Members(part.get("functionCall") or part.get("function_call") or {}, f"{at}/functionCall")
+        if "name" in call.rest and (state.call is not None or state.block is not None):
+            self._close(state, out)
+        if state.call is None:
+            index = state.next_index
+            state.next_index += 1
+            name = call.rest.get("name") or ""
+            made = not call.rest.get("id")
+            signature = part.get("thoughtSignature", part.get("thought_signature"))
+            state.call_part = ToolUse(
+                id=self.calls.make(name) if made else call.rest["id"], id_made=made, name=name, input={}, at=at,
+                signature=signature if type(signature) is str else None,
+            )  # fmt: skip
+            state.call, state.args = call, dict(call.rest.get("args") or {})
+            state.has_calls = True
+            state.block = (index, ToolUse)
+            out.append(PartStarted(index, state.call_part, state.number))
+        for piece in call.take("partialArgs", list) or ():
+            if type(piece) is dict:
+                put_piece(state.args, Members(piece, at))
+        if not call.take("willContinue", bool):
+            self._close(state, out)
+
+    def _close(self, state: _Open, out: list[StreamEvent]) -> None:
+        if state.block is None:
+            return
+        index, _ = state.block
+        state.block = None
+        if state.call is None or state.call_part is None:
+            out.append(PartStopped(index, None, state.number))
+            return
+        whole = msgspec.structs.replace(state.call_part, input=state.args)
+        state.call = state.call_part = None
+        out.append(PartDelta(index, json_text(whole.input), "arguments", state.number))
+        out.append(PartStopped(index, whole, state.number))
+
+
+LOSSES_MAX: Final = 100
+"""Most faults of one stream that are named one by one."""
+
+
+def _failure(chunk: dict[str, Any]) -> StreamFailed:
+    error = chunk["error"]
+    if type(error) is not dict:
+        return StreamFailed(str(error), None, chunk)
+    return StreamFailed(str(error.get("message", "unknown error")), str(error.get("status", "")) or None, chunk)
+
+
+def put_piece(args: dict[str, Any], piece: Members) -> None:
+    """Put one piece of arguments where its path says; texts go on where they ended."""
+    path = piece.take("jsonPath", str) or ""
+    steps: list[str | int] = [
+        int(match[2]) if match[2] is not None else (match[1] if match[1] is not None else match[3])
+        for match in _STEP.finditer(path)
+    ]
+    if not steps:
+        return
+    value: Json = None
+    for name in ("stringValue", "numberValue", "boolValue"):
+        found = piece.take(name, str, int, float, bool)
+        value = found if found is not None else value
+    inner: Any = args
+    for step, following in itertools.pairwise(steps):
+        inner = _enter(inner, step, [] if isinstance(following, int) else {})
+    last = steps[-1]
+    before = _get(inner, last)
+    _set(inner, last, before + value if isinstance(before, str) and isinstance(value, str) else value)
+
+
+ITEMS_MAX: Final = 10_000
+"""Longest list that a piece may reach into; a wild index would fill the memory."""
+
+
+def _get(inner: Any, step: str | int) -> Any:
+    if isinstance(inner, list) and isinstance(step, int):
+        return inner[step] if step < len(inner) else None
+    return inner.get(step) if isinstance(inner, dict) else None
+
+
+def _set(inner: Any, step: str | int, value: Any) -> None:
+    if isinstance(inner, list) and isinstance(step, int) and step < ITEMS_MAX:
+        inner.extend([None] * (step + 1 - len(inner)))
+        inner[step] = value
+    elif isinstance(inner, dict):
+        inner[str(step)] = value
+
+
+def _enter(inner: Any, step: str | int, empty: Any) -> Any:
+    found = _get(inner, step)
+    if not isinstance(found, list | dict):
+        _set(inner, step, empty)
+        return empty
+    return found
+
+
+class GeminiWriter(BaseWriter):
+    """Writes the chunks of one stream; a call is written when it is whole."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source, NAME)
+        self.stops: dict[int, str | None] = {}
+        self.is_complete = False
+
+    def _chunk(self, candidates: list[Json]) -> Json:
+        began = self.sum.began
+        out: dict[str, Any] = {"candidates": candidates} if candidates else {}
+        if began.model is not None:
+            out["modelVersion"] = began.model
+        if began.id is not None:
+            out["responseId"] = began.id
+        return out
+
+    def _parts(self, choice: int, parts: list[Json]) -> list[Json]:
+        return [self._chunk([{"content": {"role": "model", "parts": parts}, "index": choice}])]
+
+    def on_started(self, event: PartStarted) -> list[Json]:
+        part = event.part
+        text = getattr(part, "text", None)
+        if text and isinstance(part, Text | Refusal | Thinking):
+            return self.on_delta(PartDelta(event.index, text, "text", event.choice))
+        return []
+
+    def on_delta(self, event: PartDelta) -> list[Json]:
+        key = (event.choice, event.index)
+        block = self.sum.blocks.get(key)
+        if block is None or event.field == "arguments":
+            return []
+        part = block.part
+        if event.field == "citation":
+            if self.once("citation"):
+                self.ledger.drop(part.at, "citation", "citations stand on the whole answer here")
+            return []
+        if event.field == "signature":
+            return self._signature(event, part)
+        self.sent.add(key)
+        if isinstance(part, Thinking):
+            return self._parts(event.choice, [{"text": event.text, "thought": True}])
+        if isinstance(part, Refusal) and self.once("refusal"):
+            self.ledger.degrade(part.at, "part", "a refusal is said as text here")
+        return self._parts(event.choice, [{"text": event.text}]) if isinstance(part, Text | Refusal) else []
+
+    def _signature(self, event: PartDelta, part: Part) -> list[Json]:
+        if not self.ledger.is_home:
+            if self.once(f"signature {event.index}"):
+                self.ledger.drop(part.at, "signature", f"only {self.ledger.source} can read it")
+            return []
+        body: dict[str, Any] = {"text": "", "thoughtSignature": event.text}
+        if isinstance(part, Thinking):
+            body["thought"] = True
+        return self._parts(event.choice, [body])
+
+    def on_stopped(self, event: PartStopped) -> list[Json]:
+        key = (event.choice, event.index)
+        part = self.sum.part(*key)
+        if part is None or key in self.sent:
+            return []
+        if isinstance(part, Text | Thinking | Refusal) and not part.text and not getattr(part, "redacted", None):
+            return []
+        written = write_part(part, {}, self.ledger)
+        return [] if written is None else self._parts(event.choice, [written])
+
+    def on_stop(self, event: Stopped) -> list[Json]:
+        parts = tuple(block.part for key, block in self.sum.blocks.items() if key[0] == event.choice)
+        candidate = Candidate(
+            message=Message(role="assistant", parts=parts), stop=event.stop, stop_raw=event.raw,
+            stop_sequence=event.sequence, stop_at=event.at,
+        )  # fmt: skip
+        self.stops[event.choice] = write_stop(candidate, self.ledger)
+        return []
+
+    def on_ended(self, event: Ended) -> list[Json]:
+        if self.is_complete:
+            return []
+        self.is_complete = True
+        candidates: list[Json] = []
+        for choice, word in self.stops.items():
+            candidate: dict[str, Any] = {"content": {"role": "model", "parts": [{"text": ""}]}, "index": choice}
+            if word is not None:
+                candidate["finishReason"] = word
+            if self.ledger.is_home:
+                candidate.update(self.sum.notes.get((choice, False), {}))
+            candidates.append(candidate)
+        chunk = self._chunk(candidates)
+        if self.sum.usage is not None:
+            scratch = Ledger(self.ledger.source, NAME)
+            chunk["usageMetadata"] = write_usage(self.sum.usage, scratch)
+            self.ledger.losses += scratch.losses
+        if self.ledger.is_home:
+            chunk.update(self.sum.notes.get((None, False), {}))
+        return [chunk] if chunk.keys() & {"candidates", "usageMetadata"} else []
+
+    def on_noted(self, event: Noted) -> list[Json]:
+        return [] if self.ledger.is_home else super().on_noted(event)
+
+    def on_failed(self, event: StreamFailed) -> list[Json]:
+        if self.ledger.is_home and event.raw is not None:
+            return [event.raw]
+        return [{"error": {"code": 502, "message": event.message, "status": "UNAVAILABLE"}}]
