@@ -1,0 +1,308 @@
+"""The ground a fault is tried on: one command of ours with folders of its own, watched while it runs.
+
+`Ground.run` starts the real program and gives what it did; `Ground.std` is the outcome common to all cases of the
+catalogue, (a) to (f). This process is a subreaper meanwhile, so whatever the command leaves behind is seen as a child.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+from backplane import _guard
+from backplane.errors import CODES
+from backplane.receipts import Store
+from backplane.receipts.rows import Row
+from tests.faults import hosts, sizes
+
+PROGRAM: Final = (sys.executable, "-P", "-m", "backplane")
+ROOT: Final = Path(__file__).resolve().parents[2]
+GROWTH_BYTES_MAX: Final = 64 * 1024 * 1024
+"""(e) of the common outcome."""
+AFTER_S_MAX: Final = 1.0
+"""(d): beyond deadline and grace."""
+HANGS_S: Final = 90.0
+"""A command that takes longer hangs, whatever its case."""
+RSS_LOOK_S: Final = 0.01
+UGLY: Final = (
+    b"Traceback (most recent",
+    b"Exception ignored",
+    b"was never retrieved",
+    b"never awaited",
+    b"Fatal Python",
+)
+
+GRACE_S: Final = 0.4
+"""The grace of most cases: long enough to be seen, short enough for a suite."""
+LADDER_S: Final = 0.5
+
+
+@dataclass
+class Ended:
+    """What a command did."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+    wall_s: float
+    peak_bytes: int
+    """Largest resident size seen."""
+    left: list[str]
+    """Processes of it that were alive when it returned."""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [message["event"] for message in self.messages if message["t"] == "event"]
+
+    @property
+    def error(self) -> str | None:
+        """The code on stderr."""
+        first, _, _ = self.stderr.partition(b"\n")
+        word = first.partition(b": ")[0].decode(errors="replace")
+        return word if word in CODES else None
+
+    @property
+    def receipt(self) -> dict[str, Any]:
+        """As the last message of `--json` carries it."""
+        found: dict[str, Any] = self.messages[-1]["receipt"]
+        return found
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What we add to a receipt."""
+        found: dict[str, Any] = self.receipt["usage_raw"]["backplane"]
+        return found
+
+
+class Running:
+    """A command at work, watched for its size."""
+
+    def __init__(self, process: subprocess.Popen[bytes], out: IO[bytes], err: IO[bytes], before: set[int]) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.peak_bytes = 0
+        self._out, self._err, self._before = out, err, before
+        self._began = time.monotonic()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        while self.process.returncode is None:
+            size = high_water(self.pid)
+            self.peak_bytes = max(self.peak_bytes, size)
+            time.sleep(RSS_LOOK_S)
+
+    def output(self) -> bytes:
+        """What it has said so far."""
+        return os.pread(self._out.fileno(), 1 << 30, 0)
+
+    def until(self, what: Callable[[], bool], bound_s: float = 20.0) -> None:
+        """Wait for something that it does."""
+        end_s = time.monotonic() + bound_s
+        while not what():
+            assert self.process.poll() is None, f"it ended before: {self._errors()!r}"
+            assert time.monotonic() < end_s, f"not within {bound_s:g} s: {self.output()[-300:]!r} {self._errors()!r}"
+            time.sleep(0.005)
+
+    def said(self, text: bytes) -> None:
+        self.until(lambda: text in self.output())
+
+    def _errors(self) -> bytes:
+        return os.pread(self._err.fileno(), 2000, 0)
+
+    def end(self, bound_s: float = HANGS_S) -> Ended:
+        try:
+            code = self.process.wait(bound_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(10)
+            raise AssertionError(f"hangs: {self._errors()!r}") from None
+        wall_s = time.monotonic() - self._began
+        left = leftovers(self._before)
+        self._watcher.join(5)
+        for stream in (self._out, self._err):
+            stream.seek(0)
+        stdout, stderr = self._out.read(), self._err.read()
+        self._out.close()
+        self._err.close()
+        return Ended(code, stdout, stderr, wall_s, self.peak_bytes, left, _messages(stdout))
+
+
+def _messages(data: bytes) -> list[dict[str, Any]]:
+    found = []
+    for line in data.split(b"\n")[:-1]:
+        with suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict) and isinstance(value.get("t"), str):
+                found.append(value)
+    return found
+
+
+def high_water(pid: int) -> int:
+    """Largest resident size of a process so far, in bytes; 0 when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    for line in text.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def children() -> set[int]:
+    me = os.getpid()
+    return {pid for pid, row in _guard.look().items() if row[_guard.PARENT] == me}
+
+
+def leftovers(before: set[int]) -> list[str]:
+    """Who is alive now among our children that was not there before; the ended ones are reaped."""
+    found = []
+    for pid in children() - before:
+        row = _guard.look_at(pid)
+        if row is None or row[_guard.STATE] == _guard.ZOMBIE:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+            continue
+        name = Path(f"/proc/{pid}/cmdline")
+        with suppress(OSError):
+            found.append(f"{pid} {name.read_bytes().replace(bytes(1), b' ').decode(errors='replace')[:200]}")
+    return found
+
+
+class Ground:
+    """Folders of one case, and the program run in them."""
+
+    def __init__(self, folder: Path, base: tuple[float, int]) -> None:
+        self.folder = folder
+        self.home, self.work, self.tmp, self.out = (folder / name for name in ("home", "work", "tmp", "out"))
+        for path in (self.home, self.work, self.tmp, self.out):
+            path.mkdir(parents=True, exist_ok=True)
+        (self.work / "a.txt").write_text("one\n")
+        self.base_s, self.base_bytes = base
+        """Wall time and size of a run in which nothing happens."""
+
+    def host(self, body: str, name: str = "host.py") -> str:
+        """A host of these lines, as a command."""
+        return hosts.command(hosts.script(self.folder, body, name=name))
+
+    def environ(self, **more: str) -> dict[str, str]:
+        kept = ("PATH", "LANG", "HOME")
+        own = {"BACKPLANE_HOME": str(self.home), "TMPDIR": str(self.tmp), "XDG_CONFIG_HOME": str(self.folder / "user")}
+        quick = {"BACKPLANE_CANCEL_GRACE_S": str(GRACE_S), "BACKPLANE_ISOLATION": "off"}
+        return {name: os.environ[name] for name in kept if name in os.environ} | own | quick | more
+
+    def start(
+        self,
+        *words: str,
+        env: Mapping[str, str] | None = None,
+        program: tuple[str, ...] = PROGRAM,
+        cwd: Path | None = None,
+        stdin: Any = subprocess.DEVNULL,
+        stdout: Any = None,
+        **popen: Any,
+    ) -> Running:
+        before = children()
+        out = (self.out / f"{time.monotonic_ns()}.out").open("w+b")
+        err = (self.out / f"{time.monotonic_ns()}.err").open("w+b")
+        process = subprocess.Popen(
+            [*program, *words],
+            env=self.environ(**(env or {})),
+            cwd=cwd or self.work,
+            stdin=stdin,
+            stdout=out if stdout is None else stdout,
+            stderr=err,
+            **popen,
+        )
+        return Running(process, out, err, before)
+
+    def run(self, body: str, *words: str, task: str = "do it", **more: Any) -> Ended:
+        """Run an order on a host of these lines, to its end."""
+        return self.started(body, *words, task=task, **more).end()
+
+    def started(self, body: str, *words: str, task: str = "do it", **more: Any) -> Running:
+        return self.start("run", task, "--sidecar", self.host(body), "--json", *words, **more)
+
+    def call(self, *words: str, **more: Any) -> Ended:
+        """Any other command, to its end."""
+        return self.start(*words, **more).end()
+
+    def rows(self) -> list[Row]:
+        with Store.open(self.home, readonly=True) as store:
+            return store.list(1000)
+
+    def std(
+        self,
+        ended: Ended,
+        *,
+        code: str | None = None,
+        exit_code: int | None = None,
+        outcome: str = "failed",
+        accepted: int | None = None,
+        bound_s: float = 0.0,
+        stored: bool = True,
+    ) -> Row | None:
+        """The common outcome.
+
+        Args:
+            code: of the error; None for a run that ends without one.
+            bound_s: deadline and grace of this case; what every run takes is added.
+            stored: False where the case is that it cannot be.
+        """
+        assert ended.error == code, ended.stderr[-2000:]
+        complete = code is None and outcome == "complete"
+        wanted = exit_code if exit_code is not None else 0 if complete else 3 if outcome == "partial" else None
+        assert ended.code == wanted if wanted is not None else ended.code not in (0, None), (ended.code, ended.stderr)
+        assert ended.code >= 0, f"killed by signal {-ended.code}"
+        row = self._stored(ended, outcome, accepted) if stored else None
+        assert ended.left == []
+        self.clean()
+        limit_s = bound_s + self.base_s + AFTER_S_MAX + sizes.SLACK_S
+        assert ended.wall_s <= limit_s, f"{ended.wall_s:.2f} s, the bound is {limit_s:.2f} s"
+        grown = ended.peak_bytes - self.base_bytes
+        assert grown < GROWTH_BYTES_MAX, f"grew by {grown >> 20} MiB"
+        for word in UGLY:
+            assert word not in ended.stderr + ended.stdout, (ended.stderr + ended.stdout)[-3000:]
+        return row
+
+    def _stored(self, ended: Ended, outcome: str, accepted: int | None) -> Row:
+        with Store.open(self.home, readonly=True) as store:
+            row = store.list(1)[0]
+            assert (row.outcome, store.verify_all().findings) == (outcome, ())
+            lines = list(store.trace(row).lines())
+        if accepted is not None:
+            assert len(lines) == accepted
+        told = [line for line in ended.stdout.split(b"\n") if line.startswith(b'{"t":"event",')]
+        assert [line.partition(b',"event":')[2][:-1] for line in told] == lines
+        return row
+
+    def clean(self) -> None:
+        """Nothing of ours is left on the disk but what is stored."""
+        assert list(self.tmp.iterdir()) == []
+        for name in ("stage",):
+            folder = self.home / name
+            assert not folder.is_dir() or list(folder.iterdir()) == []
+        runs = self.home / "runs"
+        known = {row.run_id for row in self.rows()}
+        assert {path.name for path in runs.iterdir()} <= known if runs.is_dir() else True
+
+
+def kill_9(running: Running) -> None:
+    """End the command as the kernel would, and wait until all it had started is gone."""
+    os.kill(running.pid, signal.SIGKILL)
+    running.process.wait(10)
+    end_s = time.monotonic() + 5
+    while leftovers(running._before) and time.monotonic() < end_s:
+        time.sleep(0.002)
+    assert leftovers(running._before) == []

@@ -1,0 +1,21 @@
+"""How long the fault suite tries: quick for every change, long for the figures.
+
+`BACKPLANE_FAULTS=long` (what `xtask.py faults --long` sets) takes the second of each pair. Read once, at import: the
+tests' own fixtures take our variables out of the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+LONG: Final = os.environ.get("BACKPLANE_FAULTS") == "long"
+FIGURES: Final = os.environ.get("BACKPLANE_FAULTS_FIGURES")
+"""File that takes what was measured, a JSON line each; None when nobody asked."""
+SLACK_S: Final = float(os.environ.get("BACKPLANE_FAULTS_SLACK_S", "1.0"))
+"""Beyond every bound of time, for a machine that others use too; the figures say what was measured."""
+
+
+def of(quick: int, long: int) -> int:
+    """The size of a trial."""
+    return long if LONG else quick
