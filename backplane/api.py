@@ -22,7 +22,8 @@ from backplane.config import Settings
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
 from backplane.errors import ConfigError
-from backplane.runtime import ControlPlane, OnAsk, Run
+from backplane.intake import OnAsk
+from backplane.runtime import ControlPlane, Run
 
 
 @asynccontextmanager

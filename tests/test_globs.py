@@ -88,8 +88,13 @@ def test_a_malformed_pattern_is_policy_invalid(pattern: str) -> None:
 
 @pytest.mark.parametrize(
     "patterns",
-    [["{a,b}" * 30], ["{" * 500 + "a,b" + "}" * 500 + "{a,b}" * 20], ["{a,b}" * 10 + "x" * 900],
-     ["*" + "a" * 900 + "*"] * 9, ["x" * 1000] * 100],
+    [
+        ["{a,b}" * 30],
+        ["{" * 500 + "a,b" + "}" * 500 + "{a,b}" * 20],
+        ["{a,b}" * 10 + "x" * 900],
+        ["*" + "a" * 900 + "*"] * 9,
+        ["x" * 1000] * 100,
+    ],
 )
 def test_a_pattern_too_costly_to_decide_is_refused_at_once(patterns: list[str]) -> None:
     started = time.perf_counter()
@@ -115,8 +120,17 @@ def test_a_path_too_long_to_decide_is_denied() -> None:
 
 @pytest.mark.parametrize(
     "patterns",
-    [["*a" * 20], ["*a" * 20 + "b"], ["**/a" * 12], ["**/a/" * 12 + "b"], ["*" + "a" * 500 + "b*"] * 8,
-     ["?*" * 500 + "b"], ["*[!b]" * 200 + "c"], ["**/{a,b}" * 8], ["*" + "?" * 1000 + "b*", "*" + "[!x]" * 250 + "x*"]],
+    [
+        ["*a" * 20],
+        ["*a" * 20 + "b"],
+        ["**/a" * 12],
+        ["**/a/" * 12 + "b"],
+        ["*" + "a" * 500 + "b*"] * 8,
+        ["?*" * 500 + "b"],
+        ["*[!b]" * 200 + "c"],
+        ["**/{a,b}" * 8],
+        ["*" + "?" * 1000 + "b*", "*" + "[!x]" * 250 + "x*"],
+    ],
 )
 @pytest.mark.parametrize("path", ["a" * PATH_BYTES_MAX, "a/" * (PATH_BYTES_MAX // 2), "ab" * (PATH_BYTES_MAX // 2)])
 def test_no_decision_takes_longer_than_the_bound(patterns: list[str], path: str) -> None:
