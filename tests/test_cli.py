@@ -10,10 +10,12 @@ import select
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = [sys.executable, "-m", "backplane"]
 WAIT_S = 30
 """Bound of one call: a run takes under one second, a busy machine some."""
-PARTS = ("list", "show", "verify", "diff", "export", "import")
+PARTS = ("list", "show", "verify", "diff", "export", "import", "checkpoint", "prune")
 
 
 @pytest.fixture(autouse=True)
@@ -818,3 +820,32 @@ def test_a_tool_that_needs_approval_waits_for_the_persons_word(work: Path, typed
     _, seen = on_terminal(words, work, {b"[y]es": typed})
     assert (b"policy_denied: too risky" in seen) is denied
     assert (b"listed" in seen) is not denied
+
+
+def test_a_checkpoint_shows_a_cut_tail_and_pruning_keeps_the_chain(
+    cli: Cli, stored: list[str], backplane_home: Path, work: Path
+) -> None:
+    (work / "kept.json").write_bytes(cli("receipts", "checkpoint").stdout)
+    assert b"--checkpoint FILE" in cli("receipts", "verify").stdout
+    assert cli("receipts", "prune", "--keep", "0").stdout.startswith(f"{len(stored)} receipts pruned".encode())
+    checked = cli("receipts", "verify", "--checkpoint", "kept.json")
+    assert (checked.returncode, b"0 faults" in checked.stdout) == (0, True), checked.stdout
+    with closing(sqlite3.connect(backplane_home / "receipts.sqlite", isolation_level=None)) as connection:
+        connection.execute("DELETE FROM receipts WHERE sequence = (SELECT max(sequence) FROM receipts)")
+    assert cli("receipts", "verify").returncode == 0
+    checked = cli("receipts", "verify", "--checkpoint", "kept.json")
+    assert (checked.returncode, b"receipt_chain_broken" in checked.stdout) == (1, True), checked.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("verify", "3f2a", "--checkpoint", "x"),
+        ("verify", "--checkpoint", "x"),
+        ("prune", "--keep", "-1"),
+        ("checkpoint",),
+    ],
+)
+def test_a_wrong_word_about_the_chain_is_a_usage_error(cli: Cli, work: Path, words: tuple[str, ...]) -> None:
+    (work / "x").write_text("{}")
+    assert cli("receipts", *words).returncode == 2

@@ -11,10 +11,13 @@ from backplane.cli.parser import Options, Parser, add_json
 
 if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
-    from backplane.receipts import Store
+    from backplane.receipts import Checkpoint, Store
 
 ROWS_SHOWN = 50
 """Rows of a list without --limit: a screen or two."""
+
+CHECKPOINT_BYTES_MAX = 4096
+"""A checkpoint is one short line."""
 
 EXAMPLE = """
 backplane receipts list
@@ -47,6 +50,7 @@ def parser(name: str) -> Parser:
         _verify,
     )
     part.add_argument("names", nargs="*", metavar="FILE-or-ID")
+    part.add_argument("--checkpoint", metavar="FILE", help="kept from earlier: shows a cut tail, too")
     part = add(
         "diff", "compare two receipts; exit code 1 where they differ", "backplane receipts diff 3f2a 91bc", _diff
     )
@@ -59,6 +63,19 @@ def parser(name: str) -> Parser:
         "import", "keep a receipt from elsewhere, once it verifies", "backplane receipts import ./3f2a1b0c-…", _import
     )
     part.add_argument("file", metavar="FILE", help="a folder of `export`, or a receipt alone")
+    add(
+        "checkpoint",
+        "print the head of the chain, to be kept elsewhere for `verify --checkpoint`",
+        "backplane receipts checkpoint > /elsewhere/checkpoint.json",
+        _checkpoint,
+    )
+    part = add(
+        "prune",
+        "remove the content of older receipts; their places in the chain stay and still verify",
+        "backplane receipts prune --keep 1000",
+        _prune,
+    )
+    part.add_argument("--keep", type=int, required=True, metavar="N", help="leave the newest so many whole")
     return made
 
 
@@ -121,7 +138,9 @@ def _verify(options: Options) -> int:
     import os
 
     if not options.names:
-        return _verify_all()
+        return _verify_all(options.checkpoint)
+    if options.checkpoint is not None:
+        raise _wrong("--checkpoint is about everything stored: name no receipt with it")
     faults = 0
     for name in options.names:
         found = _file_faults(name) if os.path.isfile(name) else _stored_faults(name)
@@ -130,13 +149,54 @@ def _verify(options: Options) -> int:
     return 1 if faults else 0
 
 
-def _verify_all() -> int:
+def _verify_all(checkpoint: str | None) -> int:
     with _store(readonly=True) as store:
-        audit = store.verify_all()
+        audit = store.verify_all(_read_checkpoint(checkpoint) if checkpoint is not None else None)
     for finding in audit.findings:
-        streams.write(f"{finding.run_id}: {finding.code}: {streams.one_line(finding.fact)}\n")
-    streams.write(f"{audit.checked} receipts checked, {len(audit.findings)} faults\n")
+        streams.write(f"{finding.run_id or 'store'}: {finding.code}: {streams.one_line(finding.fact)}\n")
+    pruned = f", {audit.pruned} pruned ones by their place in the chain" if audit.pruned else ""
+    streams.write(f"{audit.checked} receipts checked{pruned}, {len(audit.findings)} faults\n")
+    if not audit.rollback_checked:
+        streams.write("without --checkpoint FILE a cut tail or an older copy of the store cannot be seen\n")
     return 1 if audit.findings else 0
+
+
+def _read_checkpoint(name: str) -> Checkpoint:
+    import msgspec
+
+    from backplane.receipts import Checkpoint
+
+    data = streams.read_input(name, CHECKPOINT_BYTES_MAX)
+    try:
+        return msgspec.json.decode(data, type=Checkpoint)
+    except ValueError as error:
+        raise _wrong(f"{streams.one_line(name)} is no checkpoint: {error}") from error
+
+
+def _wrong(fact: str) -> Exception:
+    from backplane.errors import ConfigError
+
+    return ConfigError("config_invalid", fact, hint="backplane receipts --help")
+
+
+def _checkpoint(_: Options) -> int:
+    import msgspec
+
+    with _store(readonly=True) as store:
+        head = store.checkpoint()
+    if head is None:
+        raise _wrong("nothing is stored yet: there is no head of the chain")
+    streams.write_bytes(msgspec.json.encode(head) + b"\n")
+    return 0
+
+
+def _prune(options: Options) -> int:
+    if options.keep < 0:
+        raise _wrong(f"--keep {options.keep}: a number of receipts is not negative")
+    with _store(readonly=False) as store:
+        count = store.prune(options.keep)
+    streams.write(f"{count} receipts pruned; their places in the chain stay\n")
+    return 0
 
 
 def _file_faults(name: str) -> list[str]:

@@ -120,7 +120,7 @@ def git(folder: Path, *words: str) -> None:
 def trap(folder: Path) -> Path:
     """A program that notes that it was run; every trap names it."""
     path = folder / "trap.sh"
-    path.write_text(f'#!/bin/sh\necho "$0 $*" >> {shlex.quote(str(folder / "sprung"))}\ncat\n')
+    path.write_text(f'#!/bin/sh\necho "$0 $*" >> {shlex.quote(str(folder / "sprung"))}\n')
     path.chmod(0o755)
     return path
 
