@@ -196,7 +196,12 @@ def go(needs: Callable[[str], str], built: Path) -> Command:
     return [str(program)]
 
 
-DRIVERS: dict[str, Driver] = {"node": node, "go": go}
+def sh(needs: Callable[[str], str], built: Path) -> Command:
+    needs("jq")
+    return [needs("sh"), str(HERE / "drive.sh"), str(CLIENTS / "backplane.sh")]
+
+
+DRIVERS: dict[str, Driver] = {"node": node, "go": go, "sh": sh}
 
 
 @pytest.fixture(scope="module")
