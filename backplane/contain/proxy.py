@@ -21,7 +21,7 @@ import msgspec
 
 from backplane.contain.tally import Tally
 from backplane.policy import Connect, Policy, Rule
-from backplane.targets import NetworkRule, Target, network_rules, read_target
+from backplane.targets import NetworkRule, Target, network_rule, network_rules, read_target
 
 CONNECTIONS_MAX: Final = 128
 """Open at once; the next wait at the door. A package manager opens some fifty."""
@@ -43,6 +43,8 @@ CHUNK_BYTES: Final = 64 * 1024
 
 ADDRESSES_MAX: Final = 16
 """Of one name that are tried."""
+
+_HTTPS_PORT: Final = 443
 
 _NOT_LISTED: Final = Rule("allow_network")
 """Decides where a list of allowed hosts names another one."""
@@ -82,12 +84,20 @@ class Judge:
         if self._is_endpoint(place):
             return True
         decision = self._policy.decide(Connect(target))
-        if decision.allowed != "allow" and place.scheme is None and decision.rule == _NOT_LISTED:
-            # A tunnel is how https is spoken; a rule with that scheme means it.
-            decision = self._policy.decide(Connect(f"https://{target}/"))
+        if decision.rule == _NOT_LISTED and self._is_https(place):
+            return False
         if decision.allowed != "allow":
             raise Refused("403 Forbidden", decision.reason)
         return False
+
+    def _is_https(self, place: Target) -> bool:
+        """Whether a tunnel is one that a rule on https means: to its own port, or to the one that the rule names."""
+        if place.scheme is not None or place.path is not None:
+            return False
+        rule = self._policy.decide(Connect(f"https://{place.host}:{place.port}/")).rule
+        if rule is None or rule.name != "allow_network" or rule.pattern is None:
+            return False
+        return place.port in (_HTTPS_PORT, network_rule(rule.pattern).port)
 
     def check_address(self, host: str, address: str, port: int) -> None:
         """Judge where a name leads: a name that may be asked for must not open the way to an address that may not.
@@ -214,12 +224,18 @@ async def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
     data = b""
     while (end := data.find(b"\r\n\r\n")) < 0:
         if len(data) > HEAD_BYTES_MAX:
-            raise Refused("431 Request Header Fields Too Large", f"the head is over {HEAD_BYTES_MAX} bytes")
+            raise _too_long()
         chunk = await _receive(client)
         if not chunk:
             raise ConnectionResetError
         data += chunk
+    if end > HEAD_BYTES_MAX:
+        raise _too_long()
     return data[:end], data[end + 4 :]
+
+
+def _too_long() -> Refused:
+    return Refused("431 Request Header Fields Too Large", f"the head is over {HEAD_BYTES_MAX} bytes")
 
 
 def _read_request(head: bytes, rest: bytes) -> _Request:
@@ -263,7 +279,7 @@ def _whole_request(method: str, target: str, lines: list[bytes], rest: bytes) ->
 
 def _host_and_port(target: str) -> tuple[str, int]:
     place = read_target(target)
-    if place is None or place.port is None or place.scheme is not None:
+    if place is None or place.port is None or place.scheme is not None or place.path is not None:
         raise Refused("400 Bad Request", "CONNECT takes host:port")
     return place.host.strip("[]"), place.port
 
