@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-import backplane
+from backplane import _guard
 from backplane.config import Isolation
 from backplane.contain import landlock, masks
 from backplane.contain.labels import Held, label
@@ -167,7 +167,7 @@ def _needed(command: Command, covered: list[str]) -> Iterator[str]:
     """What of the covered places the command names, in its words or its environment: with its folder."""
     program = shutil.which(command.argv[0], path=command.env.get("PATH")) or command.argv[0]
     words = [program, *command.argv[1:], *command.env.values(), *command.env.get("PATH", "").split(os.pathsep)]
-    ours = [sys.executable, sys.prefix, sys.base_prefix, os.path.dirname(backplane.__file__)]
+    ours = [sys.executable, sys.prefix, sys.base_prefix, os.path.dirname(_guard.__file__)]
     for word in (*words, *ours):
         for path in {word, os.path.realpath(word)} if word.startswith("/") and "\0" not in word else ():
             roof = next((roof for roof in covered if path.startswith(roof + "/")), None)
