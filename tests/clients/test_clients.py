@@ -175,6 +175,12 @@ Driver = Callable[[Callable[[str], str], Path], Command]
 """From the finder of programs and a folder for what is built to the words before the file of cases."""
 
 
+def build(command: Command, folder: Path) -> None:
+    env = os.environ | {"GOFLAGS": "-mod=mod", "GOWORK": "off"}
+    made = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=BUILD_S_MAX)
+    assert made.returncode == 0, made.stdout + made.stderr
+
+
 def node(needs: Callable[[str], str], built: Path) -> Command:
     return [needs("node"), str(HERE / "drive.mjs"), str(CLIENTS / "backplane.mjs")]
 
@@ -187,12 +193,8 @@ def go(needs: Callable[[str], str], built: Path) -> Command:
         (module / "go.mod").write_text("module driver\n\ngo 1.22\n")
         shutil.copy(HERE / "drive.go", module / "main.go")
         shutil.copy(CLIENTS / "backplane.go", module / "backplane")
-        for step in (["vet", "./..."], ["build", "-o", str(program), "."]):
-            made = subprocess.run(
-                [needs("go"), *step], cwd=module, env=os.environ | {"GOFLAGS": "-mod=mod", "GOWORK": "off"},
-                capture_output=True, text=True, timeout=BUILD_S_MAX,
-            )  # fmt: skip
-            assert made.returncode == 0, made.stderr
+        build([needs("go"), "vet", "./..."], module)
+        build([needs("go"), "build", "-o", str(program), "."], module)
     return [str(program)]
 
 
@@ -201,7 +203,17 @@ def sh(needs: Callable[[str], str], built: Path) -> Command:
     return [needs("sh"), str(HERE / "drive.sh"), str(CLIENTS / "backplane.sh")]
 
 
-DRIVERS: dict[str, Driver] = {"node": node, "go": go, "sh": sh}
+def java(needs: Callable[[str], str], built: Path) -> Command:
+    compiler, machine = needs("javac"), needs("java")
+    classes = built / "java"
+    if not classes.exists():
+        sources = [str(CLIENTS / "Backplane.java"), str(HERE / "Drive.java")]
+        build([compiler, "-Xlint:all", "-Werror", "-d", str(classes), *sources], built)
+    # One core for the collector and the quick compiler: the cases are short.
+    return [machine, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", str(classes), "Drive"]
+
+
+DRIVERS: dict[str, Driver] = {"node": node, "go": go, "sh": sh, "java": java}
 
 
 @pytest.fixture(scope="module")
