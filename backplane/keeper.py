@@ -79,8 +79,10 @@ class Keeper:
         return self.home / "scratch" / run_id
 
     def is_new(self, run_id: str) -> bool:
-        """Whether no run of this id is known here."""
-        return not (self.home / "runs" / run_id).exists()
+        """Whether no run of this id is known here. Blocks; where the store cannot be opened, the run will say so."""
+        with suppress(StoreError):
+            return not ((self.home / "runs" / run_id).exists() or self.store().has(run_id))
+        return True
 
     def journal(self, facts: Facts) -> Journal:
         started_at = canonical.timestamp_at(facts.started_ns)

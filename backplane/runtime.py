@@ -126,7 +126,7 @@ class ControlPlane:
             )
         failure: Exception | None = None
         async with self._slots, AsyncExitStack() as stack:
-            run = self._run(order, backend, on_ask, limits, run_id)
+            run = await self._run(order, backend, on_ask, limits, run_id)
             tasks: anyio.abc.TaskGroup | None = None
             if run._admit():
                 try:
@@ -156,16 +156,17 @@ class ControlPlane:
         Args:
             reason: why it was cancelled, in words.
         """
-        run = self._run(order, backend, None, None, run_id)
+        run = await self._run(order, backend, None, None, run_id)
         await run.cancel(reason)
         await run._finish()
         return run
 
-    def _run(
+    async def _run(
         self, order: WorkOrder, backend: Backend, on_ask: OnAsk | None, limits: Limits | None, run_id: str | None
     ) -> Run:
-        wanted = run_id if run_id is not None and self.keeper.is_new(run_id) else str(uuid.uuid4())
-        return Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits, wanted)
+        if run_id is None or not await anyio.to_thread.run_sync(self.keeper.is_new, run_id):
+            run_id = str(uuid.uuid4())
+        return Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits, run_id)
 
 
 class Run:
