@@ -321,7 +321,7 @@ def test_doctor_says_what_is_missing_and_how_to_mend_it(cli: Cli, work: Path) ->
     assert good.returncode == 0, good.stdout
     names = [json.loads(line)["name"] for line in lines(cli("doctor", "--json").stdout)]
     assert names[:4] == ["python", "git", "sqlite", "state"]
-    assert {"landlock", "bubblewrap", "user namespaces", "cgroup v2", "configuration", "backend mock"} <= set(names)
+    assert {"landlock", "bubblewrap", "network namespace", "cgroup", "configuration", "backend mock"} <= set(names)
     bad = cli("doctor", env={"PATH": "/nonexistent", "BACKPLANE_HOME": "/dev/null/x", "BACKPLANE_IDEL_S": "3"})
     assert bad.returncode == 1
     text = bad.stdout.decode()

@@ -1,18 +1,16 @@
 """`doctor`: what this machine and this configuration can do, and what is missing, with the fix.
 
-Only looks: nothing is installed, changed or started but `git --version` and a probe of namespaces.
+Only looks: nothing is installed or changed, nothing started but `git --version` and trials of containment.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import shutil
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Final, Literal
@@ -22,8 +20,9 @@ import msgspec
 from backplane import __version__, backends, config
 from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_config, add_json
+from backplane.contain.probe import Name, probe
 from backplane.errors import BackplaneError
-from backplane.process import run_tool
+from backplane.process import GUARD_WORKS, run_tool
 
 PYTHON_MIN: Final = (3, 11)
 GIT_MIN: Final = (2, 30)
@@ -33,9 +32,6 @@ SQLITE_MIN: Final = (3, 22)
 FREE_BYTES_MIN: Final = 1 << 30
 """Less free space than this ends runs early: a staged copy of a middling repository takes it."""
 PROBE_S: Final = 10.0
-
-NOT_USED: Final = "present, not used yet"
-"""Of a containment layer that this version does not put around a host."""
 
 State = Literal["ok", "note", "missing"]
 
@@ -71,9 +67,9 @@ def _doctor(options: Options) -> int:
         if options.json:
             streams.write_bytes(msgspec.json.encode(finding) + b"\n")
             continue
-        streams.write(f"{marks[finding.state]:<8}{finding.name:<16}{streams.one_line(finding.fact)}\n")
+        streams.write(f"{marks[finding.state]:<8}{finding.name:<18}{streams.one_line(finding.fact)}\n")
         if finding.fix and finding.state != "ok":
-            streams.write(f"{'':24}{streams.one_line(finding.fix)}\n")
+            streams.write(f"{'':26}{streams.one_line(finding.fix)}\n")
     return 1 if any(finding.state == "missing" for finding in findings) else 0
 
 
@@ -83,8 +79,7 @@ def examine(environ: Mapping[str, str], cwd: Path, file: Path | None) -> Iterato
     yield _git(environ)
     yield _sqlite()
     yield from _home(environ)
-    for layer in _LAYERS:
-        yield layer(environ)
+    yield from _layers(environ)
     yield from _configured(environ, cwd, file)
 
 
@@ -140,64 +135,28 @@ def _home(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding("free space", "note" if few else "ok", f"{free / 2**30:.1f} GiB", "free some space" if few else "")
 
 
-# Containment layers: what the machine has. What a run had is in its receipt. -----------------------------------------
+# Containment layers: what the machine has, each tried. What a run had is in its receipt. ------------------------------
 
 
-def _bubblewrap(environ: Mapping[str, str]) -> Finding:
-    path = shutil.which("bwrap", path=environ.get("PATH"))
-    if path is None:
-        return Finding("bubblewrap", "note", "not there", "install bubblewrap")
-    return _probe("bubblewrap", [path, "--ro-bind", "/", "/", "--unshare-user", "true"], environ)
+def _layers(environ: Mapping[str, str]) -> Iterator[Finding]:
+    guarded = "sweeps all that a host leaves behind" if GUARD_WORKS else "only Linux has it"
+    yield Finding("guard", "ok" if GUARD_WORKS else "note", guarded)
+    for layer in probe(environ).layers():
+        version = f" {layer.version}" if layer.version else ""
+        held = _HOLDS[layer.name]
+        if layer.usable:
+            yield Finding(layer.name, "ok", f"works{version}; holds: {held}")
+        else:
+            yield Finding(layer.name, "note", f"{layer.why}; not held without it: {held}", layer.fix)
 
 
-def _namespaces(environ: Mapping[str, str]) -> Finding:
-    path = shutil.which("unshare", path=environ.get("PATH"))
-    if path is None:
-        there = os.path.exists("/proc/self/ns/user")
-        return Finding(
-            "user namespaces", "note", "in the kernel; not tried, `unshare` is missing" if there else "not there"
-        )
-    return _probe("user namespaces", [path, "--user", "--map-root-user", "true"], environ)
-
-
-def _probe(name: str, command: list[str], environ: Mapping[str, str]) -> Finding:
-    try:
-        done = run_tool(command, env={"PATH": environ.get("PATH", os.defpath)}, timeout_s=PROBE_S)
-    except BackplaneError as error:
-        return Finding(name, "note", error.message)
-    if done.code == 0:
-        return Finding(name, "ok", NOT_USED)
-    words = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.code}"]
-    return Finding(
-        name, "note", f"there, but refused: {words[-1]}", "the system's administrator can allow user namespaces"
-    )
-
-
-LANDLOCK_CREATE_RULESET: Final = 444
-"""Number of the system call on every machine that numbers them alike (all but alpha)."""
-LANDLOCK_VERSION: Final = 1
-"""Flag that asks for the interface's version and makes nothing."""
-
-
-def _landlock(_environ: Mapping[str, str]) -> Finding:
-    if not sys.platform.startswith("linux"):
-        return Finding("landlock", "note", "only Linux has it")
-    version = ctypes.CDLL(None, use_errno=True).syscall(LANDLOCK_CREATE_RULESET, None, 0, LANDLOCK_VERSION)
-    if version > 0:
-        return Finding("landlock", "ok", f"version {version}, {NOT_USED}")
-    why = errno.errorcode.get(ctypes.get_errno(), "")
-    return Finding("landlock", "note", f"not switched on in this kernel ({why})", "boot with lsm=landlock,…")
-
-
-def _cgroup(_environ: Mapping[str, str]) -> Finding:
-    for place in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")):
-        if (place / "cgroup.controllers").exists():
-            fact = NOT_USED if os.access(place, os.W_OK) else "there, but not writable for this user; not used yet"
-            return Finding("cgroup v2", "ok" if os.access(place, os.W_OK) else "note", fact)
-    return Finding("cgroup v2", "note", "not mounted")
-
-
-_LAYERS: Final[tuple[Callable[[Mapping[str, str]], Finding], ...]] = (_bubblewrap, _namespaces, _landlock, _cgroup)
+_HOLDS: Final[Mapping[Name, str]] = {
+    "bubblewrap": "processes, beyond the control plane's own end; rules on files; a private /tmp",
+    "network namespace": "rules on the network",
+    "landlock": "writing outside the workspace; sockets and signals of others",
+    "cgroup": "processes, where bubblewrap is missing",
+}
+"""What each layer is there for."""
 
 
 # Configuration and backends ------------------------------------------------------------------------------------------
