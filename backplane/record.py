@@ -300,11 +300,13 @@ class Facts:
         denied, approved = Counter(self._denied), Counter(self._approved)
         violations: list[Json] = []
         for name, rule, reason in self._objections:
-            settled = approved if rule == "require_approval_for" else denied
-            if name is not None and settled[name] > 0:
-                settled[name] -= 1
-            else:
+            # An approval that was asked for is settled either way; what is forbidden only by a denial.
+            answers = (approved, denied) if rule == "require_approval_for" else (denied,)
+            answered = next((answer for answer in answers if name is not None and answer[name] > 0), None)
+            if answered is None or name is None:
                 violations.append({"rule": rule, "reason": reason})
+            else:
+                answered[name] -= 1
         return violations
 
 

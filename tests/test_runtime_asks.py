@@ -1,0 +1,411 @@
+"""Asks and the policy: who answers, what a denial does, and what the receipt says was held by whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from backplane.asks import Decision
+from backplane.backends import Backend
+from backplane.contract.events import AskAnswered, AskRaised, ToolResult
+from backplane.contract.work import PolicyProfile
+from backplane.intake import ASKS_OPEN_MAX, OnAsk
+from backplane.runtime import Run
+from tests.runs import backplane_of, check, counts, go, mock_backend, order, plane, saying, script, texts
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["memory", "process"])
+def mock(request: pytest.FixtureRequest) -> Backend:
+    return mock_backend(request.param)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+def rules(run: Run) -> dict[tuple[str, str | None], str | None]:
+    return {(row["rule"], row["pattern"]): row["layer"] for row in backplane_of(run)["enforcement"]["rules"]}
+
+
+def results(events: list[Any]) -> list[tuple[str, bool]]:
+    return [(event.output, event.is_error) for event in events if isinstance(event, ToolResult)]
+
+
+WRITE: dict[str, Any] = {"write": {"path": "b.txt", "content": "beta"}}
+TOOL: dict[str, Any] = {"tool": {"name": "deploy", "input": {"to": "prod"}, "output": "done"}}
+APPROVAL = PolicyProfile(require_approval_for=("deploy",))
+
+
+# The policy answers ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_tool_that_nothing_forbids_runs_without_anybody_being_asked(
+    mock: Backend, backplane_home: Path, root: Path
+) -> None:
+    async def never(_: AskRaised) -> Decision:
+        raise AssertionError("nobody needs to be asked")
+
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root, WRITE, {"say": "on"}), mock, on_ask=never)
+    assert run.error is None
+    assert (root / "b.txt").read_text() == "beta"
+    answers = [event for event in events if isinstance(event, AskAnswered)]
+    assert [event.body["by"] for event in answers] in ([], ["policy"])
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        PolicyProfile(disallowed_tools=("write*",)),
+        PolicyProfile(allowed_tools=("read_file",)),
+        PolicyProfile(deny_write=("*.txt",)),
+    ],
+)
+async def test_a_denied_tool_is_a_tool_result_and_the_run_goes_on(
+    policy: PolicyProfile, mock: Backend, backplane_home: Path, root: Path
+) -> None:
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root, WRITE, {"say": "on"}, policy=policy), mock)
+    assert run.error is None
+    assert run.receipt is not None
+    assert run.receipt.outcome == "complete"
+    assert "on" in texts(events)
+    assert not (root / "b.txt").exists()
+    ((output, is_error),) = results(events)
+    assert is_error
+    assert output.startswith("policy_denied")
+
+
+async def test_a_control_plane_that_denies_what_the_host_would_allow_is_obeyed(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    """The host asks though it has no policy of its own; the answer is the policy's, at once."""
+    body = """
+hello(extensions=["ask/1"]); run = take()
+put(event(run, type="tool_call", tool_name="Bash", input={"command": "rm x"}))
+put({"t": "ask", "ref_id": run["id"], "id": "a1", "kind": "tool", "name": "Bash", "input": {"command": "rm x"}})
+answer = take()
+put(event(run, type="tool_result", tool_name="Bash", output=answer["decision"] + ":" + answer["reason"], is_error=True))
+put(final(run)); end()
+"""
+    policy = PolicyProfile(disallowed_tools=("bash",))
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root, policy=policy), script(tmp_path, body))
+    assert results(events) == [("deny:tool 'Bash' is forbidden by 'bash'", True)]
+    assert [type(event) for event in events if isinstance(event, AskRaised | AskAnswered)] == [AskRaised, AskAnswered]
+    assert rules(run)[("disallowed_tools", "bash")] == "host"
+    assert "violations" not in backplane_of(run)["enforcement"]
+
+
+# Somebody answers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("decision", "result"),
+    [
+        (Decision(decision="allow"), ("done", False)),
+        (Decision(decision="deny", reason="not today"), ("policy_denied: not today", True)),
+        (Decision(decision="modify", input={"to": "stage"}), ("done", False)),
+    ],
+)
+async def test_a_tool_on_the_approval_list_waits_for_the_caller(
+    decision: Decision, result: tuple[str, bool], mock: Backend, backplane_home: Path, root: Path
+) -> None:
+    seen: list[Any] = []
+
+    async def on_ask(event: AskRaised) -> Decision:
+        seen.append((event.body["kind"], event.body["name"], event.body["input"]))
+        return decision
+
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root, TOOL, {"say": "on"}, policy=APPROVAL), mock, on_ask=on_ask)
+    assert seen == [("tool", "deploy", {"to": "prod"})]
+    assert results(events) == [result]
+    assert "on" in texts(events)
+    answered = next(event for event in events if isinstance(event, AskAnswered))
+    assert (answered.body["decision"], answered.body["by"]) == (decision.decision, "caller")
+    assert run.error is None
+    assert "violations" not in backplane_of(run)["enforcement"]
+    assert rules(run)[("require_approval_for", "deploy")] == "host"
+
+
+async def test_where_nobody_is_there_the_tool_is_denied_and_the_run_goes_on(
+    mock: Backend, backplane_home: Path, root: Path
+) -> None:
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root, TOOL, {"say": "on"}, policy=APPROVAL), mock)
+    assert run.error is None
+    assert results(events)[0][1]
+    assert "on" in texts(events)
+
+
+async def _fails(_: AskRaised) -> Decision:
+    raise RuntimeError("a bug of the caller")
+
+
+async def _gives_nothing(_: AskRaised) -> Any:
+    return None
+
+
+async def _cannot_be_written(_: AskRaised) -> Decision:
+    return Decision(decision="modify", input=object())
+
+
+async def _fails_as_a_group(_: AskRaised) -> Decision:
+    async with anyio.create_task_group():
+        raise RuntimeError("a bug of the caller")
+
+
+@pytest.mark.parametrize("on_ask", [_fails, _gives_nothing, _cannot_be_written, _fails_as_a_group])
+async def test_a_callback_that_fails_lets_nothing_through_and_ends_nothing(
+    on_ask: OnAsk, mock: Backend, backplane_home: Path, root: Path
+) -> None:
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root, TOOL, {"say": "on"}, policy=APPROVAL), mock, on_ask=on_ask)
+    assert run.error is None
+    assert results(events)[0][1]
+    assert "on" in texts(events)
+
+
+async def test_an_ask_that_nobody_answers_in_time_has_its_default(
+    mock: Backend, backplane_home: Path, root: Path
+) -> None:
+    async def on_ask(_: AskRaised) -> Decision:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with plane(backplane_home, ask_s=0.3) as control:
+        run, events = await go(control, order(root, TOOL, {"say": "on"}, policy=APPROVAL), mock, on_ask=on_ask)
+    assert run.error is None
+    assert results(events)[0][1]
+    answered = next(event for event in events if isinstance(event, AskAnswered))
+    assert answered.body["by"] == "default"
+    assert "0.3 s" in answered.body["reason"]
+
+
+@pytest.mark.parametrize("decision", ["allow", "deny"])
+async def test_a_decision_for_the_run_is_not_asked_for_again(
+    decision: Any, mock: Backend, backplane_home: Path, root: Path
+) -> None:
+    seen: list[Any] = []
+
+    async def on_ask(event: AskRaised) -> Decision:
+        seen.append(event)
+        return Decision(decision=decision, remember="run")
+
+    other = {"tool": {"name": "destroy"}}
+    policy = PolicyProfile(require_approval_for=("de*",))
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root, TOOL, TOOL, TOOL, other, policy=policy), mock, on_ask=on_ask)
+        assert [event.body["name"] for event in seen] == ["deploy", "destroy"]
+        await go(control, order(root, TOOL, policy=policy), mock, on_ask=on_ask)
+    assert len(seen) == 3, "another run is asked for again"
+    assert [is_error for _, is_error in results(events)] == [decision == "deny"] * 4
+    assert run.error is None
+    assert "violations" not in backplane_of(run)["enforcement"]
+
+
+async def test_a_question_is_answered_by_the_caller(mock: Backend, backplane_home: Path, root: Path) -> None:
+    question = {"ask": {"question": "which?", "options": ["a", "b"], "default": "a"}}
+    async with plane(backplane_home) as control:
+        _, events = await go(control, order(root, question), mock, on_ask=saying(Decision(decision="allow", text="b")))
+        assert "answer: allow b" in texts(events)
+        _, events = await go(control, order(root, question), mock)
+        assert "answer: deny a" in texts(events)
+
+
+async def test_a_patch_is_asked_about_file_by_file(backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    body = """
+hello(extensions=["ask/1"]); run = take(); ask = {"t": "ask", "ref_id": run["id"]}
+for files in (["a.py"], ["a.py", "secret/key"]):
+    put({**ask, "id": str(files), "kind": "patch", "diff": "…", "files": files})
+    put(event(run, take()["decision"]))
+put({**ask, "id": "r", "kind": "result", "name": "x", "input": 1, "output": 2, "is_error": False})
+put(event(run, take()["decision"]), final(run)); end()
+"""
+    policy = PolicyProfile(deny_write=("secret/**",))
+    async with plane(backplane_home) as control:
+        _, events = await go(control, order(root, policy=policy), script(tmp_path, body))
+    assert texts(events) == ["allow", "deny", "allow"]
+
+
+# Time and floods ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_silence_of_a_host_that_waits_for_an_answer_is_not_counted(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = """
+hello(extensions=["ask/1"]); run = take()
+put({"t": "ask", "ref_id": run["id"], "id": "a", "kind": "input", "question": "?"})
+take(); time.sleep(0.5); put(event(run), final(run)); end()
+"""
+
+    async def on_ask(_: AskRaised) -> Decision:
+        await anyio.sleep(1.6)
+        return Decision(decision="allow")
+
+    async with plane(backplane_home, idle_s=0.8) as control:
+        run, _ = await go(control, order(root), script(tmp_path, body), on_ask=on_ask)
+    assert run.error is None
+
+
+async def test_answers_are_only_for_asks_that_wait_and_a_flood_of_asks_is_bounded(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = f"""
+hello(extensions=["ask/1"]); run = take()
+ask = {{"t": "ask", "ref_id": run["id"], "kind": "input", "question": "?"}}
+for n in range({ASKS_OPEN_MAX} + 20): put({{**ask, "id": str(n)}})
+put({{**ask, "id": "0"}})
+early = [take()["id"] for _ in range(20)]
+put(event(run, ",".join(early)), {{**ask, "id": "x", "ref_id": "another"}})
+put(final(run)); end()
+"""
+
+    async def on_ask(_: AskRaised) -> Decision:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root), script(tmp_path, body), on_ask=on_ask)
+    assert run.error is None
+    assert texts(events) == [",".join(str(number) for number in range(ASKS_OPEN_MAX, ASKS_OPEN_MAX + 20))]
+    assert counts(run)["unasked_answer"] == 1
+    assert counts(run)["foreign_ref_id"] == 1
+
+
+async def test_a_host_that_asks_and_never_reads_is_given_up(backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    body = """
+hello(extensions=["ask/1"]); run = take(); deaf()
+n = 0
+while True:
+    n += 1
+    put({"t": "ask", "ref_id": run["id"], "id": "x" * 5_000 + str(n), "kind": "patch", "files": []})
+"""
+    async with plane(backplane_home, write_s=20.0) as control:
+        with anyio.fail_after(15):
+            async with control.start(order(root), script(tmp_path, body)) as run:
+                async for _ in run.batches():
+                    assert run._outbox is not None
+                    assert len(run._outbox._backlog) <= 256
+    check(run)
+    assert run.end is not None
+    assert (run.end.reason, run.end.code) == ("idle", "backend_timeout")
+
+
+async def test_an_ask_from_a_host_that_never_announced_it_is_answered(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = """
+hello(); run = take()
+put({"t": "ask", "ref_id": run["id"], "id": "a", "kind": "tool", "name": "x", "input": {}})
+put(event(run, take()["decision"]), final(run)); end()
+"""
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root), script(tmp_path, body))
+    assert run.error is None
+    assert texts(events) == ["allow"]
+    assert set(rules(run).values()) == {"audit"}, "who did not announce asks is not trusted to ask"
+
+
+async def test_a_run_that_is_cancelled_while_somebody_is_asked_ends(
+    mock: Backend, backplane_home: Path, root: Path
+) -> None:
+    async with plane(backplane_home) as control:
+        asked = anyio.Event()
+
+        async def on_ask(_: AskRaised) -> Decision:
+            asked.set()
+            await anyio.sleep_forever()
+            raise AssertionError
+
+        async with control.start(order(root, TOOL, policy=APPROVAL), mock, on_ask=on_ask) as run:
+            async for event in run:
+                if isinstance(event, AskRaised):
+                    with anyio.fail_after(5):
+                        await asked.wait()
+                    await run.cancel()
+    check(run)
+    assert run.end is not None
+    assert run.end.reason == "cancelled"
+
+
+# The audit ------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_host_did_without_asking_is_listed_as_a_violation(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = """
+hello(); run = take()
+put(event(run, type="tool_call", tool_name="Bash", input={"command": "ls"}))
+put(event(run, type="file_changed", path="secret/key", summary="read"))
+put(event(run, type="file_changed", path="../outside", summary="wrote"))
+put(event(run, type="command_executed", command="ls", exit_code=0))
+put(event(run, type="tool_call", tool_name="deploy", input={}))
+put(event(run, type="tool_call", tool_name="fine", input={}))
+put(final(run)); end()
+"""
+    policy = PolicyProfile(disallowed_tools=("bash",), deny_write=("secret/**",), require_approval_for=("deploy",))
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, order(root, policy=policy), script(tmp_path, body))
+    assert run.error is None, "an audit ends nothing"
+    enforcement = backplane_of(run)["enforcement"]
+    assert [row["rule"] for row in enforcement["violations"]] == [
+        "disallowed_tools",
+        "deny_write",
+        "workspace",
+        "disallowed_tools",
+        "require_approval_for",
+    ]
+    assert set(rules(run).values()) == {"audit"}
+    assert set(rules(run)) == {
+        ("disallowed_tools", "bash"),
+        ("deny_write", "secret/**"),
+        ("require_approval_for", "deploy"),
+        ("workspace", None),
+    }
+
+
+async def test_a_host_that_asks_once_and_then_no_more_is_not_said_to_ask(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = """
+hello(extensions=["ask/1"]); run = take()
+put(event(run, type="tool_call", tool_name="x", input={}))
+put({"t": "ask", "ref_id": run["id"], "id": "a", "kind": "tool", "name": "x", "input": {}}); take()
+put(event(run, type="tool_call", tool_name="x", input={}))
+put(final(run)); end()
+"""
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, order(root, policy=PolicyProfile(disallowed_tools=("y",))), script(tmp_path, body))
+    assert set(rules(run).values()) == {"audit"}
+
+
+async def test_a_denied_tool_that_was_run_all_the_same_is_a_violation(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = """
+hello(extensions=["ask/1"]); run = take()
+put(event(run, type="tool_call", tool_name="y", input={}))
+put({"t": "ask", "ref_id": run["id"], "id": "a", "kind": "tool", "name": "y", "input": {}}); take()
+put(event(run, type="tool_call", tool_name="y", input={"again": 1}))
+put(final(run)); end()
+"""
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, order(root, policy=PolicyProfile(disallowed_tools=("y",))), script(tmp_path, body))
+    assert [row["rule"] for row in backplane_of(run)["enforcement"]["violations"]] == ["disallowed_tools"]
