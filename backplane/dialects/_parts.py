@@ -38,6 +38,9 @@ ABSENT: Final = "#absent"
 SPELLED: Final = "#snake"
 """Shape memory: members that came in snake_case, by their camelCase names, and where."""
 
+ITEM: Final = "#item"
+"""Memory on the first part of an item that groups parts: the item's own members, how it was written, where it was."""
+
 MADE_ID: Final = "call_made_"
 """Beginning of an id that was made here; its own dialect never gets it to see."""
 
@@ -244,7 +247,9 @@ def _put(out: dict[str, Any], key: str, value: Any) -> None:
 def _lose(node: Node, key: str, value: Any, ledger: Ledger) -> None:
     if key[:2] == "##":
         return
-    if key.startswith(SPELLED):
+    if key == ITEM:
+        _lose_item(value, ledger)
+    elif key.startswith(SPELLED):
         for name in value["names"]:
             for spelling in (snake(name), name):
                 ledger.degrade(f"{value['at']}/{spelling}", "shape", "the spelling of a member")
@@ -253,10 +258,18 @@ def _lose(node: Node, key: str, value: Any, ledger: Ledger) -> None:
             ledger.degrade(f"{node.at}/{name}", "shape", "left out in the source, always written by others")
     elif key[:1] == "#":
         ledger.degrade(f"{node.at}/{key[1:]}", "shape", "how it was written is not known to the target")
-    elif value is None:
-        ledger.drop(f"{node.at}/{key.replace('~2', '#')}", "shape", "null in the source", value)
+    elif value is None or value == [] or value == {}:
+        ledger.drop(f"{node.at}/{key.replace('~2', '#')}", "shape", "nothing, said in words", value)
     else:
         ledger.drop(f"{node.at}/{key.replace('~2', '#')}", "extension", f"only {ledger.source} knows it", value)
+
+
+def _lose_item(memory: dict[str, Any], ledger: Ledger) -> None:
+    for name, value in memory["rest"].items():
+        ledger.drop(f"{memory['at']}/{escape(name)}", "extension", f"only {ledger.source} knows it", value)
+    if memory["absent"] or not memory["flat"]:
+        ledger.degrade(f"{memory['at']}/content", "shape", "how the item was written is not known to the target")
+        ledger.degrade(f"{memory['at']}/type", "shape", "how the item was written is not known to the target")
 
 
 def put_constants(node: Node, out: dict[str, Any], dialect: str, constants: Mapping[str, Any]) -> None:

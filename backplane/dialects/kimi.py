@@ -1,0 +1,180 @@
+"""Moonshot's Kimi, as its reference describes it (platform.moonshot.ai, read November 2026).
+
+The family's shapes are read and written in `_chat`; here is what this vendor has and its sisters have not. The members
+`refs`, `use_search` and `search_plus` and the model `k1` belong to its web client and gateways around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from backplane.contract.canonical import Json
+from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
+from backplane.contract.events import AgentEvent
+from backplane.contract.work import WorkOrder
+from backplane.dialects import _chat, _chat_stream, _events
+from backplane.dialects._parts import Ledger
+from backplane.ir import Answer, Conversation, ToolSpec, Translated
+
+NAME: Final = "kimi"
+
+TOOL_NAMES: Final[dict[str, str]] = {
+    "Read": "read_file",
+    "ReadFile": "read_file",
+    "Write": "write_file",
+    "WriteFile": "write_file",
+    "Edit": "edit_file",
+    "StrReplaceFile": "edit_file",
+    "Bash": "bash",
+    "Shell": "bash",
+    "Glob": "glob",
+    "Grep": "grep",
+    "FetchURL": "web_fetch",
+    "SearchWeb": "web_search",
+    "$web_search": "web_search",
+}
+"""The names that the vendor's agent gives its tools → neutral names."""
+
+CAPABILITIES: Final = Manifest({
+    "streaming": NATIVE,
+    "tool_read": NATIVE, "tool_write": EMULATED, "tool_edit": UNSUPPORTED, "tool_bash": UNSUPPORTED,
+    "tool_web_search": NATIVE,
+    "structured_output_json_schema": EMULATED,
+    "mcp_client": UNSUPPORTED, "mcp_server": UNSUPPORTED,
+})  # fmt: skip
+
+DEFAULTS: Final[dict[str, Json]] = {"model": "moonshot-v1-8k", "max_tokens": 4096}
+
+CONTEXT_WINDOWS: Final[dict[str, int]] = {
+    "moonshot-v1-8k": 8192,
+    "moonshot-v1-32k": 32_768,
+    "moonshot-v1-128k": 131_072,
+    "moonshot-v1-auto": 131_072,
+    "moonshot-v1-8k-vision-preview": 8192,
+    "moonshot-v1-32k-vision-preview": 32_768,
+    "moonshot-v1-128k-vision-preview": 131_072,
+    "kimi-latest": 131_072,
+    "kimi-k2-0711-preview": 131_072,
+    "kimi-k2-0905-preview": 262_144,
+    "kimi-k2-turbo-preview": 262_144,
+    "kimi-k2-thinking": 262_144,
+    "kimi-k2-thinking-turbo": 262_144,
+    "kimi-k2.5": 262_144,
+    "kimi-thinking-preview": 131_072,
+    "k1": 131_072,
+}
+"""Model → tokens of its context: a property of the model's name here, not a setting."""
+
+FRAMING: Final = "sse"
+DONE: Final = True
+"""Whether a stream ends with the word `[DONE]`."""
+
+
+def _write_budget(value: Json, out: dict[str, Json], ledger: Ledger, at: str) -> None:
+    """Thinking is on or off here."""
+    if value > 0:
+        ledger.degrade(at, "option_value", "thinking is on or off here", value)
+    out["thinking"] = {"type": "enabled" if value else "disabled"}
+
+
+def _write_effort(value: Json, out: dict[str, Json], ledger: Ledger, at: str) -> None:
+    if ledger.is_home:
+        out["reasoning_effort"] = value
+        return
+    ledger.degrade(at, "option_value", "thinking is on or off here", value)
+    out.setdefault("thinking", {"type": "disabled" if value == "none" else "enabled"})
+
+
+FLAVOUR: Final = _chat.Flavour(
+    name=NAME,
+    roles=frozenset({"system", "user", "assistant", "tool"}),
+    thinking_request="reasoning_content",
+    cached_tokens_on_top=True,
+    has_files=False,
+    special={"reasoning_budget": _write_budget, "reasoning_effort": _write_effort},
+    unknown_options=frozenset({"verbosity", "service_tier", "metadata"}),
+    kin={"openai": _chat.MEMBERS, "copilot": _chat.MEMBERS},
+)
+
+
+def tool_to_ir(tool: Json) -> Translated[ToolSpec]:
+    """Read one tool definition."""
+    return Translated(_chat.read_tool(tool, "", FLAVOUR))
+
+
+def tool_from_ir(tool: ToolSpec, source: str = NAME) -> Translated[Json]:
+    """Write one tool definition; None with a loss where only `source` runs it."""
+    ledger = Ledger(source, NAME, FLAVOUR.kin)
+    return Translated(_chat.write_tool(tool, FLAVOUR, ledger), ledger.done())
+
+
+def to_ir(request: Json) -> Translated[Conversation]:
+    """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
+    return _chat.read_request(request, FLAVOUR)
+
+
+def from_ir(conversation: Conversation) -> Translated[Json]:
+    """Write a request. Raises `TranslationError` where its meaning would break."""
+    return _chat.write_request(conversation, FLAVOUR)
+
+
+def response_to_ir(response: Json) -> Translated[Answer]:
+    """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
+    return _chat.read_answer(response, FLAVOUR)
+
+
+def response_from_ir(answer: Answer) -> Translated[Json]:
+    """Write a response."""
+    return _chat.write_answer(answer, FLAVOUR)
+
+
+def map_work_order(order: WorkOrder, config: Mapping[str, Json]) -> Translated[Json]:
+    """Write an order as a request; `config` as for `_events.order_conversation`."""
+    return from_ir(_events.order_conversation(order, config, NAME, DEFAULTS))
+
+
+def map_response(response: Json, now: str = _events.EPOCH) -> list[AgentEvent]:
+    """Say a response as agent events, all at the time `now`."""
+    return _events.answer_events(response_to_ir(response).value, now)
+
+
+class StreamReader(_chat_stream.ChatReader):
+    """Chunks of one stream into events of the ir."""
+
+    def __init__(self) -> None:
+        super().__init__(FLAVOUR)
+
+
+class StreamWriter(_chat_stream.ChatWriter):
+    """Events of the ir into chunks of one stream."""
+
+    def __init__(self, source: str = NAME) -> None:
+        super().__init__(FLAVOUR, source)
+
+
+class StreamState(_events.State):
+    """One stream on its way to agent events."""
+
+    def __init__(self, now: str = _events.EPOCH) -> None:
+        super().__init__(NAME, StreamReader(), now)
+
+
+def map_stream_event(chunk: Json, state: StreamState) -> list[AgentEvent]:
+    """Say one chunk as agent events; a call comes whole, when its arguments have ended."""
+    return _events.chunk_events(chunk, state)
+
+
+def event_name(chunk: Json) -> str | None:
+    """Return the name under which a chunk is sent; this vendor sends none."""
+    return None
+
+
+def to_passthrough_event(raw: Json, now: str = _events.EPOCH) -> AgentEvent:
+    """Carry a vendor's message through the contract unread."""
+    return _events.passthrough_event(raw, now)
+
+
+def from_passthrough_event(event: AgentEvent) -> Json:
+    """Return the vendor's message that an event carries, None when it carries none."""
+    return _events.passed_through(event)
