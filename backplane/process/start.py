@@ -163,7 +163,8 @@ def _guard_file() -> str:
     # The compiled file, unless it is older than its source: compiling anew would add a third to each start.
     source, compiled = _guard.__file__, str(getattr(_guard, "__cached__", None))
     with suppress(OSError):
-        if os.stat(compiled).st_mtime_ns >= os.stat(source).st_mtime_ns:
+        # One that another user compiled may be closed to us.
+        if os.stat(compiled).st_mtime_ns >= os.stat(source).st_mtime_ns and os.access(compiled, os.R_OK):
             return compiled
     return source
 
