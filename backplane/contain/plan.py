@@ -166,7 +166,8 @@ def _mounts(place: Place, command: Command, own: tuple[str, ...], private: tuple
 def _needed(command: Command, covered: list[str]) -> Iterator[str]:
     """What of the covered places the command names, in its words or its environment: with its folder."""
     program = shutil.which(command.argv[0], path=command.env.get("PATH")) or command.argv[0]
-    words = [program, *command.argv[1:], *command.env.values(), *command.env.get("PATH", "").split(os.pathsep)]
+    lists = (part for value in command.env.values() for part in value.split(os.pathsep))
+    words = [program, *command.argv[1:], *lists]
     ours = [sys.executable, sys.prefix, sys.base_prefix, os.path.dirname(_guard.__file__)]
     for word in (*words, *ours):
         for path in {word, os.path.realpath(word)} if word.startswith("/") and "\0" not in word else ():
