@@ -128,7 +128,19 @@ _BACKPLANE: Final[Json] = _object(
     claims=_object("What the child said of itself and was seen otherwise, member by member."),
     reconciliation=_object("Where the events' claims and the files' difference do not meet; empty when they do."),
     enforcement=_object(
-        "Which layer held each rule: os, host, vendor, audit, or null for none; and what broke one all the same.",
+        "What held the host and each rule (os, host, vendor, audit, or null for none), what that left open (gap), "
+        "and what broke a rule all the same.",
+        isolation={"enum": ["required", "best_effort", "off"]},
+        layers={"type": "array", "items": {"type": "object", "required": ["name", "state"]}},
+        kinds={
+            "description": "By kind of thing held: files, network, processes, syscalls, limits, environment.",
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "required": ["state"],
+                "properties": {"state": {"enum": ["enforced", "partial", "advisory", "none"]}},
+            },
+        },
         rules={"type": "array", "items": {"type": "object", "required": ["rule", "layer"]}},
         violations={"type": "array"},
     ),
