@@ -8,7 +8,6 @@ message. Each step is an object with one key, a row of `STEPS`.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import signal
 import sys
@@ -52,15 +51,15 @@ class Script:
             name, value = next(iter(step.items()))
             await STEPS[name](self, value)
 
-    async def _tool(self, name: str, tool_input: Any, do: Callable[[Any], str]) -> None:
-        """A tool as a real agent runs one: said, asked for, done, its result told."""
+    async def _tool(self, name: str, tool_input: Any, do: Callable[[Any], str]) -> Any:
+        """A tool as a real agent runs one: said, asked for, done, its result told; what it was done with, or None."""
         self._calls += 1
         call_id = f"call-{self._calls}"
         await self.run.tool_call(name, tool_input, call_id)
         verdict = await self.run.may(name, tool_input, cwd=self.run.order.workspace.root)
         if verdict.decision == "deny":
             await self.run.tool_result(name, f"policy_denied: {verdict.reason}", is_error=True, id=call_id)
-            return
+            return None
         if verdict.input is not msgspec.UNSET:
             tool_input = verdict.input
         try:
@@ -68,6 +67,7 @@ class Script:
         except OSError as error:
             output, failed = str(error), True
         await self.run.tool_result(name, output, is_error=failed, id=call_id)
+        return None if failed else tool_input
 
     async def say(self, text: str) -> None:
         await self.run.message(text)
@@ -79,8 +79,9 @@ class Script:
         await self.run.emit(Reasoning(ts=self.run.now(), text="", ext={"reasoning": {"text": text}}))
 
     async def write(self, value: dict[str, str]) -> None:
-        await self._tool("write_file", value, self._write)
-        await self.run.file_changed(value["path"], "written")
+        written = await self._tool("write_file", value, self._write)
+        if written is not None:
+            await self.run.file_changed(written["path"], "written")
 
     def _write(self, value: dict[str, str]) -> str:
         path = Path(self.run.order.workspace.root, value["path"])
@@ -89,8 +90,8 @@ class Script:
         return f"wrote {len(value['content'])} characters"
 
     async def delete(self, path: str) -> None:
-        await self._tool("write_file", {"path": path, "content": None}, lambda _: self._delete(path))
-        await self.run.file_changed(path, "deleted")
+        if await self._tool("write_file", {"path": path, "content": None}, lambda _: self._delete(path)) is not None:
+            await self.run.file_changed(path, "deleted")
 
     def _delete(self, path: str) -> str:
         Path(self.run.order.workspace.root, path).unlink()
@@ -152,7 +153,7 @@ class Script:
         """Never end; deaf to SIGTERM too."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with anyio.CancelScope(shield=True):
-            await asyncio.Event().wait()
+            await anyio.sleep_forever()
 
 
 STEPS: dict[str, Step] = {

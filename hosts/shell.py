@@ -18,6 +18,10 @@ from backplane.sidecar import PREVIEW_BYTES_MAX, Done, Host, HostRun, main
 HOST = Host(id="shell", capabilities={"streaming": NATIVE, "tool_bash": NATIVE})
 
 READ_BYTES_MAX = 64 * 1024
+LOOK_S = 0.25
+"""How often a silent command is looked at for its end."""
+LOOK_EXIT_S = 60.0
+"""How long one wait for its end lasts; the end itself wakes it."""
 LADDER_S = 0.5
 """What the stop ladder takes beside its grace."""
 
@@ -66,10 +70,15 @@ async def _stream(run: HostRun, child: Child) -> bytes:
     """Pass the output on as it comes, cut at characters; give back its beginning."""
     preview, rest = b"", b""
     while True:
-        try:
+        # What the command left running may hold the output open for ever: the command's own end counts.
+        ended = child.exit is not None
+        with anyio.move_on_after(LOOK_S):
             await anyio.wait_readable(child.stdout)
+        try:
             data = os.read(child.stdout, READ_BYTES_MAX)
         except BlockingIOError:
+            if ended:
+                break
             continue
         if not data:
             break
@@ -79,7 +88,9 @@ async def _stream(run: HostRun, child: Child) -> bytes:
         rest = whole[cut:]
         await _report(run, whole[:cut])
     await _report(run, rest)
-    await child.wait(LADDER_S)
+    # A command may close its output long before it ends; how long it takes is the run's own limit.
+    while await child.wait(LOOK_EXIT_S) is None:
+        pass
     return preview
 
 
