@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from backplane.config import Limits
 from backplane.contract import canonical
-from backplane.errors import BackplaneError, StoreError
+from backplane.errors import BackplaneError, StoreError, WorkspaceError
 from backplane.receipts.journal import Journal, head_fact
 from backplane.receipts.manifests import keep_manifest, kept_manifest
 from backplane.record import Facts
@@ -49,27 +49,37 @@ class Keeper:
 
         with self._opening:
             if self._store is None:
-                store = Store.open(self.home)
-                self.problems = store.recover(self._clean).problems
-                self._sweep_stages()
+                with ExitStack() as unless_ready:
+                    store = Store.open(self.home)
+                    unless_ready.callback(store.close)
+                    self.problems = ()
+                    self.problems += store.recover(self._clean).problems
+                    self._sweep_stages()
+                    unless_ready.pop_all()
                 self._store = store
             return self._store
 
     def _sweep_stages(self) -> None:
         """Remove staged trees of runs that were sealed, but killed before they were cleaned up."""
         from backplane.receipts.recovery import is_live
-        from backplane.workspace import collect
 
         for stages in (self.home / "stage", self.home / "scratch"):
             for stage in stages.iterdir() if stages.is_dir() else ():
                 if not is_live(self.home, stage.name):
-                    collect(stage)
+                    self._collect(stage)
 
     def _clean(self, orphan: Orphan) -> None:
+        self._collect(self.stage_of(orphan.run_id))
+        self._collect(self.scratch_of(orphan.run_id))
+
+    def _collect(self, stage: Path) -> None:
+        """Remove what a dead run left; what cannot be removed is told, and keeps no other run from its work."""
         from backplane.workspace import collect
 
-        collect(self.stage_of(orphan.run_id))
-        collect(self.scratch_of(orphan.run_id))
+        try:
+            collect(stage)
+        except (WorkspaceError, OSError) as error:
+            self.problems += (f"{stage.name}: {error}",)
 
     def stage_of(self, run_id: str) -> Path:
         return self.home / "stage" / run_id

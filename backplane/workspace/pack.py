@@ -11,6 +11,7 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -116,7 +117,10 @@ class Pack:
         return _pack_index(self._objects, checksum)
 
     def close(self) -> None:
-        self._file.close()
+        """Let go of the file; of one that was not finished nothing is wanted any more."""
+        # What a full disk did not take is written once more by closing, and fails once more.
+        with suppress(OSError):
+            self._file.close()
 
 
 def _object_head(kind: int, size: int) -> bytes:
