@@ -79,7 +79,7 @@ def main(role: str, socket_or_pipe: int, order: int) -> None:
 
     The cage, where there is one, says what holds the host: `first` (we are the first process of a namespace of
     our own), `stdio` (its three descriptors under other numbers), `door` (where to send a listening socket, and
-    its port) and `landlock` (see `confine`).
+    its port), `cgroup` (its open `cgroup.procs`) and `landlock` (see `confine`).
     """
     argv, env, cwd, handed, cage = marshal.loads(posix.pread(order, posix.fstat(order).st_size, 0))
     posix.close(order)
@@ -112,6 +112,8 @@ def guard(
         if _libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             _say(control, b"spawn_error subreaper 0")
             return
+    if "cgroup" in cage:
+        _join(cage["cgroup"])  # type: ignore[arg-type]  # a number
     if "door" in cage:
         _send_door(*cage["door"])  # type: ignore[misc]  # two numbers
     stdio = cage.get("stdio", ())
@@ -203,6 +205,14 @@ def _landlock(*arguments: "int | bytes") -> int:
     if answer < 0:
         raise OSError(1, "landlock")
     return answer
+
+
+def _join(cgroup: int) -> None:
+    """Move into a group by its open `cgroup.procs`; all we start is born there."""
+    try:
+        posix.write(cgroup, b"0")
+    finally:
+        posix.close(cgroup)
 
 
 def _send_door(line: int, port: int) -> None:

@@ -6,6 +6,7 @@ the host is starting, so that the way to the spawn does not pay for them.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -60,9 +61,11 @@ class Keeper:
             return self._store
 
     def _sweep_stages(self) -> None:
-        """Remove staged trees of runs that were sealed, but killed before they were cleaned up."""
+        """Remove what is left of runs that were sealed, but killed before they were cleaned up."""
+        from backplane.contain import cgroup
         from backplane.receipts.recovery import is_live
 
+        cgroup.sweep(self.home, functools.partial(is_live, self.home))
         for stages in (self.home / "stage", self.home / "scratch"):
             for stage in stages.iterdir() if stages.is_dir() else ():
                 if not is_live(self.home, stage.name):

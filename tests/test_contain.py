@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -21,7 +22,7 @@ import pytest
 from backplane import _guard
 from backplane.backends import Backend, ProcessBackend
 from backplane.config import Settings, tighter
-from backplane.contain import labels, landlock, masks, proxy
+from backplane.contain import cgroup, labels, landlock, masks, proxy
 from backplane.contain.probe import Name, Probe, probe, without
 from backplane.contain.proxy import Judge, Refused
 from backplane.contain.tally import Tally
@@ -339,6 +340,38 @@ put(event(run, "up")); time.sleep(600)
     while (left := marked(mark)) and time.monotonic() < end:
         time.sleep(0.005)
     assert not left
+
+
+async def test_without_namespaces_a_cgroup_holds_the_host_and_is_gone_afterwards(
+    found: Probe, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    if not found.cgroup.usable:
+        pytest.skip("needs cgroup: " + found.cgroup.why)
+    said, held = await ask(
+        control(backplane_home, without(found, "bubblewrap")),
+        cell(tmp_path / "bin", 'open("/proc/self/cgroup").read()'),
+        root,
+    )
+    name = next(line[3:] for line in said.splitlines() if line.startswith("0::"))
+    assert "/backplane-" in name
+    assert any("cgroup" in by for by in held["kinds"]["processes"]["by"])
+    above = cgroup.own()
+    assert above is not None
+    assert not (above / name.rpartition("/")[2]).exists()
+
+
+def test_a_cgroup_that_a_killed_plane_left_is_emptied_at_the_next_start(found: Probe, backplane_home: Path) -> None:
+    leaf = cgroup.leaf_of(backplane_home, "0c0ffee0-0000-4000-8000-000000000000")
+    if not found.cgroup.usable or leaf is None:
+        pytest.skip("needs cgroup: " + found.cgroup.why)
+    leaf.mkdir()
+    with subprocess.Popen(["sleep", "600"]) as left:
+        (leaf / "cgroup.procs").write_text(str(left.pid))
+        keeper = control(backplane_home).keeper
+        keeper.store()
+        keeper.close()
+        assert left.wait(ALLOWED_S) == -signal.SIGKILL
+    assert not leaf.exists()
 
 
 def marked(mark: str) -> list[int]:

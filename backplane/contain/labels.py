@@ -30,6 +30,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...]
     masks: Masks
     private: bool
+    grouped: bool = False
 
     @property
     def networked(self) -> bool:
@@ -60,7 +61,7 @@ def label(held: Held) -> dict[str, Json]:
     kinds = {
         "files": _files(held),
         "network": _network(held),
-        "processes": _processes(held.found),
+        "processes": _processes(held),
         "syscalls": _none("nothing asked for it; no program can gain rights by being started"),
         "limits": _none("no limit on memory or processes was set"),
         "environment": _environment(),
@@ -78,7 +79,9 @@ def label(held: Held) -> dict[str, Json]:
 
 
 def _used(held: Held, layer: Layer) -> bool:
-    return layer.name in ("bubblewrap", "landlock") or (layer.name == "network namespace" and held.networked)
+    return layer.name in ("bubblewrap", "landlock") or (
+        held.grouped if layer.name == "cgroup" else layer.name == "network namespace" and held.networked
+    )
 
 
 def _files(held: Held) -> dict[str, Json]:
@@ -134,11 +137,12 @@ def _network_gaps(held: Held, pattern: str) -> list[str]:
     return gaps
 
 
-def _processes(found: Probe) -> dict[str, Json]:
-    return _state([_by(found.bubblewrap, "pid namespace"), GUARD], []) if found.bubblewrap.usable else _guarded()
-
-
-def _guarded() -> dict[str, Json]:
+def _processes(held: Held) -> dict[str, Json]:
+    if held.found.bubblewrap.usable:
+        return _state([_by(held.found.bubblewrap, "pid namespace"), GUARD], [])
+    if held.grouped:
+        gap = "if the guard itself is killed, who has left the session stays until the next start finds the cgroup"
+        return _state([GUARD, _by(held.found.cgroup)], [gap])
     return _state([GUARD], ["if the guard itself is killed, who has left the session stays"])
 
 

@@ -81,12 +81,14 @@ def plan(
     isolation: Isolation,
     writable: tuple[str, ...] = (),
     endpoints: tuple[str, ...] = (),
+    grouped: bool = False,
 ) -> Contained:
     """Work out what to put around a command. Looks through the workspace where the policy has rules on files; blocking.
 
     Args:
         writable: paths beside the workspace that the host may change, its own state say; absolute.
         endpoints: where the host may always connect to, whatever the rules on the network.
+        grouped: it is started in a cgroup of its own.
     """
     profile = policy.profile
     networked = bool(profile.allow_network or profile.deny_network)
@@ -114,6 +116,7 @@ def plan(
         missing=tuple(path for path in writable if path not in own),
         masks=covered,
         private=bool(private),
+        grouped=grouped,
     )
     cage = Cage(wrapper=wrapper, landlock=landlock.rules(interface, list(kept)) if interface else None)
     controls_network = networked and (found.network.usable or interface >= landlock.NETWORK_SINCE)

@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Final, Literal
 
 import anyio
@@ -17,7 +16,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
-from backplane.contain import landlock
+from backplane.contain import cgroup, landlock
 from backplane.errors import BackplaneError
 from backplane.process import GUARD_WORKS, run_tool
 
@@ -156,7 +155,7 @@ def _landlock() -> Layer:
 
 @functools.cache
 def _cgroup() -> Layer:
-    folder = own_cgroup()
+    folder = cgroup.own()
     if folder is None:
         return Layer("cgroup", False, "", "version 2 is not mounted")
     trial = folder / f"backplane-trial-{os.getpid()}"
@@ -169,14 +168,3 @@ def _cgroup() -> Layer:
         with suppress(OSError):
             trial.rmdir()
     return Layer("cgroup", True, "2" + (f" ({' '.join(controllers)})" if controllers else " (no controllers)"))
-
-
-def own_cgroup() -> Path | None:
-    """The folder of our own version 2 cgroup."""
-    with suppress(OSError):
-        own = next((line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line[:3] == "0::"), None)
-        for mount in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
-            folder = Path(mount + (own or "/"))
-            if own is not None and (folder / "cgroup.procs").exists():
-                return folder
-    return None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio.to_thread
 import msgspec
 
 from backplane.config import Isolation
-from backplane.contain import admit, plan
+from backplane.contain import admit, cgroup, plan
 from backplane.contain.probe import Probe
 from backplane.contain.tally import Tally
 from backplane.contract.canonical import Json
@@ -40,6 +41,8 @@ class Cell:
         self._demands = admit.demands(demanded)
         self._found = found
         self._scratch: Path | None = None
+        self._leaf: Path | None = None
+        self._group: int | None = None
         admit.refuse(isolation, self._demands, policy.profile, found)
 
     def check_asks(self, extensions: tuple[str, ...]) -> None:
@@ -74,6 +77,8 @@ class Cell:
                 "workspace_staging_failed", fact, hint="free some space, or set BACKPLANE_HOME"
             ) from error
         self._scratch = Path(place.scratch)
+        with suppress(OSError):  # Then the label does not claim it.
+            self._make_group(Path(place.state), self._scratch.name)
         held = plan.plan(
             place,
             command,
@@ -82,22 +87,46 @@ class Cell:
             isolation=self._isolation,
             writable=writable,
             endpoints=endpoints,
+            grouped=self._group is not None,
         )
         admit.check_held(self._demands, frozenset(rule.name for rule in held.gaps), self._policy.profile)
         return held
 
-    def open(self, held: plan.Contained, command: Command, stderr_bytes_max: int) -> AbstractAsyncContextManager[Child]:
+    @asynccontextmanager
+    async def open(self, held: plan.Contained, command: Command, stderr_bytes_max: int) -> AsyncIterator[Child]:
         """Start the command in its cage."""
+        held = msgspec.structs.replace(held, cage=msgspec.structs.replace(held.cage, cgroup=self._group))
+        try:
+            async with self._opener(held, command, stderr_bytes_max) as child:
+                self._close_group()
+                yield child
+        finally:
+            self._close_group()
+
+    def _opener(
+        self, held: plan.Contained, command: Command, stderr_bytes_max: int
+    ) -> AbstractAsyncContextManager[Child]:
         if held.policy is None:
-            return open_child(
-                msgspec.structs.replace(command, env=command.env | held.env),
-                cage=held.cage,
-                stderr_bytes_max=stderr_bytes_max,
-            )
+            caged = msgspec.structs.replace(command, env=command.env | held.env)
+            return open_child(caged, cage=held.cage, stderr_bytes_max=stderr_bytes_max)
         # Only where the network is ruled, as a third of the loading is the proxy's.
         from backplane.contain.door import open_contained
 
         return open_contained(command, held, self.tally, stderr_bytes_max=stderr_bytes_max)
+
+    def _make_group(self, home: Path, run_id: str) -> None:
+        """A group of its own, where no namespace ends with the control plane. Raises OSError."""
+        assert self._found is not None
+        leaf = cgroup.leaf_of(home, run_id)
+        if self._found.cgroup.usable and not self._found.bubblewrap.usable and leaf is not None:
+            leaf.mkdir()
+            self._leaf = leaf
+            self._group = os.open(leaf / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+
+    def _close_group(self) -> None:
+        if self._group is not None:
+            os.close(self._group)
+            self._group = None
 
     def close(self, added: dict[str, Json]) -> None:
         """The host is gone: remove its temporary files, and add what went through its network. Blocking.
@@ -107,6 +136,9 @@ class Cell:
         """
         if self.tally.allowed or self.tally.denied:
             added["network"] = self.tally.to_wire()
+        self._close_group()
+        if self._leaf is not None:
+            cgroup.remove(self._leaf)
         from backplane.workspace import collect  # Loaded while the host started, not on the way there.
 
         if self._scratch is not None:

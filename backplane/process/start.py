@@ -57,6 +57,8 @@ class Cage(msgspec.Struct, frozen=True):
     """Arguments of `_guard.confine`; None for no such rules."""
     door: tuple[int, int] | None = None
     """A socket on which the guard sends another one, listening on this port of the namespace's loopback."""
+    cgroup: int | None = None
+    """Open `cgroup.procs` of a group that the guard joins; ours to close once the child is there."""
 
 
 NO_CAGE: Final = Cage()
@@ -132,6 +134,9 @@ def _spawn_guard(
     if cage.door is not None:
         inside["door"] = cage.door
         extra += (cage.door[0],)
+    if cage.cgroup is not None:
+        inside["cgroup"] = cage.cgroup
+        extra += (cage.cgroup,)
     stdin, stdout, stderr = stdio
     try:
         with _order_file() as order:
@@ -263,9 +268,7 @@ async def open_child(
 GUARD_WORKS: Final = sys.platform == "linux" and hasattr(os, "pidfd_open") and bool(sys.executable)
 
 
-def _start_child(
-    command: Command, guard: bool, stderr_bytes_max: int, pass_fds: tuple[int, ...], cage: Cage
-) -> Child:
+def _start_child(command: Command, guard: bool, stderr_bytes_max: int, pass_fds: tuple[int, ...], cage: Cage) -> Child:
     if not command.argv:
         raise _refused(command, b"exec", errno.EINVAL)
     try:
