@@ -117,7 +117,9 @@ def worker(python: str, file: str, *words: object) -> Figures:
     command = [python, file, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WORK_S_MAX, check=False, env=environ)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(map(str, words))}: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+        said = [line.strip(" |") for line in done.stderr.splitlines()]
+        why = [line for line in said if "Error" in line.split(":")[0]] or said or ["no words"]
+        raise RuntimeError(f"{' '.join(map(str, words))}: {why[-1]}")
     found: Figures = json.loads(done.stdout.splitlines()[-1])
     return found
 

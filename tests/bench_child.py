@@ -137,6 +137,7 @@ def abp(mode: str, count: int) -> None:
     elif mode == "ask":
         usage_raw = {"ask_ns": [ask(run["id"], str(number), messages) for number in range(count)]}
     else:
+        say(padded(lambda text: line_of(0, text), "ready"))
         answer_pings()
     say(message({"t": "final", "ref_id": run["id"], "receipt": abp_receipt(run, usage_raw)}))
 

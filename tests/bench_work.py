@@ -19,11 +19,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.abc
 import msgspec
 
 import backplane
@@ -40,7 +40,15 @@ FEW = 1_000
 READ_BYTES = 65536
 TICK_S = 0.0005
 """Between two looks at the loop: well under the shortest pause that would matter."""
-IDLE = ("/bin/sh", "-c", """printf '%s\\n' "$1"; read run; read never""", "sh")
+IDLE = (
+    "/bin/sh",
+    "-c",
+    """printf '%s\\n' "$1"; read -r run; id=${run#*'"id":"'}; id=${id%%'"'*}
+    ready='"event":{"type":"assistant_delta","ts":"2026-01-01T00:00:00Z","text":"ready"}'
+    printf '{"t":"event","ref_id":"%s",%s}\\n' "$id" "$ready"
+    read -r never""",
+    "sh",
+)
 """An idle host of about a megabyte, so that hundreds of them say something about us and not about them."""
 IDLE_HELLO = (
     '{"t":"hello","contract_version":"abp/v0.1","backend":{"id":"idle"},"capabilities":{},"mode":"mapped",'
@@ -200,9 +208,8 @@ def ours_ping(count: int) -> Made:
                 await run.cancel()
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(ping)
                 async for _ in run:
-                    pass
+                    tasks.start_soon(ping)
         return took
 
     return {"us": middle(anyio.run(measure))}
@@ -359,22 +366,26 @@ def idle(count: int) -> Made:
         settings = Settings(limits=Limits(runs_max=count + 1))
         spec = backplane.WorkspaceSpec(root=str(root), mode="pass_through")
         backend = backends.from_command((*IDLE, IDLE_HELLO), cwd=Path.cwd())
-        async with AsyncExitStack() as stack:
-            plane = await stack.enter_async_context(ControlPlane(settings, home, os.environ))
-            first: Made = {}
-            for _ in range(count + 1):
-                await stack.enter_async_context(plane.start(backplane.WorkOrder("wait", workspace=spec), backend))
-                first = first or {
-                    "one_bytes": resident_bytes(),
-                    "threads": threading.active_count(),
-                    "fds": descriptors(),
-                }
-            return {
-                "one_bytes": first["one_bytes"],
-                "each_bytes": (resident_bytes() - first["one_bytes"]) / count,
-                "each_threads": (threading.active_count() - first["threads"]) / count,
-                "each_fds": (descriptors() - first["fds"]) / count,
+
+        async def live(plane: ControlPlane, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+            """Open a run and wait for its first event, then for one that never comes."""
+            async with plane.start(backplane.WorkOrder("wait", workspace=spec), backend) as run:
+                async for _ in run:
+                    task_status.started()
+
+        async with ControlPlane(settings, home, os.environ) as plane, anyio.create_task_group() as tasks:
+            await tasks.start(live, plane)
+            one_bytes, threads, fds = resident_bytes(), threading.active_count(), descriptors()
+            for _ in range(count):
+                await tasks.start(live, plane)
+            made = {
+                "one_bytes": one_bytes,
+                "each_bytes": (resident_bytes() - one_bytes) / count,
+                "each_threads": (threading.active_count() - threads) / count,
+                "each_fds": (descriptors() - fds) / count,
             }
+            tasks.cancel_scope.cancel()
+        return made
 
     return anyio.run(hold)
 
