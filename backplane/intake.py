@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import anyio
@@ -144,7 +145,7 @@ class Intake:
     def _add(self, name: str, body: Json, message: str) -> Events:
         """An event of our own, in the trace like any other."""
         event = carried(carry(name, body, ts=now(), message=message))
-        return Events(self._run_id, [event], [canonical.encode(event)])
+        return Events(self._run_id, [event], [canonical.encode(event)], ours=True)
 
     def _noise(self, noise: Noise) -> None:
         self._facts.noise(noise.line, self._limits.noise_bytes_max)
@@ -179,18 +180,21 @@ class Intake:
             self._facts.counts["late"] += 1
             return []
         try:
-            raw = dict(final.receipt) if isinstance(final.receipt, dict) else {}
-            trace = raw.pop("trace", None)
-            claim = read_receipt({**raw, "trace": [] if isinstance(trace, list) else trace})
+            last = self._receipt(final.receipt)
         except ValueError as error:
             text = f"the final's receipt is not valid: {error}"
             self._decide("protocol", ContractError("contract_invalid_receipt", text))
-            self.close()
-            return []
-        self._facts.final(claim, raw)
-        last = [*self.let_go(), *self._adopt_trace(trace if isinstance(trace, list) else [])]
+            last = []
         self.close()
         return last
+
+    def _receipt(self, value: Json) -> list[Events]:
+        """Take in what a host says of its run as a whole; a ValueError says why it cannot be read."""
+        raw = dict(value) if isinstance(value, dict) else {}
+        trace = raw.pop("trace", None)
+        claim = read_receipt({**raw, "trace": [] if isinstance(trace, list) else trace})
+        self._facts.final(claim, raw)
+        return [*self.let_go(), *self._adopt_trace(trace if isinstance(trace, list) else [])]
 
     def _adopt_trace(self, trace: list[Json]) -> list[Events]:
         """A trace inside the final: taken when nothing was streamed, else kept as a claim."""
@@ -210,6 +214,8 @@ class Intake:
         code = fatal.error_code if isinstance(fatal.error_code, str) else "internal"
         self._facts.fatal(fatal)
         last = self.let_go()
+        with suppress(ValueError):  # Only of a control plane below; what cannot be read is kept by its hash alone.
+            last += self._receipt(fatal.receipt)
         self._decide("failed", from_code(code, fatal.error))
         self.close()
         return last

@@ -85,6 +85,8 @@ class Events(msgspec.Struct, frozen=True, gc=False):
     events: list[AgentEvent]
     records: list[bytes]
     """The canonical bytes of each event, in the same order."""
+    ours: bool = False
+    """Added by the control plane: not part of what the host said."""
 
 
 class Noise(msgspec.Struct, frozen=True):

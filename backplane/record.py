@@ -8,6 +8,7 @@ are done elsewhere.
 from __future__ import annotations
 
 import posixpath
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, cast
@@ -32,6 +33,7 @@ from backplane.contract.receipt import (
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import CODES
 from backplane.policy import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, enforcement
+from backplane.protocol import Events
 from backplane.redact import Redactor
 
 NAMES_MAX: Final = 1000
@@ -51,6 +53,12 @@ PATHS_CHARS_MAX: Final = 8 * 1024 * 1024
 
 TOOLS_MAX: Final = 10_000
 """Names of tools told apart; agents have dozens."""
+
+OWN_LINES_MAX: Final = 100_000
+"""Events of our own told apart in a trace; a run with so many asks is not looked through."""
+
+CLAIM_CHARS_MAX: Final = 64 * 1024
+"""Of a text that a child claims beside ours; a patch of megabytes would stand in the receipt twice."""
 
 OBJECTIONS_MAX: Final = 100
 """Objections of the policy listed in a receipt; all are counted."""
@@ -141,6 +149,11 @@ class Facts:
         self.counts: Counter[str] = Counter()
         """Messages that had no effect, by why."""
         self.folded = Folded()
+        self.own_lines = array("Q")
+        """Places in the trace of events that are the control plane's own, the first `OWN_LINES_MAX` of them."""
+        self._lines = 0
+        self.claimed_events: tuple[int, str] | None = None
+        """Number and hash of the events in the child's own trace, where there is one beside the streamed one."""
         self.claim: Receipt | None = None
         self.claim_raw: dict[str, Any] = {}
         self.inner: dict[str, Json] = {}
@@ -225,12 +238,20 @@ class Facts:
     def claimed_trace(self, trace: list[Json]) -> None:
         """A child's own trace beside the one that was streamed: kept as its size and hash."""
         digest = canonical.sha256_hex(b",".join(canonical.encode(event) for event in trace))
-        self.added["claims"] = {"trace": {"count": len(trace), "sha256": digest}}
+        self.claimed_events = (len(trace), digest)
+
+    def handed_on(self, batches: Sequence[Events]) -> None:
+        """Count the lines of the trace, so that the child's own can be told from ours."""
+        for batch in batches:
+            if batch.ours and len(self.own_lines) < OWN_LINES_MAX:
+                self.own_lines.append(self._lines)
+            self._lines += len(batch.records)
 
     def fatal(self, fatal: Fatal) -> None:
         if isinstance(fatal.error_code, str) and fatal.error_code not in CODES:
             self.added["error_code"] = fatal.error_code
         if isinstance(fatal.receipt, dict):
+            # In place of this comes the whole chain, when the receipt can be read.
             self.inner = {"receipt_sha256": fatal.receipt.get("receipt_sha256")}
 
     def ended(self, stderr: bytes, stderr_dropped: int, swept: int) -> None:
@@ -337,14 +358,15 @@ def build(
     artifacts: tuple[Artifact, ...] = (),
     harness_ok: bool,
     added: dict[str, Json],
-    inner_verified: bool = False,
+    inner_verified: bool | None = False,
 ) -> Receipt:
     """Put together the unsealed receipt of a run.
 
     Args:
         finished_ns: since 1970; a clock that went back is not believed.
         added: members for `usage_raw.backplane` that were worked out after the run.
-        inner_verified: the hash in the child's receipt holds for that receipt with the events that were seen.
+        inner_verified: the hash in the child's receipt holds for that receipt with the events that were seen; None
+            when that cannot be told.
     """
     claim = facts.claim
     meta = RunMetadata(
@@ -358,7 +380,7 @@ def build(
     outcome = outcome_of(end, claimed=claim.outcome if claim else None, accepted=facts.accepted)
     usage, sources = _usage(facts)
     own = {**facts.members(), **added, "end": end.to_wire(), "usage": sources, "start": "cold"}
-    claims = {**own.get("claims", {}), **_claims(facts, meta, outcome)}
+    claims = {**own.get("claims", {}), **_claims(facts, meta, outcome, git_diff)}
     if claims:
         own["claims"] = claims
     usage_raw = dict(_usage_raw(claim))
@@ -396,7 +418,7 @@ def _usage(facts: Facts) -> tuple[Usage, dict[str, str]]:
     return Usage(**values), sources
 
 
-def _claims(facts: Facts, meta: RunMetadata, outcome: Outcome) -> dict[str, Json]:
+def _claims(facts: Facts, meta: RunMetadata, outcome: Outcome, git_diff: str | None) -> dict[str, Json]:
     """What the child's receipt says otherwise than was seen, and members the contract does not have."""
     claim = facts.claim
     if claim is None:
@@ -412,13 +434,21 @@ def _claims(facts: Facts, meta: RunMetadata, outcome: Outcome) -> dict[str, Json
         claims["receipt_sha256"] = claim.receipt_sha256
     if claim.outcome != outcome:
         claims["outcome"] = claim.outcome
-    for name in ("git_diff", "git_status"):
-        if getattr(claim.verification, name) is not None:
-            claims[name] = getattr(claim.verification, name)
+    if claim.verification.git_diff not in (None, git_diff):
+        claims["git_diff"] = _brief(claim.verification.git_diff)
+    if claim.verification.git_status is not None and claim.verification.git_diff != git_diff:
+        claims["git_status"] = _brief(claim.verification.git_status)
     fields = {name: value for name, value in facts.claim_raw.items() if name not in _TYPED_FIELDS}
     if fields:
         claims["fields"] = fields
     return claims
+
+
+def _brief(text: str) -> Json:
+    """A claimed text, or its size and hash where nobody would read it."""
+    if len(text) <= CLAIM_CHARS_MAX:
+        return text
+    return {"bytes": len(text.encode()), "sha256": canonical.sha256_hex(text.encode())}
 
 
 def reconcile(claimed: set[str], changed: set[str]) -> dict[str, Json]:

@@ -334,7 +334,9 @@ class Run:
         from backplane.contain.run import Cell
 
         assert self.facts.policy is not None
-        self._cell = Cell(self.facts.policy, isolation, demanded, layers)
+        self._cell = Cell(
+            self.facts.policy, isolation, demanded, layers, filtered=self.order.abp("seccomp") is True
+        )
         if program is None or not contained:
             return self._backend.open(self.order, environ)
         opener = await self._contain(program, self._cell)
@@ -529,6 +531,7 @@ class Run:
             self._intake.close()
             self._stop()
             return
+        self.facts.handed_on(batches)
         self._queue.extend(batches)
 
     def _say(self, line: bytes) -> None:

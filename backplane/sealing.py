@@ -5,7 +5,9 @@ Blocking, and called in a worker thread by `runtime`.
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +19,9 @@ from backplane.contract.receipt import Artifact, Receipt
 from backplane.errors import BackplaneError, WorkspaceError
 from backplane.keeper import Keeper
 from backplane.receipts.journal import Journal
-from backplane.receipts.pieces import digest, seal
+from backplane.receipts.pieces import canonical_parts, seal
 from backplane.receipts.trace import Trace
-from backplane.record import End, Facts
+from backplane.record import OWN_LINES_MAX, End, Facts
 from backplane.workspace import Patch, Workspace, apply_patch
 
 DIFF_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -70,6 +72,9 @@ def seal_run(
         error = caught
         end = lowered(end, caught)
     trace = journal.trace if journal is not None else Trace(b"", 0, 0)
+    claims = _compare_trace(facts, trace)
+    if claims:
+        added["claims"] = claims
     receipt = seal(
         record.build(
             facts,
@@ -82,7 +87,7 @@ def seal_run(
             artifacts=(Artifact("patch", "patch.diff"),) if patch is not None and patch.bytes else (),
             harness_ok=facts.said_hello and patch is not None and error is None and cleaned,
             added=added,
-            inner_verified=_holds(facts.claim, trace),
+            inner_verified=_inner_holds(facts, trace),
         )
     )
     try:
@@ -147,8 +152,42 @@ def _as_text(patch: Patch, added: dict[str, Json]) -> tuple[str | None, str | No
         raise WorkspaceError("execution_workspace_error", f"the patch cannot be read back: {error}") from error
 
 
-def _holds(claim: Receipt | None, trace: Trace) -> bool:
+def _compare_trace(facts: Facts, trace: Trace) -> dict[str, Json]:
+    """The claims of a child whose own trace is another than the one it streamed."""
+    if facts.claimed_events is None:
+        return {}
+    count, claimed = facts.claimed_events
+    if len(trace) - len(facts.own_lines) == count and _hash(b"", _from_child(facts, trace), b"") == claimed:
+        return {}
+    return {"trace": {"count": count, "sha256": claimed}}
+
+
+def _inner_holds(facts: Facts, trace: Trace) -> bool | None:
     """Whether a receipt from a plane inside hashes to what it says, with its events as they were streamed."""
+    claim = facts.claim
     if claim is None or not isinstance(claim.usage_raw, dict) or "backplane" not in claim.usage_raw:
         return False
-    return claim.receipt_sha256 == digest(msgspec.structs.replace(claim, trace=trace))
+    if len(facts.own_lines) >= OWN_LINES_MAX:
+        return None
+    prefix, suffix = canonical_parts(msgspec.structs.replace(claim, receipt_sha256=None))
+    return claim.receipt_sha256 == _hash(prefix, _from_child(facts, trace), suffix)
+
+
+def _from_child(facts: Facts, trace: Trace) -> Iterator[bytes]:
+    """The events that the child itself streamed, without the asks and answers that were added here."""
+    own = iter((*facts.own_lines, -1))
+    skip = next(own)
+    for number, line in enumerate(trace.lines()):
+        if number == skip:
+            skip = next(own)
+        else:
+            yield line
+
+
+def _hash(prefix: bytes, lines: Iterator[bytes], suffix: bytes) -> str:
+    whole, between = hashlib.sha256(prefix), b""
+    for line in lines:
+        whole.update(between + line)
+        between = b","
+    whole.update(suffix)
+    return whole.hexdigest()
