@@ -1,0 +1,3 @@
+module backplane/host
+
+go 1.22

@@ -1,0 +1,299 @@
+// The host's end of the line: hello, many runs at once, asks, cancel, ping, and every way to end.
+// One file without dependencies, for Node 20 and later. The rules are those of ../../sidecar.md.
+//
+//   import { serve } from './host.mjs';
+//   serve({ id: 'mine', capabilities: { streaming: 'native' } }, async (run) => {
+//     await run.event('assistant_message', { text: run.order.task });
+//   });
+import { randomUUID } from 'node:crypto';
+
+const VERSION = 'abp/v0.1';
+const EXTENSIONS = ['cancel/1', 'ping/1', 'ask/1', 'many/1'];
+const LINE_BYTES_MAX = 16 * 1024 * 1024; // S4
+const DEPTH_MAX = 128; // S3
+const GRACE_MS = 2000; // S51: where the canceller named none
+const GRACE_MARGIN_MS = 300; // Kept back from a grace, so that the end is still in time.
+const ASK_MS = 300_000;
+const PEER_LOOK_MS = 1000;
+const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i;
+
+export class HostError extends Error {
+  /** `code` is one of ../../errors.md and goes into the run's `fatal`. */
+  constructor(code, message) {
+    super(message);
+    this.code = code;
+  }
+}
+
+const isObject = (value) => typeof value === 'object' && value !== null && !Array.isArray(value);
+const now = () => new Date().toISOString();
+
+/**
+ * Be a host on this process's stdin and stdout until the end of stdin and of the last run.
+ * `host` is `{id, version?, capabilities}`. `work(run)` does one run and may give back
+ * `{outcome?, usage?, usageRaw?, artifacts?}`; what it throws ends the run with a `fatal`.
+ */
+export function serve(host, work) {
+  new Line(host, work).open();
+}
+
+class Line {
+  constructor(host, work) {
+    this.backend = { id: host.id, backend_version: host.version ?? null, adapter_version: null };
+    this.capabilities = host.capabilities ?? {};
+    this.work = work;
+    this.runs = new Map();
+    this.stdinOpen = true;
+  }
+
+  open() {
+    for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP']) process.on(signal, () => this.endAll(`the host got ${signal}`, 0));
+    process.stdout.on('error', () => this.endAll('nobody reads this host', 1)); // S37
+    const parent = process.ppid;
+    const look = () => process.ppid !== parent && this.endAll('the control plane is gone', 1);
+    setInterval(look, PEER_LOOK_MS).unref();
+    for (const name of ['log', 'info', 'debug']) console[name] = console.error; // S2: stdout carries messages alone.
+    const { backend, capabilities } = this;
+    this.send({ t: 'hello', contract_version: VERSION, backend, capabilities, mode: 'mapped', extensions: EXTENSIONS });
+    this.readLines();
+  }
+
+  /** Write one message whole; resolves when the pipe takes more (S25). */
+  async send(message) {
+    const line = typeof message === 'string' ? message : JSON.stringify(message, (_, v) => (typeof v === 'string' ? v.toWellFormed() : v));
+    if (process.stdout.write(line + '\n') || process.stdout.destroyed) return;
+    await new Promise((resolve) => process.stdout.once('drain', resolve).once('close', resolve));
+  }
+
+  readLines() {
+    let pieces = [];
+    let held = 0;
+    const hold = (piece) => {
+      held += piece.length;
+      if (held > LINE_BYTES_MAX) pieces = [];
+      else pieces.push(piece);
+    };
+    const flush = () => {
+      const [line, size] = [Buffer.concat(pieces), held];
+      [pieces, held] = [[], 0];
+      if (size > LINE_BYTES_MAX) this.complain(null, 'protocol_invalid_envelope', `a line is over ${LINE_BYTES_MAX} bytes`);
+      else this.take(line);
+    };
+    process.stdin.on('data', (data) => {
+      let start = 0;
+      for (let end; (end = data.indexOf(10, start)) >= 0; start = end + 1) {
+        hold(data.subarray(start, end));
+        flush();
+      }
+      hold(data.subarray(start));
+    });
+    process.stdin.on('error', () => process.stdin.destroy());
+    process.stdin.once('close', () => {
+      flush(); // S35: a last line without its newline counts.
+      this.stdinOpen = false;
+      for (const run of this.runs.values()) run._stdinEnded();
+      this.exitWhenDone();
+    });
+  }
+
+  complain(refId, code, error) {
+    this.send({ t: 'fatal', ref_id: refId, error, error_code: code });
+  }
+
+  take(bytes) {
+    let line, message;
+    try {
+      line = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes);
+      if (line.trim() === '') return; // S7
+      message = strict(line);
+    } catch (error) {
+      this.complain(null, 'protocol_invalid_envelope', `unreadable line: ${error.message}`);
+      return;
+    }
+    const handlers = { run: this.begin, cancel: this.cancel, answer: this.answer, ping: this.ping };
+    if (isObject(message) && Object.hasOwn(handlers, message.t)) handlers[message.t].call(this, message, line);
+  }
+
+  begin(message) {
+    const { id, work_order: order, extensions } = message;
+    const named = typeof id === 'string' ? id : null;
+    if (this.runs.has(named)) {
+      this.complain(null, 'protocol_unexpected_message', 'a run of this id is open already');
+    } else if (named === null || !isObject(order) || typeof order.task !== 'string' || !UUID.test(order.id) || typeof order.workspace?.root !== 'string') {
+      this.complain(named, 'contract_schema_violation', 'a run needs an id and an order with id, task and workspace.root');
+    } else {
+      const run = new Run(this, id, order, Array.isArray(extensions) ? extensions : []);
+      this.runs.set(id, run);
+      if (!this.stdinOpen) run._stdinEnded();
+      run._do();
+    }
+  }
+
+  cancel({ ref_id: refId, reason, grace_ms: graceMs }) {
+    this.runs.get(refId)?._cancel(reason ?? 'cancelled by the control plane', Number.isInteger(graceMs) ? graceMs : GRACE_MS);
+  }
+
+  answer(message) {
+    this.runs.get(message.ref_id)?._answered(message);
+  }
+
+  // S53: the number may be larger than a double holds exactly, so its digits are copied, not read.
+  ping(_, line) {
+    const digits = /"seq"\s*:\s*([0-9]{1,20})\s*[,}]/.exec(line);
+    if (digits) this.send(`{"t":"pong","seq":${digits[1]}}`);
+  }
+
+  /** Cancel what runs, and end within the grace whatever the host's own code does (S36, S37). */
+  endAll(reason, code) {
+    if (this.ending) return;
+    this.ending = true;
+    process.exitCode = code;
+    process.stdin.destroy();
+    setTimeout(() => process.exit(1), GRACE_MS - GRACE_MARGIN_MS).unref();
+    for (const run of this.runs.values()) run._cancel(reason, GRACE_MS - GRACE_MARGIN_MS);
+    this.stdinOpen = false;
+    this.exitWhenDone();
+  }
+
+  exitWhenDone() {
+    if (this.stdinOpen || this.runs.size) return;
+    const exit = () => process.exit(process.exitCode ?? 0);
+    if (process.stdout.writableLength && !process.stdout.destroyed) process.stdout.end(exit);
+    else exit();
+  }
+}
+
+/** One run: the order, the ways to say what happens, and `signal`, an AbortSignal for when it is cancelled. */
+class Run {
+  constructor(line, id, order, extensions) {
+    this.id = id;
+    this.order = order;
+    this.extensions = extensions;
+    this.graceMs = GRACE_MS; // For the host's own clean-up once `signal` is aborted.
+    this._line = line;
+    this._abort = new AbortController();
+    this.signal = this._abort.signal;
+    this._asks = new Map();
+    this._asked = 0;
+    this._said = 0;
+    this._startedAt = now();
+    this._startedMs = performance.now();
+  }
+
+  /** Send one event, for example `event('tool_call', {tool_name, input})`; wait for it where many follow. */
+  async event(type, members) {
+    if (this._over) return;
+    this._said += 1;
+    await this._line.send({ t: 'event', ref_id: this.id, event: { ts: now(), type, ...members } });
+  }
+
+  /**
+   * Ask before a tool runs. Resolves to `{decision, input?, reason?}`; a denial is a tool result, not an end.
+   * With `modify`, `input` is what to use instead.
+   */
+  async may(name, input, more = {}) {
+    const { allowed_tools: allowed = [], disallowed_tools: denied = [], require_approval_for: open = [] } = this.order.policy ?? {};
+    const forbidden = denied.some((glob) => matches(glob, name, true)) || (allowed.length && !allowed.some((glob) => matches(glob, name, false)));
+    if (forbidden) return { decision: 'deny', reason: `the policy denies ${name}` };
+    if (!this._canAsk() && !open.some((glob) => matches(glob, name, true))) return { decision: 'allow' };
+    return this.ask({ kind: 'tool', name, input, default: 'deny', ...more });
+  }
+
+  /** Put any ask of S55; resolves to the answer's members. Where nobody can answer, the default decides. */
+  ask(members) {
+    const byDefault = (reason) => ({ decision: members.default ?? 'deny', reason });
+    if (!this._canAsk()) return Promise.resolve(byDefault('nobody can be asked'));
+    const id = `ask-${(this._asked += 1)}`;
+    return new Promise((resolve) => {
+      const late = setTimeout(() => settle(byDefault('nobody answered in time')), ASK_MS);
+      const settle = (answer) => {
+        clearTimeout(late);
+        this._asks.delete(id);
+        resolve(answer ?? byDefault('nobody is there to answer'));
+      };
+      this._asks.set(id, settle);
+      this.signal.addEventListener('abort', () => settle(), { once: true });
+      this._line.send({ t: 'ask', ref_id: this.id, id, deadline_ms: ASK_MS, ...members });
+    });
+  }
+
+  _canAsk() {
+    return this._line.stdinOpen && this.extensions.includes('ask/1') && !this.signal.aborted;
+  }
+
+  _answered({ id, decision, input, text, reason }) {
+    if (['allow', 'deny', 'modify'].includes(decision)) this._asks.get(id)?.({ decision, input, text, reason });
+  }
+
+  _stdinEnded() {
+    if (this.extensions.includes('cancel/1')) this._cancel('the control plane is gone', GRACE_MS); // S34
+    for (const settle of [...this._asks.values()]) settle();
+  }
+
+  _cancel(reason, graceMs) {
+    if (this.signal.aborted) return; // S52
+    this.graceMs = Math.max(graceMs - GRACE_MARGIN_MS, 0);
+    this._cancelled = reason;
+    this._abort.abort(new HostError('stream_closed', reason));
+  }
+
+  async _do() {
+    const late = new Promise((_, reject) => {
+      this.signal.addEventListener('abort', () => setTimeout(() => reject(new HostError('backend_timeout', 'it did not end in the grace')), this.graceMs), { once: true });
+    });
+    let ending;
+    try {
+      await this.event('run_started', { message: `${this._line.backend.id} starts` });
+      const done = (await Promise.race([this._line.work(this), late])) ?? {};
+      if (!this._cancelled) await this.event('run_completed', { message: `${this._line.backend.id} ends: ${done.outcome ?? 'complete'}` });
+      ending = this._final(done);
+    } catch (error) {
+      const stopped = this._cancelled && error.code !== 'backend_timeout';
+      const code = /^[a-z]+(_[a-z]+)+$/.test(error?.code) ? error.code : 'internal';
+      ending = stopped ? this._final({}) : { t: 'fatal', ref_id: this.id, error: String(error?.message ?? error), error_code: code };
+    }
+    this._over = true;
+    this._line.runs.delete(this.id);
+    await this._line.send(ending);
+    this._line.exitWhenDone();
+  }
+
+  _final({ outcome, usage = {}, usageRaw = {}, artifacts = [] }) {
+    const ended = this._cancelled && outcome !== 'complete' ? (this._said > 1 ? 'partial' : 'failed') : (outcome ?? 'complete');
+    const meta = {
+      run_id: UUID.test(this.id) ? this.id : randomUUID(),
+      work_order_id: this.order.id,
+      contract_version: VERSION,
+      started_at: this._startedAt,
+      finished_at: now() < this._startedAt ? this._startedAt : now(),
+      duration_ms: Math.round(performance.now() - this._startedMs),
+    };
+    const { backend, capabilities } = this._line;
+    const raw = this._cancelled ? { ...usageRaw, cancelled: this._cancelled } : usageRaw;
+    // S32, S33: the control plane has seen the trace and seals the receipt.
+    const seen = { trace: [], artifacts, verification: { harness_ok: true }, receipt_sha256: null };
+    return { t: 'final', ref_id: this.id, receipt: { meta, backend, capabilities, mode: 'mapped', usage_raw: raw, usage, ...seen, outcome: ended } };
+  }
+}
+
+/** Read strict JSON (S3). */
+function strict(line) {
+  let depth = 0;
+  for (const [token] of line.matchAll(/"(?:[^"\\]|\\.)*"|[[\]{}]/gs)) {
+    if ('[{'.includes(token)) depth += 1;
+    else if (']}'.includes(token)) depth -= 1;
+    if (depth > DEPTH_MAX) throw new Error(`more than ${DEPTH_MAX} levels deep`);
+  }
+  return JSON.parse(line, (_, value) => {
+    if (typeof value === 'string' && !value.isWellFormed()) throw new Error('half a character');
+    if (typeof value === 'number' && !Number.isFinite(value)) throw new Error('a number beyond a double');
+    return value;
+  });
+}
+
+/** Whether a tool's name matches; patterns beyond `*` and `?` count as `otherwise`, the stricter side. */
+function matches(glob, name, otherwise) {
+  if (/[[\]{}\\!]/.test(glob)) return otherwise;
+  const pattern = glob.replace(/[.+^$()|]/g, '\\$&').replace(/\*/g, '.*').replace(/\?/g, '.');
+  return new RegExp(`^${pattern}$`, 's').test(name);
+}

@@ -1,0 +1,173 @@
+"""The host kits of `contracts/kits/`: a short host on each, held to the protocol page and run by a control plane."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import backplane
+from backplane import share
+from backplane.asks import Decision
+from backplane.backends import ProcessBackend
+from backplane.config import Settings
+from backplane.conform import LEVELS, conform
+from backplane.contract.events import AskRaised
+from backplane.contract.work import PolicyProfile, WorkOrder
+from backplane.runtime import Run
+
+HOSTS = share.find("hosts")
+SOURCES = {"node": HOSTS / "node" / "shell.mjs", "go": HOSTS / "go" / "shell.go"}
+LINES_MAX = 60
+BUILD_S_MAX = 100
+END_S_MAX = 10
+
+Host = Callable[[str], tuple[str, ...]]
+
+
+@pytest.fixture(scope="module")
+def host(needs: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """From a language to the command of its shell host, built once."""
+    built = tmp_path_factory.mktemp("go") / "shell"
+
+    def command(language: str) -> tuple[str, ...]:
+        if language == "node":
+            return (needs("node"), str(SOURCES["node"]))
+        if not built.exists():
+            for step in (["vet", "./..."], ["build", "-o", str(built), "."]):
+                made = subprocess.run(
+                    [needs("go"), *step], cwd=HOSTS / "go", env=os.environ | {"GOWORK": "off"}, capture_output=True,
+                    text=True, timeout=BUILD_S_MAX,
+                )  # fmt: skip
+                assert made.returncode == 0, made.stderr
+        return (str(built),)
+
+    return command
+
+
+def play(command: tuple[str, ...], order: WorkOrder, root: Path, *, cancel: bool = False, allow: bool = False) -> Run:
+    async def on_ask(event: AskRaised) -> Decision:
+        return Decision(decision="allow" if allow else "deny", reason="a test")
+
+    async def main() -> Run:
+        backend = ProcessBackend(id="kit", argv=command)
+        async with backplane.start(order, backend=backend, root=root, on_ask=on_ask, settings=Settings()) as run:
+            async for event in run:
+                if cancel and "ready" in getattr(event, "message", ""):
+                    await run.cancel()
+        return run
+
+    return anyio.run(main)
+
+
+def told(run: Run) -> list[str]:
+    assert run.receipt is not None
+    return [getattr(event, "output", "") for event in run.receipt.trace if hasattr(event, "output")]
+
+
+@pytest.mark.parametrize("language", SOURCES)
+def test_a_short_host_on_a_kit_reaches_the_highest_level(language: str, host: Host) -> None:
+    assert len(SOURCES[language].read_text().splitlines()) < LINES_MAX
+    report = anyio.run(partial(conform, host(language)))
+    assert [(result.name, result.seen) for result in report.results if result.verdict != "pass"] == []
+    assert report.level == LEVELS[-1]
+
+
+@pytest.mark.parametrize("language", SOURCES)
+def test_a_command_runs_and_tells_its_output(language: str, host: Host, tmp_path: Path) -> None:
+    run = play(host(language), WorkOrder("echo 'hé 漢'; echo $TONE > made; exit 3"), tmp_path)
+    assert (run.error, told(run)) == (None, ["hé 漢\n"])
+    assert run.receipt is not None
+    assert run.receipt.outcome == "failed"
+    assert run.patch is not None
+    assert "+++ b/made" in run.patch.read_text()
+
+
+@pytest.mark.parametrize("allow", [True, False], ids=["allowed", "denied"])
+@pytest.mark.parametrize("language", SOURCES)
+def test_what_needs_approval_is_asked_for(language: str, allow: bool, host: Host, tmp_path: Path) -> None:
+    order = WorkOrder("echo done", policy=PolicyProfile(require_approval_for=("bash",)))
+    run = play(host(language), order, tmp_path, allow=allow)
+    assert run.receipt is not None
+    assert run.receipt.outcome == ("complete" if allow else "failed")
+    assert told(run) == (["done\n"] if allow else ["policy_denied: a test"])
+
+
+@pytest.mark.parametrize("language", SOURCES)
+def test_a_cancelled_command_ends_within_the_grace(language: str, host: Host, tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    run = play(host(language), WorkOrder("echo ready; sleep 60 & sleep 60"), tmp_path, cancel=True)
+    assert run.end is not None
+    assert run.end.reason == "cancelled"
+    assert run.receipt is not None
+    assert run.receipt.outcome == "partial"
+    assert run.receipt.usage_raw["cancelled"]
+    assert time.monotonic() - began_s < END_S_MAX
+
+
+def plain(command: tuple[str, ...], root: Path, task: str, **policy: list[str]) -> list[dict[str, Any]]:
+    """The messages of a run for a peer that announces nothing and kills the host at `final`."""
+    names = ("allowed_tools", "disallowed_tools", "require_approval_for")
+    order = {
+        "id": "6f1c1f0e-5d0a-4c6e-9b8e-0d3a2f4b5c6d",
+        "task": task,
+        "workspace": {"root": str(root)},
+        "policy": {name: policy.get(name, []) for name in names},
+    }
+    messages: list[dict[str, Any]] = []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(json.dumps({"t": "run", "id": "r1", "work_order": order}).encode() + b"\n")
+        child.stdin.close()
+        while not messages or messages[-1]["t"] not in ("final", "fatal"):
+            messages.append(json.loads(child.stdout.readline()))
+        child.kill()
+    return messages
+
+
+@pytest.mark.parametrize("language", SOURCES)
+def test_everything_is_cleaned_up_before_the_final(language: str, host: Host, tmp_path: Path) -> None:
+    seconds = f"61.{os.getpid()}"  # Recognised among all processes.
+    messages = plain(host(language), tmp_path, f"sleep {seconds} & echo hi")
+    alive = [path for path in Path("/proc").glob("[0-9]*/cmdline") if runs(path, f"sleep\0{seconds}\0")]
+    assert alive == []
+    assert messages[-1]["receipt"]["outcome"] == "complete"
+
+
+def runs(path: Path, words: str) -> bool:
+    try:
+        return path.read_bytes() == words.encode()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("policy", "outcome"),
+    [
+        ({}, "complete"),
+        ({"allowed_tools": ["b*"]}, "complete"),
+        ({"allowed_tools": ["read"]}, "failed"),
+        ({"allowed_tools": ["b[a]sh"]}, "failed"),
+        ({"disallowed_tools": ["b?sh"]}, "failed"),
+        ({"disallowed_tools": ["x[a]sh"]}, "failed"),
+        ({"require_approval_for": ["bash"]}, "failed"),
+        ({"require_approval_for": ["read"]}, "complete"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("language", SOURCES)
+def test_where_nobody_can_be_asked_the_policy_decides(
+    language: str, policy: dict[str, list[str]], outcome: str, host: Host, tmp_path: Path
+) -> None:
+    messages = plain(host(language), tmp_path, "true", **policy)
+    assert [message["t"] for message in messages if message["t"] not in ("hello", "event")] == ["final"]
+    assert messages[-1]["receipt"]["outcome"] == outcome
