@@ -334,9 +334,7 @@ class Run:
         from backplane.contain.run import Cell
 
         assert self.facts.policy is not None
-        self._cell = Cell(
-            self.facts.policy, isolation, demanded, layers, filtered=self.order.abp("seccomp") is True
-        )
+        self._cell = Cell(self.facts.policy, isolation, demanded, layers, filtered=self.order.abp("seccomp") is True)
         if program is None or not contained:
             return self._backend.open(self.order, environ)
         opener = await self._contain(program, self._cell)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -22,7 +23,7 @@ import pytest
 from backplane import _guard
 from backplane.backends import Backend, ProcessBackend
 from backplane.config import Settings, tighter
-from backplane.contain import cgroup, labels, landlock, masks, proxy
+from backplane.contain import cgroup, labels, landlock, masks, proxy, seccomp
 from backplane.contain.probe import Name, Probe, probe, without
 from backplane.contain.proxy import Judge, Refused
 from backplane.contain.tally import Tally
@@ -540,6 +541,38 @@ def test_landlock_of_a_kernel_that_knows_less_guards_less() -> None:
     assert landlock.rules(3, [])[1] & (1 << 14)
     assert landlock.rules(3, [], tcp_port=1)[4] == []
     assert len(landlock.rules(4, [], tcp_port=1)[4]) == 1
+
+
+@pytest.mark.parametrize("hidden", [(), ("bubblewrap", "landlock")])
+async def test_calls_are_filtered_where_an_order_asks_for_it(
+    hidden: tuple[Name, ...], found: Probe, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    if seccomp.program() is None:
+        pytest.skip("needs seccomp: the calls of this machine are not known")
+    unshare = '__import__("ctypes").CDLL(None, use_errno=True).unshare(0x10000000)'
+    said, held = await ask(
+        control(backplane_home, without(found, *hidden)),
+        cell(tmp_path / "bin", f"[{unshare}, os.getpid() > 0, write('x')]"),
+        root,
+        config=abp(seccomp=True),
+    )
+    assert said == [-1, True, "ok"]
+    assert held["kinds"]["syscalls"]["state"] == "enforced"
+    said, held = await ask(control(backplane_home, without(found, *hidden)), cell(tmp_path / "bin", unshare), root)
+    assert said == 0
+    assert held["kinds"]["syscalls"]["state"] == "none"
+
+
+def test_a_filter_jumps_to_its_answers_only() -> None:
+    for machine in seccomp.MACHINES:
+        data = seccomp.program(machine)
+        assert data is not None
+        steps = list(struct.iter_unpack("HBBI", data))
+        for place, (code, yes, no, _) in enumerate(steps):
+            if code in (0x15, 0x35):
+                targets = {place + 1 + yes, place + 1 + no} - {place + 1}
+                assert targets == {len(steps) - 1}
+    assert seccomp.program("pdp11") is None
 
 
 # Network --------------------------------------------------------------------------------------------------------------

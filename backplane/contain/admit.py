@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final, cast
 
 from backplane.config import Isolation
+from backplane.contain import seccomp
 from backplane.contain.probe import Layer, Probe
 from backplane.contract.canonical import Json
 from backplane.contract.work import PolicyProfile
@@ -39,11 +40,14 @@ def demands(asked: Json) -> Demands:
     return cast(Demands, asked)
 
 
-def refuse(isolation: Isolation, wanted: Demands, profile: PolicyProfile, found: Probe | None) -> None:
+def refuse(
+    isolation: Isolation, wanted: Demands, profile: PolicyProfile, found: Probe | None, *, filtered: bool = False
+) -> None:
     """Refuse before anything is started what these layers cannot give.
 
     Args:
         found: None where nothing contains the host: a function of this process.
+        filtered: the order asks for a filter on system calls.
 
     Raises:
         CapabilityError: `capability_unsupported`, with every missing layer and how to get it.
@@ -52,6 +56,8 @@ def refuse(isolation: Isolation, wanted: Demands, profile: PolicyProfile, found:
     missing: list[str] = []
     if isolation == "required":
         missing += [f"isolation 'required': {text}" for text in _missing(found, networked)]
+        if filtered and seccomp.program() is None:
+            missing.append("isolation 'required': seccomp: the system calls of this machine are not known")
     for name, holder in wanted.items():
         if holder == "os":
             reason = _not_by_system(name, isolation, found)

@@ -31,6 +31,10 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     masks: Masks
     private: bool
     grouped: bool = False
+    filtered: bool = False
+    """A filter on system calls was asked for."""
+    calls_known: bool = False
+    """And could be made for this machine."""
 
     @property
     def networked(self) -> bool:
@@ -62,7 +66,7 @@ def label(held: Held) -> dict[str, Json]:
         "files": _files(held),
         "network": _network(held),
         "processes": _processes(held),
-        "syscalls": _none("nothing asked for it; no program can gain rights by being started"),
+        "syscalls": _syscalls(held),
         "limits": _none("no limit on memory or processes was set"),
         "environment": _environment(),
     }
@@ -144,6 +148,13 @@ def _processes(held: Held) -> dict[str, Json]:
         gap = "if the guard itself is killed, who has left the session stays until the next start finds the cgroup"
         return _state([GUARD, _by(held.found.cgroup)], [gap])
     return _state([GUARD], ["if the guard itself is killed, who has left the session stays"])
+
+
+def _syscalls(held: Held) -> dict[str, Json]:
+    if held.filtered and held.calls_known:
+        covers = "tracing, modules, mounts, namespaces, keys, clocks, io_uring and others that no agent needs"
+        return _state(["seccomp"], []) | {"covers": covers}
+    return _none("the calls of this machine are not known" if held.filtered else "nothing asked for it")
 
 
 def _environment() -> dict[str, Json]:

@@ -14,7 +14,7 @@ import msgspec
 
 from backplane import _guard
 from backplane.config import Isolation
-from backplane.contain import landlock, masks
+from backplane.contain import landlock, masks, seccomp
 from backplane.contain.labels import Held, label
 from backplane.contain.masks import Masks
 from backplane.contain.probe import MOUNTS, Probe
@@ -82,6 +82,7 @@ def plan(
     writable: tuple[str, ...] = (),
     endpoints: tuple[str, ...] = (),
     grouped: bool = False,
+    filtered: bool = False,
 ) -> Contained:
     """Work out what to put around a command. Looks through the workspace where the policy has rules on files; blocking.
 
@@ -89,6 +90,7 @@ def plan(
         writable: paths beside the workspace that the host may change, its own state say; absolute.
         endpoints: where the host may always connect to, whatever the rules on the network.
         grouped: it is started in a cgroup of its own.
+        filtered: the order asks for a filter on system calls.
     """
     profile = policy.profile
     networked = bool(profile.allow_network or profile.deny_network)
@@ -108,6 +110,7 @@ def plan(
         wrapper = (*wrapper, *system, *_mounts(place, command, own, private), *covered.options, "--")
     kept = (*_DEVICES, place.root, *own, *(private or (place.scratch,)), place.scratch)
     interface = found.landlock_version
+    calls = seccomp.program() if filtered else None
     held = Held(
         isolation=isolation,
         found=found,
@@ -117,8 +120,11 @@ def plan(
         masks=covered,
         private=bool(private),
         grouped=grouped,
+        filtered=filtered,
+        calls_known=calls is not None,
     )
-    cage = Cage(wrapper=wrapper, landlock=landlock.rules(interface, list(kept)) if interface else None)
+    confined = landlock.rules(interface, list(kept)) if interface else None
+    cage = Cage(wrapper=wrapper, landlock=confined, seccomp=calls)
     controls_network = networked and (found.network.usable or interface >= landlock.NETWORK_SINCE)
     return Contained(
         cage=cage,

@@ -28,22 +28,26 @@ class Cell:
     Args:
         demanded: the order's `config.vendor.abp.enforcement`, unread.
         found: the layers of this machine; None where nothing can be put around the host, or nothing shall.
+        filtered: the order asks for a filter on system calls.
 
     Raises:
         PolicyError: `policy_invalid`, the demands cannot be read.
         CapabilityError: `capability_unsupported`, what is asked for cannot be had.
     """
 
-    def __init__(self, policy: Policy, isolation: Isolation, demanded: Json, found: Probe | None) -> None:
+    def __init__(
+        self, policy: Policy, isolation: Isolation, demanded: Json, found: Probe | None, *, filtered: bool = False
+    ) -> None:
         self.tally = Tally()
         self._policy = policy
         self._isolation = isolation
         self._demands = admit.demands(demanded)
         self._found = found
+        self._filtered = filtered
         self._scratch: Path | None = None
         self._leaf: Path | None = None
         self._group: int | None = None
-        admit.refuse(isolation, self._demands, policy.profile, found)
+        admit.refuse(isolation, self._demands, policy.profile, found, filtered=filtered)
 
     def check_asks(self, extensions: tuple[str, ...]) -> None:
         """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
@@ -88,6 +92,7 @@ class Cell:
             writable=writable,
             endpoints=endpoints,
             grouped=self._group is not None,
+            filtered=self._filtered,
         )
         admit.check_held(self._demands, frozenset(rule.name for rule in held.gaps), self._policy.profile)
         return held

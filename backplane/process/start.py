@@ -57,6 +57,8 @@ class Cage(msgspec.Struct, frozen=True):
     """Arguments of `_guard.confine`; None for no such rules."""
     door: tuple[int, int] | None = None
     """A socket on which the guard sends another one, listening on this port of the namespace's loopback."""
+    seccomp: bytes | None = None
+    """A filter's program for system calls; None for no filter."""
     cgroup: int | None = None
     """Open `cgroup.procs` of a group that the guard joins; ours to close once the child is there."""
 
@@ -126,6 +128,8 @@ def _spawn_guard(
 ) -> subprocess.Popen[bytes]:
     """Start `_guard.py`; the command travels in a file, so that its environment is not the guard's own."""
     inside: dict[str, object] = {"landlock": cage.landlock} if cage.landlock else {}
+    if cage.seccomp is not None:
+        inside["seccomp"] = cage.seccomp
     extra: tuple[Any, ...] = ()
     if cage.wrapper:
         # The wrapper stays until the end and must hold none of the pipes, or their ends would not be seen.
@@ -216,7 +220,11 @@ def _refused(command: Command, where: bytes, number: int) -> BackendError:
 _NAME_CHARS_MAX: Final = 200
 """Of a program's name in a message."""
 
-_PLACES: Final = {b"landlock": "could not be confined (landlock)", b"subreaper": "could not be guarded"}
+_PLACES: Final = {
+    b"landlock": "could not be confined (landlock)",
+    b"seccomp": "could not be confined (seccomp)",
+    b"subreaper": "could not be guarded",
+}
 """Where a start can fail that is neither the program nor its folder."""
 
 _HINTS: Final = {
