@@ -17,7 +17,8 @@ Ext = dict[str, dict[str, Any]]
 """Dialect → native member → value.
 
 A key with `/` is a path below the node; one that begins with `#` is shape memory: how the vendor wrote
-something the portable part already says (text or list, null or absent, spelling).
+something the portable part already says (text or list, null or absent, spelling). With `##` it is nothing that
+another vendor could miss.
 """
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -63,6 +64,8 @@ class Part(Node, frozen=True, kw_only=True, gc=False):
 
     signature: str | None = None
     """The vendor's proof that it made this block; worthless to any other vendor."""
+    signature_at: str = ""
+    """Where it was read, if not in the block itself."""
     cache: dict[str, Any] | None = None
     """A breakpoint of the prompt cache after this block; `{"ttl": …}` or empty for the vendor's own."""
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from backplane.contract import events
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
-from backplane.dialects import framing
+from backplane.dialects import _audit, framing
 from backplane.errors import TranslationError
 from backplane.ir import Loss, StreamEvent, Translated
 
@@ -55,11 +55,12 @@ def dialect(name: str) -> Any:
 
 
 def translate(
-    document: Json, source: str, target: str, kind: Kind = "request", policy: Policy = "warn"
+    document: Json, source: str, target: str, kind: Kind = "request", policy: Policy = "warn", *, audit: bool = True
 ) -> Translated[Json]:
     """Translate one request or response.
 
     Args:
+        audit: also translate back, and name what did not return; without it only what the dialects report.
         policy: `warn` returns the losses, `allow` leaves them out, `fail` raises when there are material ones.
 
     Raises:
@@ -67,6 +68,14 @@ def translate(
             `mapping_unsupported_capability` or `ir_invalid`, its meaning would break; `mapping_lossy_conversion`
             by the policy.
     """
+    written, losses = _through(document, source, target, kind)
+    if audit and source != target and policy != "allow":
+        losses += _unnamed(document, written, losses, source, target, kind)
+    check_losses(losses, policy)
+    return Translated(written, () if policy == "allow" else losses)
+
+
+def _through(document: Json, source: str, target: str, kind: Kind) -> tuple[Json, tuple[Loss, ...]]:
     reader, writer = dialect(source), dialect(target)
     if kind == "request":
         read = reader.to_ir(document)
@@ -75,8 +84,17 @@ def translate(
         read = reader.response_to_ir(document)
         written = writer.response_from_ir(read.value)
     losses = (*read.losses, *written.losses) if source != target else written.losses
-    check_losses(losses, policy)
-    return Translated(written.value, () if policy == "allow" else losses)
+    return written.value, losses
+
+
+def _unnamed(
+    document: Json, written: Json, losses: tuple[Loss, ...], source: str, target: str, kind: Kind
+) -> tuple[Loss, ...]:
+    try:
+        back, _ = _through(written, target, source, kind)
+    except TranslationError:  # what is refused on the way back was reported on the way there
+        return ()
+    return _audit.unnamed(document, written, back, losses, source, target)
 
 
 def check_losses(losses: Sequence[Loss], policy: Policy) -> None:

@@ -29,6 +29,7 @@ from backplane.dialects._parts import (
     is_plain,
     lose_marks,
     lose_part,
+    lose_signature,
     media_url,
     need_list,
     need_object,
@@ -42,6 +43,7 @@ from backplane.dialects._parts import (
     result_text,
     shape,
     slot,
+    stop_word,
     take,
     take_constant,
     take_number,
@@ -117,7 +119,7 @@ MEMBERS: Final = frozenset({
     "logit_bias", "store", "stream_options", "prediction", "modalities", "prompt_cache_key", "safety_identifier",
     "functions", "prompt_tokens_details/audio_tokens", "completion_tokens_details/audio_tokens",
     "completion_tokens_details/accepted_prediction_tokens", "completion_tokens_details/rejected_prediction_tokens",
-    "#stop", "#absent", "#old", "#part", "#max_completion_tokens", "#max_tokens",
+    "expires_at", "#stop", "#absent", "#old", "#part", "#max_completion_tokens", "#max_tokens",
 })  # fmt: skip
 """Members that every flavour of the family takes from its sisters."""
 
@@ -262,10 +264,11 @@ def _read_format(rest: dict[str, Any], options: dict[str, Any], options_at: dict
         if any(key not in FORMAT_MEMBERS or value is None for key, value in inner.items()):
             return
         options["response_format"] = {"type": "schema", **inner}
+        options_at["response_format"] = "/response_format/json_schema"
     else:
         return
     del rest["response_format"]
-    options_at["response_format"] = "/response_format"
+    options_at.setdefault("response_format", "/response_format")
 
 
 def _read_tools(rest: dict[str, Any], flavour: Flavour) -> tuple[ToolSpec, ...]:
@@ -465,7 +468,10 @@ def _read_assistant(
     for field in flavour.thinking_fields:
         if not parts and (text := take(rest, field, str)) is not None:
             signature = take(rest, flavour.signature_field, str) if flavour.signature_field else None
-            parts.append(Thinking(text=text, field=field, signature=signature, at=f"{at}/{field}"))
+            signature_at = f"{at}/{flavour.signature_field}" if signature is not None else ""
+            parts.append(
+                Thinking(text=text, field=field, signature=signature, signature_at=signature_at, at=f"{at}/{field}")
+            )
     parts += content
     if (refusal := take(rest, "refusal", str)) is not None:
         parts.append(Refusal(text=refusal, at=f"{at}/refusal"))
@@ -856,9 +862,12 @@ def _write_media(media: Media, flavour: Flavour, ledger: Ledger) -> dict[str, An
     elif media.kind == "audio" and media.data is not None:
         form = (media.media_type or "audio/wav").partition("/")[2]
         out = {"type": "input_audio", "input_audio": {"data": media.data, "format": form}}
+        if not ledger.is_home:
+            ledger.degrade(media.at, "shape", "the type of a sound is one word here")
     elif media.kind == "document" and flavour.has_files:
         out = _write_file(media, flavour, ledger)
-    if out is None or (media.kind == "video" and not ledger.is_home and flavour.name not in ("kimi",)):
+    is_film = media.kind == "video" and not ledger.is_home
+    if out is None or (is_film and (flavour.has_files or media.data is None)):
         ledger.drop(media.at, "media", f"the target takes no {media.kind} in this form", msgspec.to_builtins(media))
         return None
     if media.title is not None and not ledger.is_home:
@@ -973,6 +982,8 @@ def _write_thinking(part: Thinking, out: dict[str, Any], flavour: Flavour, ledge
         field = part.field
     if part.redacted is not None or field is None:
         ledger.drop(part.at, "thinking", "the target takes no such thinking", part.text or part.redacted)
+        lose_marks(part, ledger)
+        give_back(part, {}, ledger)
         return
     if not ledger.is_home:
         ledger.degrade(part.at, "thinking", f"thinking stands in {field}")
@@ -981,7 +992,7 @@ def _write_thinking(part: Thinking, out: dict[str, Any], flavour: Flavour, ledge
         if flavour.signature_field is not None and ledger.is_home:
             out[flavour.signature_field] = part.signature
         else:
-            ledger.drop(part.at, "signature", f"only {ledger.source} can read it", part.signature)
+            lose_signature(part, ledger)
     give_back(part, {}, ledger)
 
 
@@ -1118,9 +1129,9 @@ def write_answer(answer: Answer, flavour: Flavour) -> Translated[Json]:
     ledger = Ledger(answer.dialect, flavour.name, flavour.kin)
     out: dict[str, Any] = {}
     if answer.error is not None and not answer.candidates:
-        if not ledger.is_home:
-            out["error"] = {"message": answer.error, "type": "upstream_error", "param": None, "code": None}
         give_back(answer, out, ledger)
+        if "error" not in out:
+            out["error"] = {"message": answer.error, "type": "upstream_error", "param": None, "code": None}
         return Translated(out, ledger.done())
     for key, value in (("id", answer.id), ("created", answer.created), ("model", answer.model)):
         if value is not None:
@@ -1176,8 +1187,7 @@ def write_stop(candidate: Candidate, ledger: Ledger) -> str | None:
     word = STOP_WORDS.get(stop or "", "stop")
     if stop not in ("end", "max_tokens", "tool_use", "content_filter"):
         ledger.degrade(candidate.stop_at, "stop", f"{raw or stop} became {word}")
-    if candidate.stop_sequence is not None:
-        ledger.drop(candidate.stop_at, "stop", "the matched text is not said here", candidate.stop_sequence)
+    stop_word(candidate, ledger)
     return word
 
 

@@ -11,12 +11,14 @@ from backplane.dialects._parts import (
     ABSENT,
     Ledger,
     arguments_object,
+    detail_path,
     escape,
     give_back,
     is_home_raw,
     is_plain,
     lose_marks,
     lose_part,
+    lose_signature,
     need_object,
     put_rest,
     shape,
@@ -363,6 +365,8 @@ def write_block(part: Part, ledger: Ledger, *, is_answer: bool = False) -> Json:
     if is_home_raw(part, ledger):
         return part.payload  # type: ignore[attr-defined]
     writer = BLOCK_WRITERS.get(type(part))
+    if is_answer and isinstance(part, Media) and not ledger.is_home:
+        writer = None  # an answer of this vendor holds no pictures
     out = None if writer is None else writer(part, ledger)
     if out is None:
         if writer is None:
@@ -420,7 +424,7 @@ def _write_thinking(part: Thinking, ledger: Ledger) -> dict[str, Any] | None:
             out["signature"] = part.signature
         return out
     if part.signature is not None:
-        ledger.drop(part.at, "signature", f"only {ledger.source} can read it", part.signature)
+        lose_signature(part, ledger)
     ledger.degrade(part.at, "thinking", "thinking without this vendor's signature; it takes it back only as text")
     out["signature"] = ""
     return out
@@ -493,7 +497,7 @@ def _write_media(part: Media, ledger: Ledger) -> dict[str, Any] | None:
     elif title is not None:
         ledger.drop(part.at, "media", "an image has no name here", title)
     if part.detail is not None:
-        ledger.drop(f"{part.at}/image_url/detail", "media", "no level of detail here", part.detail)
+        ledger.drop(detail_path(part, ledger), "media", "no level of detail here", part.detail)
     lose_foreign_signature(part, ledger)
     return out
 
@@ -519,6 +523,8 @@ def write_stop(candidate: Candidate, ledger: Ledger) -> str | None:
     word = STOP_WORDS.get(stop or "", "end_turn")
     if stop not in EXACT:
         ledger.degrade(candidate.stop_at, "stop", f"{raw or stop} became {word}")
+    elif raw is not None and ":" in raw:
+        ledger.degrade(candidate.stop_at, "shape", "the reason is said in one word here")
     return word
 
 

@@ -20,7 +20,7 @@ from backplane.dialects._claude_blocks import (
     write_stop,
     write_usage,
 )
-from backplane.dialects._parts import Ledger, put_rest, slot
+from backplane.dialects._parts import Ledger, json_text, put_rest, slot
 from backplane.dialects._stream import BaseWriter
 from backplane.ir import (
     Began,
@@ -284,11 +284,18 @@ class ClaudeWriter(BaseWriter):
         self.places[event.index] = place
         self.current = event.index
         out: list[Json] = [{"type": "content_block_start", "index": place, "content_block": block}]
+        if isinstance(part, ToolUse) and part.kind == "custom":
+            out.append(self._raw(place, '{"input":"'))
         text = getattr(part, "text", None)
         if text and isinstance(part, Text | Refusal | Thinking | ToolUse):
             field: Any = "arguments" if isinstance(part, ToolUse) else "text"
             out += self._content(PartDelta(event.index, text, field))
         return out
+
+    def _raw(self, place: int, text: str) -> Json:
+        """Write a piece of the object around free text."""
+        delta = {"type": "input_json_delta", "partial_json": text}
+        return {"type": "content_block_delta", "index": place, "delta": delta}
 
     def on_delta(self, event: PartDelta) -> list[Json]:
         if event.choice:
@@ -305,7 +312,10 @@ class ClaudeWriter(BaseWriter):
         self.sent.add((0, event.index))
         delta: Json
         if event.field == "arguments":
-            delta = {"type": "input_json_delta", "partial_json": event.text}
+            text = event.text
+            if isinstance(block.part, ToolUse) and block.part.kind == "custom":
+                text = json_text(text)[1:-1]
+            delta = {"type": "input_json_delta", "partial_json": text}
         elif event.field == "signature":
             if not self.ledger.is_home or not isinstance(block.part, Thinking):
                 if self.once(f"signature {event.index}"):
@@ -341,6 +351,8 @@ class ClaudeWriter(BaseWriter):
             if text and isinstance(part, ToolUse | Text | Thinking | Refusal):
                 out += self._content(PartDelta(event.index, text, "arguments" if isinstance(part, ToolUse) else "text"))
         self.current = None
+        if isinstance(part, ToolUse) and part.kind == "custom":
+            out.append(self._raw(self.places[event.index], '"}'))
         return [*out, {"type": "content_block_stop", "index": self.places[event.index]}]
 
     def _drain(self) -> list[Json]:

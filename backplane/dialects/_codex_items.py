@@ -22,6 +22,7 @@ from backplane.dialects._parts import (
     is_plain,
     lose_marks,
     lose_part,
+    lose_signature,
     media_url,
     parse_data_url,
     put_rest,
@@ -447,8 +448,10 @@ def write_part(part: Part, ledger: Ledger, *, is_said: bool = False) -> Json:
             out["annotations"] = annotations
     elif isinstance(part, Refusal):
         out = {"type": "refusal", "refusal": part.text}
-    elif isinstance(part, Media):
+    elif isinstance(part, Media) and (ledger.is_home or not is_said):
         out = _write_media(part, ledger)
+    elif isinstance(part, Media):
+        out = None
     else:
         lose_part(part, ledger)
         return None
@@ -618,7 +621,7 @@ def _write_reasoning(part: Thinking, ledger: Ledger, place: int) -> dict[str, An
             out["encrypted_content"] = part.signature
     else:
         if part.signature is not None:
-            ledger.drop(part.at, "signature", f"only {ledger.source} can read it", part.signature)
+            lose_signature(part, ledger)
         ledger.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")
         out["id"] = f"rs_{place}"
     texts = shape(part, NAME, "##texts") if ledger.is_home else None

@@ -302,7 +302,8 @@ class CodexReader:
             out += self._error({**error, "type": "error"})
         out.append(self._stop(response, answer, str(chunk.get("type")).partition(".")[2]))
         # Some servers end with an empty list although items came.
-        has_all = answer is not None and (answer.candidates[0].message.parts or not self.next_index)
+        has_done = any(item.is_done for item in self.items.values())
+        has_all = answer is not None and (answer.candidates[0].message.parts or not has_done)
         return [*out, Ended(answer if has_all else None)]
 
     def _stop(self, response: dict[str, Any], answer: Answer | None, word: str) -> Stopped:

@@ -16,17 +16,21 @@ from backplane.dialects._parts import (
     SPELLED,
     Ledger,
     arguments_object,
+    cache_write_path,
+    detail_path,
     escape,
     give_back,
     is_home_raw,
     json_text,
     lose_marks,
     lose_part,
+    lose_signature,
     need_object,
     put_rest,
     shape,
     slot,
     snake,
+    stop_word,
     take,
     take_constant,
 )
@@ -405,6 +409,8 @@ def write_content(message: Message, names: dict[str, str], ledger: Ledger) -> Js
 
 
 def _role_fits(native: str, role: str) -> bool:
+    if role == "system":
+        return True
     return ROLES.get(native, "user") == role or (role == "tool" and ROLES.get(native, "user") == "user")
 
 
@@ -426,7 +432,7 @@ def write_part(part: Part, names: dict[str, str], ledger: Ledger) -> Json:
         if ledger.is_home:
             out["thoughtSignature"] = part.signature
         else:
-            ledger.drop(part.at, "signature", f"only {ledger.source} can read it", part.signature)
+            lose_signature(part, ledger)
     lose_marks(part, ledger, signature=False)
     respell(part, out, ledger)
     give_back(part, out, ledger)
@@ -532,7 +538,7 @@ def _write_media(part: Media, ledger: Ledger) -> dict[str, Any] | None:
     elif (label := part.name or part.title) is not None:
         ledger.drop(part.at, "media", "data has no name here", label)
     if part.detail is not None:
-        ledger.drop(f"{part.at}/image_url/detail", "media", "no level of detail here", part.detail)
+        ledger.drop(detail_path(part, ledger), "media", "no level of detail here", part.detail)
     return {name: respell(part, body, ledger, name)}
 
 
@@ -549,8 +555,7 @@ def write_stop(candidate: Candidate, ledger: Ledger) -> str | None:
         ledger.degrade(candidate.stop_at, "stop", f"{raw or stop} became {word}")
     elif stop == "tool_use":
         ledger.degrade(candidate.stop_at, "shape", "calls end with STOP here")
-    if candidate.stop_sequence is not None:
-        ledger.drop(candidate.stop_at, "stop", "the matched text is not said here", candidate.stop_sequence)
+    stop_word(candidate, ledger)
     return word
 
 
@@ -570,7 +575,7 @@ def write_usage(usage: Usage, ledger: Ledger) -> dict[str, Any]:
         if value is not None:
             out[key] = value
     if usage.cache_write:
-        ledger.drop(f"{usage.at}/cache_creation_input_tokens", "usage", "no such counter here", usage.cache_write)
+        ledger.drop(cache_write_path(usage.at, ledger), "usage", "no such counter here", usage.cache_write)
     if "totalTokenCount" not in absent:
         total = (usage.input or 0) + (usage.output or 0)
         if not {"totalTokenCount", "total_token_count"} & mine.keys():

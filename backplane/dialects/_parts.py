@@ -15,6 +15,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.errors import TranslationError
 from backplane.ir import (
+    Candidate,
     Conversation,
     Ext,
     Loss,
@@ -283,9 +284,45 @@ def put_constants(node: Node, out: dict[str, Any], dialect: str, constants: Mapp
 def lose_marks(part: Part, ledger: Ledger, *, cache: bool = True, signature: bool = True) -> None:
     """Report a block's signature and breakpoint where the target cannot carry them."""
     if signature and part.signature is not None:
-        ledger.drop(part.at, "signature", f"only {ledger.source} can read it", part.signature)
+        lose_signature(part, ledger)
     if cache and part.cache is not None:
         ledger.drop(part.at, "cache", "the target has no breakpoint here", part.cache)
+
+
+def lose_signature(part: Part, ledger: Ledger) -> None:
+    """Report a block's proof, which no other vendor can read."""
+    at = part.signature_at or part.at
+    ledger.drop(at, "signature", f"only {ledger.source} can read it", part.signature)
+
+
+def stop_word(candidate: Candidate, ledger: Ledger) -> None:
+    """Report what a reason to stop says beside its word."""
+    if candidate.stop_raw is not None and ":" in candidate.stop_raw:
+        ledger.degrade(candidate.stop_at, "shape", "the reason is said in one word here")
+    if candidate.stop_sequence is not None:
+        at = f"{candidate.stop_at.rpartition('/')[0]}/stop_sequence"
+        ledger.drop(at, "stop", "the matched text is not said here", candidate.stop_sequence)
+
+
+def created_path(ledger: Ledger) -> str:
+    """Return where the source says when an answer was made."""
+    return "/created_at" if ledger.source == "codex" else "/created"
+
+
+def detail_path(part: Part, ledger: Ledger) -> str:
+    """Return where the source says how closely to look at an image."""
+    return f"{part.at}/detail" if ledger.source == "codex" else f"{part.at}/image_url/detail"
+
+
+CACHE_WRITE: Final[dict[str, str]] = {
+    "claude": "cache_creation_input_tokens",
+    "codex": "input_tokens_details/cache_write_tokens",
+}
+
+
+def cache_write_path(at: str, ledger: Ledger) -> str:
+    """Return where the source counts what was written to the cache."""
+    return f"{at}/{CACHE_WRITE.get(ledger.source, 'prompt_tokens_details/cache_write_tokens')}"
 
 
 def lose_part(part: Part, ledger: Ledger) -> None:

@@ -34,6 +34,7 @@ from backplane.dialects._parts import (
     OptionTable,
     Writer,
     check_results,
+    created_path,
     effort_of,
     escape,
     give_back,
@@ -331,6 +332,8 @@ def _specials(conversation: Conversation) -> dict[str, Writer]:
             ledger.refuse(at, "tool_choice", f"{value['name']} is forced, and only {ledger.source} has it")
             return
         made = {"type": CHOICE_WORDS[value["mode"]]}
+        if not ledger.is_home:
+            ledger.degrade(at, "shape", "the same choice in another word")
         if value["mode"] == "tool":
             made["name"] = value["name"]
         out["tool_choice"] = {**made, **out.get("tool_choice", {}), **made}
@@ -357,6 +360,8 @@ def _write_budget(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> N
             out["thinking"]["budget_tokens"] = 1024
     else:
         out["thinking"] = {"type": "adaptive" if value else "disabled"}
+        if not ledger.is_home:
+            ledger.degrade(at, "shape", "the same in a word", value)
 
 
 def _write_effort(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
@@ -452,16 +457,16 @@ def response_from_ir(answer: Answer) -> Translated[Json]:
     ledger = Ledger(answer.dialect, NAME)
     out: dict[str, Any] = {}
     if answer.error is not None and not answer.candidates:
-        if not ledger.is_home:
-            out = {"type": "error", "error": {"type": "api_error", "message": answer.error}}
         give_back(answer, out, ledger)
+        if "error" not in out:
+            out = {"type": "error", "error": {"type": "api_error", "message": answer.error}}
         return Translated(out, ledger.done())
     lose_candidates(answer, ledger)
     for key, value in (("id", answer.id), ("model", answer.model)):
         if value is not None:
             out[key] = value
     if answer.created is not None:
-        ledger.drop("/created", "identity", "an answer has no time here", answer.created)
+        ledger.drop(created_path(ledger), "identity", "an answer has no time here", answer.created)
     _write_candidate(answer, out, ledger)
     if answer.usage is not None:
         out["usage"] = write_usage(answer.usage, ledger)

@@ -46,6 +46,7 @@ from backplane.dialects._parts import (
     read_options,
     shape,
     slot,
+    stop_word,
     take,
     take_constant,
     take_number,
@@ -392,14 +393,15 @@ def response_to_ir(response: Json) -> Translated[Answer]:
     parts: tuple[Part, ...] = tuple(part for message in messages for part in _parts(message))
     message = Message(role="assistant", parts=parts)
     take_constant(rest, "object", "response", absent)
-    raw = take(rest, "status", str)
+    raw, stop_at = take(rest, "status", str), "/status"
     details = rest.get("incomplete_details")
     if raw == "incomplete" and type(details) is dict and list(details) == ["reason"] and details["reason"]:
         raw = f"incomplete:{rest.pop('incomplete_details')['reason']}"
+        stop_at = "/incomplete_details/reason"
     error = rest.get("error")
     words = error.get("message") if type(error) is dict else None
     usage = read_usage(rest.pop("usage"), "/usage") if type(rest.get("usage")) is dict else None
-    candidate = Candidate(message=message, stop=read_stop(raw, parts), stop_raw=raw, stop_at="/status")
+    candidate = Candidate(message=message, stop=read_stop(raw, parts), stop_raw=raw, stop_at=stop_at)
     if absent:
         ext[ABSENT] = tuple(absent)
     answer_id, model, created = take(rest, "id", str), take(rest, "model", str), take_number(rest, "created_at")
@@ -434,9 +436,9 @@ def response_from_ir(answer: Answer) -> Translated[Json]:
     ledger = Ledger(answer.dialect, NAME)
     out: dict[str, Any] = {}
     if answer.error is not None and not answer.candidates:
-        if not ledger.is_home:
-            out["error"] = {"message": answer.error, "type": "upstream_error", "param": None, "code": None}
         give_back(answer, out, ledger)
+        if "error" not in out:
+            out["error"] = {"message": answer.error, "type": "upstream_error", "param": None, "code": None}
         return Translated(out, ledger.done())
     for candidate in answer.candidates[1:]:
         ledger.drop(candidate.at, "candidates", "the target gives one answer", msgspec.to_builtins(candidate))
@@ -465,8 +467,7 @@ def write_status(candidate: Candidate, out: dict[str, Any], ledger: Ledger) -> N
         if stop not in EXACT:
             code = "shape" if stop == "tool_use" else "stop"
             ledger.degrade(candidate.stop_at, code, f"{candidate.stop_raw or stop} became {raw}")
-        if candidate.stop_sequence is not None:
-            ledger.drop(candidate.stop_at, "stop", "the matched text is not said here", candidate.stop_sequence)
+        stop_word(candidate, ledger)
     if raw is None:
         return
     status, _, reason = raw.partition(":")

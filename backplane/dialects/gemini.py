@@ -35,6 +35,7 @@ from backplane.dialects._parts import (
     Ledger,
     Writer,
     check_results,
+    created_path,
     give_back,
     need_list,
     need_object,
@@ -241,6 +242,8 @@ def to_ir(request: Json) -> Translated[Conversation]:
     model = take(members.rest, "model", str)
     members.keep(ext)
     ledger = Ledger(NAME, NAME)
+    if "response_format" in options:
+        ledger.degrade(options_at["response_format"], "shape", "the form of the answer is a media type here")
     if calls.made:
         ledger.synthesise("/contents", "identity", f"ids for {calls.made} calls that had none")
     conversation = Conversation(
@@ -436,6 +439,8 @@ def _specials(conversation: Conversation, request: dict[str, Any]) -> dict[str, 
             ledger.refuse(at, "tool_choice", f"{value['name']} is forced, and only {ledger.source} has it")
             return
         config: dict[str, Any] = {"mode": MODE_WORDS[value["mode"]]}
+        if not ledger.is_home:
+            ledger.degrade(at, "shape", "the same choice in another word")
         if value["mode"] == "tool":
             config["allowedFunctionNames"] = [value["name"]]
         respell(conversation, config, ledger, "functionCallingConfig")
@@ -570,9 +575,9 @@ def response_from_ir(answer: Answer) -> Translated[Json]:
     ledger = Ledger(answer.dialect, NAME)
     out: dict[str, Any] = {}
     if answer.error is not None and not answer.candidates:
-        if not ledger.is_home:
-            out["error"] = {"code": 502, "message": answer.error, "status": "UNAVAILABLE"}
         give_back(answer, out, ledger)
+        if "error" not in out:
+            out["error"] = {"code": 502, "message": answer.error, "status": "UNAVAILABLE"}
         return Translated(out, ledger.done())
     candidates = answer.candidates
     if ledger.is_home and shape(answer, NAME, "##blocked") and candidates and not candidates[0].message.parts:
@@ -584,7 +589,7 @@ def response_from_ir(answer: Answer) -> Translated[Json]:
         if value is not None:
             out[key] = value
     if answer.created is not None:
-        ledger.drop("/created", "identity", "an answer has no such time here", answer.created)
+        ledger.drop(created_path(ledger), "identity", "an answer has no such time here", answer.created)
     if answer.usage is not None:
         out["usageMetadata"] = write_usage(answer.usage, ledger)
     respell(answer, out, ledger)

@@ -1,0 +1,100 @@
+"""What a translation lost without saying so: the document is translated back, and what did not return is named.
+
+The safety net under the dialects' own reports. It knows no dialect: two documents are compared, pointer by pointer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from backplane.contract.canonical import Json
+from backplane.dialects._parts import json_text
+from backplane.ir import Loss, LossKind
+
+NOTHING: Final[tuple[Json, ...]] = (None, "", [], {})
+"""Values that say nothing."""
+
+_MISSING: Final = object()
+
+
+def unnamed(
+    document: Json, written: Json, back: Json, losses: tuple[Loss, ...], source: str, target: str
+) -> tuple[Loss, ...]:
+    """Return a loss for every pointer that came back changed and that no loss names.
+
+    Args:
+        document: what was translated, in the dialect `source`.
+        written: what it became, in the dialect `target`.
+        back: what that becomes in `source`.
+        losses: what is known already.
+    """
+    named = {loss.path for loss in losses}
+    text = json_text(written)
+    there = {leaf for leaf in leaves(written) if isinstance(leaf, int | float)}
+    out: list[Loss] = []
+    for pointer, before, after in changed(document, back, ""):
+        if is_named(pointer, named):
+            continue
+        kind, code, reason = _judge(before, after, text, there)
+        size = None if before is _MISSING else len(json_text(before))
+        out.append(
+            Loss(path=pointer, dialect=source, target=target, kind=kind, code=code, reason=reason, size_chars=size)
+        )
+    return tuple(out)
+
+
+def _judge(before: Any, after: Any, text: str, there: set[Any]) -> tuple[LossKind, str, str]:
+    if before is _MISSING:
+        return "synthesised", "shape", "the target always says it"
+    if before in NOTHING or all(_stands(leaf, text, there) for leaf in leaves(before)):
+        return "degraded", "shape", "said in another place or another form"
+    if after is _MISSING:
+        return "dropped", "unaccounted", "it did not come back"
+    return "degraded", "unaccounted", "it came back as something else"
+
+
+def _stands(leaf: Any, text: str, there: set[Any]) -> bool:
+    """Whether a value stands anywhere in the text of a document, also inside a text that is JSON."""
+    if leaf is None or isinstance(leaf, bool):
+        return True
+    if isinstance(leaf, int | float):
+        return leaf in there
+    inner = json_text(leaf)[1:-1]
+    return inner in text or json_text(inner)[1:-1] in text
+
+
+def leaves(value: Json) -> Iterator[Any]:
+    """Yield every value that holds no other."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            yield from leaves(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from leaves(inner)
+    else:
+        yield value
+
+
+def changed(before: Json, after: Json, pointer: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield pointer, old and new value wherever two documents differ; `_MISSING` stands for no value."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in (*before, *(key for key in after if key not in before)):
+            at = f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
+            yield from changed(before.get(key, _MISSING), after.get(key, _MISSING), at)
+    elif isinstance(before, list) and isinstance(after, list):
+        for place in range(max(len(before), len(after))):
+            old = before[place] if place < len(before) else _MISSING
+            new = after[place] if place < len(after) else _MISSING
+            yield from changed(old, new, f"{pointer}/{place}")
+    elif type(before) is not type(after) or before != after:
+        yield pointer, before, after
+
+
+def is_named(pointer: str, named: set[str]) -> bool:
+    """Whether a pointer or one that holds it is named; the whole document's is not enough."""
+    while pointer:
+        if pointer in named:
+            return True
+        pointer = pointer.rpartition("/")[0]
+    return False
