@@ -228,7 +228,15 @@ def build(name: str) -> Json:
             body["additionalProperties"] = False
     if written and "Receipt" in definitions:
         definitions["Backplane"] = _BACKPLANE
-    return {**head, **_tidy(root), "$defs": definitions}
+    return head | _whole(_tidy(root), definitions)
+
+
+def _whole(root: Json, definitions: dict[str, Json]) -> Json:
+    """The root's own shape stands at the top: generators of code stumble over a root that is a reference."""
+    if set(root) == {"$ref"}:
+        root = definitions.pop(root["$ref"].rpartition("/")[2])
+        del root["title"]
+    return {**root, "$defs": definitions} if definitions else root
 
 
 def _is_written(owner: str, key: str, member: Json, body: Json) -> bool:
