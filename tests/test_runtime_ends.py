@@ -17,9 +17,11 @@ import anyio
 import pytest
 
 from backplane.backends import Backend, MemoryBackend, ProcessBackend
-from backplane.contract.events import AgentEvent, AssistantDelta
+from backplane.contract.events import AgentEvent, AssistantDelta, FileChanged, ToolCall
+from backplane.contract.work import PolicyProfile, WorkOrder
+from backplane.policy import compile_policy
 from backplane.receipts.store import Store
-from backplane.record import End
+from backplane.record import PATHS_CHARS_MAX, TOOLS_MAX, End, Facts
 from backplane.runtime import ControlPlane, Run
 from tests.peers import ROOT
 from tests.runs import (
@@ -49,9 +51,10 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["memory", "process"])
-def mock(request: pytest.FixtureRequest) -> Backend:
-    return mock_backend(request.param)
+@pytest.fixture
+def mock(anyio_backend: str) -> Backend:
+    """In a process under the one loop, in memory under the other; `test_runtime` has all four."""
+    return mock_backend("process" if anyio_backend == "asyncio" else "memory")
 
 
 @pytest.fixture
@@ -908,24 +911,21 @@ async def test_a_home_that_cannot_be_written_refuses_every_run(root: Path, tmp_p
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
-@one_loop
-async def test_names_and_paths_without_end_do_not_fill_the_memory(
-    backplane_home: Path, root: Path, tmp_path: Path
-) -> None:
-    body = """
-hello(); run = take()
-for n in range(3_000): put(event(run, "", type="file_changed", path=f"{n}/" + "p" * 3_900, summary=""))
-put(event(run, "", type="file_changed", path="p" * 100_000, summary=""))
-for n in range(12_000): put(event(run, "", type="tool_call", tool_name=f"t{n}", input=None))
-put(final(run)); end()
-"""
-    async with plane(backplane_home) as control, control.start(order(root), script(tmp_path, body)) as run:
-        async for _ in run.batches():
-            assert sum(map(len, run.facts.claimed_paths)) <= 8 * 1024 * 1024
-            assert len(run.facts._tool_calls) <= 10_000
-    assert ended(run)[0] == "complete"
-    assert len(run.facts.claimed_paths) > 2_000
-    assert len(str(backplane_of(run))) < 5_000_000
+def test_names_and_paths_without_end_do_not_fill_the_memory() -> None:
+    facts = Facts(run_id="r", order=WorkOrder("x"), backend_id="b", started_ns=0)
+    facts.policy = compile_policy(PolicyProfile())
+    for number in range(3_000):
+        facts.look(FileChanged(ts="t", path=f"{number}/" + "p" * 3_900, summary=""))
+    facts.look(FileChanged(ts="t", path="p" * 100_000, summary=""))
+    assert len(facts.claimed_paths) > 2_000
+    assert sum(map(len, facts.claimed_paths)) <= PATHS_CHARS_MAX
+    for number in range(TOOLS_MAX + 10):
+        facts.look(ToolCall(ts="t", tool_name=f"t{number}" + "x" * 2_000, input=None))
+    assert len(facts._tool_calls) == TOOLS_MAX
+    assert max(map(len, facts._tool_calls)) < 300
+    for number in range(100):
+        facts.noise(b"n" * (1_000 * number), 65_536)
+    assert len(str(facts.members())) < 200_000
 
 
 def test_an_end_says_only_what_it_knows() -> None:

@@ -22,9 +22,10 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["memory", "process"])
-def mock(request: pytest.FixtureRequest) -> Backend:
-    return mock_backend(request.param)
+@pytest.fixture
+def mock(anyio_backend: str) -> Backend:
+    """In a process under the one loop, in memory under the other; `test_runtime` has all four."""
+    return mock_backend("process" if anyio_backend == "asyncio" else "memory")
 
 
 @pytest.fixture

@@ -18,6 +18,9 @@ from tests.runs import HELLO, backplane_of, go, memory, order, plane, script
 
 pytestmark = pytest.mark.anyio
 
+one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+"""For what the host does, whichever loop we run on."""
+
 
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
@@ -76,6 +79,7 @@ EXAMPLES = [
 ]
 
 
+@one_loop
 @pytest.mark.parametrize(("capabilities", "required", "satisfied"), EXAMPLES)
 async def test_an_order_runs_only_where_every_requirement_is_met(
     capabilities: dict[str, Any],
@@ -109,6 +113,7 @@ async def test_an_order_runs_only_where_every_requirement_is_met(
     assert kept == {name: level for name, level in capabilities.items() if name not in known}
 
 
+@one_loop
 async def test_a_host_that_changed_is_asked_again(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     wanted = order(root, **needing(("vision", "native")))
     weak, log = logging_host(tmp_path)
@@ -120,6 +125,7 @@ async def test_a_host_that_changed_is_asked_again(backplane_home: Path, root: Pa
     assert log.read_text().split() == ["started", "started", "run"]
 
 
+@one_loop
 async def test_a_kept_hello_is_checked_against_the_real_one(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     """The program is the same, what it says is not: the hello of this run decides."""
     level = tmp_path / "level"
@@ -136,6 +142,7 @@ run = take(); put(final(run)); end()
     assert kept_manifest(backplane_home, backend.key) == {"vision": "emulated"}
 
 
+@one_loop
 @pytest.mark.parametrize("version", ["abp/v1.0", "abp/v9.9", "v0.1", "zzz", ""])
 async def test_another_major_version_is_refused_before_the_order_is_sent(
     version: str, backplane_home: Path, root: Path, tmp_path: Path
@@ -150,6 +157,7 @@ async def test_another_major_version_is_refused_before_the_order_is_sent(
     assert kept_manifest(backplane_home, backend.key) is None
 
 
+@one_loop
 async def test_a_newer_minor_version_is_welcome(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     backend, _ = logging_host(tmp_path, contract_version="abp/v0.2")
     async with plane(backplane_home) as control:
@@ -170,6 +178,7 @@ async def test_an_order_whose_policy_cannot_be_read_starts_nothing(
     assert backplane_of(run)["enforcement"] == {"rules": []} or "rules" in backplane_of(run)["enforcement"]
 
 
+@one_loop
 async def test_the_environment_of_an_order_is_stored_by_its_names_only(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
