@@ -112,6 +112,7 @@ export interface Client {
 
 export class BackplaneError extends Error {
   readonly code: string;
+  constructor(code: string, message: string);
 }
 
 export function connect(options?: {

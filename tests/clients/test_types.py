@@ -1,0 +1,101 @@
+"""Types that a stock generator makes from `schemas/`, and the Node client's own, put before the TypeScript compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from backplane import share
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+CONTRACTS = share.find("contracts")
+EXAMPLES = CONTRACTS / "examples"
+TOOLS = ("json-schema-to-typescript@15.0.4", "typescript@5.9.3")
+INSTALL_S_MAX = 100
+COMPILE_S_MAX = 100
+TSC = (
+    "--noEmit",
+    "--strict",
+    "--exactOptionalPropertyTypes",
+    "--target",
+    "es2022",
+    "--module",
+    "nodenext",
+    "--lib",
+    "es2022,dom",
+)
+
+REFUSED = ("order_without_task", "order_with_a_wrong_lane", "answer_undecided")
+"""Bad examples whose fault a type can see."""
+
+
+@pytest.fixture(scope="module")
+def tools(needs: Callable[[str], str]) -> Path:
+    """The folder with the generator's and the compiler's programs, installed once into the checkout's cache."""
+    needs("node")
+    npm = needs("npm")
+    cache = ROOT / ".cache" / ("typescript-" + hashlib.sha256(" ".join(TOOLS).encode()).hexdigest()[:12])
+    if not cache.exists():
+        draft = cache.with_name(f"{cache.name}.{os.getpid()}")
+        draft.mkdir(parents=True)
+        (draft / "package.json").write_text("{}")
+        words = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", *TOOLS]
+        try:
+            made = subprocess.run(words, cwd=draft, capture_output=True, text=True, timeout=INSTALL_S_MAX)
+            if made.returncode != 0:
+                pytest.skip("needs npm and its registry: " + (made.stderr.strip().splitlines() or ["it fails"])[-1])
+            draft.replace(cache)
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"needs npm and its registry: no end within {INSTALL_S_MAX} s")
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return cache / "node_modules" / ".bin"
+
+
+def complaints(tools: Path, folder: Path, file: str) -> str:
+    ran = subprocess.run(
+        [str(tools / "tsc"), *TSC, file], cwd=folder, capture_output=True, text=True, timeout=COMPILE_S_MAX
+    )
+    return ran.stdout + ran.stderr
+
+
+def assignments() -> Iterator[tuple[str, str]]:
+    """Schema and TypeScript line of every example, the bad ones with the promise that they are refused."""
+    for path in sorted(EXAMPLES.glob("*/*.json")):
+        if path.parent.name != "bad":
+            yield path.parent.name, json.dumps(json.loads(path.read_bytes()))
+    for name in REFUSED:
+        bad = json.loads((EXAMPLES / "bad" / f"{name}.json").read_bytes())
+        yield bad["schema"], "// @ts-expect-error\n  " + json.dumps(bad["document"])
+
+
+def test_generated_types_compile_and_take_every_example(tools: Path, tmp_path: Path) -> None:
+    words = [str(tools / "json2ts"), "-i", str(share.find("schemas")), "-o", str(tmp_path / "types")]
+    made = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_S_MAX)
+    assert (made.returncode, made.stderr) == (0, "")
+    lines, seen = [], set()
+    for number, (schema, text) in enumerate(assignments()):
+        title = "".join(word.capitalize() for word in schema.split("_"))
+        if schema not in seen:
+            lines.append(f"import type {{ {title} }} from './types/{schema}.js';")
+            seen.add(schema)
+        expected, newline, value = text.rpartition("\n")
+        lines.append(f"{expected}{newline}export const example{number}: {title} = {value.strip()};")
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "examples.ts").write_text("\n".join(lines), encoding="utf-8")
+    assert complaints(tools, tmp_path, "examples.ts") == ""
+    assert seen == {path.stem for path in share.find("schemas").glob("*.json")}
+
+
+def test_the_node_client_has_the_types_it_says(tools: Path, tmp_path: Path) -> None:
+    for path in (HERE / "use.mts", CONTRACTS / "clients" / "backplane.d.mts"):
+        shutil.copy(path, tmp_path)
+    assert complaints(tools, tmp_path, "use.mts") == ""
