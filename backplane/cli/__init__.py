@@ -44,6 +44,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "apply": ("apply", "apply a run's patch to the original workspace"),
     "validate": ("checks", "check work orders, receipts, policies and other files"),
     "schema": ("checks", "print a JSON Schema"),
+    "translate": ("translate", "say one vendor's request, response or stream in another's dialect"),
     "conform": ("checks", "check any program that claims to be a host"),
     "doctor": ("doctor", "say what this machine and configuration can do"),
     "errors": ("about", "explain the error codes"),
@@ -159,16 +160,42 @@ def _report(error: BaseException) -> int:
 def _explain(leaves: list[BaseException]) -> int:
     from backplane.errors import BackplaneError
 
-    known = next((leaf for leaf in leaves if isinstance(leaf, BackplaneError)), None)
+    known: Any = next((leaf for leaf in leaves if isinstance(leaf, BackplaneError)), None)
     if os.environ.get("BACKPLANE_DEBUG") and (known is None or known.code == "internal"):
         import traceback
 
         streams.complain("".join(traceback.format_exception(leaves[0])))
     if known is None:
+        known = _of_the_machine(leaves)
+    if known is None:
         fact = f"{type(leaves[0]).__name__}: {leaves[0]}"
         known = BackplaneError("internal", fact, hint="BACKPLANE_DEBUG=1 shows where; please report it")
     streams.error(known)
-    return known.facts.exit_code
+    code: int = known.facts.exit_code
+    return code
+
+
+def _of_the_machine(leaves: list[BaseException]) -> Exception | None:
+    """The error for what the machine did not give, wherever it was asked for; None when it is something else."""
+    import errno
+
+    from backplane.errors import BackendError
+
+    hints = {
+        errno.EMFILE: "raise the limit on open files (ulimit -n)",
+        errno.ENFILE: "too many files are open on this machine; end something",
+        errno.ENOMEM: "free some memory, or raise the limit (ulimit -v)",
+        errno.EAGAIN: "too many processes or threads; raise the limit (ulimit -u)",
+        errno.ENOSPC: "free some space",
+    }
+    for leaf in leaves:
+        number = errno.ENOMEM if isinstance(leaf, MemoryError) else getattr(leaf, "errno", None)
+        if "can't start new thread" in str(leaf):
+            number = errno.EAGAIN
+        if number in hints:
+            fact = f"this machine has no more to give: {errno.errorcode[number]} ({os.strerror(number)})"
+            return BackendError("backend_unavailable", fact, hint=hints[number])
+    return None
 
 
 def _leaves(error: BaseException) -> list[Any]:

@@ -31,7 +31,7 @@ def _backends(options: Options) -> int:
     from backplane import backends, config
 
     environ = dict(os.environ)
-    settings = config.load(Path(options.config) if options.config else None, environ, Path.cwd())
+    settings = config.load(Path(options.config) if options.config else None, environ, streams.folder())
     found = backends.known(settings, environ)
     if options.json:
         streams.write_bytes(b"".join(msgspec.json.encode(status) + b"\n" for status in found))

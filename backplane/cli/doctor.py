@@ -61,7 +61,7 @@ def parser(name: str) -> Parser:
 
 def _doctor(options: Options) -> int:
     environ = dict(os.environ)
-    findings = list(examine(environ, Path.cwd(), Path(options.config) if options.config else None))
+    findings = list(examine(environ, streams.folder(), Path(options.config) if options.config else None))
     marks = {"ok": "ok", "note": "note", "missing": "MISSING"}
     for finding in findings:
         if options.json:

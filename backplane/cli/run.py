@@ -90,7 +90,8 @@ def _run(options: Options) -> int:
     from backplane.cli.backends import ready_names
     from backplane.errors import ConfigError
 
-    cwd, environ = Path.cwd(), dict(os.environ)
+    streams.require_descriptors()
+    cwd, environ = streams.folder(), dict(os.environ)
     flags = {
         "run_s": options.timeout,
         "idle_s": options.idle_timeout,

@@ -32,7 +32,8 @@ def _serve(options: Options) -> int:
 
     if streams.is_terminal(0):
         streams.complain("serve reads messages of the protocol from stdin; end it with Ctrl-D")
-    environ, cwd = dict(os.environ), Path.cwd()
+    streams.require_descriptors()
+    environ, cwd = dict(os.environ), streams.folder()
     settings = config.load(Path(options.config) if options.config else None, environ, cwd)
     server.main(settings, config.home(environ), environ)
     return 0

@@ -13,6 +13,8 @@ import select
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from backplane.errors import BackplaneError
 
 STDIN, STDOUT, STDERR = 0, 1, 2
@@ -25,6 +27,10 @@ WRITE_BYTES: Final = 4096
 
 SHOWN_CHARS_MAX: Final = 400
 """Longest text in an error's line: the reason is in there, and a terminal shows it whole."""
+
+
+DESCRIPTORS_MIN: Final = 32
+"""Open files that one run may need at a time: 24 were seen, and importing takes one more now and then."""
 
 
 class ReaderGone(Exception):
@@ -113,6 +119,42 @@ def read_input(name: str, bytes_max: int = INPUT_BYTES_MAX) -> bytes:
     if len(data) > bytes_max:
         raise ConfigError("config_invalid", f"{one_line(name)} is over {bytes_max} bytes")
     return data
+
+
+def folder() -> Path:
+    """The folder we were started in.
+
+    Raises:
+        ConfigError: `config_invalid`, it was removed.
+    """
+    from pathlib import Path
+
+    from backplane.errors import ConfigError
+
+    try:
+        return Path.cwd()
+    except OSError as fault:
+        fact = f"the folder this was started in cannot be used: {fault.strerror}"
+        raise ConfigError("config_invalid", fact, hint="cd to a folder that is there") from fault
+
+
+def require_descriptors() -> None:
+    """Have enough of them for a run, by raising our own limit as far as it goes.
+
+    Raises:
+        BackendError: `backend_unavailable`, the hard limit is too low.
+    """
+    import resource
+
+    from backplane.errors import BackendError
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= DESCRIPTORS_MIN or soft == resource.RLIM_INFINITY:
+        return
+    if hard < DESCRIPTORS_MIN and hard != resource.RLIM_INFINITY:
+        fact = f"a run needs {DESCRIPTORS_MIN} open files, {hard} are allowed"
+        raise BackendError("backend_unavailable", fact, hint="raise the limit (ulimit -n)")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS_MIN, hard))
 
 
 def is_terminal(fd: int) -> bool:

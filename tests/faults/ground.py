@@ -45,6 +45,8 @@ UGLY: Final = (
 GRACE_S: Final = 0.4
 """The grace of most cases: long enough to be seen, short enough for a suite."""
 LADDER_S: Final = 0.5
+OFF: Final = {"BACKPLANE_ISOLATION": "off"}
+"""For a case that shows what holds beneath the containment, which would stop it before."""
 
 
 @dataclass
@@ -200,7 +202,7 @@ class Ground:
     def environ(self, **more: str) -> dict[str, str]:
         kept = ("PATH", "LANG", "HOME")
         own = {"BACKPLANE_HOME": str(self.home), "TMPDIR": str(self.tmp), "XDG_CONFIG_HOME": str(self.folder / "user")}
-        quick = {"BACKPLANE_CANCEL_GRACE_S": str(GRACE_S), "BACKPLANE_ISOLATION": "off"}
+        quick = {"BACKPLANE_CANCEL_GRACE_S": str(GRACE_S), "BACKPLANE_ISOLATION": sizes.ISOLATION}
         return {name: os.environ[name] for name in kept if name in os.environ} | own | quick | more
 
     def start(

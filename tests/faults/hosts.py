@@ -24,20 +24,22 @@ def say(t, **members):
 def hello(version="abp/v0.1", extensions=(), **members):
     say("hello", **{"contract_version": version, "backend": BACKEND, "capabilities": {"streaming": "native"},
                     "mode": "mapped", "extensions": list(extensions), **members})
+HELD = b""
 def line():
-    data = b""
-    while not data.endswith(b"\n"):
+    global HELD
+    while b"\n" not in HELD:
         piece = os.read(0, 65536)
         if not piece:
-            return data
-        data += piece
+            return HELD
+        HELD += piece
+    data, _, HELD = HELD.partition(b"\n")
     return data
 def take():
     global RUN
     data = line()
     if not data:
         os._exit(0)
-    RUN = json.loads(data.split(b"\n")[0])
+    RUN = json.loads(data)
     return RUN
 def body(text="a", kind="assistant_message", **members):
     own = {"text": text} if kind.startswith("assistant") else {}

@@ -12,6 +12,8 @@ from typing import Final
 LONG: Final = os.environ.get("BACKPLANE_FAULTS") == "long"
 FIGURES: Final = os.environ.get("BACKPLANE_FAULTS_FIGURES")
 """File that takes what was measured, a JSON line each; None when nobody asked."""
+ISOLATION: Final = os.environ.get("BACKPLANE_FAULTS_ISOLATION", "best_effort")
+"""What holds the hosts of most cases: what the product does by itself."""
 SLACK_S: Final = float(os.environ.get("BACKPLANE_FAULTS_SLACK_S", "1.0"))
 """Beyond every bound of time, for a machine that others use too; the figures say what was measured."""
 

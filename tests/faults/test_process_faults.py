@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults import hosts
 from tests.faults.conftest import Figure
-from tests.faults.ground import GRACE_S, LADDER_S, Ground
+from tests.faults.ground import GRACE_S, LADDER_S, OFF, Ground
 
 STOP_S = GRACE_S + LADDER_S
 
@@ -135,7 +135,7 @@ final(); rest()
 
 
 def test_f05_a_daemon_that_left_session_and_pipes_is_gone_and_counted(ground: Ground, figure: Figure) -> None:
-    ended = ground.run(DAEMON)
+    ended = ground.run(DAEMON, env=OFF)
     ground.std(ended, outcome="complete", accepted=1, bound_s=STOP_S)
     pid = int((ground.folder / "host.py.pid").read_text())
     assert not Path(f"/proc/{pid}").exists()
@@ -172,12 +172,12 @@ def test_a_host_that_stops_itself_is_woken_and_ended(ground: Ground) -> None:
 
 def test_a_host_that_signals_whoever_started_it_harms_nobody(ground: Ground) -> None:
     body = "hello(); take(); event()\nfor n in (2, 15, 1, 3):\n    os.kill(os.getppid(), n)\nfinal(); rest()"
-    ended = ground.run(body)
+    ended = ground.run(body, env=OFF)
     ground.std(ended, outcome="complete", accepted=1)
 
 
 def test_a_host_that_kills_its_guard_is_a_crash_and_leaves_nothing(ground: Ground) -> None:
-    ended = ground.run("hello(); take(); event(); os.kill(os.getppid(), 9); deaf(); time.sleep(60)")
+    ended = ground.run("hello(); take(); event(); os.kill(os.getppid(), 9); deaf(); time.sleep(60)", env=OFF)
     ground.std(ended, code="backend_crashed", accepted=1, bound_s=2.0 + STOP_S)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults import hosts
 from tests.faults.conftest import Figure
-from tests.faults.ground import GRACE_S, LADDER_S, Ground
+from tests.faults.ground import GRACE_S, LADDER_S, OFF, Ground
 
 STOP_S = GRACE_S + LADDER_S
 FOREIGN = "'00000000-0000-4000-8000-000000000000'"
@@ -37,7 +37,7 @@ def test_f35_any_message_before_the_hello_is_a_failed_handshake(ground: Ground, 
 def test_f35_another_version_is_refused_before_the_order_is_sent(ground: Ground, version: str) -> None:
     seen = ground.folder / "seen"
     body = f"hello(version={version!r})\ndata = os.read(0, 10)\nopen({str(seen)!r}, 'wb').write(data)\n"
-    ended = ground.run(body)
+    ended = ground.run(body, env=OFF)
     ground.std(ended, code="contract_version_mismatch", exit_code=4, accepted=0, bound_s=STOP_S)
     assert not seen.exists() or seen.read_bytes() == b""
 

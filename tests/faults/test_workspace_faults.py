@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Figure
-from tests.faults.ground import GRACE_S, LADDER_S, Ground, leftovers
+from tests.faults.ground import GRACE_S, LADDER_S, OFF, Ground, leftovers
 
 STOP_S = GRACE_S + LADDER_S
 GOOD = "hello(); take(); os.chdir(RUN['work_order']['workspace']['root']); {body}\nevent(); final(); rest()"
@@ -95,7 +95,7 @@ def test_f42_a_host_that_swaps_its_workspace_for_a_link_loses_its_result_and_not
     ground: Ground, outside: Path
 ) -> None:
     body = f"root = os.getcwd(); os.chdir('/'); os.rename(root, root + '-gone'); os.symlink({str(outside)!r}, root)"
-    ended = ground.run(GOOD.format(body=body))
+    ended = ground.run(GOOD.format(body=body), env=OFF)
     ground.std(ended, code="execution_workspace_error", outcome="partial", accepted=1, exit_code=3)
     assert listing(outside) == {"secret": "the secret of the neighbour\n"}
     assert "the secret of the neighbour" not in ended.stdout.decode()
@@ -196,7 +196,7 @@ if os.path.isdir(".git"):
     open(".git/config", "a").write("[core]\\n\\tfsmonitor = {program}\\n[diff]\\n\\texternal = {program}\\n")
 """
     words = ("--mode", mode, "--lane", lane)
-    ended = ground.run(GOOD.format(body=body), *words, env={"HOME": str(ground.folder)})
+    ended = ground.run(GOOD.format(body=body), *words, env=OFF | {"HOME": str(ground.folder)})
     ground.std(ended, outcome="complete", accepted=1, bound_s=2.0)
     assert "new.txt" in ended.receipt["verification"]["git_diff"]
     if mode == "staged" and lane == "patch_first":

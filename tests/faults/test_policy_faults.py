@@ -1,0 +1,221 @@
+"""Section Policy of the fault catalogue: what may be done is decided right, and fails closed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from backplane.errors import PolicyError
+from backplane.globs import compile_globs
+from tests.faults import hosts, sizes
+from tests.faults.conftest import Figure
+from tests.faults.ground import GRACE_S, LADDER_S, Ground
+from tests.test_policy import NETWORK, OUTSIDE, PATHS, PLACES, TARGETS
+
+STOP_S = GRACE_S + LADDER_S
+
+# F47: names -----------------------------------------------------------------------------------------------------------
+
+DENIED = ("secret/**", "**/*.key", "Case", "caf\u00e9", "dot.", "a/b")
+ALLOWED = ("secret/ok.txt",)
+"""Denied all the same: deny wins."""
+
+# A path as a tool names it → whether writing it is denied.
+ROWS: list[tuple[str, bool]] = [
+    ("secret/x", True), ("./secret/x", True), ("secret//x", True), ("a/../secret/x", True), ("secret/./x", True),
+    ("secret/y/../x", True), ("secret/x/", True), ("secret/ok.txt", True), ("./a/../secret/ok.txt", True),
+    ("secretx/x", False), ("xsecret/x", False), ("a/secret/x", False), ("SECRET/x", False), ("secret", False),
+    ("id.key", True), ("a/b/c.key", True), ("a/.key", True), ("c.key/", True), ("c.keys", False), ("key", False),
+    ("Case", True), ("case", False), ("CASE", False), ("./Case", True), ("Case/", True), ("Case/.", True),
+    ("caf\u00e9", True), ("cafe", False), ("dot.", True), ("dot", False), ("./dot.", True), ("dot./", True),
+    ("a/b", True), ("a//b", True), ("a/./b", True), ("a/c/../b", True), ("a/b/c", False), ("a/b/..", False),
+    ("", True), ("\0", True), ("a\0b", True), ("../out", True), ("/etc/passwd", True), ("a/../../out", True),
+    ("plain", False), ("a b", False), ("new\nline", False), ("...", False), ("..a", False), ("~", True),
+]  # fmt: skip
+
+ASKS = """
+hello(extensions=["ask/1"]); take()
+PATHS = json.load(open(os.path.join(RUN["work_order"]["workspace"]["root"], "paths.json")))
+for n, path in enumerate(PATHS):
+    say("ask", ref_id=RUN["id"], id=str(n), kind="tool", name="write_file", input={"path": path, "content": ""},
+        deadline_ms=5000, default="deny", suggestions=[])
+    answer = json.loads(line())
+    assert answer["t"] == "answer" and answer["id"] == str(n), answer
+    event(answer["decision"])
+final(); rest()
+"""
+
+
+def test_f47_every_name_of_a_place_is_judged_alike_through_the_front_door(ground: Ground, figure: Figure) -> None:
+    (ground.work / "paths.json").write_text(json.dumps([path for path, _ in ROWS]))
+    policy = ground.folder / "policy.json"
+    policy.write_text(json.dumps({"deny_write": [*DENIED], "allowed_tools": []}))
+    ended = ground.run(ASKS, "--policy", str(policy))
+    ground.std(ended, outcome="complete", bound_s=2.0)
+    said = [event["text"] for event in ended.events if event["type"] == "assistant_message"]
+    wrong = [(row, answer) for row, answer in zip(ROWS, said, strict=True) if (answer == "deny") != row[1]]
+    assert wrong == []
+    rows = len(ROWS) + len(PLACES) + len(PATHS) + len(OUTSIDE) + len(TARGETS) + len(NETWORK)
+    figure("C16", len(wrong), what=f"wrong of {rows} rows ({len(ROWS)} through the front door)")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["*a" * 20, "**/a" * 12, "{" + "a,b}{" * 29 + "a,b}", "[" * 500, "a" * 100_000, "*" * 5000],
+    ids=lambda text: text[:10],
+)
+def test_f47_a_costly_pattern_is_matched_in_time_or_refused_at_load(pattern: str, figure: Figure) -> None:
+    began = time.perf_counter()
+    try:
+        globs = compile_globs([pattern])
+    except PolicyError:
+        return
+    worst_s = 0.0
+    for path in ("a" * 4000, "a/" * 2000 + "b", "b" * 4000, "/".join("ab" * 500)):
+        began = time.perf_counter()
+        globs.matches(path)
+        worst_s = max(worst_s, time.perf_counter() - began)
+    figure("C16", worst_s * 1000, what="ms worst glob decision")
+    assert worst_s < 0.05 + sizes.SLACK_S
+
+
+# F48: fail closed -----------------------------------------------------------------------------------------------------
+
+BROKEN = {
+    "no JSON": b"{",
+    "an unknown field": b'{"allow_everything": true}',
+    "a key twice": b'{"deny_write": [], "deny_write": ["*"]}',
+    "a wrong type": b'{"deny_write": "all"}',
+    "a bad pattern": b'{"deny_write": ["[a"]}',
+    "not UTF-8": b'{"deny_write": ["\xff"]}',
+    "a list": b"[]",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_f48_a_broken_policy_starts_nothing(ground: Ground, name: str) -> None:
+    policy, started = ground.folder / "policy.json", ground.folder / "started"
+    policy.write_bytes(BROKEN[name])
+    ended = ground.run(f"open({str(started)!r}, 'w')", "--policy", str(policy))
+    assert (ended.error, ended.left) == ("policy_invalid", [])
+    assert ended.code not in (0, 3)
+    assert not started.exists()
+
+
+ANSWERED = """
+hello(extensions=["ask/1"]); take()
+def ask(n, **more):
+    say("ask", ref_id=RUN["id"], id=n, kind="tool", name="bash", input={"command": "true"}, **more)
+"""
+
+
+@pytest.mark.parametrize(("how", "decision"), [("deny", "deny"), ("allow", "allow")])
+def test_f48_an_open_ask_is_answered_as_the_caller_said(ground: Ground, how: str, decision: str) -> None:
+    policy = ground.folder / "policy.json"
+    policy.write_text('{"require_approval_for": ["bash"]}')
+    body = ANSWERED + "ask('1')\nevent(json.loads(line())['decision']); final(); rest()"
+    ended = ground.run(body, "--policy", str(policy), "--on-ask", how)
+    ground.std(ended, outcome="complete")
+    assert decision in [event.get("text") for event in ended.events]
+
+
+def test_f48_the_same_ask_twice_at_once_and_asks_after_the_end_change_nothing(ground: Ground) -> None:
+    body = ANSWERED + (
+        "ask('1'); ask('1'); ask('2', ref_id2='x')\n"
+        "answers = {json.loads(line())['id'] for _ in range(2)}\nfinal(); ask('3'); ask('4'); rest()"
+    )
+    ended = ground.run(body)
+    ground.std(ended, outcome="complete")
+
+
+def test_f48_a_flood_of_asks_is_answered_and_bounded(ground: Ground) -> None:
+    body = ANSWERED + (
+        "import threading\n"
+        "def reader():\n    while os.read(0, 65536):\n        pass\n"
+        "threading.Thread(target=reader, daemon=True).start()\n"
+        "for n in range(3000):\n    ask(str(n))\nfinal(); time.sleep(0.2)"
+    )
+    ended = ground.run(body)
+    ground.std(ended, outcome="complete", bound_s=8.0)
+
+
+def test_f48_a_host_that_asks_and_never_reads_is_stuck_and_ended(ground: Ground) -> None:
+    body = ANSWERED + "for n in range(100000):\n    ask(str(n))\nfinal(); rest()"
+    ended = ground.run(body, env={"BACKPLANE_WRITE_S": "0.5"})
+    ground.std(ended, code="backend_timeout", bound_s=6.0)
+
+
+# F48, C19: isolation --------------------------------------------------------------------------------------------------
+
+
+def hidden(ground: Ground, *names: str) -> str:
+    """A PATH with everything but these programs."""
+    folder = ground.folder / "path"
+    folder.mkdir()
+    for place in os.environ["PATH"].split(os.pathsep):
+        for program in Path(place).iterdir() if Path(place).is_dir() else ():
+            link = folder / program.name
+            if program.name not in names and not link.is_symlink():
+                link.symlink_to(program)
+    return str(folder)
+
+
+@pytest.mark.needs("bwrap")
+def test_f48_isolation_required_without_bubblewrap_starts_nothing(ground: Ground, figure: Figure) -> None:
+    started = ground.work / "started"
+    path = hidden(ground, "bwrap")
+    body = f"open({str(started)!r}, 'w'); " + hosts.GOOD
+    ended = ground.run(body, "--isolation", "required", env={"PATH": path})
+    ground.std(ended, code="capability_unsupported", exit_code=4, accepted=0)
+    assert b"bubblewrap" in ended.stderr
+    assert not started.exists()
+    figure("C19", 1, what="required refuses without bubblewrap")
+
+
+@pytest.mark.needs("bwrap")
+def test_c19_hiding_bubblewrap_changes_the_label(ground: Ground, figure: Figure) -> None:
+    seen = ground.run(hosts.GOOD).own["enforcement"]
+    path = hidden(ground, "bwrap")
+    without = ground.run(hosts.GOOD, env={"PATH": path})
+    ground.std(without, outcome="complete", accepted=2)
+    assert "bubblewrap" in json.dumps(seen["kinds"])
+    assert '"bubblewrap"' not in json.dumps([kind.get("by") for kind in without.own["enforcement"]["kinds"].values()])
+    figure("C19", 1, what="label flips without bubblewrap")
+
+
+@pytest.mark.needs("bwrap")
+def test_f42_a_contained_host_cannot_write_outside_of_its_workspace(ground: Ground) -> None:
+    outside = ground.folder / "work-evil"
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    body = f"""
+hello(); take(); os.chdir(RUN["work_order"]["workspace"]["root"]); open("inside", "w").write("x")
+for path in ({str(outside / "new")!r}, {str(outside / "kept")!r}, {str(ground.work / "a.txt")!r}, "/etc/was-here"):
+    try:
+        open(path, "w").write("spoilt"); event("wrote " + path)
+    except OSError as error:
+        event(type(error).__name__)
+final(); rest()
+"""
+    ended = ground.run(body, "--isolation", "required")
+    ground.std(ended, outcome="complete", accepted=4, bound_s=1.0)
+    assert not [event["text"] for event in ended.events if event["text"].startswith("wrote /tmp")]
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"kept": "kept"}
+    assert (ground.work / "a.txt").read_text() == "one\n"
+    assert not Path("/etc/was-here").exists()
+    assert ended.own["enforcement"]["kinds"]["files"]["state"] in ("enforced", "partial")
+
+
+@pytest.mark.needs("bwrap")
+def test_c20_full_containment_costs_little(ground: Ground, figure: Figure) -> None:
+    def took(isolation: str) -> list[float]:
+        tries = [ground.run(hosts.GOOD, "--isolation", isolation).wall_s for _ in range(sizes.of(4, 25))]
+        return sorted(tries)
+
+    off, on = took("off"), took("required")
+    figure("C20", (on[len(on) // 2] - off[len(off) // 2]) * 1000, what=f"ms, medians of {len(on)}, whole command")
