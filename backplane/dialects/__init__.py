@@ -143,7 +143,7 @@ class StreamTranslation:
     @property
     def losses(self) -> tuple[Loss, ...]:
         """What was lost so far."""
-        return tuple(self.writer.ledger.losses)
+        return (*getattr(self.reader, "losses", ()), *self.writer.ledger.losses)
 
 
 def read_stream(data: bytes, source: str) -> list[Json]:

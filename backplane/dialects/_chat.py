@@ -21,7 +21,7 @@ from backplane.dialects._parts import (
     OptionTable,
     Writer,
     arguments_text,
-    check_results,
+    check_meaning,
     effort_of,
     escape,
     give_back,
@@ -600,7 +600,7 @@ def write_request(conversation: Conversation, flavour: Flavour) -> Translated[Js
         TranslationError: `mapping_unsupported_capability` or `ir_invalid`, its meaning would break.
     """
     ledger = Ledger(conversation.dialect, flavour.name, flavour.kin)
-    check_results(conversation, ledger)
+    check_meaning(conversation, ledger)
     out: dict[str, Any] = {}
     if conversation.model is not None:
         out["model"] = conversation.model

@@ -489,10 +489,20 @@ def known_calls(messages: Iterable[Message]) -> set[str]:
     return {part.id for message in messages for part in message.parts if isinstance(part, ToolUse)}
 
 
-def check_results(conversation: Conversation, ledger: Ledger) -> None:
-    """Refuse results whose call is not in the conversation: the target would not know what they answer."""
+STATE: Final = frozenset(
+    {"previous_response_id", "conversation", "container", "cachedContent", "cached_content", "prompt"}
+)
+"""Members of requests, of any vendor, that point to what it keeps."""
+
+
+def check_meaning(conversation: Conversation, ledger: Ledger) -> None:
+    """Refuse what would mean something else: pointers to kept state, results without their calls."""
     if ledger.is_home:
         return
+    entries = conversation.ext.get(ledger.source, {})
+    for key in sorted(STATE & entries.keys()):
+        if entries[key] is not None:
+            ledger.refuse(f"/{key}", "state", f"it points to what {ledger.source} keeps")
     calls = known_calls(conversation.messages)
     for message in conversation.messages:
         for part in message.parts:

@@ -33,7 +33,7 @@ from backplane.dialects._parts import (
     Ledger,
     OptionTable,
     Writer,
-    check_results,
+    check_meaning,
     created_path,
     effort_of,
     escape,
@@ -98,8 +98,6 @@ SIMPLE: Final[OptionTable] = {
 NAMES: Final = option_names(SIMPLE)
 SERVICE_TIERS: Final = frozenset({"auto", "standard_only"})
 EFFORTS: Final = frozenset({"low", "medium", "high", "xhigh", "max"})
-STATE: Final = frozenset({"container"})
-"""Members that point to what the vendor keeps."""
 CHOICES: Final = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
 CHOICE_WORDS: Final = {mode: word for word, mode in CHOICES.items()}
 
@@ -292,7 +290,7 @@ def _read_output(
 def from_ir(conversation: Conversation) -> Translated[Json]:
     """Write a request. Raises `TranslationError` where its meaning would break."""
     ledger = Ledger(conversation.dialect, NAME)
-    check_results(conversation, ledger)
+    check_meaning(conversation, ledger)
     out: dict[str, Any] = {}
     if conversation.model is not None:
         out["model"] = conversation.model

@@ -33,7 +33,7 @@ from backplane.dialects._parts import (
     Ledger,
     OptionTable,
     Writer,
-    check_results,
+    check_meaning,
     effort_of,
     escape,
     give_back,
@@ -96,10 +96,6 @@ SIMPLE: Final[OptionTable] = {
 }
 NAMES: Final = option_names(SIMPLE)
 SERVICE_TIERS: Final = frozenset({"auto", "default", "flex", "scale", "priority"})
-STATE: Final = frozenset(
-    {"previous_response_id", "conversation", "container", "cachedContent", "cached_content", "prompt"}
-)
-"""Members, of any vendor, that point to what it keeps."""
 FORMAT_MEMBERS: Final = ("name", "schema", "strict", "description")
 
 
@@ -262,8 +258,7 @@ def _keep_under(rest: dict[str, Any], ext: dict[str, Any], key: str, body: dict[
 def from_ir(conversation: Conversation) -> Translated[Json]:
     """Write a request. Raises `TranslationError` where its meaning would break."""
     ledger = Ledger(conversation.dialect, NAME)
-    check_results(conversation, ledger)
-    _refuse_state(conversation, ledger)
+    check_meaning(conversation, ledger)
     out: dict[str, Any] = {}
     if conversation.model is not None:
         out["model"] = conversation.model
@@ -277,13 +272,6 @@ def from_ir(conversation: Conversation) -> Translated[Json]:
         ledger.synthesise("/model", "required", "a request names its model")
         out["model"] = "unknown"
     return Translated(out, ledger.done())
-
-
-def _refuse_state(conversation: Conversation, ledger: Ledger) -> None:
-    entries = {} if ledger.is_home else conversation.ext.get(ledger.source, {})
-    for key in STATE & entries.keys():
-        if entries[key] is not None:
-            ledger.refuse(f"/{key}", "state", f"it points to what {ledger.source} keeps")
 
 
 def _write_input(conversation: Conversation, out: dict[str, Any], ledger: Ledger) -> None:

@@ -34,7 +34,7 @@ from backplane.dialects._parts import (
     EFFORT_BUDGETS,
     Ledger,
     Writer,
-    check_results,
+    check_meaning,
     created_path,
     give_back,
     need_list,
@@ -345,8 +345,7 @@ def _read_choice(members: Members, options: dict[str, Any], options_at: dict[str
 def from_ir(conversation: Conversation) -> Translated[Json]:
     """Write a request. Raises `TranslationError` where its meaning would break."""
     ledger = Ledger(conversation.dialect, NAME)
-    check_results(conversation, ledger)
-    refuse_state(conversation, ledger)
+    check_meaning(conversation, ledger)
     out: dict[str, Any] = {}
     if conversation.model is not None:
         out["model"] = conversation.model
@@ -362,21 +361,6 @@ def from_ir(conversation: Conversation) -> Translated[Json]:
     respell(conversation, out, ledger)
     give_back(conversation, out, ledger)
     return Translated(out, ledger.done())
-
-
-def refuse_state(conversation: Conversation, ledger: Ledger) -> None:
-    """Refuse what points to state that another vendor keeps."""
-    if ledger.is_home:
-        return
-    entries = conversation.ext.get(ledger.source, {})
-    for key in STATE_MEMBERS & entries.keys():
-        if entries[key] is not None:
-            ledger.refuse(f"/{key}", "state", f"it points to what {ledger.source} keeps")
-
-
-STATE_MEMBERS: Final = frozenset(
-    {"previous_response_id", "conversation", "container", "cachedContent", "cached_content", "prompt"}
-)
 
 
 def _respell_settings(conversation: Conversation, settings: dict[str, Any], ledger: Ledger) -> None:

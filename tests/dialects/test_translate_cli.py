@@ -1,0 +1,95 @@
+"""`backplane translate` as people and programs use it: documents and streams in, documents, streams and losses out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backplane.dialects import framing
+from tests.dialects import dialect_corpus
+
+S_MAX = 20
+REQUEST = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+
+
+def translate(*words: str, data: bytes) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "backplane", "translate", *words]
+    return subprocess.run(command, input=data, capture_output=True, timeout=S_MAX, check=False)
+
+
+def test_a_request_goes_in_and_the_other_vendors_comes_out() -> None:
+    done = translate("--from", "claude", "--to", "kimi", data=json.dumps(REQUEST).encode())
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == REQUEST
+    assert done.stderr == b""
+
+
+def test_losses_are_json_lines_on_stderr_or_in_a_file(tmp_path: Path) -> None:
+    data = json.dumps({**REQUEST, "top_k": 5}).encode()
+    done = translate("--from", "claude", "--to", "openai", data=data)
+    losses = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {"path": "/top_k", "kind": "dropped", "code": "option"}.items() <= losses[0].items()
+    file = tmp_path / "losses.jsonl"
+    again = translate("--from", "claude", "--to", "openai", "--losses", str(file), data=data)
+    assert again.stderr == b""
+    assert [json.loads(line) for line in file.read_text().splitlines()] == losses
+
+
+def test_strict_fails_on_a_loss_and_not_on_a_form() -> None:
+    data = json.dumps({**REQUEST, "top_k": 5}).encode()
+    assert translate("--from", "claude", "--to", "openai", "--strict", data=data).returncode == 1
+    data = json.dumps({**REQUEST, "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}).encode()
+    assert translate("--from", "claude", "--to", "openai", "--strict", data=data).returncode == 0
+
+
+def test_a_response_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "answer.json"
+    file.write_text(json.dumps(dialect_corpus.documents("gemini", "response")[0][1]))
+    done = translate("--from", "gemini", "--to", "openai", "--kind", "response", str(file), data=b"")
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "Small."
+
+
+@pytest.mark.parametrize("target", dialect_corpus.NAMES)
+def test_a_stream_comes_out_in_the_targets_framing(target: str) -> None:
+    chunks = dialect_corpus.streams("openai")[0][1]
+    data = b"".join(framing.sse_bytes(chunk) for chunk in chunks) + framing.done_bytes()
+    done = translate("--from", "openai", "--to", target, "--kind", "stream", data=data)
+    assert done.returncode == 0, done.stderr
+    reader = framing.Sse()
+    out: list[Any] = reader.feed(done.stdout)
+    assert "Hel" in json.dumps(out)
+    assert reader.done == (target in ("openai", "kimi", "copilot"))
+
+
+def test_an_array_of_chunks_is_a_stream_too() -> None:
+    data = json.dumps(dialect_corpus.streams("gemini")[0][1]).encode()
+    done = translate("--from", "gemini", "--to", "claude", "--kind", "stream", data=data)
+    assert b"event: message_stop" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "data", "code", "exit_code"),
+    [
+        (["--from", "nobody", "--to", "claude"], b"{}", b"dialect_unknown", 2),
+        (["--from", "openai", "--to", "claude"], b"{}", b"dialect_mapping_failed", 1),
+        (["--from", "openai", "--to", "claude"], b"{", b"config_invalid", 2),
+        (["--from", "openai", "--to", "claude", "/no/such/file"], b"", b"config_invalid", 2),
+        (["--from", "openai", "--to", "claude", "--kind", "stream", "/no/such/file"], b"", b"config_invalid", 2),
+        (
+            ["--from", "codex", "--to", "claude"],
+            b'{"model":"m","input":"x","previous_response_id":"r"}',
+            b"mapping_unsupported_capability",
+            1,
+        ),
+    ],
+)
+def test_what_cannot_be_translated_says_why(words: list[str], data: bytes, code: bytes, exit_code: int) -> None:
+    done = translate(*words, data=data)
+    assert done.returncode == exit_code
+    assert done.stderr.startswith(code)
+    assert len(done.stderr.splitlines()) <= 3
