@@ -6,7 +6,9 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +31,9 @@ from tests.peers import PYTHON, ROOT
 
 QUICK = Limits(hello_s=5.0, cancel_grace_s=0.4, idle_s=20.0)
 """Limits of a test that is not about them."""
+
+SLACK_S = 1.0
+"""What a loaded machine may add to a deadline."""
 
 HELLO = {
     "t": "hello",
@@ -169,3 +174,17 @@ def saying(decision: Decision) -> OnAsk:
         return decision
 
     return on_ask
+
+
+def ended(run: Run) -> tuple[str, str | None, str]:
+    """Reason, code and outcome."""
+    assert run.end is not None
+    assert run.receipt is not None
+    return run.end.reason, run.end.code, run.receipt.outcome
+
+
+@asynccontextmanager
+async def within(seconds: float) -> AsyncIterator[None]:
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < seconds + SLACK_S

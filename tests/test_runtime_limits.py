@@ -1,0 +1,269 @@
+"""Deadlines of every kind, and hosts that cannot be started at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import pytest
+
+from backplane.backends import Backend, ProcessBackend
+from tests.runs import (
+    QUICK,
+    check,
+    ended,
+    go,
+    mock_backend,
+    order,
+    plane,
+    script,
+    texts,
+    within,
+)
+
+pytestmark = pytest.mark.anyio
+
+one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+"""For what the host does, whichever loop we run on; the ways a run ends are tested on both."""
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def mock(anyio_backend: str) -> Backend:
+    """In a process under the one loop, in memory under the other; `test_runtime` has all four."""
+    return mock_backend("process" if anyio_backend == "asyncio" else "memory")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+# By a limit -----------------------------------------------------------------------------------------------------------
+
+
+@one_loop
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("time.sleep(60)", "no hello"),
+        ("put(b'\\n' * 10, b'loading\\n'); time.sleep(60)", "no hello"),
+        ("while True: put(b'noise ' * 100 + b'\\n')", "no hello"),
+        ("sys.exit(0)", "exit code 0"),
+        ("sys.stderr.write('no licence\\n'); sys.exit(7)", "exit code 7"),
+        ("put(b'{garbage\\n'); end()", "line 1"),
+        ("put(b'\\xff\\xfe{\\n'); time.sleep(60)", "no hello"),
+        ("put({**HELLO, 'backend': 5}); end()", "hello"),
+        ("put({'t': 'event', 'ref_id': 'x', 'event': {}}); end()", "before the hello"),
+    ],
+)
+async def test_without_a_good_hello_there_is_no_run(
+    body: str, words: str, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    async with plane(backplane_home, hello_s=1.0) as control, within(1.0 + 0.5 + QUICK.cancel_grace_s + 0.5):
+        run, events = await go(control, order(root), script(tmp_path, body))
+    assert events == []
+    _, code, outcome = ended(run)
+    assert code == ("protocol_invalid_envelope" if "garbage" in body else "protocol_handshake_failed")
+    assert outcome == "failed"
+    assert run.error is not None
+    assert words in run.error.message
+    if "licence" in body:
+        assert run.error.evidence == "no licence"
+    assert run.receipt is not None
+    assert run.receipt.capabilities == {}
+    assert not run.receipt.verification.harness_ok
+
+
+@one_loop
+async def test_a_late_hello_within_the_limit_is_fine(backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    body = "time.sleep(0.5); hello(); run = take(); put(final(run)); end()"
+    async with plane(backplane_home, hello_s=3.0) as control:
+        run, _ = await go(control, order(root), script(tmp_path, body))
+    assert ended(run) == ("complete", None, "complete")
+
+
+SILENT = {
+    "nothing": "time.sleep(60)",
+    "blank lines": "while True: put(b'\\n'); time.sleep(0.02)",
+    "noise": "while True: put(b'still here\\n'); time.sleep(0.02)",
+    "noise at full speed": "while True: put(b'still here\\n' * 1000)",
+    "empty deltas": "while True: put(event(run, '')); time.sleep(0.02)",
+    "foreign events": "while True: put(event({**run, 'id': 'x'})); time.sleep(0.02)",
+}
+
+
+@pytest.mark.parametrize("body", SILENT.values(), ids=SILENT.keys())
+async def test_a_host_that_makes_no_progress_is_given_up(
+    body: str, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    backend = script(tmp_path, f"hello(); run = take(); put(event(run))\n{body}")
+    async with plane(backplane_home, idle_s=0.8) as control, within(0.8 + 0.5 + 0.5 + QUICK.cancel_grace_s):
+        run, events = await go(control, order(root), backend)
+    assert ended(run) == ("idle", "backend_timeout", "partial")
+    assert run.error is not None
+    assert "idle_s" in run.error.message
+    assert texts(events)[0] == "a"
+
+
+@one_loop
+async def test_progress_of_any_kind_keeps_a_run_alive(backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    body = """
+hello(); run = take()
+for n in range(5):
+    time.sleep(0.3)
+    put(event(run, "", ext={"reasoning": {"text": "hm"}}) if n % 2 else event(run, "x"))
+put(final(run)); end()
+"""
+    async with plane(backplane_home, idle_s=0.8) as control:
+        run, _ = await go(control, order(root), script(tmp_path, body))
+    assert ended(run) == ("complete", None, "complete")
+
+
+@one_loop
+async def test_a_slow_consumer_does_not_make_the_host_idle(backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    body = "hello(); run = take(); put(event(run)); time.sleep(0.2); put(event(run)); put(final(run)); end()"
+    async with plane(backplane_home, idle_s=0.6) as control, control.start(order(root), script(tmp_path, body)) as run:
+        async for _ in run:
+            await anyio.sleep(1.0)
+    check(run)
+    assert ended(run) == ("complete", None, "complete")
+
+
+async def test_the_total_deadline_ends_a_run_that_talks(backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    backend = script(tmp_path, "hello(); run = take()\nwhile True: put(event(run)); time.sleep(0.01)")
+    async with plane(backplane_home, run_s=0.8) as control, within(0.8 + 0.5 + QUICK.cancel_grace_s):
+        run, events = await go(control, order(root), backend)
+    assert ended(run) == ("deadline", "backend_timeout", "partial")
+    assert run.error is not None
+    assert "run_s" in run.error.message
+    assert len(events) > 5
+
+
+async def test_the_total_deadline_holds_in_the_handshake_and_for_a_consumer_that_sleeps(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    async with plane(backplane_home, run_s=0.5) as control:
+        run, _ = await go(control, order(root), script(tmp_path, "time.sleep(60)"))
+        assert ended(run) == ("deadline", "backend_timeout", "failed")
+        backend = script(tmp_path, "hello(); run = take()\nwhile True: put(event(run)); time.sleep(0.01)")
+        async with control.start(order(root), backend) as slow:
+            async for _ in slow:
+                await anyio.sleep(1.5)
+                break
+        check(slow)
+        assert ended(slow) == ("deadline", "backend_timeout", "partial")
+
+
+@pytest.mark.parametrize("size", [100, 1_000_000])
+async def test_a_host_that_never_reads_its_input_is_given_up(
+    size: int, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    backend = script(tmp_path, "hello(); deaf(); time.sleep(60)")
+    async with (
+        plane(backplane_home, write_s=0.5, idle_s=1.5) as control,
+        within(1.5 + 0.5 + 0.5 + QUICK.cancel_grace_s),
+    ):
+        run, _ = await go(control, order(root, task="x" * size), backend)
+    assert ended(run) == ("idle", "backend_timeout", "failed")
+    assert run.error is not None
+    assert ("write_s" in run.error.message) == (size > 100)
+
+
+@one_loop
+async def test_a_long_order_arrives_whole_at_a_host_that_takes_its_time(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = """
+hello(); data = b""
+while not data.endswith(b"\\n"): data += os.read(0, 4096); time.sleep(0.001)
+run = json.loads(data); put(event(run, str(len(run["work_order"]["task"]))), final(run)); end()
+"""
+    async with plane(backplane_home, write_s=0.5) as control:
+        run, events = await go(control, order(root, task="é" * 500_000), script(tmp_path, body))
+    assert ended(run) == ("complete", None, "complete")
+    assert texts(events) == ["500000"]
+
+
+@one_loop
+@pytest.mark.parametrize("size", [100, 1_000_000])
+@pytest.mark.parametrize("lives", [True, False])
+async def test_a_host_that_closes_its_input_before_the_order_fails_soon(
+    size: int, lives: bool, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = "os.close(0); hello(); time.sleep(60)" if lives else "os.close(0); hello(); os._exit(4)"
+    async with plane(backplane_home) as control, within(1.0 + 0.5 + QUICK.cancel_grace_s):
+        run, _ = await go(control, order(root, task="x" * size), script(tmp_path, body))
+    expected = ("protocol", "stream_closed", "failed") if lives else ("host_exit", "backend_crashed", "failed")
+    assert ended(run) == expected
+
+
+@one_loop
+async def test_a_host_that_closes_its_input_after_the_order_goes_on(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = (
+        'hello(extensions=["cancel/1"]); run = take(); os.close(0); put(event(run)); time.sleep(0.2); put(final(run))'
+    )
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, order(root), script(tmp_path, body))
+    assert ended(run) == ("complete", None, "complete")
+
+
+# Before a start -------------------------------------------------------------------------------------------------------
+
+
+def _not_executable(folder: Path) -> tuple[str, ...]:
+    (folder / "plain").write_text("#!/bin/sh\n")
+    return (str(folder / "plain"),)
+
+
+def _bad_shebang(folder: Path) -> tuple[str, ...]:
+    (folder / "bang").write_text("#!/no/such/thing\n")
+    (folder / "bang").chmod(0o755)
+    return (str(folder / "bang"),)
+
+
+@one_loop
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (lambda folder: ("/no/such/program",), "ENOENT"),
+        (_not_executable, "EACCES"),
+        (_bad_shebang, "ENOENT"),
+        (lambda folder: (sys.executable, "x" * 3_000_000), "E2BIG"),
+        (lambda folder: (str(folder),), "EACCES"),
+    ],
+)
+async def test_a_host_that_cannot_be_started_is_named_and_leaves_a_receipt(
+    argv: Callable[[Path], tuple[str, ...]], words: str, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root), ProcessBackend(id="nobody", argv=argv(tmp_path)))
+    assert events == []
+    assert ended(run) == ("failed", "sidecar_spawn_failed", "failed")
+    assert run.error is not None
+    assert words in run.error.message + str(run.error.evidence)
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+    assert run.folder is None
+
+
+@pytest.mark.parametrize("isolation", ["best_effort", "off"])
+async def test_a_missing_workspace_is_named(
+    isolation: Literal["best_effort", "off"], mock: Backend, backplane_home: Path, tmp_path: Path
+) -> None:
+    async with plane(backplane_home, isolation=isolation) as control:
+        for mode in ("staged", "pass_through"):
+            run, _ = await go(control, order(tmp_path / "nowhere", mode=mode), mock)
+            assert ended(run)[1:] == ("workspace_init_failed", "failed")

@@ -1,0 +1,206 @@
+"""What survives the control plane, a full disk and a store that cannot take a receipt."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from backplane.contract.events import AgentEvent, AssistantDelta, FileChanged, ToolCall
+from backplane.contract.work import PolicyProfile, WorkOrder
+from backplane.policy import compile_policy
+from backplane.receipts.store import Store
+from backplane.record import PATHS_CHARS_MAX, TOOLS_MAX, End, Facts
+from backplane.runtime import Run
+from tests.peers import ROOT
+from tests.runs import (
+    ended,
+    go,
+    mock_backend,
+    order,
+    plane,
+    script,
+    texts,
+)
+
+pytestmark = pytest.mark.anyio
+
+one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+"""For what the host does, whichever loop we run on; the ways a run ends are tested on both."""
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+# The journal and the store --------------------------------------------------------------------------------------------
+
+KILLED = """
+import json, os, sys, anyio, pathlib
+from tests.runs import mock_backend, order, plane
+root, home, way = (pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3])
+async def main():
+    steps = {"repeat": {"times": 100_000, "steps": [{"delta": "{n}"}]}}
+    async with plane(home) as control, control.start(order(root, steps, mode="staged"), mock_backend(way)) as run:
+        print(run.id, flush=True)
+        async for event in run:
+            if getattr(event, "text", ""):
+                print(event.text, flush=True)
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("way", ["memory", "process"])
+@pytest.mark.parametrize("after", [1, 700])
+def test_what_was_handed_on_survives_the_death_of_the_control_plane(
+    way: str, after: int, backplane_home: Path, root: Path
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(root), str(backplane_home), way],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:
+        assert process.stdout is not None
+        run_id = process.stdout.readline().decode().strip()
+        for _ in range(after):
+            process.stdout.readline()
+        process.kill()
+        shown = after + sum(line.endswith(b"\n") for line in process.stdout.read().splitlines(keepends=True))
+    with Store.open(backplane_home) as store:
+        assert not store.has(run_id)
+
+    async def restart() -> Run:
+        async with plane(backplane_home) as control:
+            run, _ = await go(control, order(root), mock_backend("memory"))
+        return run
+
+    anyio.run(restart)
+    with Store.open(backplane_home, readonly=True) as store:
+        receipt = store.load(run_id)
+        assert store.verify_all().findings == ()
+    assert receipt.backplane["end"] == {"reason": "interrupted"}
+    assert receipt.outcome == "partial"
+    told = [event.text for event in receipt.trace if isinstance(event, AssistantDelta)]
+    assert told == [str(number) for number in range(len(told))]
+    assert len(told) >= shown
+    assert not list((backplane_home / "stage").iterdir())
+
+
+@pytest.fixture
+def little_disk() -> Any:
+    """Let no file of this process grow beyond a size, as a full disk would not."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def limit(size: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, ignored)
+
+
+@one_loop
+@pytest.mark.parametrize("together", [True, False])
+async def test_events_that_cannot_be_kept_end_the_run_as_a_fault_of_the_store(
+    together: bool, little_disk: Callable[[int], None], backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    # With the final in the same read as the event that does not fit, the run must not look complete.
+    rest = "put(event(run, 'x' * 30_000), final(run))" if together else "put(event(run, 'x' * 30_000)); put(final(run))"
+    body = f"hello(); run = take(); put(event(run, 'first')); time.sleep(0.3)\n{rest}\nend()"
+    seen: list[AgentEvent] = []
+    async with plane(backplane_home) as control:
+        await go(control, order(root), mock_backend("memory"))
+        async with control.start(order(root), script(tmp_path, body)) as run:
+            async for event in run:
+                seen.append(event)
+                little_disk(20_000)
+        little_disk(10**12)
+    assert texts(seen) == ["first"]
+    assert ended(run)[:2] == ("store", "receipt_store_failed")
+    assert run.error is not None
+    assert run.error.code == "receipt_store_failed"
+    assert run.receipt is not None
+    assert texts(run.receipt.trace) == ["first"]
+
+
+@one_loop
+async def test_a_receipt_the_store_cannot_take_is_kept_for_the_next_start(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    body = f"""
+hello(); run = take(); put(event(run))
+while not os.path.exists({str(gate)!r}): time.sleep(0.01)
+put(final(run)); end()
+"""
+    async with plane(backplane_home) as control:
+        await go(control, order(root), mock_backend("memory"))
+        async with control.start(order(root), script(tmp_path, body)) as run:
+            async for _ in run:
+                # Its database is taken away behind the open store's back: the commit fails, the journal does not.
+                control.keeper.store()._connection.execute("PRAGMA query_only = ON")
+                gate.touch()
+    assert run.error is not None
+    assert ended(run) == ("store", "receipt_store_failed", "complete")
+    with Store.open(backplane_home) as store:
+        assert not store.has(run.id)
+        store.recover()
+        assert store.load(run.id).receipt_sha256 == run.receipt.receipt_sha256  # type: ignore[union-attr]
+        assert store.verify_all().findings == ()
+
+
+@one_loop
+async def test_a_home_that_cannot_be_written_refuses_every_run(root: Path, tmp_path: Path) -> None:
+    home = tmp_path / "file"
+    home.write_text("not a folder")
+    async with plane(home) as control, control.start(order(root), mock_backend("memory")) as run:
+        async for _ in run:
+            pytest.fail("nothing may run")
+    assert ended(run)[:2] == ("store", "receipt_store_failed")
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+def test_names_and_paths_without_end_do_not_fill_the_memory() -> None:
+    facts = Facts(run_id="r", order=WorkOrder("x"), backend_id="b", started_ns=0)
+    facts.policy = compile_policy(PolicyProfile())
+    for number in range(3_000):
+        facts.look(FileChanged(ts="t", path=f"{number}/" + "p" * 3_900, summary=""))
+    facts.look(FileChanged(ts="t", path="p" * 100_000, summary=""))
+    assert len(facts.claimed_paths) > 2_000
+    assert sum(map(len, facts.claimed_paths)) <= PATHS_CHARS_MAX
+    for number in range(TOOLS_MAX + 10):
+        facts.look(ToolCall(ts="t", tool_name=f"t{number}" + "x" * 2_000, input=None))
+    assert len(facts._tool_calls) == TOOLS_MAX
+    assert max(map(len, facts._tool_calls)) < 300
+    for number in range(100):
+        facts.noise(b"n" * (1_000 * number), 65_536)
+    assert len(str(facts.members())) < 200_000
+
+
+def test_an_end_says_only_what_it_knows() -> None:
+    assert End(reason="complete").to_wire() == {"reason": "complete"}
+    assert End(reason="host_exit", code="backend_crashed", signal=9).to_wire() == {
+        "reason": "host_exit",
+        "code": "backend_crashed",
+        "signal": 9,
+    }
