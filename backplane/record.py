@@ -19,7 +19,15 @@ from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Manifest
 from backplane.contract.envelope import Ask, Fatal, Hello
-from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, Warned
+from backplane.contract.events import (
+    AgentEvent,
+    CommandExecuted,
+    FileChanged,
+    ToolCall,
+    TurnEnded,
+    UsageReported,
+    Warned,
+)
 from backplane.contract.receipt import (
     CONTRACT_VERSION,
     Artifact,
@@ -180,6 +188,9 @@ class Facts:
         self._approved: Counter[str] = Counter()
         self._tool_calls: Counter[str] = Counter()
         self._commands = 0
+        self._turns = 0
+        self.limit: tuple[str, str] | None = None
+        """The limit of the order that was reached, as a reason for the end and in words."""
         self._objections: list[tuple[str | None, str, str]] = []
         """Tool name if it was a tool call, the rule, and the reason, of what the policy objects to."""
 
@@ -219,7 +230,11 @@ class Facts:
         assert self.policy is not None
         if isinstance(event, Warned):
             self.folded = fold(self.folded, event)
+            self._spend(event)
             return
+        turns_max = self.order.config.max_turns
+        if turns_max is not None and self._turns >= turns_max and isinstance(event, ToolCall):
+            self.limit = self.limit or ("max_turns", f"the agent goes on after {turns_max} turns (max_turns)")
         if isinstance(event, FileChanged) and len(self.claimed_paths) < PATHS_MAX:
             self._claim_path(_relative(event.path, self.root))
         name = _tool(event.tool_name) if isinstance(event, ToolCall) else None
@@ -231,6 +246,17 @@ class Facts:
             self.counts["objections"] += 1
             if len(self._objections) < OBJECTIONS_MAX and decision.rule is not None:
                 self._objections.append((name, decision.rule.name, decision.reason))
+
+    def _spend(self, event: Warned) -> None:
+        """Turns and money, as far as the host reports them; what it does not report is not known here."""
+        limits = self.order.config
+        if isinstance(event, TurnEnded):
+            self._turns += 1
+            if limits.max_turns is not None and self._turns > limits.max_turns:
+                self.limit = self.limit or ("max_turns", f"more than {limits.max_turns} turns (max_turns)")
+        cost = event.body.get("estimated_cost_usd") if isinstance(event, UsageReported) else None
+        if limits.max_budget_usd is not None and isinstance(cost, int | float) and cost > limits.max_budget_usd:
+            self.limit = self.limit or ("budget", f"{cost:g} USD spent of {limits.max_budget_usd:g} (max_budget_usd)")
 
     def final(self, claim: Receipt, raw: dict[str, Any]) -> None:
         self.claim, self.claim_raw = claim, raw
