@@ -55,6 +55,9 @@ BESIDE: Final = frozenset({"content", "finishReason", "finish_reason", "index"})
 REPEAT_CHARS_MIN: Final = 16
 """A gateway that repeats the whole text so far is told from a model that says a word twice by at least so much."""
 
+SAID_CHARS_MAX: Final = 256
+"""Of a text so far this much is compared; no model begins one chunk with so much of the answer's own beginning."""
+
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[['\"](.*?)['\"]\]")
 
 
@@ -65,7 +68,8 @@ class _Open:
         self.number = number
         self.next_index = 0
         self.block: tuple[int, type[Part]] | None = None
-        self.said: dict[type[Part], str] = {}
+        self.said: dict[type[Part], tuple[str, int]] = {}
+        """Beginning and length of the texts so far."""
         self.call: Members | None = None
         """A call whose arguments come in pieces."""
         self.call_part: ToolUse | None = None
@@ -73,7 +77,6 @@ class _Open:
         self.ids: set[str] = set()
         self.has_calls = False
         self.has_stopped = False
-        self.repeats = False
 
 
 class GeminiReader:
@@ -86,6 +89,7 @@ class GeminiReader:
         self.ended = False
         self.notes: dict[tuple[int | None, str], Any] = {}
         self.losses: list[Loss] = []
+        self.usage: Json = None
 
     def read(self, chunk: Json) -> list[StreamEvent]:
         """Read one chunk; anything that is no chunk is kept."""
@@ -101,7 +105,8 @@ class GeminiReader:
             if type(candidate) is dict:
                 self._candidate(candidate, place, out)
         usage = chunk.get("usageMetadata", chunk.get("usage_metadata"))
-        if type(usage) is dict:
+        if type(usage) is dict and usage != self.usage:
+            self.usage = usage
             out.append(UsageSeen(read_usage(usage, "/usageMetadata")))
         for key in chunk.keys() - HEAD:
             self._note(key, chunk[key], None, out)
@@ -156,6 +161,11 @@ class GeminiReader:
         if type(part) is dict and self._is_piece(state, part):
             self._piece(state, part, at, out)
             return
+        if state.block is not None and state.block[1] is Text and state.call is None and _is_only_text(part):
+            text = self._new_text(state, Text, part["text"], at)
+            if text:
+                out.append(PartDelta(state.block[0], text, "text", state.number))
+            return
         read = read_part(part, at, self.calls)
         if isinstance(read, Text | Thinking):
             self._text(state, read, out)
@@ -178,7 +188,7 @@ class GeminiReader:
         if state.call is not None:
             self._close(state, out)
         kind = type(read)
-        text = self._new_text(state, read)
+        text = self._new_text(state, kind, read.text, read.at)
         if not text and read.signature is None and (state.block is not None or not read.ext):
             return
         if state.block is None or state.block[1] is not kind:
@@ -195,16 +205,15 @@ class GeminiReader:
             out.append(PartDelta(index, read.signature, "signature", state.number))
             self._close(state, out)
 
-    def _new_text(self, state: _Open, read: Text | Thinking) -> str:
+    def _new_text(self, state: _Open, kind: type[Part], text: str, at: str) -> str:
         """Return what a text adds: some gateways send the whole text so far in every chunk."""
-        said = state.said.get(type(read), "")
-        text = read.text
-        if len(said) >= REPEAT_CHARS_MIN and text.startswith(said):
-            self._worked_around(read.at, "text that was sent before")
-            state.repeats = True
-            state.said[type(read)] = text
-            return text[len(said) :]
-        state.said[type(read)] = said + text
+        said, length = state.said.get(kind, ("", 0))
+        if length >= REPEAT_CHARS_MIN and len(text) >= length and text.startswith(said):
+            self._worked_around(at, "text that was sent before")
+            state.said[kind] = (text, len(text))
+            return text[length:]
+        # Long answers come in thousands of pieces: only their beginning is kept, which tells as much.
+        state.said[kind] = (said + text if length < SAID_CHARS_MAX else said, length + len(text))
         return text
 
     def _worked_around(self, at: str, what: str) -> None:
@@ -256,6 +265,10 @@ class GeminiReader:
         state.call = state.call_part = None
         out.append(PartDelta(index, json_text(whole.input), "arguments", state.number))
         out.append(PartStopped(index, whole, state.number))
+
+
+def _is_only_text(part: Json) -> bool:
+    return type(part) is dict and len(part) == 1 and type(part.get("text")) is str
 
 
 LOSSES_MAX: Final = 100
