@@ -1,0 +1,61 @@
+"""Limits of the order that the control plane holds itself, whatever the host thinks of them."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import anyio
+import pytest
+
+import backplane
+from backplane import sidecar
+from backplane.backends import MemoryBackend
+from backplane.contract.capability import NATIVE
+from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
+
+
+async def _go_on_for_ever(run: sidecar.HostRun) -> sidecar.Done:
+    for turn in range(1, 1000):
+        await run.tool_call("think", {}, f"call-{turn}")
+        await run.carry("usage", {"estimated_cost_usd": turn * 0.5}, "spent more")
+        await run.carry("turn", {"stop_reason": "tool_use"}, "end of a turn")
+        await anyio.sleep(0.001)
+    return sidecar.Done()
+
+
+@pytest.mark.parametrize(
+    ("config", "reason", "words"),
+    [
+        (RuntimeConfig(max_turns=2), "max_turns", "2 turns"),
+        (RuntimeConfig(max_budget_usd=1.2), "budget", "1.5 USD spent of 1.2"),
+    ],
+)
+def test_an_agent_that_goes_on_past_a_limit_is_stopped(
+    tmp_path: Path, config: RuntimeConfig, reason: str, words: str
+) -> None:
+    host = sidecar.Host(id="endless", capabilities={"streaming": NATIVE})
+    backend = MemoryBackend(id="endless", serve=functools.partial(sidecar.serve, host, _go_on_for_ever))
+    run = backplane.run(WorkOrder("go", workspace=WorkspaceSpec(root=str(tmp_path)), config=config), backend=backend)
+    assert run.receipt is not None
+    assert run.error is not None
+    assert (run.receipt.backplane["end"]["reason"], run.error.code) == (reason, "policy_denied")
+    assert words in run.error.message
+    assert run.receipt.outcome == "partial"
+    assert 0 < len(run.receipt.trace) < 1000
+
+
+def test_an_agent_that_keeps_to_its_limits_is_not(tmp_path: Path) -> None:
+    async def work(run: sidecar.HostRun) -> sidecar.Done:
+        for turn in (1, 2):
+            await run.tool_call("think", {}, f"call-{turn}")
+            await run.carry("turn", {"stop_reason": "tool_use"}, "end of a turn")
+        await run.message("done")
+        return sidecar.Done()
+
+    host = sidecar.Host(id="brief", capabilities={"streaming": NATIVE})
+    backend = MemoryBackend(id="brief", serve=functools.partial(sidecar.serve, host, work))
+    order = WorkOrder("go", workspace=WorkspaceSpec(root=str(tmp_path)), config=RuntimeConfig(max_turns=2))
+    run = backplane.run(order, backend=backend)
+    assert run.receipt is not None
+    assert run.receipt.outcome == "complete"
