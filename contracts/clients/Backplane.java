@@ -461,9 +461,8 @@ public final class Backplane implements AutoCloseable {
         }
 
         private Object value(int depth) {
-            if (depth > DEPTH_MAX) throw wrong();
-            if (took('{')) return object(depth);
-            if (took('[')) return array(depth);
+            if (took('{')) return object(depth + 1);
+            if (took('[')) return array(depth + 1);
             if (took('"')) return string();
             if (word("true")) return true;
             if (word("false")) return false;
@@ -477,23 +476,25 @@ public final class Backplane implements AutoCloseable {
         }
 
         private Map<String, Object> object(int depth) {
+            if (depth > DEPTH_MAX) throw wrong();
             Map<String, Object> made = new LinkedHashMap<>();
             if (took('}')) return made;
             do {
                 if (!took('"')) throw wrong();
                 String name = string();
                 if (!took(':')) throw wrong();
-                made.put(name, value(depth + 1));
+                made.put(name, value(depth));
             } while (took(','));
             if (!took('}')) throw wrong();
             return made;
         }
 
         private List<Object> array(int depth) {
+            if (depth > DEPTH_MAX) throw wrong();
             List<Object> made = new ArrayList<>();
             if (took(']')) return made;
             do {
-                made.add(value(depth + 1));
+                made.add(value(depth));
             } while (took(','));
             if (!took(']')) throw wrong();
             return made;

@@ -8,6 +8,7 @@ import java.util.HexFormat;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.TimeUnit;
 
 /** Plays the cases of a file through the Java client and says in one line of JSON how each went. */
 public final class Drive {
@@ -15,6 +16,7 @@ public final class Drive {
         Map<?, ?> plan = (Map<?, ?>) Backplane.parse(Files.readAllBytes(Path.of(words[0])));
         List<String> command = ((List<?>) plan.get("command")).stream().map(String::valueOf).toList();
         try (Backplane client = Backplane.open(command, new File("."))) {
+            client.ping().get(10, TimeUnit.SECONDS);
             for (Object one : (List<?>) plan.get("cases")) {
                 Map<String, Object> record = new LinkedHashMap<>(Map.of("cell", member(one, "cell")));
                 if (member(one, "times") == null) play(client, one, record);

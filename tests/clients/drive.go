@@ -169,6 +169,7 @@ func main() {
 	must(json.Unmarshal(file, &plan))
 	client, err := backplane.Open(context.Background(), backplane.Options{Command: plan.Command})
 	must(err)
+	must(client.Ping(context.Background()))
 	for _, one := range plan.Cases {
 		if one.Times > 0 {
 			playMany(client, one)

@@ -66,5 +66,6 @@ async function playMany(client, { cell, order, times }) {
 }
 
 const client = await connect({ command });
+await client.ping();
 for (const one of cases) say(await (one.times ? playMany : play)(client, one));
 await client.close();

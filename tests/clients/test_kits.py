@@ -171,3 +171,10 @@ def test_where_nobody_can_be_asked_the_policy_decides(
     messages = plain(host(language), tmp_path, "true", **policy)
     assert [message["t"] for message in messages if message["t"] not in ("hello", "event")] == ["final"]
     assert messages[-1]["receipt"]["outcome"] == outcome
+
+
+@pytest.mark.needs("perl")
+def test_a_host_written_from_the_protocol_page_alone_conforms() -> None:
+    report = anyio.run(partial(conform, ("perl", str(HOSTS / "perl" / "echo.pl"))))
+    assert [(result.name, result.seen) for result in report.results if result.verdict == "fail"] == []
+    assert report.level == LEVELS[-1]
