@@ -71,11 +71,15 @@ class Part(Node, frozen=True, kw_only=True, gc=False):
 
 
 class Text(Part, frozen=True, kw_only=True, gc=False):
+    """What is said."""
+
     text: str
     citations: tuple[Citation, ...] = ()
 
 
 class Thinking(Part, frozen=True, kw_only=True, gc=False):
+    """What the model thought on its way."""
+
     text: str
     redacted: str | None = None
     """Thinking that only its vendor can read; `text` is then empty."""
@@ -84,6 +88,8 @@ class Thinking(Part, frozen=True, kw_only=True, gc=False):
 
 
 class Refusal(Part, frozen=True, kw_only=True, gc=False):
+    """The words with which the model will not."""
+
     text: str
 
 
@@ -118,6 +124,8 @@ class ToolUse(Part, frozen=True, kw_only=True, gc=False):
 
 
 class ToolResult(Part, frozen=True, kw_only=True, gc=False):
+    """What a tool gave back; `id` is that of its call."""
+
     id: str
     content: tuple[Part, ...] = ()
     name: str | None = None
@@ -152,6 +160,8 @@ class Opaque(Part, frozen=True, kw_only=True, gc=False):
 
 
 class Message(Node, frozen=True, kw_only=True, gc=False):
+    """One turn of one side."""
+
     role: Role
     parts: tuple[Part, ...]
     native_role: str | None = None
@@ -227,6 +237,8 @@ class Usage(Node, frozen=True, kw_only=True, gc=False):
 
 
 class Candidate(Node, frozen=True, kw_only=True, gc=False):
+    """One of the answers to a request."""
+
     message: Message
     stop: Stop | None = None
     """None while the answer is not complete."""
@@ -292,6 +304,8 @@ class UsageSeen(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stopped(Node, frozen=True, kw_only=True, gc=False):
+    """The answer of one choice is over; counters may still come."""
+
     stop: Stop
     raw: str | None = None
     sequence: str | None = None

@@ -870,7 +870,8 @@ def _write_media(media: Media, flavour: Flavour, ledger: Ledger) -> dict[str, An
     if out is None or (is_film and (flavour.has_files or media.data is None)):
         ledger.drop(media.at, "media", f"the target takes no {media.kind} in this form", msgspec.to_builtins(media))
         return None
-    if media.title is not None and not ledger.is_home:
+    is_filename = media.kind == "document" and media.name is None and media.text is None
+    if media.title is not None and not ledger.is_home and not is_filename:
         ledger.drop(f"{media.at}/title", "media", "no titles here", media.title)
     return out
 

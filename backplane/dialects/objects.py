@@ -53,8 +53,8 @@ def _continued(text: str, state: State) -> list[AgentEvent] | None:
 
 
 def _chat(found: Any) -> str | None:
-    choices = found.choices
-    if len(choices) != 1 or found.usage is not None:
+    choices = getattr(found, "choices", None)
+    if not choices or len(choices) != 1 or found.usage is not None:
         return None
     choice = choices[0]
     delta = choice.delta

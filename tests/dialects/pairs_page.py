@@ -1,0 +1,261 @@
+"""Writes `docs/dialects.md`: what each of the 36 pairs carries, degrades, drops or refuses, found by trying.
+
+`python -m tests.dialects.pairs_page` prints the page; a test compares it with the file.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import msgspec
+
+from backplane import ir
+from backplane.dialects import dialect, translate
+from backplane.errors import TranslationError
+from tests.dialects.dialect_corpus import NAMES
+
+TEXT = ir.Text(text="Hello")
+PNG = "iVBORw0KGgo="
+CALL = ir.ToolUse(id="call_1", name="look", input={"at": "sky"})
+TOOL = ir.ToolSpec(name="look", description="Looks.", schema={"type": "object", "properties": {}})
+
+
+def ask(*parts: ir.Part, role: Any = "user", **more: Any) -> ir.Conversation:
+    messages = (ir.Message(role=role, parts=parts or (TEXT,)),)
+    return ir.Conversation(dialect="probe", **{"model": "m", "messages": messages, "options": LIMIT, **more})
+
+
+def turn(*messages: ir.Message, **more: Any) -> ir.Conversation:
+    return ask(messages=(ir.Message(role="user", parts=(TEXT,)), *messages), **more)
+
+
+def result(**more: Any) -> ir.Conversation:
+    part = ir.ToolResult(id="call_1", name="look", **{"content": (ir.Text(text="blue"),), **more})
+    return turn(ir.Message(role="assistant", parts=(CALL,)), ir.Message(role="tool", parts=(part,)), tools=(TOOL,))
+
+
+def option(**options: Any) -> ir.Conversation:
+    return ask(options={**LIMIT, **options})
+
+
+LIMIT = {"max_tokens": 99}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+SAID = ir.Message(role="assistant", parts=(TEXT,))
+
+REQUESTS: Final[dict[str, ir.Conversation]] = {
+    "text": ask(),
+    "system text": ask(messages=(ir.Message(role="system", parts=(TEXT,)), ir.Message(role="user", parts=(TEXT,)))),
+    "system text in the middle": turn(
+        SAID, ir.Message(role="system", parts=(TEXT,)), ir.Message(role="user", parts=(TEXT,))
+    ),
+    "developer's text": ask(
+        messages=(
+            ir.Message(role="system", native_role="developer", parts=(TEXT,), flat=True),
+            ir.Message(role="user", parts=(TEXT,)),
+        )
+    ),
+    "message with a name": ask(messages=(ir.Message(role="user", name="ada", parts=(TEXT,)),)),
+    "image, base64": ask(TEXT, ir.Media(kind="image", media_type="image/png", data=PNG)),
+    "image, address": ask(TEXT, ir.Media(kind="image", url="https://example.org/a.png")),
+    "image, level of detail": ask(TEXT, ir.Media(kind="image", media_type="image/png", data=PNG, detail="high")),
+    "sound": ask(TEXT, ir.Media(kind="audio", media_type="audio/wav", data="UklGRg==")),
+    "film": ask(TEXT, ir.Media(kind="video", media_type="video/mp4", data="AAAA")),
+    "document, base64": ask(
+        TEXT, ir.Media(kind="document", media_type="application/pdf", data="JVBERi0=", name="a.pdf")
+    ),
+    "document, address": ask(TEXT, ir.Media(kind="document", url="https://example.org/a.pdf")),
+    "document, plain text": ask(TEXT, ir.Media(kind="document", media_type="text/plain", text="words")),
+    "file of the vendor's store": ask(TEXT, ir.Media(kind="document", file_id="file_1")),
+    "cache breakpoint": ask(ir.Text(text="long", cache={})),
+    "call and result": result(),
+    "result that is an error": result(is_error=True),
+    "result with an image": result(
+        content=(ir.Text(text="see"), ir.Media(kind="image", media_type="image/png", data=PNG)), flat=False
+    ),
+    "thinking given back": turn(
+        ir.Message(role="assistant", parts=(ir.Thinking(text="hm", field="reasoning_content"), TEXT)),
+        ir.Message(role="user", parts=(TEXT,)),
+    ),
+    "thinking with its proof": turn(
+        ir.Message(role="assistant", parts=(ir.Thinking(text="hm", signature="c2ln"), TEXT)),
+        ir.Message(role="user", parts=(TEXT,)),
+    ),
+    "tool": ask(tools=(TOOL,)),
+    "strict tool": ask(tools=(msgspec.structs.replace(TOOL, strict=True),)),
+    "custom tool, free text": ask(tools=(ir.ToolSpec(name="patch", description="Edits.", kind="custom"),)),
+    "tool forced": ask(tools=(TOOL,), options={**LIMIT, "tool_choice": {"mode": "tool", "name": "look"}}),
+    "some tool forced": ask(tools=(TOOL,), options={**LIMIT, "tool_choice": {"mode": "required"}}),
+    "one call at a time": ask(tools=(TOOL,), options={**LIMIT, "parallel_tool_calls": False}),
+    "temperature and top_p": option(temperature=0.5, top_p=0.9),
+    "top_k": option(top_k=40),
+    "stop texts": option(stop=["END"]),
+    "seed": option(seed=7),
+    "penalties": option(frequency_penalty=0.1, presence_penalty=0.1),
+    "several answers": option(n=2),
+    "probabilities": option(logprobs=True, top_logprobs=2),
+    "answer by a schema": option(response_format={"type": "schema", "schema": SCHEMA}),
+    "answer as JSON": option(response_format={"type": "json"}),
+    "thinking, effort in words": option(reasoning_effort="medium"),
+    "thinking, budget in tokens": option(reasoning_budget=8192),
+    "verbosity": option(verbosity="low"),
+    "end user": option(user="u-1"),
+    "labels": option(metadata={"team": "blue"}),
+    "stream": option(stream=True),
+}
+
+
+def answer(*parts: ir.Part, stop: Any = "end", **more: Any) -> ir.Answer:
+    candidate = ir.Candidate(message=ir.Message(role="assistant", parts=parts or (TEXT,)), stop=stop)
+    usage = ir.Usage(input=10, output=5)
+    return ir.Answer(dialect="probe", **{"id": "a1", "model": "m", "candidates": (candidate,), "usage": usage, **more})
+
+
+ANSWERS: Final[dict[str, ir.Answer]] = {
+    "text": answer(),
+    "call": answer(CALL, stop="tool_use"),
+    "text after a call": answer(CALL, TEXT, stop="tool_use"),
+    "thinking": answer(ir.Thinking(text="hm"), TEXT),
+    "thinking with its proof": answer(ir.Thinking(text="hm", signature="c2ln"), TEXT),
+    "refusal": answer(ir.Refusal(text="No."), stop="end"),
+    "citation of an address": answer(
+        ir.Text(text="See", citations=(ir.Citation(kind="url", url="https://e.org", title="E", start=0, end=3),))
+    ),
+    "picture": answer(ir.Media(kind="image", media_type="image/png", data=PNG)),
+    "cut by the limit": answer(stop="max_tokens"),
+    "filtered": answer(stop="content_filter"),
+    "ended by a stop text": answer(
+        candidates=(
+            ir.Candidate(
+                message=ir.Message(role="assistant", parts=(TEXT,)), stop="stop_sequence", stop_sequence="END"
+            ),
+        )
+    ),
+    "paused": answer(stop="pause"),
+    "tokens read from the cache": answer(usage=ir.Usage(input=10, output=5, cache_read=4)),
+    "tokens written to the cache": answer(usage=ir.Usage(input=10, output=5, cache_write=4)),
+    "tokens of thinking": answer(usage=ir.Usage(input=10, output=5, reasoning=3)),
+    "two answers": answer(candidates=(answer().candidates[0], answer().candidates[0])),
+    "time": answer(created=1_760_000_000),
+}
+
+WORDS: Final = {"refused": "refused", "dropped": "dropped", "degraded": "degraded", "carried": "yes", "unsaid": "·"}
+
+
+def said(probe: Any, name: str, kind: str) -> Any:
+    """Return the probe in a dialect's words, None where it cannot say it whole."""
+    module = dialect(name)
+    write = module.from_ir if kind == "request" else module.response_from_ir
+    try:
+        done = write(probe)
+    except TranslationError:
+        return None
+    if any(loss.kind in ("dropped", "degraded") and loss.is_material for loss in done.losses):
+        mine = {"thinking", "signature", "cache", "stop"}  # what every vendor says only of itself
+        if "file_1" in repr(probe):
+            mine.add("media")
+        if not {loss.code for loss in done.losses if loss.is_material} <= mine:
+            return None
+        own = msgspec.structs.replace(probe, dialect=name)
+        done = write(own)
+        read = module.to_ir(done.value).value if kind == "request" else module.response_to_ir(done.value).value
+        if essence(read) != essence(own):
+            return None
+    return done.value
+
+
+def essence(value: Any) -> Any:
+    """What of a probe must survive to count as said: everything but places and memory."""
+    if isinstance(value, ir.Conversation):
+        return [essence(message.parts) for message in value.messages]
+    if isinstance(value, ir.Answer):
+        return [(essence(one.message.parts), one.stop, one.stop_sequence) for one in value.candidates]
+    if isinstance(value, tuple):
+        return [essence(part) for part in value]
+    fields = ("text", "signature", "cache", "data", "url", "file_id", "detail", "kind", "name", "input", "is_error")
+    return [type(value).__name__, *(getattr(value, field, None) for field in fields)]
+
+
+def verdict(probe: Any, source: str, target: str, kind: Any) -> str:
+    """Say what becomes of a probe between two dialects."""
+    document = said(probe, source, kind)
+    if document is None:
+        return WORDS["unsaid"]
+    try:
+        losses = translate(document, source, target, kind).losses
+    except TranslationError:
+        return WORDS["refused"]
+    kinds = {loss.kind for loss in losses if loss.is_material and loss.code not in ("identity", "required")}
+    return WORDS[next((one for one in ("dropped", "degraded") if one in kinds), "carried")]
+
+
+HEAD = """\
+# Dialects
+
+Six dialects are read into one neutral form and written from it: {names}.
+This page is generated (`python -m tests.dialects.pairs_page > docs/dialects.md`) by trying every row on every pair;
+a test fails when it is stale.
+
+## Use
+
+```python
+from backplane.dialects import StreamTranslation, dialect, translate
+
+done = translate(document, "openai", "claude", "request")   # or "response"; policy="fail" raises on a loss
+done.value, done.losses                                      # the other vendor's JSON, and what could not be said
+
+stream = StreamTranslation("gemini", "openai")
+for chunk in chunks:
+    send(stream.feed(chunk))                                 # chunks of the other vendor, without waiting for the end
+send(stream.finish())
+```
+
+`backplane translate --from D --to D --kind request|response|stream [FILE]` does the same on the command line.
+A dialect's module (`dialect("claude")`) has `to_ir`, `from_ir`, `response_to_ir`, `response_from_ir`,
+`map_work_order`, `map_response`, `map_stream_event` with its `StreamState`, `StreamReader`, `StreamWriter`,
+`tool_to_ir`, `tool_from_ir`, `TOOL_NAMES`, `CAPABILITIES`, `DEFAULTS` and the passthrough pair.
+`framing` cuts bytes into chunks: server-sent events, JSON lines, one JSON array.
+
+## Losses
+
+Each has a `path` (JSON pointer into the source), a `kind` (dropped, degraded, synthesised, refused), a `code` and a
+reason; values are never copied. What only changes its form has the code `shape` and does not count for `--strict`.
+What would change the meaning is an error and no loss: state that the vendor keeps (`previous_response_id`, a
+container, a cache), a result without its call, a forced tool that only the other vendor runs. A document is also
+translated back, and what does not return is named (`unaccounted`).
+
+| code | meaning |
+|---|---|
+{codes}
+
+## Counting tokens
+
+One rule: input is everything that was sent, reads and writes of the cache are parts of it; output is everything that
+was made, thinking is part of it. The Messages dialect counts cache reads and writes beside its input, and Gemini
+counts thoughts beside its output; both are converted on the way in and out. The vendor's own counters are kept.
+"""
+
+
+def table(probes: dict[str, Any], source: str, kind: str) -> list[str]:
+    others = [name for name in NAMES if name != source]
+    rows = [f"| {kind} from {source} | {' | '.join(others)} |", "|---" * (len(others) + 1) + "|"]
+    for title, probe in probes.items():
+        cells = [verdict(probe, source, target, kind) for target in others]
+        if set(cells) != {WORDS["unsaid"]}:
+            rows.append(f"| {title} | {' | '.join(cells)} |")
+    return [*rows, ""]
+
+
+def page() -> str:
+    """Return the whole page."""
+    codes = "\n".join(f"| `{code}` | {meaning} |" for code, meaning in ir.LOSS_CODES.items())
+    lines = [HEAD.format(names=", ".join(NAMES), codes=codes)]
+    lines.append("## What each pair carries\n")
+    lines.append("To its own dialect everything goes back as it came. A row that the source cannot say is left out.\n")
+    for source in NAMES:
+        lines += [f"### From {source}\n", *table(REQUESTS, source, "request"), *table(ANSWERS, source, "response")]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
