@@ -172,6 +172,9 @@ func (c *Client) Ping(ctx context.Context) error {
 	case <-c.gone:
 		return errors.New(c.lost.Error)
 	case <-ctx.Done():
+		c.mutex.Lock()
+		delete(c.pings, seq)
+		c.mutex.Unlock()
 		return ctx.Err()
 	}
 }

@@ -90,9 +90,10 @@ class Client {
   async _send(message) {
     if (this._lost || !this._child.stdin.writable) return;
     if (this._child.stdin.write(JSON.stringify(message) + '\n')) return;
-    // A server that is gone never drains.
-    const drained = new Promise((resolve) => this._child.stdin.once('drain', resolve));
-    await Promise.race([drained, this._closed]);
+    // One wait for all who write, and a server that is gone never drains.
+    const drained = () => new Promise((resolve) => this._child.stdin.once('drain', resolve));
+    this._drained ??= Promise.race([drained(), this._closed]).then(() => (this._drained = undefined));
+    await this._drained;
   }
 
   _readLines() {

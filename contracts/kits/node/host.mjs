@@ -62,7 +62,9 @@ class Line {
   async send(message) {
     const line = typeof message === 'string' ? message : JSON.stringify(message, (_, v) => (typeof v === 'string' ? v.toWellFormed() : v));
     if (process.stdout.write(line + '\n') || process.stdout.destroyed) return;
-    await new Promise((resolve) => process.stdout.once('drain', resolve).once('close', resolve));
+    // One wait for all who write: each with listeners of its own would be taken for a leak.
+    this.drained ??= new Promise((resolve) => process.stdout.once('drain', resolve).once('close', resolve)).then(() => (this.drained = undefined));
+    await this.drained;
   }
 
   readLines() {
@@ -212,7 +214,6 @@ class Run {
         resolve(answer ?? byDefault('nobody is there to answer'));
       };
       this._asks.set(id, settle);
-      this.signal.addEventListener('abort', () => settle(), { once: true });
       this._line.send({ t: 'ask', ref_id: this.id, id, deadline_ms: ASK_MS, ...members });
     });
   }
@@ -227,6 +228,10 @@ class Run {
 
   _stdinEnded() {
     if (this.extensions.includes('cancel/1')) this._cancel('the control plane is gone', GRACE_MS); // S34
+    this._settleAll();
+  }
+
+  _settleAll() {
     for (const settle of [...this._asks.values()]) settle();
   }
 
@@ -235,6 +240,7 @@ class Run {
     this.graceMs = Math.max(graceMs - GRACE_MARGIN_MS, 0);
     this._cancelled = reason;
     this._abort.abort(new HostError('stream_closed', reason));
+    this._settleAll();
   }
 
   async _do() {
