@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,7 +139,8 @@ def check(run: Run, events: Iterable[AgentEvent] | None = None) -> dict[str, Any
     assert read["receipt_sha256"] == run.receipt.receipt_sha256
     assert read["meta"]["run_id"] == run.id
     assert read["meta"]["work_order_id"] == run.order.id
-    assert read["meta"]["started_at"] <= read["meta"]["finished_at"]
+    # Not as texts: a whole second prints no fraction, and "Z" sorts after ".".
+    assert datetime.fromisoformat(read["meta"]["started_at"]) <= datetime.fromisoformat(read["meta"]["finished_at"])
     assert run.receipt.backplane["end"]["reason"] == run.end.reason or run.end.reason == "store"
     assert (run.error is None) == (run.end.code is None)
     assert run.error is None or run.error.code == run.end.code
