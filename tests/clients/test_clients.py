@@ -190,15 +190,15 @@ def node(needs: Callable[[str], str], built: Path) -> Command:
 
 
 def go(needs: Callable[[str], str], built: Path) -> Command:
-    program = built / "drive-go"
+    compiler, program = needs("go"), built / "drive-go"
     if not program.exists():
         module = built / "go"
-        (module / "backplane").mkdir(parents=True)
+        (module / "backplane").mkdir(parents=True, exist_ok=True)
         (module / "go.mod").write_text("module driver\n\ngo 1.22\n")
         shutil.copy(HERE / "drive.go", module / "main.go")
         shutil.copy(CLIENTS / "backplane.go", module / "backplane")
-        build([needs("go"), "vet", "./..."], module)
-        build([needs("go"), "build", "-o", str(program), "."], module)
+        build([compiler, "vet", "./..."], module)
+        build([compiler, "build", "-o", str(program), "."], module)
     return [str(program)]
 
 
