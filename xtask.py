@@ -33,6 +33,7 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, "xtask-stamp.json")
+REFEREES = os.path.join(ROOT, ".venv-referees")
 LOCK = os.path.join(ROOT, ".cache", "xtask.lock")
 
 
@@ -244,6 +245,34 @@ def stats(args: list[str]) -> NoReturn:
     become(sys.executable, os.path.join(ROOT, "tests", "stats.py"), *args)
 
 
+def referees(args: list[str]) -> NoReturn:
+    """Judge the translations by the vendors' own SDKs, which stand in an environment of their own."""
+    pyproject = read_pyproject()
+    packages = development_packages(pyproject, "referees")
+    python = os.path.join(REFEREES, "bin", "python")
+    stamp = os.path.join(REFEREES, "xtask-packages.json")
+    wanted = json.dumps([ROOT, pyproject["project"]["dependencies"], packages])
+    with exclusive():
+        if not os.access(python, os.X_OK) or not os.path.exists(stamp) or read_text(stamp) != wanted:
+            tell("making .venv-referees with the vendors' SDKs (once, about a minute)")
+            base = getattr(sys, "_base_executable", None) or sys.executable
+            install = [python, "-I", "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
+            for command in ([base, "-I", "-m", "venv", "--clear", REFEREES], [*install, "--editable", ROOT, *packages]):
+                done = run_quietly(command)
+                if done.returncode != 0:
+                    raise Trouble("the referees could not be installed", last_words(done), "check the network, repeat")
+            with open(stamp, "w", encoding="utf-8") as file:
+                file.write(wanted)
+    os.chdir(ROOT)
+    subprocess.run([python, "-m", "tests.dialects.measures"], check=False)
+    become(python, "-m", "pytest", "-q", os.path.join("tests", "dialects", "test_measures.py"), *args)
+
+
+def read_text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
 CHECKS = (
     ("format", "-m ruff format --check .", ".venv/bin/ruff format"),
     ("lint", "-m ruff check .", ".venv/bin/ruff check --fix"),
@@ -284,6 +313,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "check": (check, "formatting, lint, types, architecture, fresh schemas"),
     "bench": (bench, "print the benchmark table"),
     "schema": (schema, "write schemas/; --check only compares"),
+    "referees": (referees, "judge the translations by the vendors' SDKs, in an environment of their own"),
     "stats": (stats, "the shape of the code in numbers"),
 }
 
