@@ -77,6 +77,11 @@ class Backend(Protocol):
         """Values of its environment that must not be seen anywhere."""
         ...
 
+    @property
+    def remote(self) -> bool:
+        """It works on another machine: the workspace travels, or is there already."""
+        ...
+
     def open(self, order: WorkOrder, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Link]: ...
 
 
@@ -90,6 +95,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
     limits: Limits | None = None
     guard: bool = True
+    remote: bool = False
     writable: tuple[str, ...] = ()
     """Paths beside the workspace that it may change when it is contained; absolute."""
     endpoints: tuple[str, ...] = ()
@@ -142,6 +148,7 @@ class MemoryBackend(msgspec.Struct, frozen=True, kw_only=True):
     serve: Serve
     limits: Limits | None = None
     secrets: tuple[str, ...] = ()
+    remote: bool = False
 
     @property
     def key(self) -> str:
@@ -311,6 +318,7 @@ def _from_settings(
         env=env,
         secrets=tuple(secrets),
         limits=declared.limits_over(settings.limits),
+        remote=declared.remote,
         writable=tuple(home + path[1:] if path[:1] == "~" else path for path in declared.writable),
         endpoints=declared.endpoints,
     )

@@ -87,6 +87,8 @@ class Intake:
         self._remembered: dict[str, Decision] = {}
         """Tool → what was decided about it for the rest of the run."""
         self._pongs: dict[int, anyio.Event] = {}
+        self.on_patch: Callable[[wire.Patch], None] | None = None
+        """Takes the chunks of a patch from another machine; None where none was asked for."""
         self._splits = Splits(facts.redactor) if facts.redactor.forms else None
 
     def connect(self, outbox: Outbox, tasks: anyio.abc.TaskGroup) -> None:
@@ -174,6 +176,17 @@ class Intake:
             self._facts.counts["unasked_answer"] += 1
         else:
             arrived.set()
+
+    def _patch(self, patch: wire.Patch) -> None:
+        if self.over.is_set() or self.on_patch is None:
+            self._facts.counts["late" if self.over.is_set() else "unasked_answer"] += 1
+            return
+        self.progressed = True
+        try:
+            self.on_patch(patch)
+        except BackplaneError as error:
+            self._decide("protocol", error)
+            self.close()
 
     def _final(self, final: wire.Final) -> list[Events]:
         if self.over.is_set():
@@ -280,6 +293,7 @@ _TAKE: Final[dict[type[Any], Callable[[Intake, Any], list[Events] | None]]] = {
     wire.Fatal: Intake._fatal,
     wire.Ask: Intake._ask,
     wire.Pong: Intake._pong,
+    wire.Patch: Intake._patch,
     Noise: Intake._noise,
     Dropped: Intake._dropped,
     Unknown: Intake._unknown,

@@ -19,6 +19,7 @@ import anyio.to_thread
 
 from backplane.config import Limits
 from backplane.contract import canonical
+from backplane.contract.work import Mode
 from backplane.errors import BackplaneError, StoreError, WorkspaceError
 from backplane.receipts.journal import Journal, head_fact
 from backplane.receipts.manifests import keep_manifest, kept_manifest
@@ -119,10 +120,17 @@ class Keeper:
 
 
 class Preparation:
-    """Opens store and workspace in a worker thread while the host starts."""
+    """Opens store and workspace in a worker thread while the host starts.
 
-    def __init__(self, keeper: Keeper, facts: Facts, limits: Limits, stopped: Callable[[], bool]) -> None:
+    Args:
+        mode: how the place to work in is made; None when it is not here.
+    """
+
+    def __init__(
+        self, keeper: Keeper, facts: Facts, limits: Limits, stopped: Callable[[], bool], mode: Mode | None
+    ) -> None:
         self.workspace: Workspace | None = None
+        self._mode = mode
         self._keeper = keeper
         self._facts = facts
         self._limits = limits
@@ -143,8 +151,8 @@ class Preparation:
         """Wait until nothing of it runs any more, however it ended."""
         await self._done.wait()
 
-    async def wait(self) -> Workspace:
-        """Wait for the place to work in.
+    async def wait(self) -> Workspace | None:
+        """Wait for the place to work in; None when there is none here.
 
         Raises:
             BackplaneError: of the store or the workspace.
@@ -152,17 +160,18 @@ class Preparation:
         await self._done.wait()
         if self._error is not None:
             raise self._error
-        assert self.workspace is not None
         return self.workspace
 
-    def _open(self, folder: Path) -> Workspace:
+    def _open(self, folder: Path) -> Workspace | None:
         from backplane.workspace import Quota, open_workspace
 
         self._keeper.store()
+        if self._mode is None:
+            return None
         spec = self._facts.order.workspace
         return open_workspace(
             os.path.abspath(spec.root),
-            mode=spec.mode,
+            mode=self._mode,
             include=spec.include,
             exclude=spec.exclude,
             run_dir=folder,

@@ -46,6 +46,7 @@ class Outbox:
         self._write_s = write_s
         self._on_stuck = on_stuck
         self._on_closed = on_closed
+        self._idle = anyio.Event()
         self._backlog: deque[bytes] = deque()
         self._writing = False
 
@@ -71,7 +72,13 @@ class Outbox:
             self._backlog.append(line)
             if not self._writing:
                 self._writing = True
+                self._idle = anyio.Event()
                 self._tasks.start_soon(self._write_backlog)
+
+    async def flushed(self) -> None:
+        """Wait until nothing waits to be read any more, or never will be."""
+        if self._writing:
+            await self._idle.wait()
 
     def _lost(self, lines: int) -> None:
         self.unwritten += lines
@@ -93,5 +100,6 @@ class Outbox:
                 self._lost(lost)
             finally:
                 self._writing = False
+                self._idle.set()
         if waiting.cancelled_caught:
             self._on_stuck()

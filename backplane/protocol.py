@@ -59,6 +59,8 @@ MESSAGES: Final[dict[str, tuple[type[Any], Sender]]] = {
     "pong": (wire.Pong, "host"),
     "ask": (wire.Ask, "host"),
     "answer": (wire.Answer, "control"),
+    "tree": (wire.Tree, "control"),
+    "patch": (wire.Patch, "host"),
 }
 """Every message: its shape and who may send it."""
 
@@ -68,6 +70,8 @@ NEEDS_EXTENSION: Final[dict[str, str]] = {
     "pong": "ping/1",
     "ask": "ask/1",
     "answer": "ask/1",
+    "tree": "tree/1",
+    "patch": "tree/1",
 }
 """Messages that are only sent to a peer that announced the extension."""
 
@@ -121,7 +125,7 @@ class Broken(msgspec.Struct, frozen=True):
 
 Received = (
     Events | wire.Hello | wire.Run | wire.Final | wire.Fatal | wire.Cancel | wire.Ping | wire.Pong
-    | wire.Ask | wire.Answer | Noise | Dropped | Unknown | Broken
+    | wire.Ask | wire.Answer | wire.Tree | wire.Patch | Noise | Dropped | Unknown | Broken
 )  # fmt: skip
 
 
@@ -285,7 +289,7 @@ class ControlEnd:
         """What the host announced; empty before its hello."""
         return self.hello.extensions if self.hello is not None else ()
 
-    def send(self, envelope: wire.Run | wire.Cancel | wire.Ping | wire.Answer) -> bytes:
+    def send(self, envelope: wire.Run | wire.Cancel | wire.Ping | wire.Answer | wire.Tree) -> bytes:
         """Write one message as a line.
 
         Raises:
@@ -499,7 +503,9 @@ class HostEnd:
         self._said_hello = False
         self._open: dict[str, tuple[str, ...]] = {}
 
-    def send(self, envelope: wire.Hello | wire.Event | wire.Final | wire.Fatal | wire.Ask | wire.Pong) -> bytes:
+    def send(
+        self, envelope: wire.Hello | wire.Event | wire.Final | wire.Fatal | wire.Ask | wire.Pong | wire.Patch
+    ) -> bytes:
         """Write one message as a line.
 
         Raises:
@@ -581,7 +587,7 @@ class HostEnd:
                     "protocol_unexpected_message", f"run {message.id[:60]!r} is open already", line[:EVIDENCE_BYTES]
                 )
             self._open[message.id] = message.extensions
-        elif isinstance(message, wire.Cancel | wire.Answer) and message.ref_id not in self._open:
+        elif isinstance(message, wire.Cancel | wire.Answer | wire.Tree) and message.ref_id not in self._open:
             return Dropped("after_end", f"{t} for run {message.ref_id[:60]!r}, which is not open")
         return message
 

@@ -28,7 +28,7 @@ from backplane.contract import envelope as wire
 from backplane.contract.capability import Manifest, read_manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
-from backplane.contract.work import WorkOrder
+from backplane.contract.work import Mode, WorkOrder
 from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, WorkspaceError, from_code
 from backplane.intake import Intake, OnAsk, now
 from backplane.keeper import Keeper, Preparation
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from backplane.contain.probe import Probe
     from backplane.contain.run import Cell
     from backplane.receipts.journal import Journal
+    from backplane.remote import Remote
     from backplane.sealing import Sealed
     from backplane.workspace import Workspace
 
@@ -150,14 +151,19 @@ class ControlPlane:
         if failure is not None:
             raise failure
 
-    async def end_unstarted(self, order: WorkOrder, backend: Backend, reason: str, *, run_id: str | None = None) -> Run:
-        """Give the receipt of a run that was cancelled while it waited for its place: nothing of it was started.
+    async def end_unstarted(
+        self, order: WorkOrder, backend: Backend, why: str | BackplaneError, *, run_id: str | None = None
+    ) -> Run:
+        """Give the receipt of a run that ended while it waited for its place: nothing of it was started.
 
         Args:
-            reason: why it was cancelled, in words.
+            why: in words when it was cancelled, else what went wrong.
         """
         run = await self._run(order, backend, None, None, run_id)
-        await run.cancel(reason)
+        if isinstance(why, BackplaneError):
+            run._fail(why)
+        else:
+            await run.cancel(why)
         await run._finish()
         return run
 
@@ -167,6 +173,20 @@ class ControlPlane:
         if run_id is None or not await anyio.to_thread.run_sync(self.keeper.is_new, run_id):
             run_id = str(uuid.uuid4())
         return Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits, run_id)
+
+
+def _offers(hello: wire.Hello, whole: Manifest, order: WorkOrder, backend_id: str) -> list[Manifest]:
+    """What one agent behind a host can have: all of it, or of a control plane that of each backend it has."""
+    if hello.backends is msgspec.UNSET:
+        return [whole]
+    named = order.abp("backend")
+    entries = [
+        read_manifest(entry["capabilities"])
+        for entry in hello.backends
+        if isinstance(entry.get("capabilities"), dict)
+        and (entry.get("id") == named if named not in (None, backend_id) else entry.get("ready") is True)
+    ]
+    return entries or [Manifest()]
 
 
 class Run:
@@ -214,6 +234,7 @@ class Run:
         self._intake = Intake(
             self.id, self.facts, limits, self._line, on_ask=on_ask, decide=self._decide, hand_on=self._hand_on
         )
+        self._remote = self._way_there() if backend.remote else None
         self._cell: Cell | None = None
         self._left = False
         """Whoever wanted the run has gone before it began."""
@@ -229,6 +250,13 @@ class Run:
         """When the read began that waits now; None while nobody pulls."""
         self._silent_s = 0.0
         """Spent in reads that ended since the last progress."""
+
+    def _way_there(self) -> Remote:
+        # Who runs everything here shall not pay for loading it.
+        from backplane.remote import Remote
+
+        isolation = tighter(self._plane.settings.isolation, self.order.abp("isolation"))
+        return Remote(self.id, self.order, self.backend_id, self._limits, isolation)
 
     @property
     def folder(self) -> Path | None:
@@ -319,6 +347,10 @@ class Run:
             BackplaneError: refused; or the place to work in, which comes first then, could not be made.
         """
         environ = self._plane.environ
+        if self._remote is not None:
+            # Here is only the way there: what has to hold the agent holds it where it works.
+            self.facts.isolation = "off"
+            return self._backend.open(self.order, environ)
         program = self._backend if isinstance(self._backend, ProcessBackend) and self._backend.guard else None
         self.facts.guarded = program is not None
         demanded = self.order.abp("enforcement")
@@ -372,21 +404,28 @@ class Run:
             finally:
                 self._left = True
         self._left = False
-        return await preparing.wait()
+        workspace = await preparing.wait()
+        assert workspace is not None
+        return workspace
 
     def _prepare(self) -> Preparation:
         def stopped() -> bool:
             return self._left or (self._stopping and not self._sent)
 
-        return Preparation(self._plane.keeper, self.facts, self._limits, stopped)
+        mode: Mode | None = self.order.workspace.mode
+        if self._remote is not None:
+            mode = "staged" if self._remote.root is None else None
+        return Preparation(self._plane.keeper, self.facts, self._limits, stopped, mode)
 
     def _fail(self, error: BackplaneError) -> None:
         """End a run that did not come to its order."""
         refused = error.facts.exit_code == 4
         self._decide("store" if error.code == "receipt_store_failed" else "refused" if refused else "failed", error)
 
-    def _negotiate(self, manifest: Manifest) -> None:
-        found = negotiate(self.order.requirements, manifest)
+    def _negotiate(self, *offers: Manifest) -> None:
+        """Hold the order against what is offered: some one of these must satisfy all of it."""
+        all_found = [negotiate(self.order.requirements, manifest) for manifest in offers]
+        found = next((found for found in all_found if found.satisfied), all_found[0])
         self.facts.added["negotiation"] = found.to_wire()
         if not found.satisfied:
             raise refusal(found, self.backend_id)
@@ -420,7 +459,11 @@ class Run:
                 return
             self._check_hello(self._line.hello)
             workspace = await self._preparing.wait()
-            if not self._stopping:
+            if self._stopping:
+                return
+            if self._remote is not None:
+                self._send_away(self._remote, workspace)
+            elif workspace is not None:
                 self._send_order(str(workspace.root))
         except BackplaneError as error:
             self._fail(error)
@@ -451,16 +494,47 @@ class Run:
             self._plane.keeper.keep_manifest(self._backend.key, hello.capabilities)
         if self._cell is not None:
             self._cell.check_asks(hello.extensions)
-        self._negotiate(manifest)
+        if self._remote is not None:
+            self._remote.check(hello)
+        self._negotiate(*_offers(hello, manifest, self.order, self.backend_id))
 
     def _send_order(self, root: str) -> None:
         """The order as the host gets it: whole, with the place to work in as its root."""
         self.facts.root = root
         workspace = msgspec.structs.replace(self.order.workspace, root=root)
-        order = msgspec.structs.replace(self.order, workspace=workspace)
-        self._say(self._line.send(wire.Run(id=self.id, work_order=order, extensions=EXTENSIONS)))
+        self._send_run(msgspec.structs.replace(self.order, workspace=workspace), EXTENSIONS)
+
+    def _send_run(self, order: WorkOrder, extensions: tuple[str, ...]) -> None:
+        self._say(self._line.send(wire.Run(id=self.id, work_order=order, extensions=extensions)))
         self._sent = True
         self._silent_s = 0.0
+
+    def _send_away(self, remote: Remote, workspace: Workspace | None) -> None:
+        """The order to another machine, and after it the workspace, if it travels."""
+        assert self._tasks is not None
+        assert self._journal is not None
+        # Where it lies there is not known here; paths are judged there, by the same policy.
+        self.facts.root = "/"
+        self._send_run(remote.order(), (*EXTENSIONS, *remote.extensions))
+        if workspace is not None:
+            remote.expect(self._journal.folder)
+            self._intake.on_patch = remote.take
+            self._tasks.start_soon(self._send_tree, remote, workspace)
+
+    async def _send_tree(self, remote: Remote, workspace: Workspace) -> None:
+        from backplane.workspace import Quota
+
+        assert self._outbox is not None
+        quota = Quota(bytes_max=self._limits.workspace_bytes_max, files_max=self._limits.workspace_files_max)
+        chunks = remote.chunks(workspace.root, quota, lambda: self._stopping)
+        try:
+            while not self._stopping and (chunk := await anyio.to_thread.run_sync(next, chunks, None)) is not None:
+                self._say(self._line.send(chunk))
+                await self._outbox.flushed()
+                # The far side is silent while it listens.
+                self._intake.progressed = True
+        except BackplaneError as error:
+            self._decide("failed", error)
 
     # While it runs.
 
@@ -519,9 +593,9 @@ class Run:
         """Journal what came, then put it where the consumer finds it."""
         if not batches or self._journal is None:
             return
-        lines = b"".join([b"\n".join(batch.records) + b"\n" for batch in batches])
+        lines = b"".join([batch.lines for batch in batches])
         try:
-            self._journal.append(lines)
+            self._journal.append(lines, sum(len(batch.events) for batch in batches))
         except BackplaneError as error:
             # Even after a good final: events that are not kept make another run of it.
             self.end = self.end or End(reason="store", code=error.code)
@@ -682,6 +756,7 @@ class Run:
             end,
             duration_s=time.monotonic() - self._started,
             cleaned=self._link is not None and self._link.swept == 0,
+            remote=self._remote,
         )
 
     def _explain_exit(self) -> None:

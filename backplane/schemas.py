@@ -182,6 +182,8 @@ _ENVELOPES: Final[dict[str, Any]] = {
     "pong": envelope.Pong,
     "ask": envelope.Ask,
     "answer": envelope.Answer,
+    "tree": envelope.Tree,
+    "patch": envelope.Patch,
 }
 
 SHAPES: Final[dict[str, Any]] = {

@@ -9,7 +9,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -23,6 +23,9 @@ from backplane.receipts.pieces import canonical_parts, seal
 from backplane.receipts.trace import Trace
 from backplane.record import OWN_LINES_MAX, End, Facts
 from backplane.workspace import Patch, Workspace, apply_patch
+
+if TYPE_CHECKING:
+    from backplane.remote import Remote
 
 DIFF_BYTES_MAX: Final = 8 * 1024 * 1024
 """Longest patch written into a receipt; a longer one is named by size and hash, and lies beside it."""
@@ -47,6 +50,7 @@ def seal_run(
     *,
     duration_s: float,
     cleaned: bool,
+    remote: Remote | None = None,
 ) -> Sealed:
     """Take the diff, let the lane have its effect, seal and store. Blocks; never raises for what the run did.
 
@@ -54,6 +58,7 @@ def seal_run(
         journal: None for a run that was refused before anything was started.
         workspace: None when the order was never sent; its temporary parts are removed here.
         duration_s: by a monotonic clock.
+        remote: the way back of a patch that was made on another machine.
         cleaned: nothing of the host was left that had to be killed or could not be found.
     """
     patch: Patch | None = None
@@ -63,6 +68,8 @@ def seal_run(
     status: str | None = None
     try:
         if workspace is not None:
+            if remote is not None and journal is not None:
+                remote.bring_back(facts.claim, workspace, journal.folder)
             patch = workspace.difference()
             added["reconciliation"] = record.reconcile(facts.claimed_paths, _paths(patch))
             diff, status = _as_text(patch, added)
@@ -112,8 +119,12 @@ def lowered(end: End, error: BackplaneError) -> End:
 
 
 def _apply_lane(facts: Facts, journal: Journal | None, workspace: Workspace, patch: Patch, end: End) -> None:
-    """`workspace_first`: the patch of a complete run goes to the original at once."""
-    wanted = facts.order.lane == "workspace_first" and workspace.mode == "staged" and end.reason == "complete"
+    """`workspace_first`: the patch of a complete run goes to the original at once.
+
+    So does that of a run on another machine that was to work in place: its place is here.
+    """
+    at_once = facts.order.lane == "workspace_first" or facts.order.workspace.mode == "pass_through"
+    wanted = at_once and workspace.mode == "staged" and end.reason == "complete"
     if not wanted or not patch.bytes or journal is None:
         return
     applied = apply_patch(journal.folder)

@@ -7,28 +7,34 @@ sidecar, and a backplane can be another backplane's host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import anyio
+import anyio.to_thread
 import msgspec
+from anyio.streams.memory import MemoryObjectReceiveStream
 
-from backplane import backends, relay, sidecar
+from backplane import backends, parcel, relay, sidecar
 from backplane.asks import Decision
 from backplane.backends import Backend
 from backplane.config import Settings
+from backplane.contract import envelope as wire
 from backplane.contract.canonical import uuid_text
 from backplane.contract.capability import Level, Manifest, read_manifest
 from backplane.contract.events import AskRaised
 from backplane.contract.work import WorkOrder
-from backplane.errors import BackendError
+from backplane.errors import BackendError, BackplaneError, WorkspaceError
 from backplane.intake import OnAsk
 from backplane.negotiate import negotiate
 from backplane.receipts.manifests import kept_manifest
 from backplane.runtime import ControlPlane, Run
+from backplane.workspace import Quota
 
-EXTENSIONS: Final = (*sidecar.EXTENSIONS, "many/1", "stage/1")
+EXTENSIONS: Final = (*sidecar.EXTENSIONS, "many/1", "stage/1", "tree/1")
 
 LADDER_S: Final = 0.9
 """What ending a run below takes beside its host's grace: the stop ladder, the diff and the seal."""
@@ -64,6 +70,7 @@ def main(settings: Settings, home: Path, environ: Mapping[str, str]) -> None:
     """Serve on this process's stdin and stdout until the end of stdin and of the last run."""
     line_bytes_max = settings.limits.line_bytes_max
     below = msgspec.structs.replace(settings.limits, line_bytes_max=max(line_bytes_max - FRAME_BYTES, 1))
+    parcel.sweep(home)
     server = _Server(ControlPlane(msgspec.structs.replace(settings, limits=below), home, environ), line_bytes_max)
     try:
         sidecar.main(host(settings, home, environ), server.work, line_bytes_max=line_bytes_max)
@@ -78,6 +85,8 @@ class _Server:
         self.plane = plane
         self._line_bytes_max = line_bytes_max
         self._orders_bytes = 0
+        self._parcels_bytes = 0
+        """Of trees that are arriving or worked on."""
 
     async def work(self, above: sidecar.HostRun) -> sidecar.Told:
         """One run, from its order to the message that ends it."""
@@ -98,6 +107,80 @@ class _Server:
     async def _run_below(self, above: sidecar.HostRun) -> Run:
         order = above.order if "stage/1" in above.extensions else _in_place(above.order)
         backend = choose(order, self.plane.settings, self.plane.home, self.plane.environ)
+        if above.tree is None:
+            return await self._run_here(above, order, backend)
+        async with self._incoming() as folder:
+            try:
+                root = await self._unpacked(above, above.tree, folder)
+            except BackplaneError as error:
+                return await self.plane.end_unstarted(order, backend, error, run_id=_as_uuid(above.id))
+            except anyio.get_cancelled_exc_class():
+                with anyio.CancelScope(shield=True):
+                    why = above.cancelled_because or "cancelled"
+                    return await self.plane.end_unstarted(order, backend, why, run_id=_as_uuid(above.id))
+            spec = msgspec.structs.replace(order.workspace, root=str(root), mode="staged", include=(), exclude=())
+            order = msgspec.structs.replace(order, workspace=spec, lane="patch_first")
+            ended = await self._run_here(above, order, backend)
+            await self._send_patch(above, ended)
+            return ended
+
+    @asynccontextmanager
+    async def _incoming(self) -> AsyncIterator[Path]:
+        """A folder for what travels; making and removing it may take a while, and others run meanwhile."""
+        opened = parcel.incoming(self.plane.home)
+        folder = await anyio.to_thread.run_sync(opened.__enter__)
+        try:
+            yield folder
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(opened.__exit__, None, None, None)
+
+    async def _unpacked(self, above: sidecar.HostRun, tree: MemoryObjectReceiveStream[wire.Tree], folder: Path) -> Path:
+        """The workspace that came with a run.
+
+        Raises:
+            BackplaneError: it is not what was sent, too large, not safe, or stopped coming.
+        """
+        limits, arrived = self.plane.settings.limits, 0
+
+        def take_bytes(size: int) -> None:
+            nonlocal arrived
+            self._parcels_bytes += size
+            arrived += size
+            if self._parcels_bytes > limits.workspace_bytes_max:
+                fact = f"the workspaces at hand are over {limits.workspace_bytes_max} bytes (workspace_bytes_max)"
+                raise WorkspaceError("workspace_staging_failed", fact, hint="leave some out with --exclude")
+
+        arriving = parcel.Arriving(folder / "tree.tar", take_bytes)
+        try:
+            while arriving.end is None:
+                with anyio.fail_after(limits.idle_s):
+                    arriving.take(await tree.receive())
+            quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
+            stopped = partial(getattr, above, "cancelled_because")
+            root = folder / "tree"
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(parcel.unpack, arriving.path, root, quota, stopped)
+            return root
+        except TimeoutError:
+            raise BackendError("backend_timeout", f"no part of the workspace for {limits.idle_s:g} s") from None
+        except anyio.EndOfStream:
+            raise BackendError("stream_closed", "the workspace ended in the middle") from None
+        finally:
+            arriving.path.unlink(missing_ok=True)
+            self._parcels_bytes -= arrived
+
+    async def _send_patch(self, above: sidecar.HostRun, ended: Run) -> None:
+        """The patch as a parcel of its own, where the receipt has only its name."""
+        assert ended.receipt is not None
+        if ended.patch is None or ended.receipt.verification.git_diff is not None:
+            return
+        pieces = parcel.chunks(parcel.read_pieces(ended.patch), self._line_bytes_max)
+        with anyio.CancelScope(shield=True):
+            while (chunk := await anyio.to_thread.run_sync(next, pieces, None)) is not None:
+                await above.patch(chunk.seq, chunk.data, chunk.end)
+
+    async def _run_here(self, above: sidecar.HostRun, order: WorkOrder, backend: Backend) -> Run:
         run_id = _as_uuid(above.id)
         run: Run | None = None
         try:

@@ -16,11 +16,13 @@ import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 import anyio
 import anyio.abc
 import msgspec
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from msgspec import UNSET, UnsetType
 
 from backplane.contract import envelope as wire
@@ -72,6 +74,9 @@ WRITE_STUCK_S: Final = 0.5
 
 PEER_GONE_POLL_S: Final = 1.0
 """How often a host looks whether anybody still reads: a dead peer ends it within 5 s, an idle host costs nothing."""
+
+CHUNKS_HELD_MAX: Final = 4
+"""Chunks of a run's tree that wait to be kept: a megabyte, and then nothing more is read."""
 
 RUNS_END_POLL_S: Final = 0.01
 """How often an ending host looks whether its last run is over."""
@@ -152,6 +157,11 @@ class HostRun:
         self.emitted = 0
         self.scope = anyio.CancelScope()
         self.answers: dict[str, tuple[anyio.Event, list[wire.Answer]]] = {}
+        self.tree: MemoryObjectReceiveStream[wire.Tree] | None = None
+        """The workspace in chunks, when both ends speak `tree/1`; it ends early when stdin does."""
+        self.tree_in: MemoryObjectSendStream[wire.Tree] | None = None
+        if "tree/1" in message.extensions and "tree/1" in link.host.extensions:
+            self.tree_in, self.tree = anyio.create_memory_object_stream(CHUNKS_HELD_MAX)
         self.started_ns = time.time_ns()
         self._started_monotonic = time.monotonic()
         self._link = link
@@ -200,6 +210,15 @@ class HostRun:
     async def write_raw(self, data: bytes) -> None:
         """Bytes straight onto the line, unchecked: for passing on what another end wrote, and for scripted faults."""
         await self._link.write(data)
+
+    async def patch(self, seq: int, data: str, end: wire.Parcel | UnsetType) -> None:
+        """Send one chunk of a patch that is too long for the receipt (`tree/1`)."""
+        await self._link.send(wire.Patch(ref_id=self.id, seq=seq, data=data, end=end))
+
+    def close_tree(self) -> None:
+        for stream in (self.tree_in, self.tree):
+            if stream is not None:
+                stream.close()
 
     async def may(self, tool: str, input: Json, *, command: str | None = None, cwd: str | None = None) -> Verdict:
         """Ask before a tool runs. Policy answers first, then whoever holds it at the other end.
@@ -325,7 +344,9 @@ class _Link:
     def can_ask(self, run: HostRun) -> bool:
         return self._stdin_open and "ask/1" in run.extensions and "ask/1" in self.host.extensions
 
-    async def send(self, message: wire.Hello | wire.Event | wire.Final | wire.Fatal | wire.Ask | wire.Pong) -> None:
+    async def send(
+        self, message: wire.Hello | wire.Event | wire.Final | wire.Fatal | wire.Ask | wire.Pong | wire.Patch
+    ) -> None:
         await self.write(self._end.send(message))
 
     async def write(self, line: bytes) -> None:
@@ -431,6 +452,11 @@ class _Link:
             if waiting is not None and not waiting[1]:
                 waiting[1].append(received)
                 waiting[0].set()
+        elif isinstance(received, wire.Tree):
+            owner = self._runs.get(received.ref_id)
+            if owner is not None and owner.tree_in is not None:
+                with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # The run has ended meanwhile.
+                    await owner.tree_in.send(received)
         elif isinstance(received, Broken):
             await self._complain(received)
         else:
@@ -458,6 +484,8 @@ class _Link:
             self._cancel(run, "the control plane went away", GRACE_S)
         for arrived, _ in run.answers.values():
             arrived.set()
+        if run.tree_in is not None:
+            run.tree_in.close()
 
     def _cancel(self, run: HostRun, reason: str, grace_s: float) -> None:
         if run.cancelled_because is None:
@@ -482,6 +510,7 @@ class _Link:
                 raise
         finally:
             self._runs.pop(run.id, None)
+            run.close_tree()
 
     async def _tell_end(self, run: HostRun, ending: Done | Told | wire.Fatal) -> None:
         if isinstance(ending, Told):

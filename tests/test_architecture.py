@@ -57,18 +57,20 @@ ROOMS = {
     "tools": f"{SHAPES} policy process",
     "backends": f"{SHAPES} config process share",
     "keeper": f"{SHAPES} config contain record receipts workspace",
-    "sealing": f"{SHAPES} keeper record receipts workspace",
+    "parcel": f"{SHAPES} workspace",
+    "remote": f"{SHAPES} config parcel workspace",
+    "sealing": f"{SHAPES} remote keeper record receipts workspace",
     "splits": f"{SHAPES} redact",
     "outbox": f"{SHAPES} backends",
     "intake": f"{SHAPES} asks config outbox protocol record splits",
     "api": f"{SHAPES} backends config intake runtime",
     "runtime": (
-        f"{SHAPES} backends config contain intake keeper negotiate outbox policy protocol receipts record redact "
+        f"{SHAPES} backends config contain intake keeper negotiate outbox policy protocol receipts record redact remote "
         "sealing sessions splits workspace"
     ),
     "providers": f"{SHAPES} ir backends sessions",
     "relay": f"{SHAPES} receipts record runtime",
-    "server": f"{SHAPES} asks backends config intake negotiate receipts relay runtime sidecar",
+    "server": f"{SHAPES} asks backends config intake negotiate parcel receipts relay runtime sidecar workspace",
     "conform": f"{SHAPES} protocol process share schemas",
     "testing": f"{SHAPES} protocol sidecar backends",
     "schemas": f"{SHAPES} share config",

@@ -6,7 +6,7 @@ when is `protocol`'s affair.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -106,5 +106,32 @@ class Answer(_Envelope, frozen=True, kw_only=True, gc=False, tag="answer"):
     remember: Literal["once", "run"] = "once"
 
 
-FromHost = Hello | Event | Final | Fatal | Ask | Pong | Run | Cancel | Ping | Answer
+class Parcel(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What all chunks of something that travels are together."""
+
+    bytes: int
+    sha256: str
+
+
+class Tree(_Envelope, frozen=True, kw_only=True, gc=False, tag="tree"):
+    """One chunk of the workspace, on its way to a host that works on another machine."""
+
+    ref_id: str
+    seq: Annotated[int, msgspec.Meta(ge=0)]
+    data: str
+    """In base64."""
+    end: Parcel | msgspec.UnsetType = msgspec.UNSET
+    """With the last chunk."""
+
+
+class Patch(_Envelope, frozen=True, kw_only=True, gc=False, tag="patch"):
+    """One chunk of a patch that is too long for the receipt, on its way back."""
+
+    ref_id: str
+    seq: Annotated[int, msgspec.Meta(ge=0)]
+    data: str
+    end: Parcel | msgspec.UnsetType = msgspec.UNSET
+
+
+FromHost = Hello | Event | Final | Fatal | Ask | Pong | Run | Cancel | Ping | Answer | Tree | Patch
 """Every known message; the ones a side must not send are decoded too, so that they can be named."""

@@ -63,6 +63,7 @@ _CONFIG: Final = """[core]
 # Highest in precedence: whatever a `.gitattributes` says is unsaid.
 _ATTRIBUTES: Final = "* -text !eol !crlf -ident !filter -working-tree-encoding !diff !merge !whitespace\n"
 
+
 class Row(msgspec.Struct, frozen=True):
     """One line of `git diff-tree --raw` with its `--numstat`."""
 
@@ -100,6 +101,7 @@ class Scratch(msgspec.Struct, frozen=True):
         stdin: bytes = b"",
         stdout_path: Path | None = None,
         codes: Iterable[int] = (0,),
+        cwd: Path | None = None,
     ) -> Finished:
         """Run git on this repository and nothing else of the machine's configuration.
 
@@ -110,7 +112,7 @@ class Scratch(msgspec.Struct, frozen=True):
             done = run_tool(
                 [_program(), *words],
                 env=_environment(self) | dict(settings or {}),
-                cwd=str(self.folder),
+                cwd=str(cwd or self.folder),
                 stdin=stdin,
                 timeout_s=GIT_S_MAX,
                 output_bytes_max=PATCH_BYTES_MAX,
@@ -176,6 +178,15 @@ def write_patch(at: Scratch, before: bytes, after: bytes, patch: Path) -> list[R
     names = ("--src-prefix=a/", "--dst-prefix=b/")
     at.git("diff-tree", "-r", "-M", renames, *form, *names, *trees, stdout_path=patch)
     return _rows(raw)
+
+
+def put(at: Scratch, patch: Path, folder: Path) -> None:
+    """Put a patch into a folder that is a copy of ours; git refuses one that leaves it or goes through a link.
+
+    Raises:
+        WorkspaceError: the scratch's code.
+    """
+    at.git("apply", "--binary", "--whitespace=nowarn", str(patch), cwd=folder)
 
 
 def _rows(raw: bytes) -> list[Row]:

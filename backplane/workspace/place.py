@@ -113,6 +113,16 @@ class Workspace:
         except OSError as error:
             raise scope.cannot("compare", _about(error, self.root), error) from error
 
+    def take_patch(self, patch: Path) -> None:
+        """Put a patch from elsewhere into the copy; all of it or nothing. Blocking.
+
+        Raises:
+            WorkspaceError: `execution_workspace_error`, it does not fit, or leaves the copy.
+        """
+        assert self.mode == "staged", "an original is not written to"
+        with git.scratch(self._stage_dir, _RESULT) as scratch:
+            git.put(scratch, patch, self.root)
+
     def _leave_out(self, listing: Listing) -> None:
         """Take new files out of the listing that would meet something of the original that was not staged."""
         if self.mode != "staged" or not (self._scope.include or self._special):
