@@ -7,7 +7,9 @@ JSON. Nothing here waits, reads a clock or knows a process.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Final, Literal
 
 import msgspec
@@ -37,6 +39,13 @@ LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 DEPTH_MAX: Final = 128
 """Deepest nesting of a line: far above real messages, far below where a recursive reader fails."""
+
+VALUES_MAX: Final = 131_072
+"""Values in a line: in Python the smallest takes some 300 bytes, so a line of 16 MiB could need a gigabyte. A tool's
+output of a mebibyte has a tenth of that."""
+
+FINAL_VALUES_MAX: Final = 1_048_576
+"""The same for a `final`: it may bring the whole trace, and 16 MiB of the shortest events are 800,000."""
 
 EVIDENCE_BYTES: Final = 200
 """How much of a bad line an error shows."""
@@ -202,6 +211,28 @@ def strict(line: bytes) -> Json:
     return value
 
 
+class _Tag(msgspec.Struct):
+    t: str = ""
+
+
+_decode_tag: Final = msgspec.json.Decoder(_Tag).decode
+# Possessive, and with escapes outside of strings, too: linear in whatever is sent.
+_MARKS: Final = re.compile(rb'(?s)"(?:[^"\\]++|\\.)*+"|\\.|[,\[{]')
+
+
+def bounded(line: bytes) -> None:
+    """Refuse a line of too many values, before anything of it becomes an object.
+
+    Raises:
+        ValueError: with the limit, or since it is no JSON.
+    """
+    if len(line) <= VALUES_MAX:
+        return
+    limit = FINAL_VALUES_MAX if _decode_tag(line).t == "final" else VALUES_MAX
+    if len(line) > limit and next(islice(_MARKS.finditer(line), 2 * limit, None), None) is not None:
+        raise ValueError(f"more than {limit} values in a line")
+
+
 def _too_deep(line: bytes) -> bool:
     if line.count(b"{") + line.count(b"[") <= DEPTH_MAX:
         return False
@@ -327,6 +358,8 @@ class ControlEnd:
                 of = None
                 continue
             try:
+                if len(line) > VALUES_MAX:
+                    bounded(line)
                 envelope = _decode_event(line)
                 event = envelope.event
                 record = _encode(event)
@@ -427,6 +460,7 @@ class ControlEnd:
         if not line.lstrip().startswith(b"{"):
             return Noise(self._clean_line(line)) if line.strip() else None
         try:
+            bounded(line)
             value = strict(line)
         except (ValueError, RecursionError) as error:
             return Broken(
@@ -562,6 +596,7 @@ class HostEnd:
         if not line.strip():
             return None
         try:
+            bounded(line)
             value = strict(line)
             doubled = canonical.duplicate_key(line)
         except (ValueError, RecursionError) as error:

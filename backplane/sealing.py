@@ -72,7 +72,7 @@ def seal_run(
                 remote.bring_back(facts.claim, workspace, journal.folder)
             patch = workspace.difference()
             added["reconciliation"] = record.reconcile(facts.claimed_paths, _paths(patch))
-            diff, status = _as_text(patch, added)
+            diff, status = _without_secrets(facts, *_as_text(patch, added), added)
             _refuse_loss(workspace, patch)
             _apply_lane(facts, journal, workspace, patch, end)
     except BackplaneError as caught:
@@ -161,6 +161,20 @@ def _as_text(patch: Patch, added: dict[str, Json]) -> tuple[str | None, str | No
         return None, patch.status
     except OSError as error:
         raise WorkspaceError("execution_workspace_error", f"the patch cannot be read back: {error}") from error
+
+
+def _without_secrets(
+    facts: Facts, diff: str | None, status: str | None, added: dict[str, Json]
+) -> tuple[str | None, str | None]:
+    """What the receipt may say of a patch that holds secrets: the patch is the work and stays, named by its hash."""
+    inside = facts.redactor.text(diff)[1] if diff is not None else 0
+    if inside:
+        diff, added["patch"]["redacted"] = None, inside
+    named, count = facts.redactor.json({"status": status, **added})
+    status = named.pop("status")
+    added.update(named)
+    facts.counts["redacted"] += inside + count
+    return diff, status
 
 
 def _compare_trace(facts: Facts, trace: Trace) -> dict[str, Json]:
