@@ -88,9 +88,7 @@ def run(
         on_event: called for each event as it comes.
     """
     return anyio.run(
-        functools.partial(
-            _run, order, backend=backend, root=root, on_event=on_event, settings=settings, home=home
-        )
+        functools.partial(_run, order, backend=backend, root=root, on_event=on_event, settings=settings, home=home)
     )
 
 

@@ -17,7 +17,6 @@ import anyio.abc
 from backplane import asks
 from backplane.asks import Decision
 from backplane.config import Limits
-from backplane.contract import canonical
 from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json, timestamp_at
 from backplane.contract.events import (
@@ -34,7 +33,7 @@ from backplane.contract.events import (
     read_event,
 )
 from backplane.contract.receipt import read_receipt
-from backplane.errors import BackplaneError, ContractError, from_code
+from backplane.errors import BackplaneError, ContractError, PolicyError, from_code
 from backplane.outbox import Outbox
 from backplane.protocol import Broken, ControlEnd, Dropped, Events, Noise, Unknown
 from backplane.record import Facts
@@ -126,7 +125,7 @@ class Intake:
     def let_go(self) -> list[Events]:
         """What was held back for long enough, as events."""
         late = self._splits.flush() if self._splits is not None else []
-        return [Events(self._run_id, late, [canonical.encode(event) for event in late])] if late else []
+        return [Events.of(self._run_id, late)] if late else []
 
     def _whole(self, batch: Events) -> Events:
         if self._splits is None:
@@ -134,7 +133,7 @@ class Intake:
         before = self._splits.redacted
         events, records = self._splits.take(batch.events, batch.records)
         self._facts.counts["redacted"] += self._splits.redacted - before
-        return Events(batch.ref_id, events, records)
+        return Events(batch.ref_id, events, b"".join([record + b"\n" for record in records]))
 
     def _accept(self, events: list[AgentEvent]) -> None:
         self._facts.accepted += len(events)
@@ -142,12 +141,15 @@ class Intake:
             for event in events:
                 if type(event) not in _QUIET:
                     self._facts.look(event)
+            if self._facts.limit is not None:
+                reason, text = self._facts.limit
+                self._decide(reason, PolicyError("policy_denied", text, hint="raise the limit in the order"))
         self.progressed = self.progressed or any(_carries_something(event) for event in events)
 
     def _add(self, name: str, body: Json, message: str) -> Events:
         """An event of our own, in the trace like any other."""
         event = carried(carry(name, body, ts=now(), message=message))
-        return Events(self._run_id, [event], [canonical.encode(event)], ours=True)
+        return Events.of(self._run_id, [event], ours=True)
 
     def _noise(self, noise: Noise) -> None:
         self._facts.noise(noise.line, self._limits.noise_bytes_max)
@@ -218,7 +220,7 @@ class Intake:
             return []
         events = [carried(read_event(value, now=now())) for value in trace]
         self._accept(events)
-        return [Events(self._run_id, events, [canonical.encode(event) for event in events])]
+        return [Events.of(self._run_id, events)]
 
     def _fatal(self, fatal: wire.Fatal) -> list[Events]:
         if self.over.is_set():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Final, Literal
 
 import msgspec
@@ -96,10 +97,20 @@ class Events(msgspec.Struct, frozen=True, gc=False):
 
     ref_id: str
     events: list[AgentEvent]
-    records: list[bytes]
-    """The canonical bytes of each event, in the same order."""
+    lines: bytes
+    """The canonical bytes of each event, in the same order, each ended by a newline."""
     ours: bool = False
     """Added by the control plane: not part of what the host said."""
+
+    @classmethod
+    def of(cls, ref_id: str, events: list[AgentEvent], *, ours: bool = False) -> Events:
+        """Events that did not come over a line of their own."""
+        return cls(ref_id, events, b"".join([canonical.encode(event) + b"\n" for event in events]), ours)
+
+    @property
+    def records(self) -> list[bytes]:
+        """The canonical bytes of each event."""
+        return self.lines.split(b"\n")[:-1]
 
 
 class Noise(msgspec.Struct, frozen=True):
@@ -168,6 +179,16 @@ class Lines:
         self._hold(rest)
         return lines
 
+    def block(self, data: bytes) -> bytes | None:
+        """Take bytes, give the lines they complete in one piece; None, and nothing taken, where `feed` must look."""
+        cut = data.rfind(b"\n") + 1
+        if not cut or self._start is not None or self._held + len(data) > self.line_bytes_max:
+            return None
+        whole = b"".join([*self._pieces, data[:cut]])
+        self._pieces, self._held = [], 0
+        self._hold(data[cut:])
+        return whole
+
     def end(self) -> bytes:
         """The unfinished last line, at the end of the stream."""
         held = (self._start or b"") + b"".join(self._pieces)
@@ -193,6 +214,11 @@ class Lines:
         elif len(self._pieces) != 1 or len(self._pieces[0]) != EVIDENCE_BYTES:
             # Only the beginning is kept, for the error: memory stays at what the limit allows.
             self._pieces = [b"".join([*self._pieces, piece[:EVIDENCE_BYTES]])[:EVIDENCE_BYTES]]
+
+
+def _ends_otherwise(block: bytes, cut: int) -> bool:
+    """Whether the last line, which starts at `cut`, begins differently from a first line that says something."""
+    return cut > 0 and _SPOKEN_MARK in block[:_LOOK_BYTES] and not block.startswith(block[cut : cut + _KIND_BYTES])
 
 
 def strict(line: bytes) -> Json:
@@ -282,9 +308,26 @@ class _NoMessage(msgspec.Struct, frozen=True, tag_field="t", tag="\0"):
     event: AgentEvent
 
 
+_SPOKEN: Final = frozenset({AssistantDelta, AssistantMessage})
+"""Of these the most, and what they say is in one member: a whole read of them is looked at in one go."""
+
+_SPOKEN_MARK: Final = b'"assistant_'
+_LOOK_BYTES: Final = 256
+"""Of a read, looked at for the mark: a line's members before its text are shorter in any order."""
+
+_KIND_BYTES: Final = 10
+"""Of a line's beginning; in the usual order of members they tell an event from another message."""
+
+_REF_ID, _EVENT, _TS = attrgetter("ref_id"), attrgetter("event"), attrgetter("ts")
+_decode_lines: Final = msgspec.json.Decoder(wire.Event | _NoMessage).decode_lines
+_encode_lines: Final = msgspec.json.Encoder(order="sorted").encode_lines
 _decode_event: Final = msgspec.json.Decoder(wire.Event | _NoMessage).decode
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 _encode_line: Final = msgspec.json.Encoder().encode
+
+
+_PONG: Final = re.compile(rb'\{"t":"pong","seq":(0|[1-9][0-9]{0,14})\}')
+"""A compact pong, whole: nothing in it is left to be checked, and whoever waits for it measures us."""
 
 
 class ControlEnd:
@@ -344,12 +387,25 @@ class ControlEnd:
 
     def receive(self, data: bytes) -> list[Received]:
         """Take bytes from the host, give what they complete, in order."""
+        block = self._lines.block(data)
+        if block is None:
+            return self._receive_each(data, self._lines.feed(data))
+        spoken = self._all_spoken(block) if _SPOKEN_MARK in block[:_LOOK_BYTES] else None
+        if spoken is not None:
+            return [spoken]
+        # The end of a stream is such a read with one other message behind it.
+        cut = block.rfind(b"\n", 0, -1) + 1
+        spoken = self._all_spoken(block[:cut]) if _ends_otherwise(block, cut) else None
+        rest = block[cut:] if spoken is not None else block
+        return [*([spoken] if spoken is not None else []), *self._receive_each(rest, rest.split(b"\n")[:-1])]
+
+    def _receive_each(self, data: bytes, lines: list[bytes]) -> list[Received]:
         out: list[Received] = []
         events: list[AgentEvent] = []
         records: list[bytes] = []
+        batches: list[tuple[int, str, list[AgentEvent], list[bytes]]] = []
         of: str | None = None
         opened, times = self._open, self._times
-        lines = self._lines.feed(data)
         watchful = self._redactor is not None and self._may_hold_secrets(data, lines)
         for line in lines:
             self.lines_read += 1
@@ -383,10 +439,37 @@ class ControlEnd:
                 ref_id, event, record = received.ref_id, received.events[0], received.records[0]
             if ref_id != of:
                 events, records, of = [], [], ref_id
-                out.append(Events(ref_id, events, records))
+                batches.append((len(out), ref_id, events, records))
+                out.append(Events(ref_id, events, b""))
             events.append(event)
             records.append(record)
+        for place, ref_id, events, records in batches:
+            out[place] = Events(ref_id, events, b"\n".join(records) + b"\n")
         return out
+
+    def _all_spoken(self, block: bytes) -> Events | None:
+        """The usual read: nothing but compact text events of one run, without a secret; None for any other."""
+        if len(block) > VALUES_MAX:  # One of them may be full of small values.
+            return None
+        try:
+            envelopes = _decode_lines(block)
+            (ref_id,) = set(map(_REF_ID, envelopes))
+            frame = self._open[ref_id]
+        except (ValueError, KeyError, RecursionError):
+            return None
+        events = list(map(_EVENT, envelopes))
+        if not _SPOKEN.issuperset(map(type, events)):
+            return None
+        lines = _encode_lines(events)
+        texts = [event.text for event in events if event.ext is UNSET]
+        # No line can be shorter than its canonical form, so the sum tells of each.
+        compact = len(block) == len(lines) + len(events) * frame and len(texts) == len(events)
+        if not compact or not all(map(self._time_is_canonical, set(map(_TS, events)) - self._times)):
+            return None
+        if self._redactor is not None and self._redactor.found_in(texts):
+            return None
+        self.lines_read += len(events)
+        return Events(ref_id, events, lines)
 
     def end(self) -> Noise | None:
         """The stream is over: what was not finished with a newline is noise, however it looks."""
@@ -457,6 +540,9 @@ class ControlEnd:
 
     def _other(self, line: bytes) -> Received | None:
         """Everything that is not a well-formed event of an open run; None for a blank line."""
+        pong = _PONG.fullmatch(line)
+        if pong is not None and self.hello is not None:
+            return wire.Pong(seq=int(pong[1]))
         if not line.lstrip().startswith(b"{"):
             return Noise(self._clean_line(line)) if line.strip() else None
         try:
@@ -516,7 +602,7 @@ class ControlEnd:
         if len(self._open) != 1 and not isinstance(ref_id, str):
             return Dropped("foreign_ref_id", "an event without ref_id")
         event, record = self._read_event(value)
-        return Events(owner, [event], [record])
+        return Events(owner, [event], record + b"\n")
 
 
 def _lenient_hello(value: dict[str, Any]) -> dict[str, Any]:

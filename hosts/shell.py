@@ -7,13 +7,15 @@ exit code decides the outcome. It asks before it runs, like any host of the kit.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import anyio
 
-from backplane.config import child_environment
 from backplane.contract.capability import NATIVE
-from backplane.process import Child, Command, Exit, open_child
 from backplane.sidecar import PREVIEW_BYTES_MAX, Done, Host, HostRun, main
+
+if TYPE_CHECKING:
+    from backplane.process import Child, Exit
 
 HOST = Host(id="shell", capabilities={"streaming": NATIVE, "tool_bash": NATIVE})
 
@@ -47,6 +49,10 @@ async def work(run: HostRun) -> Done:
 
 async def _execute(run: HostRun, command: str) -> tuple[Exit, str]:
     """Run the command to its end; its output so far is kept when it is cancelled."""
+    # Loaded now and not at the start: the hello need not wait for them.
+    from backplane.config import child_environment
+    from backplane.process import Command, Exit, open_child
+
     # The outer shell joins both streams in the order they are written; a "#!" line picks the interpreter.
     argv = ("/bin/sh", "-c", 'exec "$@" 2>&1 </dev/null', "sh", *_interpreter(command))
     env = child_environment({}, run.order.config.env, os.environ)

@@ -26,8 +26,10 @@ INT_MAX: Final = 2**64 - 1
 
 _encode_sorted: Final = msgspec.json.Encoder(order="sorted").encode
 _decode_any: Final = msgspec.json.Decoder().decode
-_ODD_NUMBER: Final = re.compile(rb"[0-9]e[0-9]|[0-9]{20}|-[0-9]{19}")
-"""What the fast encoder prints differently: an exponent without its plus sign, an integer beyond 64 bits."""
+_DIGITS_ALIKE: Final = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
+_ODD_NUMBERS: Final = (b"0e0", b"0" * 20, b"-" + b"0" * 19)
+"""What the fast encoder prints differently, with every digit as a zero: an exponent without its plus sign, an
+integer beyond 64 bits. Looking for these costs a tenth of one regular expression for all."""
 _MINUS_ZERO: Final = re.compile(rb"-0(?![0-9.eE])")
 _escape: Final = msgspec.json.Encoder().encode
 
@@ -39,7 +41,8 @@ def encode(value: Json) -> bytes:
         ValueError: an integer too large for a float.
     """
     data = _encode_sorted(value)
-    if _ODD_NUMBER.search(data) is None:
+    alike = data.translate(_DIGITS_ALIKE)
+    if not any(odd in alike for odd in _ODD_NUMBERS):
         return data
     out: list[bytes] = []
     _write(msgspec.to_builtins(value), out.append)

@@ -98,13 +98,14 @@ class Journal:
         """Add one fact to the head."""
         self._write(self._head, canonical.encode(fact) + b"\n")
 
-    def append(self, batch: bytes) -> None:
+    def append(self, batch: bytes, count: int | None = None) -> None:
         """Write canonical events, each ended by a newline, in one go; nothing of the batch stays if that fails."""
         if not batch.endswith(b"\n"):
             raise ValueError("a batch of events ends in a newline")
         self._write(self._trace, batch, keep_bytes=self.size_bytes)
         self.size_bytes += len(batch)
-        self.count += batch.count(b"\n")
+        # Counting newlines costs more than writing the batch does; most callers know.
+        self.count += batch.count(b"\n") if count is None else count
 
     def note_sealed(self, body: bytes) -> None:
         """Add the sealed receipt, its canonical bytes with an empty trace, as the last fact."""

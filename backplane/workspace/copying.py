@@ -42,6 +42,7 @@ _FICLONE: Final = 0x40049409
 
 _NEW_FILE_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
+
 def make_folder(root: int, path: str) -> None:
     """Make one folder in a tree that nobody else changes, for us alone at first. Raises OSError."""
     above = parent(path.rstrip("/"))
