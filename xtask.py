@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The project's own commands: demo, test, check, bench, schema, stats.
+"""The project's own commands: demo, test, check, bench, faults, schema, stats.
 
 Standard library only. The first call makes `.venv` beside this file and installs the project in it; later calls compare
 one stamp and start at once. What a command does lives elsewhere: here is only how it is started.
@@ -237,6 +237,10 @@ def bench(args: list[str]) -> NoReturn:
     become(environment(), os.path.join(ROOT, "tests", "bench.py"), *args)
 
 
+def faults(args: list[str]) -> NoReturn:
+    become(environment(), os.path.join(ROOT, "tests", "faults", "report.py"), *args)
+
+
 def schema(args: list[str]) -> NoReturn:
     become(environment(), "-P", "-m", "backplane.schemas", *args)
 
@@ -312,6 +316,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "test": (test, "pass the tests, with coverage; with pytest arguments: just those tests"),
     "check": (check, "formatting, lint, types, architecture, fresh schemas"),
     "bench": (bench, "print the benchmark table"),
+    "faults": (faults, "try the fault catalogue and print its figures; --quick (once) or --long (full size, thrice)"),
     "schema": (schema, "write schemas/; --check only compares"),
     "referees": (referees, "judge the translations by the vendors' SDKs, in an environment of their own"),
     "stats": (stats, "the shape of the code in numbers"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.faults import hosts
 from tests.faults.conftest import Figure
-from tests.faults.ground import GRACE_S, LADDER_S, OFF, Ground
+from tests.faults.ground import GRACE_S, LADDER_S, OFF, ROOT, Ground
 
 STOP_S = GRACE_S + LADDER_S
 
@@ -228,3 +231,68 @@ def test_f12_a_host_nobody_may_read_is_named(ground: Ground) -> None:
     path.chmod(stat.S_IXUSR)
     ended = ground.call("run", "do it", "--sidecar", str(path), "--json")
     assert ended.code != 0
+
+
+# F13: another one's number --------------------------------------------------------------------------------------------
+
+REUSE = """
+import json, os, pathlib, sys, time
+import anyio, backplane
+from backplane.backends import ProcessBackend
+from backplane.config import Limits, Settings
+home, work, guard, *argv = sys.argv[1:]
+
+def stranger(pid):
+    for _ in range(50):
+        pathlib.Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        made = os.fork()
+        if made == 0:
+            time.sleep(600)
+        if made == pid:
+            return made
+        os.kill(made, 9); os.waitpid(made, 0)
+    return None
+
+async def main():
+    backend = ProcessBackend(id="x", argv=tuple(argv), guard=guard == "guard")
+    settings = Settings(limits=Limits(cancel_grace_s=0.3), isolation="off")
+    order = backplane.WorkOrder("x", workspace=backplane.WorkspaceSpec(root=work))
+    async with backplane.start(order, backend=backend, settings=settings, home=pathlib.Path(home)) as run:
+        async for event in run:
+            pid = int(event.text)
+            row = pathlib.Path(f"/proc/{pid}/stat")
+            while row.exists() and " Z " not in row.read_text():
+                await anyio.sleep(0.001)
+            other = stranger(pid)
+            await run.cancel()
+    alive = other is None or os.waitpid(other, os.WNOHANG) == (0, 0)
+    if other is not None:
+        os.kill(other, 9); os.waitpid(other, 0)
+    print(json.dumps({"reused": other is not None, "alive": alive, "outcome": run.receipt.outcome}))
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.needs("unshare")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can choose the next pid")
+@pytest.mark.parametrize("guard", ["guard", "no guard"])
+def test_f13_a_stranger_with_the_number_of_the_host_gets_no_signal(ground: Ground, guard: str) -> None:
+    program = ground.folder / "reuse.py"
+    program.write_text(REUSE)
+    # The leader is gone at once; who it leaves behind keeps the run going.
+    host = "hello(); take(); pid = os.getpid()\nif os.fork():\n    os._exit(0)\nevent(str(pid)); time.sleep(30)"
+    words = [str(ground.home), str(ground.work), guard, *hosts.script(ground.folder, host)]
+    unshare = ["unshare", "-pf", "--mount-proc", sys.executable, "-P", str(program)]
+    done = subprocess.run(
+        [*unshare, *words],
+        capture_output=True,
+        cwd=ground.work,
+        timeout=60,
+        env=ground.environ(PYTHONPATH=str(ROOT)),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["alive"], said
+    assert said["outcome"] in ("partial", "failed")
