@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from backplane.contract.canonical import Json
-from backplane.dialects._chat import Flavour, read_answer, read_stop, read_usage, write_stop, write_usage
-from backplane.dialects._parts import MADE_ID, Ledger, json_text, lose_part, parse_json
+from backplane.dialects._chat import Flavour
+from backplane.dialects._chat_read import read_answer, read_stop, read_usage
+from backplane.dialects._chat_write import write_stop, write_usage
+from backplane.dialects._parts import MADE_ID, Ledger, json_text, kind_of, lose_part, parse_json
 from backplane.dialects._stream import BaseWriter
 from backplane.ir import (
     Answer,
@@ -136,6 +138,8 @@ class ChatReader:
                 for spot, call in enumerate(value):
                     if type(call) is dict:
                         self._call(state, call, spot, out)
+            elif key == "content" and type(value) is list:
+                self._listed(state, value, out)
             elif key not in ("role", "content") and value is not None:
                 self._member(state, key, value, out)
         if len(choice) > 2:
@@ -158,6 +162,21 @@ class ChatReader:
                 part = Thinking(text="", field=key, at=at)
             out.append(PartStarted(index, part, state.number))
         out.append(PartDelta(opened[1], value, "text", state.number))
+
+    def _listed(self, state: _Choice, parts: list[Any], out: list[StreamEvent]) -> None:
+        """Content as a list of parts, which some gateways stream: texts, and thoughts as lists of texts."""
+        for part in parts:
+            kind = kind_of(part)
+            if kind == "text" and type(part.get("text")) is str and part["text"]:
+                self._text(state, "content", part["text"], out)
+            elif kind == "thinking":
+                found = part.get("thinking")
+                texts = [found] if type(found) is str else [one.get("text") for one in found or () if type(one) is dict]
+                for text in texts:
+                    if type(text) is str and text:
+                        self._text(state, "thinking", text, out)
+            else:
+                out.append(Noted("content", [part], state.number, joins=True, at_message=True))
 
     def _call(self, state: _Choice, call: dict[str, Any], spot: int, out: list[StreamEvent]) -> None:
         place = call.get("index")
@@ -227,7 +246,7 @@ class ChatReader:
                 continue
             if value is not None:
                 out.append(Noted(key, value, state.number, joins=key == "logprobs"))
-        if type(raw) is str and not state.has_stopped:
+        if type(raw) is str and raw and not state.has_stopped:
             self._close(state, out)
             state.has_stopped = True
             stop = read_stop(raw, ()) or "other"

@@ -16,6 +16,7 @@ from backplane.dialects._parts import (
     give_back,
     is_home_raw,
     is_plain,
+    kind_of,
     lose_marks,
     lose_part,
     lose_signature,
@@ -100,7 +101,7 @@ def read_message(message: Json, at: str) -> Message:
 
 def read_block(block: Json, at: str) -> Part:
     """Read one block of any kind."""
-    kind = block.get("type") if type(block) is dict else None
+    kind = kind_of(block)
     if kind == "text" and type(block.get("text")) is str:
         return _read_text(block, at)
     if kind in BLOCK_READERS:
@@ -312,6 +313,7 @@ def _write_system(messages: list[Message], ledger: Ledger) -> Json:
         give_back(message, {}, ledger)
     first = messages[0]
     if len(messages) == 1 and first.flat is not False and is_plain(first.parts):
+        give_back(first.parts[0], {}, ledger)
         return first.parts[0].text  # type: ignore[attr-defined]
     blocks = [block for message in messages for block in write_blocks(message.parts, ledger)]
     if len(messages) > 1:
@@ -343,6 +345,7 @@ def _write_message(message: Message, ledger: Ledger) -> Json:
 
 def _write_content(message: Message, ledger: Ledger) -> Json:
     if message.flat is not False and is_plain(message.parts):
+        give_back(message.parts[0], {}, ledger)
         return message.parts[0].text  # type: ignore[attr-defined]
     return write_blocks(message.parts, ledger)
 
@@ -354,6 +357,9 @@ def write_blocks(parts: tuple[Part, ...], ledger: Ledger, *, is_answer: bool = F
         if type(part) is Text and not part.text and len(parts) > 1 and not ledger.is_home:
             ledger.degrade(part.at, "shape", "an empty text is no block here")
             continue
+        if is_home_raw(part, ledger):
+            out.append(part.payload)  # type: ignore[attr-defined]
+            continue
         block = write_block(part, ledger, is_answer=is_answer)
         if block is not None:
             out.append(block)
@@ -364,6 +370,12 @@ def write_block(part: Part, ledger: Ledger, *, is_answer: bool = False) -> Json:
     """Write one block, None where the target has no word for it."""
     if is_home_raw(part, ledger):
         return part.payload  # type: ignore[attr-defined]
+    if isinstance(part, Thinking) and not is_answer and not ledger.is_home:
+        # The vendor refuses thinking without its own proof in a request.
+        ledger.drop(part.at, "thinking", f"only {ledger.source} takes its thinking back", part.text or part.redacted)
+        lose_marks(part, ledger)
+        give_back(part, {}, ledger)
+        return None
     writer = BLOCK_WRITERS.get(type(part))
     if is_answer and isinstance(part, Media) and not ledger.is_home:
         writer = None  # an answer of this vendor holds no pictures
@@ -444,6 +456,7 @@ def _write_call(part: ToolUse, ledger: Ledger) -> dict[str, Any]:
 def _write_result(part: ToolResult, ledger: Ledger) -> dict[str, Any]:
     out: dict[str, Any] = {"type": "tool_result", "tool_use_id": part.id}
     if part.flat is not False and is_plain(part.content):
+        give_back(part.content[0], {}, ledger)
         out["content"] = part.content[0].text  # type: ignore[attr-defined]
     elif part.content or part.flat is not None:
         out["content"] = write_blocks(part.content, ledger)
@@ -532,7 +545,8 @@ def write_usage(usage: Usage, ledger: Ledger) -> dict[str, Any]:
     """Write token counters; input leaves out what the cache gave and took."""
     out: dict[str, Any] = {}
     if usage.input is not None:
-        out["input_tokens"] = max(0, usage.input - (usage.cache_read or 0) - (usage.cache_write or 0))
+        fresh = usage.input - (usage.cache_read or 0) - (usage.cache_write or 0)
+        out["input_tokens"] = fresh if ledger.is_home else max(0, fresh)
     if usage.output is not None:
         out["output_tokens"] = usage.output
     for key, value in (

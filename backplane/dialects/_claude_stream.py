@@ -20,7 +20,7 @@ from backplane.dialects._claude_blocks import (
     write_stop,
     write_usage,
 )
-from backplane.dialects._parts import Ledger, json_text, put_rest, slot
+from backplane.dialects._parts import Ledger, json_text, kind_of, put_rest, slot
 from backplane.dialects._stream import BaseWriter
 from backplane.ir import (
     Began,
@@ -71,7 +71,7 @@ class ClaudeReader:
         """Read one chunk; pings and events of a later version are kept."""
         if type(chunk) is not dict:
             return [Kept(chunk)]
-        kind = chunk.get("type")
+        kind = kind_of(chunk)
         if kind == "content_block_delta":
             return self._delta(chunk)
         handler = self._handlers.get(kind)
@@ -143,16 +143,16 @@ class ClaudeReader:
         out: list[StreamEvent] = []
         if index not in self.open:
             out += self._missing_start(index, delta)
-        kind = delta.get("type")
+        kind = kind_of(delta)
         if kind == "text_delta" or kind == "thinking_delta":
-            out.append(PartDelta(index, delta.get(TEXT_DELTAS[kind]) or ""))
+            out.append(PartDelta(index, _text(delta, TEXT_DELTAS[kind])))
         elif kind == "input_json_delta":
-            text = delta.get("partial_json") or ""
+            text = _text(delta, "partial_json")
             self.inputs.setdefault(index, []).append(text)
             if text:
                 out.append(PartDelta(index, text, "arguments"))
         elif kind == "signature_delta":
-            out.append(PartDelta(index, delta.get("signature") or "", "signature"))
+            out.append(PartDelta(index, _text(delta, "signature"), "signature"))
         elif kind == "citations_delta" and type(delta.get("citation")) is dict:
             found = read_citation(delta["citation"], f"/content/{index}/citations")
             out.append(PartDelta(index, "", "citation", 0, found))
@@ -206,6 +206,11 @@ class ClaudeReader:
 
     def _error(self, chunk: dict[str, Any]) -> list[StreamEvent]:
         return [_failure(chunk)]
+
+
+def _text(delta: dict[str, Any], key: str) -> str:
+    value = delta.get(key)
+    return value if type(value) is str else ""
 
 
 def _failure(chunk: dict[str, Any]) -> StreamFailed:

@@ -20,6 +20,7 @@ from backplane.dialects._parts import (
     give_back,
     is_home_raw,
     is_plain,
+    kind_of,
     lose_marks,
     lose_part,
     lose_signature,
@@ -103,7 +104,7 @@ def read_items(items: list[Json], base: str, *, is_answer: bool = False) -> list
 
 def read_item(item: Json, at: str, *, is_answer: bool = False) -> Message | list[Part]:
     """Read one item: a message of its own, or parts of the assistant's turn."""
-    kind = item.get("type", "message") if type(item) is dict else None
+    kind = kind_of(item) if type(item) is not dict or "type" in item else "message"
     if kind == "message" and type(item.get("role")) is str:
         message = read_message(item, at)
         return list(message.parts) if message.role == "assistant" else message
@@ -168,7 +169,7 @@ def _mark(
 
 def read_part(part: Json, at: str) -> Part:
     """Read one member of a content list."""
-    kind = part.get("type") if type(part) is dict else None
+    kind = kind_of(part)
     if kind in PART_READERS:
         rest = part.copy()
         del rest["type"]
@@ -188,8 +189,7 @@ def _read_text(rest: dict[str, Any], at: str, kind: str) -> Part | None:
         del rest["annotations"]
         citations = tuple(_read_citation(one, f"{at}/annotations/{place}") for place, one in enumerate(found))
     ext = {escape(key): value for key, value in rest.items()}
-    if kind != "output_text":
-        ext["##type"] = kind
+    ext["##type"] = kind
     return Text(text=text, citations=citations, at=at, ext=slot(NAME, ext))
 
 
@@ -308,7 +308,7 @@ def _texts(value: Json, kind: str) -> list[str] | None:
         return None
     texts = []
     for part in value:
-        if type(part) is not dict or set(part) != {"type", "text"} or part["type"] != kind:
+        if kind_of(part) != kind or set(part) != {"type", "text"} or type(part["text"]) is not str:
             return None
         texts.append(part["text"])
     return texts
@@ -400,6 +400,8 @@ def _write_message(message: Message, ledger: Ledger) -> list[Json]:
     if message.name is not None:
         ledger.drop(f"{message.at}/name", "role", "a message has no name here", message.name)
     is_text = message.flat is not False and _is_plain(message.parts)
+    if is_text and message.parts:
+        give_back(message.parts[0], {}, ledger)
     if message.parts or message.flat is not None or not ledger.is_home:
         made["content"] = _plain(message.parts) if is_text else write_content(message.parts, ledger)
     give_back(message, made, ledger)
@@ -431,7 +433,13 @@ def write_content(parts: tuple[Part, ...], ledger: Ledger, *, is_said: bool = Fa
     Args:
         is_said: of the assistant, whose texts are `output_text`.
     """
-    return [made for part in parts if (made := write_part(part, ledger, is_said=is_said)) is not None]
+    out: list[Json] = []
+    for part in parts:
+        if is_home_raw(part, ledger):
+            out.append(part.payload)  # type: ignore[attr-defined]
+        elif (made := write_part(part, ledger, is_said=is_said)) is not None:
+            out.append(made)
+    return out
 
 
 def write_part(part: Part, ledger: Ledger, *, is_said: bool = False) -> Json:
@@ -539,14 +547,14 @@ def write_turn(message: Message, ledger: Ledger, *, is_answer: bool = False) -> 
             continue
         flush()
         made = _write_own(part, ledger, len(out), is_answer=is_answer)
-        if made is not None:
+        if made is not None or is_home_raw(part, ledger):
             out.append(made)
     flush()
     if message.name is not None:
         ledger.drop(f"{message.at}/name", "role", "a message has no name here", message.name)
     if message.native_role not in (None, "assistant", "model"):
         ledger.degrade(f"{message.at}/role", "role", f"the role {message.native_role} became assistant")
-    give_back(message, out[0] if out and ledger.is_home else {}, ledger)
+    give_back(message, {}, ledger)
     return out
 
 
@@ -576,15 +584,20 @@ def _write_said(
         give_back(parts[0], {}, ledger)
         return out
     out["content"] = write_content(parts, ledger, is_said=True)
-    out |= {"type": "message", "id": f"msg_{place}", "status": "completed"}
+    out |= {"type": "message", "id": f"msg_{place if is_answer else _word(parts[0].at)}", "status": "completed"}
     return out
+
+
+def _word(pointer: str) -> str:
+    """Make an id of a pointer: one of its own for every message of a request."""
+    return "".join(letter if letter.isalnum() else "_" for letter in pointer).strip("_") or "0"
 
 
 def is_plain_here(parts: tuple[Part, ...]) -> bool:
     """Whether these parts are one text, the memory of its item left aside."""
     if len(parts) != 1 or not isinstance(parts[0], Text) or parts[0].citations:
         return False
-    return not [key for key in parts[0].ext.get(NAME, {}) if key != ITEM] and set(parts[0].ext) <= {NAME}
+    return is_plain(parts)
 
 
 def _write_own(part: Part, ledger: Ledger, place: int, *, is_answer: bool) -> Json:
@@ -601,6 +614,14 @@ def _write_own(part: Part, ledger: Ledger, place: int, *, is_answer: bool) -> Js
         if is_answer and not ledger.is_home:
             out |= {"id": f"fc_{place}", "status": "completed"}
     elif isinstance(part, Thinking):
+        if not is_answer and not ledger.is_home:
+            # Without the vendor's own proof it would look for the thinking among what it keeps.
+            ledger.drop(
+                part.at, "thinking", f"only {ledger.source} takes its thinking back", part.text or part.redacted
+            )
+            lose_marks(part, ledger)
+            give_back(part, {}, ledger)
+            return None
         out = _write_reasoning(part, ledger, place)
     else:
         lose_part(part, ledger)

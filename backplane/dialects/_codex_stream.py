@@ -13,7 +13,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects._codex_items import NAME, STOPS, read_item, read_part, read_usage
-from backplane.dialects._parts import lose_part
+from backplane.dialects._parts import kind_of, lose_part
 from backplane.dialects._stream import BaseWriter
 from backplane.ir import (
     Answer,
@@ -99,7 +99,7 @@ class CodexReader:
         """Read one event; those of a later version are kept."""
         if type(chunk) is not dict:
             return [Kept(chunk)]
-        kind = chunk.get("type")
+        kind = kind_of(chunk)
         if kind in DELTAS:
             return self._delta(chunk, DELTAS[kind])
         if kind in NOISE:
@@ -150,6 +150,7 @@ class CodexReader:
             return index
         item = chunk.get("item")
         item_id = chunk.get("item_id") or (item.get("id") if type(item) is dict else None)
+        item_id = item_id if type(item_id) is str else None
         if item_id is not None and item_id in self.items:
             return item_id
         if chunk.get("type") == "response.output_item.added" or self.current is None:
@@ -192,7 +193,7 @@ class CodexReader:
 
     def _part_added(self, chunk: dict[str, Any]) -> list[StreamEvent]:
         item = self._item(chunk, "message")
-        place = chunk.get("content_index", 0)
+        place = _place(chunk)
         if place in item.blocks or item.kind == "reasoning":
             return []
         part = read_part(chunk.get("part"), f"/output/{self.current}/content/{place}")
@@ -222,7 +223,7 @@ class CodexReader:
             index = item.blocks[0]
         else:
             item = self._item(chunk, "message")
-            place = chunk.get("content_index", 0)
+            place = _place(chunk)
             if place not in item.blocks:
                 at = f"/output/{self.current}/content/{place}"
                 out += self._open(item, place, Text(text="", at=at) if what == "text" else Refusal(text="", at=at))
@@ -234,7 +235,7 @@ class CodexReader:
 
     def _annotation(self, chunk: dict[str, Any]) -> list[StreamEvent]:
         item = self._item(chunk, "message")
-        index = item.blocks.get(chunk.get("content_index", 0))
+        index = item.blocks.get(_place(chunk))
         found = chunk.get("annotation")
         if index is None or type(found) is not dict:
             return []
@@ -312,8 +313,9 @@ class CodexReader:
             stop, raw = candidate.stop, candidate.stop_raw
             assert stop is not None
         else:
-            raw = response.get("status") or word
-            stop = STOPS.get(str(raw), "other")
+            status = response.get("status")
+            raw = status if type(status) is str and status else word
+            stop = STOPS.get(raw, "other")
         if stop == "end" and self.call_ids:
             stop = "tool_use"
         return Stopped(stop=stop, raw=raw, at="/status")
@@ -331,6 +333,11 @@ class CodexReader:
                 item.is_done = True
                 out += self._whole(item, 0, part)
         return out
+
+
+def _place(chunk: dict[str, Any]) -> int:
+    place = chunk.get("content_index")
+    return place if type(place) is int else 0
 
 
 def _said(index: int, part: Any) -> list[StreamEvent]:

@@ -409,14 +409,20 @@ def write_content(message: Message, names: dict[str, str], ledger: Ledger) -> Js
 
 
 def _role_fits(native: str, role: str) -> bool:
-    if role == "system":
+    if role == "system" or native not in ROLES:
         return True
     return ROLES.get(native, "user") == role or (role == "tool" and ROLES.get(native, "user") == "user")
 
 
 def write_parts(parts: tuple[Part, ...], names: dict[str, str], ledger: Ledger) -> list[Json]:
     """Write parts; those that the target has no word for are left out and reported."""
-    return [written for part in parts if (written := write_part(part, names, ledger)) is not None]
+    out: list[Json] = []
+    for part in parts:
+        if is_home_raw(part, ledger):
+            out.append(part.payload)  # type: ignore[attr-defined]
+        elif (written := write_part(part, names, ledger)) is not None:
+            out.append(written)
+    return out
 
 
 def write_part(part: Part, names: dict[str, str], ledger: Ledger) -> Json:
@@ -481,9 +487,9 @@ def _write_result(part: ToolResult, names: dict[str, str], ledger: Ledger) -> di
     body: dict[str, Any] = {}
     if not part.id_made and not part.id.startswith(MADE_ID):
         body["id"] = part.id
-    name = part.name or names.get(part.id)
-    if name is not None or "functionResponse/name" not in absent:
-        body["name"] = name or "unknown"
+    name = part.name if part.name is not None else names.get(part.id)
+    if "functionResponse/name" not in absent:
+        body["name"] = "unknown" if name is None else name
     if part.content or part.value is not None or "functionResponse/response" not in absent:
         body["response"] = _write_value(part, body, ledger)
     return {"functionResponse": respell(part, body, ledger, "functionResponse")}
@@ -496,7 +502,10 @@ def _write_value(part: ToolResult, body: dict[str, Any], ledger: Ledger) -> dict
     media = []
     for inner in part.content:
         if isinstance(inner, Media) and (made := _write_media(inner, ledger)) is not None:
-            media.append(made)
+            if "text" in made:
+                texts.append(made["text"])
+            else:
+                media.append(made)
         elif isinstance(inner, Text):
             lose_marks(inner, ledger)
         elif not isinstance(inner, Media):

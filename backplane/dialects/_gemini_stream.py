@@ -236,14 +236,15 @@ class GeminiReader:
         if state.call is None:
             index = state.next_index
             state.next_index += 1
-            name = call.rest.get("name") or ""
-            made = not call.rest.get("id")
+            name = call.take("name", str) or ""
+            call_id = call.take("id", str)
+            made = not call_id
             signature = part.get("thoughtSignature", part.get("thought_signature"))
             state.call_part = ToolUse(
-                id=self.calls.make(name) if made else call.rest["id"], id_made=made, name=name, input={}, at=at,
+                id=call_id or self.calls.make(name), id_made=made, name=name, input={}, at=at,
                 signature=signature if type(signature) is str else None,
             )  # fmt: skip
-            state.call, state.args = call, dict(call.rest.get("args") or {})
+            state.call, state.args = call, dict(call.take("args", dict) or {})
             state.has_calls = True
             state.block = (index, ToolUse)
             out.append(PartStarted(index, state.call_part, state.number))

@@ -137,8 +137,14 @@ def take_constant(rest: dict[str, Any], key: str, value: Json, absent: list[str]
     """Take a member that always says the same; note where the vendor left it out."""
     if key not in rest:
         absent.append(key)
-    elif rest[key] == value:
+    elif type(rest[key]) is type(value) and rest[key] == value:
         del rest[key]
+
+
+def kind_of(value: Json) -> str | None:
+    """Return what an object says that it is; None when it says nothing readable."""
+    kind = value.get("type") if type(value) is dict else None
+    return kind if type(kind) is str else None
 
 
 def need_object(value: Json, at: str) -> dict[str, Any]:
@@ -335,6 +341,7 @@ def lose_part(part: Part, ledger: Ledger) -> None:
         ledger.drop(part.at, "part", f"{part.label} has no counterpart", part.payload)
     else:
         ledger.drop(part.at, "part", f"{type(part).__name__} has no counterpart here", msgspec.to_builtins(part))
+    give_back(part, {}, ledger)
 
 
 def is_home_raw(part: Part, ledger: Ledger) -> bool:
@@ -478,7 +485,14 @@ def is_plain(parts: tuple[Part, ...]) -> bool:
     if len(parts) != 1:
         return False
     part = parts[0]
-    return type(part) is Text and not part.ext and not part.citations and part.cache is None and part.signature is None
+    if type(part) is not Text or part.citations or part.cache is not None or part.signature is not None:
+        return False
+    # Shape memory and members that say nothing are no reason for a list; `give_back` reports them.
+    return not part.ext or all(
+        key[:1] == "#" or value is None or value == []
+        for entries in part.ext.values()
+        for key, value in entries.items()
+    )
 
 
 def plain_text(text: str, at: str) -> tuple[Part, ...]:

@@ -38,6 +38,7 @@ from backplane.dialects._parts import (
     effort_of,
     escape,
     give_back,
+    kind_of,
     need_list,
     need_object,
     option_names,
@@ -119,7 +120,7 @@ def tool_from_ir(tool: ToolSpec, source: str = NAME) -> Translated[Json]:
 def _read_tool(tool: Json, at: str) -> ToolSpec:
     if (
         type(tool) is not dict
-        or tool.get("type", "custom") not in ("custom", None)
+        or ("type" in tool and tool["type"] != "custom" and tool["type"] is not None)
         or type(tool.get("name")) is not str
     ):
         name = tool.get("name") or tool.get("type") if type(tool) is dict else "unreadable"
@@ -145,6 +146,15 @@ def _take_cache(rest: dict[str, Any]) -> dict[str, Any] | None:
         return None
     del rest["cache_control"]
     return {key: value for key, value in found.items() if key != "type"}
+
+
+def _write_tools(specs: tuple[ToolSpec, ...], ledger: Ledger) -> list[Json]:
+    out: list[Json] = []
+    for tool in specs:
+        written = _write_tool(tool, ledger)
+        if written is not None or (tool.kind == "server" and ledger.is_home):
+            out.append(written)
+    return out
 
 
 def _write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
@@ -236,7 +246,7 @@ def _read_special(rest: dict[str, Any], options: dict[str, Any], options_at: dic
 def _is_plain_choice(choice: dict[str, Any]) -> bool:
     """Whether a tool choice says nothing that the portable one cannot say."""
     return (
-        choice.get("type") in CHOICES
+        kind_of(choice) in CHOICES
         and not choice.keys() - {"type", "name", "disable_parallel_tool_use"}
         and (choice["type"] == "tool") == (type(choice.get("name")) is str)
         and type(choice.get("disable_parallel_tool_use", False)) is bool
@@ -256,7 +266,8 @@ def _read_choice(choice: dict[str, Any], options: dict[str, Any], options_at: di
 def _read_thinking(
     thinking: dict[str, Any], rest: dict[str, Any], options: dict[str, Any], options_at: dict[str, str]
 ) -> None:
-    kind = thinking.pop("type", None)
+    kind = kind_of(thinking)
+    thinking.pop("type", None)
     if kind == "enabled" and type(thinking.get("budget_tokens")) is int:
         options["reasoning_budget"] = thinking.pop("budget_tokens")
     elif kind in ("disabled", "adaptive"):
@@ -270,6 +281,10 @@ def _read_thinking(
         rest["thinking"] = thinking
 
 
+def _is_plain_format(form: dict[str, Any]) -> bool:
+    return kind_of(form) == "json_schema" and set(form) == {"type", "schema"} and type(form["schema"]) is dict
+
+
 def _read_output(
     output: dict[str, Any], rest: dict[str, Any], options: dict[str, Any], options_at: dict[str, str]
 ) -> None:
@@ -278,7 +293,7 @@ def _read_output(
         options["reasoning_effort"] = effort
         options_at["reasoning_effort"] = "/output_config/effort"
     form = output.get("format")
-    if type(form) is dict and set(form) == {"type", "schema"} and form["type"] == "json_schema":
+    if type(form) is dict and _is_plain_format(form):
         options["response_format"] = {"type": "schema", "schema": output.pop("format")["schema"]}
         options_at["response_format"] = "/output_config/format"
     if len(output) < len(rest["output_config"]):
@@ -295,7 +310,7 @@ def from_ir(conversation: Conversation) -> Translated[Json]:
     if conversation.model is not None:
         out["model"] = conversation.model
     write_messages(conversation, out, ledger)
-    tools = [written for tool in conversation.tools if (written := _write_tool(tool, ledger)) is not None]
+    tools = _write_tools(conversation.tools, ledger)
     if tools:
         out["tools"] = tools
     write_options(conversation, out, ledger, NAMES, _specials(conversation))
@@ -420,7 +435,7 @@ def _write_n(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
 def response_to_ir(response: Json) -> Translated[Answer]:
     """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
     rest = need_object(response, "")
-    if rest.get("type") == "error" or ("error" in rest and "content" not in rest):
+    if "error" in rest and "content" not in rest:
         error = rest.get("error")
         message = error.get("message") if type(error) is dict else error
         text = message if type(message) is str else "unknown error"

@@ -38,6 +38,7 @@ from backplane.dialects._parts import (
     escape,
     give_back,
     is_plain,
+    kind_of,
     need_list,
     need_object,
     option_names,
@@ -114,7 +115,7 @@ def tool_from_ir(tool: ToolSpec, source: str = NAME) -> Translated[Json]:
 
 
 def _read_tool(tool: Json, at: str) -> ToolSpec:
-    kind = tool.get("type") if type(tool) is dict else None
+    kind = kind_of(tool)
     if kind not in ("function", "custom") or type(tool.get("name")) is not str:
         name = str(tool.get("name", kind)) if type(tool) is dict else "unreadable"
         return ToolSpec(name=name, kind="server", payload=tool, at=at)
@@ -123,11 +124,20 @@ def _read_tool(tool: Json, at: str) -> ToolSpec:
     spec = ToolSpec(
         name=rest.pop("name"), description=take(rest, "description", str),
         schema=take(rest, "parameters", dict) if kind == "function" else None, strict=take(rest, "strict", bool),
-        kind=kind, at=at,
+        kind="custom" if kind == "custom" else "function", at=at,
     )  # fmt: skip
     if rest:
         spec = msgspec.structs.replace(spec, ext={NAME: {escape(key): value for key, value in rest.items()}})
     return spec
+
+
+def _write_tools(specs: tuple[ToolSpec, ...], ledger: Ledger) -> list[Json]:
+    out: list[Json] = []
+    for tool in specs:
+        written = _write_tool(tool, ledger)
+        if written is not None or (tool.kind == "server" and ledger.is_home):
+            out.append(written)
+    return out
 
 
 def _write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
@@ -198,9 +208,11 @@ def to_ir(request: Json) -> Translated[Conversation]:
 
 def _read_choice(rest: dict[str, Any], options: dict[str, Any], options_at: dict[str, str]) -> None:
     choice = rest.get("tool_choice")
-    if choice in ("auto", "none", "required"):
+    if type(choice) is str and choice in ("auto", "none", "required"):
         options["tool_choice"] = {"mode": choice}
-    elif type(choice) is dict and set(choice) == {"type", "name"} and choice["type"] in ("function", "custom"):
+    elif type(choice) is dict and set(choice) == {"type", "name"} and kind_of(choice) in ("function", "custom"):
+        if type(choice["name"]) is not str:
+            return
         options["tool_choice"] = {"mode": "tool", "name": choice["name"], "kind": choice["type"]}
     else:
         return
@@ -263,7 +275,7 @@ def from_ir(conversation: Conversation) -> Translated[Json]:
     if conversation.model is not None:
         out["model"] = conversation.model
     _write_input(conversation, out, ledger)
-    tools = [written for tool in conversation.tools if (written := _write_tool(tool, ledger)) is not None]
+    tools = _write_tools(conversation.tools, ledger)
     if tools:
         out["tools"] = tools
     write_options(conversation, out, ledger, NAMES, _specials(conversation))
@@ -278,6 +290,7 @@ def _write_input(conversation: Conversation, out: dict[str, Any], ledger: Ledger
     messages = conversation.messages
     if messages and _is_instructions(messages[0], ledger):
         out["instructions"] = messages[0].parts[0].text  # type: ignore[attr-defined]
+        give_back(messages[0].parts[0], {}, ledger)
         give_back(messages[0], {}, ledger)
         messages = messages[1:]
     if shape(conversation, NAME, "#input") and len(messages) == 1 and is_plain(messages[0].parts) and ledger.is_home:
@@ -383,8 +396,10 @@ def response_to_ir(response: Json) -> Translated[Answer]:
     take_constant(rest, "object", "response", absent)
     raw, stop_at = take(rest, "status", str), "/status"
     details = rest.get("incomplete_details")
-    if raw == "incomplete" and type(details) is dict and list(details) == ["reason"] and details["reason"]:
-        raw = f"incomplete:{rest.pop('incomplete_details')['reason']}"
+    reason = details.get("reason") if type(details) is dict and len(details) == 1 else None
+    if raw == "incomplete" and type(reason) is str and reason:
+        del rest["incomplete_details"]
+        raw = f"incomplete:{reason}"
         stop_at = "/incomplete_details/reason"
     error = rest.get("error")
     words = error.get("message") if type(error) is dict else None

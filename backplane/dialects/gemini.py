@@ -173,10 +173,9 @@ def _write_tools(conversation: Conversation, ledger: Ledger) -> list[Json]:
     lists: dict[Any, list[Json]] = {}
     for tool in conversation.tools:
         written = _write_tool(tool, ledger)
-        if written is None:
-            continue
-        if tool.kind == "server":
+        if tool.kind == "server" and (written is not None or ledger.is_home):
             out.append(written)
+        if written is None or tool.kind == "server":
             continue
         mark = shape(tool, NAME, "##list") if ledger.is_home else None
         if mark not in lists:
@@ -293,7 +292,8 @@ def _read_thinking(body: Members, options: dict[str, Any], options_at: dict[str,
             options[name] = value
             options_at[name] = pointer
     level_key = inner.find("thinkingLevel")
-    if level_key is not None and inner.rest[level_key] in LEVELS:
+    level = inner.rest.get(level_key) if level_key is not None else None
+    if type(level) is str and level in LEVELS:
         options_at["reasoning_effort"] = inner.pointer("thinkingLevel")
         options["reasoning_effort"] = LEVELS[inner.take("thinkingLevel", str)]
     ext["##thinkingConfig"] = True

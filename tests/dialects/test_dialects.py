@@ -139,6 +139,7 @@ def test_a_response_becomes_events_in_order(name: str) -> None:
     kinds = [type(carried(event)).__name__ for event in found]
     assert kinds[:2] == ["AssistantMessage", "ToolCall"]
     assert kinds[-2:] == ["UsageReported", "TurnEnded"]
+    assert isinstance(found[-1].ext, dict)
     assert found[-1].ext["turn"] == {"stop_reason": "tool_use"}
     assert all(msgspec.json.encode(event) for event in found)
 

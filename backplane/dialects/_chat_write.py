@@ -1,0 +1,610 @@
+"""Requests and answers of the Chat Completions family, written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.dialects._chat import (
+    DETAILS,
+    EFFORTS,
+    FORMAT_MEMBERS,
+    ROLES,
+    SERVICE_TIERS,
+    SIMPLE,
+    STOP_WORDS,
+    STOPS,
+    Flavour,
+)
+from backplane.dialects._chat_read import read_stop
+from backplane.dialects._parts import (
+    ABSENT,
+    Ledger,
+    Writer,
+    arguments_text,
+    check_meaning,
+    detail_path,
+    effort_of,
+    give_back,
+    is_home_raw,
+    is_plain,
+    lose_marks,
+    lose_part,
+    lose_signature,
+    media_url,
+    option_names,
+    put_constants,
+    result_text,
+    shape,
+    stop_word,
+    write_options,
+)
+from backplane.ir import (
+    Answer,
+    Candidate,
+    Conversation,
+    Media,
+    Message,
+    Opaque,
+    Part,
+    Refusal,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolSpec,
+    ToolUse,
+    Translated,
+    Usage,
+)
+
+
+def write_request(conversation: Conversation, flavour: Flavour) -> Translated[Json]:
+    """Write a request.
+
+    Raises:
+        TranslationError: `mapping_unsupported_capability` or `ir_invalid`, its meaning would break.
+    """
+    ledger = Ledger(conversation.dialect, flavour.name, flavour.kin)
+    check_meaning(conversation, ledger)
+    out: dict[str, Any] = {}
+    if conversation.model is not None:
+        out["model"] = conversation.model
+    out["messages"] = write_messages(conversation.messages, flavour, ledger)
+    tools = write_tools(conversation.tools, flavour, ledger)
+    if tools:
+        out["tools"] = tools
+    known = {name: key for name, key in NAMES.items() if name not in flavour.unknown_options}
+    write_options(conversation, out, ledger, known, {**_specials(conversation, flavour, tools), **flavour.special})
+    give_back(conversation, out, ledger)
+    if conversation.model is None and not ledger.is_home:
+        ledger.synthesise("/model", "required", "a request names its model")
+        out["model"] = "unknown"
+    return Translated(out, ledger.done())
+
+
+NAMES: Final = option_names(SIMPLE)
+
+
+def _specials(conversation: Conversation, flavour: Flavour, tools: list[Json]) -> dict[str, Writer]:
+    def limit(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+        key = flavour.max_tokens
+        for other in ("max_completion_tokens", "max_tokens"):
+            if any(entries.get(f"#{other}") for name, entries in conversation.ext.items() if name == flavour.name):
+                key = other
+        out[key] = value
+
+    def stop(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+        is_text = shape(conversation, conversation.dialect, "#stop") and len(value) == 1
+        out["stop"] = value[0] if is_text else value
+
+    def choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+        write_tool_choice(value, out, ledger, at, conversation)
+
+    def penalties(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+        if not ledger.is_home and value not in SERVICE_TIERS:
+            ledger.drop(at, "option_value", "no such class of service here", value)
+        else:
+            out["service_tier"] = value
+
+    def parallel(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+        out["parallel_tool_calls"] = value
+
+    return {
+        "max_tokens": limit, "stop": stop, "tool_choice": choice, "response_format": _write_format,
+        "reasoning_budget": _write_budget, "reasoning_effort": _write_effort, "service_tier": penalties,
+        "parallel_tool_calls": parallel, "metadata": _write_metadata, "verbosity": _write_verbosity,
+    }  # fmt: skip
+
+
+def _write_verbosity(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+    if ledger.is_home or value in ("low", "medium", "high"):
+        out["verbosity"] = value
+    else:
+        ledger.drop(at, "option_value", "no such verbosity here", value)
+
+
+def _write_metadata(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+    if ledger.is_home or all(type(label) is str for label in value.values()):
+        out["metadata"] = value
+    else:
+        ledger.drop(at, "option_value", "labels are texts here", value)
+
+
+def _write_budget(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+    if "reasoning_effort" in out:
+        ledger.drop(at, "option", "the target has the effort in words only", value)
+        return
+    out["reasoning_effort"] = effort_of(value)
+    ledger.degrade(at, "option_value", f"tokens for thinking became the word {out['reasoning_effort']}", value)
+
+
+def _write_effort(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+    if ledger.is_home or value in EFFORTS:
+        out["reasoning_effort"] = value
+    else:
+        ledger.drop(at, "option_value", "no such effort here", value)
+
+
+def write_tool_choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: Conversation) -> None:
+    """Write which tool the model has to call; one that the target does not have is refused."""
+    if value["mode"] != "tool":
+        out["tool_choice"] = value["mode"]
+        return
+    kinds = {tool.name: tool.kind for tool in conversation.tools}
+    kind = kinds.get(value["name"], value.get("kind", "function"))
+    if kind == "server" and not ledger.is_home:
+        ledger.refuse(at, "tool_choice", f"{value['name']} is forced, and only {ledger.source} has it")
+        return
+    kind = "custom" if kind == "custom" else "function"
+    out["tool_choice"] = {"type": kind, kind: {"name": value["name"]}}
+
+
+def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+    if value["type"] == "schema":
+        body = {key: value[key] for key in FORMAT_MEMBERS if key in value}
+        if "name" not in body and not ledger.is_home:
+            ledger.synthesise(at, "required", "a schema has a name here")
+            body["name"] = "answer"
+        out["response_format"] = {"type": "json_schema", "json_schema": body}
+    else:
+        out["response_format"] = {"type": "json_object" if value["type"] == "json" else "text"}
+
+
+def write_tools(specs: tuple[ToolSpec, ...], flavour: Flavour, ledger: Ledger) -> list[Json]:
+    """Write the tool definitions that this flavour has words for."""
+    out: list[Json] = []
+    for tool in specs:
+        written = write_tool(tool, flavour, ledger)
+        if written is not None or (tool.kind == "server" and ledger.is_home):
+            out.append(written)
+    return out
+
+
+def write_tool(tool: ToolSpec, flavour: Flavour, ledger: Ledger) -> Json:
+    """Write one tool definition; None where only another vendor runs it."""
+    if tool.kind == "server":
+        if ledger.is_home:
+            return tool.payload
+        ledger.drop(tool.at, "tool", f"{tool.name} is run by {ledger.source} itself", tool.payload)
+        return None
+    body: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        body["description"] = tool.description
+    if tool.schema is not None:
+        body["parameters"] = tool.schema
+    if tool.strict is not None:
+        body["strict"] = tool.strict
+    out: dict[str, Any] = {"type": tool.kind, tool.kind: body}
+    _write_cache(tool, out, ledger)
+    give_back(tool, out, ledger)
+    return out
+
+
+def _write_cache(node: Part | ToolSpec, out: dict[str, Any], ledger: Ledger) -> None:
+    if node.cache is None:
+        return
+    if ledger.is_home:
+        out["cache_control"] = {"type": "ephemeral", **node.cache}
+    else:
+        ledger.drop(node.at, "cache", "the target has no breakpoint here", node.cache)
+
+
+def write_messages(messages: tuple[Message, ...], flavour: Flavour, ledger: Ledger) -> list[Json]:
+    """Write the messages; results leave a mixed message and come first, each as a message of its own."""
+    out: list[Json] = []
+    for message in messages:
+        results = [part for part in message.parts if isinstance(part, ToolResult)]
+        if not results:
+            out.append(_write_message(message, flavour, ledger))
+            continue
+        others = tuple(part for part in message.parts if not isinstance(part, ToolResult))
+        if others and isinstance(message.parts[0], ToolResult) is False:
+            ledger.degrade(message.at, "order", "results come before the rest of their message")
+        out += [_write_result(result, message, place, flavour, ledger) for place, result in enumerate(results)]
+        if others:
+            rest = msgspec.structs.replace(message, role="user", parts=others, native_role=None, ext={})
+            if message.flat is False and is_plain(others):
+                rest = msgspec.structs.replace(rest, flat=None)
+            out.append(_write_message(rest, flavour, ledger))
+    return out
+
+
+def _write_result(result: ToolResult, message: Message, place: int, flavour: Flavour, ledger: Ledger) -> Json:
+    is_old = message.native_role == "function" and message.role == "tool" and ledger.is_home
+    out: dict[str, Any] = {"role": "function" if is_old else "tool"}
+    if not (result.id_made and ledger.is_home):
+        out["tool_call_id"] = result.id
+    name = result.name if result.name is not None and (ledger.is_home or ledger.kin.get(ledger.source)) else None
+    if name is not None:
+        out["name"] = name
+    if (result.flat is False and ledger.is_home) or (
+        result.flat is False and len(result.content) > 1 and all(type(part) is Text for part in result.content)
+    ):
+        out["content"] = _write_list(result.content, flavour, ledger)
+    elif result.content or not (ledger.is_home and shape(message, flavour.name, ABSENT)):
+        if result.flat is False and result.content:
+            ledger.degrade(result.at, "shape", "a list of one text became the text")
+        out["content"] = result_text(result, ledger)
+    _lose_result_fields(result, ledger)
+    if place == 0:
+        give_back(message, out, ledger)
+    if ledger.is_home and not result.content and result.flat is None:
+        out = {key: value for key, value in out.items() if key != "content" or value}
+        give_back(message, out, ledger)
+    return out
+
+
+def _lose_result_fields(result: ToolResult, ledger: Ledger) -> None:
+    if result.is_error:
+        ledger.drop(result.at, "tool_field", "the target does not say that a result is an error", True)
+    elif result.is_error is False:
+        ledger.drop(result.at, "shape", "no error, said in words")
+    lose_marks(result, ledger)
+    give_back(result, {}, ledger)
+
+
+def _write_message(message: Message, flavour: Flavour, ledger: Ledger) -> Json:
+    out: dict[str, Any] = {}
+    _write_role(message, out, flavour, ledger)
+    if message.name is not None:
+        out["name"] = message.name
+    if message.role == "assistant":
+        _write_assistant(message, out, flavour, ledger, is_answer=False)
+    else:
+        content = _write_content(message.parts, message.flat, flavour, ledger)
+        if content is not None or not message.parts:
+            out["content"] = "" if content is None else content
+        if not message.parts and ledger.is_home and message.flat is None:
+            del out["content"]
+    give_back(message, out, ledger)
+    return out
+
+
+def _write_role(message: Message, out: dict[str, Any], flavour: Flavour, ledger: Ledger) -> None:
+    native = message.native_role
+    if ledger.is_home and native is None and "role" in (shape(message, flavour.name, ABSENT) or ()):
+        return
+    is_known = native in flavour.roles and ROLES.get(native or "") == message.role
+    if is_known or (ledger.is_home and native is not None and ROLES.get(native, "user") == message.role):
+        out["role"] = native
+        return
+    out["role"] = message.role
+    if native is not None and native != message.role and native != "model":
+        ledger.degrade(f"{message.at}/role", "role", f"the role {native} became {message.role}")
+
+
+def _write_content(parts: tuple[Part, ...], flat: bool | None, flavour: Flavour, ledger: Ledger) -> Json:
+    if not parts:
+        return [] if flat is False else None
+    if flat is not False and is_plain(parts):
+        give_back(parts[0], {}, ledger)
+        return parts[0].text  # type: ignore[attr-defined]
+    return _write_list(parts, flavour, ledger)
+
+
+def _write_list(parts: tuple[Part, ...], flavour: Flavour, ledger: Ledger) -> list[Json]:
+    out: list[Json] = []
+    for part in parts:
+        if is_home_raw(part, ledger):
+            out.append(part.payload)  # type: ignore[attr-defined]
+        elif (written := _write_part(part, flavour, ledger)) is not None:
+            out.append(written)
+    return out
+
+
+def _write_part(part: Part, flavour: Flavour, ledger: Ledger) -> Json:
+    """Write one member of a content list; None where the target has no word for it."""
+    if type(part) is Text:
+        out: dict[str, Any] = {"type": "text", "text": part.text}
+        for citation in part.citations:
+            ledger.drop(citation.at, "citation", "no citations in a request here")
+    elif isinstance(part, Media):
+        made = _write_media(part, flavour, ledger)
+        if made is None:
+            return None
+        out = made
+    elif type(part) is Refusal:
+        out = {"type": "refusal", "refusal": part.text}
+    else:
+        lose_part(part, ledger)
+        return None
+    _write_cache(part, out, ledger)
+    lose_marks(part, ledger, cache=False)
+    give_back(part, out, ledger)
+    return out
+
+
+def _write_media(media: Media, flavour: Flavour, ledger: Ledger) -> dict[str, Any] | None:
+    out: dict[str, Any] | None = None
+    if media.kind in ("image", "video") and (url := media_url(media)) is not None:
+        key = f"{media.kind}_url"
+        body: Json = {"url": url}
+        if media.detail in DETAILS or (media.detail is not None and ledger.is_home):
+            body["detail"] = media.detail
+        elif media.detail is not None:
+            ledger.drop(detail_path(media, ledger), "media", "no such level of detail here", media.detail)
+        out = {"type": key, key: url if shape(media, flavour.name, "#plain_url") else body}
+    elif media.kind == "audio" and media.data is not None:
+        form = (media.media_type or "audio/wav").partition("/")[2]
+        out = {"type": "input_audio", "input_audio": {"data": media.data, "format": form}}
+        if not ledger.is_home:
+            ledger.degrade(media.at, "shape", "the type of a sound is one word here")
+    elif media.kind == "document" and flavour.has_files:
+        out = _write_file(media, flavour, ledger)
+    is_film = media.kind == "video" and not ledger.is_home
+    if out is None or (is_film and (flavour.has_files or media.data is None)):
+        ledger.drop(media.at, "media", f"the target takes no {media.kind} in this form", msgspec.to_builtins(media))
+        return None
+    is_filename = media.kind == "document" and media.name is None and media.text is None
+    if media.title is not None and not ledger.is_home and not is_filename:
+        ledger.drop(f"{media.at}/title", "media", "no titles here", media.title)
+    return out
+
+
+def _write_file(media: Media, flavour: Flavour, ledger: Ledger) -> dict[str, Any] | None:
+    body: dict[str, Any] = {}
+    if media.data is not None:
+        body["file_data"] = media.data if shape(media, flavour.name, "#bare_data") else media_url(media)
+    elif media.file_id is not None and (ledger.is_home or ledger.source in ("openai", "codex", "copilot")):
+        body["file_id"] = media.file_id
+    elif media.text is not None:
+        ledger.degrade(media.at, "media", "a document of plain text became a text")
+        return {"type": "text", "text": media.text}
+    else:
+        return None
+    if media.name is not None:
+        body["filename"] = media.name
+    elif media.title is not None and not ledger.is_home:
+        body["filename"] = media.title
+    return {"type": "file", "file": body}
+
+
+def _write_assistant(
+    message: Message, out: dict[str, Any], flavour: Flavour, ledger: Ledger, *, is_answer: bool
+) -> None:
+    content: list[Part] = []
+    calls: list[Json] = []
+    rank = 0
+    for part in message.parts:
+        place = 3 if isinstance(part, ToolUse) else 0 if isinstance(part, Thinking) else 1
+        if place < rank and not ledger.is_home:
+            ledger.degrade(part.at, "order", "thinking, text and calls stand apart here")
+        rank = max(rank, place)
+        if isinstance(part, ToolUse):
+            _write_call(part, out, calls, flavour, ledger)
+        elif isinstance(part, Thinking):
+            _write_thinking(part, out, flavour, ledger, is_answer=is_answer)
+        elif isinstance(part, Refusal) and not shape(part, flavour.name, "#part"):
+            out["refusal"] = out.get("refusal", "") + part.text
+            lose_marks(part, ledger)
+            give_back(part, {}, ledger)
+        elif isinstance(part, Media) and part.kind == "audio" and _is_spoken(part, flavour):
+            _write_spoken(part, out, ledger)
+        elif isinstance(part, Opaque) and part.label.startswith("call of type") and ledger.is_home:
+            calls.append(part.payload)
+        else:
+            content.append(part)
+    _write_said(tuple(content), message, out, flavour, ledger, is_answer=is_answer)
+    if calls:
+        out["tool_calls"] = calls
+    if "content" not in out and not ledger.is_home:
+        out["content"] = None
+
+
+def _is_spoken(part: Media, flavour: Flavour) -> bool:
+    return part.file_id is not None or shape(part, flavour.name, "##spoken") is not None
+
+
+def _write_said(
+    parts: tuple[Part, ...], message: Message, out: dict[str, Any], flavour: Flavour, ledger: Ledger, *, is_answer: bool
+) -> None:
+    is_list = ledger.is_home and message.flat is False
+    if not is_answer or is_list:
+        content = _write_content(parts, message.flat, flavour, ledger)
+        if content is not None and (content or message.flat is not None):
+            out["content"] = content
+        return
+    texts = []
+    for part in parts:
+        if type(part) is Text:
+            texts.append(part.text)
+            _write_citations(part, out, ledger)
+            lose_marks(part, ledger)
+            give_back(part, {}, ledger)
+        else:
+            lose_part(part, ledger)
+    if texts:
+        out["content"] = "".join(texts)
+    if len(texts) > 1 and not ledger.is_home:
+        ledger.degrade(message.at, "order", f"{len(texts)} texts became one")
+
+
+def _write_citations(part: Text, out: dict[str, Any], ledger: Ledger) -> None:
+    for citation in part.citations:
+        if not ledger.is_home and (citation.url is None or citation.start is None or citation.end is None):
+            ledger.drop(citation.at, "citation", "only a URL with its span can be said here")
+            continue
+        pairs = (("url", citation.url), ("title", citation.title), ("start_index", citation.start),
+                 ("end_index", citation.end))  # fmt: skip
+        body: dict[str, Any] = {key: value for key, value in pairs if value is not None}
+        if not ledger.is_home:
+            body.setdefault("title", citation.url)
+        annotation: dict[str, Any] = {"type": "url_citation", "url_citation": body}
+        if citation.quote is not None:
+            ledger.drop(citation.at, "citation", "the words cited are not said here", citation.quote)
+        give_back(citation, annotation, ledger)
+        out.setdefault("annotations", []).append(annotation)
+
+
+def _write_spoken(media: Media, out: dict[str, Any], ledger: Ledger) -> None:
+    body: dict[str, Any] = {}
+    if media.file_id is not None:
+        body["id"] = media.file_id
+    if media.data is not None:
+        body["data"] = media.data
+    if media.transcript is not None:
+        body["transcript"] = media.transcript
+    give_back(media, body, ledger)
+    out["audio"] = body
+
+
+def _write_thinking(part: Thinking, out: dict[str, Any], flavour: Flavour, ledger: Ledger, *, is_answer: bool) -> None:
+    field = flavour.thinking_answer if is_answer else flavour.thinking_request
+    if ledger.is_home and part.field is not None:
+        field = part.field
+    if part.redacted is not None or field is None:
+        ledger.drop(part.at, "thinking", "the target takes no such thinking", part.text or part.redacted)
+        lose_marks(part, ledger)
+        give_back(part, {}, ledger)
+        return
+    if not ledger.is_home:
+        ledger.degrade(part.at, "thinking", f"thinking stands in {field}")
+    out[field] = out.get(field, "") + part.text
+    if part.signature is not None:
+        if flavour.signature_field is not None and ledger.is_home:
+            out[flavour.signature_field] = part.signature
+        else:
+            lose_signature(part, ledger)
+    give_back(part, {}, ledger)
+
+
+def _write_call(part: ToolUse, out: dict[str, Any], calls: list[Json], flavour: Flavour, ledger: Ledger) -> None:
+    absent = shape(part, flavour.name, "#old")
+    if absent is not None and ledger.is_home:
+        old = {"name": part.name, "arguments": arguments_text(part)}
+        old = {key: value for key, value in old.items() if key not in absent or value not in ("", "{}")}
+        give_back(part, old, ledger)
+        out["function_call"] = old
+        return
+    kind = part.kind
+    key = "arguments" if kind == "function" else "input"
+    absent = shape(part, flavour.name, ABSENT) or ()
+    call: dict[str, Any] = {} if "type" in absent and ledger.is_home else {"type": kind}
+    body: dict[str, Any] = {"name": part.name}
+    if part.input not in ({}, "") or f"{kind}/{key}" not in absent:
+        is_object = shape(part, flavour.name, "#object") and ledger.is_home
+        body[key] = part.input if is_object else arguments_text(part)
+    call[kind] = body
+    if not (part.id_made and ledger.is_home):
+        call["id"] = part.id
+    lose_marks(part, ledger)
+    give_back(part, call, ledger)
+    calls.append(call)
+
+
+def write_answer(answer: Answer, flavour: Flavour) -> Translated[Json]:
+    """Write a response."""
+    ledger = Ledger(answer.dialect, flavour.name, flavour.kin)
+    out: dict[str, Any] = {}
+    if answer.error is not None and not answer.candidates:
+        give_back(answer, out, ledger)
+        if "error" not in out:
+            out["error"] = {"message": answer.error, "type": "upstream_error", "param": None, "code": None}
+        return Translated(out, ledger.done())
+    for key, value in (("id", answer.id), ("created", answer.created), ("model", answer.model)):
+        if value is not None:
+            out[key] = int(value) if key == "created" and not ledger.is_home else value
+    out["choices"] = [
+        _write_choice(candidate, place, flavour, ledger) for place, candidate in enumerate(answer.candidates)
+    ]
+    if answer.usage is not None:
+        out["usage"] = write_usage(answer.usage, flavour, ledger)
+    give_back(answer, out, ledger)
+    put_constants(answer, out, flavour.name, {"object": "chat.completion"})
+    if not ledger.is_home:
+        _require(out, ledger, {"id": "chatcmpl-translated", "created": 0, "model": "unknown"})
+    return Translated(out, ledger.done())
+
+
+def _require(out: dict[str, Any], ledger: Ledger, defaults: Mapping[str, Any]) -> None:
+    for key, value in defaults.items():
+        if out.get(key) is None:
+            ledger.synthesise(f"/{key}", "required", f"an answer has {key} here")
+            out[key] = value
+
+
+def _write_choice(candidate: Candidate, place: int, flavour: Flavour, ledger: Ledger) -> Json:
+    message: dict[str, Any] = {}
+    if candidate.message.name is not None:
+        message["name"] = candidate.message.name
+    _write_assistant(candidate.message, message, flavour, ledger, is_answer=True)
+    give_back(candidate.message, message, ledger)
+    absent = shape(candidate, flavour.name, ABSENT) or ()
+    if "message/role" not in absent:
+        native = candidate.message.native_role if ledger.is_home else None
+        message.setdefault("role", native if native is not None else "assistant")
+    choice: dict[str, Any] = {} if "message" in absent and ledger.is_home else {"message": message}
+    word = write_stop(candidate, ledger)
+    if word is not None:
+        choice["finish_reason"] = word
+    give_back(candidate, choice, ledger)
+    put_constants(candidate, choice, flavour.name, {"index": place})
+    return choice
+
+
+def write_stop(candidate: Candidate, ledger: Ledger) -> str | None:
+    """Return the word for why the answer stopped: the vendor's own while it means the same."""
+    raw, stop = candidate.stop_raw, candidate.stop
+    is_kin = ledger.is_home or ledger.source in ledger.kin
+    if (
+        is_kin
+        and raw is not None
+        and read_stop(raw, candidate.message.parts) == stop
+        and (ledger.is_home or raw in STOPS)
+    ):
+        return raw
+    if stop is None and ledger.is_home:
+        return None
+    word = STOP_WORDS.get(stop or "", "stop")
+    if stop not in ("end", "max_tokens", "tool_use", "content_filter"):
+        ledger.degrade(candidate.stop_at, "stop", f"{raw or stop} became {word}")
+    stop_word(candidate, ledger)
+    return word
+
+
+def write_usage(usage: Usage, flavour: Flavour, ledger: Ledger) -> Json:
+    """Write token counters."""
+    out: dict[str, Any] = {}
+    for key, value in (("prompt_tokens", usage.input), ("completion_tokens", usage.output)):
+        if value is not None:
+            out[key] = value
+        elif not ledger.is_home:
+            ledger.synthesise(f"{usage.at}/{key}", "required", "a counter that was not said is written as 0")
+            out[key] = 0
+    on_top = flavour.cached_tokens_on_top and not shape(usage, flavour.name, "#details")
+    if usage.cache_read is not None and on_top:
+        out["cached_tokens"] = usage.cache_read
+    details = (
+        ("prompt_tokens_details", "cached_tokens", None if on_top else usage.cache_read),
+        ("prompt_tokens_details", "cache_write_tokens", usage.cache_write),
+        ("completion_tokens_details", "reasoning_tokens", usage.reasoning),
+    )
+    for key, name, value in details:
+        if value is not None:
+            out.setdefault(key, {})[name] = value
+    give_back(usage, out, ledger)
+    put_constants(usage, out, flavour.name, {"total_tokens": (usage.input or 0) + (usage.output or 0)})
+    return out
