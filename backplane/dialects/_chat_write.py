@@ -240,6 +240,8 @@ def _write_result(result: ToolResult, message: Message, place: int, flavour: Fla
     name = result.name if result.name is not None and (ledger.is_home or ledger.kin.get(ledger.source)) else None
     if name is not None:
         out["name"] = name
+    elif result.name is not None:
+        ledger.degrade(result.at, "shape", "the tool's name is known by the id of the call")
     if (result.flat is False and ledger.is_home) or (
         result.flat is False and len(result.content) > 1 and all(type(part) is Text for part in result.content)
     ):

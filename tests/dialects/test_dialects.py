@@ -235,6 +235,7 @@ def test_a_loss_becomes_an_event_for_the_receipt() -> None:
     request = {"model": "m", "max_tokens": 5, "top_k": 3, "messages": [{"role": "user", "content": "x"}]}
     (loss,) = translate(request, "claude", "openai").losses
     event = carried(loss_event(loss, "2026-01-01T00:00:00Z"))
+    assert isinstance(event.ext, dict)
     assert event.ext["loss"] == {
         "path": "/top_k", "dialect": "claude", "target": "openai", "kind": "dropped", "code": "option",
         "reason": "the target has no top_k", "size_chars": 1,
