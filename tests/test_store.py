@@ -153,9 +153,9 @@ V1 = """
 CREATE TABLE receipts (sequence INTEGER PRIMARY KEY, run_id TEXT NOT NULL UNIQUE, work_order_id TEXT NOT NULL,
  backend TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT, started_at TEXT NOT NULL, finished_at TEXT NOT NULL,
  duration_ms INTEGER NOT NULL, sha256 TEXT NOT NULL, body BLOB NOT NULL, trace_count INTEGER NOT NULL,
- trace_bytes INTEGER NOT NULL, trace_sha256 TEXT NOT NULL);
+ trace_bytes INTEGER NOT NULL);
 INSERT INTO receipts SELECT sequence, run_id, work_order_id, backend, outcome, reason, started_at, finished_at,
- duration_ms, sha256, body, trace_count, trace_bytes, trace_sha256 FROM new.receipts;
+ duration_ms, sha256, body, trace_count, trace_bytes FROM new.receipts;
 PRAGMA user_version=1;
 """
 

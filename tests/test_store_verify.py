@@ -39,7 +39,6 @@ TAMPERINGS = {
     "fewer events": "UPDATE receipts SET trace_count = 1 WHERE sequence = 3",
     "more events": "UPDATE receipts SET trace_count = 3 WHERE sequence = 3",
     "fewer bytes": "UPDATE receipts SET trace_bytes = trace_bytes / 2 WHERE sequence = 3",
-    "another trace hash": "UPDATE receipts SET trace_sha256 = sha256 WHERE sequence = 3",
     "a word for a number": "UPDATE receipts SET trace_count = 'x', duration_ms = 'y' WHERE sequence = 3",
     "bytes for a word": "UPDATE receipts SET run_id = x'ff00', backend = x'ff' WHERE sequence = 3",
     "delete": "DELETE FROM receipts WHERE sequence = 3",
@@ -47,7 +46,7 @@ TAMPERINGS = {
     "swap the bodies": _SWAP.format("body"),
     "renumber": "UPDATE receipts SET sequence = 9 WHERE sequence = 3",
     "duplicate": """INSERT INTO receipts SELECT 7, 'dddd' || substr(run_id, 5), work_order_id, backend, outcome, reason,
- started_at, finished_at, duration_ms, sha256, body, trace_count, trace_bytes, trace_sha256, previous_link, link
+ started_at, finished_at, duration_ms, sha256, body, trace_count, trace_bytes, previous_link, link
  FROM receipts WHERE sequence = 6""",
     "link": "UPDATE receipts SET link = previous_link WHERE sequence = 3",
 }

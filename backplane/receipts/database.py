@@ -44,8 +44,7 @@ CREATE TABLE receipts (
   sha256 TEXT NOT NULL,
   body BLOB NOT NULL,
   trace_count INTEGER NOT NULL,
-  trace_bytes INTEGER NOT NULL,
-  trace_sha256 TEXT NOT NULL
+  trace_bytes INTEGER NOT NULL
 )
 """
 _CHAIN: Final = (

@@ -29,8 +29,6 @@ class Row(msgspec.Struct, frozen=True):
     sha256: str
     trace_count: int
     trace_bytes: int
-    trace_sha256: str
-    """Of the events joined by commas."""
     previous_link: str
     link: str
 
@@ -48,7 +46,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 def columns_of(receipt: Receipt, trace: Trace) -> dict[str, Any]:
-    """What a row says about its receipt, the chain aside; reads the trace once."""
+    """What a row says about its receipt, the chain aside."""
     end = receipt.backplane.get("end")
     reason = end.get("reason") if isinstance(end, dict) else None
     return {
@@ -63,5 +61,4 @@ def columns_of(receipt: Receipt, trace: Trace) -> dict[str, Any]:
         "sha256": receipt.receipt_sha256,
         "trace_count": len(trace),
         "trace_bytes": trace.size_bytes,
-        "trace_sha256": trace.sha256,
     }

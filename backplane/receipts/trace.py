@@ -6,7 +6,6 @@ receipt that has no journal); events are decoded when somebody asks. Nothing her
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
@@ -42,11 +41,10 @@ class Trace(Sequence[AgentEvent]):
         StoreError: on any read, `receipt_store_failed` when the file is gone, short or not a trace.
     """
 
-    def __init__(self, source: Path | bytes, count: int, size_bytes: int, sha256: str | None = None) -> None:
+    def __init__(self, source: Path | bytes, count: int, size_bytes: int) -> None:
         self.source = source
         self.size_bytes = size_bytes
         self._count = count
-        self._sha256 = sha256
         self._marks: list[int] = []
 
     @classmethod
@@ -55,16 +53,6 @@ class Trace(Sequence[AgentEvent]):
         lines = [canonical.encode(event) + b"\n" for event in events]
         data = b"".join(lines)
         return cls(data, len(lines), len(data))
-
-    @property
-    def sha256(self) -> str:
-        """Digest of the events joined by commas, lower-case hex; reads the whole trace the first time."""
-        if self._sha256 is None:
-            digest = hashlib.sha256()
-            for chunk in self.chunks():
-                digest.update(chunk)
-            self._sha256 = digest.hexdigest()
-        return self._sha256
 
     def chunks(self) -> Iterator[bytes]:
         """The bytes between the brackets of `"trace":[…]`, in pieces of at most 128 KiB."""

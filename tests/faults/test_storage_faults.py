@@ -291,8 +291,8 @@ def _insert(connection: sqlite3.Connection, rng: random.Random, home: Path) -> N
 
 def _duplicate(connection: sqlite3.Connection, rng: random.Random, home: Path) -> None:
     left, right = _some(connection, rng, 2)
-    row = connection.execute("SELECT body, sha256, trace_sha256 FROM receipts WHERE sequence = ?", (left,)).fetchone()
-    connection.execute("UPDATE receipts SET body = ?, sha256 = ?, trace_sha256 = ? WHERE sequence = ?", (*row, right))
+    row = connection.execute("SELECT body, sha256 FROM receipts WHERE sequence = ?", (left,)).fetchone()
+    connection.execute("UPDATE receipts SET body = ?, sha256 = ? WHERE sequence = ?", (*row, right))
 
 
 def _swap(connection: sqlite3.Connection, rng: random.Random, home: Path) -> None:
