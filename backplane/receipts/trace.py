@@ -35,7 +35,6 @@ class Trace(Sequence[AgentEvent]):
         source: the file with one event a line, or these bytes themselves.
         count: events in it; later lines of a file that still grows are not seen.
         size_bytes: length of these lines, newlines included.
-        sha256: digest of the events joined by commas, when somebody has computed it before.
 
     Raises:
         StoreError: on any read, `receipt_store_failed` when the file is gone, short or not a trace.
