@@ -7,15 +7,16 @@ only through `ir`. Nothing here does I/O.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
 
 from backplane.contract import events
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.dialects import _audit, framing
+from backplane.dialects._stream import Accumulator
 from backplane.errors import TranslationError
-from backplane.ir import Loss, StreamEvent, Translated
+from backplane.ir import Answer, Loss, StreamEvent, Translated
 
 DIALECTS: Final[dict[str, str]] = {
     "openai": "backplane.dialects.openai",
@@ -39,6 +40,7 @@ __all__ = [
     "dialect",
     "loss_event",
     "read_stream",
+    "sum_stream",
     "translate",
 ]
 
@@ -144,6 +146,21 @@ class StreamTranslation:
     def losses(self) -> tuple[Loss, ...]:
         """What was lost so far."""
         return (*getattr(self.reader, "losses", ()), *self.writer.ledger.losses)
+
+
+def sum_stream(chunks: Iterable[Json], source: str) -> Translated[Answer]:
+    """Add a vendor's chunks up to its answer; `response_from_ir` writes it as the vendor's response.
+
+    Raises:
+        TranslationError: `dialect_unknown`.
+    """
+    reader, total = dialect(source).StreamReader(), Accumulator(source)
+    for chunk in chunks:
+        for event in reader.read(chunk):
+            total.add(event)
+    for event in reader.finish():
+        total.add(event)
+    return Translated(total.answer(), tuple(getattr(reader, "losses", ())))
 
 
 def read_stream(data: bytes, source: str) -> list[Json]:

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from backplane import ir
-from backplane.dialects import StreamTranslation, dialect, translate
-from backplane.dialects._stream import Accumulator
+from backplane.dialects import StreamTranslation, dialect, sum_stream, translate
 from backplane.errors import TranslationError
 from tests.dialects import differ, referees
 from tests.dialects.dialect_corpus import KINDS, NAMES, PAIRS, canonical, documents, streams
@@ -89,14 +88,7 @@ def m2(*, with_types: bool = True) -> Iterator[Finding]:
 
 def answer_of(name: str, chunks: list[Any]) -> ir.Answer:
     """Add a stream up by our own reader."""
-    stream = dialect(name).StreamReader()
-    total = Accumulator(name)
-    for chunk in chunks:
-        for event in stream.read(chunk):
-            total.add(event)
-    for event in stream.finish():
-        total.add(event)
-    return total.answer()
+    return sum_stream(chunks, name).value
 
 
 STOP_WORDS = {
@@ -160,6 +152,10 @@ def m4() -> Iterator[Finding]:
             where = f"{source} → {target} stream {title!r}"
             done = StreamTranslation(source, target)
             written = [made for chunk in chunks for made in done.feed(chunk)] + done.finish()
+            broken = [why for made in written if (why := referees.invalid_chunk(target, made))]
+            if broken:
+                yield where, f"invalid: {broken[0]}"
+                continue
             try:
                 theirs = referees.facts(target, written)
             except referees.Refused as error:

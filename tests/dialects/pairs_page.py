@@ -210,6 +210,7 @@ for chunk in chunks:
 send(stream.finish())
 ```
 
+`sum_stream(chunks, "claude")` adds a stream up to the vendor's answer.
 `backplane translate --from D --to D --kind request|response|stream [FILE]` does the same on the command line.
 A dialect's module (`dialect("claude")`) has `to_ir`, `from_ir`, `response_to_ir`, `response_from_ir`,
 `map_work_order`, `map_response`, `map_stream_event` with its `StreamState`, `StreamReader`, `StreamWriter`,

@@ -86,6 +86,32 @@ def invalid(dialect: str, kind: str, document: Any) -> str | None:
     return None
 
 
+@functools.cache
+def _chunk_adapter(family: str) -> Any:
+    types = {
+        "chat": ("openai.types.chat", "ChatCompletionChunk"),
+        "codex": ("openai.types.responses", "ResponseStreamEvent"),
+        "claude": ("anthropic.types", "RawMessageStreamEvent"),
+        "gemini": ("google.genai.types", "GenerateContentResponse"),
+    }
+    module, name = types[family]
+    return sdk("pydantic").TypeAdapter(getattr(sdk(module), name))
+
+
+def invalid_chunk(dialect: str, chunk: Any) -> str | None:
+    """Return why the vendor's types refuse a chunk; errors have no type there."""
+    family = FAMILY[dialect]
+    if "error" in chunk and (family != "codex" or chunk.get("type") == "error"):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _chunk_adapter(family).validate_json(json.dumps(chunk))
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:300]}"
+    return None
+
+
 def _consume(value: Any) -> None:
     """Walk a validated value: lists of typed dicts are only checked when they are read."""
     if isinstance(value, dict):
