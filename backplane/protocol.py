@@ -51,6 +51,9 @@ FINAL_VALUES_MAX: Final = 1_048_576
 EVIDENCE_BYTES: Final = 200
 """How much of a bad line an error shows."""
 
+_EVIDENCE_LOOK_BYTES: Final = 16 * 1024
+"""How much of a bad line is searched for secrets before it is cut to what is shown: longer than a private key."""
+
 _MARK: Final = b"\xef\xbb\xbf"
 
 _DEPTH_BYTES: Final = 2 * DEPTH_MAX
@@ -182,7 +185,7 @@ class Lines:
     def block(self, data: bytes) -> bytes | None:
         """Take bytes, give the lines they complete in one piece; None, and nothing taken, where `feed` must look."""
         cut = data.rfind(b"\n") + 1
-        if not cut or self._start is not None or self._held + len(data) > self.line_bytes_max:
+        if not cut or self._start is not None or self._held + len(data) > min(self.line_bytes_max, VALUES_MAX):
             return None
         whole = b"".join([*self._pieces, data[:cut]])
         self._pieces, self._held = [], 0
@@ -497,6 +500,8 @@ class ControlEnd:
     def _may_hold_secrets(self, data: bytes, lines: list[bytes]) -> bool:
         """One look at a whole read, and one at the line that began in an earlier one."""
         assert self._redactor is not None
+        if lines and len(lines[0]) > VALUES_MAX:
+            return True  # Read in full anyway; a look at it first would need four times its memory.
         return self._redactor.found(data) or (bool(lines) and len(lines[0]) > 0 and self._redactor.found(lines[0]))
 
     def _clean(self, event: AgentEvent) -> AgentEvent:
@@ -552,7 +557,7 @@ class ControlEnd:
             return Broken(
                 "protocol_invalid_envelope",
                 f"line {self.lines_read} is not strict JSON: {error}",
-                self._clean_line(line)[:EVIDENCE_BYTES],
+                self._clean_line(line[:_EVIDENCE_LOOK_BYTES])[:EVIDENCE_BYTES],
             )
         t = value.get("t")
         if not isinstance(t, str):

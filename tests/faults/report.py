@@ -46,7 +46,7 @@ ROWS: Final[tuple[Row, ...]] = (
     ("C9", "", ">= 20 runs/s", lambda value: value >= 20),
     ("C10", "", "200000 events <= 10 s", lambda value: value <= 10),
     ("C11", "ms", "<= 100 ms", lambda value: value <= 100),
-    ("C11", "of", "0 wrong", lambda value: value == 0),
+    ("C11", " of ", "0 wrong", lambda value: value == 0),
     ("C12", "", "0 disagree", lambda value: value == 0),
     ("C13", "", "p99 <= 25 ms", lambda value: value <= 25),
     ("C14", "", "0 missed", lambda value: value == 0),

@@ -297,7 +297,7 @@ def test_c11_a_line_of_a_mebibyte_is_read_in_time(figure: Figure) -> None:
         began = time.perf_counter()
         end.receive(line)
         worst_s = max(worst_s, time.perf_counter() - began)
-    figure("C11", worst_s * 1000, what="ms, worst line of 1 MiB")
+    figure("C11", worst_s * 1000, what="ms, worst 1 MiB in a line")
     assert worst_s < 0.1 + sizes.SLACK_S
 
 
@@ -387,7 +387,7 @@ def test_c15_a_secret_is_nowhere_in_any_of_its_forms(ground: Ground, secret: str
                 seen[str(path)] = path.read_bytes()
         hits += [(place, form) for place, data in seen.items() for form in forms if form.encode() in data]
     assert hits == []
-    figure("C15", len(hits), what=f"hits of {len(forms)} forms × {sizes.of(1, 17)} runs")
+    figure("C15", len(hits), what=f"hits of {len(forms)} forms in each of {sizes.of(1, 17)} runs")
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------
