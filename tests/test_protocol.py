@@ -225,6 +225,34 @@ def test_an_overlong_line_is_skipped_to_its_own_newline(first: bytes) -> None:
         assert [type(item) for item in received] == [kind, Events]
 
 
+def crowded(count: int) -> bytes:
+    """An event of a tool call whose input has so many elements; two marks each, and some of the event's own."""
+    call = {"type": "tool_call", "ts": TS, "tool_name": "t", "input": "MANY"}
+    whole = line({"t": "event", "ref_id": "r1", "event": call})
+    return whole.replace(b'"MANY"', b"[" + b",".join([b"[]"] * count) + b"]")
+
+
+def test_a_line_may_have_so_many_values_and_no_more() -> None:
+    taken = control().receive(crowded(VALUES_MAX - 100))
+    assert [type(item) for item in taken] == [Events]
+    (refused,) = control().receive(crowded(VALUES_MAX + 100))
+    assert isinstance(refused, Broken)
+    assert (refused.code, str(VALUES_MAX) in refused.message) == ("protocol_invalid_envelope", True)
+
+
+def test_commas_and_brackets_inside_a_text_are_no_values() -> None:
+    text = ',[{"\\' * (VALUES_MAX // 2)
+    (taken,) = control().receive(event(text))
+    assert isinstance(taken, Events)
+
+
+@pytest.mark.parametrize("data", [b'"' * 10, b'\\"' * 500_000, b'"' + b'\\"' * 500_000, b"\\" * 1_000_001, b'"' * 1_000_001])
+def test_counting_values_is_quick_whatever_is_sent(data: bytes) -> None:
+    began = time.perf_counter()
+    control().receive(b'{"t":"event","x":' + data + b"}\n")
+    assert time.perf_counter() - began < 5
+
+
 @pytest.mark.parametrize("size", [1, 100, 65_536])
 def test_an_endless_line_is_not_kept(size: int) -> None:
     lines = Lines(1_000)
