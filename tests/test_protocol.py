@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from backplane.protocol import (
     LINE_BYTES_MAX,
     MESSAGES,
     NEEDS_EXTENSION,
+    VALUES_MAX,
     Broken,
     ControlEnd,
     Dropped,
@@ -242,11 +244,11 @@ def test_a_line_may_have_so_many_values_and_no_more() -> None:
 
 def test_commas_and_brackets_inside_a_text_are_no_values() -> None:
     text = ',[{"\\' * (VALUES_MAX // 2)
-    (taken,) = control().receive(event(text))
+    (taken,) = control().receive(event(text=text))
     assert isinstance(taken, Events)
 
 
-@pytest.mark.parametrize("data", [b'"' * 10, b'\\"' * 500_000, b'"' + b'\\"' * 500_000, b"\\" * 1_000_001, b'"' * 1_000_001])
+@pytest.mark.parametrize("data", [b'\\"' * 500_000, b'"' + b'\\"' * 500_000, b"\\" * 1_000_001, b'"' * 1_000_001])
 def test_counting_values_is_quick_whatever_is_sent(data: bytes) -> None:
     began = time.perf_counter()
     control().receive(b'{"t":"event","x":' + data + b"}\n")
