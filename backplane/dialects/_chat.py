@@ -71,7 +71,7 @@ MEMBERS: Final = frozenset({
     "logit_bias", "store", "stream_options", "prediction", "modalities", "prompt_cache_key", "safety_identifier",
     "functions", "prompt_tokens_details/audio_tokens", "completion_tokens_details/audio_tokens",
     "completion_tokens_details/accepted_prediction_tokens", "completion_tokens_details/rejected_prediction_tokens",
-    "expires_at", "#stop", "#absent", "#old", "#part", "#max_completion_tokens", "#max_tokens",
+    "expires_at", "#stop",
 })  # fmt: skip
 """Members that every flavour of the family takes from its sisters."""
 

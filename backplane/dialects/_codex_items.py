@@ -24,6 +24,7 @@ from backplane.dialects._parts import (
     lose_marks,
     lose_part,
     lose_signature,
+    lose_silence,
     media_url,
     parse_data_url,
     put_rest,
@@ -700,6 +701,8 @@ def write_usage(usage: Usage, ledger: Ledger) -> dict[str, Any]:
             out.setdefault(key, {})[name] = value
         elif not ledger.is_home:
             out.setdefault(key, {})[name] = 0
+    if not ledger.is_home and None in (usage.cache_read, usage.cache_write, usage.reasoning):
+        lose_silence(usage.at, ledger)
     give_back(usage, out, ledger)
     if "total_tokens" not in (shape(usage, NAME, ABSENT) or ()):
         out.setdefault("total_tokens", (usage.input or 0) + (usage.output or 0))

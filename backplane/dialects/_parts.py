@@ -233,7 +233,8 @@ def give_back(node: Node, out: dict[str, Any], ledger: Ledger) -> None:
         kin = ledger.kin.get(dialect)
         for key, value in entries.items():
             if kin is not None and key in kin:
-                _put(out, key, value)
+                if key[:1] != "#":
+                    _put(out, key, value)
             else:
                 _lose(node, key, value, ledger)
 
@@ -324,6 +325,31 @@ CACHE_WRITE: Final[dict[str, str]] = {
     "claude": "cache_creation_input_tokens",
     "codex": "input_tokens_details/cache_write_tokens",
 }
+
+
+COUNTERS: Final[dict[str, tuple[str, ...]]] = {
+    "claude": ("cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens_details"),
+    "gemini": ("cachedContentTokenCount", "thoughtsTokenCount"),
+    "kimi": ("cached_tokens", "prompt_tokens_details", "completion_tokens_details"),
+}
+"""Source → where a counter that was not said would have stood."""
+
+LIMITS: Final[dict[str, str]] = {
+    "openai": "/max_completion_tokens",
+    "gemini": "/generationConfig",
+    "codex": "/max_output_tokens",
+}
+
+
+def limit_path(ledger: Ledger) -> str:
+    """Return where the source would have said the limit of its answer."""
+    return LIMITS.get(ledger.source, "/max_tokens")
+
+
+def lose_silence(at: str, ledger: Ledger) -> None:
+    """Report counters that were not said and have to be said in the target."""
+    for name in COUNTERS.get(ledger.source, ("prompt_tokens_details", "completion_tokens_details")):
+        ledger.synthesise(f"{at}/{name}", "shape", "a counter that was not said is written as 0")
 
 
 def cache_write_path(at: str, ledger: Ledger) -> str:

@@ -39,6 +39,7 @@ from backplane.dialects._parts import (
     escape,
     give_back,
     kind_of,
+    limit_path,
     need_list,
     need_object,
     option_names,
@@ -334,7 +335,7 @@ def _require(out: dict[str, Any], ledger: Ledger) -> None:
         ledger.synthesise("/model", "required", "a request names its model")
         out["model"] = "unknown"
     if "max_tokens" not in out:
-        ledger.synthesise("/max_tokens", "required", f"a request has a limit here: {MAX_TOKENS_MADE}")
+        ledger.synthesise(limit_path(ledger), "required", f"a request has a limit here: {MAX_TOKENS_MADE}")
         out["max_tokens"] = MAX_TOKENS_MADE
 
 

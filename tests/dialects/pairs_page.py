@@ -1,4 +1,4 @@
-"""Writes `docs/dialects.md`: what each of the 36 pairs carries, degrades, drops or refuses, found by trying.
+"""Writes `contracts/dialects/README.md`: what each of the 36 pairs carries, degrades, drops or refuses, found by trying.
 
 `python -m tests.dialects.pairs_page` prints the page; a test compares it with the file.
 """
@@ -193,7 +193,7 @@ HEAD = """\
 # Dialects
 
 Six dialects are read into one neutral form and written from it: {names}.
-This page is generated (`python -m tests.dialects.pairs_page > docs/dialects.md`) by trying every row on every pair;
+This page is generated (`python -m tests.dialects.pairs_page > contracts/dialects/README.md`) by trying every row on every pair;
 a test fails when it is stale.
 
 ## Use

@@ -57,3 +57,18 @@ def test_m4_a_stream_says_the_same_to_another_vendors_sdk() -> None:
     missed = wrong(found)
     assert all("'failed half way'" in miss for miss in missed), missed
     assert len(missed) * 100 <= (100 - M4_PERCENT_MIN) * len(found)
+
+
+def members(value: object) -> set[str]:
+    if isinstance(value, dict):
+        return set(value).union(*(members(inner) for inner in value.values()))
+    return set().union(*(members(inner) for inner in value)) if isinstance(value, list) else set()
+
+
+def test_no_memory_of_ours_is_written() -> None:
+    for source, target in dialect_corpus.PAIRS:
+        for kind in dialect_corpus.KINDS:
+            for title, document in dialect_corpus.documents(source, kind):
+                done = measures.across(document, source, target, kind)
+                ours = [name for name in members(done.value) if name.startswith("#")] if done is not None else []
+                assert ours == [], f"{source} → {target} {title}"

@@ -7,12 +7,12 @@ from pathlib import Path
 from tests.dialects import pairs_page
 from tests.dialects.dialect_corpus import NAMES
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "dialects.md"
+PAGE = Path(__file__).resolve().parents[2] / "contracts" / "dialects" / "README.md"
 
 
 def test_the_page_of_the_36_pairs_is_fresh() -> None:
     assert PAGE.read_text(encoding="utf-8") == pairs_page.page(), (
-        "run `python -m tests.dialects.pairs_page > docs/dialects.md`"
+        "run `python -m tests.dialects.pairs_page > contracts/dialects/README.md`"
     )
 
 
