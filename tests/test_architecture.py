@@ -65,8 +65,8 @@ ROOMS = {
     "intake": f"{SHAPES} asks config outbox protocol record splits",
     "api": f"{SHAPES} backends config intake runtime",
     "runtime": (
-        f"{SHAPES} backends config contain intake keeper negotiate outbox policy protocol receipts record redact remote "
-        "sealing sessions splits workspace"
+        f"{SHAPES} backends config contain intake keeper negotiate outbox policy protocol receipts record redact "
+        "remote sealing sessions splits workspace"
     ),
     "providers": f"{SHAPES} ir backends sessions",
     "relay": f"{SHAPES} receipts record runtime",

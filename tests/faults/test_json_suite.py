@@ -401,7 +401,8 @@ def test_a_line_full_of_tiny_values_does_not_fill_the_memory(ground: Ground, val
         "hello(); take(); event('a')\n"
         f"many = b','.join([{value.encode()!r}] * ((15 << 20) // {len(value) + 1}))\n"
         "call = json.dumps(body(kind='tool_call', tool_name='t', input='MANY'))\n"
-        "line = json.dumps({'t': 'event', 'ref_id': RUN['id']}).encode()[:-1] + b',\"event\":' + call.encode() + b'}\\n'\n"
+        "head = json.dumps({'t': 'event', 'ref_id': RUN['id']}).encode()[:-1]\n"
+        "line = head + b',\"event\":' + call.encode() + b'}\\n'\n"
         "put(line.replace(b'\"MANY\"', b'[' + many + b']')); final(); rest()"
     )
     ended = ground.run(body)
