@@ -333,7 +333,8 @@ def _read_choice(members: Members, options: dict[str, Any], options_at: dict[str
         return
     inner = Members(config, inner_at)
     mode, names = inner.take("mode", str), inner.take("allowedFunctionNames", list)
-    if mode not in MODES or inner.rest or (names is not None and not (mode == "ANY" and len(names) == 1)):
+    is_forced = names is not None and mode == "ANY" and len(names) == 1 and type(names[0]) is str
+    if mode not in MODES or inner.rest or (names is not None and not is_forced):
         return
     members.take("toolConfig", dict)
     outer.keep(ext, memory="toolConfig")
