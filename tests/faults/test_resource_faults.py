@@ -244,7 +244,7 @@ def rss() -> int:
 
 @pytest.mark.timeout(900)
 def test_f59_many_runs_in_a_row_grow_nothing(ground: Ground, figure: Figure) -> None:
-    count = sizes.of(25, 500)
+    count = sizes.of(25, 1000)
     kinds = [
         hosts.GOOD,
         "sys.exit(1)",

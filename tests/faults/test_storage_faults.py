@@ -22,7 +22,7 @@ from backplane.receipts import Checkpoint, Store, seal
 from backplane.receipts.pieces import without_trace
 from tests.faults import hosts, sizes
 from tests.faults.conftest import Figure
-from tests.faults.ground import GRACE_S, LADDER_S, PROGRAM, ROOT, UGLY, Ended, Ground, kill_9
+from tests.faults.ground import GRACE_S, LADDER_S, OFF, PROGRAM, ROOT, UGLY, Ended, Ground, kill_9
 from tests.receipt_writer import stored_run
 
 STOP_S = GRACE_S + LADDER_S
@@ -404,7 +404,7 @@ def test_f54_a_wall_clock_that_jumps_changes_no_duration_and_no_order(ground: Gr
     clock, program = ground.folder / "clock", ground.folder / "jumpy.py"
     program.write_text(JUMPY)
     jumpy = (sys.executable, "-P", str(program))
-    env = {"LC_CLOCK": str(clock), "PYTHONPATH": str(ROOT)}
+    env = OFF | {"LC_CLOCK": str(clock), "PYTHONPATH": str(ROOT)}
     jump = f"open({str(clock)!r}, 'w').write('{jump_s}')"
     body = f"hello(); take(); event('a'); {jump}; event('b'); time.sleep(0.4); final(); rest()"
     words = ("run", "do it", "--sidecar", ground.host(body), "--json", "--timeout", "20", "--idle-timeout", "10")
