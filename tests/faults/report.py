@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
 
+import pytest
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 NOBODY: Final = 65534
 CATALOGUE: Final = [
@@ -92,7 +94,7 @@ def run_as_nobody(report: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
         folder = Path(name)
         os.chmod(folder, 0o777)
-        packages = next((ROOT / ".venv" / "lib").glob("python3*/site-packages"))
+        packages = Path(pytest.__file__).parents[1]
         environ = {"PATH": os.environ["PATH"], "HOME": name, "TMPDIR": name, "PYTHONPATH": f"{ROOT}:{packages}"}
         words = [*as_nobody(), python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={folder / 'xml'}"]
         words += ["tests/faults/test_process_faults.py", "tests/faults/test_workspace_faults.py"]
