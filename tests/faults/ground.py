@@ -200,7 +200,7 @@ class Ground:
         return hosts.command(hosts.script(self.folder, body, name=name))
 
     def environ(self, **more: str) -> dict[str, str]:
-        kept = ("PATH", "LANG", "HOME")
+        kept = ("PATH", "LANG", "HOME", "PYTHONPATH")
         own = {"BACKPLANE_HOME": str(self.home), "TMPDIR": str(self.tmp), "XDG_CONFIG_HOME": str(self.folder / "user")}
         quick = {"BACKPLANE_CANCEL_GRACE_S": str(GRACE_S), "BACKPLANE_ISOLATION": sizes.ISOLATION}
         return {name: os.environ[name] for name in kept if name in os.environ} | own | quick | more
