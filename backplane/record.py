@@ -23,6 +23,7 @@ from backplane.contract.events import (
     AgentEvent,
     CommandExecuted,
     FileChanged,
+    LossReported,
     ToolCall,
     TurnEnded,
     UsageReported,
@@ -67,6 +68,9 @@ OWN_LINES_MAX: Final = 100_000
 
 CLAIM_CHARS_MAX: Final = 64 * 1024
 """Of a text that a child claims beside ours; a patch of megabytes would stand in the receipt twice."""
+
+LOSSES_MAX: Final = 1000
+"""Losses of translation listed in a receipt; all are counted."""
 
 OBJECTIONS_MAX: Final = 100
 """Objections of the policy listed in a receipt; all are counted."""
@@ -189,6 +193,7 @@ class Facts:
         self._tool_calls: Counter[str] = Counter()
         self._commands = 0
         self._turns = 0
+        self._losses: list[Json] = []
         self.limit: tuple[str, str] | None = None
         """The limit of the order that was reached, as a reason for the end and in words."""
         self._objections: list[tuple[str | None, str, str]] = []
@@ -231,6 +236,9 @@ class Facts:
         if isinstance(event, Warned):
             self.folded = fold(self.folded, event)
             self._spend(event)
+            if isinstance(event, LossReported):
+                self.counts["losses"] += 1
+                self._losses += [event.body] if len(self._losses) < LOSSES_MAX else []
             return
         turns_max = self.order.config.max_turns
         if turns_max is not None and self._turns >= turns_max and isinstance(event, ToolCall):
@@ -314,6 +322,8 @@ class Facts:
             members["inner"] = self.inner
         if self.manifest.unknown:
             members["capabilities"] = self.manifest.unknown
+        if self._losses:
+            members["losses"] = self._losses
         members["counts"] = {name: count for name, count in sorted(self.counts.items()) if count}
         members["enforcement"] = self._enforcement()
         return members

@@ -59,3 +59,17 @@ def test_an_agent_that_keeps_to_its_limits_is_not(tmp_path: Path) -> None:
     run = backplane.run(order, backend=backend)
     assert run.receipt is not None
     assert run.receipt.outcome == "complete"
+
+
+def test_losses_that_a_host_reports_are_in_the_receipt(tmp_path: Path) -> None:
+    loss = {"path": "/messages/0/content/1", "kind": "dropped", "code": "thinking", "reason": "no word for it"}
+
+    async def work(run: sidecar.HostRun) -> sidecar.Done:
+        await run.carry("loss", loss, "lost: thinking")
+        return sidecar.Done()
+
+    host = sidecar.Host(id="translator", capabilities={"streaming": NATIVE})
+    backend = MemoryBackend(id="translator", serve=functools.partial(sidecar.serve, host, work))
+    run = backplane.run(WorkOrder("go", workspace=WorkspaceSpec(root=str(tmp_path))), backend=backend)
+    assert run.receipt is not None
+    assert run.receipt.backplane["losses"] == [loss]
