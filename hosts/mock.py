@@ -22,7 +22,7 @@ from backplane.contract.capability import EMULATED, NATIVE, Level, read_manifest
 from backplane.contract.events import Reasoning
 from backplane.contract.receipt import Usage
 from backplane.errors import BackplaneError, from_code
-from backplane.sidecar import Done, Host, HostRun, main
+from backplane.sidecar import EXTENSIONS, Done, Host, HostRun, main
 
 CAPABILITIES: dict[str, Level] = {
     "streaming": NATIVE,
@@ -202,4 +202,4 @@ if __name__ == "__main__":
     levels = CAPABILITIES
     if arguments.capabilities is not None:
         levels = read_manifest(msgspec.json.decode(arguments.capabilities)).levels
-    main(Host(id="mock", capabilities=levels), work_of(arguments.scenario))
+    main(Host(id="mock", capabilities=levels, extensions=(*EXTENSIONS, "many/1")), work_of(arguments.scenario))

@@ -30,6 +30,7 @@ import json, os, signal, sys, time
 NOW = "2026-01-15T12:00:00Z"
 HELLO = {"t": "hello", "contract_version": "abp/v0.1", "backend": {"id": "b"}, "capabilities": {"streaming": "native"}}
 RAN = []
+SEEN = []
 def say(message):
     text = message if isinstance(message, str) else json.dumps(message)
     os.write(1, (text + "\n").encode())
@@ -43,6 +44,11 @@ def lenient(line):
         return json.loads(line)
     except ValueError:
         return {"t": "run", "id": "bad", "work_order": {"id": "0" * 32}}
+def careful(line):
+    try:
+        return json.loads(line)
+    except ValueError:
+        return {}
 def event(ref, **members):
     return {"t": "event", "ref_id": ref, "event": {"ts": NOW, "type": "assistant_message", "text": "x", **members}}
 def receipt(id, order, **members):
@@ -108,8 +114,9 @@ def test_the_shipped_echo_hosts_conform(program: str) -> None:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_plain_host_without_extensions_reaches_behaves(backend: str) -> None:
-    behaves = {rule for _, level, rule in CHECKS if level == "behaves"} - {"S36"}
-    report = check(host(), behaves - {"S13", "S15"}, backend, PATIENT)
+    behaves = {rule for _, level, rule in CHECKS if level == "behaves"}
+    above = {rule for _, level, rule in CHECKS if level in ("robust", "complete")}
+    report = check(host(), (behaves - above - {"S13", "S15"}) | {"S52"}, backend, PATIENT)
     assert failed(report) == {}
     assert report.backend == "b"
     assert report.extensions == ()
@@ -117,6 +124,33 @@ def test_a_plain_host_without_extensions_reaches_behaves(backend: str) -> None:
 
 
 PLAIN_FAULTS: dict[str, tuple[str, str, str]] = {
+    "a last line that is not ended": ("\nserve()", "\nserve()\nos.write(1, b'{\"t\":\"weather\"}')",
+                                      "ends its last line"),
+    "a line without end": ("say(event(id))", "say(event(id, text='x' * 17_000_000))",
+                           "keeps its lines within the limit"),
+    "an extension without a number": ('"streaming": "native"}}', '"streaming": "native"}, "extensions": ["cancel"]}',
+                                      "announces extensions by name and number, once"),
+    "an extension twice": ('"streaming": "native"}}', '"streaming": "native"}, "extensions": ["ping/1", "ping/1"]}',
+                           "announces extensions by name and number, once"),
+    "a time that goes back": ("say(event(id))", "say(event(id)); say(event(id, ts='2026-01-15T11:00:00Z'))",
+                              "tells things in the order in which they happened"),
+    "reasoning that speaks": ("say(event(id))", "say(event(id, ext={'reasoning': {'text': 'hm'}}))",
+                              "uses the known members of ext as they are meant"),
+    "a turn without its reason": ("say(event(id))", "say(event(id, ext={'turn': {}}))",
+                                  "uses the known members of ext as they are meant"),
+    "a long preview": ("say(event(id))",
+                       "say(event(id, type='command_executed', command='ls', output_preview='é' * 5000))",
+                       "keeps previews short"),
+    "a path of its own machine": ("say(event(id))", "say(event(id, type='file_changed', path='/a', summary='s'))",
+                                  "names changed files relative to the root"),
+    "a path upwards": ("say(event(id))", "say(event(id, type='file_changed', path='a/../../b', summary='s'))",
+                       "names changed files relative to the root"),
+    "another manifest in the receipt": ('"capabilities": {}, "usage_raw"',
+                                        '"capabilities": {"audio": "native"}, "usage_raw"',
+                                        "has one manifest in hello and receipt"),
+    "another mode in the receipt": ('"outcome": "complete", **members}',
+                                    '"outcome": "complete", "mode": "passthrough"}',
+                                    "has one mode in hello and receipt"),
     "an event before the hello": ("#BEFORE", "say(event('x'))", "says hello first and in time"),
     "an exit before the hello": ("#BEFORE", "sys.exit('no key')", "says hello first and in time"),
     "a hello without backend": ('"backend": {"id": "b"}, "capa', '"capa', "has a hello of the right shape"),
@@ -183,7 +217,41 @@ def test_a_fault_in_a_plain_run_is_found(fault: str) -> None:
 NOTHING = ("#AFTER", "")
 """The host above is careful about nothing: bad JSON ends it with a traceback, and any order is done."""
 
+ELSE_WEATHER = "            run(message)\n        elif message.get('t') == 'weather':\n            say(event('x'))\n"
+ELSE_FINAL = "            run(message)\n        elif message.get('t') == 'final':\n            sys.exit(3)\n"
+ELSE_ANSWER = """            run(message)
+        elif message.get('t') == 'answer':
+            say({'t': 'fatal', 'ref_id': 'r1', 'error': 'what?'})
+"""
+WORDLESS = """    if 'task' not in message['work_order']:
+        return say({'t': 'fatal', 'ref_id': message['id'], 'error': ''})
+    RAN.append(message)"""
+SLEEPER = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
+
 ALIVE_FAULTS: dict[str, tuple[tuple[str, str], str, str]] = {
+    "an id that must be something": (("say(event(id))", "assert id"), "S14", "takes an empty id"),
+    "ids in lower case": (("    id, order = message[\"id\"]", "    id, order = message[\"id\"].lower()"), "S14",
+                          "repeats a UUID as it was written"),
+    "a secret told": (("say(event(id))", "say(event(id, text=str(message['work_order']['config']['env'])))"), "S20",
+                      "keeps the values of config.env to itself"),
+    "a root of one word": (("say(event(id))", "assert ' ' not in message['work_order']['workspace']['root']"), "S20",
+                           "works in a folder with a name of several words"),
+    "extensions that must be known": (("say(event(id))", "assert 'tomorrow/9' not in message.get('extensions', ())"),
+                                      "S50",
+                                      "ignores extensions it does not know"),
+    "a deaf ear for SIGINT": (("#BEFORE", "signal.signal(signal.SIGINT, signal.SIG_IGN)"), "S36", "ends at SIGINT"),
+    "an answer to the weather": (("            run(message)\n", ELSE_WEATHER),
+                                 "S6", "exits when only unknown messages came"),
+    "NaN taken for a number": (NOTHING, "S3", "does not take NaN for a number"),
+    "a number for an id": (NOTHING, "S19", "does not take a number for an id"),
+    "a final taken as its own": (("            run(message)\n", ELSE_FINAL), "S19",
+                                 "survives a final sent to it"),
+    "a fatal without words": (("    RAN.append(message)", WORDLESS),
+                              "S28", "explains a fatal"),
+    "a second run of the same id forgotten": (("say(event(id))", "if RAN[1:]: return"), "S17",
+                                              "takes an id again after its run's end"),
+    "a child left when idle": (("#BEFORE", SLEEPER), "S38",
+                               "leaves nothing when it is ended idle"),
     "an exit code at the end of input": (("\nserve()", "\nserve()\nsys.exit(0 if RAN else 4)"), "S35",
                                          "exits when stdin ends before any run"),
     "ids that must be UUIDs": (("say(event(id))", "import uuid; uuid.UUID(id)"), "S14",
@@ -220,6 +288,7 @@ def test_a_fault_with_odd_input_or_signals_is_found(fault: str) -> None:
 
 
 WITH_EXTENSIONS = (
+    ("json.loads(line) if line.strip() else {}", "careful(line)"),
     ('"streaming": "native"}}', '"streaming": "native"}, "extensions": ["cancel/1", "ping/1", "ask/1", "many/1"]}'),
     (
         "            run(message)\n",
@@ -233,13 +302,13 @@ ASK = """    if 'extensions' in message:
 def ask(id, **m):
     say({'t': 'ask', 'ref_id': id, 'id': 'a1', 'kind': 'tool', 'name': 'x', 'input': {}, **m})
 """
-EXTENSION_RULES = {"S34", "S51", "S52", "S53", "S54", "S55", "S59"}
+EXTENSION_RULES = {"S34", "S51", "S52", "S53", "S54", "S55", "S56", "S57", "S59"}
 
 
 def test_announced_extensions_are_tried() -> None:
     report = check(host(*WITH_EXTENSIONS), EXTENSION_RULES, bounds=PATIENT)
     assert failed(report) == {}
-    assert report.count("skip") == 0
+    assert report.count("skip") == 0, {r.seen for r in report.results}
     assert report.extensions == ("cancel/1", "ping/1", "ask/1", "many/1")
 
 
@@ -262,6 +331,15 @@ EXTENSION_FAULTS: dict[str, tuple[tuple[str, str], str, str]] = {
     "an ask's id used twice": (
         ("    end(id, order)\n", ASK.replace("        ask(id)", "        ask(id); ask(id)")), "S55",
         "asks in the right shape and goes on when denied"),
+    "an end for each bad line": (
+        ("        return {}\n", "        return say({'t': 'fatal', 'ref_id': 'r1', 'error': ''}) or {}\n"),
+                                 "S59", "ends no run for a bad line"),
+    "events of another run": (("say(event(id))", "say(event(RAN[0]['id']))"), "S59", "keeps many runs apart"),
+    "one pong for two": (
+        ("    say({'t': 'pong'", "    SEEN.append(message['seq'])\n    len(SEEN) == 2 or say({'t': 'pong'"),
+                         "S53", "answers a number that comes twice"),
+    "a word about a late answer": (("            run(message)\n", ELSE_ANSWER),
+                                   "S57", "ignores answers to nobody and late ones"),
     "a run lost among many": (("say(event(id))", "if id == 'r3': return"), "S59", "runs several orders at once"),
 }  # fmt: skip
 
@@ -308,7 +386,7 @@ def test_a_failed_check_shows_the_lines_that_failed_with_control_characters_esca
 
 def test_there_are_checks_enough_and_every_rule_stands_on_the_protocol_page() -> None:
     page = (share.find("contracts") / "sidecar.md").read_text()
-    assert len(CHECKS) >= 30
+    assert len(CHECKS) >= 100
     assert len({name for name, _, _ in CHECKS}) == len(CHECKS)
     assert {rule for _, _, rule in CHECKS} <= set(re.findall(r"\*\*(S\d+)\*\*", page))
 

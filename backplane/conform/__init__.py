@@ -3,7 +3,8 @@
 A command goes in, a report with a level comes out. The program is started many times, with small
 orders in an empty folder; a program that hangs, dies or floods ends each check within its bound.
 Levels: `speaks` (one plain run works), `behaves` (every rule a good host needs, announced
-extensions included), `robust` (hostile input, signals, a listener that goes away).
+extensions included), `robust` (hostile input, signals, a listener that goes away), `complete`
+(cancel, ping, ask and many runs at once, under everything that can come together).
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
+import anyio
+import msgspec
+
 from backplane.conform.bench import Bench, Check, Row
+from backplane.conform.complete import COMPLETE, COMPLETE_CHECKS
 from backplane.conform.extended import EXTENDED_CHECKS
 from backplane.conform.hostile import HOSTILE_CHECKS
-from backplane.conform.link import Bounds, Program
+from backplane.conform.link import Bounds, Program, vendor_of
 from backplane.conform.odd import ODD_CHECKS
 from backplane.conform.plain import DID, PLAIN_CHECKS, Plain, look, record
+from backplane.conform.rough import ROUGH_CHECKS
+from backplane.conform.travel import TRAVEL_CHECKS
 from backplane.conform.verdict import LEVELS, Level, Report, Result, Unasked, Unfit, shown
 from backplane.errors import BackendError
 
@@ -27,7 +34,17 @@ __all__ = ["CHECKS", "LEVELS", "Bounds", "Report", "Result", "conform"]
 TASK: Final = "Reply with the single word ready. Change no file."
 """Small and harmless, whatever agent is behind the host."""
 
-_ALIVE: Final[tuple[Row, ...]] = (*ODD_CHECKS, *EXTENDED_CHECKS, *HOSTILE_CHECKS)
+AT_ONCE: Final = 3
+"""Checks made at the same time: most of one is waiting, and a host that only manages alone is told by its own check."""
+
+_ALIVE: Final[tuple[Row, ...]] = (
+    *ODD_CHECKS,
+    *EXTENDED_CHECKS,
+    *TRAVEL_CHECKS,
+    *HOSTILE_CHECKS,
+    *ROUGH_CHECKS,
+    *COMPLETE_CHECKS,
+)
 
 CHECKS: Final[tuple[tuple[str, Level, str], ...]] = (
     *((name, level, rule) for name, level, rule, _ in PLAIN_CHECKS),
@@ -74,16 +91,15 @@ async def conform(
         for result in _plain_results(plain):
             note(result)
         extensions = _extensions(plain)
-        bench = Bench(program, root, task, extensions)
+        bench = Bench(program, root, task, extensions, vendor_of(plain.greeting))
         speaks = all(result.verdict != "fail" for result in results if result.level == "speaks")
-        for name, level, rule, did, check in _ALIVE:
-            if rules is not None and rule not in rules:
-                continue
-            if speaks:
-                note(await _alive_result(name, level, rule, did, check, bench))
-            else:
+        rows = [row for row in _ALIVE if rules is None or row[2] in rules]
+        if speaks:
+            await _alive_results(rows, bench, note)
+        else:
+            for name, level, rule, did, _ in rows:
                 note(Result(name, level, rule, did, "skip", _MUTE))
-    return Report(tuple(command), _level(results), _backend(plain), extensions, tuple(results))
+    return Report(tuple(command), _level(results, extensions), _backend(plain), extensions, tuple(results))
 
 
 _MUTE: Final = "not tried: it does not speak the protocol"
@@ -103,6 +119,26 @@ def _plain_results(plain: Plain) -> Iterator[Result]:
             yield Result(name, level, rule, DID, "fail", unfit.seen, shown(unfit.lines))
 
 
+async def _alive_results(rows: Sequence[Row], bench: Bench, note: Callable[[Result], None]) -> None:
+    """Make some checks at a time, and tell of them in their order."""
+    places, made = anyio.Semaphore(AT_ONCE), dict[int, Result]()
+    told = iter(range(len(rows)))
+    following = next(told, None)
+
+    async def make(number: int, row: Row) -> None:
+        nonlocal following
+        async with places:
+            folder = str(bench.place(str(number)))
+            made[number] = await _alive_result(*row, msgspec.structs.replace(bench, root=folder))
+        while following in made:
+            note(made[following])
+            following = next(told, None)
+
+    async with anyio.create_task_group() as tasks:
+        for number, row in enumerate(rows):
+            tasks.start_soon(make, number, row)
+
+
 async def _alive_result(name: str, level: Level, rule: str, did: str, check: Check, bench: Bench) -> Result:
     try:
         return Result(name, level, rule, did, "pass", await check(bench))
@@ -114,10 +150,12 @@ async def _alive_result(name: str, level: Level, rule: str, did: str, check: Che
         return Result(name, level, rule, did, "fail", f"it could not be started again: {error}")
 
 
-def _level(results: Sequence[Result]) -> Literal["none", "speaks", "behaves", "robust"]:
-    reached: Literal["none", "speaks", "behaves", "robust"] = "none"
+def _level(results: Sequence[Result], extensions: Collection[str]) -> Literal["none"] | Level:
+    reached: Literal["none"] | Level = "none"
     for level in LEVELS:
         if any(result.verdict == "fail" for result in results if result.level == level):
+            break
+        if level == "complete" and not set(COMPLETE) <= set(extensions):
             break
         reached = level
     return reached

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,6 +27,14 @@ class Bench(msgspec.Struct, frozen=True):
     task: str
     extensions: tuple[str, ...]
     """What the host announced in its plain run."""
+    vendor: dict[str, Json]
+    """What every order says to this host alone."""
+
+    def place(self, name: str) -> Path:
+        """A folder of this check's own, below its root."""
+        folder = Path(self.root, name)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     @asynccontextmanager
     async def greeted(self) -> AsyncIterator[Wire]:
@@ -37,7 +46,8 @@ class Bench(msgspec.Struct, frozen=True):
 
     def run(self, run_id: str = "r1", extensions: Sequence[str] = (), **changed: Json) -> dict[str, Any]:
         announced = {"extensions": list(extensions)} if extensions else {}
-        return {"t": "run", "id": run_id, "work_order": order(self.root, **{"task": self.task, **changed}), **announced}
+        asked = order(self.root, **{"task": self.task, "vendor": self.vendor, **changed})
+        return {"t": "run", "id": run_id, "work_order": asked, **announced}
 
 
 async def end(link: Wire, run_id: str = "r1", timeout_s: float | None = None) -> Line:

@@ -125,7 +125,9 @@ async def _many(bench: Bench) -> str:
         return f"{len(names)} runs ended, each once"
 
 
-def _announced(extension: str, check: Check) -> Check:
+def announced(extension: str, check: Check) -> Check:
+    """A check that is made only where the host announced this extension."""
+
     async def only_if_announced(bench: Bench) -> str:
         if extension not in bench.extensions:
             raise Unasked(f"{extension} is not announced")
@@ -136,17 +138,17 @@ def _announced(extension: str, check: Check) -> Check:
 
 EXTENDED_CHECKS: Final[tuple[Row, ...]] = (
     ("ignores a cancel for a run it does not know", "behaves", "S52", "cancelled `nobody`, then ran",
-     _announced("cancel/1", _cancel_unknown)),
+     announced("cancel/1", _cancel_unknown)),
     ("ends a cancelled run within the grace", "behaves", "S51", "sent a run and a cancel",
-     _announced("cancel/1", _cancel_running)),
+     announced("cancel/1", _cancel_running)),
     ("ignores a cancel that comes late", "behaves", "S52", "cancelled a run that had ended",
-     _announced("cancel/1", _cancel_late)),
+     announced("cancel/1", _cancel_late)),
     ("cancels when its control plane is gone", "behaves", "S34", "announced cancel/1, sent a run, closed stdin",
-     _announced("cancel/1", _eof_cancels)),
+     announced("cancel/1", _eof_cancels)),
     ("answers pings before a run", "behaves", "S53", "sent four pings, the largest number too",
-     _announced("ping/1", _ping_idle)),
-    ("answers a ping during a run", "behaves", "S54", "sent a run and a ping", _announced("ping/1", _ping_running)),
+     announced("ping/1", _ping_idle)),
+    ("answers a ping during a run", "behaves", "S54", "sent a run and a ping", announced("ping/1", _ping_running)),
     ("asks in the right shape and goes on when denied", "behaves", "S55", "announced ask/1, denied every ask",
-     _announced("ask/1", _asks)),
-    ("runs several orders at once", "behaves", "S59", "sent four runs without waiting", _announced("many/1", _many)),
+     announced("ask/1", _asks)),
+    ("runs several orders at once", "behaves", "S59", "sent four runs without waiting", announced("many/1", _many)),
 )  # fmt: skip

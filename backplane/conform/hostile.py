@@ -35,16 +35,16 @@ async def _second_run(bench: Bench) -> str:
         await link.send(bench.run("r1"))
         await final(link, "r1")
         if not await link.send(bench.run("r2")) or await link.child.wait(0) is not None:
-            return await _gone_in_order(link)
+            return await gone_in_order(link)
         line = await link.until(lambda line: line.t in ENDS, link.bounds.run_s)
         if line is None:
-            return await _gone_in_order(link)
+            return await gone_in_order(link)
         if line.t != "final" or line.get("ref_id") != "r2":
             raise Unfit("the second run did not end with its own final", link.lines)
         return "both runs ended with final"
 
 
-async def _gone_in_order(link: Wire) -> str:
+async def gone_in_order(link: Wire) -> str:
     how = await link.child.wait(link.bounds.slack_s)
     if how is None or how.code != 0:
         raise Unfit("neither a second end nor an exit with code 0 came", link.lines)
@@ -61,7 +61,7 @@ async def _listener_gone(bench: Bench) -> str:
         return "it ended"
 
 
-def _unreadable(line: Callable[[Bench], bytes], name: str = "bad") -> Check:
+def unreadable(line: Callable[[Bench], bytes], name: str = "bad") -> Check:
     """A check that a line is answered by a fatal or ignored, and that the host then works or exits in order."""
 
     async def check(bench: Bench) -> str:
@@ -102,8 +102,7 @@ async def _wrong_order_is_fatal(bench: Bench) -> str:
 
 async def _half_a_character(bench: Bench) -> str:
     async with bench.greeted() as link:
-        text = json.dumps(bench.run(task="half: \ud800"))
-        await link.send(text.encode())
+        await link.send(json.dumps(bench.run(task="half: \ud800")).encode())
         link.child.close_stdin()
         await link.until(lambda line: line.t in ENDS, link.bounds.run_s)
         broken = [line for line in link.lines if line.fault is not None]
@@ -112,8 +111,8 @@ async def _half_a_character(bench: Bench) -> str:
         return "nothing broken came back"
 
 
-def _text(text: bytes) -> Callable[[Bench], bytes]:
-    return lambda bench: text
+def text(data: bytes) -> Callable[[Bench], bytes]:
+    return lambda bench: data
 
 
 def _run_with(old: bytes, new: bytes) -> Callable[[Bench], bytes]:
@@ -123,24 +122,24 @@ def _run_with(old: bytes, new: bytes) -> Callable[[Bench], bytes]:
 
 HOSTILE_CHECKS: Final[tuple[Row, ...]] = (
     ("survives a line that is no JSON", "robust", "S19", "sent `{\"t\":\"run\",` and a good run",
-     _unreadable(_text(b'{"t":"run",'))),
+     unreadable(text(b'{"t":"run",'))),
     ("survives a line that is no object", "robust", "S19", "sent an array and a good run",
-     _unreadable(_text(b'["run",{"t":"run","id":"bad"}]'))),
-    ("survives plain words", "robust", "S19", "sent words and a good run", _unreadable(_text(b"hello? anybody there"))),
+     unreadable(text(b'["run",{"t":"run","id":"bad"}]'))),
+    ("survives plain words", "robust", "S19", "sent words and a good run", unreadable(text(b"hello? anybody there"))),
     ("survives a control byte", "robust", "S19", "sent bytes that are no text and a good run",
-     _unreadable(_text(bytes(byte for byte in range(1, 32) if byte != 10) + b"\xfe\xff"))),
+     unreadable(text(bytes(byte for byte in range(1, 32) if byte != 10) + b"\xfe\xff"))),
     ("does not take half a line for a run", "robust", "S19", "sent a run cut in the middle and a good one",
-     _unreadable(lambda bench: msgspec.json.encode(bench.run("bad"))[:-40])),
+     unreadable(lambda bench: msgspec.json.encode(bench.run("bad"))[:-40])),
     ("does not take invalid UTF-8 for a run", "robust", "S3", "sent a run with a broken character and a good one",
-     _unreadable(_run_with(b"MARK", b"\xc3\x28 \xff"))),
+     unreadable(_run_with(b"MARK", b"\xc3\x28 \xff"))),
     ("survives deep nesting", "robust", "S3", f"sent a run {DEEP} levels deep and a good one",
-     _unreadable(_run_with(b'"MARK"', b"[" * DEEP + b"]" * DEEP))),
+     unreadable(_run_with(b'"MARK"', b"[" * DEEP + b"]" * DEEP))),
     ("survives a line over the limit", "robust", "S4", "sent a run of 17 MiB and a good one",
-     _unreadable(_run_with(b"MARK", b"x" * (LINE_BYTES_MAX + 1024 * 1024)))),
+     unreadable(_run_with(b"MARK", b"x" * (LINE_BYTES_MAX + 1024 * 1024)))),
     ("does not give back half a character", "robust", "S3", "sent a task with a lone surrogate", _half_a_character),
     ("answers a wrong order with fatal", "robust", "S18", "sent an order without a task", _wrong_order_is_fatal),
     ("goes on after a wrong order", "robust", "S19", "sent an order without a task and a good run",
-     _unreadable(_wrong_order)),
+     unreadable(_wrong_order)),
     ("takes a second run, or exits in order", "robust", "S17", "sent a run after the end of another", _second_run),
     ("ends at SIGTERM in a run, and leaves nothing", "robust", "S36", "sent a run and SIGTERM", _terminated_in_a_run),
     ("ends when nobody listens", "robust", "S37", "closed its stdout and sent a run", _listener_gone),

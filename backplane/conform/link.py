@@ -22,6 +22,9 @@ OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 """What one child may write in one check; no answer to our small orders comes near."""
 
 READ_BYTES_MAX: Final = 64 * 1024
+OVERLONG: Final = "over 16 MiB"
+"""The fault of a line that is too long to be looked at."""
+
 LOOK_S: Final = 0.1
 """While writing: how often what the child writes meanwhile is taken, so that both pipes cannot be full."""
 
@@ -77,6 +80,8 @@ class Wire:
         self.ended = False
         """Its stdout is closed."""
         self.flooded = False
+        self.unended = False
+        """Its last line has no newline."""
         self._framing = Lines()
         self._queue: deque[Line] = deque()
         self._taken = 0
@@ -134,6 +139,7 @@ class Wire:
         lines = self._framing.feed(data)
         if self.ended and (last := self._framing.end()):
             lines.append(last)
+            self.unended = True
         for raw in lines:
             line = _read(raw)
             self.lines.append(line)
@@ -142,7 +148,7 @@ class Wire:
 
 def _read(raw: bytes) -> Line:
     if isinstance(raw, Overlong):
-        return Line(bytes(raw), None, "over 16 MiB")
+        return Line(bytes(raw), None, OVERLONG)
     if not raw.lstrip().startswith(b"{"):
         return Line(raw)
     try:
@@ -171,7 +177,18 @@ async def linked(program: Program) -> AsyncIterator[Wire]:
         yield Wire(child, program.bounds)
 
 
-def order(root: str, task: str, **more: Any) -> dict[str, Json]:
+def vendor_of(greeting: Json) -> dict[str, Json]:
+    """What an order says to this host alone: a control plane is told which of its backends to use.
+
+    The scripted one where there is one, as the others may cost money; else the first that is ready.
+    """
+    known = greeting.get("backends") if isinstance(greeting, dict) else None
+    entries = [entry for entry in known if isinstance(entry, dict)] if isinstance(known, list) else []
+    ready = [str(entry["id"]) for entry in entries if entry.get("ready") is True and "id" in entry]
+    return {"abp": {"backend": "mock" if "mock" in ready else ready[0]}} if ready else {}
+
+
+def order(root: str, task: str, vendor: dict[str, Json], **more: Any) -> dict[str, Json]:
     """A work order, whole, as hosts get them."""
     none: list[str] = []
     policy = ("allowed_tools", "disallowed_tools", "deny_read", "deny_write", "allow_network", "deny_network")
@@ -183,6 +200,6 @@ def order(root: str, task: str, **more: Any) -> dict[str, Json]:
         "context": {"files": none, "snippets": none},
         "policy": {**dict.fromkeys(policy, none), "require_approval_for": none},
         "requirements": {"required": none},
-        "config": {"model": None, "vendor": {}, "env": {}, "max_budget_usd": None, "max_turns": None},
+        "config": {"model": None, "vendor": vendor, "env": {}, "max_budget_usd": None, "max_turns": None},
         **more,
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -50,7 +52,7 @@ def _one_run(message: Callable[[Bench], Json], run_id: str = "r1", *, may_declin
 
 def _odd_members(bench: Bench) -> Json:
     run = bench.run(priority="high", notes=[{"x": None}])
-    run["work_order"]["config"]["vendor"] = {"nobody": {"deep": [1, {"t": "final", "task": "another"}]}}
+    run["work_order"]["config"]["vendor"] |= {"nobody": {"deep": [1, {"t": "final", "task": "another"}]}}
     return {**run, "urgent": True, "event": {"task": "no"}}
 
 
@@ -106,6 +108,98 @@ async def _terminated(bench: Bench) -> str:
         return await exits(link, link.bounds.exit_s, "SIGTERM")
 
 
+def _in_a_place(name: str) -> Check:
+    """A check of a run whose root has an odd name."""
+
+    async def check(bench: Bench) -> str:
+        async with bench.greeted() as link:
+            run = bench.run()
+            run["work_order"]["workspace"]["root"] = str(bench.place(name))
+            await link.send(run)
+            return await final(link)
+
+    return check
+
+
+SECRET: Final = "conform-7f3a9c51d2e84b60"
+"""A value of `config.env` that must not be seen again."""
+
+
+async def _secret(bench: Bench) -> str:
+    async with bench.greeted() as link:
+        run = bench.run()
+        run["work_order"]["config"]["env"] = {"CONFORM_SECRET": SECRET}
+        await link.send(run)
+        line = await end(link)
+        told = [line for line in link.lines if SECRET.encode() in line.raw]
+        if told:
+            raise Unfit("it repeats a value of config.env", told)
+        return f"{line.t}, and the value is in none of {len(link.lines)} lines"
+
+
+def _numbers(bench: Bench) -> bytes:
+    run = bench.run()
+    run["work_order"]["config"]["vendor"] = {**bench.vendor, "nobody": "MARK"}
+    odd = b"[0, -0, 1e2, 1.0, 1E+2, 2.5e-3, -0.0, 9007199254740993, 18446744073709551615, 1e300, 0.1e-300]"
+    return msgspec.json.encode(run).replace(b'"max_budget_usd":null', b'"max_budget_usd":1e3').replace(b'"MARK"', odd)
+
+
+def _deep(bench: Bench) -> Json:
+    deep: Json = 1
+    for _ in range(DEEP_BUT_WITHIN // 2):
+        deep = {"a": [deep]}
+    run = bench.run()
+    run["work_order"]["config"]["vendor"] = {**bench.vendor, "nobody": deep}
+    return run
+
+
+DEEP_BUT_WITHIN: Final = 100
+"""Levels that S3 allows, those around included."""
+
+BLANK_LINES: Final = 10_000
+
+
+def _blank_flood(bench: Bench) -> bytes:
+    return b"\n \r\n" * (BLANK_LINES // 2) + msgspec.json.encode(bench.run())
+
+
+def _escaped_t(bench: Bench) -> bytes:
+    return msgspec.json.encode(bench.run()).replace(b'"t":"run"', b'"\\u0074":"r\\u0075n"')
+
+
+def _long_context(bench: Bench) -> Json:
+    snippets = [{"name": f"note {number}", "content": "x" * 1024} for number in range(LONG_TASK_BYTES // 1024)]
+    return bench.run(context={"files": [], "snippets": snippets})
+
+
+def _signalled(number: signal.Signals) -> Check:
+    async def check(bench: Bench) -> str:
+        async with bench.greeted() as link:
+            os.kill(link.child.pid, number)
+            return await exits(link, link.bounds.exit_s, number.name)
+
+    return check
+
+
+def _silent_until_the_end(data: bytes) -> Check:
+    """A check that something without a run in it has no answer, and that the host exits in order."""
+
+    async def check(bench: Bench) -> str:
+        async with bench.greeted() as link:
+            before = link.handed
+            await link.send(data, newline=b"")
+            link.child.close_stdin()
+            how = await exits(link, link.bounds.exit_s, "stdin ended")
+            if how != "exit code 0":
+                raise Unfit(f"it ended with {how}", link.lines)
+            if link.lines[before:]:
+                raise Unfit("it answered what asks for nothing", link.lines[before:])
+            return how
+
+    return check
+
+
+ODD_UUID: Final = "9F1B3C5D-7E8A-4B0C-9D1E-2F3A4B5C6D7E"
 ODD_ID: Final = '☃ run/1 "x"\\'
 
 ODD_CHECKS: Final[tuple[Row, ...]] = (
@@ -128,5 +222,37 @@ ODD_CHECKS: Final[tuple[Row, ...]] = (
     ("takes an order with everything in it", "behaves", "S13", "sent an order with policy, snippets, limits",
      _one_run(_everything, may_decline=True)),
     ("takes a last line without its newline", "behaves", "S35", "sent a run without newline, closed stdin", _last_line),
+    ("takes an empty id", "behaves", "S14", "sent a run whose id is an empty string",
+     _one_run(lambda bench: bench.run(""), "")),
+    ("repeats a UUID as it was written", "behaves", "S14", "sent a run whose id is a UUID in upper case",
+     _one_run(lambda bench: bench.run(ODD_UUID), ODD_UUID)),
+    ("takes a long id", "behaves", "S14", "sent a run with an id of 4 KiB",
+     _one_run(lambda bench: bench.run("x" * 4096), "x" * 4096)),
+    ("takes an id with escapes", "behaves", "S14", "sent a run with line ends, tabs and NUL in its id",
+     _one_run(lambda bench: bench.run("a\n\tb\0\u2028c"), "a\n\tb\0\u2028c")),
+    ("keeps the values of config.env to itself", "behaves", "S20", "sent a run with a secret variable", _secret),
+    ("works in a folder with a name of several words", "behaves", "S20", "sent a root with blanks and quotes",
+     _in_a_place("a folder's \"name\" $HOME")),
+    ("works in a folder with a name of any language", "behaves", "S20", "sent a root with é, 漢 and 😀",
+     _in_a_place("dossié 漢字 😀")),
+    ("takes an empty list of extensions", "behaves", "S13", "sent a run with `extensions: []`",
+     _one_run(lambda bench: {**bench.run(), "extensions": []})),
+    ("ignores extensions it does not know", "behaves", "S50", "sent a run that announces `tomorrow/9`",
+     _one_run(lambda bench: bench.run("r1", ("tomorrow/9", "cancel/99")))),
+    ("reads `t` by its meaning", "behaves", "S5", "sent a run whose `t` is written in escapes", _one_run(_escaped_t)),
+    ("reads numbers in every form", "behaves", "S16", "sent exponents, fractions and 64-bit numbers in strange members",
+     _one_run(_numbers)),
+    ("reads what is nested deep but allowed", "behaves", "S3", f"sent a run {DEEP_BUT_WITHIN} levels deep",
+     _one_run(_deep)),
+    ("takes a long context", "behaves", "S15", "sent a run with 1,024 snippets of 1 KiB",
+     _one_run(_long_context, may_decline=True)),
+    ("skips thousands of blank lines", "behaves", "S7", f"sent {BLANK_LINES} blank lines and a run",
+     _one_run(_blank_flood)),
+    ("exits when nothing but blank lines came", "behaves", "S35", "sent blank lines, closed stdin",
+     _silent_until_the_end(b"\n \r\n\n")),
+    ("exits when only unknown messages came", "behaves", "S6", "sent a `weather` message, closed stdin",
+     _silent_until_the_end(b'{"t":"weather","ref_id":"r1"}\n')),
+    ("ends at SIGINT", "behaves", "S36", "sent SIGINT after the hello", _signalled(signal.SIGINT)),
+    ("ends at SIGHUP", "behaves", "S36", "sent SIGHUP after the hello", _signalled(signal.SIGHUP)),
     ("ends at SIGTERM", "behaves", "S36", "sent SIGTERM after the hello", _terminated),
 )  # fmt: skip

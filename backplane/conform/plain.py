@@ -6,6 +6,7 @@ The host is started once; all checks of this file look at the same record.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -14,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane import schemas
-from backplane.conform.link import Line, Program, linked, order
+from backplane.conform.link import OVERLONG, Line, Program, linked, order, vendor_of
 from backplane.conform.verdict import Level, Unfit, printable
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
@@ -27,6 +28,8 @@ from backplane.protocol import MESSAGES, version_compatible
 RUN_ID: Final = "3b8f7a1c-2d4e-4f60-8a9b-0c1d2e3f4a5b"
 
 ENDS: Final = ("final", "fatal")
+
+PREVIEW_BYTES_MAX: Final = 8192
 
 
 class Plain(msgspec.Struct, frozen=True):
@@ -44,6 +47,13 @@ class Plain(msgspec.Struct, frozen=True):
     swept: int
     stderr: str
     flooded: bool
+    unended: bool
+    """The last line came without its newline."""
+
+    @property
+    def is_plane(self) -> bool:
+        """It is itself a control plane: the receipt names the one behind it that did the work."""
+        return "backends" in self.greeting
 
     @property
     def greeting(self) -> Json:
@@ -75,10 +85,11 @@ async def record(program: Program, root: str, task: str) -> Plain:
     Raises:
         BackendError: `sidecar_spawn_failed`.
     """
-    bounds, asked = program.bounds, order(root, task)
+    bounds = program.bounds
     async with linked(program) as link:
         greeting = await link.until(lambda line: line.t is not None, bounds.hello_s)
         hello = tuple(link.lines[: link.handed])
+        asked = order(root, task, vendor_of(greeting.value if greeting is not None else None))
         if greeting is not None:
             await link.next(bounds.quiet_s)
             early = link.lines[len(hello) :]
@@ -95,6 +106,7 @@ async def record(program: Program, root: str, task: str) -> Plain:
         return Plain(
             asked, hello, tuple(early), tuple(link.lines[len(hello) + len(early) :]), how,
             link.child.swept if how is not None else 0, printable(link.child.stderr_tail[-600:]), link.flooded,
+            link.unended,
         )  # fmt: skip
 
 
@@ -172,7 +184,7 @@ def _no_noise(plain: Plain) -> Found:
 
 def _strict_json(plain: Plain) -> Found:
     for line in plain.lines:
-        if line.fault is not None:
+        if line.fault not in (None, OVERLONG):
             yield f"not strict JSON: {line.fault}", (line,)
 
 
@@ -264,7 +276,7 @@ def _receipt_times(plain: Plain) -> Found:
 
 def _receipt_backend(plain: Plain) -> Found:
     theirs, mine = plain.receipt.get("backend", {}).get("id"), plain.greeting.get("backend", {}).get("id")
-    if theirs != mine:
+    if theirs != mine and not plain.is_plane:
         yield f"backend.id is {theirs!r:.60} in the receipt and {mine!r:.60} in the hello", plain.ends
 
 
@@ -285,6 +297,89 @@ def _receipt_hash(plain: Plain) -> Found:
         return
     if computed != sealed:
         yield f"receipt_sha256 is {sealed!r:.80}, the content hashes to {computed}", plain.ends
+
+
+def _receipt_manifest(plain: Plain) -> Found:
+    theirs, mine = plain.receipt.get("capabilities"), plain.greeting["capabilities"]
+    if theirs and theirs != mine and not plain.is_plane:
+        differing = sorted(name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name))
+        yield f"capabilities of the receipt are not the hello's: {', '.join(differing)[:120]}", plain.ends
+
+
+def _receipt_mode(plain: Plain) -> Found:
+    theirs, mine = plain.receipt.get("mode", "mapped"), plain.greeting.get("mode", "mapped")
+    if theirs != mine and not plain.is_plane:
+        yield f"mode is {theirs!r:.40} in the receipt and {mine!r:.40} in the hello", plain.ends
+
+
+def _whole_lines(plain: Plain) -> Found:
+    if plain.unended:
+        yield "the last line has no newline", plain.lines[-1:]
+
+
+def _line_lengths(plain: Plain) -> Found:
+    long = tuple(line for line in plain.lines if line.fault == OVERLONG)
+    if long:
+        yield f"{len(long)} lines over 16 MiB", long
+
+
+def _extension_names(plain: Plain) -> Found:
+    announced = plain.greeting.get("extensions", [])
+    for name in announced if isinstance(announced, list) else ():
+        if not isinstance(name, str) or re.fullmatch(r"[a-z][a-z0-9_]*/[0-9]+", name) is None:
+            yield f"{name!r:.60} is no extension: a name, a slash, a number", plain.hello
+        elif announced.count(name) > 1:
+            yield f"{name} is announced twice", plain.hello
+
+
+def _event_order(plain: Plain) -> Found:
+    latest = ""
+    for line in plain.events:
+        event = line.get("event")
+        if isinstance(event, dict) and _is_time(event.get("ts")):
+            ts = canonical.timestamp(event["ts"])[:-1]
+            if ts < latest:
+                yield f"an event of {ts}Z comes after one of {latest}Z", (line,)
+            latest = max(latest, ts)
+
+
+def _ext_members(plain: Plain) -> Found:
+    for line, event in _bodies(plain):
+        ext = event.get("ext", {})
+        if not isinstance(ext, dict):
+            yield "ext is no object", (line,)
+            continue
+        reasoning = ext.get("reasoning")
+        if reasoning is not None and (event.get("type") != "assistant_delta" or event.get("text") != ""):
+            yield 'reasoning stands on an assistant_delta with text ""', (line,)
+        for name, needed in _EXT_MEMBERS.items():
+            body = ext.get(name)
+            if name in ext and not (isinstance(body, dict) and all(isinstance(body.get(key), str) for key in needed)):
+                yield f"ext.{name} has not the texts {', '.join(needed)}", (line,)
+
+
+_EXT_MEMBERS: Final = {"reasoning": ("text",), "turn": ("stop_reason",), "output": ("stream", "text")}
+
+
+def _previews(plain: Plain) -> Found:
+    for line, event in _bodies(plain):
+        preview = event.get("output_preview")
+        if isinstance(preview, str) and len(preview.encode("utf-8", "surrogatepass")) > PREVIEW_BYTES_MAX:
+            yield f"output_preview is over {PREVIEW_BYTES_MAX} bytes", (line,)
+
+
+def _changed_paths(plain: Plain) -> Found:
+    for line, event in _bodies(plain):
+        path = event.get("path") if event.get("type") == "file_changed" else None
+        if isinstance(path, str) and (path.startswith("/") or ".." in path.split("/")):
+            yield f"path is {path!r:.80}, not relative to the root", (line,)
+
+
+def _bodies(plain: Plain) -> Iterator[tuple[Line, dict[str, Any]]]:
+    for line in plain.events:
+        event = line.get("event")
+        if isinstance(event, dict):
+            yield line, event
 
 
 def _exit(plain: Plain) -> Found:
@@ -343,6 +438,15 @@ PLAIN_CHECKS: Final[tuple[tuple[str, Level, str, Callable[[Plain], Found]], ...]
     ("ends once and then is silent", "behaves", "S26", _one_end),
     ("names order and run in the receipt", "behaves", "S31", _receipt_ids),
     ("names the version in the receipt", "behaves", "S31", _receipt_version),
+    ("ends its last line", "behaves", "S1", _whole_lines),
+    ("keeps its lines within the limit", "behaves", "S4", _line_lengths),
+    ("announces extensions by name and number, once", "behaves", "S50", _extension_names),
+    ("tells things in the order in which they happened", "behaves", "S25", _event_order),
+    ("uses the known members of ext as they are meant", "behaves", "S23", _ext_members),
+    ("keeps previews short", "behaves", "S21", _previews),
+    ("names changed files relative to the root", "behaves", "S21", _changed_paths),
+    ("has one manifest in hello and receipt", "behaves", "S30", _receipt_manifest),
+    ("has one mode in hello and receipt", "behaves", "S30", _receipt_mode),
     ("starts before it finishes", "behaves", "S31", _receipt_times),
     ("is the same backend in hello and receipt", "behaves", "S30", _receipt_backend),
     ("has an empty trace, or the one it streamed", "behaves", "S32", _receipt_trace),

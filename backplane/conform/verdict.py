@@ -9,8 +9,8 @@ import msgspec
 
 from backplane.conform.link import Line
 
-Level = Literal["speaks", "behaves", "robust"]
-LEVELS: Final[tuple[Level, ...]] = ("speaks", "behaves", "robust")
+Level = Literal["speaks", "behaves", "robust", "complete"]
+LEVELS: Final[tuple[Level, ...]] = ("speaks", "behaves", "robust", "complete")
 
 LINES_SHOWN: Final = 5
 LINE_CHARACTERS: Final = 300
@@ -36,8 +36,8 @@ class Report(msgspec.Struct, frozen=True):
     """All checks of one program."""
 
     command: tuple[str, ...]
-    level: Literal["none", "speaks", "behaves", "robust"]
-    """The highest level of which, and below which, no check failed."""
+    level: Literal["none", "speaks", "behaves", "robust", "complete"]
+    """The highest level of which, and below which, no check failed; `complete` also needs `COMPLETE` announced."""
     backend: str | None
     extensions: tuple[str, ...]
     results: tuple[Result, ...]
