@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,38 @@ def start() -> list[Line]:
     ]  # fmt: skip
 
 
+STREAM_GOALS = {"chat": (15, 27, 5, 2), "responses": (12, 22, 5, 2), "messages": (4, 6, 8, 5), "gemini": (20, 40, 5, 2)}
+"""Family of streams → times the vendor's SDK at least (gate, aim), percent on top of it at most (gate, aim)."""
+STREAMS_S_MAX = 300
+
+
+def _found(pattern: str, text: str) -> tuple[float, ...]:
+    match = re.search(pattern, text, re.M)
+    if match is None:
+        raise RuntimeError(f"the stream benchmark printed nothing like {pattern!r}")
+    return tuple(map(float, match.groups()))
+
+
+def streams() -> list[Line]:
+    """Reading streams as bytes, and from the SDKs' own objects; in the environment that has the SDKs."""
+    python = ROOT / ".venv-referees" / "bin" / "python"
+    if not python.exists():
+        return [Line(row, "vendors' streams", note="no SDKs: run `xtask.py referees` once") for row in ("12", "13")]
+    done = subprocess.run(
+        [python, "-m", "tests.dialects.stream_bench"], cwd=ROOT, capture_output=True, text=True,
+        timeout=STREAMS_S_MAX, check=True,
+    )  # fmt: skip
+    lines: list[Line] = []
+    for kind, (times, times_aim, percent, percent_aim) in STREAM_GOALS.items():
+        ours, sdk, ratio = _found(rf"^{kind} +ours +(\S+) .* sdk +(\S+) +ratio +(\S+)$", done.stdout)
+        extra, share = _found(rf"^{kind} +on top .* (\S+), (\S+) %$", done.stdout)
+        times_better = Line("12", f"{kind}, CPU a chunk, times better", "µs", ours, sdk, "its SDK", ratio)
+        on_top = Line("13", f"{kind}, on top of SDK objects, %", "µs", extra, sdk, "its SDK", share)
+        lines.append(replace(times_better, gate=times, aim=times_aim, at_least=True))
+        lines.append(replace(on_top, gate=percent, aim=percent_aim))
+    return sorted(lines, key=lambda line: line.row)
+
+
 IDLE_RUNS = 500
 
 
@@ -363,6 +396,7 @@ ROWS: dict[str, Callable[[], list[Line]]] = {
     "8": memory,
     "9": help_and_version,
     "10": start,
+    "12": streams,
     "14": many_children,
     "staging": staging,
 }
