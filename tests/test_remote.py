@@ -13,6 +13,7 @@ import json
 import os
 import stat
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,6 +32,7 @@ from backplane.errors import WorkspaceError
 from backplane.receipts.store import Store
 from backplane.runtime import ControlPlane, Run
 from backplane.workspace import Quota, apply_patch
+from tests.peers import ROOT
 from tests.served import SERVE, ends, holds, mock, serve, until_ended
 
 QUOTA = Quota(bytes_max=100 << 20, files_max=1000)
@@ -67,6 +69,8 @@ def far(tmp_path: Path, *settings: str) -> ProcessBackend:
         "--unshare-pid",
         "--proc",
         "/proc",
+        # The program itself, which a checkout below /tmp would hide with everything else there.
+        *(word for path in dict.fromkeys((str(ROOT), sys.prefix)) for word in ("--ro-bind", path, path)),
     )
     variables = ("BACKPLANE_HOME=/tmp/far/state", "TMPDIR=/tmp/far", "HOME=/tmp/far", *settings)
     return ProcessBackend(
