@@ -11,6 +11,7 @@ from typing import Final, Literal
 from backplane.errors import ConfigError
 
 Kind = Literal["hosts", "schemas", "contracts"]
+KINDS: Final[tuple[Kind, ...]] = ("hosts", "schemas", "contracts")
 
 _PACKAGE: Final = Path(__file__).resolve().parent
 _PLACES: Final = (_PACKAGE / "_share", _PACKAGE.parent)
@@ -31,3 +32,9 @@ def find(kind: Kind) -> Path:
         f"the folder {kind!r} that belongs to backplane is missing beside {_PACKAGE}",
         hint="install the package again, or run it from a whole checkout",
     )
+
+
+def folders() -> list[Path]:
+    """All of these folders that are there."""
+    candidates = ((place / kind for place in _PLACES) for kind in KINDS)
+    return [found for places in candidates if (found := next(filter(Path.is_dir, places), None)) is not None]

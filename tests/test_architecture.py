@@ -49,7 +49,7 @@ ROOMS = {
     "sessions": f"{SHAPES} ir",
     "upstream": SHAPES,
     "config": f"{SHAPES} share",
-    "contain": f"{SHAPES} _guard config globs policy process targets workspace",
+    "contain": f"{SHAPES} _guard share config globs policy process targets workspace",
     "telemetry": "contract",
     # the way through
     "sidecar": f"{SHAPES} protocol policy",

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from backplane import _guard
+from backplane import _guard, share
 from backplane.config import Isolation
 from backplane.contain import landlock, masks, seccomp
 from backplane.contain.labels import Held, label
@@ -177,7 +177,7 @@ def _needed(command: Command, covered: list[str]) -> Iterator[str]:
     program = shutil.which(command.argv[0], path=command.env.get("PATH")) or command.argv[0]
     lists = (part for value in command.env.values() for part in value.split(os.pathsep))
     words = [program, *command.argv[1:], *lists]
-    ours = [sys.executable, sys.prefix, sys.base_prefix, os.path.dirname(_guard.__file__)]
+    ours = [sys.executable, sys.prefix, sys.base_prefix, os.path.dirname(_guard.__file__), *map(str, share.folders())]
     for word in (*words, *ours):
         for path in {word, os.path.realpath(word)} if word.startswith("/") and "\0" not in word else ():
             roof = next((roof for roof in covered if path.startswith(roof + "/")), None)
