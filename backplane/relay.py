@@ -28,15 +28,17 @@ def events(ref_id: str, records: list[bytes], *, line_bytes_max: int | None = No
         ProtocolError: `protocol_invalid_envelope`, one of them is longer than the other end reads.
     """
     frame = msgspec.json.encode({"t": "event", "ref_id": ref_id})[:-1] + b',"event":'
-    longest = max(map(len, records)) + len(frame) + 1
-    if line_bytes_max is not None and longest > line_bytes_max:
-        # Canonical forms can be longer than what came: `1e5` is `100000.0`.
-        raise ProtocolError(
-            "protocol_invalid_envelope",
-            f"an event's line of {longest} bytes is over line_bytes_max ({line_bytes_max} bytes)",
-            hint="put long results into files and name them as artifacts",
-        )
-    return b"".join([frame + record + b"}\n" for record in records])
+    lines = frame + (b"}\n" + frame).join(records) + b"}\n"
+    if line_bytes_max is not None and len(lines) > line_bytes_max:
+        longest = max(map(len, records)) + len(frame) + 1
+        if longest > line_bytes_max:
+            # Canonical forms can be longer than what came: `1e5` is `100000.0`.
+            raise ProtocolError(
+                "protocol_invalid_envelope",
+                f"an event's line of {longest} bytes is over line_bytes_max ({line_bytes_max} bytes)",
+                hint="put long results into files and name them as artifacts",
+            )
+    return lines
 
 
 def ends_in_final(ended: Run) -> bool:

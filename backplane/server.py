@@ -7,8 +7,9 @@ sidecar, and a backplane can be another backplane's host.
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +46,10 @@ ORDERS_BYTES_MAX: Final = 512 * 1024 * 1024
 FRAME_BYTES: Final = 1024
 """Kept free in a line for what stands around an event here but not below: the other end's own name of the run."""
 
+PIPE_BYTES: Final = 1024 * 1024
+"""Of the pipe to whoever reads us, where the system gives it: with many runs on one pipe each of them waits less often
+for its turn. It is what Linux lets anybody have."""
+
 _RANK: Final = ("native", "emulated", "restricted", "unsupported")
 
 
@@ -71,11 +76,17 @@ def main(settings: Settings, home: Path, environ: Mapping[str, str]) -> None:
     line_bytes_max = settings.limits.line_bytes_max
     below = msgspec.structs.replace(settings.limits, line_bytes_max=max(line_bytes_max - FRAME_BYTES, 1))
     parcel.sweep(home)
+    _widen(1)
     server = _Server(ControlPlane(msgspec.structs.replace(settings, limits=below), home, environ), line_bytes_max)
     try:
         sidecar.main(host(settings, home, environ), server.work, line_bytes_max=line_bytes_max)
     finally:
         server.plane.keeper.close()
+
+
+def _widen(stdout: int) -> None:
+    with suppress(OSError, AttributeError):  # No pipe, or no system that can.
+        fcntl.fcntl(stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
 class _Server:

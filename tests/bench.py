@@ -28,6 +28,7 @@ from tests.bench_workspace import measure as measure_staging
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 WORK = str(HERE / "bench_work.py")
+SERVE_WORK = str(HERE / "bench_serve.py")
 PEER_WORK = str(HERE / "bench_peers.py")
 PEER_VENV = ROOT / ".venv-bench"
 PEER_PYTHON = str(PEER_VENV / "bin" / "python")
@@ -375,6 +376,22 @@ def many_children() -> list[Line]:
     return lines
 
 
+SERVED_RUNS, SERVED_EVENTS = 50, 6_000
+"""Runs at once, and events of each; it takes that many to see more than the start of fifty children."""
+
+
+def through_serve() -> list[Line]:
+    words = (SERVED_RUNS, SERVED_EVENTS)
+    found = rounds(
+        [lambda way=way: worker(sys.executable, SERVE_WORK, way, *words)["events_s"] for way in ("serve", "api")]  # type: ignore[misc]
+    )
+    ratios = [served / alone for served, alone in found]
+    ours, alone = (statistics.median(row[column] for row in found) / 1e3 for column in (0, 1))
+    what = f"events a second, {SERVED_RUNS} runs through serve"
+    ratio = statistics.median(ratios)
+    return [Line("serve", what, "k/s", ours, alone, "the Python API", ratio, gate=0.7, aim=0.85, at_least=True)]
+
+
 def staging() -> list[Line]:
     made = measure_staging(20_000)
     return [
@@ -398,6 +415,7 @@ ROWS: dict[str, Callable[[], list[Line]]] = {
     "10": start,
     "12": streams,
     "14": many_children,
+    "serve": through_serve,
     "staging": staging,
 }
 """Row → what measures it; the numbers are those of the goals, and some of them have no row yet."""
