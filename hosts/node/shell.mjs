@@ -27,9 +27,10 @@ async function execute(run, command, cwd) {
   const env = { ...process.env, ...run.order.config?.env };
   // A group of its own, so that whatever the command starts ends with it.
   const child = spawn('/bin/sh', ['-c', `exec 2>&1\n${command}`], { cwd, env, detached: true, stdio: ['ignore', 'pipe', 'inherit'] });
-  const closed = once(child, 'close').catch((error) => {
+  await once(child, 'spawn').catch((error) => {
     throw new HostError('execution_tool_failed', `the shell did not start: ${error.message}`);
   });
+  const closed = once(child, 'close');
   const kill = (signal) => {
     try {
       process.kill(-child.pid, signal);

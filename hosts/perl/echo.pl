@@ -10,7 +10,8 @@ use Time::HiRes qw(time);
 
 my $LINE_BYTES_MAX = 16 * 1024 * 1024;
 my $UUID = qr/\A[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\z/i;
-my $json = JSON::PP->new->max_depth(128)->canonical; # S3
+my $json = JSON::PP->new->max_depth(128)->canonical->allow_bignum; # S3
+my $any = JSON::PP->new->allow_nonref;
 my %me = (backend => { id => 'echo:perl', backend_version => sprintf('%vd', $^V) }, capabilities => { streaming => 'native' });
 
 binmode STDIN, ':raw';
@@ -32,7 +33,8 @@ sub new_uuid {
     return join '-', unpack 'H8 H4 H4 H4 H12', $bytes;
 }
 
-sub is_text { defined $_[0] && !ref $_[0] }
+# To Perl a number is a text; JSON's own writer can tell.
+sub is_text { defined $_[0] && !ref $_[0] && $any->encode($_[0]) =~ /\A"/ }
 
 sub fatal {
     my ($ref_id, $code, $words) = @_;

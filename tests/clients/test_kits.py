@@ -178,4 +178,4 @@ def test_where_nobody_can_be_asked_the_policy_decides(
 def test_a_host_written_from_the_protocol_page_alone_conforms() -> None:
     report = anyio.run(partial(conform, ("perl", str(HOSTS / "perl" / "echo.pl"))))
     assert [(result.name, result.seen) for result in report.results if result.verdict == "fail"] == []
-    assert report.level == LEVELS[-1]
+    assert report.level == "robust", "one run at a time is all it does"
