@@ -591,6 +591,8 @@ class Run:
 
     def _hand_on(self, batches: list[Events]) -> None:
         """Journal what came, then put it where the consumer finds it."""
+        # All of a batch may be held back as what may be the beginning of a secret.
+        batches = [batch for batch in batches if batch.events]
         if not batches or self._journal is None:
             return
         lines = b"".join([batch.lines for batch in batches])

@@ -390,6 +390,17 @@ def test_c15_a_secret_is_nowhere_in_any_of_its_forms(ground: Ground, secret: str
     figure("C15", len(hits), what=f"hits of {len(forms)} forms in each of {sizes.of(1, 17)} runs")
 
 
+@pytest.mark.parametrize("pause_s", [0.03, 0.3])
+def test_c15_a_secret_that_comes_letter_by_letter_is_not_shown(ground: Ground, pause_s: float) -> None:
+    body = f"hello(); take()\nfor char in os.environ['MY_KEY'] + '.':\n    event(char, kind='assistant_delta'); time.sleep({pause_s})\n"
+    ended = ground.run(body + "final(); rest()", "--env", "MY_KEY=hunter2-x")
+    ground.std(ended, outcome="complete", bound_s=10 * pause_s)
+    said = "".join(event["text"] for event in ended.events)
+    assert "hunter2-x" not in said
+    # What was held for too long was let go; the rest of it was not.
+    assert said == "[redacted]." if pause_s < 0.2 else said.endswith("[redacted].")
+
+
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
