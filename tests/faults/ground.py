@@ -270,7 +270,7 @@ class Ground:
         row = self._stored(ended, outcome, accepted) if stored else None
         assert ended.left == []
         self.clean()
-        limit_s = bound_s + self.base_s + AFTER_S_MAX + sizes.SLACK_S
+        limit_s = (bound_s + self.base_s + AFTER_S_MAX) * sizes.share() + sizes.SLACK_S
         assert ended.wall_s <= limit_s, f"{ended.wall_s:.2f} s, the bound is {limit_s:.2f} s"
         grown = ended.peak_bytes - self.base_bytes
         assert grown < GROWTH_BYTES_MAX, f"grew by {grown >> 20} MiB"

@@ -20,6 +20,11 @@ SLACK_S: Final = float(os.environ.get("BACKPLANE_FAULTS_SLACK_S", "5.0" if TRACE
 """Beyond every bound of time, for a machine that others use too; the figures say what was measured."""
 
 
+def share() -> float:
+    """How many times longer than alone a command may take: other work on this machine has its share, too."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def of(quick: int, long: int) -> int:
     """The size of a trial."""
     return long if LONG else max(quick // 4, min(quick, 4)) if TRACED else quick

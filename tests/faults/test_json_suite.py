@@ -392,8 +392,13 @@ def test_c15_a_secret_is_nowhere_in_any_of_its_forms(ground: Ground, secret: str
 
 @pytest.mark.parametrize("pause_s", [0.03, 0.3])
 def test_c15_a_secret_that_comes_letter_by_letter_is_not_shown(ground: Ground, pause_s: float) -> None:
-    body = f"hello(); take()\nfor char in os.environ['MY_KEY'] + '.':\n    event(char, kind='assistant_delta'); time.sleep({pause_s})\n"
-    ended = ground.run(body + "final(); rest()", "--env", "MY_KEY=hunter2-x")
+    body = f"""
+hello(); take()
+for char in os.environ["MY_KEY"] + ".":
+    event(char, kind="assistant_delta"); time.sleep({pause_s})
+final(); rest()
+"""
+    ended = ground.run(body, "--env", "MY_KEY=hunter2-x")
     ground.std(ended, outcome="complete", bound_s=10 * pause_s)
     said = "".join(event["text"] for event in ended.events)
     assert "hunter2-x" not in said

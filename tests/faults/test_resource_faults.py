@@ -42,7 +42,7 @@ def test_f57_a_reader_that_leaves_ends_the_run_and_it_is_stored(ground: Ground) 
     os.close(read_end)
     ended = running.end()
     assert (ended.code, ended.left, ended.stderr) == (141, [], b"")
-    assert ended.wall_s < ground.base_s + STOP_S + 2 + sizes.SLACK_S
+    assert ended.wall_s < (ground.base_s + STOP_S + 2) * sizes.share() + sizes.SLACK_S
     (row,) = ground.rows()
     assert (row.outcome, row.reason) == ("partial", "cancelled")
     ground.clean()
@@ -102,7 +102,7 @@ def test_f57_a_server_whose_peer_goes_away_ends_within_five_seconds(ground: Grou
         time.sleep(0.2)
         process.stdout.close()
     process.wait(20)
-    assert time.monotonic() - began < 5.0 + sizes.SLACK_S
+    assert time.monotonic() - began < 5.0 * sizes.share() + sizes.SLACK_S
     end_s = time.monotonic() + (2.0 if how == "kills" else 0.0)
     while (left := leftovers(before)) and time.monotonic() < end_s:
         time.sleep(0.01)
@@ -242,7 +242,7 @@ def rss() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_f59_many_runs_in_a_row_grow_nothing(ground: Ground, figure: Figure) -> None:
     count = sizes.of(25, 1000)
     kinds = [
@@ -272,7 +272,7 @@ def test_f59_many_runs_in_a_row_grow_nothing(ground: Ground, figure: Figure) -> 
     figure("C3", 0, what=f"of {count} runs in a row")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_f59_many_runs_at_once_all_complete(ground: Ground, figure: Figure) -> None:
     count = sizes.of(20, 100)
     outcomes: list[str] = []
@@ -297,7 +297,7 @@ def test_f59_many_runs_at_once_all_complete(ground: Ground, figure: Figure) -> N
     figure("C9", count / took[0], what=f"runs/s, {count} at once, a staged workspace and a stored receipt each")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_f59_a_storm_of_cancels_leaves_nothing(ground: Ground, figure: Figure) -> None:
     times: dict[str, list[float]] = {"good": [], "deaf": []}
     bodies = {
@@ -335,11 +335,11 @@ def test_f59_a_storm_of_cancels_leaves_nothing(ground: Ground, figure: Figure) -
     for name, found in times.items():
         worst = max(found) if len(found) < 100 else statistics.quantiles(found, n=100)[98]
         figure("C4", worst, what=f"s to cancel, {name} host, worst of {len(found)}, 10 at once, grace {GRACE_S} s")
-    assert max(times["good"]) < GRACE_S + LADDER_S + 1 + sizes.SLACK_S
-    assert max(times["deaf"]) < GRACE_S + LADDER_S + 1 + sizes.SLACK_S
+    assert max(times["good"]) < GRACE_S + LADDER_S + sizes.share() + sizes.SLACK_S
+    assert max(times["deaf"]) < GRACE_S + LADDER_S + sizes.share() + sizes.SLACK_S
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_c5_a_stall_is_found_at_its_deadline_however_many_stall(ground: Ground, figure: Figure) -> None:
     late: list[float] = []
     count, idle_s = sizes.of(8, 100), 0.8
@@ -365,7 +365,7 @@ def test_c5_a_stall_is_found_at_its_deadline_however_many_stall(ground: Ground, 
 
     anyio.run(main)
     figure("C5", max(late), what=f"s beyond the deadline until the receipt, worst of {count}, 4 at once")
-    assert max(late) < 0.5 + LADDER_S + sizes.SLACK_S
+    assert max(late) < 0.5 * sizes.share() + LADDER_S + sizes.SLACK_S
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
@@ -378,7 +378,7 @@ def test_f59_a_second_signal_still_leaves_nothing(ground: Ground, first: signal.
         running.process.send_signal(number)
     ended = running.end()
     assert (ended.code, ended.left) == (128 + first, [])
-    assert ended.wall_s < ground.base_s + 20
+    assert ended.wall_s < (ground.base_s + 20) * sizes.share()
     (row,) = ground.rows()
     assert (row.outcome, row.reason) == ("partial", "cancelled")
     ground.clean()
