@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The project's own commands: demo, test, check, bench, faults, schema, stats.
+"""The project's own commands: demo, test, check, bench, faults, schema, referees, vendors, stats.
 
 Standard library only. The first call makes `.venv` beside this file and installs the project in it; later calls compare
 one stamp and start at once. What a command does lives elsewhere: here is only how it is started.
@@ -272,6 +272,10 @@ def referees(args: list[str]) -> NoReturn:
     become(python, "-m", "pytest", "-q", os.path.join("tests", "dialects", "test_measures.py"), *args)
 
 
+def vendors(args: list[str]) -> NoReturn:
+    become(environment(), "-P", os.path.join(ROOT, "tests", "vendors", "install.py"), *args)
+
+
 def read_text(path: str) -> str:
     with open(path, encoding="utf-8") as file:
         return file.read()
@@ -319,6 +323,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "faults": (faults, "try the fault catalogue and print its figures; --quick (once) or --long (full size, thrice)"),
     "schema": (schema, "write schemas/; --check only compares"),
     "referees": (referees, "judge the translations by the vendors' SDKs, in an environment of their own"),
+    "vendors": (vendors, "install the real agents that tests drive, at their pinned versions: all, or those named"),
     "stats": (stats, "the shape of the code in numbers"),
 }
 
