@@ -21,6 +21,7 @@ import hypothesis
 import pytest
 
 from backplane import _guard
+from tests import worker
 
 LEFT_BEHIND_S_MAX = 2.0
 """A child that was told to end may still be ending when its test is over."""
@@ -197,6 +198,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*programs): skipped where one of these programs cannot be used")
 
 
+def pytest_unconfigure() -> None:
+    worker.end()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the skips by reason, and leave the closing line for `suite.py`, which has more to say before it."""
     reasons = Counter(skip_reason(report) for report in terminalreporter.stats.get("skipped", []))
@@ -204,7 +209,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("skipped, by reason")
         for reason, count in sorted(reasons.items(), key=lambda pair: (-pair[1], str(pair[0]))):
             terminalreporter.line(f"{count:5} × {reason}")
-    if SUMMARY:
+    if SUMMARY and "PYTEST_XDIST_WORKER" not in os.environ:
         counts = {name: len(terminalreporter.stats.get(name, [])) for name in COUNTED}
         parts = [f"{count} {name}" for name, count in counts.items() if count] or ["no tests ran"]
         closing = f"{', '.join(parts)} in {time.monotonic() - BEGAN:.2f}s"

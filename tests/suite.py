@@ -1,7 +1,8 @@
 """Runs the whole suite with coverage, children included, and ends with pytest's closing line.
 
-The process of pytest is measured by coverage.py, the Python children below it by `child_lines.py`; both are joined
-here. Only `xtask.py test` without arguments comes this way.
+The tests run in a worker a core: many of them wait for a deadline, which is a core's time for the others. A worker is
+measured by coverage.py, the Python children below it by `child_lines.py`; both are joined here. Only `xtask.py test`
+without arguments comes this way; by hand, `suite.py tests/test_x.py` shows what a part covers.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SUITE_S_MAX = int(os.environ.get("BACKPLANE_SUITE_S_MAX", "3000"))
 """Checks and suite together have 15 minutes in CI, which says what is left; a suite that hangs is still reported."""
 END_S_MAX = 10
+WORKERS = max(2, min(4, os.cpu_count() or 1))
 SECOND_LOOKS_MAX = 8
 """More than this is no stall of the machine."""
 LOWEST_SHOWN = 8
@@ -47,7 +49,7 @@ def write_settings(folder: Path, settings: dict[str, Any]) -> Path:
     run = {key: value for key, value in settings["run"].items() if key != "parallel"}
     run["source"] = [str(ROOT / name) for name in run["source"]]
     run["omit"] = [str(ROOT / name) for name in run.get("omit", [])]
-    run["data_file"] = str(folder / "parent")
+    run["data_file"] = str(folder / "all")
     run["disable_warnings"] = ["no-data-collected"]
     run["core"] = "sysmon" if sys.version_info >= (3, 12) else "ctrace"
     tables = {"run": run, "report": settings.get("report", {})}
@@ -61,8 +63,8 @@ def write_settings(folder: Path, settings: dict[str, Any]) -> Path:
     return path
 
 
-def install_child_lines() -> Path:
-    """Put the tracer and its `.pth` line into this environment; return the folder of the markers."""
+def install_child_lines() -> None:
+    """Put the tracer and its `.pth` line into this environment, and the folder of the markers."""
     site_packages = Path(sysconfig.get_path("purelib"))
     tracer = Path(__file__).with_name("child_lines.py").read_text(encoding="utf-8")
     for name, text in (("child_lines.py", tracer), ("child_lines.pth", PTH)):
@@ -76,22 +78,16 @@ def install_child_lines() -> Path:
     for marker in markers.iterdir():
         if not Path(f"/proc/{marker.name}").exists():  # left by a suite that was killed
             marker.unlink(missing_ok=True)
-    return markers
 
 
-def run_pytest(folder: Path, settings: Path, sources: list[str]) -> int:
+def run_pytest(folder: Path, sources: list[str]) -> int:
     """Run pytest over everything, its children noted in `folder`; return its exit code."""
-    markers = install_child_lines()
-    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest"]
-    command += ["--durations=8", "--durations-min=2"]
-    environment = {**os.environ, "BACKPLANE_SUITE_SUMMARY": str(folder / "summary.json")}
-    pytest = subprocess.Popen(command, cwd=ROOT, env=environment)
-    marker = markers / str(pytest.pid)
-    marker.write_text("\n".join([str(folder), *sources]) + "\n", encoding="utf-8")
-    try:
-        return wait_for(pytest)
-    finally:
-        marker.unlink(missing_ok=True)
+    install_child_lines()
+    (folder / "marker").write_text("\n".join([str(folder), *sources]) + "\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", f"--numprocesses={WORKERS}", "--dist=loadfile"]
+    command += ["--durations=8", "--durations-min=2", *sys.argv[1:]]
+    own = {"BACKPLANE_SUITE_SUMMARY": str(folder / "summary.json"), "BACKPLANE_SUITE_FOLDER": str(folder)}
+    return wait_for(subprocess.Popen(command, cwd=ROOT, env={**os.environ, **own}))
 
 
 def wait_for(pytest: subprocess.Popen[bytes]) -> int:
@@ -146,7 +142,7 @@ def lines_of_children(folder: Path) -> dict[str, set[int]]:
 def report(folder: Path, settings: Path) -> tuple[float, list[str]]:
     """Join parent and children; return the percentage and the lines to print."""
     measured = coverage.Coverage(config_file=str(settings))
-    measured.load()
+    measured.combine([str(path) for path in folder.glob("parent.*")])
     children = coverage.CoverageData(basename=str(folder / "children"))
     seen = lines_of_children(folder)
     children.add_lines({name: lines for name, lines in seen.items() if os.path.exists(name)})
@@ -181,7 +177,7 @@ def main() -> int:
         file = write_settings(folder, settings)
         began = time.monotonic()
         sources = [str(ROOT / name) + os.sep for name in settings["run"]["source"]]
-        code = run_pytest(folder, file, sources)
+        code = run_pytest(folder, sources)
         if code == 1:
             code = second_look(folder)
         try:

@@ -15,9 +15,12 @@ from tests.faults.ground import Ground
 PR_SET_CHILD_SUBREAPER = 36
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def subreaper() -> Iterator[None]:
-    """Whoever loses its parent becomes our child: then nothing that is left behind can hide."""
+    """Whoever loses its parent becomes our child: then nothing that is left behind can hide.
+
+    For these modules alone: elsewhere an orphan goes to init, as it does for every user.
+    """
     prctl = ctypes.CDLL(None).prctl
     assert prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     yield
@@ -25,7 +28,7 @@ def subreaper() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def base(subreaper: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[float, int]:
+def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, int]:
     """Wall time and size of a good run, the middle of three."""
     ground = Ground(tmp_path_factory.mktemp("base"), (30.0, 1 << 40))
     seen = [ground.run(hosts.GOOD) for _ in range(3)]
