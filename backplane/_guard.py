@@ -255,6 +255,8 @@ def _start(
     posix.close(tell)
     fault = posix.read(told, WORD_BYTES_MAX)  # Empty when exec closed the other end.
     posix.close(told)
+    if fault:
+        posix.waitpid(host, 0)  # It ends with its word. Our own parent may not be one that waits for orphans.
     return host, fault
 
 
