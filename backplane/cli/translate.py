@@ -6,11 +6,17 @@ Requests and responses are read whole; a stream is translated as it comes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from backplane.cli import streams
 from backplane.cli.parser import Options, Parser
+
+if TYPE_CHECKING:
+    from backplane.dialects import StreamTranslation
+
+AUGMENT: Final = "augment"
+"""An editor's wire: its requests are only read, its streams only written."""
 
 READ_BYTES: Final = 64 * 1024
 """Taken from a stream at once: what a pipe holds."""
@@ -20,6 +26,7 @@ def parser(name: str) -> Parser:
     """The options of `translate`."""
     from backplane.dialects import DIALECTS
 
+    names = f"one of {', '.join(DIALECTS)}"
     first, second, *_ = DIALECTS
     made = Parser(
         f"backplane {name}",
@@ -28,10 +35,10 @@ def parser(name: str) -> Parser:
         f"backplane {name} --from {first} --to {second} --kind request request.json",
         _translate,
     )
-    names = ", ".join(DIALECTS)
-    made.add_argument("--from", dest="source", required=True, metavar="DIALECT", help=f"one of {names}")
-    made.add_argument("--to", dest="target", required=True, metavar="DIALECT", help="one of the same")
+    made.add_argument("--from", dest="source", required=True, metavar="DIALECT", help=f"{names}; augment: its requests")
+    made.add_argument("--to", dest="target", required=True, metavar="DIALECT", help="of the same; augment: its streams")
     made.add_argument("--kind", choices=("request", "response", "stream"), default="request")
+    made.add_argument("--asked", metavar="FILE", help="the augment request that a stream answers: its flags are kept")
     made.add_argument("--losses", metavar="FILE", help="write the losses there, one JSON object a line")
     made.add_argument("--strict", action="store_true", help="exit code 1 when anything but the form is lost")
     made.add_argument("file", nargs="?", default="-", metavar="FILE", help="- or nothing for stdin")
@@ -40,40 +47,72 @@ def parser(name: str) -> Parser:
 
 def _translate(options: Options) -> int:
     from backplane.dialects import dialect
+    from backplane.errors import ConfigError
 
-    dialect(options.source), dialect(options.target)
+    if AUGMENT in (options.source, options.target):
+        _check_direction(options)
+    else:
+        dialect(options.source), dialect(options.target)
+    if options.asked is not None and options.target != AUGMENT:
+        raise ConfigError("config_invalid", f"--asked is for --to {AUGMENT}", hint="leave it out")
     losses = _stream(options) if options.kind == "stream" else _document(options)
     _report(losses, options)
     return 1 if options.strict and any(loss.is_material for loss in losses) else 0
 
 
+def _check_direction(options: Options) -> None:
+    from backplane.dialects import dialect
+    from backplane.errors import ConfigError
+
+    if options.source == AUGMENT and options.kind == "request" and options.target != AUGMENT:
+        dialect(options.target)
+    elif options.target == AUGMENT and options.kind == "stream" and options.source != AUGMENT:
+        dialect(options.source)
+    else:
+        raise ConfigError(
+            "config_invalid",
+            f"no {options.kind} goes from {options.source} to {options.target}: {AUGMENT} asks and shows streams",
+            hint=f"--from {AUGMENT} --to DIALECT --kind request, or --from DIALECT --to {AUGMENT} --kind stream",
+        )
+
+
 def _document(options: Options) -> Sequence[Any]:
     import msgspec
 
-    from backplane.contract import canonical
-    from backplane.dialects import translate
-    from backplane.errors import ConfigError
+    document = _read_json(options.file)
+    if options.source == AUGMENT:
+        from backplane.dialects.augment import translate_request
 
-    data = streams.read_input(options.file)
-    try:
-        document = canonical.decode(data)
-    except msgspec.DecodeError as fault:
-        raise ConfigError("config_invalid", f"{streams.one_line(options.file)} is no JSON: {fault}") from fault
-    done = translate(document, options.source, options.target, options.kind)
+        done = translate_request(document, options.target)
+    else:
+        from backplane.dialects import translate
+
+        done = translate(document, options.source, options.target, options.kind)
     streams.write_bytes(msgspec.json.encode(done.value) + b"\n")
     return done.losses
 
 
-def _stream(options: Options) -> Sequence[Any]:
-    from backplane.dialects import StreamTranslation, dialect, framing
+def _read_json(file: str) -> Any:
+    import msgspec
 
-    target = dialect(options.target)
+    from backplane.contract import canonical
+    from backplane.errors import ConfigError
+
+    try:
+        return canonical.decode(streams.read_input(file))
+    except msgspec.DecodeError as fault:
+        raise ConfigError("config_invalid", f"{streams.one_line(file)} is no JSON: {fault}") from fault
+
+
+def _stream(options: Options) -> Sequence[Any]:
+    from backplane.dialects import framing
+
     reader = framing.Detecting(is_named=True)
-    done = StreamTranslation(options.source, options.target)
+    done, written, end = _stream_target(options)
 
     def put(chunks: list[Any]) -> None:
         for chunk in chunks:
-            streams.write_bytes(framing.sse_bytes(chunk, target.event_name(chunk)))
+            streams.write_bytes(written(chunk))
 
     for data in _pieces(options.file):
         for chunk in reader.feed(data):
@@ -81,9 +120,25 @@ def _stream(options: Options) -> Sequence[Any]:
     for chunk in reader.finish():
         put(done.feed(chunk))
     put(done.finish())
-    if target.DONE:
-        streams.write_bytes(framing.done_bytes())
+    streams.write_bytes(end)
     return done.losses
+
+
+def _stream_target(options: Options) -> tuple[StreamTranslation, Callable[[Any], bytes], bytes]:
+    """Who translates, how a chunk is written, and what follows the last one."""
+    from backplane.dialects import StreamTranslation, dialect, framing
+
+    if options.target == AUGMENT:
+        import msgspec
+
+        from backplane.dialects.augment import ChunkStream, reply_of
+
+        reply = reply_of(_read_json(options.asked) if options.asked is not None else {})
+        return ChunkStream(options.source, reply), lambda chunk: msgspec.json.encode(chunk) + b"\n", b""
+    target = dialect(options.target)
+    translation = StreamTranslation(options.source, options.target)
+    end = framing.done_bytes() if target.DONE else b""
+    return translation, lambda chunk: framing.sse_bytes(chunk, target.event_name(chunk)), end
 
 
 def _pieces(name: str) -> Iterator[bytes]:

@@ -1,0 +1,283 @@
+"""Any dialect's stream as Augment's chunks, from Python and from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backplane.dialects import DIALECTS, augment, framing, sum_stream
+from backplane.ir import Text, ToolUse
+from tests.dialects import dialect_corpus
+
+S_MAX = 30
+START = {"feature_detection_flags": {"support_tool_use_start": True}}
+NDJSON_MEMBERS = {"text", "unknown_blob_names", "checkpoint_not_found", "workspace_file_chunks", "nodes", "stop_reason"}
+STREAMS = [(name, title, chunks) for name in DIALECTS for title, chunks in dialect_corpus.streams(name)]
+IDS = [f"{name}-{title}" for name, title, _ in STREAMS]
+
+
+def render(source: str, chunks: list[Any], request: Any = None) -> list[dict[str, Any]]:
+    stream = augment.ChunkStream(source, augment.reply_of(request or {}))
+    out: list[Any] = [line for chunk in chunks for line in stream.feed(chunk)]
+    return [*out, *stream.finish()]
+
+
+def nodes(lines: list[dict[str, Any]], kind: int) -> list[dict[str, Any]]:
+    return [node for line in lines for node in line.get("nodes", ()) if node["type"] == kind]
+
+
+def chat(*deltas: dict[str, Any], stop: str | None = "stop", usage: Any = None) -> list[Any]:
+    chunks: list[Any] = [{"id": "x", "choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    if stop is not None:
+        chunks.append({"id": "x", "choices": [{"index": 0, "delta": {}, "finish_reason": stop}]})
+    return [*chunks, {"id": "x", "choices": [], "usage": usage}] if usage is not None else chunks
+
+
+def called(name: str = "f", text: str = "{}", call_id: str = "c1") -> dict[str, Any]:
+    return {"tool_calls": [{"index": 0, "id": call_id, "function": {"name": name, "arguments": text}}]}
+
+
+def claude(stop: str, *blocks: dict[str, Any]) -> list[Any]:
+    message = {"id": "m", "type": "message", "role": "assistant", "model": "m", "content": [], "usage": {}}
+    out: list[Any] = [{"type": "message_start", "message": message}]
+    for index, block in enumerate(blocks):
+        out.append({"type": "content_block_start", "index": index, "content_block": block})
+        out.append({"type": "content_block_stop", "index": index})
+    delta = {"stop_reason": stop, "stop_sequence": None}
+    return [*out, {"type": "message_delta", "delta": delta, "usage": {"output_tokens": 2}}, {"type": "message_stop"}]
+
+
+# The document's words on output ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("source", "title", "chunks"), STREAMS, ids=IDS)
+def test_every_known_stream_becomes_lines_that_say_the_same(source: str, title: str, chunks: list[Any]) -> None:
+    lines = render(source, chunks)
+    assert all(set(line) <= NDJSON_MEMBERS for line in lines)
+    ids = [node["id"] for line in lines for node in line.get("nodes", ())]
+    assert ids == list(range(1, len(ids) + 1))
+    assert [line for line in lines if "stop_reason" in line] == lines[-1:]
+    answer = sum_stream(chunks, source).value
+    parts = answer.candidates[0].message.parts
+    text = "".join(part.text for part in parts if isinstance(part, Text))
+    if answer.error is None:
+        assert text in "".join(line["text"] for line in lines)
+    known = {(part.id, part.name) for part in parts if isinstance(part, ToolUse)}
+    found = {(node["tool_use"]["tool_use_id"], node["tool_use"]["tool_name"]) for node in nodes(lines, 5)}
+    assert found == known
+
+
+@pytest.mark.parametrize("source", DIALECTS)
+def test_each_chunk_gives_its_line_before_the_next_chunk_comes(source: str) -> None:
+    """An async generator would hand them on one by one, too."""
+    chunks = dialect_corpus.streams(source)[0][1]
+    stream = augment.ChunkStream(source)
+    counts = [sum(len(line["text"]) for line in stream.feed(chunk)) for chunk in chunks]
+    assert sum(1 for count in counts if count) > 1
+
+
+def test_a_piece_of_text_is_text_and_a_raw_response_node() -> None:
+    lines = render("openai", chat({"content": "He"}, {"content": "llo"}))
+    assert [(line["text"], [(node["type"], node["content"]) for node in line["nodes"]]) for line in lines[:2]] == [
+        ("He", [(0, "He")]), ("llo", [(0, "llo")]),
+    ]  # fmt: skip
+
+
+def test_a_call_always_comes_as_a_tool_use_node() -> None:
+    lines = render(
+        "openai", chat(called("f", '{"a"'), {"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}}]})
+    )
+    (node,) = nodes(lines, 5)
+    assert node["tool_use"] == {"tool_use_id": "c1", "tool_name": "f", "input_json": '{"a":1}'}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"support_tool_use_start": True}, 1), ({"supportToolUseStart": True}, 1),
+        ({"support_tool_use_start": False}, 0), ({"support_tool_use_start": "true"}, 0), ({}, 0),
+    ],
+)  # fmt: skip
+def test_only_the_feature_flag_has_a_call_announced_before_it_is_whole(flags: dict[str, Any], expected: int) -> None:
+    lines = render("openai", chat(called()), {"feature_detection_flags": flags})
+    kinds = [node["type"] for line in lines for node in line.get("nodes", ()) if node["type"] in (5, 7)]
+    assert kinds == [7] * expected + [5]
+    assert all(node["tool_use"]["tool_use_id"] == "c1" for node in nodes(lines, 7))
+
+
+def test_a_tool_of_an_mcp_server_comes_back_with_its_servers_name() -> None:
+    tools = [{"name": "f", "mcp_server_name": "S", "mcp_tool_name": "inner"}]
+    (node,) = nodes(render("openai", chat(called()), {"tool_definitions": tools}), 5)
+    assert (node["tool_use"]["mcp_server_name"], node["tool_use"]["mcp_tool_name"]) == ("S", "inner")
+
+
+def test_counters_come_as_a_token_usage_node_when_the_upstream_has_them_and_not_else() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+    lines = render("openai", chat({"content": "x"}, usage=usage))
+    (node,) = nodes(lines, 10)
+    assert node["token_usage"] == {"input_tokens": 5, "output_tokens": 2, "cache_read_input_tokens": 4}
+    assert nodes(render("openai", chat({"content": "x"})), 10) == []
+
+
+def test_the_last_line_only_says_why_it_stopped() -> None:
+    *_, last = render("openai", chat({"content": "x"}, usage={"prompt_tokens": 1, "completion_tokens": 1}))
+    assert last == {
+        "text": "", "unknown_blob_names": [], "checkpoint_not_found": False, "workspace_file_chunks": [],
+        "stop_reason": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("said", ["stop", "tool_calls", "function_call", "unheard_of"])
+def test_stop_though_a_tool_use_was_seen_is_tool_use_requested(said: str) -> None:
+    assert render("openai", chat(called(), stop=said))[-1]["stop_reason"] == 3
+    block = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    assert render("claude", claude("end_turn", block))[-1]["stop_reason"] == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [("stop", 1), ("length", 2), ("tool_calls", 3), ("function_call", 3), ("content_filter", 4), ("unheard_of", 1)],
+)
+def test_reasons_of_chat_completions_have_their_numbers(said: str, number: int) -> None:
+    deltas = [called()] if number == 3 else [{"content": "x"}]
+    assert render("openai", chat(*deltas, stop=said))[-1]["stop_reason"] == number
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [
+        ("end_turn", 1), ("stop_sequence", 1), ("max_tokens", 2), ("tool_use", 3), ("safety", 4), ("recitation", 5),
+        ("unheard_of", 1),
+    ],
+)  # fmt: skip
+def test_reasons_of_messages_have_their_numbers(said: str, number: int) -> None:
+    assert render("claude", claude(said, {"type": "text", "text": "x"}))[-1]["stop_reason"] == number
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [("STOP", 1), ("MAX_TOKENS", 2), ("SAFETY", 4), ("RECITATION", 5), ("MALFORMED_FUNCTION_CALL", 6)],
+)
+def test_reasons_of_gemini_have_their_numbers(said: str, number: int) -> None:
+    chunk = {"candidates": [{"content": {"role": "model", "parts": [{"text": "x"}]}, "finishReason": said}]}
+    assert render("gemini", [chunk])[-1]["stop_reason"] == number
+
+
+@pytest.mark.parametrize(("reason", "number"), [("max_output_tokens", 2), ("content_filter", 4)])
+def test_an_incomplete_response_says_its_reason(reason: str, number: int) -> None:
+    response = {"id": "r", "status": "incomplete", "incomplete_details": {"reason": reason}, "output": []}
+    chunks = [
+        {"type": "response.created", "response": {"id": "r", "status": "in_progress", "output": []}},
+        {"type": "response.incomplete", "response": response},
+    ]
+    assert render("codex", chunks)[-1]["stop_reason"] == number
+
+
+def test_a_call_beside_a_spent_limit_still_says_the_limit() -> None:
+    assert render("openai", chat(called(), stop="length"))[-1]["stop_reason"] == 2
+
+
+# What goes wrong ------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_is_cut_ends_with_a_line_of_its_own_and_a_loss() -> None:
+    stream = augment.ChunkStream("openai")
+    for chunk in chat({"content": "x"}, stop=None):
+        stream.feed(chunk)
+    assert stream.finish()[-1]["stop_reason"] == 0
+    assert [(loss.kind, loss.code) for loss in stream.losses] == [("synthesised", "stop")]
+    assert stream.finish() == []
+
+
+def test_an_error_in_the_stream_is_shown_and_gives_no_reason_to_stop() -> None:
+    lines = render("openai", [*chat({"content": "x"}, stop=None), {"error": {"message": "overloaded"}}])
+    assert "overloaded" in "".join(line["text"] for line in lines)
+    assert lines[-1]["stop_reason"] == 0
+
+
+def test_thinking_is_a_node_and_no_text() -> None:
+    lines = render("claude", claude("end_turn", {"type": "thinking", "thinking": "hm", "signature": ""}))
+    assert [node["thinking"] for node in nodes(lines, 8)] == [{"summary": "hm"}]
+    assert "".join(line["text"] for line in lines) == ""
+
+
+def test_geminis_ids_of_calls_are_kept_and_a_repeated_call_is_one() -> None:
+    part = {"functionCall": {"id": "g7", "name": "f", "args": {"a": 1}}}
+    chunk = {"candidates": [{"content": {"role": "model", "parts": [part]}}]}
+    end = {"candidates": [{"content": {"role": "model", "parts": [part]}, "finishReason": "STOP"}]}
+    lines = render("gemini", [chunk, end], START)
+    assert [node["tool_use"]["tool_use_id"] for node in nodes(lines, 5)] == ["g7"]
+    assert lines[-1]["stop_reason"] == 3
+
+
+def test_arguments_that_are_no_object_are_put_into_one_and_named() -> None:
+    stream = augment.ChunkStream("openai")
+    lines: list[Any] = [line for chunk in chat(called("f", "[1")) for line in stream.feed(chunk)]
+    assert json.loads(nodes(lines, 5)[0]["tool_use"]["input_json"]) == {"input": "[1"}
+    assert "arguments" in {loss.code for loss in stream.losses}
+
+
+def test_a_second_answer_is_named_as_lost() -> None:
+    stream = augment.ChunkStream("openai")
+    stream.feed({"choices": [{"index": 1, "delta": {"content": "x"}}]})
+    assert [(loss.path, loss.code) for loss in stream.losses] == [("/choices/1", "candidates")]
+
+
+# The command line -----------------------------------------------------------------------------------------------------
+
+
+def translate(*words: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "backplane", "translate", *words]
+    return subprocess.run(command, input=data, capture_output=True, timeout=S_MAX, check=False)
+
+
+def test_the_command_writes_a_request_and_its_losses() -> None:
+    data = json.dumps({"prompt": "hi", "model": "m", "blobs": {"a": "b"}}).encode()
+    done = translate("--from", "augment", "--to", "openai", "--kind", "request", data=data)
+    assert json.loads(done.stdout) == {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    assert [json.loads(line)["path"] for line in done.stderr.splitlines()] == ["/blobs"]
+    assert translate("--from", "augment", "--to", "openai", "--strict", data=data).returncode == 1
+
+
+def test_the_command_writes_each_line_when_its_chunk_came(tmp_path: Path) -> None:
+    asked = tmp_path / "asked.json"
+    asked.write_text(json.dumps(START))
+    command = [sys.executable, "-m", "backplane", "translate", "--from", "openai", "--to", "augment"]
+    command += ["--kind", "stream", "--asked", str(asked)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(framing.sse_bytes(chat({"content": "one"}, stop=None)[0]))
+        child.stdin.flush()
+        assert select.select([child.stdout], [], [], S_MAX)[0]
+        first = os.read(child.stdout.fileno(), 65536)
+        assert json.loads(first)["text"] == "one"
+        rest = b"".join(framing.sse_bytes(chunk) for chunk in chat(called())) + framing.done_bytes()
+        out, _ = child.communicate(rest, timeout=S_MAX)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [node["type"] for line in lines for node in line.get("nodes", ())] == [7, 5]
+    assert lines[-1]["stop_reason"] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        (["--from", "augment", "--to", "claude", "--kind", "stream"], "no stream goes from augment to claude"),
+        (["--from", "claude", "--to", "augment", "--kind", "request"], "no request goes from claude to augment"),
+        (["--from", "claude", "--to", "augment", "--kind", "response"], "no response goes from claude to augment"),
+        (["--from", "augment", "--to", "augment"], "no request goes from augment to augment"),
+        (["--from", "openai", "--to", "claude", "--asked", "x"], "--asked is for --to augment"),
+    ],
+)
+def test_a_direction_that_does_not_exist_says_which_do(words: list[str], fact: str) -> None:
+    done = translate(*words, data=b"{}")
+    assert done.returncode == 2
+    assert fact in done.stderr.decode()
+    assert len(done.stderr.splitlines()) <= 3
