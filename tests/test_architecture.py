@@ -37,7 +37,7 @@ ROOMS = {
     "redact": SHAPES,
     "negotiate": SHAPES,
     "record": f"{SHAPES} policy protocol redact",
-    "cost": SHAPES,
+    "cost": f"{SHAPES} ir",
     "router": f"{SHAPES} negotiate cost",
     "dialects": f"{SHAPES} ir",
     # doors to the world
@@ -47,15 +47,17 @@ ROOMS = {
     "workspace": f"{SHAPES} globs process",
     "receipts": f"{SHAPES} record",
     "sessions": f"{SHAPES} ir",
-    "upstream": SHAPES,
+    "upstream": f"{SHAPES} ir dialects",
     "config": f"{SHAPES} share",
     "contain": f"{SHAPES} _guard share config globs policy process targets workspace",
     "telemetry": "contract",
+    "turn": f"{SHAPES} ir dialects upstream",
     # the way through
     "sidecar": f"{SHAPES} protocol policy",
     "acp": SHAPES,
-    "tools": f"{SHAPES} policy process",
-    "backends": f"{SHAPES} config process share",
+    "tools": f"{SHAPES} globs ir policy process",
+    "presets": "errors",
+    "backends": f"{SHAPES} config presets process share",
     "keeper": f"{SHAPES} config contain record receipts workspace",
     "parcel": f"{SHAPES} workspace",
     "remote": f"{SHAPES} config parcel workspace",
@@ -72,19 +74,19 @@ ROOMS = {
     "relay": f"{SHAPES} receipts record runtime",
     "server": f"{SHAPES} asks backends config intake negotiate parcel receipts relay runtime sidecar workspace",
     "conform": f"{SHAPES} protocol process share schemas",
-    "testing": f"{SHAPES} protocol sidecar backends",
+    "testing": SHAPES,
     "schemas": f"{SHAPES} share config",
     "validate": f"{SHAPES} share config policy protocol schemas",
     # the front door
     "__init__": f"{SHAPES} api asks runtime",
     "cli": (
         f"{SHAPES} __init__ config negotiate policy protocol dialects providers workspace receipts backends "
-        "runtime router server conform schemas share validate api asks intake process record relay contain"
+        "runtime router server conform schemas share validate api asks intake process record relay contain keeper"
     ),
     "__main__": "cli",
     "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",
     # the far side of the line
-    "hosts": f"{SHAPES} config ir sidecar dialects upstream process policy acp tools",
+    "hosts": f"{SHAPES} config cost ir presets sidecar dialects upstream process policy acp tools",
 }
 """Room → the rooms that it may import. A row may stand here before its room does."""
 
@@ -134,8 +136,8 @@ PURE_NEVER_CALLS = {"open", "input", "print", "now", "utcnow", "today", "uuid1",
 THIRD_PARTY = {
     "msgspec": set(ROOMS) - {"_guard", "__main__"},
     "anyio": set(ROOMS) - PURE - GROUND - {"_guard", "__main__", "schemas", "share"},
-    "jsonschema": {"schemas", "validate", "conform", "cli"},
-    "httpx": {"upstream", "hosts"},
+    "jsonschema": {"schemas", "validate", "conform", "cli", "tools", "hosts"},
+    "httpx": {"upstream", "hosts", "tools"},
 }
 """Package → the rooms that may import it. One that is not in this table is not a dependency of ours."""
 
@@ -169,14 +171,14 @@ STARTING_CALLS = {
 PRINTS = {"cli", "demo", "schemas", "sidecar"}
 """The kit writes a host's own bug to its stderr, as a traceback would be; its stdout belongs to the protocol."""
 VENDORS = ("claude", "codex", "gemini", "copilot", "kimi", "openai", "anthropic")
-NAMES_VENDORS = {"dialects", "upstream", "hosts", "cost", "config"}
+NAMES_VENDORS = {"dialects", "upstream", "hosts", "cost", "config", "testing"}
 
 FLOATS_OF_THE_CONTRACT = {
     "RuntimeConfig.max_budget_usd",
     "Usage.estimated_cost_usd",
 }
 """The floats that `abp/v0.1` has on the wire. We add none to anything that is hashed."""
-SETTINGS = {"process", "config", "backends", "sidecar", "runtime", "contain", "upstream", "conform"}
+SETTINGS = {"process", "config", "backends", "sidecar", "runtime", "contain", "upstream", "conform", "presets"}
 """Rooms whose structs also hold settings that are never hashed; a time in seconds (`…_s`) may be a float there."""
 
 MUTABLE_MAKERS = {"list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict"}

@@ -1,0 +1,47 @@
+"""`python -m backplane.testing SCRIPT.json`: the scripted model server as a process of its own.
+
+Its port is the first line on stdout; requests go as JSON lines to the file that `--record` names. It ends with
+SIGTERM, SIGINT, or when its time is over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+from backplane.errors import ContractError
+from backplane.testing.server import ModelServer
+
+LIFE_S_MAX: Final = 3600
+"""A server that a killed test left behind is gone after an hour."""
+EXIT_USAGE: Final = 2
+
+
+def main() -> int:
+    """Serve until a signal."""
+    parser = argparse.ArgumentParser(prog="python -m backplane.testing", description=__doc__)
+    parser.add_argument("script", type=Path, help="a script as JSON: an object, or a list of turns")
+    parser.add_argument("--record", type=Path, help="add requests to this file, a JSON line each")
+    parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
+    parser.add_argument("--seconds", type=int, default=LIFE_S_MAX, help="end after so long")
+    options = parser.parse_args()
+    wanted = {signal.SIGTERM, signal.SIGINT}
+    # Blocked before the threads start, so that they inherit it and the signal waits for `sigtimedwait`.
+    signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    try:
+        with ModelServer(json.loads(options.script.read_bytes()), record=options.record, port=options.port) as server:
+            os.write(1, f"{server.port}\n".encode())
+            signal.sigtimedwait(wanted, options.seconds)
+    except (ContractError, OSError, ValueError) as error:
+        os.write(2, f"model server: {error}\n".encode())
+        return EXIT_USAGE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

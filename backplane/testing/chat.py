@@ -1,0 +1,122 @@
+"""Chat Completions as a server speaks it: a turn as one answer, as chunks, and its errors.
+
+Siblings (`responses`, `messages`, `gemini`) have the same functions in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from backplane.testing.frames import Ask, Frame, arguments, cut_text
+from backplane.testing.script import Call, Failure, Turn, Usage
+
+TERMINAL: Final = ("finish",)
+DONE: Final = ("done",)
+STOPS: Final = {"tool_use": "tool_calls", "max_tokens": "length", "content_filter": "content_filter"}
+"""Everything else is `stop`."""
+CREATED_S: Final = 1_760_000_000
+"""The time in every answer: equal scripts make equal bytes."""
+KINDS: Final = {
+    400: "invalid_request_error",
+    401: "invalid_request_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    429: "rate_limit_error",
+}
+CODES: Final = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
+
+
+def whole(turn: Turn, ask: Ask) -> dict[str, Any]:
+    """Return the answer to a request that does not stream."""
+    message: dict[str, Any] = {"role": "assistant", "content": turn.text, "refusal": turn.refusal}
+    if turn.reasoning is not None:
+        message["reasoning_content"] = turn.reasoning
+    if turn.calls and turn.fault.old_function_call:
+        message["function_call"] = {"name": turn.calls[0].name, "arguments": arguments(turn.calls[0])}
+    elif turn.calls:
+        message["tool_calls"] = [_call(call, place, ask) for place, call in enumerate(turn.calls)]
+    choice = {"index": 0, "message": message, "finish_reason": _stop(turn), "logprobs": None}
+    answer = {**_head(ask, "chat.completion"), "choices": [choice]}
+    return answer if turn.usage is None else {**answer, "usage": _usage(turn.usage)}
+
+
+def stream(turn: Turn, ask: Ask) -> list[Frame]:
+    """Return the chunks of the answer."""
+    frames = [_chunk(ask, "role", {"role": "assistant", "content": ""})]
+    for label, key, text in (
+        ("reasoning", "reasoning_content", turn.reasoning),
+        ("text", "content", turn.text),
+        ("refusal", "refusal", turn.refusal),
+    ):
+        frames += [_chunk(ask, label, {key: piece}) for piece in cut_text(text or "", turn.pieces)]
+    for place, call in enumerate(turn.calls):
+        frames += _call_chunks(turn, ask, place, call)
+    frames.append(_chunk(ask, "finish", {}, _stop(turn)))
+    if ask.wants_usage and turn.usage is not None:
+        data = {**_head(ask, "chat.completion.chunk"), "choices": [], "usage": _usage(turn.usage)}
+        frames.append(Frame("usage", data))
+    return [*frames, Frame("done", "[DONE]")]
+
+
+def error(status: int, message: str) -> dict[str, Any]:
+    """Return the body of an error."""
+    kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": CODES.get(status)}}
+
+
+def failed(failure: Failure, ask: Ask) -> Frame:
+    """Return the frame of an error half-way."""
+    return Frame("error", {"error": {"message": failure.message, "type": failure.code, "code": failure.code}})
+
+
+def models(names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the list of models."""
+    rows = [{"id": name, "object": "model", "created": CREATED_S, "owned_by": "scripted"} for name in names]
+    return {"object": "list", "data": rows}
+
+
+def _call_chunks(turn: Turn, ask: Ask, place: int, call: Call) -> list[Frame]:
+    pieces = cut_text(arguments(call), turn.pieces)
+    if turn.fault.old_function_call:
+        first = {"name": call.name, "arguments": ""}
+        return [_chunk(ask, "call", {"function_call": part}) for part in (first, *({"arguments": p} for p in pieces))]
+    whole_call = _call(call, place, ask)
+    member = call.kind
+    key = "input" if member == "custom" else "arguments"
+    opening = {"index": place, **whole_call, member: {"name": call.name, key: ""}}
+    rest: list[dict[str, Any]] = [{"index": place, member: {key: piece}} for piece in pieces]
+    return [_chunk(ask, "call", {"tool_calls": [part]}) for part in (opening, *rest)]
+
+
+def _call(call: Call, place: int, ask: Ask) -> dict[str, Any]:
+    key = "input" if call.kind == "custom" else "arguments"
+    inner = {"name": call.name, key: arguments(call)}
+    return {"id": call.id or f"call_{ask.number}_{place}", "type": call.kind, call.kind: inner}
+
+
+def _head(ask: Ask, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{ask.number}", "object": kind, "created": CREATED_S, "model": ask.model}
+
+
+def _chunk(ask: Ask, label: str, delta: dict[str, Any], stop: str | None = None) -> Frame:
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": stop}
+    return Frame(label, {**_head(ask, "chat.completion.chunk"), "choices": [choice]})
+
+
+def _stop(turn: Turn) -> str:
+    if turn.stop is None and turn.calls and turn.fault.old_function_call:
+        return turn.stop_raw or "function_call"
+    return turn.stop_raw or STOPS.get(turn.stopped, "stop")
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    details = {"cached_tokens": usage.cache_read}
+    if usage.cache_write:
+        details["cache_write_tokens"] = usage.cache_write
+    return {
+        "prompt_tokens": usage.input,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.input + usage.output,
+        "prompt_tokens_details": details,
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+    }

@@ -1,0 +1,155 @@
+"""Which turn of a script answers a request: conditions first, then the queue.
+
+Keeps count of what was played; not safe for several threads at once, the server takes a lock.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from backplane.contract.canonical import Json
+from backplane.testing.frames import json_text
+from backplane.testing.script import Protocol, Script, Turn, When
+
+MISSING: Final = object()
+HISTORY: Final[dict[Protocol, str]] = {
+    "openai_compatible": "messages",
+    "openai_responses": "input",
+    "anthropic": "messages",
+    "gemini_ai_studio": "contents",
+}
+OF_THE_MODEL: Final = ("assistant", "model", "function_call", "custom_tool_call", "reasoning")
+"""Roles and types of what the model itself said."""
+LABELS: Final = ("type", "role", "id", "call_id", "tool_call_id", "tool_use_id")
+"""Members whose words are not what somebody said."""
+LIMITS: Final = (
+    "/max_tokens",
+    "/max_completion_tokens",
+    "/max_output_tokens",
+    "/generationConfig/maxOutputTokens",
+    "/generation_config/max_output_tokens",
+)
+
+
+class Question(NamedTuple):
+    """What a condition may look at."""
+
+    protocol: Protocol
+    body: Json
+    model: str
+    stream: bool
+    key: str | None
+
+
+class Chosen(NamedTuple):
+    """A turn and where it stands: the conversation's marker ("" for the script's own turns) and its place."""
+
+    turn: Turn
+    conversation: str
+    place: int
+
+
+class Plot:
+    """A script while it is played."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self._played: dict[tuple[str, int], int] = {}
+
+    def choose(self, question: Question) -> Chosen | None:
+        """Return the turn that answers, counted as played; None when nothing is left."""
+        name = self._conversation(question)
+        turns = self.script.conversations[name] if name else self.script.turns
+        rows = [(place, turn) for place, turn in enumerate(turns) if self._is_left(name, place, turn)]
+        fits = (row for row in rows if row[1].when is not None and holds(row[1].when, question))
+        queue = (row for row in rows if row[1].when is None)
+        found = next(fits, None) or next(queue, None)
+        if found is None:
+            return None
+        place, turn = found
+        self._played[name, place] = self._played.get((name, place), 0) + 1
+        return Chosen(turn, name, place)
+
+    def _is_left(self, name: str, place: int, turn: Turn) -> bool:
+        return turn.times is None or self._played.get((name, place), 0) < turn.times
+
+    def _conversation(self, question: Question) -> str:
+        if not self.script.conversations:
+            return ""
+        text = json_text(question.body)
+        return next((name for name in self.script.conversations if name == question.key or name in text), "")
+
+
+def holds(when: When, question: Question) -> bool:
+    """Say whether all that a condition sets is so."""
+    body, tools = question.body, tool_names(question.body)
+    limits = [value for value in (at(body, pointer) for pointer in LIMITS) if isinstance(value, int)]
+    checks = (
+        when.last is None or when.last in last_words(question),
+        when.anywhere is None or when.anywhere in json_text(body),
+        when.tools is None or when.tools == bool(tools),
+        when.tool is None or when.tool in tools,
+        when.model is None or fnmatch.fnmatchcase(question.model, when.model),
+        when.has is None or at(body, when.has) is not MISSING,
+        when.lacks is None or at(body, when.lacks) is MISSING,
+        when.is_text is None or isinstance(at(body, when.is_text), str),
+        when.max_tokens is None or any(limit <= when.max_tokens for limit in limits),
+        when.stream is None or when.stream == question.stream,
+        when.protocol is None or when.protocol == question.protocol,
+    )
+    return all(checks)
+
+
+def at(body: Json, pointer: str) -> Any:
+    """Return what a JSON pointer names, `MISSING` when it is not there."""
+    here: Any = body
+    for step in pointer.split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(here, list) and key.isdigit() and int(key) < len(here):
+            here = here[int(key)]
+        elif isinstance(here, Mapping) and key in here:
+            here = here[key]
+        else:
+            return MISSING
+    return here
+
+
+def tool_names(body: Json) -> list[str]:
+    """Return the names of the tools that a request offers; a hosted tool's is its type."""
+    offered = at(body, "/tools")
+    names: list[str] = []
+    for tool in offered if isinstance(offered, list) else ():
+        if not isinstance(tool, Mapping):
+            continue
+        declared = tool.get("functionDeclarations", tool.get("function_declarations"))
+        rows = declared if isinstance(declared, list) else [tool.get("function") or tool.get("custom") or tool]
+        names += [str(row.get("name") or row.get("type")) for row in rows if isinstance(row, Mapping)]
+    return names
+
+
+def last_words(question: Question) -> str:
+    """Return all that was said after the model's last words, a line each."""
+    history = at(question.body, f"/{HISTORY[question.protocol]}")
+    if isinstance(history, str):
+        return history
+    tail: list[Any] = []
+    for message in reversed(history if isinstance(history, list) else []):
+        if isinstance(message, Mapping) and {message.get("role"), message.get("type")} & set(OF_THE_MODEL):
+            break
+        tail.append(message)
+    return "\n".join(strings(tail[::-1]))
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Yield the texts inside a JSON value, labels and ids left out."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key not in LABELS:
+                yield from strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from strings(inner)

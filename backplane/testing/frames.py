@@ -1,0 +1,117 @@
+"""From a turn's frames to the bytes of a body, with the faults that belong to bytes.
+
+A frame is one event of a stream with a label by which a fault can name it. Nothing is sent here.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from backplane.testing.script import Call, Fault
+
+COMMENT: Final = ": keep-alive"
+
+
+class Frame(NamedTuple):
+    """One event of a stream."""
+
+    label: str
+    data: Any
+    """A JSON value; a string goes out as it is."""
+    event: str | None = None
+
+
+class Ask(NamedTuple):
+    """What a renderer must know of the request."""
+
+    model: str
+    number: int
+    wants_usage: bool = True
+    """Whether a stream's usage was asked for, where the format makes it optional."""
+
+
+def cut_text(text: str, pieces: int) -> list[str]:
+    """Cut a text into at most so many pieces of nearly the same length; an empty one into none."""
+    count = max(1, min(pieces, len(text)))
+    edges = [len(text) * place // count for place in range(count + 1)]
+    return [text[start:end] for start, end in itertools.pairwise(edges) if end > start]
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def arguments(call: Call) -> str:
+    """Return a call's arguments as they stand on the wire."""
+    return call.input if isinstance(call.input, str) else json_text(call.input)
+
+
+def is_one_of(label: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(label, pattern) for pattern in patterns)
+
+
+def with_faults(
+    frames: Sequence[Frame], fault: Fault, terminal: Sequence[str], done: Sequence[str], failed: Frame | None
+) -> list[Frame]:
+    """Leave out, repeat and add frames as the fault says.
+
+    Args:
+        terminal: labels of the frames that say how the answer ended.
+        done: labels of the closing frames that say nothing new.
+        failed: what comes instead of the end when the answer fails half-way.
+    """
+    drop = [*fault.drop, *(terminal if fault.drop_terminal else ()), *(done if fault.drop_done else ())]
+    ends = next((i for i, frame in enumerate(frames) if is_one_of(frame.label, terminal)), len(frames))
+    body, end = list(frames[:ends]), list(frames[ends:])
+    if failed is not None:
+        end = [failed]
+    if fault.garbage is not None:
+        body.append(Frame("garbage", fault.garbage))
+    kept = [frame for frame in [*body, *end] if not is_one_of(frame.label, drop)]
+    return [frame for frame in kept for _ in range(2 if is_one_of(frame.label, fault.repeat) else 1)]
+
+
+def as_events(frames: Sequence[Frame], fault: Fault) -> list[bytes]:
+    """Write frames as server-sent events, one item each."""
+    out = []
+    for frame in frames:
+        data = frame.data if isinstance(frame.data, str) else json_text(frame.data)
+        head = f"event: {frame.event}\n" if frame.event else ""
+        out.append(f"{comment(fault) * fault.keep_alives}{head}data: {data}\n\n")
+    return [text.replace("\n", "\r\n" if fault.crlf else "\n").encode() for text in out]
+
+
+def as_array(frames: Sequence[Frame], fault: Fault) -> list[bytes]:
+    """Write frames as one JSON array that comes an element at a time."""
+    texts = [frame.data if isinstance(frame.data, str) else json_text(frame.data) for frame in frames]
+    blank = "\n" * fault.keep_alives
+    return [
+        f"{blank}{',' if place else '['}{text}{']' if place + 1 == len(texts) else ''}\n".encode()
+        for place, text in enumerate(texts)
+    ] or [b"[]"]
+
+
+def comment(fault: Fault) -> str:
+    """Return one keep-alive; its line ends are still plain."""
+    return f"{COMMENT}\n\n"
+
+
+def cut_bytes(pieces: Sequence[bytes], size: int) -> list[bytes]:
+    """Cut a body anew into pieces of so many bytes."""
+    whole = b"".join(pieces)
+    return [whole[start : start + size] for start in range(0, len(whole), size)]
+
+
+def shorten(pieces: Sequence[bytes], size: int) -> list[bytes]:
+    """Return the pieces' first bytes, cut where they were cut before."""
+    out: list[bytes] = []
+    for piece in pieces:
+        if size <= 0:
+            break
+        out.append(piece[:size])
+        size -= len(piece)
+    return out

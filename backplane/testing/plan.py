@@ -1,0 +1,200 @@
+"""What a request gets: whose path it is, who is refused, and how a turn's answer is to be written.
+
+Pure: a request goes in, a `Delivery` comes out; the socket is elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final, NamedTuple
+
+from backplane.contract.canonical import Json
+from backplane.testing import chat, gemini, messages, responses
+from backplane.testing.choose import Plot
+from backplane.testing.frames import Ask, as_array, as_events, comment, cut_bytes, json_text, shorten, with_faults
+from backplane.testing.script import Fault, Protocol, Turn
+from backplane.testing.wire import Delivery, Head
+
+CHARS_A_TOKEN: Final = 4
+"""For counting requests: any number will do, as long as it grows with the text."""
+
+VENDORS: Final = {
+    "openai_compatible": chat,
+    "openai_responses": responses,
+    "anthropic": messages,
+    "gemini_ai_studio": gemini,
+}
+BASES: Final[dict[Protocol, str]] = {
+    "openai_compatible": "/v1",
+    "openai_responses": "/v1",
+    "anthropic": "/v1",
+    "gemini_ai_studio": "/v1beta",
+}
+ROUTES: Final[tuple[tuple[str, Protocol | None, str], ...]] = (
+    (r"/chat/completions$", "openai_compatible", "generate"),
+    (r"/responses$", "openai_responses", "generate"),
+    (r"/messages$", "anthropic", "generate"),
+    (r"/messages/count_tokens$", "anthropic", "count"),
+    (r"/models/(?P<model>[^/:]+):generateContent$", "gemini_ai_studio", "generate"),
+    (r"/models/(?P<model>[^/:]+):streamGenerateContent$", "gemini_ai_studio", "stream"),
+    (r"/models/(?P<model>[^/:]+):countTokens$", "gemini_ai_studio", "count"),
+    (r"/models(/(?P<model>[^/:]+))?$", None, "models"),
+)
+"""End of the path, whose it is, what is asked. Lists of models are told apart by headers and path."""
+
+
+class Place(NamedTuple):
+    """Where a request goes."""
+
+    protocol: Protocol | None
+    asks: str
+    model: str
+    stream: bool
+
+
+# A request ------------------------------------------------------------------------------------------------------------
+
+
+def read_body(data: bytes) -> Json:
+    if not data:
+        return None
+    try:
+        value: Json = json.loads(data)
+    except ValueError:
+        return data.decode(errors="replace")
+    return value
+
+
+def route(head: Head, body: Json) -> Place:
+    members = body if isinstance(body, dict) else {}
+    for pattern, protocol, asks in ROUTES:
+        found = re.search(pattern, head.path)
+        if found is None or (asks == "models") != (head.method in ("GET", "HEAD")):
+            continue
+        named = found.groupdict().get("model") or members.get("model")
+        stream = asks == "stream" or members.get("stream") is True
+        return Place(protocol or _lister(head), asks.replace("stream", "generate"), str(named or ""), stream)
+    return Place(None, "nothing", "", False)
+
+
+def _lister(head: Head) -> Protocol:
+    if "/v1beta" in head.path or "x-goog-api-key" in head.headers:
+        return "gemini_ai_studio"
+    return "anthropic" if "anthropic-version" in head.headers else "openai_compatible"
+
+
+def key_of(head: Head) -> str | None:
+    scheme, _, token = head.headers.get("authorization", "").partition(" ")
+    bearer = token if scheme.lower() == "bearer" else None
+    named = head.headers.get("x-api-key") or head.headers.get("x-goog-api-key")
+    return bearer or named or head.query.get("key")
+
+
+def wants_usage(protocol: Protocol | None, body: Json) -> bool:
+    """Chat Completions tells a stream's usage only to who asks."""
+    if protocol != "openai_compatible" or not isinstance(body, dict):
+        return True
+    options = body.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+# An answer ------------------------------------------------------------------------------------------------------------
+
+
+def refuse(plot: Plot, head: Head, place: Place) -> tuple[int, str] | None:
+    """Return status and words of a refusal that comes before any turn."""
+    script = plot.script
+    hidden = place.protocol not in script.protocols or not head.path.startswith(script.prefix or "")
+    if place.protocol is None or hidden:
+        return 404, f"no such path: {head.method} {head.path}"
+    if script.keys and key_of(head) not in script.keys:
+        # This vendor calls a key it does not know an invalid argument.
+        status = 400 if place.protocol == "gemini_ai_studio" and key_of(head) else 401
+        return status, "the API key is not valid"
+    return None
+
+
+def beside(plot: Plot, place: Place, head: Head, refusal: tuple[int, str] | None) -> tuple[int, Delivery]:
+    """Plan the answer to a request that no turn answers."""
+    vendor = VENDORS[place.protocol or "openai_compatible"]
+    if place.asks == "nothing" and head.method == "HEAD":
+        return 200, plain(200, b"", is_head=True)
+    if refusal is not None:
+        value: Json = vendor.error(*refusal)
+    elif place.asks == "models":
+        listed = vendor.models((place.model,) if place.model else plot.script.models)
+        value = next(iter(listed.get("models") or listed["data"])) if place.model else listed
+    elif place.asks == "count":
+        count = len(head.body) // CHARS_A_TOKEN
+        value = {"totalTokens": count} if place.protocol == "gemini_ai_studio" else {"input_tokens": count}
+    else:
+        refusal = (400, "the script has no turn left for this request")
+        value = vendor.error(*refusal)
+    status = refusal[0] if refusal else 200
+    return status, plain(status, json_text(value).encode(), is_head=head.method == "HEAD")
+
+
+def plain(status: int, body: bytes, is_head: bool = False) -> Delivery:
+    return Delivery(status, {"content-type": "application/json"}, [body], len(body), is_head=is_head)
+
+
+def plan(turn: Turn, place: Place, ask: Ask, head: Head) -> Delivery | None:
+    """Plan a turn's answer; None for a reset before any byte."""
+    fault = turn.fault
+    if fault.reset and fault.cut_after_bytes is None:
+        return None
+    streams = place.stream if fault.answer_as == "asked" else fault.answer_as == "stream"
+    kind, pieces = _body_of(turn, place, ask, streams, head)
+    whole = sum(map(len, pieces))
+    if fault.stall_after_frames is not None:
+        pieces = pieces[: fault.stall_after_frames]
+    if fault.split_bytes:
+        pieces = cut_bytes(pieces, fault.split_bytes)
+    if fault.cut_after_bytes is not None:
+        pieces = shorten(pieces, fault.cut_after_bytes)
+    is_stream = kind.startswith("text/event-stream") or (streams and fault.status == 200)
+    note = comment(fault).replace("\n", "\r\n" if fault.crlf else "\n") if "event" in kind else "\n"
+    return Delivery(
+        status=fault.status,
+        headers={"content-type": fault.content_type or kind, **fault.headers},
+        pieces=pieces,
+        length=None if is_stream or fault.close_delimited else whole,
+        close_delimited=fault.close_delimited,
+        first_byte_ms=fault.first_byte_ms,
+        pause_ms=fault.pause_ms,
+        then=_then(fault),
+        stall_comment=note.encode(),
+        stall_comment_ms=fault.stall_comment_ms,
+    )
+
+
+def _then(fault: Fault) -> Any:
+    if fault.stall_after_frames is not None:
+        return "stall"
+    if fault.cut_after_bytes is not None:
+        return "reset" if fault.reset else "cut"
+    return "end"
+
+
+def _body_of(turn: Turn, place: Place, ask: Ask, streams: bool, head: Head) -> tuple[str, list[bytes]]:
+    """Return content type and pieces of an answer's body, byte faults not yet applied."""
+    fault, vendor = turn.fault, VENDORS[place.protocol or "openai_compatible"]
+    if fault.raw is not None:
+        return "text/event-stream" if streams else "application/json", [fault.raw]
+    if fault.body is not None:
+        text = fault.body if isinstance(fault.body, str) else json_text(fault.body)
+        return "application/json", [text.encode()]
+    if fault.status != 200 or (fault.failure and not streams):
+        failure = fault.failure
+        status = fault.status if failure is None else failure.status
+        message = fault.message or (failure.message if failure else f"scripted status {status}")
+        return "application/json", [json_text(vendor.error(status, message)).encode()]
+    if not streams:
+        blanks = b"\n" * fault.keep_alives
+        return "application/json", [blanks + json_text(vendor.whole(turn, ask)).encode()]
+    failed = vendor.failed(fault.failure, ask) if fault.failure else None
+    frames = with_faults(vendor.stream(turn, ask), fault, vendor.TERMINAL, vendor.DONE, failed)
+    if place.protocol == "gemini_ai_studio" and place.stream and head.query.get("alt") != "sse":
+        return "application/json", as_array(frames, fault)
+    return "text/event-stream; charset=utf-8", as_events(frames, fault)

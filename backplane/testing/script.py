@@ -1,0 +1,212 @@
+"""What a scripted model says: turns as plain data, the same for all four wire formats, faults included.
+
+A script can be written as JSON and read back; nothing here is sent or received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.errors import ContractError
+
+Protocol = Literal["openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio"]
+PROTOCOLS: Final[tuple[Protocol, ...]] = ("openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio")
+
+Stop = Literal["end", "tool_use", "max_tokens", "stop_sequence", "refusal", "content_filter", "pause"]
+
+MODEL: Final = "scripted-model"
+"""The model that is listed where a script names none."""
+
+
+class _Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A script is typed by hand: a member that nobody knows is a slip of the pen."""
+
+
+class Call(_Data, frozen=True):
+    """A tool call that the model makes."""
+
+    name: str
+    input: Json = {}
+    """The arguments; a string goes out as it is, so broken JSON can be scripted, too."""
+    id: str | None = None
+    """None: made from the request's number, and left out where the vendor leaves it out."""
+    kind: Literal["function", "custom"] = "function"
+    """A custom tool takes free text: `input` is then a string."""
+
+
+class Usage(_Data, frozen=True):
+    """Tokens of an answer: `input` is everything sent, cache reads and writes included; `output` has the reasoning."""
+
+    input: int = 20
+    output: int = 10
+    cache_read: int = 0
+    cache_write: int = 0
+    reasoning: int = 0
+
+
+class Failure(_Data, frozen=True):
+    """An error that comes inside a stream, after the content, instead of its end."""
+
+    code: str = "server_error"
+    """The vendor's own word: `overloaded_error`, `context_length_exceeded`, `UNAVAILABLE`, …"""
+    message: str = "scripted failure"
+    status: int = 500
+    """What a request that does not stream gets instead."""
+
+
+class Fault(_Data, frozen=True):
+    """How an answer goes wrong; the default is an answer in good order."""
+
+    status: int = 200
+    headers: dict[str, str] = {}
+    body: Json = None
+    """Sent as JSON, a string as it is; None: the vendor's own form of an error of this status."""
+    message: str | None = None
+    """The words in the vendor's own form of an error."""
+    raw: bytes | None = None
+    """The body of an answer of status 200, whatever was asked; base64 in JSON."""
+    content_type: str | None = None
+    answer_as: Literal["asked", "stream", "whole"] = "asked"
+    """A stream to who asked for none, or the other way round."""
+    failure: Failure | None = None
+
+    drop: tuple[str, ...] = ()
+    """Frames that are left out, by label with `*`: the event's name, or for formats without one
+    `role`, `reasoning`, `text`, `refusal`, `call`, `finish`, `usage`, `done`."""
+    drop_terminal: bool = False
+    """Leave out the frames that say how the answer ended."""
+    drop_done: bool = False
+    """Leave out the closing frames that say nothing new: `[DONE]`, `message_stop`, `*.done`."""
+    repeat: tuple[str, ...] = ()
+    """Frames that come twice, by label."""
+    garbage: str | None = None
+    """One frame of this data before the terminal ones."""
+    cumulative: bool = False
+    """Each piece repeats the whole text so far (`gemini_ai_studio`)."""
+    old_function_call: bool = False
+    """The first call in the old form (`openai_compatible`)."""
+
+    crlf: bool = False
+    keep_alives: int = 0
+    """Comments before each frame; blank lines where the format has no comments."""
+    split_bytes: int = 0
+    """Write in pieces of so many bytes; 0: a frame at a time."""
+    first_byte_ms: int = 0
+    pause_ms: int = 0
+    """Wait before each piece but the first."""
+    close_delimited: bool = False
+    """No length and no chunks: the end of the connection is the end of the body."""
+
+    cut_after_bytes: int | None = None
+    """Close the connection when so much of the body was sent, without an end."""
+    stall_after_frames: int | None = None
+    """Send no more frames, and keep the connection open until the client leaves."""
+    stall_comment_ms: int | None = None
+    """While stalled, a keep-alive comment this often, for ever; None is silence."""
+    hang: bool = False
+    """Never a byte of an answer."""
+    reset: bool = False
+    """Reset the connection, where it is cut or before any answer."""
+
+
+class When(_Data, frozen=True):
+    """Which requests a turn answers: those for which all that is set holds."""
+
+    last: str | None = None
+    """Part of what was said after the model's last answer: prompt or tool results."""
+    anywhere: str | None = None
+    """Part of the body, written as compact JSON."""
+    tools: bool | None = None
+    """Whether tools are offered."""
+    tool: str | None = None
+    """A tool of this name is offered."""
+    model: str | None = None
+    """The model's name, with `*`."""
+    has: str | None = None
+    """JSON pointer to a member that must be there."""
+    lacks: str | None = None
+    """JSON pointer to a member that must not be there."""
+    is_text: str | None = None
+    """JSON pointer to a member that must be a string."""
+    max_tokens: int | None = None
+    """The request asks for at most so many."""
+    stream: bool | None = None
+    protocol: Protocol | None = None
+
+
+class Turn(_Data, frozen=True):
+    """One answer of the model: reasoning, then text, then calls."""
+
+    text: str | None = None
+    reasoning: str | None = None
+    signature: str = "c2NyaXB0ZWQ="
+    """The vendor's proof on reasoning, where the format has one."""
+    refusal: str | None = None
+    calls: tuple[Call, ...] = ()
+    usage: Usage | None = Usage()
+    """None: the answer says nothing of tokens."""
+    stop: Stop | None = None
+    """None: `tool_use` with calls, else `end`."""
+    stop_raw: str | None = None
+    """A word for the wire that no vendor knows, or another vendor's."""
+    pieces: int = 4
+    """Into how many deltas each text is cut."""
+    fault: Fault = Fault()
+    when: When | None = None
+    """None: the turn is one of the queue. Turns with a condition are looked at first, in order."""
+    times: int | None = 1
+    """How often it answers; None is for ever."""
+
+    @property
+    def stopped(self) -> Stop:
+        """Why the answer ends."""
+        return self.stop or ("tool_use" if self.calls else "end")
+
+
+class Script(_Data, frozen=True):
+    """What the server says to whom."""
+
+    turns: tuple[Turn, ...] = ()
+    conversations: dict[str, tuple[Turn, ...]] = {}
+    """Scripts of their own for the requests whose body has this marker, or whose key is it."""
+    models: tuple[str, ...] = (MODEL,)
+    """What is listed; any model is answered."""
+    keys: tuple[str, ...] = ()
+    """The keys that are let in; empty: any, and none at all."""
+    protocols: tuple[Protocol, ...] = PROTOCOLS
+    """The others' paths do not exist."""
+    prefix: str | None = None
+    """Paths that begin otherwise do not exist; None: any prefix will do."""
+
+
+SIDE_TURNS: Final[tuple[Turn, ...]] = (
+    Turn(text="A title", times=None, when=When(tools=False)),
+    Turn(text="ok", times=None, when=When(max_tokens=1)),
+)
+"""For a script that a real agent plays: titles, probes and guesses, asked beside the work, get these."""
+
+Scripted = Script | Turn | Sequence[Turn | Mapping[str, Any]] | Mapping[str, Any]
+"""Everything a script may be given as; a list is its turns."""
+
+
+def read_script(value: Scripted) -> Script:
+    """Return a script from its plain data.
+
+    Raises:
+        ContractError: `contract_schema_violation` when a member is unknown or has the wrong type.
+    """
+    if isinstance(value, Script):
+        return value
+    if isinstance(value, Turn):
+        return Script(turns=(value,))
+    plain = value if isinstance(value, Mapping) else {"turns": list(value)}
+    try:
+        return msgspec.convert(msgspec.to_builtins(plain), Script)
+    except msgspec.ValidationError as error:
+        raise ContractError(
+            "contract_schema_violation", f"the script of a model server: {error}", hint="see backplane.testing.Turn"
+        ) from error

@@ -1,0 +1,265 @@
+"""A model server that follows a script, on loopback, in four vendors' wire formats at once.
+
+It runs in threads of its own, so a client on any event loop, blocked or cancelled, finds it as it would find a
+process. What a turn looks like on the wire is said in the files named after the formats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+import anyio.to_thread
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.errors import BackendError
+from backplane.testing.choose import Plot, Question
+from backplane.testing.frames import Ask, json_text
+from backplane.testing.plan import BASES, beside, key_of, plain, plan, read_body, refuse, route, wants_usage
+from backplane.testing.script import Protocol, Scripted, read_script
+from backplane.testing.wire import BadRequest, Connection, Delivery, Ended, Head
+
+CONNECTIONS_MAX: Final = 256
+"""A fleet of agents in tests has tens; more is a client that never closes."""
+WAIT_S: Final = 10.0
+"""The bound of a wait for requests, where the caller names none."""
+CLOSE_S_MAX: Final = 5.0
+STOPPED_S: Final = 0.05
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as it came in, credentials included: scripts are played with dummy keys."""
+
+    number: int
+    """From 1, in the order of arrival."""
+    connection: int
+    """Which connection it came on, from 1."""
+    at_ms: int
+    """Since the server began."""
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: Json
+    """None when there is none; a string when it is not JSON."""
+    protocol: Protocol | None
+    """None: a path that does not exist here."""
+    asks: str
+    """generate, count, models or nothing."""
+    stream: bool
+    conversation: str = ""
+    """The marker of the conversation that it belongs to."""
+    turn: int | None = None
+    """The place of the turn that answers it; None when none does."""
+    status: int = 200
+    """What it is answered with."""
+
+
+class ModelServer:
+    """A scripted model server; `with` or `async with` it.
+
+    Args:
+        script: a `Script`, its plain data, or a list of turns.
+        record: a file to which requests and ends are added as JSON lines.
+        port: 0 takes a free one.
+
+    Raises:
+        ContractError: `contract_schema_violation` for a script that cannot be read.
+    """
+
+    def __init__(self, script: Scripted, *, record: Path | None = None, port: int = 0) -> None:
+        self._plot = Plot(read_script(script))
+        self._record_path = record
+        self._record: IO[str] | None = None
+        self._wanted_port = port
+        self._changed = threading.Condition()
+        self._requests: list[Request] = []
+        self._ends: dict[int, Ended] = {}
+        self._connections: dict[int, Connection] = {}
+        self._threads: list[threading.Thread] = []
+        self._count = 0
+        self._closing = False
+        self._began = time.monotonic()
+        self.port = 0
+
+    # Life -------------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        if self._record_path is not None:
+            self._record = self._record_path.open("a", encoding="utf-8")
+        self._listener = socket.create_server(("127.0.0.1", self._wanted_port), backlog=CONNECTIONS_MAX)
+        self.port = self._listener.getsockname()[1]
+        self._start(self._accept)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._closing = True
+            for connection in self._connections.values():
+                with contextlib.suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+        # A thread in `accept` notices a connection on every system, a closed listener not on all.
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", self.port), timeout=CLOSE_S_MAX).close()
+        deadline = time.monotonic() + CLOSE_S_MAX
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._listener.close()
+        if self._record is not None:
+            self._record.close()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.__exit__, kind, error, trace)
+
+    # What is asked of it ----------------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """The root, for programs that add `/v1` or `/v1beta` themselves."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def base_url(self, protocol: Protocol) -> str:
+        """Return the address to which a protocol's own path is added: `…/v1`, `…/v1beta`."""
+        return self.url + BASES[protocol]
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """All requests so far."""
+        with self._changed:
+            return tuple(self._requests)
+
+    @property
+    def unscripted(self) -> tuple[Request, ...]:
+        """The requests for which the script had no turn left."""
+        return tuple(one for one in self.requests if one.asks == "generate" and one.protocol and one.turn is None)
+
+    def play(self, script: Scripted) -> None:
+        """Follow another script from its beginning, for what comes from now on."""
+        plot = Plot(read_script(script))
+        with self._changed:
+            self._plot = plot
+
+    def wait_requests(self, count: int, within_s: float = WAIT_S) -> tuple[Request, ...]:
+        """Wait until so many requests have come.
+
+        Raises:
+            BackendError: `backend_timeout` when they do not.
+        """
+        self._wait(lambda: len(self._requests) >= count, within_s, f"{count} requests")
+        return self.requests
+
+    def wait_end(self, number: int, within_s: float = WAIT_S) -> Ended:
+        """Wait until a request's answer is over: `whole`, `cut` by script, or `left` by its client.
+
+        Raises:
+            BackendError: `backend_timeout` when it goes on.
+        """
+        self._wait(lambda: number in self._ends, within_s, f"the end of answer {number}")
+        return self._ends[number]
+
+    def _wait(self, done: Any, within_s: float, what: str) -> None:
+        with self._changed:
+            if not self._changed.wait_for(done, within_s):
+                seen = f"{len(self._requests)} requests, {len(self._ends)} answers over"
+                raise BackendError("backend_timeout", f"no {what} within {within_s:g} s", evidence=seen)
+
+    # Threads ----------------------------------------------------------------------------------------------------------
+
+    def _start(self, target: Any, *args: Any) -> None:
+        thread = threading.Thread(target=target, args=args, name="model-server", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            sock, _ = self._listener.accept()
+            with self._changed:
+                if self._closing or len(self._connections) >= CONNECTIONS_MAX:
+                    sock.close()
+                    if self._closing:
+                        return
+                    continue
+                self._count += 1
+                number = self._count
+                self._connections[number] = Connection(sock)
+                self._threads = [thread for thread in self._threads if thread.is_alive()]
+            self._start(self._serve, number)
+
+    def _serve(self, number: int) -> None:
+        connection = self._connections[number]
+        try:
+            while self._answer_one(connection, number):
+                pass
+        finally:
+            with self._changed:
+                del self._connections[number]
+            connection.sock.close()
+
+    def _answer_one(self, connection: Connection, number: int) -> bool:
+        """Read and answer one request; False when the connection is of no further use."""
+        try:
+            head = connection.read()
+        except BadRequest as bad:
+            body = json_text({"error": {"message": str(bad), "type": "invalid_request_error"}}).encode()
+            connection.write(plain(bad.status, body))
+            return False
+        if head is None:
+            return False
+        request, delivery = self._take(head, number)
+        if delivery is None:
+            connection.reset()
+            ended: Ended = "cut"
+        else:
+            ended = connection.write(delivery)
+        with self._changed:
+            self._ends[request.number] = ended
+            self._note({"t": "end", "number": request.number, "status": request.status, "ended": ended})
+            self._changed.notify_all()
+        wants_close = head.headers.get("connection", "").lower() == "close"
+        return ended == "whole" and not wants_close and delivery is not None and not delivery.close_delimited
+
+    def _take(self, head: Head, connection: int) -> tuple[Request, Delivery | None]:
+        """Record a request and plan its answer; None for a reset."""
+        body = read_body(head.body)
+        place = route(head, body)
+        with self._changed:
+            refusal = refuse(self._plot, head, place)
+            question = Question(place.protocol or "openai_compatible", body, place.model, place.stream, key_of(head))
+            wants_turn = refusal is None and place.asks == "generate"
+            chosen = self._plot.choose(question) if wants_turn else None
+            number = len(self._requests) + 1
+            ask = Ask(place.model, number, wants_usage(place.protocol, body))
+            delivery: Delivery | None
+            if chosen is None:
+                status, delivery = beside(self._plot, place, head, refusal)
+            else:
+                status, delivery = chosen.turn.fault.status, plan(chosen.turn, place, ask, head)
+            request = Request(
+                number=number, connection=connection, at_ms=round((time.monotonic() - self._began) * 1000),
+                method=head.method, path=head.path, query=head.query, headers=head.headers, body=body,
+                protocol=place.protocol, asks=place.asks, stream=place.stream, status=status,
+                conversation=chosen.conversation if chosen else "", turn=chosen.place if chosen else None,
+            )  # fmt: skip
+            self._requests.append(request)
+            self._note({"t": "request", **msgspec.to_builtins(request)})
+            self._changed.notify_all()
+        return request, delivery
+
+    def _note(self, line: dict[str, Any]) -> None:
+        if self._record is not None and not self._record.closed:
+            self._record.write(json_text(line) + "\n")
+            self._record.flush()
