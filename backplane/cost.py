@@ -1,0 +1,214 @@
+"""What tokens cost: a dated table of list prices, and sums of usage and money. Pure.
+
+Money is an integer in millionths of a dollar. What is not known stays unknown: a model without a
+row has no price, a turn without counters makes the sum unknown, and neither is ever zero.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from typing import Final
+
+import msgspec
+
+from backplane.contract import receipt
+from backplane.errors import ConfigError
+from backplane.ir import Usage
+
+MICROS: Final = 1_000_000
+"""Millionths in a dollar, and the number of tokens that a price is given for."""
+
+USD_MAX: Final = 1_000_000
+"""Largest price of a million tokens that is taken: a thousand times the dearest known."""
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True):
+    """Prices of a million tokens, in millionths of a dollar."""
+
+    input: int
+    output: int
+    cache_read: int | None = None
+    """None: as any other input, which can only be too much."""
+    cache_write: int | None = None
+    long_tokens: int | None = None
+    """Inputs longer than this cost `long`, every token of them."""
+    long: Price | None = None
+    source: str = "configuration"
+    read_on: str = ""
+    """Day on which the source said so."""
+
+
+def _usd(input: str, output: str, read: str | None = None, write: str | None = None) -> Price:
+    prices = (input, output, read, write)
+    plain, made, cached, kept = (None if price is None else micros(Decimal(price)) for price in prices)
+    assert plain is not None
+    assert made is not None
+    return Price(input=plain, output=made, cache_read=cached, cache_write=kept)
+
+
+def micros(usd: Decimal) -> int:
+    """An amount in dollars as millionths, rounded to the nearest."""
+    return int((usd * MICROS).to_integral_value(ROUND_HALF_UP))
+
+
+_CLAUDE: Final = "platform.claude.com/docs/en/about-claude/pricing"
+_OPENAI: Final = "developers.openai.com/api/docs/pricing"
+_GEMINI: Final = "ai.google.dev/gemini-api/docs/pricing"
+_KIMI: Final = "platform.kimi.ai/docs/pricing"
+_READ_ON: Final = "2026-11-22"
+
+_LONG_OPENAI: Final = 272_000
+_LONG_GEMINI: Final = 200_000
+_LONG_HAIKU: Final = 100_000
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """One line of the table, in dollars for a million tokens as the vendors print them."""
+
+    source: str
+    prices: Price
+    long_tokens: int | None = None
+    long: Price | None = None
+
+
+_TABLE: Final[dict[str, _Row]] = {
+    "claude-fable-5-1": _Row(_CLAUDE, _usd("10", "50", "0.25", "12.50")),
+    "claude-fable-5": _Row(_CLAUDE, _usd("10", "50", "1", "12.50")),
+    "claude-opus-5-5": _Row(_CLAUDE, _usd("4", "20", "0.20", "5")),
+    "claude-opus-5": _Row(_CLAUDE, _usd("5", "25", "0.50", "6.25")),
+    "claude-opus-4-8": _Row(_CLAUDE, _usd("5", "25", "0.50", "6.25")),
+    "claude-opus-4-7": _Row(_CLAUDE, _usd("5", "25", "0.50", "6.25")),
+    "claude-opus-4-6": _Row(_CLAUDE, _usd("5", "25", "0.50", "6.25")),
+    "claude-opus-4-5": _Row(_CLAUDE, _usd("5", "25", "0.50", "6.25")),
+    "claude-sonnet-5-5": _Row(_CLAUDE, _usd("2", "10", "0.10", "2.50")),
+    "claude-sonnet-5": _Row(_CLAUDE, _usd("2", "10", "0.20", "2.50")),
+    "claude-sonnet-4-6": _Row(_CLAUDE, _usd("3", "15", "0.30", "3.75")),
+    "claude-sonnet-4-5": _Row(_CLAUDE, _usd("3", "15", "0.30", "3.75")),
+    "claude-haiku-5-5": _Row(
+        _CLAUDE,
+        _usd("0.10", "0.50", "0.01", "0.125"),
+        _LONG_HAIKU,
+        _usd("0.50", "2.50", "0.05", "0.625"),
+    ),
+    "claude-haiku-4-5": _Row(_CLAUDE, _usd("1", "5", "0.10", "1.25")),
+    "gpt-6.1-sol": _Row(_OPENAI, _usd("2", "10", "0.10", "2.50"), _LONG_OPENAI, _usd("4", "15", "0.20", "5")),
+    "gpt-6-sol": _Row(_OPENAI, _usd("2", "10", "0.20", "2.50"), _LONG_OPENAI, _usd("4", "15", "0.40", "5")),
+    "gpt-6-luna": _Row(
+        _OPENAI, _usd("0.10", "0.50", "0.01", "0.125"), _LONG_OPENAI, _usd("0.20", "0.75", "0.02", "0.25")
+    ),
+    "gpt-5.5": _Row(_OPENAI, _usd("5", "30", "0.50")),
+    "gpt-5.4": _Row(_OPENAI, _usd("2.50", "15", "0.25")),
+    "gpt-5.4-mini": _Row(_OPENAI, _usd("0.75", "4.50", "0.075")),
+    "gpt-5.4-nano": _Row(_OPENAI, _usd("0.20", "1.25", "0.02")),
+    "gpt-5.2": _Row(_OPENAI, _usd("1.75", "14", "0.175")),
+    "gpt-5-mini": _Row(_OPENAI, _usd("0.25", "2", "0.025")),
+    "gemini-3.8-flash": _Row(_GEMINI, _usd("0.75", "3.75", "0.075")),
+    "gemini-3.5-flash": _Row(_GEMINI, _usd("1.50", "9")),
+    "gemini-3.5-flash-lite": _Row(_GEMINI, _usd("0.30", "2.50")),
+    "gemini-3.1-pro-preview": _Row(_GEMINI, _usd("2", "12"), _LONG_GEMINI, _usd("4", "18")),
+    "kimi-k3": _Row(_KIMI, _usd("3", "15", "0.30")),
+    "kimi-k3.1-pro": _Row(_KIMI, _usd("2", "10", "0.20", "2")),
+}
+"""Model → list prices, read on `_READ_ON`, partly as third parties quote them; other services of the same model and
+other tiers of these have prices of their own. Old models leave the vendors' pages, so a row may go when its does."""
+
+_DATED: Final = re.compile(r"-20\d{2}-?\d{2}-?\d{2}$")
+
+
+def price_of(model: str) -> Price | None:
+    """The list price of a model at its own vendor; None where it is not known."""
+    name = model.removeprefix("models/")
+    row = _TABLE.get(name) or _TABLE.get(_DATED.sub("", name))
+    if row is None:
+        return None
+    replace = msgspec.structs.replace
+    return replace(row.prices, source=row.source, read_on=_READ_ON, long_tokens=row.long_tokens, long=row.long)
+
+
+_NAMES: Final = ("input", "output", "cache_read", "cache_write")
+
+
+def read_price(value: object, where: str) -> Price:
+    """Read prices from a configuration: dollars for a million tokens, as numbers or texts.
+
+    Args:
+        where: what an error calls it.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    if not isinstance(value, dict) or not set(value) <= set(_NAMES) or not {"input", "output"} <= set(value):
+        raise ConfigError(
+            "config_invalid", f"{where} needs input and output", hint=f"it may have {', '.join(_NAMES)}, in dollars"
+        )
+    amounts = {name: _amount(amount, f"{where}.{name}") for name, amount in value.items()}
+    read, write = amounts.get("cache_read"), amounts.get("cache_write")
+    return Price(input=amounts["input"], output=amounts["output"], cache_read=read, cache_write=write)
+
+
+def _amount(value: object, where: str) -> int:
+    try:
+        usd = Decimal(str(value)) if not isinstance(value, bool) else Decimal("NaN")
+    except InvalidOperation:
+        usd = Decimal("NaN")
+    if not (usd.is_finite() and 0 <= usd <= USD_MAX):
+        raise ConfigError("config_invalid", f"{where} is no price: {str(value)[:40]!r}", hint="write dollars, as 2.50")
+    return micros(usd)
+
+
+def actual(price: Price | None, usage: Usage | None) -> int | None:
+    """What one answer cost, in millionths of a dollar, rounded up; None where price or counters are unknown.
+
+    A counter of the cache that is not known counts as plain input, so the result is never too low.
+    """
+    if price is None or usage is None or usage.input is None or usage.output is None:
+        return None
+    if price.long is not None and price.long_tokens is not None and usage.input > price.long_tokens:
+        price = price.long
+    read, write = usage.cache_read or 0, usage.cache_write or 0
+    plain = max(usage.input - read - write, 0)
+    read_price = price.input if price.cache_read is None else price.cache_read
+    write_price = price.input if price.cache_write is None else price.cache_write
+    total = plain * price.input + read * read_price + write * write_price + usage.output * price.output
+    return -(-total // MICROS)
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run used so far; None is unknown."""
+
+    requests: int = 0
+    input: int | None = 0
+    output: int | None = 0
+    cache_read: int | None = 0
+    cache_write: int | None = 0
+    micros: int | None = 0
+
+    def plus(self, usage: Usage | None, price: Price | None) -> Spent:
+        """Add one answer; what it does not say is unknown from then on."""
+        seen = usage or Usage()
+        return Spent(
+            requests=self.requests + 1,
+            input=_sum(self.input, seen.input),
+            output=_sum(self.output, seen.output),
+            cache_read=_sum(self.cache_read, seen.cache_read),
+            cache_write=_sum(self.cache_write, seen.cache_write),
+            micros=_sum(self.micros, actual(price, usage)),
+        )
+
+    def usage(self) -> receipt.Usage:
+        """As a receipt says it; before the first answer nothing is known."""
+        if not self.requests:
+            return receipt.Usage()
+        return receipt.Usage(
+            input_tokens=self.input,
+            output_tokens=self.output,
+            cache_read_tokens=self.cache_read,
+            cache_write_tokens=self.cache_write,
+            request_units=self.requests,
+            estimated_cost_usd=None if self.micros is None else self.micros / MICROS,
+        )
+
+
+def _sum(so_far: int | None, more: int | None) -> int | None:
+    return None if so_far is None or more is None else so_far + more

@@ -1,0 +1,152 @@
+"""Where the models' services are, and how the shipped host `api` is told of one.
+
+Options of a `[backends.NAME]` come in, one checked `Service` comes out: protocol, address, the
+variable that holds the key. No key passes through here, and nothing is connected to.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from backplane.errors import ConfigError
+
+HOST: Final = "api"
+"""Name of the shipped host that these options are for."""
+
+Protocol = Literal["openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio"]
+
+
+class Preset(msgspec.Struct, frozen=True):
+    """A service that is known by name."""
+
+    protocol: Protocol
+    base_url: str
+    key_env: str | None = None
+    """Variable that usually holds its key; None where none is asked for."""
+    listed: bool = False
+    """Its prices are those of our table: it is the vendor of its models."""
+
+
+PRESETS: Final[dict[str, Preset]] = {
+    "openai": Preset("openai_responses", "https://api.openai.com/v1", "OPENAI_API_KEY", True),
+    "openai_chat": Preset("openai_compatible", "https://api.openai.com/v1", "OPENAI_API_KEY", True),
+    "anthropic": Preset("anthropic", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", True),
+    "gemini": Preset("gemini_ai_studio", "https://generativelanguage.googleapis.com/v1beta", "GEMINI_API_KEY", True),
+    "kimi": Preset("openai_compatible", "https://api.moonshot.ai/v1", "MOONSHOT_API_KEY", True),
+    "copilot": Preset("openai_compatible", "https://api.githubcopilot.com", "GITHUB_COPILOT_TOKEN"),
+    "ollama": Preset("openai_compatible", "http://127.0.0.1:11434/v1"),
+    "llama_cpp": Preset("openai_compatible", "http://127.0.0.1:8080/v1"),
+    "vllm": Preset("openai_compatible", "http://127.0.0.1:8000/v1"),
+}
+"""Addresses as the vendors' own pages had them in 2026; local servers at the ports they take by themselves."""
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One service, ready to be spoken with. Times in seconds."""
+
+    protocol: Protocol
+    base_url: str
+    key_env: str | None = None
+    model: str | None = None
+    """Taken when an order names none."""
+    headers: dict[str, str] = {}
+    """Sent with every request; a value `$B` stands for the variable B."""
+    key_in_query: bool = False
+    """Only for a service that takes its key nowhere else: an address is written down in many places."""
+    query: dict[str, str] = {}
+    max_output_tokens: int | None = None
+    stream: bool = True
+    parallel_tools: bool = True
+    prices: dict[str, Any] | None = None
+    """Dollars for a million tokens: input, output, cache_read, cache_write."""
+    listed: bool = False
+    connect_s: float = 10.0
+    """To connect: a service that is up answers within one, a busy proxy within some."""
+    first_byte_s: float = 120.0
+    """Until an answer begins: a model may think that long before its first word."""
+    idle_s: float = 60.0
+    """Between two pieces of an answer."""
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names of the variables that hold secrets of this service."""
+        named = (self.key_env, *(value[1:] for value in self.headers.values() if value.startswith("$")))
+        return tuple(dict.fromkeys(name for name in named if name))
+
+    @property
+    def endpoint(self) -> str:
+        """Where it always may be connected to, as `host:port`."""
+        parts = urlsplit(self.base_url)
+        host = parts.hostname or ""
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_OWN: Final = ("protocol", "base_url", "key_env")
+_SETTABLE: Final = ("preset", *(name for name in Service.__struct_fields__ if name != "listed"))
+
+
+def read_options(options: Mapping[str, Any], where: str) -> Service:
+    """Read a backend's options: a preset, an address of one's own, or a preset with parts of it changed.
+
+    Args:
+        where: what an error calls it.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    values = dict(options)
+    unknown = sorted(set(values) - set(_SETTABLE))
+    if unknown:
+        raise _invalid(f"{where} has no {unknown[0]!r}", f"known are {', '.join(_SETTABLE)}")
+    name = values.pop("preset", None)
+    preset = PRESETS.get(name) if isinstance(name, str) else None
+    if name is not None and preset is None:
+        raise _invalid(f"{where}.preset is {str(name)[:40]!r}", f"one of: {', '.join(PRESETS)}")
+    if preset is not None:
+        values["listed"] = preset.listed and "base_url" not in values
+        values = {**{own: getattr(preset, own) for own in _OWN}, **values}
+    if not {"protocol", "base_url"} <= set(values):
+        raise _invalid(f"{where} names no model service", 'give preset = "…", or protocol and base_url')
+    try:
+        service = msgspec.convert(values, Service)
+    except msgspec.ValidationError as error:
+        raise _invalid(f"{where}: {error}", "see `backplane schema configuration`") from error
+    return _checked(service, where)
+
+
+def _checked(service: Service, where: str) -> Service:
+    try:
+        parts = urlsplit(service.base_url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or parts.username is not None or parts.query or parts.fragment:
+        # The value is not shown: keys have been found in addresses.
+        raise _invalid(f"{where}.base_url is not a plain http or https address", "as https://host/v1, without a query")
+    if parts.scheme == "http" and service.key_env and not _is_local(parts.hostname or ""):
+        raise _invalid(f"{where}.base_url would send a key over plain http", "use https, or a host of this machine")
+    times = (service.connect_s, service.first_byte_s, service.idle_s)
+    if not all(0 < time_s <= 86_400 for time_s in times):
+        raise _invalid(f"{where}: a time is not above 0 s and at most a day", "correct connect_s, first_byte_s, idle_s")
+    if service.max_output_tokens is not None and service.max_output_tokens < 1:
+        raise _invalid(f"{where}.max_output_tokens is not above 0", "leave it out for the service's own")
+    return service
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost" or host.endswith((".localhost", ".local", ".internal")):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_private
+    except ValueError:
+        return False
+
+
+def _invalid(fact: str, hint: str) -> ConfigError:
+    return ConfigError("config_invalid", fact, hint=hint)

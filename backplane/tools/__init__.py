@@ -1,0 +1,79 @@
+"""Tools for a model that brings none: files, commands, searches, pages and questions.
+
+A call comes in, a `Result` for the model comes out; nothing raises for what a model asks. Every
+tool stays inside the workspace and under the policy; asking before a tool runs is the host's part.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from backplane.contract.canonical import Json
+from backplane.errors import BackplaneError
+from backplane.policy import Policy
+from backplane.tools import fetch, files, search
+from backplane.tools.places import Refused, Tree
+from backplane.tools.programs import Hear, run_program
+from backplane.tools.results import Change, Ran, Result, shortened
+from backplane.tools.specs import SPECS, TIMEOUT_S, fault_in
+
+__all__ = ["SPECS", "Change", "Ran", "Result", "Toolbox", "Tree", "fault_in"]
+
+AskUser = Callable[[str, tuple[str, ...]], Awaitable[str]]
+"""A question and its options to an answer in words."""
+
+
+class Toolbox:
+    """The tools over one workspace.
+
+    Args:
+        root: the folder to work in.
+        env: the whole environment of commands; no key of the host may be in it.
+        hear: told what a command prints while it runs.
+        ask_user: answers questions.
+    """
+
+    def __init__(self, root: str, policy: Policy, *, env: Mapping[str, str], hear: Hear, ask_user: AskUser) -> None:
+        self.tree = Tree(root, policy)
+        self._env = env
+        self._hear = hear
+        self._ask_user = ask_user
+
+    async def run(self, name: str, input: Json) -> Result:
+        """Run one call; whatever is wrong with it is told to the model as a result."""
+        fault = fault_in(name, input)
+        if fault is not None:
+            return Result(fault, is_error=True)
+        try:
+            done = _RUN[name](self, input)
+            return await done if inspect.isawaitable(done) else done
+        except Refused as refused:
+            return Result(str(refused), is_error=True)
+        except (BackplaneError, OSError) as error:
+            return Result(f"{name} failed: {getattr(error, 'message', error)}", is_error=True)
+
+    async def _bash(self, input: dict[str, Any]) -> Result:
+        command, timeout_s = input["command"], float(input.get("timeout_s", TIMEOUT_S))
+        argv = ("/bin/sh", "-c", command)
+        done = await run_program(argv, env=self._env, cwd=self.tree.root, timeout_s=timeout_s, hear=self._hear)
+        how = f"stopped after {timeout_s:g} s" if done.timed_out else done.exit.describe()
+        code = None if done.timed_out else done.exit.code
+        text = f"{shortened(done.output)}\n[{how}]" if done.output else f"[{how}]"
+        return Result(text, is_error=code != 0, ran=Ran(command, code, done.output))
+
+    async def _ask(self, input: dict[str, Any]) -> Result:
+        return Result(shortened(await self._ask_user(input["question"], tuple(input.get("options", ())))))
+
+
+_RUN: Final[dict[str, Callable[[Toolbox, Any], Result | Awaitable[Result]]]] = {
+    "read_file": lambda box, input: files.read_file(box.tree, input),
+    "write_file": lambda box, input: files.write_file(box.tree, input),
+    "edit_file": lambda box, input: files.edit_file(box.tree, input),
+    "bash": Toolbox._bash,
+    "glob": lambda box, input: search.glob(box.tree, input),
+    "grep": lambda box, input: search.grep(box.tree, input, box._env),
+    "web_fetch": lambda box, input: fetch.web_fetch(box.tree.policy, input),
+    "ask_user": Toolbox._ask,
+}

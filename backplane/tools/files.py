@@ -1,0 +1,78 @@
+"""Reading, writing and changing one text file of the workspace.
+
+Checked inputs come in, a `Result` for the model comes out. Links and permissions are `places`' affair.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from backplane.tools.places import FILE_BYTES_MAX, Refused, Tree
+from backplane.tools.results import Change, Result
+
+READ_LINES_MAX: Final = 2000
+"""Lines of one answer; a model reads on with `offset`."""
+
+READ_CHARS_MAX: Final = 64 * 1024
+"""Of one answer: some 16,000 tokens."""
+
+_SNIFFED_BYTES: Final = 8192
+
+
+def read_file(tree: Tree, input: dict[str, Any]) -> Result:
+    """Give the text of a file, or the lines that were asked for."""
+    data = tree.read(input["path"])
+    if b"\0" in data[:_SNIFFED_BYTES]:
+        raise Refused(f"{input['path']} is no text ({len(data)} bytes)")
+    lines = data.decode("utf-8", "replace").split("\n")
+    first = input.get("offset", 1)
+    if first > len(lines):
+        raise Refused(f"{input['path']} has {len(lines)} lines")
+    wanted = lines[first - 1 : first - 1 + min(input.get("limit", READ_LINES_MAX), READ_LINES_MAX)]
+    text = "\n".join(wanted)
+    if len(text) > READ_CHARS_MAX:
+        text = text[:READ_CHARS_MAX]
+        wanted = text.split("\n")
+    last = first + len(wanted) - 1
+    if last < len(lines) or len(text) == READ_CHARS_MAX:
+        text += f"\n[lines {first} to {last} of {len(lines)}; read on with offset]"
+    return Result(text)
+
+
+def write_file(tree: Tree, input: dict[str, Any]) -> Result:
+    """Make or replace a file."""
+    data = _encoded(input["content"])
+    place, is_new = tree.write(input["path"], data)
+    did = "made" if is_new else "replaced"
+    return Result(f"{did} {place}, {len(data)} bytes", changes=(Change(place, did),))
+
+
+def edit_file(tree: Tree, input: dict[str, Any]) -> Result:
+    """Replace a text that stands in a file, once or everywhere."""
+    path, old, new = input["path"], input["old"], input["new"]
+    if old == new:
+        raise Refused("old and new are the same")
+    try:
+        text = tree.read(path).decode()
+    except UnicodeDecodeError as error:
+        raise Refused(f"{path} is no UTF-8 text") from error
+    if old not in text and "\r\n" in text:
+        # A model that read the lines writes them back with the ends it knows.
+        old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
+    count = text.count(old)
+    if count == 0:
+        raise Refused(f"old does not stand in {path}; read the file and copy the text exactly")
+    if count > 1 and not input.get("all", False):
+        raise Refused(f"old stands {count} times in {path}; give more of its surroundings, or all: true")
+    place, _ = tree.write(path, _encoded(text.replace(old, new)))
+    return Result(f"changed {count} place{'s' * (count > 1)} in {place}", changes=(Change(place, "edited"),))
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise Refused("the text has half a character (a lone surrogate)") from error
+    if len(data) > FILE_BYTES_MAX:
+        raise Refused(f"the text is over {FILE_BYTES_MAX} bytes")
+    return data

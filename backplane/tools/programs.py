@@ -1,0 +1,159 @@
+"""Programs that tools run: bounded in time and output, in an environment that is given whole, and gone at the end.
+
+A command line comes in, its output goes out while it runs. What may be run is decided before.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+import anyio
+import msgspec
+
+from backplane.process import Command, Exit, open_child
+from backplane.process.child import Child
+
+KEPT_BYTES_MAX: Final = 64 * 1024
+"""Kept of an output's beginning, and as much of its end."""
+
+LIVE_BYTES_MAX: Final = 256 * 1024
+"""Passed on while it comes; who prints more is read to the end all the same."""
+
+GRACE_S: Final = 0.5
+"""For a program that is stopped to end by itself."""
+
+SIGN_OF_LIFE_S: Final = 30.0
+"""A program that is silent that long is said to run still: a control plane gives up who says nothing."""
+
+_READ_BYTES_MAX: Final = 64 * 1024
+_LOOK_S: Final = 0.25
+"""How often a silent program is looked at for its end."""
+
+Hear = Callable[[str], Awaitable[None]]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a program ended and what it printed, both streams as they came."""
+
+    exit: Exit
+    output: str
+    timed_out: bool
+
+
+class _Output:
+    """The beginning and the end of what is printed."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._head = bytearray()
+        self._tail = bytearray()
+
+    def take(self, data: bytes) -> None:
+        self.bytes += len(data)
+        room = KEPT_BYTES_MAX - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:] if room > 0 else data
+        if len(self._tail) > 2 * KEPT_BYTES_MAX:
+            del self._tail[:-KEPT_BYTES_MAX]
+
+    def text(self) -> str:
+        tail = self._tail[-KEPT_BYTES_MAX:]
+        left_out = self.bytes - len(self._head) - len(tail)
+        note = f"\n[… {left_out} bytes left out …]\n".encode() if left_out else b""
+        return (bytes(self._head) + note + bytes(tail)).decode("utf-8", "replace")
+
+
+async def run_program(
+    argv: tuple[str, ...],
+    *,
+    env: Mapping[str, str],
+    cwd: str,
+    timeout_s: float,
+    stdin: bytes = b"",
+    hear: Hear | None = None,
+) -> Outcome:
+    """Run a program to its end, at most so long; when this returns or is cancelled, nothing of it is left.
+
+    Args:
+        hear: told what is printed while it runs, and now and then that it still does.
+
+    Raises:
+        BackendError: `sidecar_spawn_failed`.
+    """
+    output, exit_ = _Output(), Exit()
+    # Both streams come in the order they are written, and what reads its input finds the end of it.
+    words = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh", *argv)
+    async with open_child(Command(argv=words, env=dict(env), cwd=cwd)) as child:
+        try:
+            with anyio.move_on_after(timeout_s) as limit:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_feed, child, stdin)
+                    await _follow(child, output, hear)
+                    # What it left running may hold its input as well.
+                    tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await child.stop(grace_s=GRACE_S)
+        exit_ = child.exit or exit_
+    return Outcome(exit_, output.text(), limit.cancelled_caught)
+
+
+async def _feed(child: Child, data: bytes) -> None:
+    with suppress(OSError, anyio.ClosedResourceError):  # It ended, or reads no input.
+        while data:
+            await anyio.wait_writable(child.stdin)
+            with suppress(BlockingIOError):
+                data = data[os.write(child.stdin, data) :]
+    child.close_stdin()
+
+
+async def _follow(child: Child, output: _Output, hear: Hear | None) -> None:
+    """Read until the program itself has ended; what it left running may hold the output open for ever."""
+    rest, spoke_s = b"", time.monotonic()
+    while True:
+        ended = child.exit is not None
+        with anyio.move_on_after(_LOOK_S):
+            await anyio.wait_readable(child.stdout)
+        try:
+            data = os.read(child.stdout, _READ_BYTES_MAX)
+        except BlockingIOError:
+            if ended:
+                return
+            spoke_s = await _sign_of_life(spoke_s, hear)
+            continue
+        if not data:
+            break
+        output.take(data)
+        rest = await _tell(rest + data, output, hear)
+        spoke_s = time.monotonic()
+    while await child.wait(SIGN_OF_LIFE_S) is None:  # It closed its output and goes on.
+        await _sign_of_life(0.0, hear)
+
+
+async def _sign_of_life(spoke_s: float, hear: Hear | None) -> float:
+    now_s = time.monotonic()
+    if hear is None or now_s - spoke_s < SIGN_OF_LIFE_S:
+        return spoke_s
+    await hear("")
+    return now_s
+
+
+async def _tell(data: bytes, output: _Output, hear: Hear | None) -> bytes:
+    """Pass whole characters on; give back the beginning of one that is not whole."""
+    if hear is None or output.bytes > LIVE_BYTES_MAX:
+        return b""
+    cut = len(data)
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte >= 0xC0:
+            width = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            cut = len(data) if back >= width else len(data) - back
+        if byte < 0x80 or byte >= 0xC0:
+            break
+    if cut:
+        await hear(data[:cut].decode("utf-8", "replace"))
+    return data[cut:]

@@ -1,0 +1,44 @@
+"""What a tool gives back: a text for the model, and what it did for the record."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+OUTPUT_CHARS_MAX: Final = 32 * 1024
+"""Of a tool's answer to the model: some 8,000 tokens, a whole test report."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A file that a tool changed."""
+
+    path: str
+    """Relative to the workspace's root."""
+    summary: str
+
+
+class Ran(msgspec.Struct, frozen=True):
+    """A command that a tool ran to its end."""
+
+    command: str
+    exit_code: int | None
+    """None when a signal or a limit ended it."""
+    output: str
+
+
+class Result(msgspec.Struct, frozen=True):
+    """The answer to one call."""
+
+    text: str
+    is_error: bool = False
+    changes: tuple[Change, ...] = ()
+    ran: Ran | None = None
+
+
+def shortened(text: str, chars_max: int = OUTPUT_CHARS_MAX) -> str:
+    """A text's beginning and end, where it is too long: errors stand at either."""
+    if len(text) <= chars_max:
+        return text
+    half = chars_max // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"

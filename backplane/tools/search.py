@@ -1,0 +1,126 @@
+"""Finding files by name and lines by pattern, in the files that may be read.
+
+Names are matched here in linear time. Lines are looked through by a child (`_grep.py`), as a
+pattern can take for ever and only a process can be stopped then.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import anyio.to_thread
+import msgspec
+
+from backplane.errors import PolicyError
+from backplane.globs import Globs, compile_globs
+from backplane.tools.places import Refused, Tree
+from backplane.tools.programs import run_program
+from backplane.tools.results import Result, shortened
+
+FOUND_MAX: Final = 1000
+"""Names in one answer; a model with more of them has asked for too much."""
+
+MATCHES_MAX: Final = 200
+"""Lines in one answer."""
+
+ENTRIES_MAX: Final = 200_000
+"""Files looked at by one call: more than most repositories have, and under a second."""
+
+GREP_S_MAX: Final = 20.0
+"""For a search through lines; large repositories take two."""
+
+_SKIPPED: Final = ".git"
+
+
+async def glob(tree: Tree, input: dict[str, Any]) -> Result:
+    """Names of files under a folder that match a pattern."""
+    names, whole = await _find(tree, input.get("path", "."), _compiled(input["pattern"]))
+    if not names:
+        return Result("no files found" if whole else f"no files found among the first {ENTRIES_MAX}")
+    text = "\n".join(names[:FOUND_MAX])
+    if len(names) > FOUND_MAX or not whole:
+        text += f"\n[{len(names)}{'' if whole else ' or more'} files; narrow the pattern]"
+    return Result(shortened(text))
+
+
+async def grep(tree: Tree, input: dict[str, Any], env: Mapping[str, str]) -> Result:
+    """Lines that match a regular expression, as `file:line:text`."""
+    names, whole = await _find(tree, input.get("path", "."), _compiled(input.get("glob", "*")))
+    asked = {
+        "root": tree.root,
+        "files": names,
+        "pattern": input["pattern"],
+        "ignore_case": input.get("ignore_case", False),
+        "matches_max": MATCHES_MAX,
+    }
+    script = str(Path(__file__).with_name("_grep.py"))
+    done = await run_program(
+        (sys.executable, "-I", "-S", script),
+        env=env,
+        cwd=tree.root,
+        timeout_s=GREP_S_MAX,
+        stdin=msgspec.json.encode(asked),
+    )
+    if done.timed_out:
+        raise Refused(f"the search took over {GREP_S_MAX:g} s; use a simpler pattern or narrow the path")
+    if done.exit.code != 0:
+        raise Refused(done.output.strip() or f"the search failed: {done.exit.describe()}")
+    note = "" if whole else f"\n[only the first {ENTRIES_MAX} files were looked at]"
+    return Result(shortened(done.output.rstrip("\n") or "no matches") + note)
+
+
+def _compiled(pattern: str) -> Globs:
+    try:
+        return compile_globs([pattern])
+    except PolicyError as error:
+        raise Refused(error.message) from error
+
+
+async def _find(tree: Tree, start: str, wanted: Globs) -> tuple[list[str], bool]:
+    """Matching files, relative to the root, in order; and whether all were looked at. Raises Refused."""
+    # A thread cannot be stopped; what it still does is bounded, and nobody waits for it.
+    return await anyio.to_thread.run_sync(functools.partial(_look, tree, start, wanted), abandon_on_cancel=True)
+
+
+def _look(tree: Tree, start: str, wanted: Globs) -> tuple[list[str], bool]:
+    place = tree.find(start)
+    top = os.path.join(tree.root, place)
+    if os.path.isfile(top):
+        denied = tree.may_read(place)
+        if denied is not None:
+            raise Refused(f"policy_denied: {denied}")
+        return [place], True
+    if not os.path.isdir(top):
+        raise Refused(f"{start} is no file or folder")
+    return _walk(tree, place, wanted)
+
+
+def _walk(tree: Tree, place: str, wanted: Globs) -> tuple[list[str], bool]:
+    found: list[str] = []
+    for count, name in enumerate(_files(os.path.join(tree.root, place))):
+        if count >= ENTRIES_MAX:
+            return sorted(found), False
+        try:
+            matched = wanted.matches(name) is not None
+        except PolicyError:  # A path too long to be decided is not one that may be shown.
+            continue
+        path = name if place == "." else f"{place}/{name}"
+        if matched and tree.may_read(path) is None:
+            found.append(path)
+    return sorted(found), True
+
+
+def _files(top: str) -> Iterator[str]:
+    for folder, folders, files in os.walk(top):
+        folders[:] = sorted(name for name in folders if name != _SKIPPED)
+        inner = os.path.relpath(folder, top)
+        for name in files:
+            path = os.path.join(folder, name)
+            # Links are left out: what they lead to is found where it is.
+            if os.path.isfile(path) and not os.path.islink(path):
+                yield name if inner == "." else f"{inner}/{name}"
