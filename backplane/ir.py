@@ -364,6 +364,7 @@ LOSS_CODES: Final[dict[str, str]] = {
     "tool_field": "a property of a tool or of a result that the target does not have",
     "tool_choice": "a forced tool that the target cannot force",
     "call_missing": "a result without its call",
+    "result_missing": "a call without its result",
     "arguments": "arguments that are no JSON object",
     "role": "a role or name that the target does not have",
     "order": "blocks or messages in an order that the target does not have",

@@ -14,6 +14,7 @@ from backplane.contract import events
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.dialects import _audit, framing
+from backplane.dialects._events import end_events
 from backplane.dialects._stream import Accumulator
 from backplane.errors import TranslationError
 from backplane.ir import Answer, Loss, StreamEvent, Translated
@@ -38,6 +39,7 @@ __all__ = [
     "StreamTranslation",
     "check_losses",
     "dialect",
+    "end_events",
     "loss_event",
     "read_stream",
     "sum_stream",

@@ -1,0 +1,286 @@
+"""One turn of a model: a neutral conversation goes to an endpoint, events come while it answers, a message at the end.
+
+The way: calls paired with results, the dialect's request, the ladder where the service refuses it, the dialect's
+stream. Running tools and asking again is a host's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from backplane.contract import events
+from backplane.contract.events import AgentEvent
+from backplane.dialects import dialect, end_events, loss_event
+from backplane.ir import Answer, Candidate, Conversation, Loss, Message, Part, Stop, Text, ToolUse, Usage
+from backplane.upstream import PROTOCOLS, Failure, Reply, Upstream, UpstreamError
+from backplane.upstream.failure import stream_failure
+from backplane.upstream.ladder import Step, climb, next_step, prepare
+from backplane.upstream.pairing import paired
+
+Hear = Callable[[AgentEvent], Awaitable[None]]
+Now = Callable[[], str]
+
+LOSSES_NAMED_MAX: Final = 1_000
+"""Different losses that one model's turns may name; a conversation of ten thousand messages repeats a few kinds."""
+
+OUTPUT: Final = (events.AssistantDelta, events.AssistantMessage, events.ToolCall)
+"""What a reader may have acted on: after one of these nothing is tried again."""
+
+INNER: Final = (events.RunStarted, events.RunCompleted, events.Failed)
+"""What a dialect says of a whole stream; here it is one turn of a run, and a failure is raised."""
+
+NO_END: Final = "the service ended its answer without saying why"
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model answered."""
+
+    message: Message
+    """Goes back into the conversation as it is: it keeps what only its vendor can read."""
+    stop: Stop
+    stop_raw: str | None = None
+    usage: Usage | None = None
+    """None when the service did not say."""
+    model: str | None = None
+    """As the service named it."""
+    losses: tuple[Loss, ...] = ()
+    """All of this turn, also those that were named before."""
+    tries: int = 1
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.message.parts if isinstance(part, Text))
+
+    @property
+    def calls(self) -> tuple[ToolUse, ...]:
+        """The tools to run, in order; the input is a str where the model wrote no JSON object."""
+        return tuple(part for part in self.message.parts if isinstance(part, ToolUse))
+
+
+class Model:
+    """An endpoint that answers conversations, one turn at a time.
+
+    It remembers over the turns what the service refused, and says each loss once.
+
+    Args:
+        parallel: let the model call several tools in one turn.
+        stream: ask for streams; whatever comes is read.
+    """
+
+    def __init__(self, upstream: Upstream, *, parallel: bool = False, stream: bool = True) -> None:
+        self.upstream = upstream
+        self.parallel = parallel
+        self.stream = stream
+        self.protocol = upstream.endpoint.protocol
+        self.dialect = PROTOCOLS[self.protocol].dialect
+        self.taken: tuple[str, ...] = ()
+        """Rungs that were needed, for all turns that follow."""
+        self._named: set[tuple[str, str, str]] = set()
+
+    async def ask(self, conversation: Conversation, hear: Hear, now: Now) -> Turn:
+        """Put one conversation to the model and give its answer.
+
+        Args:
+            hear: is given each event as it comes; a slow one slows the stream.
+            now: the time of an event.
+
+        Raises:
+            UpstreamError: the service failed and nothing is left to try; `turn` has what had come until then.
+            TranslationError: the conversation cannot be said in this dialect.
+        """
+        request, losses = self._request(conversation)
+        for loss in losses:
+            await self._tell(loss, hear, now)
+        known = {part.id for message in conversation.messages for part in message.parts if isinstance(part, ToolUse)}
+        return await self._climb(request, losses, known, hear, now)
+
+    def _request(self, conversation: Conversation) -> tuple[dict[str, Any], tuple[Loss, ...]]:
+        repaired = paired(conversation)
+        options = dict(repaired.value.options)
+        if self.stream and PROTOCOLS[self.protocol].path:
+            options["stream"] = True
+        written = dialect(self.dialect).from_ir(msgspec.structs.replace(repaired.value, options=options))
+        request, added = prepare(self.protocol, written.value, parallel=self.parallel)
+        losses = (*repaired.losses, *written.losses, *added)
+        return climb(self.protocol, request, self.taken), tuple(loss for loss in losses if loss.is_material)
+
+    async def _climb(
+        self, request: dict[str, Any], losses: tuple[Loss, ...], known: set[str], hear: Hear, now: Now
+    ) -> Turn:
+        """Try, and go down the ladder while there are rungs; each is taken once, and repeats are counted."""
+        endpoint = self.upstream.endpoint
+        taken, tries, total = self.taken, 1, 1
+        first: UpstreamError | None = None
+        while True:
+            attempt = _Attempt(self.dialect, known, hear, now)
+            try:
+                await self._once(request, attempt)
+            except UpstreamError as error:
+                first, failure = first or error, error.failure
+                if attempt.handed_on:
+                    error.turn = attempt.turn(losses, total)
+                    raise
+                step = next_step(
+                    self.protocol, request, failure, taken,
+                    tries=tries, tries_max=endpoint.tries_max, backoff_ms=endpoint.backoff_ms,
+                )  # fmt: skip
+                if step is None:
+                    # What the service said of the whole request tells more than what it said of the rest of it.
+                    raise (first if first.code == error.code else error) from None
+            else:
+                self.taken = taken
+                for loss in attempt.losses():
+                    await self._tell(loss, hear, now)
+                return attempt.turn(losses, total)
+            await self._say(step, failure, total, hear, now)
+            losses += step.losses
+            request, total = step.request, total + 1
+            taken, tries = ((*taken, step.rung), 1) if step.rung is not None else (taken, tries + 1)
+
+    async def _once(self, request: dict[str, Any], attempt: _Attempt) -> None:
+        stream = self.stream or request.get("stream") is True
+        async with self.upstream.stream(request, stream=stream) as reply:
+            await attempt.read(reply, self.upstream.endpoint.api_key)
+
+    async def _say(self, step: Step, failure: Failure, number: int, hear: Hear, now: Now) -> None:
+        for loss in step.losses:
+            await self._tell(loss, hear, now)
+        how = f"again with {step.rung}" if step.rung is not None else f"again in {step.wait_s:g} s"
+        body = {
+            "attempt": number, "code": failure.code, "provider_code": failure.provider_code,
+            "status": failure.status, "step": step.rung, "wait_ms": round(step.wait_s * 1000),
+        }  # fmt: skip
+        await hear(events.carry("retry", body, ts=now(), message=f"{failure.message}; {how}"))
+        if step.wait_s:
+            await anyio.sleep(step.wait_s)
+
+    async def _tell(self, loss: Loss, hear: Hear, now: Now) -> None:
+        key = (loss.code, loss.reason, "" if loss.path.startswith(("/messages", "/contents", "/input")) else loss.path)
+        if key not in self._named and len(self._named) < LOSSES_NAMED_MAX:
+            self._named.add(key)
+            await hear(loss_event(loss, now()))
+
+
+class _Attempt:
+    """One answer while it comes in."""
+
+    def __init__(self, name: str, known: set[str], hear: Hear, now: Now) -> None:
+        self.module = dialect(name)
+        self.state = self.module.StreamState(now())
+        self.handed_on = False
+        """Whether something was said that must not be said twice."""
+        self.ended_silently = False
+        self._hear = hear
+        self._now = now
+        self._held: list[AgentEvent] = []
+        self._known = known
+        self._ids: dict[str, list[str]] = {}
+        """The vendor's id → what its calls are called here, in order."""
+
+    async def read(self, reply: Reply, secret: str | None) -> None:
+        """Read an answer to its end.
+
+        Raises:
+            UpstreamError: it failed, broke, or holds nothing.
+        """
+        state, map_event, number = self.state, self.module.map_stream_event, None
+        async for chunk in reply:
+            if isinstance(chunk, dict) and "sequence_number" in chunk:
+                if chunk["sequence_number"] == number:
+                    continue  # a proxy that sends an event twice
+                number = chunk["sequence_number"]
+            state.now = self._now()
+            await self._pass(map_event(chunk, state))
+            if state.sum.failure is not None:
+                failed = state.sum.failure
+                raise UpstreamError(stream_failure(failed.raw or failed.code, failed.message, secret))
+            if state.reader.ended or state.sum.stops:
+                reply.expect_end()
+            if state.reader.ended:
+                break
+        state.now = self._now()
+        await self._pass(end_events(state))
+        self._check(reply)
+        for event in self._held:
+            await self._hear(event)
+        self._held = []
+
+    async def _pass(self, found: list[AgentEvent]) -> None:
+        for event in found:
+            kind = type(event)
+            if kind in INNER:
+                continue
+            if kind is events.ToolCall:
+                event = self._own_id(event)  # type: ignore[arg-type]
+            if not self.handed_on:
+                if not isinstance(event, OUTPUT):
+                    # Counters of an attempt that comes to nothing are not the run's.
+                    self._held.append(event)
+                    continue
+                self.handed_on = True
+                held, self._held = self._held, []
+                for before in held:
+                    await self._hear(before)
+            await self._hear(event)
+
+    def _own_id(self, call: events.ToolCall) -> events.ToolCall:
+        """Give a call whose id an earlier one has a new one: some services count anew in every answer."""
+        wanted = call.tool_use_id or ""
+        call_id, number = wanted, 2
+        while call_id in self._known:
+            call_id, number = f"{wanted}-{number}", number + 1
+        self._known.add(call_id)
+        self._ids.setdefault(wanted, []).append(call_id)
+        return call if call_id == wanted else msgspec.structs.replace(call, tool_use_id=call_id)
+
+    def _check(self, reply: Reply) -> None:
+        candidate = _first(self.state.sum.answer())
+        if candidate.stop is not None:
+            return
+        self.ended_silently = True
+        is_cut = any(isinstance(part, ToolUse) and part.kind == "function" and isinstance(part.input, str)
+                     for part in candidate.message.parts)  # fmt: skip
+        if is_cut or not candidate.message.parts:
+            what = "in the middle of a call" if is_cut else "before it said anything"
+            text = f"the service ended its answer {what}"
+            raise UpstreamError(Failure(code="stream_closed", message=text, status=reply.status, may_pass=True))
+
+    def turn(self, losses: tuple[Loss, ...], tries: int) -> Turn:
+        """Return what has come so far."""
+        answer: Answer = self.state.sum.answer()
+        candidate = _first(answer)
+        ids = {wanted: iter(own) for wanted, own in self._ids.items()}
+        parts = tuple(_named(part, ids) for part in candidate.message.parts)
+        message = msgspec.structs.replace(candidate.message, role="assistant", parts=parts)
+        has_calls = any(isinstance(part, ToolUse) for part in parts)
+        stop = candidate.stop
+        if stop is None or (stop == "end" and has_calls):
+            stop = "tool_use" if has_calls else "end"
+        return Turn(
+            message=message, stop=stop, stop_raw=candidate.stop_raw, usage=answer.usage, model=answer.model,
+            losses=(*losses, *self.losses()), tries=tries,
+        )  # fmt: skip
+
+    def losses(self) -> tuple[Loss, ...]:
+        """Return what had to be worked around while reading."""
+        found = tuple(getattr(self.state.reader, "losses", ()))
+        if not self.ended_silently:
+            return found
+        name = self.state.sum.dialect
+        end = Loss(path="/stop", dialect=name, target=name, kind="synthesised", code="fallback", reason=NO_END)
+        return (*found, end)
+
+
+def _named(part: Part, ids: dict[str, Iterator[str]]) -> Part:
+    if not isinstance(part, ToolUse):
+        return part
+    own = next(ids.get(part.id, iter(())), part.id)
+    return part if own == part.id else msgspec.structs.replace(part, id=own)
+
+
+def _first(answer: Answer) -> Candidate:
+    return answer.candidates[0] if answer.candidates else Candidate(message=Message(role="assistant", parts=()))

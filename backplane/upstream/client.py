@@ -1,0 +1,311 @@
+"""Requests to a model's service and the documents of its answers, over one HTTP client with kept connections.
+
+Every wait has its bound: to connect, to the first document, between two. Comments are no progress. Nothing is tried
+twice here, and no document is understood: what to do next is `ladder`'s, what was said a dialect's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.dialects import framing
+from backplane.errors import TranslationError
+from backplane.upstream.endpoint import Endpoint, address, body_of, cut_urls, headers_of, model_of
+from backplane.upstream.failure import Failure, UpstreamError, clean, failure_of
+
+if TYPE_CHECKING:
+    import httpx
+
+CONNECTIONS_MAX: Final = 32
+"""As many as runs may work at once; further requests wait for one."""
+
+KEPT_S: Final = 60.0
+"""A connection that nobody used for a minute is closed; most servers do so after about as long."""
+
+ERROR_BYTES_MAX: Final = 64 * 1024
+"""Of the body of a refusal; the longest known are pages of HTML."""
+
+ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
+"""A whole answer: images in base64 have some 30 MB, and a model cannot say a hundredth of this in words."""
+
+HEAD_BYTES_MAX: Final = 2_000
+"""Of an answer that holds no document: enough to see what it was instead."""
+
+TAIL_S: Final = 5.0
+"""What may follow once the answer is over: counters and the last word come in the same breath, or never."""
+
+DRAIN_S: Final = 0.2
+"""For the end of the transport after the last document, so that the connection can be used again."""
+
+CLOSE_S: Final = 1.0
+"""For closing a connection that is not used again; nothing is waited for at the far end."""
+
+SLACK_S: Final = 5.0
+"""The HTTP library's own timeouts stand this much behind ours, which say more."""
+
+IDLE_KINDS: Final = frozenset({"ping", "keepalive", "response.keepalive"})
+"""Documents that say no more than a comment does."""
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Reply:
+    """One answer as it comes: iterate over its documents.
+
+    Raises, while iterating:
+        UpstreamError: `backend_timeout`, nothing came in time; `stream_closed`, the connection broke;
+            `dialect_mapping_failed`, it holds no document or is too long.
+    """
+
+    def __init__(self, response: httpx.Response, endpoint: Endpoint, first_by: float) -> None:
+        self.status = response.status_code
+        self.media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        self.framing = framing.Detecting()
+        self.head = b""
+        self.found = 0
+        """Documents so far."""
+        self._endpoint = endpoint
+        self._pieces = response.aiter_bytes()
+        self._ready: deque[Json] = deque()
+        self._deadline = first_by
+        self._is_ending = False
+        self._is_over = False
+        self._size = 0
+
+    def expect_end(self) -> None:
+        """Say that the answer is over: what is still to come has `TAIL_S`, and its absence is no failure."""
+        if not self._is_ending:
+            self._is_ending = True
+            self._deadline = anyio.current_time() + TAIL_S
+
+    def __aiter__(self) -> AsyncIterator[Json]:
+        return self
+
+    async def __anext__(self) -> Json:
+        while not self._ready:
+            if self._is_over:
+                raise StopAsyncIteration
+            await self._more()
+        return self._ready.popleft()
+
+    async def _more(self) -> None:
+        """Take the next piece; an end of any kind is the end here, unless the answer misses something."""
+        failure = None
+        try:
+            # Cheaper than a timer a piece: only the deadline moves, and only when something was said.
+            with anyio.CancelScope(deadline=self._deadline) as scope:
+                data = await anext(self._pieces, None)
+        except Exception as error:
+            failure = _translated(error, self._endpoint)
+            if failure is None:
+                raise
+            data = None
+        if scope.cancelled_caught:
+            failure, data = self._late(), None
+        if data is None:
+            self._end(failure)
+        else:
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        self._size += len(data)
+        if not self.found and len(self.head) < HEAD_BYTES_MAX:
+            self.head += data[: HEAD_BYTES_MAX - len(self.head)]
+        try:
+            if self._size > ANSWER_BYTES_MAX:
+                raise TranslationError("dialect_mapping_failed", f"the answer is over {ANSWER_BYTES_MAX} bytes")
+            documents = self.framing.feed(data)
+        except TranslationError as error:
+            raise UpstreamError(self._failure(error.code, error.message)) from error
+        if documents:
+            self._add(documents)
+        inner = self.framing.inner
+        if isinstance(inner, framing.Sse) and inner.done:
+            self._is_over = True
+
+    def _add(self, documents: list[Json]) -> None:
+        self.found += len(documents)
+        self._ready.extend(documents)
+        if not self._is_ending and any(_is_progress(document) for document in documents):
+            self._deadline = anyio.current_time() + self._endpoint.idle_s
+
+    def _end(self, failure: Failure | None) -> None:
+        self._is_over = True
+        if failure is None or self._is_ending:
+            self._add(self.framing.finish())
+        if failure is not None and not self._is_ending:
+            raise UpstreamError(failure)
+        if not self.found:
+            raise UpstreamError(self._nothing())
+
+    def _late(self) -> Failure:
+        name = "idle_s" if self.found else "first_byte_s"
+        limit = self._endpoint.idle_s if self.found else self._endpoint.first_byte_s
+        return self._failure("backend_timeout", f"the service said nothing for {limit:g} s ({name})", may_pass=True)
+
+    def _nothing(self) -> Failure:
+        said = " ".join(self.head.decode("utf-8", "replace").split())
+        what = f"{self.media_type or 'no content type'}: {said[:200]}" if said else "an empty body"
+        return self._failure("dialect_mapping_failed", f"the answer holds nothing of the protocol, but {what}")
+
+    def _failure(self, code: str, message: str, *, may_pass: bool = False) -> Failure:
+        return Failure(code=code, message=clean(message, self._endpoint.api_key), status=self.status, may_pass=may_pass)
+
+    async def drain(self) -> None:
+        """Read to the end of the transport if it is near: a connection half read cannot be used again."""
+        with anyio.move_on_after(DRAIN_S), suppress(Exception):  # what fails here is closed instead
+            while self._size <= ANSWER_BYTES_MAX and (data := await anext(self._pieces, None)) is not None:
+                self._size += len(data)
+
+
+def _is_progress(document: Json) -> bool:
+    return not (isinstance(document, dict) and document.get("type") in IDLE_KINDS)
+
+
+class Upstream:
+    """An open way to one endpoint. `async with Upstream(endpoint) as up:` closes every connection at its end.
+
+    Raises:
+        ConfigError: `config_invalid`, when it is opened with an endpoint that is none.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._client: httpx.AsyncClient | None = None
+
+    async def __aenter__(self) -> Upstream:
+        import httpx  # a tenth of a second: only who speaks HTTP waits for it
+
+        one = self.endpoint
+        read_s = max(one.first_byte_s, one.idle_s) + SLACK_S
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(read_s, connect=one.connect_s),
+            limits=httpx.Limits(max_connections=CONNECTIONS_MAX, keepalive_expiry=KEPT_S),
+            # Certificates take 20 ms to load and nothing without TLS looks at them; redirects are not followed.
+            verify=one.base_url.startswith("https:"),
+        )
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
+                await client.aclose()
+
+    @asynccontextmanager
+    async def stream(self, request: dict[str, Any], *, stream: bool = True) -> AsyncIterator[Reply]:
+        """Send a request and give its answer's documents as they come; leaving early closes the socket.
+
+        Args:
+            request: the vendor's JSON, with the model.
+            stream: ask for a stream; without it, for one document. What comes is read either way.
+
+        Raises:
+            UpstreamError: the service refused it, or could not be reached in time.
+        """
+        first_by = anyio.current_time() + self.endpoint.connect_s + self.endpoint.first_byte_s
+        response = await self._send(request, stream, first_by)
+        try:
+            reply = Reply(response, self.endpoint, first_by)
+            yield reply
+            await reply.drain()
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
+                await response.aclose()
+
+    async def send(self, request: dict[str, Any]) -> Json:
+        """Send a request and return its answer as one document, also from a service that only streams.
+
+        Raises:
+            UpstreamError: as for `stream`.
+        """
+        async with self.stream(request, stream=False) as reply:
+            documents = [document async for document in reply]
+        if len(documents) == 1:
+            return documents[0]
+        return summed(documents, self.endpoint.protocol)
+
+    async def _send(self, request: dict[str, Any], stream: bool, first_by: float) -> httpx.Response:
+        client, endpoint = self._client, self.endpoint
+        assert client is not None, "an Upstream is used inside its `async with`"
+        body = _encode(body_of(endpoint, request, stream=stream))
+        url = address(endpoint, model_of(request) or model_of(endpoint.defaults), stream=stream)
+        built = client.build_request("POST", url, content=body, headers=headers_of(endpoint, stream=stream))
+        response = None
+        try:
+            with anyio.CancelScope(deadline=first_by) as scope:
+                response = await client.send(built, stream=True)
+                if response.status_code >= 300:
+                    raise UpstreamError(await self._refusal(response))
+                return response
+        except UpstreamError:
+            await _close(response)
+            raise
+        except Exception as error:
+            failure = _translated(error, endpoint)
+            if failure is None:
+                raise
+            raise UpstreamError(failure) from error
+        assert scope.cancelled_caught
+        await _close(response)
+        text = f"the service said nothing for {endpoint.first_byte_s:g} s (first_byte_s)"
+        raise UpstreamError(Failure(code="backend_timeout", message=text, may_pass=True))
+
+    async def _refusal(self, response: httpx.Response) -> Failure:
+        body = b""
+        # A body that is cut says as much as it says.
+        with suppress(Exception):
+            async for data in response.aiter_bytes():
+                body += data
+                if len(body) >= ERROR_BYTES_MAX:
+                    break
+        now = datetime.fromtimestamp(time.time(), UTC)
+        failure = failure_of(response.status_code, response.headers, body[:ERROR_BYTES_MAX], now, self.endpoint.api_key)
+        if 300 <= response.status_code < 400:
+            where = cut_urls(response.headers.get("location", "nowhere"))
+            failure = msgspec.structs.replace(failure, message=f"{failure.message} (redirected to {where})")
+        return failure
+
+
+async def _close(response: httpx.Response | None) -> None:
+    if response is not None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
+            await response.aclose()
+
+
+def summed(documents: list[Json], protocol: str) -> Json:
+    """Add the documents of a stream up to the one that was asked for."""
+    from backplane.dialects import dialect, sum_stream
+    from backplane.upstream.endpoint import PROTOCOLS
+
+    name = PROTOCOLS[protocol].dialect
+    return dialect(name).response_from_ir(sum_stream(documents, name).value).value
+
+
+def _translated(error: Exception, endpoint: Endpoint) -> Failure | None:
+    """Say an exception of the HTTP library as a failure; None for any other."""
+    import httpx
+
+    if not isinstance(error, httpx.HTTPError | httpx.InvalidURL | httpx.StreamError):
+        return None
+    words = clean(str(error) or type(error).__name__, endpoint.api_key)
+    where = cut_urls(endpoint.base_url)
+    if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
+        text = f"no connection to {where} within {endpoint.connect_s:g} s (connect_s)"
+        return Failure(code="backend_timeout", message=text, may_pass=True)
+    if isinstance(error, httpx.TimeoutException):
+        return Failure(code="backend_timeout", message=f"no word from {where} in time", may_pass=True)
+    if isinstance(error, httpx.ConnectError | httpx.ProxyError):
+        return Failure(code="backend_unavailable", message=f"no connection to {where}: {words}", may_pass=True)
+    if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol | httpx.LocalProtocolError):
+        return Failure(code="config_invalid", message=f"{where} or a header cannot be used: {words}")
+    return Failure(code="stream_closed", message=f"the connection to {where} broke: {words}", may_pass=True)

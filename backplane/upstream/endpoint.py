@@ -1,0 +1,171 @@
+"""Where a model is reached and how one proves who asks: addresses, keys and headers of the four protocols.
+
+Pure: settings go in, an address and headers come out. The key stands in a header; in the address only where a
+setting says so.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, Literal
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.errors import ConfigError
+
+ProtocolName = Literal["openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio"]
+
+CONNECT_S: Final = 10.0
+"""A server that does not take the connection in ten seconds is down; a slow handshake takes two."""
+
+FIRST_BYTE_S: Final = 300.0
+"""Models that think before they speak take minutes; five is what an idle run is given as well."""
+
+IDLE_S: Final = 300.0
+"""The same between two pieces of an answer."""
+
+TRIES_MAX: Final = 3
+"""Attempts at the same request when the fault may pass: what the vendors' own clients do."""
+
+BACKOFF_MS: Final = 500
+"""First pause between two attempts; doubled each time."""
+
+ANTHROPIC_VERSION: Final = "2023-06-01"
+"""The version of the interface that the vendor's reference asks for (docs.anthropic.com, read November 2026)."""
+
+
+class Protocol(msgspec.Struct, frozen=True):
+    """What one protocol has of its own beside its JSON."""
+
+    dialect: str
+    """Dialect of its documents."""
+    path: str
+    """Below the base; empty where the model is part of the path."""
+    key_header: str
+    key_prefix: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Sent always, unless the settings have another."""
+
+
+PROTOCOLS: Final[dict[str, Protocol]] = {
+    "openai_compatible": Protocol("openai", "/chat/completions", "authorization", "Bearer "),
+    "openai_responses": Protocol("codex", "/responses", "authorization", "Bearer "),
+    "anthropic": Protocol("claude", "/messages", "x-api-key", headers=(("anthropic-version", ANTHROPIC_VERSION),)),
+    "gemini_ai_studio": Protocol("gemini", "", "x-goog-api-key"),
+}
+"""Protocol → its own. A fifth is one more row, a ladder, and a dialect."""
+
+KEY_HEADERS: Final = frozenset({"authorization", "x-api-key", "x-goog-api-key", "api-key"})
+"""One of these among the settings' headers stands in place of the key."""
+
+_VERSION: Final = re.compile(r"/v\d+[a-z0-9]*(?=/|$)")
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to reach models.
+
+    Raises:
+        ConfigError: `config_invalid`, no such protocol, or the base is no HTTP address.
+    """
+
+    protocol: str
+    base_url: str
+    """With the version: `https://…/v1`; for Gemini `/v1beta`, which is added where no version stands."""
+    api_key: str | None = None
+    """None sends none: local servers."""
+    headers: dict[str, str] = {}
+    """Sent as they are, in place of ours of the same name; one that carries a key stands in place of the key."""
+    query: dict[str, str] = {}
+    key_in_query: bool = False
+    """Gemini: the key in the address, where every log on the way can read it."""
+    defaults: dict[str, Any] = {}
+    """Members of every request that does not have them itself."""
+    connect_s: float = CONNECT_S
+    first_byte_s: float = FIRST_BYTE_S
+    """From the request to the first document of the answer."""
+    idle_s: float = IDLE_S
+    """Between two documents; comments and pings do not count."""
+    tries_max: int = TRIES_MAX
+    backoff_ms: int = BACKOFF_MS
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ConfigError(
+                "config_invalid", f"no protocol {self.protocol!r}", hint=f"there are {', '.join(PROTOCOLS)}"
+            )
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                "config_invalid", f"base_url {cut_urls(self.base_url)!r} is no http address",
+                hint="write the whole address, as in https://example.com/v1",
+            )  # fmt: skip
+
+
+def address(endpoint: Endpoint, model: str, *, stream: bool) -> str:
+    """Return the address that a request is sent to."""
+    parts = urlsplit(endpoint.base_url)
+    path = parts.path.rstrip("/")
+    query = {**dict(parse_qsl(parts.query)), **endpoint.query}
+    own = PROTOCOLS[endpoint.protocol].path
+    if own:
+        path = path if path.endswith(own) else path + own
+    else:
+        if not _VERSION.search(path):
+            path += "/v1beta"
+        name = model if "/" in model else f"models/{model}"
+        path += f"/{quote(name, safe='/-._~:@')}:{'streamGenerateContent' if stream else 'generateContent'}"
+        if stream:
+            query["alt"] = "sse"
+        if endpoint.key_in_query and endpoint.api_key is not None:
+            query["key"] = endpoint.api_key
+    return f"{parts.scheme}://{parts.netloc}{path}" + (f"?{urlencode(query)}" if query else "")
+
+
+def headers_of(endpoint: Endpoint, *, stream: bool) -> dict[str, str]:
+    """Return the headers of a request; the settings' own win, whatever the case they are written in."""
+    own = {name.lower(): value for name, value in endpoint.headers.items()}
+    protocol = PROTOCOLS[endpoint.protocol]
+    found = {
+        "content-type": "application/json",
+        "accept": "text/event-stream" if stream else "application/json",
+        # A packed stream waits in the packer's window until there is enough of it.
+        "accept-encoding": "identity",
+        "user-agent": "backplane",
+        **dict(protocol.headers),
+    }
+    in_query = endpoint.key_in_query and not protocol.path
+    if endpoint.api_key is not None and not in_query and not own.keys() & KEY_HEADERS:
+        found[protocol.key_header] = protocol.key_prefix + endpoint.api_key
+    return {**found, **own}
+
+
+def body_of(endpoint: Endpoint, request: dict[str, Any], *, stream: bool) -> dict[str, Any]:
+    """Return what is sent: the request over the defaults; Gemini says model and streaming in the address."""
+    body = {**endpoint.defaults, **request}
+    for name, value in endpoint.defaults.items():
+        if isinstance(value, dict) and isinstance(request.get(name), dict):
+            body[name] = {**value, **request[name]}
+    if not PROTOCOLS[endpoint.protocol].path:
+        return {name: value for name, value in body.items() if name not in ("model", "stream")}
+    if stream:
+        body["stream"] = True
+    elif body.get("stream"):
+        body["stream"] = False
+    return body
+
+
+_QUERY: Final = re.compile(r"(https?://[^\s?\"'<>]*)\?[^\s\"'<>]*", re.IGNORECASE)
+_USER: Final = re.compile(r"(https?://)[^\s/@\"'<>]*@", re.IGNORECASE)
+
+
+def cut_urls(text: str) -> str:
+    """Cut every address in a text at its `?`, and take names and passwords out: both may hold keys."""
+    return _USER.sub(r"\1", _QUERY.sub(r"\1", text))
+
+
+def model_of(request: Json) -> str:
+    """Return the model that a request names; empty when it names none."""
+    found = request.get("model") if isinstance(request, dict) else None
+    return found if isinstance(found, str) else ""

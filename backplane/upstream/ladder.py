@@ -1,0 +1,176 @@
+"""What to try next when a model's service refuses a request: the ladders as data, and one pure function.
+
+A rung writes the request anew with less in it and is a loss; a repeat sends the same once more, later. Waiting and
+sending are the driver's (`turn`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from backplane.ir import Loss
+from backplane.upstream import rewrites
+from backplane.upstream.endpoint import PROTOCOLS
+from backplane.upstream.failure import INVALID, Failure
+from backplane.upstream.rewrites import Request, Rewrite
+
+WAIT_S_MAX: Final = 30.0
+"""Longest pause before a repeat. Past half a minute another upstream is the better bet."""
+
+PATHS_MAX: Final = 8
+"""Most places of one rung that are named one by one; the rest is one more loss."""
+
+
+class Rung(msgspec.Struct, frozen=True):
+    """One thing that a service may not take."""
+
+    name: str
+    words: re.Pattern[str]
+    """In the service's message: this is what it does not take."""
+    rewrite: Rewrite
+    reason: str
+
+
+def _words(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
+
+
+_PARALLEL: Final = Rung(
+    "no-parallel-tool-calls", _words("parallel_?tool_?calls"), rewrites.without(*rewrites.PARALLEL_SPELLINGS),
+    "the service does not know whether calls may be parallel",
+)  # fmt: skip
+
+LADDERS: Final[dict[str, tuple[Rung, ...]]] = {
+    "openai_compatible": (
+        Rung("no-stream-options", _words("stream_options|include_usage"), rewrites.without("stream_options"),
+             "the service does not take stream_options; it may not say its usage"),
+        _PARALLEL,
+        Rung("flat-text",
+             _words(r"multi-?part|multi-?modal|image|vision|content.{0,40}(string|str\b)|(list|array).{0,40}content"),
+             rewrites.flat_messages, "the service takes only plain text; other parts were left out"),
+    ),
+    "openai_responses": (
+        Rung("stream-instead", _words("stream"), rewrites.stream_instead,
+             "the service answers only as a stream"),
+        _PARALLEL,
+    ),
+    "anthropic": (
+        Rung("as-blocks", _words(r"invalid type: string|valid (list|array)|expected.{0,20}(sequence|list|array)"),
+             rewrites.as_blocks, "the service takes texts only as lists of blocks"),
+        Rung("no-tool-choice", _words("tool_?choice"), rewrites.without("tool_choice"),
+             "the service does not take tool_choice; the model calls what it likes"),
+        Rung("no-images", _words(r"image|media|vision|document"), rewrites.claude_no_media,
+             "the service takes no images or documents; they were left out"),
+        Rung("no-tools", _words("tool"), rewrites.claude_no_tools,
+             "the service takes no tools; earlier calls and results are said in words"),
+    ),
+    "gemini_ai_studio": (
+        Rung("no-defaults", _words(r"generation_?config|safety_?settings|thinking|max_?output_?tokens"),
+             rewrites.gemini_no_defaults, "the service does not take these settings"),
+        Rung("no-images", _words(r"image|media|mime|inline_?data|file_?data"), rewrites.gemini_no_media,
+             "the service takes no media; it was left out"),
+        Rung("no-tools", _words(r"tool|function"), rewrites.gemini_no_tools,
+             "the service takes no tools; earlier calls and results are said in words"),
+    ),
+}  # fmt: skip
+"""Protocol → what is left out, in this order. A refusal whose words fit a rung takes that one first."""
+
+Preparation = tuple[Rewrite, str, str]
+"""Rewrite, code and reason of its loss; an empty reason: nothing that anybody could miss."""
+
+STRICT: Final = "a tool's objects are closed, as the service's strict schemas ask"
+ONE_CALL: Final = "one call a turn, as parallel calls were not asked for"
+PREPARATIONS: Final[dict[str, tuple[Preparation, ...]]] = {
+    "openai_compatible": (
+        (rewrites.ask_usage, "", ""), (rewrites.one_call_at_a_time, "option_value", ONE_CALL)
+    ),
+    "openai_responses": (
+        (rewrites.one_call_at_a_time, "option_value", ONE_CALL), (rewrites.strict_tools, "tool_field", STRICT)
+    ),
+    "anthropic": (),
+    "gemini_ai_studio": (),
+}  # fmt: skip
+"""Protocol → what is added before the first attempt."""
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """The next attempt."""
+
+    request: dict[str, Any]
+    rung: str | None = None
+    """The rung that was taken; None repeats the same request."""
+    wait_s: float = 0.0
+    losses: tuple[Loss, ...] = ()
+
+
+def prepare(protocol: str, request: Request, *, parallel: bool) -> tuple[Request, tuple[Loss, ...]]:
+    """Write a request as the protocol's services like it best.
+
+    Args:
+        parallel: leave it to the model whether one turn holds several calls.
+    """
+    losses: tuple[Loss, ...] = ()
+    for rewrite, code, reason in PREPARATIONS[protocol]:
+        if rewrite is rewrites.one_call_at_a_time and parallel:
+            continue
+        request, paths = rewrite(request)
+        if reason:
+            losses += _losses(protocol, paths, code, reason, "synthesised")
+    return request, losses
+
+
+def climb(protocol: str, request: Request, taken: tuple[str, ...]) -> Request:
+    """Write a request as far down the ladder as earlier ones had to go."""
+    for rung in LADDERS[protocol]:
+        if rung.name in taken:
+            request, _ = rung.rewrite(request)
+    return request
+
+
+def next_step(
+    protocol: str, request: Request, failure: Failure, taken: tuple[str, ...] = (), *,
+    tries: int = 1, tries_max: int = 3, backoff_ms: int = 500,
+) -> Step | None:  # fmt: skip
+    """Choose the attempt after a failure before which nothing was handed on; None when nothing is left to try.
+
+    Args:
+        request: what failed.
+        taken: rungs that were taken before.
+        tries: attempts at this same request so far, this one included.
+    """
+    step = _rung(protocol, request, failure, taken)
+    if step is not None or not failure.may_pass or tries >= tries_max:
+        return step
+    wait_s = failure.retry_after_s
+    if wait_s is None:
+        wait_s = min(backoff_ms / 1000 * 2 ** (tries - 1), WAIT_S_MAX)
+    return Step(request=request, wait_s=wait_s) if wait_s <= WAIT_S_MAX else None
+
+
+def _rung(protocol: str, request: Request, failure: Failure, taken: tuple[str, ...]) -> Step | None:
+    is_refusal = failure.code == INVALID
+    # Gateways say 500 for what they cannot pass on; only their words tell it from a fault that passes.
+    is_broken = failure.code == "backend_unavailable" and failure.status is not None
+    if not (is_refusal or is_broken):
+        return None
+    left = [rung for rung in LADDERS[protocol] if rung.name not in taken]
+    named = [rung for rung in left if rung.words.search(failure.message)]
+    for rung in [*named, *(left if is_refusal else ())]:
+        rewritten, paths = rung.rewrite(request)
+        if paths:
+            losses = _losses(protocol, paths, "fallback", rung.reason, "degraded")
+            return Step(request=rewritten, rung=rung.name, losses=losses)
+    return None
+
+
+def _losses(protocol: str, paths: tuple[str, ...], code: str, reason: str, kind: Any) -> tuple[Loss, ...]:
+    name = PROTOCOLS[protocol].dialect
+    places = [*paths[:PATHS_MAX], *(["" if len(paths) > PATHS_MAX else None])]
+    return tuple(
+        Loss(path=path, dialect=name, target=name, kind=kind, code=code, reason=reason)
+        for path in places
+        if path is not None
+    )

@@ -1,0 +1,138 @@
+"""Every call with its result, whatever the history: what goes to a model's service is well-formed.
+
+Pure. A result without its call becomes words of the user; a call without its result gets one that says so; results
+stand right behind their calls, in one message, in the calls' order. Each repair is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from backplane.ir import Conversation, Loss, Message, Part, Text, ToolResult, ToolUse, Translated
+
+MISSING: Final = "no result: the tool did not run to its end"
+"""What a model reads where a result is missing."""
+
+
+def paired(conversation: Conversation) -> Translated[Conversation]:
+    """Return the conversation with every call answered once, and nothing answered that was not called.
+
+    A conversation that is well-formed comes back as it is, without losses.
+    """
+    if is_paired(conversation.messages):
+        return Translated(conversation)
+    work = _Pairing(conversation)
+    return Translated(msgspec.structs.replace(conversation, messages=tuple(work.run())), tuple(work.losses))
+
+
+def is_paired(messages: Iterable[Message]) -> bool:
+    """Whether each message with calls is followed by one that holds their results in order, and there are no others."""
+    due: list[tuple[str, bool]] = []
+    seen: set[str] = set()
+    for message in messages:
+        results = [part for part in message.parts if isinstance(part, ToolResult)]
+        if [(result.id, result.id_made) for result in results] != due:
+            return False
+        if results and (message.role not in ("tool", "user") or message.parts[: len(results)] != tuple(results)):
+            return False
+        due = [(part.id, part.id_made) for part in message.parts if isinstance(part, ToolUse)]
+        ids = {call_id for call_id, _ in due}
+        if len(ids) != len(due) or seen & ids or (due and message.role != "assistant"):
+            return False
+        seen |= ids
+    return not due
+
+
+class _Pairing:
+    """One conversation while it is repaired."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.conversation = conversation
+        self.losses: list[Loss] = []
+        self.used: set[int] = set()
+        """Results, by place among all, that have found their calls."""
+        self.results: list[tuple[int, int, ToolResult]] = []
+        """Message, part and result, in order."""
+        self.ids: set[str] = set()
+
+    def run(self) -> list[Message]:
+        messages = self.conversation.messages
+        for place, message in enumerate(messages):
+            found = ((place, spot, part) for spot, part in enumerate(message.parts) if isinstance(part, ToolResult))
+            self.results += found
+        kept: list[tuple[int, Message, Message | None]] = []
+        for place, message in enumerate(messages):
+            kept.append((place, *self._calls(place, message)))
+        out: list[Message] = []
+        for place, message, answers in kept:
+            rest = self._rest(place, message)
+            if rest.parts or not message.parts:
+                out.append(rest)
+            if answers is not None:
+                out.append(answers)
+        return out
+
+    def _calls(self, place: int, message: Message) -> tuple[Message, Message | None]:
+        """Find the results of a message's calls; a call whose id was used before gets a new one."""
+        parts: list[Part] = []
+        answers: list[Part] = []
+        for spot, part in enumerate(message.parts):
+            if not isinstance(part, ToolUse):
+                parts.append(part)
+                continue
+            if message.role != "assistant":
+                parts.append(Text(text=f"[a call of the tool {part.name}, not made by the model]"))
+                self._lose(part.at or f"/messages/{place}/parts/{spot}", "role", "only a model calls tools")
+                continue
+            call_id = self._own_id(part.id)
+            parts.append(part if call_id == part.id else msgspec.structs.replace(part, id=call_id))
+            answers.append(self._answer(place, spot, part, call_id))
+        answered = Message(role="tool", parts=tuple(answers)) if answers else None
+        if parts == list(message.parts):
+            return message, answered
+        return msgspec.structs.replace(message, parts=tuple(parts)), answered
+
+    def _own_id(self, wanted: str) -> str:
+        call_id, number = wanted, 2
+        while call_id in self.ids:
+            call_id, number = f"{wanted}-{number}", number + 1
+        self.ids.add(call_id)
+        return call_id
+
+    def _answer(self, place: int, spot: int, call: ToolUse, call_id: str) -> ToolResult:
+        for number, (where, _, result) in enumerate(self.results):
+            if number not in self.used and where > place and result.id == call.id:
+                self.used.add(number)
+                if any(one.role != "tool" for one in self.conversation.messages[place + 1 : where]):
+                    self._lose(result.at or f"/messages/{where}", "order", "a result was moved to its call")
+                return msgspec.structs.replace(result, id=call_id, id_made=call.id_made)
+        at = call.at or f"/messages/{place}/parts/{spot}"
+        self._lose(at, "result_missing", f"the call of {call.name} has no result", "synthesised")
+        return ToolResult(
+            id=call_id, id_made=call.id_made, content=(Text(text=MISSING),), is_error=True, kind=call.kind, flat=True
+        )  # fmt: skip
+
+    def _rest(self, place: int, message: Message) -> Message:
+        """What is left of a message without the results that went to their calls; orphans become words."""
+        mine = {spot: number for number, (where, spot, _) in enumerate(self.results) if where == place}
+        if not mine:
+            return message
+        parts: list[Part] = []
+        for spot, part in enumerate(message.parts):
+            if spot not in mine or not isinstance(part, ToolResult):
+                parts.append(part)
+            elif mine[spot] not in self.used:
+                at = part.at or f"/messages/{place}/parts/{spot}"
+                self._lose(at, "call_missing", f"the result {part.id} has no call and became words")
+                parts += [Text(text=f"[result of the earlier tool call {part.id}]"), *part.content]
+        role = "user" if message.role == "tool" else message.role
+        return msgspec.structs.replace(message, role=role, parts=tuple(parts), flat=None)
+
+    def _lose(self, at: str, code: str, reason: str, kind: str = "degraded") -> None:
+        name = self.conversation.dialect
+        self.losses.append(
+            Loss(path=at, dialect=name, target=name, kind=kind, code=code, reason=reason)  # type: ignore[arg-type]
+        )

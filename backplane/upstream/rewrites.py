@@ -1,0 +1,280 @@
+"""Requests written anew: what is added before the first attempt, and what a service that refuses it is spared.
+
+Pure functions from a request to a request and to where it was changed; a request that needs no change comes back
+as the same object. Each knows one vendor's JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+Request = dict[str, Any]
+Rewritten = tuple[Request, tuple[str, ...]]
+"""The request, and JSON pointers to what was changed; none: the same request."""
+Rewrite = Callable[[Request], Rewritten]
+
+SCHEMA_DEPTH_MAX: Final = 64
+"""Deeper schemas are left as they are; nobody writes them by hand and no service takes them."""
+
+PARALLEL_SPELLINGS: Final = ("parallel_tool_calls", "parallelToolCalls")
+
+
+def without(*names: str) -> Rewrite:
+    """Make a rewrite that leaves members of the request out."""
+
+    def drop(request: Request) -> Rewritten:
+        found = tuple(f"/{name}" for name in names if name in request)
+        return ({key: value for key, value in request.items() if key not in names} if found else request), found
+
+    return drop
+
+
+def in_sequence(*steps: Rewrite) -> Rewrite:
+    """Make one rewrite of several."""
+
+    def all_of(request: Request) -> Rewritten:
+        paths: tuple[str, ...] = ()
+        for step in steps:
+            request, more = step(request)
+            paths += more
+        return request, paths
+
+    return all_of
+
+
+def each(place: str, change: Callable[[Any], Any]) -> Rewrite:
+    """Make a rewrite that changes elements of a list; `change` gives back the same object for no change."""
+
+    def over(request: Request) -> Rewritten:
+        before = request.get(place)
+        if not isinstance(before, list):
+            return request, ()
+        after = [change(one) for one in before]
+        paths = tuple(f"/{place}/{i}" for i, one in enumerate(after) if one is not before[i])
+        return ({**request, place: after} if paths else request), paths
+
+    return over
+
+
+# Before the first attempt ---------------------------------------------------------------------------------------------
+
+
+def ask_usage(request: Request) -> Rewritten:
+    """Ask Chat Completions for counters in a stream."""
+    found = request.get("stream_options")
+    options = found if isinstance(found, dict) else {}
+    if not request.get("stream") or "include_usage" in options:
+        return request, ()
+    return {**request, "stream_options": {**options, "include_usage": True}}, ("/stream_options",)
+
+
+def one_call_at_a_time(request: Request) -> Rewritten:
+    """Ask for one call a turn, where there are tools and the request says nothing of it in either spelling."""
+    if not request.get("tools") or any(name in request for name in PARALLEL_SPELLINGS):
+        return request, ()
+    return {**request, "parallel_tool_calls": False}, ("/parallel_tool_calls",)
+
+
+def strict_tools(request: Request) -> Rewritten:
+    """Close the objects of Responses tools; a schema whose members are then all required is also called strict."""
+    return each("tools", _strict_tool)(request)
+
+
+def _strict_tool(tool: Any) -> Any:
+    if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("parameters"), dict):
+        return tool
+    closed = _closed(tool["parameters"], 0)
+    changes: dict[str, Any] = {} if closed is tool["parameters"] else {"parameters": closed}
+    if "strict" not in tool:
+        # A service refuses as strict what has members that may be left out; what is required stays as it was said.
+        changes["strict"] = _is_strict(closed, 0)
+    return {**tool, **changes} if changes else tool
+
+
+def _closed(schema: Any, depth: int) -> Any:
+    """Give every object of a schema `additionalProperties: false` where it says nothing of it."""
+    if depth > SCHEMA_DEPTH_MAX:
+        return schema
+    if isinstance(schema, list):
+        items = [_closed(one, depth + 1) for one in schema]
+        return items if any(a is not b for a, b in zip(items, schema, strict=True)) else schema
+    if not isinstance(schema, dict):
+        return schema
+    out: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in ("properties", "$defs", "definitions") and isinstance(value, dict):
+            inner = {key: _closed(one, depth + 1) for key, one in value.items()}
+            out[name] = inner if any(inner[key] is not value[key] for key in value) else value
+        elif name in ("items", "anyOf", "oneOf", "allOf", "prefixItems", "not"):
+            out[name] = _closed(value, depth + 1)
+        else:
+            out[name] = value
+    if _is_object(schema) and "additionalProperties" not in schema:
+        out["additionalProperties"] = False
+    return out if len(out) != len(schema) or any(out[name] is not schema[name] for name in schema) else schema
+
+
+def _is_object(schema: dict[str, Any]) -> bool:
+    kind = schema.get("type")
+    return kind == "object" or (isinstance(kind, list) and "object" in kind) or "properties" in schema
+
+
+def _is_strict(schema: Any, depth: int) -> bool:
+    if isinstance(schema, list):
+        return all(_is_strict(one, depth + 1) for one in schema)
+    if not isinstance(schema, dict) or depth > SCHEMA_DEPTH_MAX:
+        return depth <= SCHEMA_DEPTH_MAX
+    inner = schema.get("properties")
+    members: dict[str, Any] = inner if isinstance(inner, dict) else {}
+    if _is_object(schema):
+        required = schema.get("required")
+        if schema.get("additionalProperties") is not False or set(members) - set(required or ()):
+            return False
+    below = [schema[name] for name in ("items", "anyOf", "oneOf", "allOf", "$defs") if name in schema]
+    below = [list(one.values()) if isinstance(one, dict) and name_is_map else one
+             for one, name_is_map in ((one, one is schema.get("$defs")) for one in below)]  # fmt: skip
+    return all(_is_strict(one, depth + 1) for one in [*members.values(), *below])
+
+
+# What is spared -------------------------------------------------------------------------------------------------------
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _left_out(what: str) -> str:
+    return f"[{what} left out: the service does not take it]"
+
+
+def _said_call(name: Any, arguments: Any) -> str:
+    return f"[called the tool {name} with {arguments if isinstance(arguments, str) else _json(arguments)}]"
+
+
+def _said_result(content: Any) -> str:
+    return f"[result of the tool: {content if isinstance(content, str) else _json(content)}]"
+
+
+def _chat_flat(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "\n".join(_part_text(part) for part in content)}
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, dict):
+        for name in ("text", "refusal"):
+            if isinstance(part.get(name), str):
+                return str(part[name])
+        return _left_out(str(part.get("type", "part")))
+    return str(part)
+
+
+flat_messages: Final[Rewrite] = each("messages", _chat_flat)
+"""Chat messages of several parts become plain text, with a word for each part that is none."""
+
+
+def as_blocks(request: Request) -> Rewritten:
+    """Write the texts of a Messages request, system and contents, as lists of blocks."""
+    paths: tuple[str, ...] = ()
+    if isinstance(request.get("system"), str):
+        request = {**request, "system": [{"type": "text", "text": request["system"]}]}
+        paths = ("/system",)
+    request, more = each("messages", _claude_blocks)(request)
+    return request, paths + more
+
+
+def _claude_blocks(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+CLAUDE_TOOL_BLOCKS: Final = frozenset({"tool_use", "tool_result", "server_tool_use"})
+CLAUDE_MEDIA_BLOCKS: Final = frozenset({"image", "document"})
+
+
+def _claude_without(names: frozenset[str], message: Any) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return message
+    after = [_claude_block(names, block) for block in content]
+    return {**message, "content": after} if any(a is not b for a, b in zip(after, content, strict=True)) else message
+
+
+def _claude_block(names: frozenset[str], block: Any) -> Any:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind == "tool_result" and "tool_result" not in names and isinstance(block.get("content"), list):
+        inner = [_claude_block(names, one) for one in block["content"]]
+        changed = any(a is not b for a, b in zip(inner, block["content"], strict=True))
+        return {**block, "content": inner} if changed else block
+    if kind not in names and not (names is CLAUDE_TOOL_BLOCKS and str(kind).endswith("_tool_result")):
+        return block
+    if kind == "tool_use":
+        return {"type": "text", "text": _said_call(block.get("name"), block.get("input"))}
+    if kind == "tool_result":
+        content = block.get("content")
+        text = "\n".join(map(_part_text, content)) if isinstance(content, list) else content
+        return {"type": "text", "text": _said_result(text or "")}
+    return {"type": "text", "text": _left_out(str(kind))}
+
+
+claude_no_media: Final[Rewrite] = each("messages", lambda one: _claude_without(CLAUDE_MEDIA_BLOCKS, one))
+claude_no_tools: Final[Rewrite] = in_sequence(
+    without("tools", "tool_choice"), each("messages", lambda one: _claude_without(CLAUDE_TOOL_BLOCKS, one))
+)
+"""Calls and results stay in the history as words."""
+
+
+GEMINI_MEDIA: Final = ("inlineData", "inline_data", "fileData", "file_data")
+GEMINI_CALLS: Final = ("functionCall", "function_call")
+GEMINI_RESULTS: Final = ("functionResponse", "function_response")
+
+
+def _gemini_parts(change: Callable[[Any], Any], content: Any) -> Any:
+    parts = content.get("parts") if isinstance(content, dict) else None
+    if not isinstance(parts, list):
+        return content
+    after = [change(part) for part in parts]
+    return {**content, "parts": after} if any(a is not b for a, b in zip(after, parts, strict=True)) else content
+
+
+def _gemini_no_media_part(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    if any(name in part for name in GEMINI_MEDIA):
+        return {"text": _left_out("media")}
+    for name in GEMINI_RESULTS:
+        inner = part.get(name)
+        if isinstance(inner, dict) and inner.get("parts"):
+            return {**part, name: {key: value for key, value in inner.items() if key != "parts"}}
+    return part
+
+
+def _gemini_no_tool_part(part: Any) -> Any:
+    for name in GEMINI_CALLS:
+        if isinstance(part, dict) and isinstance(call := part.get(name), dict):
+            return {"text": _said_call(call.get("name"), call.get("args") or {})}
+    for name in GEMINI_RESULTS:
+        if isinstance(part, dict) and isinstance(result := part.get(name), dict):
+            return {"text": _said_result(result.get("response"))}
+    return part
+
+
+gemini_no_media: Final[Rewrite] = each("contents", lambda one: _gemini_parts(_gemini_no_media_part, one))
+gemini_no_tools: Final[Rewrite] = in_sequence(
+    without("tools", "toolConfig", "tool_config"),
+    each("contents", lambda one: _gemini_parts(_gemini_no_tool_part, one)),
+)
+gemini_no_defaults: Final[Rewrite] = without(
+    "generationConfig", "generation_config", "safetySettings", "safety_settings", "labels", "serviceTier"
+)
+"""Everything that has a default at the service."""
+
+
+def stream_instead(request: Request) -> Rewritten:
+    """Ask for a stream where one document was asked for."""
+    return (request, ()) if request.get("stream") else ({**request, "stream": True}, ("/stream",))
