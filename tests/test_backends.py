@@ -210,7 +210,7 @@ async def test_a_function_that_does_not_listen_is_cancelled(cancels: bool) -> No
     async with MemoryBackend(id="m", serve=serve).open(ORDER, {}) as link:
         began = time.monotonic()
         await link.stop(grace_s=0.2, cancel=cancel if cancels else None)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 4.0
         assert link.exit is not None
     assert ended == [True]
     assert asked == [0.2] * cancels
@@ -227,7 +227,7 @@ async def test_no_step_waits_once_the_function_has_ended() -> None:
     async with MemoryBackend(id="m", serve=serve).open(ORDER, {}) as link:
         began = time.monotonic()
         await link.stop(grace_s=30.0, cancel=cancel)
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 5.0
 
 
 @pytest.mark.anyio

@@ -16,7 +16,7 @@ from backplane.contract.events import EVENT_TYPES
 from backplane.errors import CODES
 from tests import closed
 from tests.peers import PLAIN, PYTHON, ROOT, Child, is_gone, run
-from tests.runs import QUICK, backplane_of, check, go, order, plane, texts
+from tests.runs import QUICK, SLACK_S, backplane_of, check, go, order, plane, texts
 
 INTEROP = Path(__file__).parent / "interop"
 
@@ -102,7 +102,7 @@ async def test_a_host_that_lives_until_its_stdin_ends_or_longer_is_stopped(
     async with plane(backplane_home) as control:
         ended, _ = await go(control, order(root), stranger("python", *what))
     assert ended.error is None
-    assert time.monotonic() - began < 0.5 + 0.5 + QUICK.cancel_grace_s + 1.5
+    assert time.monotonic() - began < 0.5 + 0.5 + QUICK.cancel_grace_s + SLACK_S
 
 
 @pytest.mark.anyio
@@ -114,7 +114,7 @@ async def test_a_host_that_ignores_everything_while_it_runs_can_be_cancelled(
             async for _ in ended:
                 began = time.monotonic()
                 await ended.cancel()
-        assert time.monotonic() - began < 0.5 + QUICK.cancel_grace_s + 1.0
+        assert time.monotonic() - began < 0.5 + QUICK.cancel_grace_s + SLACK_S
     check(ended)
     assert ended.end is not None
     assert ended.end.reason == "cancelled"
@@ -200,7 +200,7 @@ def test_nothing_of_a_shell_run_is_left_when_its_final_is_written(tmp_path: Path
         child.close_stdin()
         began = time.monotonic()
         child.until("final", wait_s=10.0)
-        assert time.monotonic() - began < 4.0
+        assert time.monotonic() - began < 8.0
         # The peer kills us at this very moment: whatever is to be cleaned up has been.
         child.process.kill()
         pids = [int(word) for word in (tmp_path / "pid").read_text().split()]

@@ -65,7 +65,7 @@ async def test_a_good_host_is_cancelled_with_its_last_words_and_without_waiting(
     check(run)
     assert ended(run) == ("cancelled", None, "partial")
     assert run.error is None
-    assert took_s < 1.5
+    assert took_s < 4.0
     assert backplane_of(run)["cancel_reason"] == "enough"
     assert run.receipt is not None
     assert run.receipt.usage_raw["cancelled"] == "enough"

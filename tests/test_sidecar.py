@@ -470,7 +470,7 @@ def test_stray_prints_go_to_stderr_and_the_end_of_stdin_ends_the_program(tmp_pat
         child.send(run(extensions=PLAIN))
         assert types(child.until("final")) == ["hello", "run_started", "run_completed", "final"]
         child.close_stdin()
-        assert child.wait(2.0) == 0
+        assert child.wait(5.0) == 0
         assert child.read() is None
         assert child.stderr() == "stray print\nstray write\n"
 
@@ -501,8 +501,8 @@ def test_a_signal_cancels_the_runs_and_ends_the_program(tmp_path: Path, number: 
         final = child.until("final")[-1]
         assert final["receipt"]["outcome"] == "partial"
         assert number.name in final["receipt"]["usage_raw"]["cancelled"]
-        assert child.wait(2.0) == 0
-        assert time.monotonic() - began < 1.0
+        assert child.wait(5.0) == 0
+        assert time.monotonic() - began < 4.0
         assert "Traceback" not in child.stderr()
 
 
@@ -513,7 +513,7 @@ def test_a_signal_ends_an_idle_program(tmp_path: Path) -> None:
         child.send({"t": "ping", "seq": 1})
         child.until("pong")
         child.process.send_signal(signal.SIGTERM)
-        assert child.wait(2.0) == 0
+        assert child.wait(5.0) == 0
 
 
 def test_work_that_is_deaf_to_a_cancel_does_not_outlive_the_grace(tmp_path: Path) -> None:
@@ -525,7 +525,7 @@ def test_work_that_is_deaf_to_a_cancel_does_not_outlive_the_grace(tmp_path: Path
         began = time.monotonic()
         child.process.send_signal(signal.SIGTERM)
         child.wait()
-        assert time.monotonic() - began < 2.3
+        assert time.monotonic() - began < 4.5
 
 
 @pytest.mark.parametrize("task", ["wait", "deaf"])
