@@ -1,11 +1,12 @@
-"""The documents and streams under `contracts/dialects/`, as the tests read them."""
+"""The documents and streams under `contracts/dialects/`, as the tests read them; `Corpus` holds any others too."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from backplane.dialects import DIALECTS
 
@@ -29,6 +30,18 @@ def documents(dialect: str, kind: str) -> list[tuple[str, Any]]:
 def streams(dialect: str) -> list[tuple[str, list[Any]]]:
     """Return name and chunks of each stream."""
     return [(line["name"], line["chunks"]) for line in _lines(dialect, "streams")]
+
+
+class Corpus(NamedTuple):
+    """Where the measures take their documents and streams from."""
+
+    documents: Callable[[str, str], list[tuple[str, Any]]]
+    """Dialect and kind → name and document of each."""
+    streams: Callable[[str], list[tuple[str, list[Any]]]]
+    """Dialect → name and chunks of each."""
+
+
+CONTRACTS = Corpus(documents, streams)
 
 
 def canonical(value: Any) -> str:

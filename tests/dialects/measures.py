@@ -16,7 +16,7 @@ from backplane import ir
 from backplane.dialects import StreamTranslation, dialect, sum_stream, translate
 from backplane.errors import TranslationError
 from tests.dialects import differ, referees
-from tests.dialects.dialect_corpus import KINDS, NAMES, PAIRS, canonical, documents, streams
+from tests.dialects.dialect_corpus import CONTRACTS, KINDS, NAMES, PAIRS, Corpus, canonical
 
 Finding = tuple[str, str | None]
 """What was judged, and what is wrong with it."""
@@ -35,10 +35,10 @@ def writer(name: str, kind: str) -> Callable[[Any], Any]:
 # M1 -------------------------------------------------------------------------------------------------------------------
 
 
-def m1() -> Iterator[Finding]:
+def m1(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
     for name in NAMES:
         for kind in KINDS:
-            for title, document in documents(name, kind):
+            for title, document in corpus.documents(name, kind):
                 written = writer(name, kind)(reader(name, kind)(document).value)
                 same = canonical(written.value) == canonical(document)
                 where = f"{name} {kind} {title!r}"
@@ -63,12 +63,12 @@ def across(document: Any, source: str, target: str, kind: str) -> Any:
         return None
 
 
-def m2(*, with_types: bool = True) -> Iterator[Finding]:
+def m2(corpus: Corpus = CONTRACTS, *, with_types: bool = True) -> Iterator[Finding]:
     for source, target in PAIRS:
         if source == target:
             continue
         for kind in KINDS:
-            for title, document in documents(source, kind):
+            for title, document in corpus.documents(source, kind):
                 where = f"{source} → {target} {kind} {title!r}"
                 done = across(document, source, target, kind)
                 if done is None:
@@ -131,9 +131,9 @@ def judged(name: str, chunks: list[Any]) -> dict[str, Any] | None:
         return None
 
 
-def m3() -> Iterator[Finding]:
+def m3(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
     for name in NAMES:
-        for title, chunks in streams(name):
+        for title, chunks in corpus.streams(name):
             truth = judged(name, chunks)
             if truth is None:
                 continue
@@ -144,11 +144,11 @@ def m3() -> Iterator[Finding]:
             yield f"{name} stream {title!r}", str(wrong) if wrong else None
 
 
-def m4() -> Iterator[Finding]:
+def m4(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
     for source, target in PAIRS:
         if source == target:
             continue
-        for title, chunks in streams(source):
+        for title, chunks in corpus.streams(source):
             where = f"{source} → {target} stream {title!r}"
             done = StreamTranslation(source, target)
             written = [made for chunk in chunks for made in done.feed(chunk)] + done.finish()
@@ -233,10 +233,10 @@ def edit(value: Any, done: list[int]) -> Any:
     return value
 
 
-def m5() -> Iterator[Finding]:
+def m5(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
     for name in NAMES:
         for kind in KINDS:
-            for title, document in documents(name, kind):
+            for title, document in corpus.documents(name, kind):
                 where = f"{name} {kind} {title!r}"
                 read = reader(name, kind)(document).value
                 count = [0]
@@ -271,12 +271,12 @@ def essence(value: Any) -> Any:
 # M6 -------------------------------------------------------------------------------------------------------------------
 
 
-def m6() -> Iterator[Finding]:
+def m6(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
     for source, target in PAIRS:
         if source == target:
             continue
         for kind in KINDS:
-            for title, document in documents(source, kind):
+            for title, document in corpus.documents(source, kind):
                 there = across(document, source, target, kind)
                 if there is None:
                     continue
@@ -291,22 +291,24 @@ def m6() -> Iterator[Finding]:
                 yield where, str(wrong) if wrong else None
 
 
-MEASURES: dict[str, Callable[[], Iterator[Finding]]] = {"M1": m1, "M2": m2, "M3": m3, "M4": m4, "M5": m5, "M6": m6}
+MEASURES: dict[str, Callable[[Corpus], Iterator[Finding]]] = {"M1": m1, "M2": m2, "M3": m3, "M4": m4, "M5": m5, "M6": m6}
 
 
-def main(names: list[str]) -> int:
-    """Print the measures; names after them print what is wrong."""
+def report(corpus: Corpus, names: list[str]) -> int:
+    """Print the measures of a corpus and return how much is wrong; names print what that is."""
+    missed = 0
     for name, measure in MEASURES.items():
         if names and name not in names:
             continue
-        found = list(measure())
+        found = list(measure(corpus))
         wrong = [(where, why) for where, why in found if why]
+        missed += len(wrong)
         print(f"{name} {len(found) - len(wrong)} of {len(found)}, {100 - 100 * len(wrong) / max(1, len(found)):.2f} %")
         if names:
             for where, why in wrong:
                 print(f"  {where}: {why}")
-    return 0
+    return missed
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    report(CONTRACTS, sys.argv[1:])
