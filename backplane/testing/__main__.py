@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -30,13 +31,13 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
     parser.add_argument("--seconds", type=int, default=LIFE_S_MAX, help="end after so long")
     options = parser.parse_args()
-    wanted = {signal.SIGTERM, signal.SIGINT}
-    # Blocked before the threads start, so that they inherit it and the signal waits for `sigtimedwait`.
-    signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
     try:
         with ModelServer(json.loads(options.script.read_bytes()), record=options.record, port=options.port) as server:
             os.write(1, f"{server.port}\n".encode())
-            signal.sigtimedwait(wanted, options.seconds)
+            over.wait(options.seconds)
     except (ContractError, OSError, ValueError) as error:
         os.write(2, f"model server: {error}\n".encode())
         return EXIT_USAGE

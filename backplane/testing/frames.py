@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from backplane.testing.script import Call, Fault
 
-COMMENT: Final = ": keep-alive"
+COMMENT: Final = ": keep-alive\n\n"
 
 
 class Frame(NamedTuple):
@@ -81,8 +81,13 @@ def as_events(frames: Sequence[Frame], fault: Fault) -> list[bytes]:
     for frame in frames:
         data = frame.data if isinstance(frame.data, str) else json_text(frame.data)
         head = f"event: {frame.event}\n" if frame.event else ""
-        out.append(f"{comment(fault) * fault.keep_alives}{head}data: {data}\n\n")
-    return [text.replace("\n", "\r\n" if fault.crlf else "\n").encode() for text in out]
+        out.append(f"{COMMENT * fault.keep_alives}{head}data: {data}\n\n")
+    return [ended(text, fault).encode() for text in out]
+
+
+def ended(text: str, fault: Fault) -> str:
+    """Give an event's text the line ends that are asked for."""
+    return text.replace("\n", "\r\n") if fault.crlf else text
 
 
 def as_array(frames: Sequence[Frame], fault: Fault) -> list[bytes]:
@@ -93,11 +98,6 @@ def as_array(frames: Sequence[Frame], fault: Fault) -> list[bytes]:
         f"{blank}{',' if place else '['}{text}{']' if place + 1 == len(texts) else ''}\n".encode()
         for place, text in enumerate(texts)
     ] or [b"[]"]
-
-
-def comment(fault: Fault) -> str:
-    """Return one keep-alive; its line ends are still plain."""
-    return f"{COMMENT}\n\n"
 
 
 def cut_bytes(pieces: Sequence[bytes], size: int) -> list[bytes]:

@@ -12,9 +12,19 @@ from typing import Any, Final, NamedTuple
 from backplane.contract.canonical import Json
 from backplane.testing import chat, gemini, messages, responses
 from backplane.testing.choose import Plot
-from backplane.testing.frames import Ask, as_array, as_events, comment, cut_bytes, json_text, shorten, with_faults
+from backplane.testing.frames import (
+    COMMENT,
+    Ask,
+    as_array,
+    as_events,
+    cut_bytes,
+    ended,
+    json_text,
+    shorten,
+    with_faults,
+)
 from backplane.testing.script import Fault, Protocol, Turn
-from backplane.testing.wire import Delivery, Head
+from backplane.testing.wire import IDLE_S_MAX, Delivery, Head, decoded
 
 CHARS_A_TOKEN: Final = 4
 """For counting requests: any number will do, as long as it grows with the text."""
@@ -56,7 +66,9 @@ class Place(NamedTuple):
 # A request ------------------------------------------------------------------------------------------------------------
 
 
-def read_body(data: bytes) -> Json:
+def read_body(head: Head) -> Json:
+    """Return a request's JSON, text that is none as it is, and None where there is nothing to read."""
+    data = decoded(head)
     if not data:
         return None
     try:
@@ -105,6 +117,10 @@ def wants_usage(protocol: Protocol | None, body: Json) -> bool:
 def refuse(plot: Plot, head: Head, place: Place) -> tuple[int, str] | None:
     """Return status and words of a refusal that comes before any turn."""
     script = plot.script
+    if "upgrade" in head.headers:
+        return 426, "only HTTP/1.1 is spoken here"
+    if decoded(head) is None:
+        return 415, f"content-encoding {head.headers['content-encoding']} is not understood; gzip and identity are"
     hidden = place.protocol not in script.protocols or not head.path.startswith(script.prefix or "")
     if place.protocol is None or hidden:
         return 404, f"no such path: {head.method} {head.path}"
@@ -154,14 +170,14 @@ def plan(turn: Turn, place: Place, ask: Ask, head: Head) -> Delivery | None:
     if fault.cut_after_bytes is not None:
         pieces = shorten(pieces, fault.cut_after_bytes)
     is_stream = kind.startswith("text/event-stream") or (streams and fault.status == 200)
-    note = comment(fault).replace("\n", "\r\n" if fault.crlf else "\n") if "event" in kind else "\n"
+    note = ended(COMMENT, fault) if "event" in kind else "\n"
     return Delivery(
         status=fault.status,
         headers={"content-type": fault.content_type or kind, **fault.headers},
         pieces=pieces,
         length=None if is_stream or fault.close_delimited else whole,
         close_delimited=fault.close_delimited,
-        first_byte_ms=fault.first_byte_ms,
+        first_byte_ms=IDLE_S_MAX * 1000 if fault.hang else fault.first_byte_ms,
         pause_ms=fault.pause_ms,
         then=_then(fault),
         stall_comment=note.encode(),

@@ -234,7 +234,7 @@ class ModelServer:
 
     def _take(self, head: Head, connection: int) -> tuple[Request, Delivery | None]:
         """Record a request and plan its answer; None for a reset."""
-        body = read_body(head.body)
+        body = read_body(head)
         place = route(head, body)
         with self._changed:
             refusal = refuse(self._plot, head, place)

@@ -11,6 +11,7 @@ import select
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Final, Literal, NamedTuple
@@ -95,7 +96,7 @@ class Connection:
             headers = {name.strip().lower(): value.strip() for name, _, value in rows}
             if headers.get("expect", "").lower() == "100-continue":
                 self.sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-            body = decoded(self._body(headers), headers.get("content-encoding", ""))
+            body = self._body(headers)
         except (OSError, Left):
             return None
         except ValueError as error:
@@ -165,8 +166,16 @@ class Connection:
 
     def _body(self, headers: Mapping[str, str]) -> bytes:
         if "chunked" in headers.get("transfer-encoding", "").lower():
-            return b"".join(iter(self._chunk, b""))
+            return self._chunks()
         return self._exactly(int(headers.get("content-length", "0")))
+
+    def _chunks(self) -> bytes:
+        body = bytearray()
+        while chunk := self._chunk():
+            body += chunk
+            if len(body) > BODY_BYTES_MAX:
+                raise BadRequest(413, f"a body of more than {BODY_BYTES_MAX} bytes")
+        return bytes(body)
 
     def _chunk(self) -> bytes:
         line = self._until(b"\r\n") or b""
@@ -185,6 +194,8 @@ class Connection:
         return block
 
     def _exactly(self, size: int) -> bytes:
+        if size < 0:
+            raise BadRequest(400, f"a length of {size}")
         if size > BODY_BYTES_MAX:
             raise BadRequest(413, f"a body of more than {BODY_BYTES_MAX} bytes")
         while len(self._held) < size:
@@ -200,17 +211,15 @@ class Connection:
         return bool(data)
 
 
-def decoded(body: bytes, coding: str) -> bytes:
-    """Undo a request's content coding.
-
-    Raises:
-        BadRequest: 415 for a coding that the standard library of every supported Python cannot undo.
-    """
-    if coding.lower() in ("", "identity"):
-        return body
-    if coding.lower() == "gzip":
-        return gzip.decompress(body)
-    raise BadRequest(415, f"content-encoding {coding} is not understood; gzip and identity are")
+def decoded(head: Head) -> bytes | None:
+    """Return a request's body with its content coding undone; None for a coding that is not understood."""
+    coding = head.headers.get("content-encoding", "identity").lower()
+    if coding == "identity":
+        return head.body
+    try:
+        return gzip.decompress(head.body) if coding == "gzip" else None
+    except (OSError, EOFError, zlib.error):
+        return None
 
 
 def head_bytes(delivery: Delivery, chunked: bool) -> bytes:
