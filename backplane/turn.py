@@ -15,7 +15,7 @@ import msgspec
 from backplane.contract import events
 from backplane.contract.events import AgentEvent
 from backplane.dialects import dialect, end_events, loss_event
-from backplane.ir import Answer, Candidate, Conversation, Loss, Message, Part, Stop, Text, ToolUse, Usage
+from backplane.ir import Answer, Candidate, Conversation, Loss, LossKind, Message, Part, Stop, Text, ToolUse, Usage
 from backplane.upstream import PROTOCOLS, Failure, Reply, Upstream, UpstreamError
 from backplane.upstream.failure import stream_failure
 from backplane.upstream.ladder import Step, climb, next_step, prepare
@@ -27,12 +27,16 @@ Now = Callable[[], str]
 LOSSES_NAMED_MAX: Final = 1_000
 """Different losses that one model's turns may name; a conversation of ten thousand messages repeats a few kinds."""
 
+LISTS: Final = ("/messages", "/contents", "/input", "/tools")
+"""Where the same thing is lost many times, it is said once."""
+
 OUTPUT: Final = (events.AssistantDelta, events.AssistantMessage, events.ToolCall)
 """What a reader may have acted on: after one of these nothing is tried again."""
 
 INNER: Final = (events.RunStarted, events.RunCompleted, events.Failed)
 """What a dialect says of a whole stream; here it is one turn of a run, and a failure is raised."""
 
+TWICE: Final = "pieces of a call's arguments came twice and were read once"
 NO_END: Final = "the service ended its answer without saying why"
 
 
@@ -159,7 +163,7 @@ class Model:
             await anyio.sleep(step.wait_s)
 
     async def _tell(self, loss: Loss, hear: Hear, now: Now) -> None:
-        key = (loss.code, loss.reason, "" if loss.path.startswith(("/messages", "/contents", "/input")) else loss.path)
+        key = (loss.code, loss.reason, "" if loss.path.startswith(LISTS) else loss.path)
         if key not in self._named and len(self._named) < LOSSES_NAMED_MAX:
             self._named.add(key)
             await hear(loss_event(loss, now()))
@@ -267,12 +271,17 @@ class _Attempt:
 
     def losses(self) -> tuple[Loss, ...]:
         """Return what had to be worked around while reading."""
-        found = tuple(getattr(self.state.reader, "losses", ()))
-        if not self.ended_silently:
-            return found
+        found = list(getattr(self.state.reader, "losses", ()))
         name = self.state.sum.dialect
-        end = Loss(path="/stop", dialect=name, target=name, kind="synthesised", code="fallback", reason=NO_END)
-        return (*found, end)
+        for call_id in self.state.sum.repeated_calls():
+            found.append(_worked_around(name, f"/calls/{call_id}", "degraded", TWICE))
+        if self.ended_silently:
+            found.append(_worked_around(name, "/stop", "synthesised", NO_END))
+        return tuple(found)
+
+
+def _worked_around(name: str, path: str, kind: LossKind, reason: str) -> Loss:
+    return Loss(path=path, dialect=name, target=name, kind=kind, code="fallback", reason=reason)
 
 
 def _named(part: Part, ids: dict[str, Iterator[str]]) -> Part:

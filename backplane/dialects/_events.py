@@ -98,6 +98,8 @@ def _one(event: StreamEvent, state: State) -> AgentEvent | None:
         if isinstance(event.part, Thinking):
             state.thinking.add((event.choice, event.index))
         text = getattr(event.part, "text", None)
+        if isinstance(event.part, Thinking) and text:
+            return _reasoning(text, None, now)
         if isinstance(event.part, Text | Refusal) and text:
             return events.AssistantDelta(ts=now, text=text)
         return None

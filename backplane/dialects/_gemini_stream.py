@@ -52,7 +52,7 @@ HEAD: Final = frozenset(
 )
 BESIDE: Final = frozenset({"content", "finishReason", "finish_reason", "index"})
 
-REPEAT_CHARS_MIN: Final = 16
+REPEAT_CHARS_MIN: Final = 6
 """A gateway that repeats the whole text so far is told from a model that says a word twice by at least so much."""
 
 SAID_CHARS_MAX: Final = 256
@@ -75,6 +75,8 @@ class _Open:
         self.call_part: ToolUse | None = None
         self.args: dict[str, Any] = {}
         self.ids: set[str] = set()
+        self.said_calls: set[tuple[str, str, int]] = set()
+        """Calls without an id: name, arguments and chunk."""
         self.has_calls = False
         self.has_stopped = False
 
@@ -90,11 +92,13 @@ class GeminiReader:
         self.notes: dict[tuple[int | None, str], Any] = {}
         self.losses: list[Loss] = []
         self.usage: Json = None
+        self.chunk = 0
 
     def read(self, chunk: Json) -> list[StreamEvent]:
         """Read one chunk; anything that is no chunk is kept."""
         if type(chunk) is not dict:
             return [Kept(chunk)]
+        self.chunk += 1
         out: list[StreamEvent] = []
         if "error" in chunk and "candidates" not in chunk:
             return [_failure(chunk)]
@@ -172,7 +176,7 @@ class GeminiReader:
             return
         self._close(state, out)
         if isinstance(read, ToolUse):
-            if not read.id_made and read.id in state.ids:
+            if (not read.id_made and read.id in state.ids) or self._was_said(state, read):
                 self._worked_around(at, "a call that was sent before")
                 return
             state.ids.add(read.id)
@@ -183,6 +187,15 @@ class GeminiReader:
         if isinstance(read, ToolUse):
             out.append(PartDelta(index, json_text(read.input), "arguments", state.number))
         out.append(PartStopped(index, read, state.number))
+
+    def _was_said(self, state: _Open, call: ToolUse) -> bool:
+        """Whether an earlier chunk had the same call; one chunk may hold the same call twice and mean it."""
+        arguments = json_text(call.input)
+        said = any(name == call.name and text == arguments and chunk != self.chunk
+                   for name, text, chunk in state.said_calls)  # fmt: skip
+        if call.id_made and not said:
+            state.said_calls.add((call.name, arguments, self.chunk))
+        return call.id_made and said
 
     def _text(self, state: _Open, read: Text | Thinking, out: list[StreamEvent]) -> None:
         if state.call is not None:
@@ -208,7 +221,7 @@ class GeminiReader:
     def _new_text(self, state: _Open, kind: type[Part], text: str, at: str) -> str:
         """Return what a text adds: some gateways send the whole text so far in every chunk."""
         said, length = state.said.get(kind, ("", 0))
-        if length >= REPEAT_CHARS_MIN and len(text) >= length and text.startswith(said):
+        if length >= REPEAT_CHARS_MIN and len(text) >= length and text.startswith(said) and not said.isspace():
             self._worked_around(at, "text that was sent before")
             state.said[kind] = (text, len(text))
             return text[length:]

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.dialects._parts import Ledger, json_text, read_arguments
+from backplane.dialects._parts import Ledger, json_text, parse_json, read_arguments
 from backplane.ir import (
     Answer,
     Began,
@@ -54,6 +54,14 @@ class _Block:
         self.citations: list[Citation] = []
         self.whole: Part | None = None
 
+    def is_repeating(self) -> bool:
+        """Whether the arguments of a call make sense only when a piece that came twice is read once."""
+        head = self.part.text or "" if isinstance(self.part, ToolUse) else ""
+        once = _unrepeated(self.texts)
+        if len(once) == len(self.texts) or parse_json(head + "".join(self.texts)) is not None:
+            return False
+        return parse_json(head + "".join(once)) is not None
+
     def finish(self) -> Part:
         """Return the block as far as it is known."""
         if self.whole is not None:
@@ -65,12 +73,19 @@ class _Block:
         if isinstance(part, ToolUse):
             if text or part.text is not None:
                 full = (part.text or "") + text
+                if part.kind != "custom" and self.is_repeating():
+                    full = (part.text or "") + "".join(_unrepeated(self.texts))
                 changes |= {"text": full, "input": full if part.kind == "custom" else read_arguments(full)}
         elif isinstance(part, Text):
             changes |= {"text": part.text + text, "citations": (*part.citations, *self.citations)}
         elif isinstance(part, Thinking | Refusal):
             changes["text"] = part.text + text
         return msgspec.structs.replace(part, **changes) if changes else part
+
+
+def _unrepeated(texts: list[str]) -> list[str]:
+    """Leave out every piece that only repeats the one before it."""
+    return [text for place, text in enumerate(texts) if not place or text != texts[place - 1]]
 
 
 class Accumulator:
@@ -142,6 +157,14 @@ class Accumulator:
         """Return a block as far as it has come, None when there is none of this index."""
         block = self.blocks.get((choice, index))
         return None if block is None else block.finish()
+
+    def repeated_calls(self) -> list[str]:
+        """Return the ids of calls whose pieces came twice and were read once."""
+        return [
+            block.part.id
+            for block in self.blocks.values()
+            if isinstance(block.part, ToolUse) and block.part.kind == "function" and block.is_repeating()
+        ]
 
     def answer(self) -> Answer:
         """Return the answer so far; the vendor's own whole where it was sent."""

@@ -108,6 +108,8 @@ class Sse:
             self._data.append(line[6:] if line[5:6] == b" " else line[5:])
         elif line[:1] in (b"{", b"[") and not self._data:
             self._data.append(line)
+        elif line and b"data:".startswith(line):
+            self.skipped += 1  # the stream was cut in the middle of a word
         if self._data:
             self._event(out)
         return out

@@ -140,12 +140,19 @@ class Reply:
 
     def _end(self, failure: Failure | None) -> None:
         self._is_over = True
+        whole = self._skipped()
         if failure is None or self._is_ending:
             self._add(self.framing.finish())
+            if self._skipped() > whole:
+                # A body without a length cannot say that it was cut, but half a document can.
+                failure = self._failure("stream_closed", "the answer ends in the middle of a document", may_pass=True)
         if failure is not None and not self._is_ending:
             raise UpstreamError(failure)
         if not self.found:
             raise UpstreamError(self._nothing())
+
+    def _skipped(self) -> int:
+        return self.framing.inner.skipped if self.framing.inner is not None else 0
 
     def _late(self) -> Failure:
         name = "idle_s" if self.found else "first_byte_s"

@@ -143,6 +143,8 @@ PATTERNS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
 READ_WORDS: Final = frozenset({400, 403, 404, 413, 422, 500, 200})
 """Statuses that say so little that the words count; 200 is an error in the middle of a stream."""
 
+_MODEL: Final = re.compile(r"\bmodels?\b", re.IGNORECASE)
+
 STATUS_TEXTS: Final = frozenset(map(str, range(400, 600)))
 
 STATUSES: Final[dict[int, str]] = {
@@ -201,6 +203,8 @@ def code_of(status: int, labels: tuple[str, ...], words: str) -> str:
                 return code
     if 300 <= status < 400:
         return "config_invalid"
+    if status == 404 and _MODEL.search(words):
+        return "backend_model_not_found"
     if status in STATUSES:
         return STATUSES[status]
     if status == 200:
