@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 import anyio
 import msgspec
 
+from backplane import presets
 from backplane.config import BackendSettings, Limits, Settings, child_environment, user_folder
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError
@@ -28,6 +29,7 @@ from backplane.share import find as find_shared
 SHIPPED: Final[dict[str, tuple[str, ...]]] = {
     "shell": ("shell.py",),
     "mock": ("mock.py",),
+    presets.HOST: ("api.py",),
 }
 """Hosts that come with the package: name → file under `hosts/` and its arguments."""
 
@@ -310,6 +312,13 @@ def _from_settings(
             value = environ[value[1:]]
             secrets.append(value)
         env[variable] = value
+    endpoints = declared.endpoints
+    if (declared.host or name) == presets.HOST and declared.command is None:
+        service = presets.read_options(declared.options, f"backends.{name}.options")
+        endpoints = (*endpoints, service.endpoint)
+        env |= _of_service(name, service, env, environ)
+        env[presets.OPTIONS] = msgspec.json.encode(declared.options).decode()
+        secrets += [env[variable] for variable in service.variables]
     argv = tuple(declared.command or ()) or shipped_command(declared.host or name)
     home = str(user_folder(environ))
     return ProcessBackend(
@@ -320,8 +329,23 @@ def _from_settings(
         limits=declared.limits_over(settings.limits),
         remote=declared.remote,
         writable=tuple(home + path[1:] if path[:1] == "~" else path for path in declared.writable),
-        endpoints=declared.endpoints,
+        endpoints=endpoints,
     )
+
+
+def _of_service(
+    name: str, service: presets.Service, env: Mapping[str, str], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Variables with secrets of a model's service: the backend's own, else ours. Raises BackendError."""
+    found = {variable: env.get(variable, environ.get(variable, "")) for variable in service.variables}
+    missing = next((variable for variable, value in found.items() if not value), None)
+    if missing is not None:
+        raise BackendError(
+            "backend_unavailable",
+            f"backend {name!r} needs a key in the environment variable {missing}, which is not set",
+            hint=f"export {missing}=…, or name another with key_env",
+        )
+    return found
 
 
 def shipped_command(host: str) -> tuple[str, ...]:

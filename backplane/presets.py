@@ -7,6 +7,7 @@ variable that holds the key. No key passes through here, and nothing is connecte
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -17,6 +18,12 @@ from backplane.errors import ConfigError
 
 HOST: Final = "api"
 """Name of the shipped host that these options are for."""
+
+VARIABLE: Final = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+"""A variable's place in the value of a header."""
+
+OPTIONS: Final = "BACKPLANE_API_OPTIONS"
+"""The host's variable with its options as JSON: a command line could be read by anybody."""
 
 Protocol = Literal["openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio"]
 
@@ -55,7 +62,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     model: str | None = None
     """Taken when an order names none."""
     headers: dict[str, str] = {}
-    """Sent with every request; a value `$B` stands for the variable B."""
+    """Sent with every request; `$B` in a value stands for the variable B."""
     key_in_query: bool = False
     """Only for a service that takes its key nowhere else: an address is written down in many places."""
     query: dict[str, str] = {}
@@ -67,15 +74,15 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     listed: bool = False
     connect_s: float = 10.0
     """To connect: a service that is up answers within one, a busy proxy within some."""
-    first_byte_s: float = 120.0
-    """Until an answer begins: a model may think that long before its first word."""
-    idle_s: float = 60.0
+    first_byte_s: float = 240.0
+    """Until an answer begins: models think for minutes, and a control plane gives up a silent run after five."""
+    idle_s: float = 120.0
     """Between two pieces of an answer."""
 
     @property
     def variables(self) -> tuple[str, ...]:
         """Names of the variables that hold secrets of this service."""
-        named = (self.key_env, *(value[1:] for value in self.headers.values() if value.startswith("$")))
+        named = (self.key_env, *(name for value in self.headers.values() for name in VARIABLE.findall(value)))
         return tuple(dict.fromkeys(name for name in named if name))
 
     @property

@@ -1,0 +1,93 @@
+"""An answer that has to be JSON of a given shape: asked for in words, read leniently, checked exactly.
+
+A JSON Schema and a text come in; the value, or what is wrong with it, comes out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract import canonical
+from backplane.contract.canonical import Json
+from backplane.errors import ConfigError
+
+FAULTS_SHOWN: Final = 5
+"""Faults told at once; a model that gets all of fifty corrects none better."""
+
+FAULT_CHARS_MAX: Final = 300
+ANSWER_CHARS_MAX: Final = 1024 * 1024
+"""Longest answer that is read; models say a quarter of it at most."""
+
+_FENCED: Final = re.compile(r"```[a-z]*\s*\n(.*?)\n\s*```", re.DOTALL | re.IGNORECASE)
+
+
+class Shape:
+    """A JSON Schema made ready to check answers.
+
+    Raises:
+        ConfigError: `config_invalid`, it is no schema, or points outside itself.
+    """
+
+    def __init__(self, schema: Json) -> None:
+        # Loaded only for who asks for a shape: it takes longer than a whole start.
+        from jsonschema.exceptions import SchemaError
+        from jsonschema.validators import validator_for
+
+        if not isinstance(schema, dict | bool):
+            raise ConfigError("config_invalid", "the output schema is no JSON object")
+        kind: Any = validator_for(schema)
+        try:
+            kind.check_schema(schema)
+        except SchemaError as error:
+            raise ConfigError("config_invalid", f"the output schema is none: {error.message[:300]}") from error
+        if _points_outside(schema):
+            raise ConfigError(
+                "config_invalid", "the output schema points outside itself", hint="put what $ref names under $defs"
+            )
+        self.schema = schema
+        self._validator: Any = kind(schema)
+
+    def request(self) -> str:
+        """The words that ask a model for such an answer."""
+        schema = msgspec.json.encode(self.schema).decode()
+        return (
+            "When the work is done, answer with one JSON value and nothing else, without a code fence. "
+            f"It has to satisfy this JSON Schema:\n{schema}"
+        )
+
+    def read(self, text: str) -> tuple[Json, str | None]:
+        """The value in an answer, and what is wrong with it; None when it fits."""
+        value, fault = _value(text)
+        if fault is not None:
+            return None, fault
+        faults = [f"{_place(fault)}: {fault.message[:FAULT_CHARS_MAX]}" for fault in self._validator.iter_errors(value)]
+        return value, "\n".join(sorted(faults)[:FAULTS_SHOWN]) or None
+
+
+def _value(text: str) -> tuple[Json, str | None]:
+    if len(text) > ANSWER_CHARS_MAX:
+        return None, f"the answer is over {ANSWER_CHARS_MAX} characters"
+    fenced = _FENCED.search(text)
+    try:
+        return canonical.decode((fenced[1] if fenced else text).strip().encode()), None
+    except (ValueError, RecursionError) as error:
+        return None, f"the answer is not one JSON value: {str(error)[:FAULT_CHARS_MAX]}"
+
+
+def _place(fault: Any) -> str:
+    return "/" + "/".join(str(step) for step in fault.absolute_path)
+
+
+def _points_outside(schema: Json) -> bool:
+    """Whether a reference leads to another document, which would have to be fetched."""
+    if isinstance(schema, list):
+        return any(_points_outside(item) for item in schema)
+    if not isinstance(schema, dict):
+        return False
+    reference = schema.get("$ref", schema.get("$dynamicRef"))
+    if isinstance(reference, str) and not reference.startswith("#"):
+        return True
+    return any(_points_outside(item) for item in schema.values())
