@@ -54,7 +54,8 @@ ROOMS = {
     "turn": f"{SHAPES} ir dialects upstream",
     # the way through
     "sidecar": f"{SHAPES} protocol policy",
-    "acp": SHAPES,
+    "jsonrpc": f"{SHAPES} protocol",
+    "acp": f"{SHAPES} jsonrpc",
     "tools": f"{SHAPES} globs ir policy process",
     "presets": "errors",
     "backends": f"{SHAPES} config presets process share",
