@@ -250,7 +250,7 @@ def stats(args: list[str]) -> NoReturn:
 
 
 def referees(args: list[str]) -> NoReturn:
-    """Judge the translations by the vendors' own SDKs, which stand in an environment of their own."""
+    """Judge translations and the scripted model by the vendors' own SDKs, which stand in an environment of their own."""
     pyproject = read_pyproject()
     packages = development_packages(pyproject, "referees")
     python = os.path.join(REFEREES, "bin", "python")
@@ -269,7 +269,8 @@ def referees(args: list[str]) -> NoReturn:
                 file.write(wanted)
     os.chdir(ROOT)
     subprocess.run([python, "-m", "tests.dialects.measures"], check=False)
-    become(python, "-m", "pytest", "-q", os.path.join("tests", "dialects", "test_measures.py"), *args)
+    judges = [os.path.join("tests", "dialects", "test_measures.py"), os.path.join("tests", "test_model_server_sdks.py")]
+    become(python, "-m", "pytest", "-q", *judges, *args)
 
 
 def vendors(args: list[str]) -> NoReturn:

@@ -118,7 +118,7 @@ def hear_responses(server: ModelServer, stream: bool, retries: int = 0) -> Heard
     with closing(openai_client(server, retries)) as client:
         if stream:
             with client.responses.stream(model="m", input="go") as events:
-                last = [event for event in events][-1]
+                *_, last = events
                 answer = last.response
         else:
             answer = client.responses.create(model="m", input="go")
@@ -231,12 +231,8 @@ def test_a_vendors_client_says_that_a_streamed_answer_was_cut_short() -> None:
 @each_protocol
 def test_a_vendors_client_hears_the_same_through_a_rough_line(protocol: Protocol) -> None:
     referees.need(DIALECTS[protocol])
-    turn = Turn(
-        reasoning="hm",
-        text="Hello, wörld.",
-        calls=(READ,),
-        fault=NO_COMMENTS if protocol == "gemini_ai_studio" else ROUGH,
-    )
+    fault = NO_COMMENTS if protocol == "gemini_ai_studio" else ROUGH
+    turn = Turn(reasoning="hm", text="Hello, wörld.", calls=(READ,), fault=fault)
     with ModelServer(turn) as server:
         assert HEAR[protocol](server, True) == expected(turn, protocol)
 

@@ -1,0 +1,79 @@
+"""Small requests to a scripted model server, and what comes back, without any client library."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from typing import Any, cast
+
+from backplane.testing import (
+    ModelServer,
+    Protocol,
+)
+
+WAIT_S = 10.0
+PATHS: dict[Protocol, str] = {
+    "openai_compatible": "/v1/chat/completions",
+    "openai_responses": "/v1/responses",
+    "anthropic": "/v1/messages",
+    "gemini_ai_studio": "/v1beta/models/m:generateContent",
+}
+STREAM_PATH = "/v1beta/models/m:streamGenerateContent?alt=sse"
+
+
+def question(protocol: Protocol, says: str = "go", stream: bool = False, **members: Any) -> tuple[str, dict[str, Any]]:
+    """Path and body of a small request."""
+    path = STREAM_PATH if stream and protocol == "gemini_ai_studio" else PATHS[protocol]
+    every: dict[Protocol, dict[str, Any]] = {
+        "openai_compatible": {"model": "m", "messages": [{"role": "user", "content": says}]},
+        "openai_responses": {"model": "m", "input": says},
+        "anthropic": {"model": "m", "max_tokens": 99, "messages": [{"role": "user", "content": says}]},
+        "gemini_ai_studio": {"contents": [{"role": "user", "parts": [{"text": says}]}]},
+    }
+    streams = {"stream": True} if stream and protocol != "gemini_ai_studio" else {}
+    return path, {**every[protocol], **streams, **members}
+
+
+def post(
+    server: ModelServer, path: str, body: Any, headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and whole body of an answer, on a connection of its own."""
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
+    try:
+        client.request("POST", path, json.dumps(body), {"content-type": "application/json", **(headers or {})})
+        answer = client.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+    finally:
+        client.close()
+
+
+def ask(server: ModelServer, protocol: Protocol = "openai_compatible", says: str = "go", **members: Any) -> Any:
+    """The JSON of an answer."""
+    return json.loads(post(server, *question(protocol, says, **members))[2])
+
+
+def text_of(answer: Any) -> str:
+    return cast("str", answer["choices"][0]["message"]["content"])
+
+
+def events(body: bytes) -> list[Any]:
+    """The data of each event of a stream."""
+    blocks = [block for block in body.decode().replace("\r\n", "\n").split("\n\n") if "data: " in block]
+    return [block.partition("data: ")[2] for block in blocks]
+
+
+def streamed(
+    server: ModelServer, protocol: Protocol = "openai_compatible", **members: Any
+) -> tuple[dict[str, str], bytes]:
+    _, headers, body = post(server, *question(protocol, stream=True, **members))
+    return headers, body
+
+
+def raw(server: ModelServer, protocol: Protocol = "openai_compatible", stream: bool = True) -> bytes:
+    """Every byte of an answer, read until the server closes the connection."""
+    path, body = question(protocol, stream=stream)
+    data = json.dumps(body).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as sock:
+        sock.sendall(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(data), data))
+        return b"".join(iter(lambda: sock.recv(65536), b""))
