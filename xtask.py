@@ -250,7 +250,7 @@ def stats(args: list[str]) -> NoReturn:
 
 
 def referees(args: list[str]) -> NoReturn:
-    """Judge translations and the scripted model by the vendors' own SDKs, which stand in an environment of their own."""
+    """Judge translations and the scripted model by the vendors' SDKs, which stand in an environment of their own."""
     pyproject = read_pyproject()
     packages = development_packages(pyproject, "referees")
     python = os.path.join(REFEREES, "bin", "python")
