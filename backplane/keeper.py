@@ -28,7 +28,7 @@ from backplane.record import Facts
 if TYPE_CHECKING:
     from backplane.receipts.recovery import Orphan
     from backplane.receipts.store import Store
-    from backplane.workspace import Workspace
+    from backplane.workspace import Settled, Workspace
 
 
 class Keeper:
@@ -36,8 +36,10 @@ class Keeper:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self.notes: tuple[str, ...] = ()
+        """What a killed control plane left half done and is settled now, a line each."""
         self.problems: tuple[str, ...] = ()
-        """What a killed control plane left behind and could not be sealed, a line each."""
+        """What it left behind and could not be sealed, undone or removed, a line each, with the next step."""
         self._store: Store | None = None
         self._opening = threading.Lock()
 
@@ -54,12 +56,21 @@ class Keeper:
                 with ExitStack() as unless_ready:
                     store = Store.open(self.home)
                     unless_ready.callback(store.close)
-                    self.problems = ()
+                    self.notes, self.problems = (), ()
+                    self._settle()
                     self.problems += store.recover(self._clean).problems
                     self._sweep_stages()
                     unless_ready.pop_all()
                 self._store = store
             return self._store
+
+    def _settle(self) -> None:
+        """Undo or finish what a killed one was just putting into an original, before that run is sealed."""
+        for found in settle(self.home):
+            if found.problem or found.kept:
+                self.problems += (found.describe(),)
+            else:
+                self.notes += (found.describe(),)
 
     def _sweep_stages(self) -> None:
         """Remove what is left of runs that were sealed, but killed before they were cleaned up."""
@@ -117,6 +128,33 @@ class Keeper:
             if self._store is not None:
                 self._store.close()
                 self._store = None
+
+
+def settle(home: Path) -> list[Settled]:
+    """Undo or finish what a killed control plane was just putting into an original; what became of it."""
+    from backplane.receipts.recovery import note_applied
+    from backplane.workspace import exchange
+
+    marks = exchange.pending(home / "runs")
+    return exchange.settle(marks, functools.partial(note_applied, home)) if marks else []
+
+
+def left_behind(home: Path, store: Store) -> tuple[str, ...]:
+    """What killed control planes left and nobody has looked after yet, a line each. Changes nothing.
+
+    Raises:
+        StoreError: `receipt_store_failed`.
+    """
+    from backplane.workspace import exchange
+
+    orphans = (
+        f"run {orphan.run_id} was cut off and has no receipt yet; the next run here seals it as interrupted"
+        for orphan in store.orphans()
+    )
+    return (
+        *orphans,
+        *(f"{line}; the next run or `apply` here settles it" for line in exchange.unsettled(home / "runs")),
+    )
 
 
 class Preparation:

@@ -18,7 +18,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.receipt import Artifact, Receipt
 from backplane.errors import BackplaneError, WorkspaceError
 from backplane.keeper import Keeper
-from backplane.receipts.journal import Journal
+from backplane.receipts.journal import Journal, applied_fact
 from backplane.receipts.pieces import canonical_parts, seal
 from backplane.receipts.trace import Trace
 from backplane.record import OWN_LINES_MAX, End, Facts
@@ -127,7 +127,8 @@ def _apply_lane(facts: Facts, journal: Journal | None, workspace: Workspace, pat
     wanted = at_once and workspace.mode == "staged" and end.reason == "complete"
     if not wanted or not patch.bytes or journal is None:
         return
-    applied = apply_patch(journal.folder)
+    # Noted, as the receipt of a run that is killed from here on shall say it, too.
+    applied = apply_patch(journal.folder, done=lambda files: journal.note(applied_fact(files)))
     facts.added["lane"] = {"applied": len(applied.files)}
 
 

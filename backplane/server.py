@@ -71,8 +71,12 @@ def _manifest(name: str, settings: Settings, home: Path, environ: Mapping[str, s
     return read_manifest(kept) if kept is not None else Manifest()
 
 
-def main(settings: Settings, home: Path, environ: Mapping[str, str]) -> None:
-    """Serve on this process's stdin and stdout until the end of stdin and of the last run."""
+def main(settings: Settings, home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Serve on this process's stdin and stdout until the end of stdin and of the last run.
+
+    Returns:
+        What was found of runs that were cut off before, a line each.
+    """
     line_bytes_max = settings.limits.line_bytes_max
     below = msgspec.structs.replace(settings.limits, line_bytes_max=max(line_bytes_max - FRAME_BYTES, 1))
     parcel.sweep(home)
@@ -82,6 +86,7 @@ def main(settings: Settings, home: Path, environ: Mapping[str, str]) -> None:
         sidecar.main(host(settings, home, environ), server.work, line_bytes_max=line_bytes_max)
     finally:
         server.plane.keeper.close()
+    return server.plane.keeper.notes + server.plane.keeper.problems
 
 
 def _widen(stdout: int) -> None:

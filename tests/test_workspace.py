@@ -653,8 +653,8 @@ class Failing:
     linking = False
 
 
-MOVES = 2 + 3 + 3 + 1
-"""Two files deleted, three replaced (out and in), one new."""
+MOVES = 2 + 3 + 3 + 1 + 1
+"""Two files deleted, three replaced (out and in), one new, and the mark that all is done."""
 
 
 @pytest.mark.parametrize("fail_at", range(1, MOVES + 2))

@@ -24,10 +24,14 @@ def _apply(options: Options) -> int:
     import os
 
     from backplane import config
+    from backplane.keeper import settle
     from backplane.receipts import Store
     from backplane.workspace import apply_patch
 
-    with Store.open(config.home_path(os.environ), readonly=True) as store:
+    home = config.home_path(os.environ)
+    for found in settle(home):
+        streams.complain(streams.one_line(found.describe()) + "\n")
+    with Store.open(home, readonly=True) as store:
         row = store.find(options.run)
         folder, patch = store.folder(row.run_id), store.patch(row)
     if patch is None or not patch.stat().st_size:

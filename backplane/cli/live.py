@@ -52,7 +52,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def run(plan: Plan) -> int:
     """Do the run and say how it ended; gives the exit code."""
     live = _Live(plan)
-    anyio.run(live.drive)
+    try:
+        anyio.run(live.drive)
+        return _end(plan, live)
+    finally:
+        for line in live.left_behind:
+            streams.complain(streams.one_line(line) + "\n")
+
+
+def _end(plan: Plan, live: _Live) -> int:
     ended = live.run
     if ended is None or ended.receipt is None:
         # Stopped before there was a run to end: nothing was sent, and what was started is gone.
@@ -87,6 +95,8 @@ class _Live:
         self.signal: int | None = None
         self.look = show.Look(terminal=not plan.json and streams.is_terminal(streams.STDOUT))
         self.outlet = Outlet()
+        self.left_behind: tuple[str, ...] = ()
+        """What was found of runs that were cut off, a line each."""
         self._answer = asking.callback(plan.on_ask, self._clear)
         self._asks_open = 0
         self._scope: anyio.CancelScope | None = None
@@ -105,17 +115,21 @@ class _Live:
 
     async def _follow(self) -> None:
         plan = self.plan
-        async with (
-            ControlPlane(plan.settings, plan.home, plan.environ) as plane,
-            plane.start(plan.order, plan.backend, on_ask=self._on_ask) as self.run,
-        ):
-            if self.signal is not None or self.outlet.gone:
+        async with ControlPlane(plan.settings, plan.home, plan.environ) as plane:
+            try:
+                async with plane.start(plan.order, plan.backend, on_ask=self._on_ask) as self.run:
+                    await self._tell(self.run)
+            finally:
+                self.left_behind = plane.keeper.notes + plane.keeper.problems
+
+    async def _tell(self, run: Run) -> None:
+        if self.signal is not None or self.outlet.gone:
+            await self._cancel()
+        async for batch in run.batches():
+            await self.outlet.write(self._json(batch) if self.plan.json else self._text(batch))
+            if self.outlet.gone:
                 await self._cancel()
-            async for batch in self.run.batches():
-                await self.outlet.write(self._json(batch) if plan.json else self._text(batch))
-                if self.outlet.gone:
-                    await self._cancel()
-            self._began = float("inf")
+        self._began = float("inf")
 
     def _json(self, batch: Events) -> bytes:
         return relay.events(batch.ref_id, batch.records)

@@ -91,11 +91,20 @@ def _store(*, readonly: bool) -> Iterator[Store]:
         yield store
 
 
+def _say_left_behind(store: Store) -> None:
+    """On stderr: it is no receipt and no fault of one."""
+    from backplane.keeper import left_behind
+
+    for line in left_behind(store.home, store):
+        streams.complain(streams.one_line(line) + "\n")
+
+
 def _list(options: Options) -> int:
     import msgspec
 
     with _store(readonly=True) as store:
         rows = store.list(max(options.limit, 0))
+        _say_left_behind(store)
     for row in rows:
         if options.json:
             streams.write_bytes(msgspec.json.encode(row) + b"\n")
@@ -152,6 +161,7 @@ def _verify(options: Options) -> int:
 def _verify_all(checkpoint: str | None) -> int:
     with _store(readonly=True) as store:
         audit = store.verify_all(_read_checkpoint(checkpoint) if checkpoint is not None else None)
+        _say_left_behind(store)
     for finding in audit.findings:
         streams.write(f"{finding.run_id or 'store'}: {finding.code}: {streams.one_line(finding.fact)}\n")
     pruned = f", {audit.pruned} pruned ones by their place in the chain" if audit.pruned else ""

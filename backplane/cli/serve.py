@@ -35,5 +35,6 @@ def _serve(options: Options) -> int:
     streams.require_descriptors()
     environ, cwd = dict(os.environ), streams.folder()
     settings = config.load(Path(options.config) if options.config else None, environ, cwd)
-    server.main(settings, config.home(environ), environ)
+    for line in server.main(settings, config.home(environ), environ):
+        streams.complain(streams.one_line(line) + "\n")
     return 0

@@ -49,6 +49,11 @@ def head_fact(order: WorkOrder, *, run_id: str, started_at: str, backend: str) -
     return {"fact": "order", "run_id": run_id, "started_at": started_at, "backend": {"id": backend}, "order": stored}
 
 
+def applied_fact(files: int) -> Facts:
+    """The fact that a run's patch was put into its original, so many files."""
+    return {"fact": "applied", "files": files}
+
+
 class Journal:
     """One run's open journal; made by `create`, let go by `close`.
 

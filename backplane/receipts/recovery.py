@@ -23,7 +23,18 @@ from backplane.contract import canonical
 from backplane.contract.capability import read_manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import CONTRACT_VERSION, BackendIdentity, Receipt, RunMetadata, Verification
-from backplane.receipts.journal import FILE_MODE, HEAD, PATCH, TRACE, Facts, Journal, boot_id, disk_error, read_facts
+from backplane.receipts.journal import (
+    FILE_MODE,
+    HEAD,
+    PATCH,
+    TRACE,
+    Facts,
+    Journal,
+    applied_fact,
+    boot_id,
+    disk_error,
+    read_facts,
+)
 from backplane.receipts.pieces import is_intact, seal, with_trace
 from backplane.receipts.rows import Row
 from backplane.receipts.trace import Trace
@@ -144,6 +155,8 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
     }
     if manifest.unknown:
         added["capabilities"] = manifest.unknown
+    if applied := _fact(orphan, "applied"):
+        added["lane"] = {"applied": applied.get("files")}
     return seal(
         Receipt(
             meta=_times(orphan.run_id, order, finished_ns),
@@ -175,6 +188,24 @@ def sealed_before(orphan: Orphan, trace: Trace) -> Receipt | None:
 def is_copy(orphan: Orphan) -> bool:
     """Whether the folder is a copy that was being made; its original is elsewhere."""
     return bool(orphan.facts) and orphan.facts[0].get("fact") == "copied"
+
+
+def note_applied(home: Path, run_id: str, files: int) -> None:
+    """Add to a dead run's head that its patch was put into its original; its receipt is still to be made.
+
+    Raises:
+        StoreError: `receipt_store_failed`.
+    """
+    folder = home / "runs" / run_id
+    if not is_run_id(run_id) or not (folder / HEAD).exists():
+        return
+    with claimed(folder) as lock:
+        if lock is not None and not any(fact.get("fact") == "applied" for fact in read_facts(folder)):
+            journal = Journal(folder, run_id, os.dup(lock), -1)
+            try:
+                journal.note(applied_fact(files))
+            finally:
+                journal.close()
 
 
 def came_without_patch(folder: Path) -> bool:

@@ -2,13 +2,24 @@
 
 A folder goes in; a copy, or the folder itself, is worked in; a git patch comes out, which can be
 put into the original later. `place` opens and closes, `stage` copies, `baseline` compares,
-`patch` keeps the result, `apply` carries it over; `tree`, `copying`, `pack` and `git` are what
-they stand on.
+`patch` keeps the result, `apply`, `exchange` and `moves` carry it over; `tree`, `copying`, `pack` and
+`git` are what they stand on.
 """
 
 from backplane.workspace.apply import Applied, apply_patch
+from backplane.workspace.exchange import Settled
 from backplane.workspace.patch import Change
 from backplane.workspace.place import Patch, Workspace, collect, open_workspace
 from backplane.workspace.tree import Quota
 
-__all__ = ["Applied", "Change", "Patch", "Quota", "Workspace", "apply_patch", "collect", "open_workspace"]
+__all__ = [
+    "Applied",
+    "Change",
+    "Patch",
+    "Quota",
+    "Settled",
+    "Workspace",
+    "apply_patch",
+    "collect",
+    "open_workspace",
+]

@@ -1,0 +1,226 @@
+"""Files of a workspace exchanged for others, all of them or none, whoever is killed meanwhile.
+
+What shall be done is written down beside the run's folder before the first file moves. Whoever comes
+after a maker that died puts everything back, or, when all was in place, only tidies up: `settle`.
+What is exchanged for what is worked out in `apply`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane.errors import WorkspaceError
+from backplane.workspace.copying import remove_tree, write_all
+from backplane.workspace.moves import Intent, Move, Result, Seen, prepare, sync, undo
+from backplane.workspace.patch import failure, names
+from backplane.workspace.tree import open_folder, open_root, opened, printable
+
+INTENT_BYTES_MAX: Final = 256 << 20
+"""Read back of an intent at most; a million files of long names are less."""
+
+_BEGUN, _DONE = ".begun", ".done"
+_DEPOT: Final = re.compile(r"\.backplane-[0-9a-f]{16}")
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What became of an exchange whose maker died."""
+
+    run: str
+    root: str
+    applied: bool
+    """All of it was in place; otherwise all of it was put back."""
+    kept: tuple[str, ...] = ()
+    """Paths that somebody has changed since: left as they are."""
+    problem: str = ""
+    """Why nothing could be done about it yet."""
+
+    def describe(self) -> str:
+        """Say it on one line, with the next step."""
+        root, fact = printable(self.root), f"run {self.run}: putting its patch into"
+        if self.problem:
+            return f"{fact} '{root}' was cut off and cannot be undone yet: {self.problem}; the next start tries again"
+        if self.applied:
+            return f"{fact} '{root}' was cut off at its very end; the patch is applied"
+        if self.kept:
+            left = "what was there before lies in its folder .backplane-*"
+            return f"{fact} '{root}' was cut off; undone but for {names(list(self.kept))}, changed since; {left}"
+        return f"{fact} '{root}' was cut off; all is as before: apply it again"
+
+
+def exchange(run_dir: Path, where: Path, root: int, seen: Seen, results: Mapping[str, Result]) -> Path:
+    """Put every new file into its place, each old one out of it; a failure moves all back.
+
+    Returns:
+        The mark that says it is done, for `tidy`; until then a later start may say so, too.
+
+    Raises:
+        OSError, WorkspaceError: after everything was put back.
+    """
+    with _begin(run_dir) as (mark, fd):
+        name = f".backplane-{secrets.token_hex(8)}"
+        done = mark.with_suffix(_DONE)
+        try:
+            _note(fd, {"root": str(where), "depot": name})
+            os.mkdir(name, 0o700, dir_fd=root)
+            with opened(open_folder(root, name)) as depot:
+                intent = prepare(root, depot, seen, results)
+                _note(fd, msgspec.to_builtins(intent))
+                _sync_folder(mark.parent)
+                try:
+                    Move(root, depot, seen).all(intent.steps)
+                    sync(root, intent)
+                    os.rename(mark, done)
+                    _sync_folder(mark.parent)
+                except BaseException:
+                    # An interrupt must not leave half of a patch either.
+                    undo(root, depot, intent)
+                    raise
+        except BaseException:
+            with contextlib.suppress(WorkspaceError):
+                remove_tree(where / name)
+                mark.unlink(missing_ok=True)
+                done.unlink(missing_ok=True)
+            raise
+        return done
+
+
+def tidy(done: Path) -> None:
+    """Remove the old files, which nobody needs any more, and the mark."""
+    with contextlib.suppress(WorkspaceError, FileNotFoundError):
+        head = _read(done)[0]
+        remove_tree(Path(head["root"]) / head["depot"])
+        done.unlink()
+
+
+def pending(runs: Path) -> list[Path]:
+    """Marks of exchanges that are under way or were cut off."""
+    try:
+        with os.scandir(runs) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.name.endswith((_BEGUN, _DONE)))
+    except FileNotFoundError:
+        return []
+
+
+def unsettled(runs: Path) -> list[str]:
+    """Exchanges that were cut off and wait to be settled, a line each. Changes nothing."""
+    found = []
+    for mark in pending(runs):
+        with contextlib.suppress(FileNotFoundError), opened(os.open(mark, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+            if _lock(fd):
+                lines = _read(mark)
+                where = f" into '{printable(lines[0]['root'])}'" if lines else ""
+                found.append(f"run {_run_of(mark)}: putting its patch{where} was cut off")
+    return found
+
+
+def _run_of(mark: Path) -> str:
+    return mark.name.removeprefix(".").removesuffix(mark.suffix)
+
+
+def marks_of(run_dir: Path) -> list[Path]:
+    """Those of one run."""
+    return [mark for end in (_BEGUN, _DONE) if (mark := run_dir.with_name(f".{run_dir.name}{end}")).exists()]
+
+
+def settle(marks: Iterable[Path], applied: Callable[[str, int], None] = lambda run, files: None) -> list[Settled]:
+    """Undo or finish every exchange whose maker is dead.
+
+    Args:
+        applied: called with run and number of files for one that was complete, before its traces go.
+
+    Returns:
+        What was done, or could not be.
+    """
+    found = []
+    for mark in marks:
+        with contextlib.suppress(FileNotFoundError), opened(os.open(mark, os.O_RDWR | os.O_CLOEXEC)) as fd:
+            if not _lock(fd):
+                continue
+            try:
+                found += _settle(mark, _run_of(mark), applied)
+            except (OSError, ValueError, LookupError, WorkspaceError) as error:
+                found.append(Settled(_run_of(mark), str(mark), applied=False, problem=str(error)))
+    return found
+
+
+def _settle(mark: Path, run: str, applied: Callable[[str, int], None]) -> list[Settled]:
+    lines = _read(mark)
+    if not lines:
+        # Nothing was touched before the first line was whole.
+        mark.unlink()
+        return []
+    where, name = Path(lines[0]["root"]), lines[0]["depot"]
+    if not _DEPOT.fullmatch(name):
+        raise WorkspaceError("execution_workspace_error", f"{mark} is none of ours", hint="remove it")
+    if len(lines) == 1:
+        remove_tree(where / name)
+        mark.unlink()
+        return []
+    intent = msgspec.convert(lines[1], Intent)
+    if mark.suffix == _DONE:
+        applied(run, len(intent.steps))
+        remove_tree(where / name)
+        mark.unlink()
+        return [Settled(run, str(where), applied=True)]
+    with opened(open_root(where)) as root:
+        try:
+            with opened(open_folder(root, name)) as depot:
+                kept = undo(root, depot, intent)
+        except FileNotFoundError:
+            kept = ()  # It was all undone already.
+        if not kept:
+            remove_tree(where / name)
+    mark.unlink()
+    return [Settled(run, str(where), applied=False, kept=kept)]
+
+
+# The mark ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _begin(run_dir: Path) -> Iterator[tuple[Path, int]]:
+    mark = run_dir.with_name(f".{run_dir.name}{_BEGUN}")
+    try:
+        fd = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise failure("another command is putting this patch into its place", "try again when it has ended") from None
+    with opened(fd):
+        if not _lock(fd) or not os.fstat(fd).st_nlink:
+            raise failure("another command is looking after this patch", "try again")
+        yield mark, fd
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _note(fd: int, fact: dict[str, Any]) -> None:
+    # The standard library's writer, because names that are not UTF-8 are lone surrogates here.
+    write_all(fd, json.dumps(fact).encode() + b"\n")
+    os.fsync(fd)
+
+
+def _read(mark: Path) -> list[dict[str, Any]]:
+    """The whole lines of a mark."""
+    with mark.open("rb") as file:
+        lines = file.read(INTENT_BYTES_MAX).split(b"\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def _sync_folder(path: Path) -> None:
+    with opened(open_root(path)) as handle:
+        os.fsync(handle)

@@ -1,0 +1,272 @@
+"""Files moved between a workspace and a depot in it, and back again.
+
+Every new file is written into the depot first; then old ones move out and new ones in. `Intent` says how,
+and is enough to undo it, however far it came. Who writes that down, and when, is in `exchange`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from backplane.workspace.copying import write_all
+from backplane.workspace.pack import LINK, PROGRAM
+from backplane.workspace.patch import failure
+from backplane.workspace.tree import open_folder, opened, parent, printable
+
+SYNC_EACH_MAX: Final = 200
+"""Files and folders forced to the disk one by one, some ms each; past it one call for all disks is quicker."""
+
+Seen = Mapping[str, os.stat_result | None]
+"""What was seen of each path when the exchange was planned; it must still be so when it is replaced."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a path shall be: nothing, or a mode with content."""
+
+    mode: int | None
+    data: bytes = b""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One path, and the names of its old and its new file in the depot."""
+
+    path: str
+    old: str
+    new: str | None
+    made: tuple[int, ...] = ()
+    """Of the new file; whoever changes it later makes it his own."""
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """Everything that is needed to undo an exchange."""
+
+    steps: tuple[Step, ...]
+    made: tuple[str, ...]
+    """Folders that the exchange makes, parents first."""
+    dropped: dict[str, tuple[int, int, int]]
+    """Folders that it may leave empty and remove: mode and owner, parents first."""
+
+
+# Before anything moves -----------------------------------------------------------------------------------------------
+
+
+def prepare(root: int, depot: int, seen: Seen, results: Mapping[str, Result]) -> Intent:
+    """Write every new file into the depot; the steps come in the order in which they are taken."""
+    gone = sorted((path for path, result in results.items() if result.mode is None), reverse=True)
+    fresh = sorted(path for path, result in results.items() if result.mode is not None)
+    each = len(fresh) <= SYNC_EACH_MAX
+    steps = [Step(path, f"old{number}", None) for number, path in enumerate(gone)]
+    for number, path in enumerate(fresh, len(gone)):
+        name = f"new{number}"
+        _write(depot, name, results[path], seen.get(path), sync=each)
+        made = os.stat(name, dir_fd=depot, follow_symlinks=False)
+        steps.append(Step(path, f"old{number}", name, _identity(made)))
+    if each:
+        os.fsync(depot)
+    else:
+        os.sync()
+    return Intent(tuple(steps), _missing(root, fresh), _above(root, [path for path in gone if seen.get(path)]))
+
+
+def _write(depot: int, name: str, result: Result, old: os.stat_result | None, *, sync: bool) -> None:
+    """Write a new file, with the rights and the owner of the one it replaces."""
+    if result.mode == LINK:
+        os.symlink(os.fsdecode(result.data), name, dir_fd=depot)
+        return
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    rights = 0o777 if result.mode == PROGRAM else 0o666
+    with opened(os.open(name, flags, rights, dir_fd=depot)) as file:
+        write_all(file, result.data)
+        if old is not None and stat.S_ISREG(old.st_mode):
+            with contextlib.suppress(PermissionError):
+                os.fchown(file, old.st_uid, old.st_gid)
+            os.fchmod(file, _rights(old.st_mode & 0o777, result.mode == PROGRAM))
+        if sync:
+            os.fsync(file)
+
+
+def _folders(paths: Sequence[str]) -> list[str]:
+    """All folders above these paths, parents first, with a slash at the end."""
+    found = {path[: place + 1] for path in paths for place, letter in enumerate(path) if letter == "/"}
+    return sorted(found)
+
+
+def _look(root: int, folder: str) -> os.stat_result | None:
+    try:
+        with opened(open_folder(root, folder)) as handle:
+            return os.fstat(handle)
+    except OSError:
+        return None
+
+
+def _missing(root: int, fresh: Sequence[str]) -> tuple[str, ...]:
+    return tuple(folder for folder in _folders(fresh) if _look(root, folder) is None)
+
+
+def _above(root: int, gone: Sequence[str]) -> dict[str, tuple[int, int, int]]:
+    found = ((folder, _look(root, folder)) for folder in _folders(gone))
+    return {folder: (facts.st_mode & 0o7777, facts.st_uid, facts.st_gid) for folder, facts in found if facts}
+
+
+# There and back ------------------------------------------------------------------------------------------------------
+
+
+class Move:
+    """Moves files between the workspace and the depot in it."""
+
+    def __init__(self, root: int, depot: int, seen: Seen) -> None:
+        self._root, self._depot, self._seen = root, depot, seen
+
+    def all(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            if step.new is not None:
+                self._put_in(step, step.new)
+            elif self._seen.get(step.path) is not None:
+                self._take_out(step)
+                self._drop_empty(parent(step.path))
+
+    def _take_out(self, step: Step) -> None:
+        """Move what is at a path into the depot, if it is still what the plan saw."""
+        folder, name = _split(step.path)
+        with opened(open_folder(self._root, folder)) as handle:
+            seen, facts = self._seen.get(step.path), os.stat(name, dir_fd=handle, follow_symlinks=False)
+            if seen is not None and (_identity(seen), seen.st_mode) != (_identity(facts), facts.st_mode):
+                raise failure(f"'{printable(step.path)}' was changed just now; nothing was applied", "try again")
+            os.rename(name, step.old, src_dir_fd=handle, dst_dir_fd=self._depot)
+
+    def _drop_empty(self, path: str) -> None:
+        """Remove folders that the last deletion has left empty, as git does."""
+        while path:
+            folder, name = _split(path[:-1])
+            with opened(open_folder(self._root, folder)) as handle:
+                if not _remove_folder(handle, name):
+                    return
+            path = folder
+
+    def _put_in(self, step: Step, new: str) -> None:
+        """Move a new file from the depot to its place, whose old file goes to the depot first."""
+        folder, name = _split(step.path)
+        for path in _folders([step.path]):
+            _make_folder(self._root, path)
+        with opened(open_folder(self._root, folder)) as handle:
+            if _exists(handle, name):
+                self._take_out(step)
+            try:
+                # A link, because a rename would overwrite what somebody has put there this instant.
+                os.link(new, name, src_dir_fd=self._depot, dst_dir_fd=handle, follow_symlinks=False)
+            except FileExistsError:
+                raise
+            except OSError:
+                os.rename(new, name, src_dir_fd=self._depot, dst_dir_fd=handle)
+
+
+def undo(root: int, depot: int, intent: Intent) -> tuple[str, ...]:
+    """Put everything back, however far it came; returns the paths that somebody has changed since. Raises OSError."""
+    for step in reversed(intent.steps):
+        if step.new is not None:
+            _at(root, step.path, _unlink, step.made)
+    for path in reversed(intent.made):
+        _at(root, path[:-1], _remove_folder)
+    for path, (mode, owner, group) in intent.dropped.items():
+        _at(root, path[:-1], _restore_folder, depot, mode, owner, group)
+    for step in intent.steps:
+        if _exists(depot, step.old):
+            _at(root, step.path, _bring_back, depot, step.old)
+    return tuple(sorted(step.path for step in intent.steps if _exists(depot, step.old)))
+
+
+def _at(root: int, path: str, act: Callable[..., object], *arguments: object) -> None:
+    """Act on a name in its folder, unless there is no such folder any more. Raises OSError."""
+    folder, name = _split(path)
+    try:
+        handle = open_folder(root, folder)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return
+        raise
+    with opened(handle):
+        act(handle, name, *arguments)
+
+
+def _bring_back(folder: int, name: str, depot: int, old: str) -> None:
+    if not _exists(folder, name):
+        os.rename(old, name, src_dir_fd=depot, dst_dir_fd=folder)
+
+
+def _unlink(folder: int, name: str, made: tuple[int, ...]) -> None:
+    """Remove a new file that is still what was made."""
+    with contextlib.suppress(FileNotFoundError):
+        if _identity(os.stat(name, dir_fd=folder, follow_symlinks=False)) == made:
+            os.unlink(name, dir_fd=folder)
+
+
+def _exists(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _make_folder(root: int, path: str) -> None:
+    folder, name = _split(path[:-1])
+    with opened(open_folder(root, folder)) as handle, contextlib.suppress(FileExistsError):
+        os.mkdir(name, dir_fd=handle)
+
+
+def _remove_folder(folder: int, name: str) -> bool:
+    """Remove a folder that is empty; whether it was. Raises OSError for anything else."""
+    try:
+        os.rmdir(name, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
+            return False
+        raise
+    return True
+
+
+def _restore_folder(folder: int, name: str, depot: int, mode: int, owner: int, group: int) -> None:
+    if _exists(folder, name):
+        return
+    # Made ready elsewhere: who is killed between two calls shall not leave one with other rights.
+    ready = f"folder-{secrets.token_hex(8)}"
+    os.mkdir(ready, 0o700, dir_fd=depot)
+    with contextlib.suppress(PermissionError):
+        os.chown(ready, owner, group, dir_fd=depot, follow_symlinks=False)
+    os.chmod(ready, mode, dir_fd=depot)
+    os.rename(ready, name, src_dir_fd=depot, dst_dir_fd=folder)
+
+
+def sync(root: int, intent: Intent) -> None:
+    """Force the moves themselves to the disk."""
+    changed = [*(step.path for step in intent.steps), *(path[:-1] for path in (*intent.made, *intent.dropped))]
+    folders = {parent(path) for path in changed}
+    if len(folders) > SYNC_EACH_MAX:
+        os.sync()
+        return
+    for path in folders:
+        _at(root, path + ".", lambda handle, _: os.fsync(handle))
+
+
+def _split(path: str) -> tuple[str, str]:
+    folder = parent(path)
+    return folder, path[len(folder) :]
+
+
+def _rights(old: int, program: bool) -> int:
+    """Keep a file's rights but for the right to run it, which follows the patch."""
+    if bool(old & 0o100) == program:
+        return old
+    return old | (old & 0o444) >> 2 if program else old & ~0o111
+
+
+def _identity(facts: os.stat_result) -> tuple[int, ...]:
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns

@@ -1,0 +1,242 @@
+"""A patch on its way into the original, its command killed with -9 before every single change of the disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from backplane.errors import WorkspaceError
+from backplane.keeper import settle as settle_home
+from backplane.receipts import Store
+from backplane.workspace import apply_patch, exchange
+from tests.test_workspace import Place, snapshot
+
+KILLER: Final = """
+import os, sys
+left = int(sys.argv.pop(1))
+armed = False
+def killing(event, words):
+    global left, armed
+    creates = event == "open" and isinstance(words[2], int) and words[2] & os.O_CREAT
+    armed = armed or (creates and str(words[0]).endswith(".begun"))
+    if armed and (creates or event in CHANGES):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), 9)
+CHANGES = {"os.mkdir", "os.rename", "os.link", "os.symlink", "os.remove", "os.rmdir", "os.chmod", "os.chown"}
+sys.addaudithook(killing)
+"""
+"""Ends its own process by SIGKILL before the n-th change of the disk from the mark on: real, and at every place."""
+
+APPLY: Final = KILLER + "from pathlib import Path; from backplane.workspace import apply_patch\n"
+COMMAND: Final = KILLER + "from backplane.cli import main; sys.exit(main(sys.argv[1:]))\n"
+
+CHANGES_MAX: Final = 200
+"""Far more than the patch of these tests makes."""
+
+
+def killed(script: str, after: int, *words: str) -> int:
+    """Run a script until its n-th change; gives its exit code, -9 when it did not get to its end."""
+    done = subprocess.run([sys.executable, "-c", script, str(after), *words], capture_output=True, timeout=60)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
+    return done.returncode
+
+
+@pytest.fixture
+def patched(tmp_path: Path) -> Place:
+    """A patch with every kind of step: replaced, deleted, new, a folder for a file and the other way round, links."""
+    place = Place(tmp_path)
+    place.write({"same": "s\n", "edited": "e\n", "gone/deep/f": "f\n", "turn": "a file\n", "fold/f": "f\n"})
+    place.write({"run": "r\n"})
+    (place.original / "link").symlink_to("same")
+    (place.original / "edited").chmod(0o640)
+    (place.original / "gone").chmod(0o750)
+    with place.staged() as found:
+        root = found.root
+        for name in ("gone/deep/f", "turn", "fold/f", "link"):
+            (root / name).unlink()
+        for name in ("gone/deep", "gone", "fold"):
+            (root / name).rmdir()
+        place.write({"edited": "E\n", "turn/f": "in a folder\n", "fold": "a file\n", "new/d/f": "n\n"}, root)
+        (root / "link").symlink_to("edited")
+        (root / "run").chmod(0o755)
+        found.difference()
+    return place
+
+
+def test_a_kill_before_any_step_of_apply_leaves_all_or_nothing(patched: Place) -> None:
+    before, kept = snapshot(patched.original), patched.base / "kept"
+    shutil.copytree(patched.original, kept, symlinks=True)
+    told: list[bool] = []
+    for step in range(CHANGES_MAX):
+        code = killed(APPLY + "apply_patch(Path(sys.argv[1]))", step, str(patched.run_dir))
+        found = exchange.settle(exchange.pending(patched.base))
+        told += [one.applied for one in found]
+        assert [(one.problem, one.kept) for one in found] in ([], [("", ())])
+        assert exchange.pending(patched.base) == []
+        now = snapshot(patched.original)
+        if any(one.applied for one in found) or code == 0:
+            with pytest.raises(WorkspaceError, match="applied already"):
+                apply_patch(patched.run_dir)
+            shutil.rmtree(patched.original)
+            shutil.copytree(kept, patched.original, symlinks=True)
+        else:
+            assert now == before
+        if code == 0:
+            break
+    assert step > 20
+    assert {True, False} == set(told)
+    assert apply_patch(patched.run_dir).files
+
+
+def test_a_kill_while_it_is_settled_changes_nothing_about_the_end(patched: Place) -> None:
+    before = snapshot(patched.original)
+    script = KILLER + (
+        "from pathlib import Path; from backplane.workspace import exchange\n"
+        "armed = True; exchange.settle(exchange.pending(Path(sys.argv[1])))\n"
+    )
+    assert killed(APPLY + "apply_patch(Path(sys.argv[1]))", 22, str(patched.run_dir)) == -signal.SIGKILL
+    assert snapshot(patched.original) != before
+    for step in range(CHANGES_MAX):
+        # Each try goes on where the one before was killed, and gets a step further.
+        if killed(script, step, str(patched.base)) == 0:
+            break
+    assert exchange.settle(exchange.pending(patched.base)) == []
+    assert snapshot(patched.original) == before
+
+
+def test_what_somebody_has_changed_since_is_left_and_the_old_file_kept(patched: Place) -> None:
+    for step in range(CHANGES_MAX):
+        exchange.settle(exchange.pending(patched.base))
+        killed(APPLY + "apply_patch(Path(sys.argv[1]))", step, str(patched.run_dir))
+        if "E\n" in contents(patched.original).values():
+            break
+    (patched.original / "edited").write_text("mine since\n")
+    (found,) = exchange.settle(exchange.pending(patched.base))
+    assert (found.kept, found.problem) == (("edited",), "")
+    assert "'edited', changed since; what was there before lies in its folder .backplane-" in found.describe()
+    assert (patched.original / "edited").read_text() == "mine since\n"
+    assert (patched.original / "gone/deep/f").read_text() == "f\n"
+    (depot,) = patched.original.glob(".backplane-*")
+    assert "e\n" in [path.read_text() for path in depot.iterdir() if path.is_file()]
+
+
+def test_an_exchange_that_is_under_way_is_left_alone(patched: Place) -> None:
+    with exchange._begin(patched.run_dir):
+        assert exchange.settle(exchange.pending(patched.base)) == []
+        assert exchange.unsettled(patched.base) == []
+        with pytest.raises(WorkspaceError, match="another command"):
+            apply_patch(patched.run_dir)
+    assert exchange.unsettled(patched.base) == ["run run: putting its patch was cut off"]
+    assert apply_patch(patched.run_dir).files
+
+
+@pytest.mark.parametrize("text", [b"not json\n", b'{"root": "/", "depot": "etc"}\n', b"{}\n"])
+def test_a_mark_that_is_none_of_ours_touches_nothing_and_is_told(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / ".run.begun").write_bytes(text)
+    (found,) = exchange.settle(exchange.pending(tmp_path))
+    assert found.problem
+    assert "the next start tries again" in found.describe()
+    assert (tmp_path / ".run.begun").exists()
+
+
+# Through the front door -----------------------------------------------------------------------------------------------
+
+HOST: Final = """
+import json, os, sys
+def say(**message): print(json.dumps(message), flush=True)
+backend = {"id": "h", "backend_version": None, "adapter_version": None}
+say(t="hello", contract_version="abp/v0.1", backend=backend, capabilities={}, mode="mapped")
+run = json.loads(sys.stdin.readline())
+root = run["work_order"]["workspace"]["root"]
+for name in ("a", "b"):
+    open(os.path.join(root, name), "w").write("new\\n")
+if os.path.exists(os.path.join(root, "c")):
+    os.unlink(os.path.join(root, "c"))
+meta = {"run_id": run["id"], "work_order_id": run["work_order"]["id"], "contract_version": "abp/v0.1",
+        "started_at": "2026-01-15T12:00:00Z", "finished_at": "2026-01-15T12:00:01Z", "duration_ms": 1}
+say(t="final", ref_id=run["id"], receipt={"meta": meta, "backend": backend, "capabilities": {}, "mode": "mapped",
+    "usage_raw": {}, "usage": {}, "trace": [], "artifacts": [], "outcome": "complete", "receipt_sha256": None,
+    "verification": {"git_diff": None, "git_status": None, "harness_ok": True}})
+"""
+
+
+@pytest.fixture
+def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[str]]:
+    """An original of three files, and the words of a run that changes all of them."""
+    root = tmp_path / "ws"
+    root.mkdir()
+    for name in ("a", "b", "c"):
+        (root / name).write_text("old\n")
+    (tmp_path / "host.py").write_text(HOST)
+    monkeypatch.setenv("BACKPLANE_ISOLATION", "off")
+    return root, ["run", "do", "--root", str(root), "--sidecar", f"{sys.executable} {tmp_path / 'host.py'}"]
+
+
+def says(*words: str) -> tuple[str, str]:
+    done = subprocess.run([sys.executable, "-m", "backplane", *words], capture_output=True, timeout=60, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+OLD = {"a": "old\n", "b": "old\n", "c": "old\n"}
+NEW = {"a": "new\n", "b": "new\n"}
+
+
+def contents(root: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in root.iterdir() if path.is_file()}
+
+
+def test_a_kill_in_the_lane_is_settled_and_told_by_the_next_run(
+    backplane_home: Path, order: tuple[Path, list[str]]
+) -> None:
+    root, words = order
+    seen = set()
+    for step in range(3, CHANGES_MAX, 4):
+        code = killed(COMMAND, step, *words, "--lane", "workspace_first")
+        if code == 0:
+            break
+        half = contents(root)
+        _, told = says(*words)
+        now = contents(root)
+        assert now in (OLD, NEW)
+        with Store.open(backplane_home, readonly=True) as store:
+            cut_off = store.load(store.list(2)[1].run_id)
+        own = cut_off.usage_raw["backplane"]
+        if exchange_told := "was cut off" in told:
+            assert ("all is as before" in told) == (now == OLD)
+        assert exchange_told or half in (OLD, NEW)
+        if own["end"]["reason"] == "interrupted":
+            # The receipt of a run that was killed says whether its patch is in the original.
+            assert own.get("lane") == ({"applied": 3} if now == NEW else None)
+        seen.add((own["end"]["reason"], now == NEW))
+        for name, text in OLD.items():
+            (root / name).write_text(text)
+    assert {("interrupted", False), ("interrupted", True)} <= seen
+
+
+def test_doctor_verify_and_apply_say_what_was_cut_off(backplane_home: Path, order: tuple[Path, list[str]]) -> None:
+    root, words = order
+    says(*words)
+    with Store.open(backplane_home, readonly=True) as store:
+        run_id = store.list(1)[0].run_id
+    assert killed(COMMAND, 9, "apply", run_id) == -signal.SIGKILL
+    assert contents(root) not in (OLD, NEW)
+    doctor = subprocess.run([sys.executable, "-m", "backplane", "doctor"], capture_output=True, timeout=60, text=True)
+    assert f"putting its patch into '{root}' was cut off" in doctor.stdout
+    assert "the next run or `apply` here settles it" in doctor.stdout
+    for command in ("verify", "list"):
+        assert f"run {run_id}: putting its patch into" in says("receipts", command)[1]
+    stdout, stderr = says("apply", run_id)
+    assert "was cut off; all is as before: apply it again" in stderr
+    assert "changed 3 files" in stdout
+    assert contents(root) == NEW
+    assert settle_home(backplane_home) == []
+    assert os.listdir(backplane_home / "runs") == [run_id]
