@@ -82,7 +82,8 @@ ROOMS = {
     "__init__": f"{SHAPES} api asks runtime",
     "cli": (
         f"{SHAPES} __init__ config negotiate policy protocol dialects providers workspace receipts backends "
-        "runtime router server conform schemas share validate api asks intake process record relay contain keeper"
+        "runtime router server conform schemas share validate api asks intake process record relay contain keeper "
+        "presets upstream"
     ),
     "__main__": "cli",
     "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",

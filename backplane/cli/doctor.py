@@ -1,6 +1,7 @@
 """`doctor`: what this machine and this configuration can do, and what is missing, with the fix.
 
-Only looks: nothing is installed or changed, nothing started but `git --version` and trials of containment.
+Only looks: nothing is installed or changed, nothing started but `git --version` and trials of containment, and nobody
+is asked over the network but by `--url` and `--probe`.
 """
 
 from __future__ import annotations
@@ -21,10 +22,8 @@ from backplane import __version__, backends, config
 from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_config, add_json
 from backplane.contain.probe import Name, probe
-from backplane.errors import BackplaneError
-from backplane.keeper import left_behind
+from backplane.errors import BackplaneError, ConfigError
 from backplane.process import GUARD_WORKS, run_tool
-from backplane.receipts import Store
 
 PYTHON_MIN: Final = (3, 11)
 GIT_MIN: Final = (2, 30)
@@ -56,6 +55,11 @@ def parser(name: str) -> Parser:
         "backplane doctor",
         _doctor,
     )
+    made.add_argument("--probe", action="store_true", help="also try each configured model service: some tokens each")
+    made.add_argument("--url", metavar="URL", help="only try this base address of a model service")
+    made.add_argument("--protocol", metavar="P", help="what it speaks; a wrong name lists them")
+    made.add_argument("--key-env", metavar="NAME", help="the variable that holds the key")
+    made.add_argument("--model", metavar="M", help="the model to ask; else the first that is listed")
     add_config(made)
     add_json(made, "one JSON object a finding and line")
     return made
@@ -63,7 +67,14 @@ def parser(name: str) -> Parser:
 
 def _doctor(options: Options) -> int:
     environ = dict(os.environ)
-    findings = list(examine(environ, streams.folder(), Path(options.config) if options.config else None))
+    if options.url is not None:
+        from backplane.cli.services import check_url
+
+        findings = [Finding("service", one.state, one.fact, one.fix) for one in check_url(options, environ)]
+    else:
+        _refuse_alone(options)
+        file = Path(options.config) if options.config else None
+        findings = list(examine(environ, streams.folder(), file, over_network=options.probe))
     marks = {"ok": "ok", "note": "note", "missing": "MISSING"}
     for finding in findings:
         if options.json:
@@ -75,15 +86,22 @@ def _doctor(options: Options) -> int:
     return 1 if any(finding.state == "missing" for finding in findings) else 0
 
 
-def examine(environ: Mapping[str, str], cwd: Path, file: Path | None) -> Iterator[Finding]:
+def _refuse_alone(options: Options) -> None:
+    for name in ("protocol", "key_env", "model"):
+        if getattr(options, name) is not None:
+            raise ConfigError("config_invalid", f"--{name.replace('_', '-')} is for --url", hint="name a --url, too")
+
+
+def examine(
+    environ: Mapping[str, str], cwd: Path, file: Path | None, *, over_network: bool = False
+) -> Iterator[Finding]:
     """Look at everything, in the order in which it matters."""
     yield _python()
     yield _git(environ)
     yield _sqlite()
     yield from _home(environ)
-    yield from _left_behind(environ)
     yield from _layers(environ)
-    yield from _configured(environ, cwd, file)
+    yield from _configured(environ, cwd, file, over_network)
 
 
 def _python() -> Finding:
@@ -138,21 +156,6 @@ def _home(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding("free space", "note" if few else "ok", f"{free / 2**30:.1f} GiB", "free some space" if few else "")
 
 
-def _left_behind(environ: Mapping[str, str]) -> Iterator[Finding]:
-    home = config.home_path(environ)
-    if not os.access(home, os.R_OK | os.X_OK):
-        return  # Said already, or there is nothing yet.
-    try:
-        with Store.open(home, readonly=True) as store:
-            lines = left_behind(home, store)
-    except BackplaneError as error:
-        yield Finding("store", "missing", error.message, error.hint or "")
-        return
-    for line in lines:
-        fact, _, fix = line.partition("; ")
-        yield Finding("cut off", "note", fact, fix)
-
-
 # Containment layers: what the machine has, each tried. What a run had is in its receipt. ------------------------------
 
 
@@ -180,7 +183,7 @@ _HOLDS: Final[Mapping[Name, str]] = {
 # Configuration and backends ------------------------------------------------------------------------------------------
 
 
-def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None) -> Iterator[Finding]:
+def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_network: bool) -> Iterator[Finding]:
     try:
         found = file or config.find_file(environ, cwd)
         settings = config.load(file, environ, cwd)
@@ -201,3 +204,13 @@ def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None) -> Ite
         # One that nobody configured is an offer; one that somebody did is a promise.
         needed = status.id in settings.backends or status.id == settings.default_backend
         yield Finding(f"backend {status.id}", "missing" if needed else "note", status.why, status.fix)
+    yield from _services(settings, environ, over_network)
+
+
+def _services(settings: config.Settings, environ: Mapping[str, str], over_network: bool) -> Iterator[Finding]:
+    if all(backend.host is None for backend in settings.backends.values()):
+        return
+    from backplane.cli.services import check_backends
+
+    for name, check in check_backends(settings, environ, over_network=over_network):
+        yield Finding(f"service {name}", check.state, check.fact, check.fix)

@@ -1,0 +1,95 @@
+"""What `doctor` finds out about the addresses and keys of models' services.
+
+An address is looked at always, asked over the network only where the caller wants it. Keys are read from the
+environment, go into a request's header, and are never printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from backplane import presets
+from backplane.cli.parser import Options
+from backplane.errors import BackplaneError, ConfigError
+from backplane.upstream.baseurl import Check, key_doubts, path_doubts
+from backplane.upstream.endpoint import PROTOCOLS, Endpoint
+
+if TYPE_CHECKING:
+    from backplane.config import Settings
+
+
+def check_url(options: Options, environ: Mapping[str, str]) -> list[Check]:
+    """Try the address that the command line names.
+
+    Raises:
+        ConfigError: `config_invalid`, the protocol or the key's variable is missing.
+    """
+    if options.protocol not in PROTOCOLS:
+        named = f"no protocol {options.protocol!r}" if options.protocol else "--url needs --protocol"
+        raise ConfigError("config_invalid", named, hint=f"one of: {', '.join(PROTOCOLS)}")
+    key = None
+    if options.key_env is not None:
+        key = environ.get(options.key_env, "").strip()
+        if not key:
+            fact = f"the variable {options.key_env} of --key-env is not set or empty"
+            raise ConfigError("config_invalid", fact, hint=f"export {options.key_env}=…")
+    looks = path_doubts(options.protocol, options.url)
+    try:
+        endpoint = _endpoint(options.protocol, options.url, key)
+    except ConfigError as error:
+        return looks or [Check("missing", error.message, error.hint or "")]
+    return _tried(endpoint, options.model, options.key_env or "")
+
+
+def check_backends(
+    settings: Settings, environ: Mapping[str, str], *, over_network: bool
+) -> Iterator[tuple[str, Check]]:
+    """Look at every configured backend that speaks with a service, or try it; yields its name with each check."""
+    for name, backend in settings.backends.items():
+        if backend.host != presets.HOST:
+            continue
+        try:
+            service = presets.read_options(backend.options, f"backends.{name}.options")
+        except BackplaneError as error:
+            yield name, Check("missing", error.message, error.hint or "")
+            continue
+        key = environ.get(service.key_env, "").strip() if service.key_env else ""
+        if not over_network:
+            doubts = [
+                *key_doubts(service.base_url, has_key=bool(key)),
+                *path_doubts(service.protocol, service.base_url),
+            ]
+            yield from ((name, check) for check in doubts)
+            continue
+        if service.key_env and not key:
+            yield name, Check("missing", f"{service.key_env} is not set", f"export {service.key_env}=…")
+            continue
+        headers = {
+            label: environ.get(value[1:], "") if value.startswith("$") else value
+            for label, value in service.headers.items()
+        }
+        endpoint = _endpoint(
+            service.protocol, service.base_url, key or None, headers, service.query, key_in_query=service.key_in_query
+        )
+        yield from ((name, check) for check in _tried(endpoint, service.model, service.key_env or ""))
+
+
+def _endpoint(
+    protocol: str, base_url: str, key: str | None, headers: Mapping[str, str] | None = None,
+    query: Mapping[str, str] | None = None, *, key_in_query: bool = False,
+) -> Endpoint:  # fmt: skip
+    from backplane.upstream import probe
+
+    return Endpoint(
+        protocol=protocol, base_url=base_url.strip(), api_key=key, headers=dict(headers or {}), query=dict(query or {}),
+        key_in_query=key_in_query, connect_s=probe.CONNECT_S, first_byte_s=probe.FIRST_BYTE_S,
+    )  # fmt: skip
+
+
+def _tried(endpoint: Endpoint, model: str | None, key_env: str) -> list[Check]:
+    import anyio
+
+    from backplane.upstream.probe import probe
+
+    return anyio.run(probe, endpoint, model, key_env)
