@@ -15,6 +15,9 @@ from backplane.ir import Loss, LossKind
 NOTHING: Final[tuple[Json, ...]] = (None, "", [], {})
 """Values that say nothing."""
 
+KIND_WORDS: Final = frozenset({"type", "role", "object"})
+"""Members that say what kind of thing something is; the translation of these words is not worth a loss each."""
+
 _MISSING: Final = object()
 
 
@@ -33,7 +36,8 @@ def unnamed(
     text = json_text(written)
     there = {leaf for leaf in leaves(written) if isinstance(leaf, int | float)}
     out: list[Loss] = []
-    for pointer, before, after in changed(document, back, ""):
+    differences = list(changed(document, back, ""))
+    for pointer, before, after in differences:
         if is_named(pointer, named):
             continue
         kind, code, reason = _judge(before, after, text, there)
@@ -41,6 +45,12 @@ def unnamed(
         out.append(
             Loss(path=pointer, dialect=source, target=target, kind=kind, code=code, reason=reason, size_chars=size)
         )
+    named.update(pointer for pointer, _, _ in differences)
+    for pointer, leaf in placed_leaves(document, ""):
+        if pointer.rpartition("/")[2] in KIND_WORDS or _stands_as_such(leaf, text, there) or is_named(pointer, named):
+            continue
+        reason = "the target says it in other words"
+        out.append(Loss(path=pointer, dialect=source, target=target, kind="degraded", code="shape", reason=reason))
     return tuple(out)
 
 
@@ -64,16 +74,28 @@ def _stands(leaf: Any, text: str, there: set[Any]) -> bool:
     return inner in text or json_text(inner)[1:-1] in text
 
 
+def _stands_as_such(leaf: Any, text: str, there: set[Any]) -> bool:
+    """Whether a value that says something stands in a document, a truth value by its own word."""
+    if isinstance(leaf, bool):
+        return json_text(leaf) in text
+    return leaf in NOTHING or _stands(leaf, text, there)
+
+
+def placed_leaves(value: Json, pointer: str) -> Iterator[tuple[str, Any]]:
+    """Yield pointer and value of everything that holds no other value."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from placed_leaves(inner, f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}")
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from placed_leaves(inner, f"{pointer}/{place}")
+    else:
+        yield pointer, value
+
+
 def leaves(value: Json) -> Iterator[Any]:
     """Yield every value that holds no other."""
-    if isinstance(value, dict):
-        for inner in value.values():
-            yield from leaves(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from leaves(inner)
-    else:
-        yield value
+    return (leaf for _, leaf in placed_leaves(value, ""))
 
 
 def changed(before: Json, after: Json, pointer: str) -> Iterator[tuple[str, Any, Any]]:

@@ -495,7 +495,7 @@ def read_answer(response: Json, flavour: Flavour) -> Translated[Answer]:
     rest = need_object(response, "")
     ext: dict[str, Any] = {}
     absent: list[str] = []
-    if "choices" not in rest and "error" in rest:
+    if rest.get("choices") is None and ("error" in rest or rest.get("object") == "error"):
         return Translated(_read_failure(rest, flavour))
     calls = _Calls()
     found = need_list(rest, "choices", "")
@@ -520,7 +520,7 @@ def read_answer(response: Json, flavour: Flavour) -> Translated[Answer]:
 
 def _read_failure(rest: dict[str, Any], flavour: Flavour) -> Answer:
     error = rest.get("error")
-    message = error.get("message") if type(error) is dict else error
+    message = error.get("message") if type(error) is dict else error or rest.get("message")
     return Answer(
         dialect=flavour.name, candidates=(), error=message if type(message) is str else "unknown error",
         ext={flavour.name: _escaped(rest)},
@@ -564,8 +564,9 @@ def read_usage(usage: dict[str, Any], at: str, flavour: Flavour) -> Usage:
     inputs = _take_details(rest, "prompt_tokens_details")
     outputs = _take_details(rest, "completion_tokens_details")
     read = take(inputs, "cached_tokens", int)
-    if read is None and flavour.cached_tokens_on_top:
-        read = take(rest, "cached_tokens", int)
+    if read is None and (read := take(rest, "cached_tokens", int)) is not None:
+        if not flavour.cached_tokens_on_top:
+            ext["#on_top"] = True
     elif read is not None and flavour.cached_tokens_on_top:
         ext["#details"] = True
     write, thought = take(inputs, "cache_write_tokens", int), take(outputs, "reasoning_tokens", int)

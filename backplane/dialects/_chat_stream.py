@@ -49,7 +49,7 @@ class _Choice:
         self.open: tuple[str, int] | None = None
         """Member and block that text goes to."""
         self.calls: dict[int, list[Any]] = {}
-        """Native place of a call → block, texts, whether it is open, id and name."""
+        """Native place of a call → block, texts, whether it is open, id."""
         self.last_call = 0
         self.has_calls = False
         self.has_stopped = False
@@ -186,7 +186,7 @@ class ChatReader:
         found = call.get(kind)
         body: dict[str, Any] = found if type(found) is dict else {}
         known = state.calls.get(place)
-        if known is None:
+        if known is None or _is_other(call.get("id"), known):
             self._start_call(state, place, call, body, kind, out)
             known = state.calls[place]
         state.last_call = place
@@ -217,12 +217,18 @@ class ChatReader:
         if made:
             call_id = f"{MADE_ID}{self.made}"
             self.made += 1
-        state.calls[place] = [index, [], True]
+        self._move(state, place)
+        state.calls[place] = [index, [], True, call_id]
         part = ToolUse(
             id=str(call_id), id_made=made, name=name if type(name) is str else "", input={}, text="", kind=kind,
             at=f"/choices/{state.number}/delta/tool_calls/{place}",
         )  # fmt: skip
         out.append(PartStarted(index, part, state.number))
+
+    def _move(self, state: _Choice, place: int) -> None:
+        """Keep a call whose place another takes; it is whole, so nothing will look for it there."""
+        if place in state.calls:
+            state.calls[-2 - len(state.calls)] = state.calls.pop(place)
 
     def _member(self, state: _Choice, key: str, value: Any, out: list[StreamEvent]) -> None:
         if key == "function_call" and type(value) is dict:
@@ -273,6 +279,12 @@ class ChatReader:
                 ext={self.flavour.name: {"expires_at": audio["expires_at"]}} if "expires_at" in audio else {},
             )  # fmt: skip
             out += [PartStarted(index, part, state.number), PartStopped(index, None, state.number)]
+
+
+def _is_other(call_id: Any, known: list[Any]) -> bool:
+    """Whether an id begins another call at the place of a whole one: Gemini's own gateway counts them all as 0."""
+    is_new = type(call_id) is str and call_id and call_id != known[3]
+    return bool(is_new) and parse_json("".join(known[1])) is not None
 
 
 def _failure(error: Json) -> StreamFailed:

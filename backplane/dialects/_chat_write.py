@@ -26,11 +26,12 @@ from backplane.dialects._parts import (
     Writer,
     arguments_text,
     check_meaning,
-    detail_path,
     effort_of,
     give_back,
     is_home_raw,
     is_plain,
+    kind_of,
+    lose_detail,
     lose_marks,
     lose_part,
     lose_signature,
@@ -346,18 +347,18 @@ def _write_media(media: Media, flavour: Flavour, ledger: Ledger) -> dict[str, An
         body: Json = {"url": url}
         if media.detail in DETAILS or (media.detail is not None and ledger.is_home):
             body["detail"] = media.detail
-        elif media.detail is not None:
-            ledger.drop(detail_path(media, ledger), "media", "no such level of detail here", media.detail)
+        else:
+            lose_detail(media, ledger)
         out = {"type": key, key: url if shape(media, flavour.name, "#plain_url") else body}
     elif media.kind == "audio" and media.data is not None:
         form = (media.media_type or "audio/wav").partition("/")[2]
         out = {"type": "input_audio", "input_audio": {"data": media.data, "format": form}}
         if not ledger.is_home:
             ledger.degrade(media.at, "shape", "the type of a sound is one word here")
-    elif media.kind == "document" and flavour.has_files:
+    elif media.kind == "document" and (flavour.has_files or ledger.is_home):
         out = _write_file(media, flavour, ledger)
-    is_film = media.kind == "video" and not ledger.is_home
-    if out is None or (is_film and (flavour.has_files or media.data is None)):
+    # Kimi reads films, yet the types of the SDK that it names as its own have no word for them.
+    if out is None or (media.kind == "video" and not ledger.is_home):
         ledger.drop(media.at, "media", f"the target takes no {media.kind} in this form", msgspec.to_builtins(media))
         return None
     is_filename = media.kind == "document" and media.name is None and media.text is None
@@ -523,7 +524,7 @@ def write_answer(answer: Answer, flavour: Flavour) -> Translated[Json]:
     out: dict[str, Any] = {}
     if answer.error is not None and not answer.candidates:
         give_back(answer, out, ledger)
-        if "error" not in out:
+        if "error" not in out and not (ledger.is_home and out):
             out["error"] = {"message": answer.error, "type": "upstream_error", "param": None, "code": None}
         return Translated(out, ledger.done())
     for key, value in (("id", answer.id), ("created", answer.created), ("model", answer.model)):
@@ -554,6 +555,8 @@ def _write_choice(candidate: Candidate, place: int, flavour: Flavour, ledger: Le
         message["name"] = candidate.message.name
     _write_assistant(candidate.message, message, flavour, ledger, is_answer=True)
     give_back(candidate.message, message, ledger)
+    if not ledger.is_home:
+        _keep_citations(message, candidate.message, ledger)
     absent = shape(candidate, flavour.name, ABSENT) or ()
     if "message/role" not in absent:
         native = candidate.message.native_role if ledger.is_home else None
@@ -565,6 +568,14 @@ def _write_choice(candidate: Candidate, place: int, flavour: Flavour, ledger: Le
     give_back(candidate, choice, ledger)
     put_constants(candidate, choice, flavour.name, {"index": place})
     return choice
+
+
+def _keep_citations(message: dict[str, Any], source: Message, ledger: Ledger) -> None:
+    """Leave out what a gateway hangs on a message beside citations of addresses."""
+    found = message.get("annotations")
+    if type(found) is list and any(kind_of(one) != "url_citation" for one in found):
+        ledger.drop(f"{source.at}/annotations", "citation", "only citations of addresses are said here", found)
+        message["annotations"] = [one for one in found if kind_of(one) == "url_citation"]
 
 
 def write_stop(candidate: Candidate, ledger: Ledger) -> str | None:
@@ -596,7 +607,8 @@ def write_usage(usage: Usage, flavour: Flavour, ledger: Ledger) -> Json:
         elif not ledger.is_home:
             ledger.synthesise(f"{usage.at}/{key}", "required", "a counter that was not said is written as 0")
             out[key] = 0
-    on_top = flavour.cached_tokens_on_top and not shape(usage, flavour.name, "#details")
+    memory = "#details" if flavour.cached_tokens_on_top else "#on_top"
+    on_top = flavour.cached_tokens_on_top != bool(shape(usage, flavour.name, memory))
     if usage.cache_read is not None and on_top:
         out["cached_tokens"] = usage.cache_read
     details = (

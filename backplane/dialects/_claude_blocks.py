@@ -11,12 +11,12 @@ from backplane.dialects._parts import (
     ABSENT,
     Ledger,
     arguments_object,
-    detail_path,
     escape,
     give_back,
     is_home_raw,
     is_plain,
     kind_of,
+    lose_detail,
     lose_marks,
     lose_part,
     lose_signature,
@@ -509,8 +509,7 @@ def _write_media(part: Media, ledger: Ledger) -> dict[str, Any] | None:
         out["title"] = title
     elif title is not None:
         ledger.drop(part.at, "media", "an image has no name here", title)
-    if part.detail is not None:
-        ledger.drop(detail_path(part, ledger), "media", "no level of detail here", part.detail)
+    lose_detail(part, ledger)
     lose_foreign_signature(part, ledger)
     return out
 

@@ -302,9 +302,8 @@ class CodexReader:
         if type(error) is dict:
             out += self._error({**error, "type": "error"})
         out.append(self._stop(response, answer, str(chunk.get("type")).partition(".")[2]))
-        # Some servers end with an empty list although items came.
-        has_done = any(item.is_done for item in self.items.values())
-        has_all = answer is not None and (answer.candidates[0].message.parts or not has_done)
+        # Some servers, and every failure half way, end with an empty list although something was said.
+        has_all = answer is not None and (answer.candidates[0].message.parts or not self.next_index)
         return [*out, Ended(answer if has_all else None)]
 
     def _stop(self, response: dict[str, Any], answer: Answer | None, word: str) -> Stopped:
@@ -540,7 +539,7 @@ class CodexWriter(BaseWriter):
 
     def _count(self, response: dict[str, Any]) -> None:
         stopped = self.sum.stops.get(0)
-        if stopped is not None and stopped.stop in ("refusal", "pause", "stop_sequence", "other"):
+        if stopped is not None and stopped.stop in ("refusal", "pause", "stop_sequence", "error", "other"):
             self.ledger.degrade(stopped.at, "stop", f"{stopped.raw or stopped.stop} became {response.get('status')}")
         if self.sum.usage is None and not self.ledger.is_home:
             response["usage"] = None

@@ -17,11 +17,11 @@ from backplane.dialects._parts import (
     Ledger,
     arguments_object,
     cache_write_path,
-    detail_path,
     escape,
     give_back,
     is_home_raw,
     json_text,
+    lose_detail,
     lose_marks,
     lose_part,
     lose_signature,
@@ -546,8 +546,7 @@ def _write_media(part: Media, ledger: Ledger) -> dict[str, Any] | None:
         body["displayName"] = part.name
     elif (label := part.name or part.title) is not None:
         ledger.drop(part.at, "media", "data has no name here", label)
-    if part.detail is not None:
-        ledger.drop(detail_path(part, ledger), "media", "no level of detail here", part.detail)
+    lose_detail(part, ledger)
     return {name: respell(part, body, ledger, name)}
 
 

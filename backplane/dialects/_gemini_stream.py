@@ -349,6 +349,8 @@ class GeminiWriter(BaseWriter):
     def __init__(self, source: str) -> None:
         super().__init__(source, NAME)
         self.stops: dict[int, str | None] = {}
+        self.calls: dict[int, dict[int, list[Json] | None]] = {}
+        """Choice → the calls that wait for one that began earlier, and None for those that go on."""
         self.is_complete = False
 
     def _chunk(self, candidates: list[Json]) -> Json:
@@ -368,6 +370,8 @@ class GeminiWriter(BaseWriter):
         text = getattr(part, "text", None)
         if text and isinstance(part, Text | Refusal | Thinking):
             return self.on_delta(PartDelta(event.index, text, "text", event.choice))
+        if isinstance(part, ToolUse):
+            self.calls.setdefault(event.choice, {})[event.index] = None
         return []
 
     def on_delta(self, event: PartDelta) -> list[Json]:
@@ -407,7 +411,21 @@ class GeminiWriter(BaseWriter):
         if isinstance(part, Text | Thinking | Refusal) and not part.text and not getattr(part, "redacted", None):
             return []
         written = write_part(part, {}, self.ledger)
-        return [] if written is None else self._parts(event.choice, [written])
+        made = [] if written is None else self._parts(event.choice, [written])
+        return self._in_turn(event, made) if event.index in self.calls.get(event.choice, {}) else made
+
+    def _in_turn(self, event: PartStopped, made: list[Json]) -> list[Json]:
+        """Give out calls in the order in which they began: without ids it is all that tells one from another."""
+        waiting = self.calls[event.choice]
+        waiting[event.index] = made
+        out: list[Json] = []
+        for index in sorted(waiting):
+            ready = waiting[index]
+            if ready is None:
+                break
+            out += ready
+            del waiting[index]
+        return out
 
     def on_stop(self, event: Stopped) -> list[Json]:
         parts = tuple(block.part for key, block in self.sum.blocks.items() if key[0] == event.choice)
@@ -422,6 +440,7 @@ class GeminiWriter(BaseWriter):
         if self.is_complete:
             return []
         self.is_complete = True
+        rest = [ready for waiting in self.calls.values() for _, ready in sorted(waiting.items()) if ready]
         candidates: list[Json] = []
         for choice, word in self.stops.items():
             candidate: dict[str, Any] = {"content": {"role": "model", "parts": [{"text": ""}]}, "index": choice}
@@ -437,7 +456,7 @@ class GeminiWriter(BaseWriter):
             self.ledger.losses += scratch.losses
         if self.ledger.is_home:
             chunk.update(self.sum.notes.get((None, False), {}))
-        return [chunk] if chunk.keys() & {"candidates", "usageMetadata"} else []
+        return [*itertools.chain(*rest), *([chunk] if chunk.keys() & {"candidates", "usageMetadata"} else [])]
 
     def on_noted(self, event: Noted) -> list[Json]:
         return [] if self.ledger.is_home else super().on_noted(event)

@@ -28,6 +28,7 @@ from backplane.ir import (
     ServerTool,
     Text,
     ToolResult,
+    ToolSpec,
     ToolUse,
 )
 
@@ -319,6 +320,22 @@ def created_path(ledger: Ledger) -> str:
 def detail_path(part: Part, ledger: Ledger) -> str:
     """Return where the source says how closely to look at an image."""
     return f"{part.at}/detail" if ledger.source == "codex" else f"{part.at}/image_url/detail"
+
+
+def lose_detail(part: Media, ledger: Ledger) -> None:
+    """Report how closely an image is to be looked at; `auto` asks for nothing."""
+    if part.detail == "auto":
+        ledger.degrade(detail_path(part, ledger), "shape", "the usual level of detail, said in words")
+    elif part.detail is not None:
+        ledger.drop(detail_path(part, ledger), "media", "no such level of detail here", part.detail)
+
+
+def lose_strict(tool: ToolSpec, ledger: Ledger) -> None:
+    """Report a tool whose arguments have to fit; one that says no is what others do anyway."""
+    if tool.strict:
+        ledger.drop(tool.at, "tool_field", "no tool is strict here", True)
+    elif tool.strict is not None:
+        ledger.degrade(tool.at, "shape", "not strict, said in words")
 
 
 CACHE_WRITE: Final[dict[str, str]] = {

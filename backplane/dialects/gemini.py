@@ -37,6 +37,7 @@ from backplane.dialects._parts import (
     check_meaning,
     created_path,
     give_back,
+    lose_strict,
     need_list,
     need_object,
     shape,
@@ -205,8 +206,7 @@ def _write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
             out["parameters"] = own
         else:
             out["parametersJsonSchema"] = tool.schema
-    if tool.strict is not None:
-        ledger.drop(tool.at, "tool_field", "a tool is not strict or lax here", tool.strict)
+    lose_strict(tool, ledger)
     if tool.cache is not None:
         ledger.drop(tool.at, "cache", "the target has no breakpoint here", tool.cache)
     respell(tool, out, ledger)

@@ -126,9 +126,14 @@ def judged(name: str, chunks: list[Any]) -> dict[str, Any] | None:
     try:
         return referees.facts(name, chunks)
     except referees.Refused:
-        if name == "codex":
-            return referees.response_facts(chunks[-1]["response"])
-        return None
+        whole = wholes(chunks)[-1] if name == "codex" else {"output": []}
+        return referees.response_facts(whole) if whole["output"] else None
+
+
+def wholes(chunks: list[Any]) -> list[Any]:
+    """Return the whole answers that events repeat, after one that says nothing."""
+    found = (chunk.get("response") for chunk in chunks)
+    return [{"output": []}, *(whole for whole in found if type(whole) is dict and "output" in whole)]
 
 
 def m3(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
@@ -138,7 +143,7 @@ def m3(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
             if truth is None:
                 continue
             ours = our_facts(answer_of(name, chunks))
-            if name == "codex" and not truth["text"] and not truth["calls"] and "empty list" in title:
+            if name == "codex" and not wholes(chunks)[-1]["output"]:
                 truth["text"] = ours["text"]  # the referee believes the empty list
             wrong = {key: (truth[key], ours[key]) for key in truth if truth[key] != ours[key]}
             yield f"{name} stream {title!r}", str(wrong) if wrong else None
@@ -150,6 +155,9 @@ def m4(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
             continue
         for title, chunks in corpus.streams(source):
             where = f"{source} → {target} stream {title!r}"
+            ours = our_facts(answer_of(source, chunks))
+            if ours["stop"] is None and not any((ours["text"], ours["thinking"], ours["calls"])):
+                continue  # it only failed: there is nothing to add up
             done = StreamTranslation(source, target)
             written = [made for chunk in chunks for made in done.feed(chunk)] + done.finish()
             broken = [why for made in written if (why := referees.invalid_chunk(target, made))]
@@ -161,7 +169,6 @@ def m4(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
             except referees.Refused as error:
                 yield where, f"refused: {error}"
                 continue
-            ours = our_facts(answer_of(source, chunks))
             yield where, unlike(ours, theirs, source, {loss.code for loss in done.losses})
 
 
@@ -291,7 +298,14 @@ def m6(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
                 yield where, str(wrong) if wrong else None
 
 
-MEASURES: dict[str, Callable[[Corpus], Iterator[Finding]]] = {"M1": m1, "M2": m2, "M3": m3, "M4": m4, "M5": m5, "M6": m6}
+MEASURES: dict[str, Callable[[Corpus], Iterator[Finding]]] = {
+    "M1": m1,
+    "M2": m2,
+    "M3": m3,
+    "M4": m4,
+    "M5": m5,
+    "M6": m6,
+}
 
 
 def report(corpus: Corpus, names: list[str]) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from backplane.dialects import read_stream
 from backplane.errors import BackplaneError
 from tests.dialects import measures
-from tests.dialects.dialect_corpus import Corpus
+from tests.dialects.dialect_corpus import KINDS, NAMES, Corpus
 
 Found = tuple[str, str, Any]
 """Dialect, kind (`request`, `response`, `stream`) and the document or chunks."""
@@ -102,7 +102,7 @@ def in_file(path: Path) -> Iterator[Found | None]:
         yield from _of_wire(whole)
         return
     for line in [whole] if not isinstance(whole, str) else map(_json, text.splitlines()):
-        found = list(_of_line(line, path))
+        found: list[Found | None] = [*_of_line(line, path)]
         yield from found or [None]
 
 
@@ -113,7 +113,7 @@ def _of_wire(text: str) -> Iterator[Found | None]:
 
 
 def _of_line(line: Any, path: Path) -> Iterator[Found]:
-    if isinstance(line, dict) and path.parent.name in measures.NAMES and ("document" in line or "chunks" in line):
+    if isinstance(line, dict) and path.parent.name in NAMES and ("document" in line or "chunks" in line):
         kind = "stream" if "chunks" in line else path.stem.removesuffix("s")
         yield path.parent.name, kind, line.get("chunks", line.get("document"))
     elif isinstance(line, dict) and ("url" in line or "path" in line):
@@ -146,8 +146,8 @@ def corpus_of(folder: Path) -> tuple[Corpus, int, list[str]]:
 def main(folder: str, names: list[str]) -> int:
     """Print what was found and the six measures; return the exit code."""
     corpus, left, unread = corpus_of(Path(folder))
-    for name in measures.NAMES:
-        counts = [len(corpus.documents(name, kind)) for kind in measures.KINDS]
+    for name in NAMES:
+        counts = [len(corpus.documents(name, kind)) for kind in KINDS]
         print(f"{name}: {counts[0]} requests, {counts[1]} responses, {len(corpus.streams(name))} streams")
     print(f"left out, no model traffic: {left}; refused as no document of its dialect: {len(unread)}")
     for line in unread:
