@@ -23,7 +23,9 @@ from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_config, add_json
 from backplane.contain.probe import Name, probe
 from backplane.errors import BackplaneError, ConfigError
+from backplane.keeper import left_behind
 from backplane.process import GUARD_WORKS, run_tool
+from backplane.receipts import Store
 
 PYTHON_MIN: Final = (3, 11)
 GIT_MIN: Final = (2, 30)
@@ -100,6 +102,7 @@ def examine(
     yield _git(environ)
     yield _sqlite()
     yield from _home(environ)
+    yield from _left_behind(environ)
     yield from _layers(environ)
     yield from _configured(environ, cwd, file, over_network)
 
@@ -154,6 +157,21 @@ def _home(environ: Mapping[str, str]) -> Iterator[Finding]:
     free = shutil.disk_usage(place).free
     few = free < FREE_BYTES_MIN
     yield Finding("free space", "note" if few else "ok", f"{free / 2**30:.1f} GiB", "free some space" if few else "")
+
+
+def _left_behind(environ: Mapping[str, str]) -> Iterator[Finding]:
+    home = config.home_path(environ)
+    if not os.access(home, os.R_OK | os.X_OK):
+        return  # Said already, or there is nothing yet.
+    try:
+        with Store.open(home, readonly=True) as store:
+            lines = left_behind(home, store)
+    except BackplaneError as error:
+        yield Finding("store", "missing", error.message, error.hint or "")
+        return
+    for line in lines:
+        fact, _, fix = line.partition("; ")
+        yield Finding("cut off", "note", fact, fix)
 
 
 # Containment layers: what the machine has, each tried. What a run had is in its receipt. ------------------------------
