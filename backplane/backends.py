@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import anyio
 import msgspec
 
-from backplane import presets
+from backplane import agents, presets
 from backplane.config import BackendSettings, Limits, Settings, child_environment, user_folder
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError
@@ -30,6 +30,9 @@ SHIPPED: Final[dict[str, tuple[str, ...]]] = {
     "shell": ("shell.py",),
     "mock": ("mock.py",),
     presets.HOST: ("api.py",),
+    "acp": ("acp.py",),
+    "opencode": ("acp.py", "opencode"),
+    "qwen": ("acp.py", "qwen"),
 }
 """Hosts that come with the package: name → file under `hosts/` and its arguments."""
 
@@ -102,6 +105,8 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     """Paths beside the workspace that it may change when it is contained; absolute."""
     endpoints: tuple[str, ...] = ()
     """Where it may always connect to."""
+    agent: agents.Agent | None = None
+    """The program that a shipped host drives; None where it drives none, or is not known."""
 
     @property
     def key(self) -> str:
@@ -320,6 +325,10 @@ def _from_settings(
         env[presets.OPTIONS] = msgspec.json.encode(declared.options).decode()
         secrets += [env[variable] for variable in service.variables]
     argv = tuple(declared.command or ()) or shipped_command(declared.host or name)
+    agent = _agent(name, declared) if declared.command is None else None
+    if agent is not None:
+        argv = (*argv[: len(argv) - len(SHIPPED[declared.host or name]) + 1], agent.row)
+        env[agents.OPTIONS] = msgspec.json.encode(declared.options).decode()
     home = str(user_folder(environ))
     return ProcessBackend(
         id=name,
@@ -330,7 +339,15 @@ def _from_settings(
         remote=declared.remote,
         writable=tuple(home + path[1:] if path[:1] == "~" else path for path in declared.writable),
         endpoints=endpoints,
+        agent=agent,
     )
+
+
+def _agent(name: str, declared: BackendSettings) -> agents.Agent | None:
+    """The program that this backend's shipped host drives. Raises ConfigError."""
+    file, *arguments = SHIPPED[declared.host or name]
+    where = f"the options of [backends.{name}]"
+    return agents.agent_of(find_shared("hosts") / file, tuple(arguments), declared.options, where)
 
 
 def _of_service(
@@ -400,4 +417,9 @@ def _status(name: str, settings: Settings, environ: Mapping[str, str]) -> Backen
             fix=f"install it, or correct the command of [backends.{name}]",
             command=backend.argv,
         )
+    if backend.agent is not None and shutil.which(backend.agent.program, path=search) is None:
+        why, fix = f"{backend.agent.program} is not found or not executable", "name it with the option `program`"
+        if backend.agent.install:
+            fix = f"install it: {backend.agent.install}; or {fix}"
+        return BackendStatus(id=name, ready=False, why=why, fix=fix, command=backend.argv)
     return BackendStatus(id=name, ready=True, command=backend.argv)

@@ -1,7 +1,7 @@
 """Any agent that speaks the Agent Client Protocol, by a profile: one process and one session a run.
 
-The first argument names a row of `acp.toml`, or `agent` for a program that the options describe; the second holds
-options as JSON. Every tool that the agent asks about is put to the control plane. Nothing of the agent is left.
+The argument names a row of `acp.toml`; a backend's options lie over it, and describe an agent that has no row. Every
+tool that the agent asks about is put to the control plane. Nothing of the agent is left.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from backplane.agents import OPTIONS
 from backplane.contract.capability import Level
 from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.sidecar import Done, Host, HostRun, main
@@ -79,23 +80,23 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Servers the agent starts, in the protocol's words: name, command, args, env."""
 
 
-def read_profile(arguments: list[str]) -> tuple[str, Profile]:
-    """The profile that the command line names, with the options over it.
+def read_profile(name: str, options: str) -> Profile:
+    """The profile of this name with the options over it.
+
+    Args:
+        options: JSON.
 
     Raises:
         ConfigError: `config_invalid`.
     """
-    name, options = (arguments[0] if arguments else ""), (arguments[1] if len(arguments) > 1 else "{}")
     rows = tomllib.loads(PROFILES.read_text(encoding="utf-8"))
     try:
         given = msgspec.json.decode(options, type=dict[str, Any])
-        name = str(given.pop("profile", name))
-        if name not in rows and "program" not in given:
-            fix = f'give profile = one of {", ".join(rows)}; or program = "…" for another agent'
-            raise ConfigError("config_invalid", f"no profile {name!r} of an agent", hint=fix)
-        return name, msgspec.convert({**rows.get(name, {}), **given}, Profile)
+        given.pop("profile", None)
+        return msgspec.convert({**rows.get(name, {}), **given}, Profile)
     except msgspec.MsgspecError as error:
-        raise ConfigError("config_invalid", f"options of the host acp: {error}") from error
+        fix = f"a profile is one of {', '.join(rows)}; its members are explained in {PROFILES.name}"
+        raise ConfigError("config_invalid", f"options of the host acp: {error}", hint=fix) from error
 
 
 class Turn:
@@ -415,8 +416,12 @@ def level(text: str) -> Level:
 
 
 if __name__ == "__main__":
-    NAME, PROFILE = read_profile(sys.argv[1:])
-    HOST = Host(id=NAME, capabilities={name: level(text) for name, text in PROFILE.capabilities.items()})
+    NAME = sys.argv[1] if len(sys.argv) > 1 else ""
+    PROFILE = read_profile(NAME, os.environ.pop(OPTIONS, "{}"))
+    HOST = Host(
+        id=NAME or Path(PROFILE.program).name,
+        capabilities={name: level(text) for name, text in PROFILE.capabilities.items()},
+    )
 
     async def work(run: HostRun) -> Done:
         return await drive(run, PROFILE)

@@ -34,6 +34,9 @@ ROOMS = {
     "targets": f"{SHAPES} globs",
     "policy": f"{SHAPES} globs targets",
     "asks": f"{SHAPES} policy",
+    "hooking": f"{SHAPES} asks config process",
+    "hooks": f"{SHAPES} asks config globs hooking policy redact targets",
+    "checkpoints": f"{SHAPES} policy targets workspace",
     "redact": SHAPES,
     "negotiate": SHAPES,
     "record": f"{SHAPES} policy protocol redact",
@@ -58,17 +61,18 @@ ROOMS = {
     "acp": f"{SHAPES} jsonrpc",
     "tools": f"{SHAPES} globs ir policy process",
     "presets": "errors",
-    "backends": f"{SHAPES} config presets process share",
+    "agents": "errors",
+    "backends": f"{SHAPES} agents config presets process share",
     "keeper": f"{SHAPES} config contain record receipts workspace",
     "parcel": f"{SHAPES} workspace",
     "remote": f"{SHAPES} config parcel workspace",
     "sealing": f"{SHAPES} remote keeper record receipts workspace",
     "splits": f"{SHAPES} redact",
     "outbox": f"{SHAPES} backends",
-    "intake": f"{SHAPES} asks config outbox protocol record splits",
-    "api": f"{SHAPES} backends config intake runtime",
+    "intake": f"{SHAPES} asks checkpoints config hooks negotiate outbox protocol record splits",
+    "api": f"{SHAPES} backends config hooks intake runtime",
     "runtime": (
-        f"{SHAPES} backends config contain intake keeper negotiate outbox policy protocol receipts record redact "
+        f"{SHAPES} backends checkpoints config contain hooks intake keeper negotiate outbox policy protocol receipts record redact "
         "remote sealing sessions splits workspace"
     ),
     "providers": f"{SHAPES} ir backends sessions",
@@ -79,16 +83,16 @@ ROOMS = {
     "schemas": f"{SHAPES} share config",
     "validate": f"{SHAPES} share config policy protocol schemas",
     # the front door
-    "__init__": f"{SHAPES} api asks runtime",
+    "__init__": f"{SHAPES} api asks hooking hooks runtime",
     "cli": (
         f"{SHAPES} __init__ config negotiate policy protocol dialects providers workspace receipts backends "
-        "runtime router server conform schemas share validate api asks intake process record relay contain keeper "
+        "runtime router server conform schemas share validate api asks intake process record relay contain hooks keeper "
         "presets upstream"
     ),
     "__main__": "cli",
     "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",
     # the far side of the line
-    "hosts": f"{SHAPES} config cost ir presets sidecar dialects turn upstream process policy acp tools",
+    "hosts": f"{SHAPES} agents config cost ir presets sidecar dialects turn upstream process policy acp tools",
 }
 """Room → the rooms that it may import. A row may stand here before its room does."""
 

@@ -1,0 +1,53 @@
+"""Which program of somebody else a shipped host drives, and what a person is told when it is not there.
+
+A host that drives one has a table beside its file, `NAME.toml`: a row an agent, with `program` and `install`. How the
+program is spoken with is the host's own affair.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane.errors import ConfigError
+
+OPTIONS: Final = "BACKPLANE_AGENT_OPTIONS"
+"""Variable that takes a backend's options to such a host, as JSON: an argument could be read by every user."""
+
+
+class Agent(msgspec.Struct, frozen=True):
+    """A row of the table, as far as it is of interest here."""
+
+    row: str
+    program: str
+    """A name to be looked for on PATH, or a path."""
+    install: str = ""
+    """The command that installs it."""
+
+
+def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any], where: str) -> Agent | None:
+    """The agent that a shipped host is to drive; None for a host that drives none.
+
+    Args:
+        host: the host's file.
+        arguments: of the host; the first names a row.
+        options: of the backend: `profile` names another row, `program` another program.
+        where: what an error calls the options.
+
+    Raises:
+        ConfigError: `config_invalid`, neither a row nor a program is named.
+    """
+    table = host.with_suffix(".toml")
+    if not table.is_file():
+        return None
+    rows = tomllib.loads(table.read_text(encoding="utf-8"))
+    row = options.get("profile", arguments[0] if arguments else "")
+    program = options.get("program", rows.get(row, {}).get("program") if isinstance(row, str) else None)
+    if not isinstance(program, str) or not isinstance(row, str):
+        fix = f'give profile = one of {", ".join(rows)}; or program = "…" with its arguments'
+        raise ConfigError("config_invalid", f"{where} name no agent", hint=fix)
+    return Agent(row, program, rows.get(row, {}).get("install", ""))
