@@ -14,14 +14,18 @@ if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
     from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
     from backplane.errors import BackplaneError
+    from backplane.hooking import Call
+    from backplane.hooks import Hook
     from backplane.runtime import ControlPlane, Run
 
 __version__: Final = "0.1.0"
 
 __all__ = [
     "BackplaneError",
+    "Call",
     "ControlPlane",
     "Decision",
+    "Hook",
     "PolicyProfile",
     "Receipt",
     "Run",
@@ -34,8 +38,10 @@ __all__ = [
 
 _HOME: Final[dict[str, str]] = {
     "BackplaneError": "errors",
+    "Call": "hooking",
     "ControlPlane": "runtime",
     "Decision": "asks",
+    "Hook": "hooks",
     "PolicyProfile": "contract.work",
     "Receipt": "contract.receipt",
     "Run": "runtime",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from backplane.config import Settings
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
 from backplane.errors import ConfigError
+from backplane.hooks import Hook, taken
 from backplane.intake import OnAsk
 from backplane.runtime import ControlPlane, Run
 
@@ -33,6 +34,7 @@ async def start(
     backend: str | Backend | None = None,
     root: str | os.PathLike[str] | None = None,
     on_ask: OnAsk | None = None,
+    hooks: Sequence[Hook] = (),
     settings: Settings | None = None,
     home: Path | None = None,
 ) -> AsyncIterator[Run]:
@@ -45,6 +47,7 @@ async def start(
         backend: a name, or a backend of your own; None takes the configured default.
         root: the folder to work on, over the order's own.
         on_ask: answers what the policy leaves open.
+        hooks: asked before tools run and after, beside the configuration's and the order's own.
         settings: None loads the configuration as the command line does.
         home: the state folder; None takes the usual one.
 
@@ -57,9 +60,10 @@ async def start(
         workspace = msgspec.structs.replace(whole.workspace, root=os.fspath(root))
         whole = msgspec.structs.replace(whole, workspace=workspace)
     chosen = settings or config.load(None, os.environ, Path.cwd())
+    whole, own = taken(whole)
     async with (
         ControlPlane(chosen, home or config.home(os.environ), os.environ) as plane,
-        plane.start(whole, _backend(backend, chosen), on_ask=on_ask) as run,
+        plane.start(whole, _backend(backend, chosen), on_ask=on_ask, hooks=(*own, *hooks)) as run,
     ):
         yield run
 

@@ -61,6 +61,15 @@ def answer(ask: wire.Ask, decision: Decision) -> wire.Answer:
     )
 
 
+def changed(ask: wire.Ask, decision: Decision, reason: str) -> Decision:
+    """Say yes to an ask that was changed on its way: with what it holds now."""
+    decision = msgspec.structs.replace(decision, decision="modify", reason=reason)
+    if ask.kind == "result":
+        text = ask.output if isinstance(ask.output, str) else None
+        return msgspec.structs.replace(decision, text=text)
+    return msgspec.structs.replace(decision, input=ask.input)
+
+
 def describe(ask: wire.Ask) -> str:
     """One readable line for the event that records an ask."""
     if ask.kind == "tool":

@@ -113,6 +113,25 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 _OVERRIDES: Final = ("hello_s", "idle_s", "run_s", "cancel_grace_s")
 
 
+HOOK_MS: Final = 30_000
+"""For a hook's answer, where nothing else is said: a linter or a small test takes seconds."""
+
+
+class HookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[hooks]]`: a command that is asked before a tool runs, or after it."""
+
+    event: Literal["pre_tool", "post_tool"]
+    command: tuple[str, ...]
+    """Program and arguments; `load` makes relative paths in it absolute."""
+    tools: tuple[str, ...] = ("*",)
+    """Globs on the tool's names, the agent's own and the neutral one."""
+    name: str = ""
+    """What the receipt calls it; empty takes the program's name."""
+    timeout_ms: Count = HOOK_MS
+    on_failure: Literal["deny", "allow"] = "deny"
+    """What counts when it fails, is late, or was not asked at all."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that is set and not asked for with one order."""
 
@@ -123,6 +142,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     isolation: Isolation = "best_effort"
     policy: str | None = None
     """Policy of orders that bring none: `default`, `strict`, or a file, whose path is absolute after `load`."""
+    hooks: tuple[HookSettings, ...] = ()
+    """Asked about the tools of every run."""
 
     def limits_of(self, backend: str) -> Limits:
         """The limits of one backend: its own where it has some."""
@@ -150,9 +171,8 @@ def tighter(configured: Isolation, asked: object) -> Isolation:
 
 
 _LIMITS: Final = {field.name: field.type for field in msgspec.structs.fields(Limits)}
-_PLAIN: Final = {
-    field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in ("backends", "limits")
-}
+_TABLES: Final = ("backends", "limits", "hooks")
+_PLAIN: Final = {field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in _TABLES}
 SINGLE: Final[dict[str, Any]] = {**_PLAIN, **_LIMITS}
 """Settings that a flag or a variable can give, by their name; the variable is `BACKPLANE_` and the name in capitals."""
 
@@ -225,7 +245,11 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
         raise _invalid(source, _line_of(text, ("backends",)), "`backends` must be a table")
     own: Settings = _convert(table, Settings, (), source, text)
     named = {name: _backend(name, value, source, text, folder) for name, value in backends.items()}
-    return msgspec.structs.replace(own, backends=named, policy=_policy_place(own.policy, folder))
+    replace = msgspec.structs.replace
+    hooks = tuple(
+        replace(hook, command=absolute_command(hook.command, folder)) if hook.command else hook for hook in own.hooks
+    )
+    return replace(own, backends=named, policy=_policy_place(own.policy, folder), hooks=hooks)
 
 
 def _policy_place(policy: str | None, folder: Path) -> str | None:

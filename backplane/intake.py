@@ -16,6 +16,7 @@ import anyio.abc
 
 from backplane import asks
 from backplane.asks import Decision
+from backplane.checkpoints import RunCheckpoints
 from backplane.config import Limits
 from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json, timestamp_at
@@ -27,6 +28,7 @@ from backplane.contract.events import (
     Failed,
     RunCompleted,
     RunStarted,
+    TurnEnded,
     Warned,
     carried,
     carry,
@@ -34,6 +36,8 @@ from backplane.contract.events import (
 )
 from backplane.contract.receipt import read_receipt
 from backplane.errors import BackplaneError, ContractError, PolicyError, from_code
+from backplane.hooks import Hook, Hooks
+from backplane.negotiate import supplied
 from backplane.outbox import Outbox
 from backplane.protocol import Broken, ControlEnd, Dropped, Events, Noise, Unknown
 from backplane.record import Facts
@@ -86,9 +90,22 @@ class Intake:
         self._remembered: dict[str, Decision] = {}
         """Tool → what was decided about it for the rest of the run."""
         self._pongs: dict[int, anyio.Event] = {}
+        self.hooks: Hooks | None = None
+        """Who is asked after the policy and before anybody else; None for nobody."""
+        self.checkpoints = RunCheckpoints(False, now, self._report, self._keep_checkpoints)
         self.on_patch: Callable[[wire.Patch], None] | None = None
         """Takes the chunks of a patch from another machine; None where none was asked for."""
         self._splits = Splits(facts.redactor) if facts.redactor.forms else None
+
+    @property
+    def put_above(self) -> Callable[[wire.Ask], Awaitable[Decision]] | None:
+        """Puts a hook's question to the caller; None where nobody answers."""
+        return self._put_above if self._on_ask is not None else None
+
+    @property
+    def tools_asked(self) -> int:
+        """Asks about tools that wait for their answer: none of these tools is at work."""
+        return sum(ask.kind != "input" for ask in self.asks_open.values())
 
     def connect(self, outbox: Outbox, tasks: anyio.abc.TaskGroup) -> None:
         """Where answers go, and where an ask may wait for its answer."""
@@ -141,10 +158,28 @@ class Intake:
             for event in events:
                 if type(event) not in _QUIET:
                     self._facts.look(event)
+                    self._compare(event)
             if self._facts.limit is not None:
                 reason, text = self._facts.limit
                 self._decide(reason, PolicyError("policy_denied", text, hint="raise the limit in the order"))
+        if events and type(events[-1]) is not TurnEnded:
+            self.checkpoints.goes_on()
         self.progressed = self.progressed or any(_carries_something(event) for event in events)
+
+    def _compare(self, event: AgentEvent) -> None:
+        """Follow the tools: which of them are at work, and which ran without the question that was due."""
+        self.checkpoints.look(event)
+        passed_over = self.hooks.look(event) if self.hooks is not None else None
+        if passed_over is not None:
+            self._decide("failed", passed_over)
+
+    def _report(self, body: dict[str, Json], message: str) -> None:
+        if not self.over.is_set():
+            self._hand_on([self._add("checkpoint", body, message)])
+
+    def _keep_checkpoints(self, told: dict[str, Json]) -> None:
+        self._facts.added["checkpoints"] = told
+        self._facts.manifest = supplied(self._facts.manifest, ("checkpointing",))
 
     def _add(self, name: str, body: Json, message: str) -> Events:
         """An event of our own, in the trace like any other."""
@@ -244,20 +279,82 @@ class Intake:
         self._facts.asked(ask)
         self.progressed = True
         decision, by = asks.judge(self._facts.policy, ask, root=self._facts.root), "policy"
-        if decision is None and ask.kind == "tool" and isinstance(ask.name, str):
-            decision, by = self._remembered.get(ask.name), "caller"
-        if decision is None and (self._on_ask is None or self._tasks is None):
-            decision, by = asks.by_default(ask, "nobody is there to answer"), "default"
-        if decision is None and len(self.asks_open) >= ASKS_OPEN_MAX:
-            decision, by = asks.by_default(ask, f"{ASKS_OPEN_MAX} asks are open already"), "default"
-        if decision is not None:
+        hooks = self._hooks_of(ask, decision)
+        if not hooks and decision is None:
+            decision, by = self._without_caller(ask)
+        elif hooks and (self._tasks is None or len(self.asks_open) >= ASKS_OPEN_MAX):
+            decision, by = Decision(decision="deny", reason=f"{ASKS_OPEN_MAX} asks are open already"), "default"
+            hooks = ()
+        waits = bool(hooks) or (self._keeps_before(ask) and (decision is None or decision.decision != "deny"))
+        if decision is not None and not waits:
             return [raised, self._answer(ask, decision, by=by)]
         assert self._tasks is not None
         self.asks_open[ask.id] = ask
-        self._tasks.start_soon(self._ask_caller, ask, raised.events[0])
+        self._tasks.start_soon(self._ask_others, ask, raised.events[0], hooks, decision)
         return [raised]
 
-    async def _ask_caller(self, ask: wire.Ask, event: AgentEvent) -> None:
+    def _hooks_of(self, ask: wire.Ask, decision: Decision | None) -> tuple[Hook, ...]:
+        if self.hooks is None:
+            return ()
+        return () if decision is not None and decision.decision == "deny" else self.hooks.of(ask, decision)
+
+    def _keeps_before(self, ask: wire.Ask) -> bool:
+        return self.checkpoints.auto and self._tasks is not None and len(self.asks_open) < ASKS_OPEN_MAX
+
+    def _without_caller(self, ask: wire.Ask) -> tuple[Decision | None, str]:
+        """What is decided without asking the caller again; None where he has to be."""
+        decision: Decision | None = None
+        if ask.kind == "tool" and isinstance(ask.name, str):
+            decision = self._remembered.get(ask.name)
+        if decision is not None:
+            return decision, "caller"
+        if self._on_ask is None or self._tasks is None:
+            return asks.by_default(ask, "nobody is there to answer"), "default"
+        if len(self.asks_open) >= ASKS_OPEN_MAX and ask.id not in self.asks_open:
+            return asks.by_default(ask, f"{ASKS_OPEN_MAX} asks are open already"), "default"
+        return None, "caller"
+
+    async def _ask_others(
+        self, ask: wire.Ask, event: AgentEvent, hooks: tuple[Hook, ...], decided: Decision | None
+    ) -> None:
+        """Keep the state, put the ask to its hooks, then to the caller if it is still open."""
+        await self.checkpoints.before(ask)
+        changed, by = "", "policy"
+        if hooks:
+            ask, decided, by, changed = await self._ask_hooks(ask, hooks)
+            event = self._add("ask", asks.body(ask), asks.describe(ask)).events[0] if changed else event
+        if decided is None:
+            decided, by = self._without_caller(ask)
+        if decided is None:
+            decided, by = await self._ask_caller(ask, event)
+        if changed and decided.decision == "allow":
+            decided, by = asks.changed(ask, decided, f"hook {changed!r} changed it"), "hook" if by == "policy" else by
+        del self.asks_open[ask.id]
+        self.progressed = True
+        if not self.over.is_set():
+            self._hand_on([self._answer(ask, decided, by=by)])
+
+    async def _ask_hooks(self, ask: wire.Ask, hooks: tuple[Hook, ...]) -> tuple[wire.Ask, Decision | None, str, str]:
+        """The ask as its hooks left it, and what they or the policy say to it then."""
+        assert self.hooks is not None
+        assert self._facts.policy is not None
+        with anyio.move_on_after(self._limits.ask_s):
+            heard = await self.hooks.hear(ask, hooks, self._facts.root)
+            if heard.decision is not None:
+                return heard.ask, heard.decision, "hook", heard.changed_by
+            verdict = asks.judge(self._facts.policy, heard.ask, root=self._facts.root)
+            return heard.ask, verdict, "policy", heard.changed_by
+        reason = f"no answer of the hooks within {self._limits.ask_s:g} s"
+        return ask, Decision(decision="deny", reason=reason), "default", ""
+
+    async def _put_above(self, ask: wire.Ask) -> Decision:
+        """A hook that lies with the caller: he is asked as for what the policy leaves open."""
+        assert self._on_ask is not None
+        event = self._add("ask", asks.body(ask), asks.describe(ask)).events[0]
+        decision, _ = await self._ask_caller(ask, event)
+        return decision
+
+    async def _ask_caller(self, ask: wire.Ask, event: AgentEvent) -> tuple[Decision, str]:
         """Let the caller answer, within the time an ask may take."""
         assert self._on_ask is not None
         assert isinstance(event, AskRaised)
@@ -271,10 +368,7 @@ class Intake:
                 decision = Decision(decision="deny", reason=f"the answering callback failed: {type(error).__name__}")
         if by == "caller" and decision.remember == "run" and decision.decision != "modify":
             self._remember(ask, decision)
-        del self.asks_open[ask.id]
-        self.progressed = True
-        if not self.over.is_set():
-            self._hand_on([self._answer(ask, decision, by=by)])
+        return decision, by
 
     def _remember(self, ask: wire.Ask, decision: Decision) -> None:
         if ask.kind == "tool" and isinstance(ask.name, str):
@@ -285,6 +379,8 @@ class Intake:
         assert self._outbox is not None
         self._outbox.write(self._line.send(asks.answer(ask, decision)))
         self._facts.answered(ask, decision.decision)
+        if self.hooks is not None:
+            self.hooks.answered(ask, decision)
         body = {"id": ask.id, "decision": decision.decision, "by": by, "reason": decision.reason}
         return self._add("answer", body, f"{decision.decision} by {by}: {decision.reason}")
 

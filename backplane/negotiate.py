@@ -1,7 +1,7 @@
 """What an order requires against what a backend says it has.
 
 A manifest and requirements go in, one finding a requirement comes out, with its reason and
-with the smallest change to the order that this backend would take. Emulating what is
+with the smallest change to the order that this backend would take. Who supplies what is
 missing, choosing another backend and asking the host are not here.
 """
 
@@ -14,7 +14,16 @@ from typing import Final, Literal
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.contract.capability import CAPABILITIES, Level, Manifest, Requirement, Requirements, Threshold
+from backplane.contract.capability import (
+    CAPABILITIES,
+    EMULATED,
+    UNSUPPORTED,
+    Level,
+    Manifest,
+    Requirement,
+    Requirements,
+    Threshold,
+)
 from backplane.errors import CapabilityError
 
 Verdict = Literal["native", "emulated", "restricted", "missing"]
@@ -81,6 +90,12 @@ class Negotiation(msgspec.Struct, frozen=True):
             "findings": [msgspec.to_builtins(finding) for finding in self.findings],
             "smallest_change": [change.to_wire() for change in self.smallest_change],
         }
+
+
+def supplied(manifest: Manifest, names: Iterable[str]) -> Manifest:
+    """The manifest with what the control plane supplies itself, as emulated; what the backend has stays its own."""
+    missing = {name: EMULATED for name in names if manifest.levels.get(name, UNSUPPORTED).name == "unsupported"}
+    return msgspec.structs.replace(manifest, levels={**manifest.levels, **missing}) if missing else manifest
 
 
 def negotiate(requirements: Requirements, manifest: Manifest) -> Negotiation:

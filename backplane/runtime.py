@@ -12,7 +12,7 @@ import os
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +23,7 @@ import anyio.to_thread
 import msgspec
 
 from backplane.backends import Backend, Link, Opener, ProcessBackend
+from backplane.checkpoints import automatic
 from backplane.config import Limits, Settings, tighter
 from backplane.contract import envelope as wire
 from backplane.contract.capability import Manifest, read_manifest
@@ -30,9 +31,10 @@ from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import Mode, WorkOrder
 from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, WorkspaceError, from_code
+from backplane.hooks import CAPABILITY, Hook, Hooks, above, below, configured
 from backplane.intake import Intake, OnAsk, now
 from backplane.keeper import Keeper, Preparation
-from backplane.negotiate import negotiate, refusal
+from backplane.negotiate import negotiate, refusal, supplied
 from backplane.outbox import Outbox
 from backplane.policy import compile_policy
 from backplane.protocol import ControlEnd, Events, version_compatible
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from backplane.remote import Remote
     from backplane.sealing import Sealed
     from backplane.workspace import Workspace
+    from backplane.workspace.checkpoints import Checkpoint
 
 EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1")
 """What this control plane announces with every run."""
@@ -104,6 +107,7 @@ class ControlPlane:
         backend: Backend,
         *,
         on_ask: OnAsk | None = None,
+        hooks: Sequence[Hook] = (),
         limits: Limits | None = None,
         run_id: str | None = None,
     ) -> AsyncIterator[Run]:
@@ -113,6 +117,8 @@ class ControlPlane:
 
         Args:
             on_ask: answers what the policy leaves open; without it the ask's default decides.
+            hooks: asked before tools run and after, beside those of the settings and those of the order that lie
+                with whoever gave it.
             limits: in place of the backend's and the settings'.
             run_id: a UUID for the run, taken unless a run has it already; None makes one.
 
@@ -127,7 +133,7 @@ class ControlPlane:
             )
         failure: Exception | None = None
         async with self._slots, AsyncExitStack() as stack:
-            run = await self._run(order, backend, on_ask, limits, run_id)
+            run = await self._run(order, backend, on_ask, limits, run_id, hooks)
             tasks: anyio.abc.TaskGroup | None = None
             if run._admit():
                 try:
@@ -168,11 +174,27 @@ class ControlPlane:
         return run
 
     async def _run(
-        self, order: WorkOrder, backend: Backend, on_ask: OnAsk | None, limits: Limits | None, run_id: str | None
+        self,
+        order: WorkOrder,
+        backend: Backend,
+        on_ask: OnAsk | None,
+        limits: Limits | None,
+        run_id: str | None,
+        hooks: Sequence[Hook] = (),
     ) -> Run:
         if run_id is None or not await anyio.to_thread.run_sync(self.keeper.is_new, run_id):
             run_id = str(uuid.uuid4())
-        return Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits, run_id)
+        return Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits, run_id, hooks)
+
+
+def _without_checkpoints(order: WorkOrder) -> WorkOrder:
+    """They are made here, so a control plane below is not to make them once more."""
+    vendor = {name: value for name, value in order.config.vendor.items() if name != "abp.checkpoints"}
+    if isinstance(vendor.get("abp"), dict):
+        vendor["abp"] = {name: value for name, value in vendor["abp"].items() if name != "checkpoints"}
+    if vendor == order.config.vendor:
+        return order
+    return msgspec.structs.replace(order, config=msgspec.structs.replace(order.config, vendor=vendor))
 
 
 def _offers(hello: wire.Hello, whole: Manifest, order: WorkOrder, backend_id: str) -> list[Manifest]:
@@ -208,6 +230,7 @@ class Run:
         on_ask: OnAsk | None,
         limits: Limits,
         run_id: str,
+        hooks: Sequence[Hook],
     ) -> None:
         self.id = run_id
         self.order = order
@@ -234,7 +257,9 @@ class Run:
         self._intake = Intake(
             self.id, self.facts, limits, self._line, on_ask=on_ask, decide=self._decide, hand_on=self._hand_on
         )
-        self._remote = self._way_there() if backend.remote else None
+        self._hooks = tuple(hooks)
+        """All of them once the run is admitted."""
+        self._remote: Remote | None = None
         self._cell: Cell | None = None
         self._left = False
         """Whoever wanted the run has gone before it began."""
@@ -256,7 +281,7 @@ class Run:
         from backplane.remote import Remote
 
         isolation = tighter(self._plane.settings.isolation, self.order.abp("isolation"))
-        return Remote(self.id, self.order, self.backend_id, self._limits, isolation)
+        return Remote(self.id, below(self.order, self._hooks), self.backend_id, self._limits, isolation)
 
     @property
     def folder(self) -> Path | None:
@@ -326,19 +351,69 @@ class Run:
             raise BackendError("backend_timeout", f"{self.backend_id!r} did not answer a ping within {PING_S:g} s")
         return time.perf_counter() - began
 
+    async def checkpoint(self, name: str | None = None) -> Checkpoint:
+        """Keep the workspace as it is now, under a name; None takes the checkpoint's id.
+
+        Raises:
+            WorkspaceError: `execution_workspace_error`: before the order was sent or after the end, the name is taken
+                or is none, there is no room, or the agent works on another machine.
+        """
+        return await self._intake.checkpoints.make(name)
+
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints of this run, oldest first; the state `start` is always there beside them."""
+        return self._intake.checkpoints.made
+
+    async def rewind(self, name: str) -> Checkpoint | None:
+        """Put the workspace back to a checkpoint, by name or id; None comes back for `start`.
+
+        Only while the agent rests: it waits for the answer to an ask, or between two turns.
+
+        Raises:
+            WorkspaceError: `execution_workspace_error`, as `checkpoint`; or the agent is at work, there is no such
+                checkpoint, or a file changed meanwhile. Then nothing was changed.
+        """
+        return await self._intake.checkpoints.rewind(name, self._intake.tools_asked)
+
     # Before the order is sent.
 
     def _admit(self) -> bool:
         """Everything that can be decided without starting anything; False when the run is refused."""
         try:
             self.facts.policy = compile_policy(self.order.policy)
+            self._attach()
             kept = self._plane.keeper.kept_manifest(self._backend.key)
             if kept is not None:
-                self._negotiate(read_manifest(kept))
+                self._negotiate(self._with_ours(read_manifest(kept), EXTENSIONS))
         except BackplaneError as error:
             self._decide("refused", error)
             return False
         return True
+
+    def _attach(self) -> None:
+        """The hooks of the configuration, the caller and the order, and when to keep the workspace's state.
+
+        Raises:
+            ConfigError, PolicyError, CapabilityError: something of it is wrong, or nobody would answer.
+        """
+        intake = self._intake
+        self._hooks = (*configured(self._plane.settings.hooks), *self._hooks, *above(self.order))
+        if self._hooks:
+            environ = self._plane.environ
+            intake.hooks = Hooks(self._hooks, self.id, environ, self.facts.redactor, intake.put_above)
+        auto = automatic(self.order)
+        # On another machine they are made there, by the same word of the order.
+        intake.checkpoints.auto = auto and not self._backend.remote
+        self._remote = self._way_there() if self._backend.remote else None
+
+    def _with_ours(self, manifest: Manifest, extensions: tuple[str, ...]) -> Manifest:
+        """What a backend has, and what is wanted of it and supplied here."""
+        wanted = {requirement.capability for requirement in self.order.requirements.required}
+        wanted |= {CAPABILITY[hook.event] for hook in self._hooks}
+        wanted |= {"checkpointing"} if self._intake.checkpoints.auto else set()
+        here = set(CAPABILITY.values()) if "ask/1" in extensions else set()
+        here |= {"checkpointing"} if self._remote is None else set()
+        return supplied(manifest, wanted & here)
 
     async def _open(self) -> AbstractAsyncContextManager[Link]:
         """The way to start the host, contained as far as was asked for and can be had.
@@ -453,6 +528,7 @@ class Run:
     async def _begin(self) -> None:
         """Hear the hello, check it, and send the order once its place to work in is there."""
         assert self._preparing is not None
+        assert self._journal is not None
         try:
             await self._await_hello()
             if self._line.hello is None or self._stopping:
@@ -461,6 +537,7 @@ class Run:
             workspace = await self._preparing.wait()
             if self._stopping:
                 return
+            self._intake.checkpoints.open(workspace if self._remote is None else None, self._journal.folder)
             if self._remote is not None:
                 self._send_away(self._remote, workspace)
             elif workspace is not None:
@@ -480,7 +557,7 @@ class Run:
         )
 
     def _check_hello(self, hello: wire.Hello) -> None:
-        manifest = read_manifest(hello.capabilities)
+        manifest = self._with_ours(read_manifest(hello.capabilities), hello.extensions)
         self.facts.hello(hello, manifest)
         assert self._journal is not None
         self._journal.note({"fact": "hello", "hello": msgspec.to_builtins(hello)})
@@ -496,13 +573,18 @@ class Run:
             self._cell.check_asks(hello.extensions)
         if self._remote is not None:
             self._remote.check(hello)
-        self._negotiate(*_offers(hello, manifest, self.order, self.backend_id))
+        offers = _offers(hello, manifest, self.order, self.backend_id)
+        self._negotiate(*[self._with_ours(offer, hello.extensions) for offer in offers])
+        if self._intake.hooks is not None:
+            self._intake.hooks.check_asks(hello.extensions, self.backend_id)
+        self._intake.checkpoints.check_asks(hello.extensions, self.backend_id)
 
     def _send_order(self, root: str) -> None:
         """The order as the host gets it: whole, with the place to work in as its root."""
         self.facts.root = root
         workspace = msgspec.structs.replace(self.order.workspace, root=root)
-        self._send_run(msgspec.structs.replace(self.order, workspace=workspace), EXTENSIONS)
+        sent = _without_checkpoints(below(self.order, self._hooks))
+        self._send_run(msgspec.structs.replace(sent, workspace=workspace), EXTENSIONS)
 
     def _send_run(self, order: WorkOrder, extensions: tuple[str, ...]) -> None:
         self._say(self._line.send(wire.Run(id=self.id, work_order=order, extensions=extensions)))
@@ -730,6 +812,9 @@ class Run:
             self.end = End(reason=self.facts.claimed_outcome)
         if self._preparing is not None:
             await self._preparing.settled()
+        self._intake.checkpoints.close()
+        async with self._intake.checkpoints.turn:
+            pass  # Whoever looks at the tree just now does so to the end.
         sealed = await anyio.to_thread.run_sync(functools.partial(self._seal, self.end))
         self.receipt, self.patch, self.end = sealed.receipt, sealed.patch, sealed.end
         self.error = self.error or sealed.error
@@ -744,6 +829,8 @@ class Run:
             if self._outbox is not None:
                 self.facts.counts["unwritten"] = self._outbox.unwritten
             self.facts.counts["redacted"] += self._line.redacted
+            if self._intake.hooks is not None:
+                self.facts.added["hooks"] = self._intake.hooks.to_wire()
             self.facts.ended(link.stderr_tail, link.stderr_dropped, link.swept)
         if self._cell is not None:
             self._cell.close(self.facts.added)

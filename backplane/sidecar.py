@@ -236,6 +236,23 @@ class HostRun:
             kind="tool", name=tool, input=input, command=_set(command), cwd=_set(cwd), default="deny"
         )
 
+    async def shown(self, tool: str, input: Json, output: Json, *, is_error: bool = False) -> tuple[Json, bool]:
+        """What the agent, and the `tool_result`, may have of a tool's output; asked only where an order has such hooks.
+
+        Returns:
+            The output and whether it is an error: as given, changed, or withheld (`policy_denied`, an error).
+        """
+        rows = self.order.abp("hooks")
+        wanted = isinstance(rows, list | tuple) and any(
+            isinstance(row, dict) and row.get("event") == "post_tool" for row in rows
+        )
+        if not wanted or not self._link.can_ask(self):
+            return output, is_error
+        verdict = await self._ask(kind="result", name=tool, input=input, output=output, is_error=is_error)
+        if verdict.decision == "deny":
+            return f"policy_denied: {verdict.reason or 'withheld'}", True
+        return (output if verdict.text is None or verdict.decision == "allow" else verdict.text), is_error
+
     async def pass_on(self, ask: dict[str, Any]) -> Verdict | None:
         """Put an ask of somebody below to the control plane above; None where that cannot be asked."""
         if not self._link.can_ask(self):

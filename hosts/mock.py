@@ -66,7 +66,8 @@ class Script:
             output, failed = do(tool_input), False
         except OSError as error:
             output, failed = str(error), True
-        await self.run.tool_result(name, output, is_error=failed, id=call_id)
+        shown, is_error = await self.run.shown(name, tool_input, output, is_error=failed)
+        await self.run.tool_result(name, shown, is_error=is_error, id=call_id)
         return None if failed else tool_input
 
     async def say(self, text: str) -> None:

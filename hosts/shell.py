@@ -41,7 +41,8 @@ async def work(run: HostRun) -> Done:
         command = verdict.input["command"]
     exit_, preview = await _execute(run, command)
     await run.command_executed(command, exit_.code, preview)
-    await run.tool_result("bash", preview, is_error=exit_.code != 0, id="bash-1")
+    shown, is_error = await run.shown("bash", {"command": command}, preview, is_error=exit_.code != 0)
+    await run.tool_result("bash", shown, is_error=is_error, id="bash-1")
     if exit_.code != 0:
         await run.error(f"the command ended with {exit_.describe()}", "execution_tool_failed")
     return Done(outcome="complete" if exit_.code == 0 else "failed", usage_raw={"exit": exit_.describe()})

@@ -159,6 +159,10 @@ class OutputReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning
     """Live output of a command: `stream` and `text`."""
 
 
+class CheckpointReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+    """The control plane kept the workspace's state, went back to one, or could not: `body["what"]`."""
+
+
 class Unread(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
     """An event this version cannot read, kept as it came."""
 
@@ -174,6 +178,7 @@ CARRIED: Final[dict[str, type[Any]]] = {
     "retry": RetryReported,
     "loss": LossReported,
     "output": OutputReported,
+    "checkpoint": CheckpointReported,
     "raw_event": Unread,
     "raw_envelope": Unread,
 }

@@ -58,9 +58,14 @@ class Leaf(msgspec.Struct, frozen=True, gc=False):
     oid: bytes
 
 
+def object_id(kind: str, data: bytes) -> bytes:
+    """Git's name of an object, 20 bytes."""
+    return hashlib.sha1(b"%s %d\0" % (kind.encode(), len(data)) + data, usedforsecurity=False).digest()
+
+
 def blob_id(data: bytes) -> bytes:
-    """Git's name of a file's content, 20 bytes."""
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).digest()
+    """Git's name of a file's content."""
+    return object_id("blob", data)
 
 
 class Pack:
@@ -81,7 +86,7 @@ class Pack:
     def add(self, kind: str, data: bytes, oid: bytes | None = None) -> bytes:
         """Add an object unless it is there; return its name."""
         if oid is None:
-            oid = hashlib.sha1(b"%s %d\0" % (kind.encode(), len(data)) + data, usedforsecurity=False).digest()
+            oid = object_id(kind, data)
         if oid not in self._objects:
             record = _object_head(_KINDS[kind], len(data)) + _stored(data)
             self._objects[oid] = (self.bytes, zlib.crc32(record))
@@ -169,7 +174,14 @@ def _pack_index(objects: Mapping[bytes, tuple[int, int]], checksum: bytes) -> by
     return body + hashlib.sha1(body, usedforsecurity=False).digest()
 
 
-def write_trees(pack: Pack, leaves: Mapping[str, Leaf]) -> bytes:
+class Names:
+    """Takes objects as a pack does, and keeps nothing but their names."""
+
+    def add(self, kind: str, data: bytes) -> bytes:
+        return object_id(kind, data)
+
+
+def write_trees(pack: Pack | Names, leaves: Mapping[str, Leaf]) -> bytes:
     """Write the tree objects of these files; return the name of the topmost."""
     folders: dict[str, list[tuple[bytes, bytes]]] = {"": []}
     for path, leaf in leaves.items():

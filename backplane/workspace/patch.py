@@ -129,7 +129,7 @@ class Draft:
             "bytes": self.bytes,
             "sha256": self.sha256,
             "files": [
-                {"path": path, "before": _leaf_json(before.get(path)), "after": _leaf_json(after.get(path))}
+                {"path": path, "before": leaf_json(before.get(path)), "after": leaf_json(after.get(path))}
                 for path in sorted({*before, *after})
             ],
             "renames": {os.fsdecode(row.path): os.fsdecode(row.old_path) for row in rows if row.old_path is not None},
@@ -138,7 +138,7 @@ class Draft:
         (self._run_dir / RECORD_NAME).write_text(json.dumps(record, indent=1) + "\n", encoding="ascii")
 
 
-def _leaf_json(leaf: Leaf | None) -> dict[str, str] | None:
+def leaf_json(leaf: Leaf | None) -> dict[str, str] | None:
     return None if leaf is None else {"mode": f"{leaf.mode:06o}", "blob": leaf.oid.hex()}
 
 
@@ -180,7 +180,9 @@ def load(run_dir: Path) -> Saved:
     """Read the record and check it against the patch. Raises WorkspaceError, OSError."""
     try:
         record = json.loads((run_dir / RECORD_NAME).read_text(encoding="ascii"))
-        targets = [Target(file["path"], _leaf(file["before"]), _leaf(file["after"])) for file in record["files"]]
+        targets = [
+            Target(file["path"], read_leaf(file["before"]), read_leaf(file["after"])) for file in record["files"]
+        ]
         saved = Saved(
             record["root"], record["mode"], {t.path: t for t in targets}, dict(record["renames"]), run_dir / BLOBS_NAME
         )
@@ -193,15 +195,15 @@ def load(run_dir: Path) -> Saved:
         if hashlib.file_digest(file, "sha256").hexdigest() != expected:
             raise failure(f"'{PATCH_NAME}' is not what the run left", "to use an edited patch, give it to 'git apply'")
     for path in saved.targets:
-        _check_path(path)
+        check_path(path)
     return saved
 
 
-def _leaf(value: Any) -> Leaf | None:
+def read_leaf(value: Any) -> Leaf | None:
     return None if value is None else Leaf(int(value["mode"], 8), bytes.fromhex(value["blob"]))
 
 
-def _check_path(path: str) -> None:
+def check_path(path: str) -> None:
     """Refuse what would leave the root, or write into a repository."""
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") or part.lower() == GIT_NAME for part in parts):

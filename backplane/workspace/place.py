@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -20,8 +20,9 @@ import msgspec
 from backplane.errors import WorkspaceError
 from backplane.globs import compile_globs
 from backplane.workspace import git, patch
-from backplane.workspace.baseline import BLOB_BYTES_MAX, Baseline, Changes, find_changes, read_rules
+from backplane.workspace.baseline import BLOB_BYTES_MAX, Baseline, Changes, Take, find_changes, read_rules
 from backplane.workspace.copying import remove_tree
+from backplane.workspace.pack import Leaf
 from backplane.workspace.patch import Change
 from backplane.workspace.stage import Stage, over_quota
 from backplane.workspace.tree import (
@@ -88,30 +89,64 @@ class Workspace:
         Raises:
             WorkspaceError: `execution_workspace_error`, the tree cannot be read or git fails.
         """
-        staged = self.mode == "staged"
-        # What `include` did not name was not copied, but the agent may have made it anew.
-        include = compile_globs(()) if staged else self._scope.include
-        scope = msgspec.structs.replace(self._scope, code=_RESULT, include=include, mend=staged)
+        scope = self._result_scope()
         try:
             with (
                 git.scratch(self._stage_dir, _RESULT) as scratch,
                 opened(self._open_again()) as root,
                 patch.Draft(self._run_dir, scratch) as draft,
             ):
-                listing = list_tree(root, scope)
-                rules = read_rules(root, listing)
-
-                def ask_ignored(paths: list[str]) -> Collection[str]:
-                    return git.ignored(scratch, paths, rules, self._excluded)
-
-                self._leave_out(listing)
-                changes = find_changes(self._baseline, root, listing, scope, ask_ignored, draft.take)
-                if staged:
-                    changes.left_out += listing.unselected
-                changes.left_out += [path for path in listing.special if path not in self._special]
-                return self._write(draft, changes)
+                return self._write(draft, self._find(scope, scratch, root, draft.take, None))
         except OSError as error:
             raise scope.cannot("compare", _about(error, self.root), error) from error
+
+    @property
+    def start(self) -> dict[str, Leaf]:
+        """Every file and link at the start that the patch would cover."""
+        return {path: known.leaf for path, known in self._baseline.known.items() if known.leaf is not None}
+
+    def content(self, leaf: Leaf) -> bytes:
+        """What one of the files of `start` held. Raises WorkspaceError when our store was changed."""
+        return self._baseline.content(leaf, self._result_scope())
+
+    def changes(self, take: Take, rules: Mapping[str, bytes] | None = None) -> Changes:
+        """What differs from the start now, while the agent may be at work.
+
+        Args:
+            take: told of every content, before and after.
+            rules: the `.gitignore`s to go by, by folder; None takes those that are there now.
+
+        Raises:
+            WorkspaceError: as `difference`.
+        """
+        scope = self._result_scope()
+        try:
+            with git.scratch(self._stage_dir, _RESULT) as scratch, opened(self._open_again()) as root:
+                return self._find(scope, scratch, root, take, rules)
+        except OSError as error:
+            raise scope.cannot("compare", _about(error, self.root), error) from error
+
+    def _result_scope(self) -> Scope:
+        staged = self.mode == "staged"
+        # What `include` did not name was not copied, but the agent may have made it anew.
+        include = compile_globs(()) if staged else self._scope.include
+        return msgspec.structs.replace(self._scope, code=_RESULT, include=include, mend=staged)
+
+    def _find(
+        self, scope: Scope, scratch: git.Scratch, root: int, take: Take, rules: Mapping[str, bytes] | None
+    ) -> Changes:
+        listing = list_tree(root, scope)
+        obeyed = read_rules(root, listing) if rules is None else rules
+
+        def ask_ignored(paths: list[str]) -> Collection[str]:
+            return git.ignored(scratch, paths, obeyed, self._excluded)
+
+        self._leave_out(listing)
+        changes = find_changes(self._baseline, root, listing, scope, ask_ignored, take)
+        if self.mode == "staged":
+            changes.left_out += listing.unselected
+        changes.left_out += [path for path in listing.special if path not in self._special]
+        return changes
 
     def take_patch(self, patch: Path) -> None:
         """Put a patch from elsewhere into the copy; all of it or nothing. Blocking.

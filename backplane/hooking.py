@@ -1,0 +1,174 @@
+"""One hook is put one question: a program is started or a function called, and its answer read.
+
+A call goes in, a decision comes out, within its time. Which hooks there are, and what follows from
+their answers, is in `hooks`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Literal, cast
+
+import anyio
+import anyio.to_thread
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from backplane.asks import Decision
+from backplane.config import child_environment
+from backplane.contract.canonical import Json
+from backplane.errors import BackendError
+from backplane.process import Child, Command, open_child
+
+TIMEOUT_MS_MAX: Final = 240_000
+"""Longest time of one hook: under the 300 s after which a host on our kit gives up its ask."""
+
+ANSWER_BYTES_MAX: Final = 1024 * 1024
+"""Longest answer of a command: a changed tool input with a whole file in it is well below."""
+
+REASON_CHARS_MAX: Final = 2000
+"""Of what a command says on stderr when it denies: an agent is to read it, and it stands in the receipt."""
+
+DENIED: Final = 2
+"""Exit code that denies without JSON; stderr says why."""
+
+READ_BYTES_MAX: Final = 64 * 1024
+LOOK_S: Final = 0.25
+"""How often a silent command is looked at for its end, should somebody it started hold its output."""
+LOOK_EXIT_S: Final = 60.0
+"""How long one wait for its end lasts; the end itself wakes it."""
+
+
+class HookFailed(Exception):
+    """A hook gave no answer that counts; the words say why."""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hook is told. A command gets it as JSON on stdin."""
+
+    event: Literal["pre_tool", "post_tool"]
+    run: str
+    """The run's id."""
+    tool: str
+    """As the agent calls it."""
+    input: Json | UnsetType = UNSET
+    output: Json | UnsetType = UNSET
+    """What the tool gave; only after it."""
+    is_error: bool | UnsetType = UNSET
+    root: str
+    """The folder the agent works in."""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What a command answers."""
+
+    decision: Literal["allow", "deny", "modify"]
+    input: Json | UnsetType = UNSET
+    text: str | None = None
+    reason: str = ""
+
+
+async def put(
+    run: Sequence[str] | Callable[[Call], Any], call: Call, timeout_ms: int, environ: Mapping[str, str]
+) -> Decision:
+    """Ask a command or function. Raises HookFailed when there is no answer, none in time, or none that makes sense."""
+    asked = _function(run, call) if callable(run) else _command(run, call, environ)
+    return await in_time(asked, timeout_ms)
+
+
+async def in_time(asked: Awaitable[Decision], timeout_ms: int) -> Decision:
+    """Wait for an answer, as long as it may take. Raises HookFailed."""
+    with anyio.move_on_after(timeout_ms / 1000):
+        return await asked
+    raise HookFailed(f"no answer within {timeout_ms} ms (timeout_ms)")
+
+
+async def _function(function: Callable[[Call], Any], call: Call) -> Decision:
+    try:
+        if inspect.iscoroutinefunction(function):
+            answer = await function(call)
+        else:
+            # What hangs cannot be stopped; it is left to itself, and its answer counts no more.
+            answer = await anyio.to_thread.run_sync(function, call, abandon_on_cancel=True)
+            answer = await answer if inspect.isawaitable(answer) else answer
+        if isinstance(answer, Decision):
+            msgspec.json.encode(answer)
+    except Exception as error:  # The caller's own code: its bug must not let a tool through.
+        raise HookFailed(f"{type(error).__name__}: {str(error)[:200]}") from error
+    if answer is None:
+        return Decision(decision="allow")
+    if not isinstance(answer, Decision) or answer.decision not in ("allow", "deny", "modify"):
+        raise HookFailed(f"it gave {str(answer)[:80]!r}, which is neither a Decision nor None")
+    return answer
+
+
+async def _command(argv: Sequence[str], call: Call, environ: Mapping[str, str]) -> Decision:
+    # Not in the workspace: what the agent put there must not be what the program loads.
+    command = Command(argv=tuple(argv), env=child_environment({}, {}, environ), cwd="/")
+    try:
+        async with open_child(command, stderr_bytes_max=4 * REASON_CHARS_MAX) as child:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_tell, child, msgspec.json.encode(call) + b"\n")
+                said = await _listen(child)
+                tasks.cancel_scope.cancel()
+            await child.stop(grace_s=0.0)
+    except BackendError as error:
+        raise HookFailed(error.message) from error
+    except ExceptionGroup as group:
+        failed = group.subgroup(HookFailed)
+        if failed is None:
+            raise
+        raise cast(HookFailed, failed.exceptions[0]) from None
+    return _read(child, said)
+
+
+async def _tell(child: Child, data: bytes) -> None:
+    left = memoryview(data)
+    try:
+        while left:
+            await anyio.wait_writable(child.stdin)
+            left = left[os.write(child.stdin, left[:READ_BYTES_MAX]) :]
+    except OSError:
+        pass  # It does not want to know; what it answers counts all the same.
+    child.close_stdin()
+
+
+async def _listen(child: Child) -> bytes:
+    said = bytearray()
+    while True:
+        ended = child.exit is not None
+        with anyio.move_on_after(LOOK_S):
+            await anyio.wait_readable(child.stdout)
+        try:
+            data = os.read(child.stdout, READ_BYTES_MAX)
+        except BlockingIOError:
+            if ended:
+                break
+            continue
+        if not data:
+            break
+        said += data
+        if len(said) > ANSWER_BYTES_MAX:
+            raise HookFailed(f"it answers more than {ANSWER_BYTES_MAX} bytes")
+    while await child.wait(LOOK_EXIT_S) is None:
+        pass
+    return bytes(said)
+
+
+def _read(child: Child, said: bytes) -> Decision:
+    assert child.exit is not None
+    words = child.stderr_tail.decode("utf-8", "replace").strip()[-REASON_CHARS_MAX:]
+    if child.exit.code == DENIED:
+        return Decision(decision="deny", reason=words)
+    if child.exit.code != 0:
+        raise HookFailed(f"{child.exit.describe()}{': ' + words if words else ''}")
+    if not said.strip():
+        return Decision(decision="allow")
+    try:
+        answer = msgspec.json.decode(said, type=_Answer)
+    except ValueError as error:
+        raise HookFailed(f"its answer is not the JSON of a decision: {error}") from error
+    reason = answer.reason[:REASON_CHARS_MAX]
+    return Decision(decision=answer.decision, input=answer.input, text=answer.text, reason=reason)
