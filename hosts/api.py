@@ -169,6 +169,7 @@ class Agent:
         self.toolbox = toolbox
         self.task = task
         self.spent = Spent()
+        self.reported: dict[str, Any] = {}
         self.repairs = 0
         self.named: str | None = None
         """The model as the service calls it."""
@@ -208,6 +209,9 @@ class Agent:
         spent = self.spent if under_way is None else self.spent.plus(under_way, self.task.price)
         counters = msgspec.to_builtins(spent.usage())
         known = {name: value for name, value in counters.items() if value is not None}
+        if known == self.reported:
+            return
+        self.reported = known
         await self.run.carry("usage", known, f"{spent.input or 0} tokens in, {spent.output or 0} out so far")
 
     def _limit(self, number: int, turn: Turn) -> tuple[str, str] | None:
@@ -270,15 +274,20 @@ class Agent:
         from backplane.tools import Result
 
         name, input, root = call.name, call.input, self.toolbox.tree.root
+        denied = self._denied(name, input)
+        if denied is not None:
+            # Asked all the same: so it is on record above that this call did not run.
+            await self.run.pass_on({"kind": "tool", "name": name, "input": input, "cwd": root, "default": "deny"})
+            return denied
         command = input.get("command") if name == "bash" and isinstance(input, dict) else None
         verdict = await self.run.may(name, input, command=command if isinstance(command, str) else None, cwd=root)
         if verdict.decision == "deny":
             return Result(f"policy_denied: {verdict.reason}", is_error=True)
         if verdict.decision == "modify" and verdict.input is not msgspec.UNSET:
             input = verdict.input
-            again = self.run.policy.decide_tool_call(name, input, root=root, cwd=root)
-            if again.allowed == "deny":
-                return Result(f"policy_denied: {again.reason}", is_error=True)
+            denied = self._denied(name, input)
+            if denied is not None:
+                return denied
         result = await self.toolbox.run(name, input)
         if result.ran is not None:
             await self.run.command_executed(result.ran.command, result.ran.exit_code, result.ran.output)
@@ -286,23 +295,17 @@ class Agent:
             await self.run.file_changed(change.path, change.summary)
         return await self._seen(name, input, result)
 
+    def _denied(self, name: str, input: Any) -> Result | None:
+        from backplane.tools import Result
+
+        root = self.toolbox.tree.root
+        decision = self.run.policy.decide_tool_call(name, input, root=root, cwd=root)
+        return Result(f"policy_denied: {decision.reason}", is_error=True) if decision.allowed == "deny" else None
+
     async def _seen(self, name: str, input: Any, result: Result) -> Result:
-        """Let whoever is above look at a result before the model does."""
-        seen = await self.run.pass_on(
-            {
-                "kind": "result",
-                "name": name,
-                "input": input,
-                "output": result.text,
-                "is_error": result.is_error,
-                "default": "allow",
-            }
-        )
-        if seen is None or seen.decision == "allow":
-            return result
-        if seen.decision == "modify" and seen.text is not None:
-            return msgspec.structs.replace(result, text=seen.text)
-        return msgspec.structs.replace(result, text=f"policy_denied: {seen.reason or 'withheld'}", is_error=True)
+        """Let hooks look at a result before the model does."""
+        text, is_error = await self.run.shown(name, input, result.text, is_error=result.is_error)
+        return msgspec.structs.replace(result, text=str(text), is_error=is_error)
 
     # Ends.
 
@@ -330,7 +333,7 @@ class Agent:
             "turns": self.spent.requests,
         }
         if price is not None:
-            raw["price"] = {"source": price.source, "read_on": price.read_on, "usd_micros": self.spent.micros}
+            raw["cost"] = {"usd_micros": self.spent.micros, "source": price.source, "read_on": price.read_on or None}
         if self.structured:
             raw["structured_output"] = self.structured[0]
         return Done(outcome=outcome, usage=self.spent.usage(), usage_raw=raw)

@@ -60,7 +60,8 @@ class Toolbox:
         done = await run_program(argv, env=self._env, cwd=self.tree.root, timeout_s=timeout_s, hear=self._hear)
         how = f"stopped after {timeout_s:g} s" if done.timed_out else done.exit.describe()
         code = None if done.timed_out else done.exit.code
-        text = f"{shortened(done.output)}\n[{how}]" if done.output else f"[{how}]"
+        output = shortened(done.output)
+        text = f"{output}{'' if output.endswith(chr(10)) or not output else chr(10)}[{how}]"
         return Result(text, is_error=code != 0, ran=Ran(command, code, done.output))
 
     async def _ask(self, input: dict[str, Any]) -> Result:

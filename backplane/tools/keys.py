@@ -22,15 +22,17 @@ def take(names: tuple[str, ...]) -> dict[str, str]:
     that the process was started with, and without the second call all of its memory.
     """
     found = {name: os.environ[name] for name in names if name in os.environ}
+    kept = without(os.environ, found)
+    gone = [name for name in os.environ if name not in kept]
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.getenv.restype = ctypes.c_void_p
-        for name in found:
+        for name in gone:
             address = libc.getenv(os.fsencode(name))
             if address:
-                ctypes.memset(address, 0, len(os.fsencode(found[name])))
+                ctypes.memset(address, 0, len(os.fsencode(os.environ[name])))
         libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    for name in found:
+    for name in gone:
         del os.environ[name]
     return found
 

@@ -77,13 +77,16 @@ class Tree:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         finally:
             os.close(folder)
-        with open(fd, "rb") as file:
-            seen = os.fstat(fd)
-            if stat.S_ISDIR(seen.st_mode):
-                raise IsADirectoryError(errno.EISDIR, "it is a folder; list it with glob")
-            if not stat.S_ISREG(seen.st_mode):
+        try:
+            kind = stat.S_IFMT(os.fstat(fd).st_mode)
+            if kind == stat.S_IFDIR:
+                raise OSError(errno.EISDIR, "it is a folder; list it with glob")
+            if kind != stat.S_IFREG:
                 raise OSError(errno.EINVAL, "it is no regular file")
-            data = file.read(FILE_BYTES_MAX + 1)
+            with open(fd, "rb", closefd=False) as file:
+                data = file.read(FILE_BYTES_MAX + 1)
+        finally:
+            os.close(fd)
         if len(data) > FILE_BYTES_MAX:
             raise OSError(errno.EFBIG, f"it is over {FILE_BYTES_MAX} bytes; use bash to look at a part")
         return data

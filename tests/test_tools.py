@@ -1,0 +1,511 @@
+"""The tools of a model that brings none: what they do, and that nothing leads out of the workspace."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Awaitable, Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backplane.contract.work import PolicyProfile
+from backplane.errors import ConfigError
+from backplane.policy import compile_policy
+from backplane.tools import SPECS, Result, Toolbox, fault_in
+from backplane.tools.fetch import readable
+from backplane.tools.keys import without
+from backplane.tools.structured import Shape
+from tests.conftest import children
+
+pytestmark = pytest.mark.anyio
+
+ENV = {"PATH": os.environ["PATH"], "GREETING": "hello"}
+Call = Callable[..., Awaitable[Result]]
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+
+
+async def silent(_: str) -> None:
+    pass
+
+
+async def answered(question: str, options: tuple[str, ...]) -> str:
+    return f"{question} {'|'.join(options)}"
+
+
+def box(root: Path, hear: Any = silent, **profile: Any) -> Toolbox:
+    policy = compile_policy(PolicyProfile(**profile))
+    return Toolbox(str(root), policy, env=ENV, hear=hear, ask_user=answered)
+
+
+async def run(root: Path, name: str, hear: Any = silent, policy: Any = None, **input: Any) -> Result:
+    return await box(root, hear, **(policy or {})).run(name, input)
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+@one_loop
+async def test_a_file_is_read_whole_or_by_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    assert (await run(tmp_path, "read_file", path="a.txt")).text == "one\ntwo\nthree\n"
+    part = await run(tmp_path, "read_file", path="a.txt", offset=2, limit=1)
+    assert part.text == "two\n[lines 2 to 2 of 4; read on with offset]"
+    beyond = await run(tmp_path, "read_file", path="a.txt", offset=9)
+    assert (beyond.is_error, beyond.text) == (True, "a.txt has 4 lines")
+
+
+@one_loop
+async def test_a_long_file_is_cut_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "long").write_text("x" * 200_000)
+    read = await run(tmp_path, "read_file", path="long")
+    assert len(read.text) < 70_000
+    assert "read on with offset" in read.text
+
+
+@one_loop
+async def test_a_written_file_has_its_folders_and_is_told(tmp_path: Path) -> None:
+    made = await run(tmp_path, "write_file", path="src/new/a.py", content="x = 1\n")
+    assert (tmp_path / "src/new/a.py").read_text() == "x = 1\n"
+    assert [(change.path, change.summary) for change in made.changes] == [("src/new/a.py", "made")]
+    again = await run(tmp_path, "write_file", path="./src/new/../new/a.py", content="")
+    assert [(change.path, change.summary) for change in again.changes] == [("src/new/a.py", "replaced")]
+    assert sorted(os.listdir(tmp_path / "src/new")) == ["a.py"]
+
+
+@one_loop
+async def test_an_executable_stays_one_when_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    await run(tmp_path, "edit_file", path="run.sh", old="/bin/sh", new="/bin/bash")
+    assert stat.S_IMODE((tmp_path / "run.sh").stat().st_mode) == 0o755
+
+
+@one_loop
+async def test_an_edit_needs_its_text_exactly_once_unless_all_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x x y")
+    twice = await run(tmp_path, "edit_file", path="a", old="x", new="z")
+    assert twice.is_error
+    assert "stands 2 times" in twice.text
+    absent = await run(tmp_path, "edit_file", path="a", old="q", new="z")
+    assert absent.is_error
+    assert (tmp_path / "a").read_text() == "x x y"
+    done = await run(tmp_path, "edit_file", path="a", old="x", new="z", all=True)
+    assert (done.text, (tmp_path / "a").read_text()) == ("changed 2 places in a", "z z y")
+
+
+@one_loop
+async def test_an_edit_keeps_the_line_ends_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"one\r\ntwo\r\nthree\r\n")
+    await run(tmp_path, "edit_file", path="a", old="one\ntwo\n", new="1\n2\n")
+    assert (tmp_path / "a").read_bytes() == b"1\r\n2\r\nthree\r\n"
+
+
+@one_loop
+async def test_what_is_no_text_is_neither_shown_nor_edited(tmp_path: Path) -> None:
+    (tmp_path / "image").write_bytes(b"\x89PNG\0\0")
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    os.mkfifo(tmp_path / "pipe")
+    assert "is no text" in (await run(tmp_path, "read_file", path="image")).text
+    assert "no UTF-8" in (await run(tmp_path, "edit_file", path="latin", old="caf", new="x")).text
+    assert (tmp_path / "latin").read_bytes() == b"caf\xe9"
+    with anyio.fail_after(5):
+        assert "no regular file" in (await run(tmp_path, "read_file", path="pipe")).text
+        assert "no regular file" in (await run(tmp_path, "write_file", path="pipe", content="x")).text
+    assert "folder" in (await run(tmp_path, "read_file", path=".")).text
+
+
+# The edge of the workspace --------------------------------------------------------------------------------------------
+
+
+OUTSIDE = ["../secret", "/etc/passwd", "link", "folder/secret", "a/../../secret", "chain/secret", "absolute"]
+
+
+def with_links(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "a").mkdir(parents=True)
+    (tmp_path / "secret").write_text("secret")
+    (root / "link").symlink_to("../secret")
+    (root / "folder").symlink_to("..")
+    (root / "chain").symlink_to("folder")
+    (root / "absolute").symlink_to(tmp_path / "secret")
+    return root
+
+
+@one_loop
+@pytest.mark.parametrize("path", OUTSIDE)
+async def test_no_path_and_no_link_leads_out_of_the_workspace(path: str, tmp_path: Path) -> None:
+    root = with_links(tmp_path)
+    for name, more in (
+        ("read_file", {}),
+        ("write_file", {"content": "x"}),
+        ("edit_file", {"old": "secret", "new": "x"}),
+        ("grep", {"pattern": "s"}),
+        ("glob", {"pattern": "*"}),
+    ):
+        result = await run(root, name, path=path, **more)
+        assert result.is_error, (name, result.text)
+        assert "outside the workspace" in result.text
+    assert (tmp_path / "secret").read_text() == "secret"
+
+
+@one_loop
+async def test_a_link_inside_is_followed_and_judged_by_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("KEY=1")
+    (tmp_path / "plain").symlink_to(".env")
+    assert (await run(tmp_path, "read_file", path="plain")).text == "KEY=1"
+    denied = await run(tmp_path, "read_file", path="plain", policy={"deny_read": (".env*",)})
+    assert denied.is_error
+    assert denied.text.startswith("policy_denied")
+    written = await run(tmp_path, "write_file", path="plain", content="x", policy={"deny_write": (".env",)})
+    assert written.text.startswith("policy_denied")
+    await run(tmp_path, "write_file", path="plain", content="KEY=2")
+    assert (tmp_path / ".env").read_text() == "KEY=2"
+    assert (tmp_path / "plain").is_symlink()
+
+
+@one_loop
+async def test_a_hard_link_is_not_written_through(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "outer").write_text("kept")
+    os.link(tmp_path / "outer", root / "inner")
+    await run(root, "write_file", path="inner", content="new")
+    assert ((tmp_path / "outer").read_text(), (root / "inner").read_text()) == ("kept", "new")
+
+
+# Search ---------------------------------------------------------------------------------------------------------------
+
+
+def searched(tmp_path: Path) -> Path:
+    (tmp_path / "src").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "src/a.py").write_text("import os\nprint('Ä')\n")
+    (tmp_path / "b.py").write_text("IMPORT sys\n")
+    (tmp_path / ".env").write_text("import secret\n")
+    (tmp_path / ".git/c.py").write_text("import git\n")
+    (tmp_path / "binary.py").write_bytes(b"import\0")
+    (tmp_path / "gone.py").symlink_to("/nowhere")
+    return tmp_path
+
+
+@one_loop
+async def test_files_are_found_by_pattern_in_order(tmp_path: Path) -> None:
+    root = searched(tmp_path)
+    assert (await run(root, "glob", pattern="*.py")).text == "b.py\nbinary.py\nsrc/a.py"
+    assert (await run(root, "glob", pattern="*.py", path="src")).text == "src/a.py"
+    assert (await run(root, "glob", pattern="*.rs")).text == "no files found"
+    hidden = await run(root, "glob", pattern="*", policy={"deny_read": (".env",)})
+    assert ".env" not in hidden.text
+
+
+@one_loop
+async def test_lines_are_found_and_files_that_may_not_be_read_are_not_looked_at(tmp_path: Path) -> None:
+    root = searched(tmp_path)
+    assert (await run(root, "grep", pattern="^import")).text == ".env:1:import secret\nsrc/a.py:1:import os"
+    found = await run(root, "grep", pattern="import", ignore_case=True, glob="*.py", policy={"deny_read": (".env",)})
+    assert found.text == "b.py:1:IMPORT sys\nsrc/a.py:1:import os"
+    assert (await run(root, "grep", pattern="Ä", path="src/a.py")).text == "src/a.py:2:print('Ä')"
+    assert (await run(root, "grep", pattern="nothing")).text == "no matches"
+    alone = await run(root, "grep", pattern="import", path=".env", policy={"deny_read": (".env",)})
+    assert alone.text.startswith("policy_denied")
+
+
+@one_loop
+async def test_a_pattern_that_is_none_or_takes_for_ever_is_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("a" * 60 + "b\n")
+    assert "cannot be read" in (await run(tmp_path, "grep", pattern="(")).text
+    monkeypatch.setattr("backplane.tools.search.GREP_S_MAX", 0.5)
+    with anyio.fail_after(20):
+        slow = await run(tmp_path, "grep", pattern="(a+)+$")
+    assert slow.is_error
+    assert "took over 0.5 s" in slow.text
+
+
+@one_loop
+async def test_many_matches_are_cut_and_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x\n" * 300)
+    found = await run(tmp_path, "grep", pattern="x")
+    assert found.text.count("a:") == 200
+    assert found.text.endswith("narrow the pattern]")
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_command_runs_in_the_root_with_only_its_environment(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    async def hear(text: str) -> None:
+        heard.append(text)
+
+    done = await run(tmp_path, "bash", hear, command="pwd; echo $GREETING; echo err >&2; env | cut -d= -f1 | sort")
+    assert done.ran is not None
+    assert done.ran.exit_code == 0
+    assert not done.is_error
+    lines = done.text.split("\n")
+    assert lines[:3] == [str(tmp_path), "hello", "err"]
+    assert set(lines[3:-1]) <= {"GREETING", "PATH", "PWD", "OLDPWD", "SHLVL", "_"}
+    assert lines[-1] == "[exit code 0]"
+    assert "".join(heard) == done.ran.output
+
+
+@one_loop
+async def test_a_failing_command_is_an_error_with_its_code(tmp_path: Path) -> None:
+    done = await run(tmp_path, "bash", command="echo no; exit 3")
+    assert (done.is_error, done.text) == (True, "no\n[exit code 3]")
+    killed = await run(tmp_path, "bash", command="kill -9 $$")
+    assert killed.ran is not None
+    assert (killed.ran.exit_code, killed.is_error) == (None, True)
+
+
+@one_loop
+async def test_a_command_that_reads_its_input_finds_its_end(tmp_path: Path) -> None:
+    with anyio.fail_after(10):
+        assert (await run(tmp_path, "bash", command="cat; echo end")).text == "end\n[exit code 0]"
+
+
+async def test_a_command_over_its_time_is_stopped_with_all_it_started(tmp_path: Path) -> None:
+    with anyio.fail_after(15):
+        done = await run(tmp_path, "bash", command="setsid sleep 60 & echo begun; sleep 60", timeout_s=1)
+    assert done.is_error
+    assert done.text == "begun\n[stopped after 1 s]"
+    assert not children(os.getpid())
+
+
+@one_loop
+async def test_what_a_command_leaves_running_ends_with_it(tmp_path: Path) -> None:
+    with anyio.fail_after(10):
+        done = await run(tmp_path, "bash", command="sleep 60 & echo done")
+    assert done.text == "done\n[exit code 0]"
+    assert not children(os.getpid())
+
+
+async def test_a_cancelled_command_leaves_nothing(tmp_path: Path) -> None:
+    begun = anyio.Event()
+
+    async def hear(_: str) -> None:
+        begun.set()
+
+    with anyio.fail_after(15):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: run(tmp_path, "bash", hear, command="setsid sleep 60 & echo up; sleep 60"))
+            await begun.wait()
+            tasks.cancel_scope.cancel()
+    assert not children(os.getpid())
+
+
+@one_loop
+async def test_a_flood_of_output_is_read_to_its_end_and_kept_in_part(tmp_path: Path) -> None:
+    told = 0
+
+    async def hear(text: str) -> None:
+        nonlocal told
+        told += len(text)
+
+    command = "echo first; head -c 5000000 /dev/zero | tr '\\0' x; echo; echo last"
+    done = await run(tmp_path, "bash", hear, command=command)
+    assert done.ran is not None
+    assert len(done.ran.output) < 200_000
+    assert len(done.text) < 40_000
+    assert done.text.startswith("first\nxxx")
+    assert done.text.endswith("xx\nlast\n[exit code 0]")
+    assert told < 400_000
+
+
+@one_loop
+async def test_a_character_cut_by_the_pipe_is_passed_on_whole(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    async def hear(text: str) -> None:
+        heard.append(text)
+
+    # The second byte is written once the first was heard alone, or not at all.
+    await run(tmp_path, "bash", hear, command="printf 'a\\303'; sleep 0.5; printf '\\244b'")
+    assert "".join(heard) == "aäb"
+
+
+# Pages and questions --------------------------------------------------------------------------------------------------
+
+
+class Pages(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path.startswith("/moved"):
+            self.send_response(302)
+            self.send_header("Location", "/loop" if self.path == "/moved/x" else self.path[6:] or "/page")
+        elif self.path == "/loop":
+            self.send_response(302)
+            self.send_header("Location", "/loop")
+        else:
+            body = PAGES.get(self.path, ("text/plain", b"none"))
+            self.send_response(200 if self.path in PAGES else 404)
+            self.send_header("Content-Type", body[0])
+            self.send_header("Content-Length", str(len(body[1])))
+            self.end_headers()
+            self.wfile.write(body[1])
+            return
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+PAGES = {
+    "/page": ("text/html; charset=utf-8", "<h1>Tïtle</h1><script>no()</script><p>Some <b>words</b>".encode()),
+    "/data": ("application/json", b'{"a": 1}'),
+    "/image": ("image/png", b"\x89PNG"),
+    "/large": ("text/plain", b"x" * 200_000),
+}
+
+
+@pytest.fixture(scope="module")
+def pages() -> Any:
+    server = HTTPServer(("127.0.0.1", 0), Pages)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+@one_loop
+@pytest.mark.parametrize(
+    ("path", "is_error", "text"),
+    [
+        ("/page", False, "Tïtle\nSome words"),
+        ("/moved/page", False, "Tïtle\nSome words"),
+        ("/data", False, '{"a": 1}'),
+        ("/image", True, "status 200, no text but image/png"),
+        ("/absent", True, "status 404\nnone"),
+        ("/loop", True, "moved more than 5 times"),
+    ],
+)
+async def test_a_page_is_its_text(path: str, is_error: bool, text: str, pages: str, tmp_path: Path) -> None:
+    result = await run(tmp_path, "web_fetch", url=pages + path)
+    assert (result.is_error, result.text) == (is_error, text)
+
+
+@one_loop
+async def test_a_long_page_is_shortened(pages: str, tmp_path: Path) -> None:
+    assert len((await run(tmp_path, "web_fetch", url=pages + "/large")).text) < 40_000
+
+
+@one_loop
+async def test_every_address_on_the_way_to_a_page_is_asked_of_the_policy(pages: str, tmp_path: Path) -> None:
+    refused = await run(tmp_path, "web_fetch", url=pages + "/page", policy={"deny_network": ("127.0.0.1",)})
+    assert refused.text.startswith("policy_denied")
+    rule = pages + "/page"
+    moved = await run(tmp_path, "web_fetch", url=pages + "/moved/page", policy={"deny_network": (rule,)})
+    assert moved.text.startswith("policy_denied")
+
+
+@one_loop
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "ftp://x/y", "http://", "nonsense", "http://127.0.0.1:1/?key=s3cr3t"]
+)
+async def test_what_cannot_be_fetched_is_an_answer_without_the_address(url: str, tmp_path: Path) -> None:
+    result = await run(tmp_path, "web_fetch", url=url)
+    assert result.is_error
+    assert "s3cr3t" not in result.text
+
+
+@given(st.text(alphabet="<>/ab c&;#\"'=-!\n", max_size=200))
+def test_whatever_stands_in_a_page_its_words_can_be_read(html: str) -> None:
+    assert "\n\n" not in readable(html)
+
+
+@one_loop
+async def test_a_question_reaches_the_user(tmp_path: Path) -> None:
+    assert (await run(tmp_path, "ask_user", question="which?", options=["a", "b"])).text == "which? a|b"
+
+
+# Inputs ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "input", "words"),
+    [
+        ("no_such_tool", {}, "there is no tool"),
+        ("read_file", "{half", "not one JSON object"),
+        ("read_file", {}, "'path' is a required property"),
+        ("read_file", {"path": 3}, "read_file.path"),
+        ("read_file", {"path": "a", "offset": 0}, "read_file.offset"),
+        ("bash", {"command": "x", "timeout_s": 601}, "bash.timeout_s"),
+        ("edit_file", {"path": "a", "old": "", "new": "x"}, "edit_file.old"),
+        ("glob", {"pattern": "*", "also": 1}, "also"),
+    ],
+)
+def test_a_wrong_input_is_named_for_the_model(name: str, input: Any, words: str) -> None:
+    assert words in str(fault_in(name, input))
+
+
+@one_loop
+@pytest.mark.parametrize("name", [spec.name for spec in SPECS])
+async def test_no_input_of_any_kind_raises(name: str, tmp_path: Path) -> None:
+    toolbox = box(tmp_path)
+    inputs: Any = (
+        None,
+        [],
+        "x",
+        {},
+        {"path": "\0"},
+        {"path": "a" * 5000, "content": ""},
+        {"pattern": "[" * 5000},
+    )
+    for input in inputs:
+        assert (await toolbox.run(name, input)).is_error
+
+
+def test_commands_get_no_key_under_any_name() -> None:
+    keys = {"MY_KEY": "sk-123456"}
+    env = {"PATH": "/bin", "MY_KEY": "sk-123456", "COPY": "sk-123456", "URL": "https://x/?k=sk-123456", "OK": "sk"}
+    assert without(env, keys) == {"PATH": "/bin", "OK": "sk"}
+
+
+# Answers of a given shape ---------------------------------------------------------------------------------------------
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("text", ['{"n": 1}', ' \n{"n": 1}\n', 'Here:\n```json\n{"n": 1}\n```\nDone.'])
+def test_an_answer_of_the_shape_is_read(text: str) -> None:
+    assert Shape(SCHEMA).read(text) == ({"n": 1}, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("no", "not one JSON value"),
+        ('{"n": "1"}', "/n: "),
+        ("{}", "'n' is a required"),
+        ('{"n": 1} {"n": 2}', "not one"),
+    ],
+)
+def test_what_is_wrong_with_an_answer_is_named(text: str, words: str) -> None:
+    _, fault = Shape(SCHEMA).read(text)
+    assert words in str(fault)
+
+
+@pytest.mark.parametrize("schema", [3, "x", {"type": "nothing"}, {"$ref": "https://example.com/s.json"}])
+def test_a_schema_that_is_none_or_leads_elsewhere_is_refused(schema: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        Shape(schema)
+    assert error.value.code == "config_invalid"
