@@ -106,6 +106,7 @@ _WRITTEN_THOUGH_MADE: Final = {"WorkOrder": "id"}
 
 _COUNTS: Final[Json] = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}}
 _SHA256: Final[Json] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+_STRINGS: Final[Json] = {"type": "array", "items": {"type": "string"}}
 _TEXT_OR_OBJECT: Final[Json] = {"type": ["string", "object"]}
 
 
@@ -169,6 +170,62 @@ _BACKPLANE: Final[Json] = _object(
     start={"description": "cold or warm.", "type": "string"},
     durability={"description": "What a power cut could still take, or has taken.", **_TEXT_OR_OBJECT},
     negotiation=_object("Requirements against the manifest, with the smallest change that would satisfy it."),
+    hooks=_object(
+        "Which hooks were attached, what each decided how often, and the single decisions up to a number.",
+        ["attached", "counts", "decisions"],
+        attached={
+            "type": "array",
+            "items": _object(
+                "One hook; of kind above it lay with whoever gave the order.",
+                ["name", "event", "kind", "tools"],
+                name={"type": "string"},
+                event={"enum": ["pre_tool", "post_tool"]},
+                kind={"enum": ["command", "function", "above"]},
+                tools=_STRINGS,
+            ),
+        },
+        counts={
+            "description": "By hook: allow, deny, modify; failed counts beside what then counted.",
+            "type": "object",
+            "additionalProperties": _COUNTS,
+        },
+        decisions={
+            "type": "array",
+            "items": _object(
+                "One answer of one hook.",
+                ["hook", "ask", "tool", "decision"],
+                hook={"type": "string"},
+                ask={"type": "string"},
+                tool={"type": "string"},
+                decision={"enum": ["allow", "deny", "modify"]},
+                reason={"type": "string"},
+            ),
+        },
+        missed={"description": "Uses of a tool that no hook was asked about, by event and tool.", **_COUNTS},
+    ),
+    checkpoints=_object(
+        "States of the workspace that were kept, and the ways back to them.",
+        ["made"],
+        made={
+            "type": "array",
+            "items": _object(
+                "One kept state: `tree` is git's name of all that is covered, `files` differ from the start.",
+                ["id", "name", "at", "why", "tree", "files", "record_sha256"],
+                id={"type": "string"},
+                name={"type": "string"},
+                at={"type": "string", "pattern": _TIME_WRITTEN},
+                why={"enum": ["asked", "tool"]},
+                tree={"type": "string", "pattern": "^[0-9a-f]{40}$"},
+                files={"type": "integer", "minimum": 0},
+                left_out={"type": "integer", "minimum": 0},
+                record_sha256=_SHA256,
+            ),
+        },
+        dropped={"description": "Automatic ones that made room.", "type": "integer", "minimum": 0},
+        rewound={"type": "array", "items": _object("One way back.", ["at", "name", "files"])},
+        failed={"type": "integer", "minimum": 0},
+        failures={"type": "array", "items": _object("One that could not be made.", ["at", "ask", "reason"])},
+    ),
 )
 
 _ENVELOPES: Final[dict[str, Any]] = {
