@@ -5,12 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from backplane.testing import (
-    ModelServer,
-    Protocol,
-)
+from backplane.testing import Call, ModelServer, Protocol, Turn, Usage
 
 WAIT_S = 10.0
 PATHS: dict[Protocol, str] = {
@@ -77,3 +74,55 @@ def raw(server: ModelServer, protocol: Protocol = "openai_compatible", stream: b
     with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as sock:
         sock.sendall(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(data), data))
         return b"".join(iter(lambda: sock.recv(65536), b""))
+
+
+# What is said, and what should be heard -------------------------------------------------------------------------------
+
+MEGABYTE = 1_000_000
+LONG = "".join(f"{row:09d}\n" for row in range(MEGABYTE // 10))
+
+READ = Call(name="read", input={"path": "a b.txt", "lines": [1, 2], "deep": {"ü": None}})
+TURNS = {
+    "a text": Turn(text="Hello, wörld.\nSecond line."),
+    "reasoning, text and two calls": Turn(
+        reasoning="First this,\nthen that.",
+        text="I look.",
+        calls=(READ, Call(name="bash", input={"command": "ls -la"}, id="call_given")),
+        usage=Usage(input=1000, output=321, cache_read=600, cache_write=50, reasoning=200),
+    ),
+    "a call without arguments": Turn(calls=(Call(name="now"),)),
+    "an answer cut short": Turn(text="Once upon a", stop="max_tokens", usage=Usage(input=7, output=3)),
+    "a refusal": Turn(refusal="I will not.", stop="refusal"),
+    "a megabyte": Turn(
+        text="".join(f"{row:09d}\n" for row in range(MEGABYTE // 10)), pieces=1000, usage=Usage(input=9, output=250_000)
+    ),
+    "a megabyte of arguments": Turn(calls=(Call(name="write", input={"text": "x" * MEGABYTE}),), pieces=100),
+}
+
+
+class Heard(NamedTuple):
+    """What a client heard, in the script's words."""
+
+    text: str
+    reasoning: str
+    calls: list[tuple[str, Any]]
+    input: int
+    output: int
+    cache_read: int
+    stop: str
+
+
+def expected(turn: Turn, protocol: Protocol) -> Heard:
+    usage = turn.usage or Usage()
+    stops = {
+        "openai_compatible": {"tool_use": "tool_calls", "max_tokens": "length", "end": "stop", "refusal": "stop"},
+        "openai_responses": {"max_tokens": "max_output_tokens"},
+        "anthropic": {"end": "end_turn"},
+        "gemini_ai_studio": {"max_tokens": "MAX_TOKENS", "refusal": "SAFETY", "end": "STOP", "tool_use": "STOP"},
+    }
+    fallback = "completed" if protocol == "openai_responses" else turn.stopped
+    return Heard(
+        text=(turn.text or "") + (turn.refusal or ""), reasoning=turn.reasoning or "",
+        calls=[(call.name, call.input) for call in turn.calls], input=usage.input, output=usage.output,
+        cache_read=usage.cache_read, stop=stops[protocol].get(turn.stopped, fallback),
+    )  # fmt: skip

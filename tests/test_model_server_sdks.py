@@ -9,14 +9,15 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from backplane.testing import PROTOCOLS, Call, Failure, Fault, ModelServer, Protocol, Turn, Usage
+from backplane.testing import PROTOCOLS, Failure, Fault, ModelServer, Protocol, Turn
 from backplane.testing.frames import Ask
 from backplane.testing.plan import VENDORS
 from tests.dialects import referees
+from tests.scripted import READ, TURNS, Heard, expected
 
 DIALECTS: dict[Protocol, str] = {
     "openai_compatible": "openai",
@@ -25,38 +26,9 @@ DIALECTS: dict[Protocol, str] = {
     "gemini_ai_studio": "gemini",
 }
 KEY = "dummy"
-MEGABYTE = 1_000_000
-
-READ = Call(name="read", input={"path": "a b.txt", "lines": [1, 2], "deep": {"ü": None}})
-TURNS = {
-    "a text": Turn(text="Hello, wörld.\nSecond line."),
-    "reasoning, text and two calls": Turn(
-        reasoning="First this,\nthen that.",
-        text="I look.",
-        calls=(READ, Call(name="bash", input={"command": "ls -la"}, id="call_given")),
-        usage=Usage(input=1000, output=321, cache_read=600, cache_write=50, reasoning=200),
-    ),
-    "a call without arguments": Turn(calls=(Call(name="now"),)),
-    "an answer cut short": Turn(text="Once upon a", stop="max_tokens", usage=Usage(input=7, output=3)),
-    "a refusal": Turn(refusal="I will not.", stop="refusal"),
-    "a megabyte": Turn(text="0123456789" * (MEGABYTE // 10), pieces=1000, usage=Usage(input=9, output=250_000)),
-    "a megabyte of arguments": Turn(calls=(Call(name="write", input={"text": "x" * MEGABYTE}),), pieces=100),
-}
 ROUGH = Fault(crlf=True, split_bytes=1, keep_alives=2)
 NO_COMMENTS = Fault(crlf=True, split_bytes=1)
 """One client takes a keep-alive comment for a broken answer (google-genai 3.4.0)."""
-
-
-class Heard(NamedTuple):
-    """What a client heard, in the script's words."""
-
-    text: str
-    reasoning: str
-    calls: list[tuple[str, Any]]
-    input: int
-    output: int
-    cache_read: int
-    stop: str
 
 
 @pytest.fixture(autouse=True)
@@ -65,22 +37,6 @@ def quiet_sdks() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def expected(turn: Turn, protocol: Protocol) -> Heard:
-    usage = turn.usage or Usage()
-    stops = {
-        "openai_compatible": {"tool_use": "tool_calls", "max_tokens": "length", "end": "stop", "refusal": "stop"},
-        "openai_responses": {"max_tokens": "max_output_tokens"},
-        "anthropic": {"end": "end_turn"},
-        "gemini_ai_studio": {"max_tokens": "MAX_TOKENS", "refusal": "SAFETY", "end": "STOP", "tool_use": "STOP"},
-    }
-    fallback = "completed" if protocol == "openai_responses" else turn.stopped
-    return Heard(
-        text=(turn.text or "") + (turn.refusal or ""), reasoning=turn.reasoning or "",
-        calls=[(call.name, call.input) for call in turn.calls], input=usage.input, output=usage.output,
-        cache_read=usage.cache_read, stop=stops[protocol].get(turn.stopped, fallback),
-    )  # fmt: skip
 
 
 # What the clients hear ------------------------------------------------------------------------------------------------
@@ -163,7 +119,7 @@ def hear_messages(server: ModelServer, stream: bool, retries: int = 0) -> Heard:
 
 def hear_gemini(server: ModelServer, stream: bool, retries: int = 0) -> Heard:
     genai = referees.sdk("google.genai")
-    options: dict[str, Any] = {"base_url": server.url}
+    options: dict[str, Any] = {"base_url": server.url, "api_version": "v1beta"}
     if retries:
         options["retry_options"] = {"attempts": retries + 1, "initial_delay": 0.01, "max_delay": 0.01}
     client = genai.Client(api_key=KEY, http_options=options)

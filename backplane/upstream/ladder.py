@@ -82,15 +82,17 @@ Preparation = tuple[Rewrite, str, str]
 """Rewrite, code and reason of its loss; an empty reason: nothing that anybody could miss."""
 
 STRICT: Final = "a tool's objects are closed, as the service's strict schemas ask"
+LIMIT: Final = f"a request has a limit here: {rewrites.ANSWER_TOKENS}"
 ONE_CALL: Final = "one call a turn, as parallel calls were not asked for"
 PREPARATIONS: Final[dict[str, tuple[Preparation, ...]]] = {
     "openai_compatible": (
         (rewrites.ask_usage, "", ""), (rewrites.one_call_at_a_time, "option_value", ONE_CALL)
     ),
     "openai_responses": (
-        (rewrites.one_call_at_a_time, "option_value", ONE_CALL), (rewrites.strict_tools, "tool_field", STRICT)
+        (rewrites.one_call_at_a_time, "option_value", ONE_CALL), (rewrites.strict_tools, "tool_field", STRICT),
+        (rewrites.set_detail, "", ""),
     ),
-    "anthropic": (),
+    "anthropic": ((rewrites.set_limit, "required", LIMIT),),
     "gemini_ai_studio": (),
 }  # fmt: skip
 """Protocol → what is added before the first attempt."""

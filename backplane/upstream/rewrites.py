@@ -19,6 +19,9 @@ Rewrite = Callable[[Request], Rewritten]
 SCHEMA_DEPTH_MAX: Final = 64
 """Deeper schemas are left as they are; nobody writes them by hand and no service takes them."""
 
+ANSWER_TOKENS: Final = 4096
+"""Where nobody set a limit; the oldest models that still answer take no more, and an answer cut by it says so."""
+
 PARALLEL_SPELLINGS: Final = ("parallel_tool_calls", "parallelToolCalls")
 
 
@@ -69,6 +72,30 @@ def ask_usage(request: Request) -> Rewritten:
     if not request.get("stream") or "include_usage" in options:
         return request, ()
     return {**request, "stream_options": {**options, "include_usage": True}}, ("/stream_options",)
+
+
+def set_limit(request: Request) -> Rewritten:
+    """Set the limit of the answer's length where Messages demands one."""
+    if "max_tokens" in request:
+        return request, ()
+    return {**request, "max_tokens": ANSWER_TOKENS}, ("/max_tokens",)
+
+
+def set_detail(request: Request) -> Rewritten:
+    """Say how closely Responses looks at an image; its types demand the member, its service does not always."""
+
+    def part_of(part: Any) -> Any:
+        is_bare = isinstance(part, dict) and part.get("type") == "input_image" and "detail" not in part
+        return {**part, "detail": "auto"} if is_bare else part
+
+    def item_of(item: Any) -> Any:
+        for place in ("content", "output"):
+            before = item.get(place) if isinstance(item, dict) else None
+            if isinstance(before, list) and (after := [part_of(part) for part in before]) != before:
+                return {**item, place: after}
+        return item
+
+    return each("input", item_of)(request)
 
 
 def one_call_at_a_time(request: Request) -> Rewritten:
