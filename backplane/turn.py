@@ -17,6 +17,7 @@ from backplane.contract.events import AgentEvent
 from backplane.dialects import dialect, end_events, loss_event
 from backplane.ir import Answer, Candidate, Conversation, Loss, LossKind, Message, Part, Stop, Text, ToolUse, Usage
 from backplane.upstream import PROTOCOLS, Failure, Reply, Upstream, UpstreamError
+from backplane.upstream.endpoint import with_defaults
 from backplane.upstream.failure import stream_failure
 from backplane.upstream.ladder import Step, climb, next_step, prepare
 from backplane.upstream.pairing import paired
@@ -103,12 +104,13 @@ class Model:
         return await self._climb(request, losses, known, hear, now)
 
     def _request(self, conversation: Conversation) -> tuple[dict[str, Any], tuple[Loss, ...]]:
-        repaired = paired(conversation)
+        repaired = paired(conversation, ids_optional=PROTOCOLS[self.protocol].ids_optional)
         options = dict(repaired.value.options)
         if self.stream and PROTOCOLS[self.protocol].path:
             options["stream"] = True
         written = dialect(self.dialect).from_ir(msgspec.structs.replace(repaired.value, options=options))
-        request, added = prepare(self.protocol, written.value, parallel=self.parallel)
+        whole = with_defaults(self.upstream.endpoint, written.value)
+        request, added = prepare(self.protocol, whole, parallel=self.parallel)
         losses = (*repaired.losses, *written.losses, *added)
         return climb(self.protocol, request, self.taken), tuple(loss for loss in losses if loss.is_material)
 
@@ -148,7 +150,7 @@ class Model:
     async def _once(self, request: dict[str, Any], attempt: _Attempt) -> None:
         stream = self.stream or request.get("stream") is True
         async with self.upstream.stream(request, stream=stream) as reply:
-            await attempt.read(reply, self.upstream.endpoint.api_key)
+            await attempt.read(reply, self.upstream.endpoint.key)
 
     async def _say(self, step: Step, failure: Failure, number: int, hear: Hear, now: Now) -> None:
         for loss in step.losses:

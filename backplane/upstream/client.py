@@ -75,6 +75,7 @@ class Reply:
         """Documents so far."""
         self._endpoint = endpoint
         self._pieces = response.aiter_bytes()
+        self._foreign = foreign()
         self._ready: deque[Json] = deque()
         self._deadline = first_by
         self._is_ending = False
@@ -104,11 +105,8 @@ class Reply:
             # Cheaper than a timer a piece: only the deadline moves, and only when something was said.
             with anyio.CancelScope(deadline=self._deadline) as scope:
                 data = await anext(self._pieces, None)
-        except Exception as error:
-            failure = _translated(error, self._endpoint)
-            if failure is None:
-                raise
-            data = None
+        except self._foreign as error:
+            failure, data = _translated(error, self._endpoint), None
         if scope.cancelled_caught:
             failure, data = self._late(), None
         if data is None:
@@ -160,16 +158,18 @@ class Reply:
         return self._failure("backend_timeout", f"the service said nothing for {limit:g} s ({name})", may_pass=True)
 
     def _nothing(self) -> Failure:
+        if self.head.strip() and self.media_type == "text/event-stream":
+            return self._failure("stream_closed", "the answer was cut before it said anything", may_pass=True)
         said = " ".join(self.head.decode("utf-8", "replace").split())
         what = f"{self.media_type or 'no content type'}: {said[:200]}" if said else "an empty body"
         return self._failure("dialect_mapping_failed", f"the answer holds nothing of the protocol, but {what}")
 
     def _failure(self, code: str, message: str, *, may_pass: bool = False) -> Failure:
-        return Failure(code=code, message=clean(message, self._endpoint.api_key), status=self.status, may_pass=may_pass)
+        return Failure(code=code, message=clean(message, self._endpoint.key), status=self.status, may_pass=may_pass)
 
     async def drain(self) -> None:
         """Read to the end of the transport if it is near: a connection half read cannot be used again."""
-        with anyio.move_on_after(DRAIN_S), suppress(Exception):  # what fails here is closed instead
+        with anyio.move_on_after(DRAIN_S), suppress(*self._foreign):  # what fails here is closed instead
             while self._size <= ANSWER_BYTES_MAX and (data := await anext(self._pieces, None)) is not None:
                 self._size += len(data)
 
@@ -219,7 +219,7 @@ class Upstream:
         Raises:
             UpstreamError: the service refused it, or could not be reached in time.
         """
-        first_by = anyio.current_time() + self.endpoint.connect_s + self.endpoint.first_byte_s
+        first_by = anyio.current_time() + self.endpoint.first_byte_s
         response = await self._send(request, stream, first_by)
         try:
             reply = Reply(response, self.endpoint, first_by)
@@ -245,10 +245,10 @@ class Upstream:
         client, endpoint = self._client, self.endpoint
         assert client is not None, "an Upstream is used inside its `async with`"
         body = _encode(body_of(endpoint, request, stream=stream))
-        url = address(endpoint, model_of(request) or model_of(endpoint.defaults), stream=stream)
-        built = client.build_request("POST", url, content=body, headers=headers_of(endpoint, stream=stream))
+        url = address(endpoint, model_of(request), stream=stream)
         response = None
         try:
+            built = client.build_request("POST", url, content=body, headers=headers_of(endpoint, stream=stream))
             with anyio.CancelScope(deadline=first_by) as scope:
                 response = await client.send(built, stream=True)
                 if response.status_code >= 300:
@@ -257,11 +257,8 @@ class Upstream:
         except UpstreamError:
             await _close(response)
             raise
-        except Exception as error:
-            failure = _translated(error, endpoint)
-            if failure is None:
-                raise
-            raise UpstreamError(failure) from error
+        except foreign() as error:
+            raise UpstreamError(_translated(error, endpoint)) from None
         assert scope.cancelled_caught
         await _close(response)
         text = f"the service said nothing for {endpoint.first_byte_s:g} s (first_byte_s)"
@@ -270,13 +267,13 @@ class Upstream:
     async def _refusal(self, response: httpx.Response) -> Failure:
         body = b""
         # A body that is cut says as much as it says.
-        with suppress(Exception):
+        with suppress(*foreign()):
             async for data in response.aiter_bytes():
                 body += data
                 if len(body) >= ERROR_BYTES_MAX:
                     break
         now = datetime.fromtimestamp(time.time(), UTC)
-        failure = failure_of(response.status_code, response.headers, body[:ERROR_BYTES_MAX], now, self.endpoint.api_key)
+        failure = failure_of(response.status_code, response.headers, body[:ERROR_BYTES_MAX], now, self.endpoint.key)
         if 300 <= response.status_code < 400:
             where = cut_urls(response.headers.get("location", "nowhere"))
             failure = msgspec.structs.replace(failure, message=f"{failure.message} (redirected to {where})")
@@ -298,21 +295,28 @@ def summed(documents: list[Json], protocol: str) -> Json:
     return dialect(name).response_from_ir(sum_stream(documents, name).value).value
 
 
-def _translated(error: Exception, endpoint: Endpoint) -> Failure | None:
-    """Say an exception of the HTTP library as a failure; None for any other."""
+def foreign() -> tuple[type[Exception], ...]:
+    """Return what the HTTP library raises, its complaint about letters in headers included."""
     import httpx
 
-    if not isinstance(error, httpx.HTTPError | httpx.InvalidURL | httpx.StreamError):
-        return None
-    words = clean(str(error) or type(error).__name__, endpoint.api_key)
+    return (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeEncodeError)
+
+
+def _translated(error: Exception, endpoint: Endpoint) -> Failure:
+    """Say an exception of the HTTP library as a failure."""
+    import httpx
+
     where = cut_urls(endpoint.base_url)
+    if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol | httpx.LocalProtocolError | UnicodeEncodeError):
+        # The library's words repeat the header, and with it the key.
+        text = f"{where} or one of its headers holds letters that cannot be sent"
+        return Failure(code="config_invalid", message=text)
     if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
         text = f"no connection to {where} within {endpoint.connect_s:g} s (connect_s)"
         return Failure(code="backend_timeout", message=text, may_pass=True)
     if isinstance(error, httpx.TimeoutException):
         return Failure(code="backend_timeout", message=f"no word from {where} in time", may_pass=True)
+    words = clean(str(error) or type(error).__name__, endpoint.key)
     if isinstance(error, httpx.ConnectError | httpx.ProxyError):
         return Failure(code="backend_unavailable", message=f"no connection to {where}: {words}", may_pass=True)
-    if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol | httpx.LocalProtocolError):
-        return Failure(code="config_invalid", message=f"{where} or a header cannot be used: {words}")
     return Failure(code="stream_closed", message=f"the connection to {where} broke: {words}", may_pass=True)

@@ -47,13 +47,15 @@ class Protocol(msgspec.Struct, frozen=True):
     key_prefix: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     """Sent always, unless the settings have another."""
+    ids_optional: bool = False
+    """A call without an id is answered by name and order."""
 
 
 PROTOCOLS: Final[dict[str, Protocol]] = {
     "openai_compatible": Protocol("openai", "/chat/completions", "authorization", "Bearer "),
     "openai_responses": Protocol("codex", "/responses", "authorization", "Bearer "),
     "anthropic": Protocol("claude", "/messages", "x-api-key", headers=(("anthropic-version", ANTHROPIC_VERSION),)),
-    "gemini_ai_studio": Protocol("gemini", "", "x-goog-api-key"),
+    "gemini_ai_studio": Protocol("gemini", "", "x-goog-api-key", ids_optional=True),
 }
 """Protocol → its own. A fifth is one more row, a ladder, and a dialect."""
 
@@ -81,14 +83,19 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     key_in_query: bool = False
     """Gemini: the key in the address, where every log on the way can read it."""
     defaults: dict[str, Any] = {}
-    """Members of every request that does not have them itself."""
+    """Members of every turn's request that does not have them itself."""
     connect_s: float = CONNECT_S
     first_byte_s: float = FIRST_BYTE_S
-    """From the request to the first document of the answer."""
+    """From the request, connecting included, to the first document of the answer."""
     idle_s: float = IDLE_S
     """Between two documents; comments and pings do not count."""
     tries_max: int = TRIES_MAX
     backoff_ms: int = BACKOFF_MS
+
+    @property
+    def key(self) -> str | None:
+        """The key without the blanks and the last newline that files have."""
+        return self.api_key.strip() if self.api_key is not None else None
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -118,8 +125,8 @@ def address(endpoint: Endpoint, model: str, *, stream: bool) -> str:
         path += f"/{quote(name, safe='/-._~:@')}:{'streamGenerateContent' if stream else 'generateContent'}"
         if stream:
             query["alt"] = "sse"
-        if endpoint.key_in_query and endpoint.api_key is not None:
-            query["key"] = endpoint.api_key
+        if endpoint.key_in_query and endpoint.key is not None:
+            query["key"] = endpoint.key
     return f"{parts.scheme}://{parts.netloc}{path}" + (f"?{urlencode(query)}" if query else "")
 
 
@@ -136,24 +143,30 @@ def headers_of(endpoint: Endpoint, *, stream: bool) -> dict[str, str]:
         **dict(protocol.headers),
     }
     in_query = endpoint.key_in_query and not protocol.path
-    if endpoint.api_key is not None and not in_query and not own.keys() & KEY_HEADERS:
-        found[protocol.key_header] = protocol.key_prefix + endpoint.api_key
+    if endpoint.key is not None and not in_query and not own.keys() & KEY_HEADERS:
+        found[protocol.key_header] = protocol.key_prefix + endpoint.key
     return {**found, **own}
 
 
+def with_defaults(endpoint: Endpoint, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the request over the endpoint's defaults; objects in both are joined."""
+    if not endpoint.defaults:
+        return request
+    joined = {
+        name: {**value, **request[name]}
+        for name, value in endpoint.defaults.items()
+        if isinstance(value, dict) and isinstance(request.get(name), dict)
+    }
+    return {**endpoint.defaults, **request, **joined}
+
+
 def body_of(endpoint: Endpoint, request: dict[str, Any], *, stream: bool) -> dict[str, Any]:
-    """Return what is sent: the request over the defaults; Gemini says model and streaming in the address."""
-    body = {**endpoint.defaults, **request}
-    for name, value in endpoint.defaults.items():
-        if isinstance(value, dict) and isinstance(request.get(name), dict):
-            body[name] = {**value, **request[name]}
+    """Return what is sent: Gemini says model and streaming in the address, the others in the body."""
     if not PROTOCOLS[endpoint.protocol].path:
-        return {name: value for name, value in body.items() if name not in ("model", "stream")}
-    if stream:
-        body["stream"] = True
-    elif body.get("stream"):
-        body["stream"] = False
-    return body
+        return {name: value for name, value in request.items() if name not in ("model", "stream")}
+    if stream or request.get("stream"):
+        return {**request, "stream": stream}
+    return request
 
 
 _QUERY: Final = re.compile(r"(https?://[^\s?\"'<>]*)\?[^\s\"'<>]*", re.IGNORECASE)

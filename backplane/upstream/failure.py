@@ -195,7 +195,8 @@ def code_of(status: int, labels: tuple[str, ...], words: str) -> str:
     ):
         status = number
     for label in labels:
-        if label in LABELS:
+        # Some services give every failure the label of a fault of their own.
+        if label in LABELS and not (LABELS[label] == "backend_unavailable" and 400 <= status < 500):
             return LABELS[label]
     if status in READ_WORDS:
         for code, pattern in PATTERNS:

@@ -17,11 +17,16 @@ MISSING: Final = "no result: the tool did not run to its end"
 """What a model reads where a result is missing."""
 
 
-def paired(conversation: Conversation) -> Translated[Conversation]:
+def paired(conversation: Conversation, *, ids_optional: bool = False) -> Translated[Conversation]:
     """Return the conversation with every call answered once, and nothing answered that was not called.
 
     A conversation that is well-formed comes back as it is, without losses.
+
+    Args:
+        ids_optional: an id that was made here need not be sent: the service finds results by name and order.
     """
+    if not ids_optional:
+        conversation = _with_ids(conversation)
     if is_paired(conversation.messages):
         return Translated(conversation)
     work = _Pairing(conversation)
@@ -36,6 +41,8 @@ def is_paired(messages: Iterable[Message]) -> bool:
         results = [part for part in message.parts if isinstance(part, ToolResult)]
         if [(result.id, result.id_made) for result in results] != due:
             return False
+        if message.role == "tool" and (not results or len(results) != len(message.parts)):
+            return False
         if results and (message.role not in ("tool", "user") or message.parts[: len(results)] != tuple(results)):
             return False
         due = [(part.id, part.id_made) for part in message.parts if isinstance(part, ToolUse)]
@@ -44,6 +51,20 @@ def is_paired(messages: Iterable[Message]) -> bool:
             return False
         seen |= ids
     return not due
+
+
+def _with_ids(conversation: Conversation) -> Conversation:
+    """Send made ids like any other."""
+    made = (part for message in conversation.messages for part in message.parts if getattr(part, "id_made", False))
+    if next(made, None) is None:
+        return conversation
+    messages = tuple(
+        msgspec.structs.replace(message, parts=tuple(
+            msgspec.structs.replace(part, id_made=False) if isinstance(part, ToolUse | ToolResult) else part
+            for part in message.parts
+        )) for message in conversation.messages
+    )  # fmt: skip
+    return msgspec.structs.replace(conversation, messages=messages)
 
 
 class _Pairing:
@@ -118,7 +139,7 @@ class _Pairing:
     def _rest(self, place: int, message: Message) -> Message:
         """What is left of a message without the results that went to their calls; orphans become words."""
         mine = {spot: number for number, (where, spot, _) in enumerate(self.results) if where == place}
-        if not mine:
+        if not mine and message.role != "tool":
             return message
         parts: list[Part] = []
         for spot, part in enumerate(message.parts):
