@@ -155,6 +155,7 @@ class Pipe:
         answer: answers questions, each in a task of its own.
         hear: takes notifications.
         unread: told of a line that is no message.
+        strict: answer such a line with an error, as the protocol asks of a server.
     """
 
     def __init__(
@@ -165,14 +166,16 @@ class Pipe:
         answer: Answer,
         hear: Hear,
         unread: Callable[[Unread], None] = lambda line: None,
+        strict: bool = False,
         line_bytes_max: int = LINE_BYTES_MAX,
     ) -> None:
         self._peer = Peer(line_bytes_max)
         self._write_fd, self._read_fd = write_fd, read_fd
         self._answer, self._hear, self._unread = answer, hear, unread
         self._waiting: dict[int, tuple[anyio.Event, list[Reply]]] = {}
+        self._strict = strict
         self._lock = anyio.Lock()
-        self._asked = 0
+        self._asked: dict[Id, anyio.CancelScope] = {}
         self.ended = False
         """The other end says nothing more."""
 
@@ -190,7 +193,10 @@ class Pipe:
     async def _more(self) -> bytes:
         try:
             while True:
-                await anyio.wait_readable(self._read_fd)
+                try:
+                    await anyio.wait_readable(self._read_fd)
+                except PermissionError:  # A regular file cannot be waited for, and never keeps us waiting.
+                    await anyio.lowlevel.checkpoint()
                 try:
                     return os.read(self._read_fd, READ_BYTES_MAX)
                 except BlockingIOError:
@@ -201,26 +207,43 @@ class Pipe:
     async def _take(self, received: Received, tasks: anyio.abc.TaskGroup) -> None:
         if isinstance(received, Told):
             await self._hear(received)
-        elif isinstance(received, Asked) and self._asked < ASKED_MAX:
-            self._asked += 1
-            tasks.start_soon(self._reply, received)
         elif isinstance(received, Asked):
-            await self._write(self._peer.refuse(received.id, INTERNAL_ERROR, f"{ASKED_MAX} questions are open"))
+            await self._begin(received, tasks)
         elif isinstance(received, Unread):
             self._unread(received)
+            if self._strict:
+                await self._write(self._peer.refuse(received.id, received.code, received.why))
         elif isinstance(received.id, int) and (waiting := self._waiting.get(received.id)) is not None:
             waiting[1].append(received)
             waiting[0].set()
 
-    async def _reply(self, asked: Asked) -> None:
+    async def _begin(self, asked: Asked, tasks: anyio.abc.TaskGroup) -> None:
+        if len(self._asked) >= ASKED_MAX:
+            await self._write(self._peer.refuse(asked.id, INTERNAL_ERROR, f"{ASKED_MAX} questions are open"))
+        elif asked.id in self._asked:
+            await self._write(self._peer.refuse(asked.id, INVALID_REQUEST, "another question with this id is open"))
+        else:
+            scope = self._asked[asked.id] = anyio.CancelScope()
+            tasks.start_soon(self._reply, asked, scope)
+
+    async def _reply(self, asked: Asked, scope: anyio.CancelScope) -> None:
         try:
-            answer = await self._answer(asked)
+            with scope:
+                answer = await self._answer(asked)
         finally:
-            self._asked -= 1
+            del self._asked[asked.id]
+        if scope.cancelled_caught:
+            return
         if isinstance(answer, Fault):
             await self._write(self._peer.refuse(asked.id, answer.code, answer.message))
         else:
             await self._write(self._peer.answer(asked.id, answer))
+
+    def drop(self, id: Id) -> None:
+        """Give up a question of the other end that is being worked on; it gets no answer."""
+        scope = self._asked.get(id)
+        if scope is not None:
+            scope.cancel()
 
     async def call(self, method: str, params: Json, *, timeout_s: float | None) -> Reply:
         """Ask and wait for the answer; a peer that is gone is a fault, too.

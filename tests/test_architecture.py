@@ -75,6 +75,7 @@ ROOMS = {
         f"{SHAPES} backends checkpoints config contain hooks intake keeper negotiate outbox policy protocol receipts record redact "
         "remote sealing sessions splits workspace"
     ),
+    "mcp": f"{SHAPES} api config jsonrpc policy receipts validate",
     "providers": f"{SHAPES} ir backends sessions",
     "relay": f"{SHAPES} receipts record runtime",
     "server": f"{SHAPES} asks backends config intake negotiate parcel receipts relay runtime sidecar workspace",
@@ -87,7 +88,7 @@ ROOMS = {
     "cli": (
         f"{SHAPES} __init__ config negotiate policy protocol dialects providers workspace receipts backends "
         "runtime router server conform schemas share validate api asks intake process record relay contain hooks keeper "
-        "presets upstream"
+        "presets upstream mcp"
     ),
     "__main__": "cli",
     "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",

@@ -199,7 +199,10 @@ class Story:
     def asked(self, tool_call: dict[str, Any]) -> tuple[Call, list[AgentEvent]]:
         """The call that the agent wants to be allowed, and what has to be told before anybody is asked."""
         fresh = str(tool_call.get("toolCallId")) not in self._calls
+        known = self._calls.get(str(tool_call.get("toolCallId")))
+        text = known.text if known is not None else ""
         call = self._known(tool_call)
+        call.text = text  # What a question says is no output of the tool.
         if not call.input:
             # An agent that shows no input shows at least what it is about.
             title = tool_call.get("title")
@@ -325,7 +328,8 @@ def read_usage(usage: Json) -> Usage | None:
         for theirs in names
         if isinstance(usage.get(theirs), int) and not isinstance(usage[theirs], bool) and usage[theirs] >= 0
     }
-    return Usage(**counters) if counters else None
+    # An agent that knows nothing prints zeros.
+    return Usage(**counters) if any(counters.values()) else None
 
 
 _COUNTERS: Final = {

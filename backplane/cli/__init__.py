@@ -41,7 +41,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "backends": ("backends", "list the backends, ready or why not"),
     "receipts": ("receipts", "list, show, verify, compare and move receipts"),
     "serve": ("serve", "be a host: runs for programs in any language, on stdin and stdout"),
+    "mcp": ("mcp", "be an MCP server: run, receipts and validate for agents"),
     "apply": ("apply", "apply a run's patch to the original workspace"),
+    "checkpoints": ("checkpoints", "list the states of a run's workspace that were kept"),
+    "rewind": ("checkpoints", "take a workspace from a run's result back to one of these"),
     "validate": ("checks", "check work orders, receipts, policies and other files"),
     "schema": ("checks", "print a JSON Schema"),
     "translate": ("translate", "say one vendor's request, response or stream in another's dialect"),
@@ -133,7 +136,7 @@ def _global_options(words: list[str]) -> tuple[str | None, list[str] | None]:
 
 def help_text() -> str:
     """What `backplane --help` prints."""
-    commands = "\n".join(f"  {name:<9} {line}" for name, (_, line) in COMMANDS.items())
+    commands = "\n".join(f"  {name:<11} {line}" for name, (_, line) in COMMANDS.items())
     exits = "\n".join(f"  {code:<4} {line}" for code, line in EXITS.items())
     return HELP.format(commands=commands, exits=exits)
 
