@@ -7,13 +7,14 @@ What one flavour has and another has not is in its `Flavour`; the flavours' file
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from backplane.dialects._parts import (
     EFFORT_BUDGETS,
     NUMBER,
+    Kin,
     OptionTable,
     Writer,
 )
@@ -66,14 +67,15 @@ SIMPLE: Final[OptionTable] = {
     "service_tier": ("service_tier", str),
 }
 
-MEMBERS: Final = frozenset({
-    "content", "refusal", "tool_calls", "annotations", "audio", "logprobs", "system_fingerprint", "function_call",
-    "logit_bias", "store", "stream_options", "prediction", "modalities", "prompt_cache_key", "safety_identifier",
-    "functions", "prompt_tokens_details/audio_tokens", "completion_tokens_details/audio_tokens",
-    "completion_tokens_details/accepted_prediction_tokens", "completion_tokens_details/rejected_prediction_tokens",
-    "expires_at", "#stop",
-})  # fmt: skip
-"""Members that every flavour of the family takes from its sisters."""
+MEMBERS: Final[dict[str, type[Any]]] = {
+    "tool_calls": list, "annotations": list, "audio": dict, "logprobs": dict, "system_fingerprint": str,
+    "function_call": dict, "logit_bias": dict, "store": bool, "stream_options": dict, "prediction": dict,
+    "modalities": list, "prompt_cache_key": str, "safety_identifier": str, "functions": list,
+    "prompt_tokens_details/audio_tokens": int, "completion_tokens_details/audio_tokens": int,
+    "completion_tokens_details/accepted_prediction_tokens": int,
+    "completion_tokens_details/rejected_prediction_tokens": int, "expires_at": int, "#stop": str,
+}  # fmt: skip
+"""Members that every flavour of the family takes from its sisters, and the type that they must have for it."""
 
 SERVICE_TIERS: Final = frozenset({"auto", "default", "flex", "scale", "priority", "fast"})
 DETAILS: Final = frozenset({"auto", "low", "high"})
@@ -106,4 +108,4 @@ class Flavour(msgspec.Struct, frozen=True):
     """Options that this flavour writes in its own way."""
     unknown_options: frozenset[str] = frozenset()
     """Options of the family that this flavour does not have."""
-    kin: Mapping[str, frozenset[str]] = {}
+    kin: Kin = {}

@@ -35,7 +35,7 @@ from backplane.ir import (
     UsageSeen,
 )
 
-HEAD: Final = frozenset({"id", "model", "created", "object", "choices", "usage"})
+HEAD: Final = frozenset({"id", "model", "created", "object", "choices", "usage", "error"})
 NOISE: Final = frozenset({"obfuscation"})
 """Padding against guessing lengths; says nothing."""
 
@@ -73,7 +73,7 @@ class ChatReader:
         if type(chunk) is not dict:
             return [Kept(chunk)]
         out: list[StreamEvent] = []
-        if chunk.get("error"):
+        if chunk.get("error") and not chunk.get("choices"):
             return [_failure(chunk["error"])]
         if chunk.get("object") == "chat.completion":
             return self._whole(chunk)
@@ -90,6 +90,8 @@ class ChatReader:
         usage = chunk.get("usage")
         if type(usage) is dict:
             out.append(UsageSeen(read_usage(usage, "/usage", self.flavour)))
+        if chunk.get("error"):
+            out.append(_failure(chunk["error"]))
         return out
 
     def finish(self) -> list[StreamEvent]:

@@ -290,11 +290,12 @@ def _write_role(message: Message, out: dict[str, Any], flavour: Flavour, ledger:
     native = message.native_role
     if ledger.is_home and native is None and "role" in (shape(message, flavour.name, ABSENT) or ()):
         return
-    is_known = native in flavour.roles and ROLES.get(native or "") == message.role
+    is_known = native in flavour.roles and ROLES.get(native or "") == message.role != "tool"
     if is_known or (ledger.is_home and native is not None and ROLES.get(native, "user") == message.role):
         out["role"] = native
         return
-    out["role"] = message.role
+    # Only a result may speak as a tool, and those are written elsewhere.
+    out["role"] = "user" if message.role == "tool" and not ledger.is_home else message.role
     if native is not None and native != message.role and native != "model":
         ledger.degrade(f"{message.at}/role", "role", f"the role {native} became {message.role}")
 
@@ -566,6 +567,8 @@ def _write_choice(candidate: Candidate, place: int, flavour: Flavour, ledger: Le
     if word is not None:
         choice["finish_reason"] = word
     give_back(candidate, choice, ledger)
+    if not ledger.is_home:
+        _keep_logprobs(choice, candidate, ledger)
     put_constants(candidate, choice, flavour.name, {"index": place})
     return choice
 
@@ -576,6 +579,18 @@ def _keep_citations(message: dict[str, Any], source: Message, ledger: Ledger) ->
     if type(found) is list and any(kind_of(one) != "url_citation" for one in found):
         ledger.drop(f"{source.at}/annotations", "citation", "only citations of addresses are said here", found)
         message["annotations"] = [one for one in found if kind_of(one) == "url_citation"]
+
+
+def _keep_logprobs(choice: dict[str, Any], source: Candidate, ledger: Ledger) -> None:
+    """Leave out probabilities in the form of a gateway."""
+    if (found := choice.get("logprobs")) is None:
+        return
+    tokens = [one for key in ("content", "refusal") for one in found.get(key) or ()]
+    if not {"content", "refusal"} & found.keys() or not all(
+        type(one) is dict and {"token", "logprob", "top_logprobs"} <= one.keys() for one in tokens
+    ):
+        ledger.drop(f"{source.at}/logprobs", "extension", "probabilities in a form of its own", found)
+        del choice["logprobs"]
 
 
 def write_stop(candidate: Candidate, ledger: Ledger) -> str | None:

@@ -359,6 +359,8 @@ class CodexWriter(BaseWriter):
         self.write_answer = write_answer
         self.sequence = 0
         self.has_begun = False
+        self.answer_id: str | None = None
+        """Said in the first event and held to, although the source may say another one later."""
         self.is_complete = False
         self.items: list[Json] = []
         self.places: dict[int, int] = {}
@@ -379,8 +381,10 @@ class CodexWriter(BaseWriter):
 
     def _head(self, status: str) -> dict[str, Any]:
         began = self.sum.began
+        if self.answer_id is None:
+            self.answer_id = began.id or "resp_translated"
         return {
-            "id": began.id or "resp_translated", "object": "response", "created_at": began.created or 0,
+            "id": self.answer_id, "object": "response", "created_at": began.created or 0,
             "status": status, "error": None, "incomplete_details": None, "instructions": None, "metadata": {},
             "model": began.model or "unknown", "output": [], "parallel_tool_calls": True, "temperature": None,
             "tool_choice": "auto", "tools": [], "top_p": None,
@@ -531,7 +535,7 @@ class CodexWriter(BaseWriter):
             }
         else:
             response = {**self._head("completed"), **self.write_answer(scratch).value}
-        response["output"] = self.items
+        response |= {"output": self.items, "id": self.answer_id}
         self._count(response)
         status = response.get("status", "completed")
         kind = status if status in ("completed", "incomplete", "failed") else "completed"

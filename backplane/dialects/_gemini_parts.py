@@ -242,6 +242,10 @@ def _read_text(members: Members, signature: str | None, at: str, calls: Calls) -
     return Text(text=text, signature=signature, at=at, ext=_ext(members))
 
 
+def _take_id(body: Members) -> str | None:
+    return body.take("id", str) if body.rest.get("id") else None
+
+
 def _read_call(members: Members, signature: str | None, at: str, calls: Calls) -> Part | None:
     place = members.pointer("functionCall")
     found = members.take("functionCall", dict)
@@ -249,7 +253,7 @@ def _read_call(members: Members, signature: str | None, at: str, calls: Calls) -
         return None
     body = Members(found, place)
     ext: dict[str, Any] = {}
-    name, args, call_id = body.take("name", str), body.take("args", dict), body.take("id", str)
+    name, args, call_id = body.take("name", str), body.take("args", dict), _take_id(body)
     absent = [f"functionCall/{key}" for key, value in (("name", name), ("args", args)) if value is None]
     if absent:
         ext[ABSENT] = tuple(absent)
@@ -273,7 +277,7 @@ def _read_result(members: Members, signature: str | None, at: str, calls: Calls)
         return None
     body = Members(found, place)
     ext: dict[str, Any] = {}
-    name, value, call_id = body.take("name", str), body.take("response", dict), body.take("id", str)
+    name, value, call_id = body.take("name", str), body.take("response", dict), _take_id(body)
     if name is None:
         ext[ABSENT] = ("functionResponse/name",)
     content: tuple[Part, ...] = ()

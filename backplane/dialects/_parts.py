@@ -6,6 +6,7 @@ So nothing is lost by being unknown. No vendor's words are here.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
@@ -47,12 +48,24 @@ MADE_ID: Final = "call_made_"
 """Beginning of an id that was made here; its own dialect never gets it to see."""
 
 _NOTHING: Final = object()
-_encode: Final = msgspec.json.Encoder().encode
+_encode_plain: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
 _DATA_URL: Final = re.compile(r"data:([^;,]+);base64,")
 
 
+def _encode(value: Json) -> bytes:
+    try:
+        return _encode_plain(value)
+    except (UnicodeEncodeError, OverflowError):
+        # Half of a surrogate pair, where a gateway cut a text; Python's own writer has an escape for it.
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
 # Losses ---------------------------------------------------------------------------------------------------------------
+
+
+Kin = Mapping[str, Mapping[str, type[Any]]]
+"""Dialect of the same family → the members that the target takes from it, and of which type."""
 
 
 class Ledger:
@@ -61,10 +74,9 @@ class Ledger:
     Args:
         source: the dialect that the pointers are of.
         target: the dialect that is written; the same as `source` while reading.
-        kin: for dialects of one family, the members that the target takes from the other.
     """
 
-    def __init__(self, source: str, target: str, kin: Mapping[str, frozenset[str]] | None = None) -> None:
+    def __init__(self, source: str, target: str, kin: Kin | None = None) -> None:
         self.source = source
         self.target = target
         self.kin = kin or {}
@@ -233,7 +245,7 @@ def give_back(node: Node, out: dict[str, Any], ledger: Ledger) -> None:
             continue
         kin = ledger.kin.get(dialect)
         for key, value in entries.items():
-            if kin is not None and key in kin:
+            if kin is not None and key in kin and type(value) is kin[key]:
                 if key[:1] != "#":
                     _put(out, key, value)
             else:

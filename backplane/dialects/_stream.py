@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.dialects._parts import Ledger, json_text, parse_json, read_arguments
+from backplane.dialects._parts import Kin, Ledger, json_text, parse_json, read_arguments
 from backplane.ir import (
     Answer,
     Began,
@@ -227,7 +227,7 @@ class BaseWriter:
         target: the dialect that is written.
     """
 
-    def __init__(self, source: str, target: str, kin: Mapping[str, frozenset[str]] | None = None) -> None:
+    def __init__(self, source: str, target: str, kin: Kin | None = None) -> None:
         self.ledger = Ledger(source, target, kin)
         self.sum = Accumulator(source)
         self.sent: set[Key] = set()

@@ -383,7 +383,7 @@ def _write_contents(conversation: Conversation, out: dict[str, Any], ledger: Led
     contents: list[Json] = []
     last: Message | None = None
     for message in conversation.messages:
-        if message.role == "system":
+        if message.role == "system" and not (ledger.is_home and message.at.startswith("/contents/")):
             if contents and not ledger.is_home:
                 ledger.degrade(message.at, "order", "system text in the middle became part of the head")
             system.append(message)

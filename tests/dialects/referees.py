@@ -188,7 +188,7 @@ def _chat_facts(chunks: list[Any]) -> dict[str, Any]:
     state: Any = ChatCompletionStreamState()
     usage: Any = None
     for chunk in chunks:
-        if "sse_event" in chunk or "error" in chunk:
+        if "sse_event" in chunk or ("error" in chunk and not chunk.get("choices")):
             continue
         state.handle_chunk(construct_type_unchecked(type_=ChatCompletionChunk, value=chunk))
         usage = chunk.get("usage") or next((c["usage"] for c in chunk["choices"] if c.get("usage")), usage)
