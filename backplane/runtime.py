@@ -255,7 +255,7 @@ class Run:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._outbox: Outbox | None = None
         self._intake = Intake(
-            self.id, self.facts, limits, self._line, on_ask=on_ask, decide=self._decide, hand_on=self._hand_on
+            self.id, self.facts, limits, self._line, on_ask=on_ask, decide=self._decide, hand_on=self._hand_in
         )
         self._hooks = tuple(hooks)
         """All of them once the run is admitted."""
@@ -655,7 +655,7 @@ class Run:
                 else:
                     await anyio.wait_readable(fd)
             except anyio.ClosedResourceError:
-                pass  # Woken by the end of the ladder; what is left in the pipe is read below.
+                pass  # Woken: by the end of the ladder, or by an event of ours. What is in the pipe is read below.
         try:
             data = os.read(fd, READ_BYTES_MAX)
         except BlockingIOError:
@@ -689,6 +689,12 @@ class Run:
             return
         self.facts.handed_on(batches)
         self._queue.extend(batches)
+
+    def _hand_in(self, batches: list[Events]) -> None:
+        """What did not come from the child: whoever waits for the child's output is to see it at once."""
+        self._hand_on(batches)
+        if self._reading_since is not None and self._link is not None and self._link.stdout >= 0:
+            anyio.notify_closing(self._link.stdout)
 
     def _say(self, line: bytes) -> None:
         assert self._outbox is not None

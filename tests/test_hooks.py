@@ -275,7 +275,7 @@ async def test_a_hook_that_allows_does_not_spare_the_question_to_a_person(
         ("print(json.dumps({'decision': 'deny', 'reason': 'no ' + call['tool']}))", None, "no write_file"),
         ("print('not this', file=sys.stderr); sys.exit(2)", None, "not this"),
         (
-            "call['input']['content'] = call['event']; print(json.dumps({'decision': 'modify', 'input': call['input']}))",
+            "new = {**call['input'], 'content': call['event']}; print(json.dumps({'decision': 'modify', 'input': new}))",
             "pre_tool",
             "",
         ),
@@ -342,9 +342,7 @@ async def test_a_secret_in_a_hooks_words_stands_nowhere(mock: Backend, backplane
 
 
 @one_loop
-async def test_the_shell_host_has_hooks_by_the_configuration(
-    backplane_home: Path, root: Path, tmp_path: Path
-) -> None:
+async def test_the_shell_host_has_hooks_by_the_configuration(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     hook = tmp_path / "check.sh"
     hook.write_text("#!/bin/sh\ngrep -q 'rm -rf' && { echo 'no rm -rf here' >&2; exit 2; }\nexit 0\n")
     hook.chmod(hook.stat().st_mode | stat.S_IXUSR)

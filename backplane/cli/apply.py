@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from backplane.cli import streams
 from backplane.cli.parser import Options, Parser
+
+if TYPE_CHECKING:
+    from backplane.workspace.patch import Saved
 
 
 def parser(name: str) -> Parser:
@@ -15,9 +20,23 @@ def parser(name: str) -> Parser:
         _apply,
     )
     made.add_argument("run", metavar="RUN", help="run id or its beginning")
+    made.add_argument("--at", metavar="NAME", help="as it was at a checkpoint, by name or id (the end)")
     made.add_argument("--check", action="store_true", help="only say whether it would apply")
     made.add_argument("--merge", action="store_true", help="merge where the files have changed since")
     return made
+
+
+def _at(options: Options) -> Saved:
+    """What the run had changed at a checkpoint."""
+    from backplane.cli.checkpoints import named
+    from backplane.errors import WorkspaceError
+    from backplane.workspace.checkpoints import load
+
+    folder, checkpoint = named(options.run, options.at)
+    if checkpoint is None:
+        fact = "at the start the run had changed nothing"
+        raise WorkspaceError("execution_workspace_error", fact, hint="to undo what was applied: backplane rewind")
+    return load(folder, checkpoint)
 
 
 def _apply(options: Options) -> int:
@@ -34,10 +53,11 @@ def _apply(options: Options) -> int:
     with Store.open(home, readonly=True) as store:
         row = store.find(options.run)
         folder, patch = store.folder(row.run_id), store.patch(row)
-    if patch is None or not patch.stat().st_size:
+    saved = _at(options) if options.at is not None else None
+    if saved is None and (patch is None or not patch.stat().st_size):
         streams.write("the run changed nothing\n")
         return 0
-    applied = apply_patch(folder, check=options.check, merge=options.merge)
+    applied = apply_patch(folder, saved=saved, check=options.check, merge=options.merge)
     verb = "would change" if options.check else "changed"
     streams.write(f"{verb} {len(applied.files)} files{', some by a merge' if applied.merged else ''}\n")
     for file in applied.files:

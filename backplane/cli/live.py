@@ -24,6 +24,7 @@ from backplane.config import Settings
 from backplane.contract.events import AskRaised
 from backplane.contract.work import WorkOrder
 from backplane.errors import StoreError
+from backplane.hooks import Hook
 from backplane.protocol import Events
 from backplane.runtime import ControlPlane, Run
 
@@ -37,6 +38,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One run as the command line asked for it."""
 
     order: WorkOrder
+    hooks: tuple[Hook, ...] = ()
     backend: Backend
     settings: Settings
     home: Path
@@ -117,7 +119,7 @@ class _Live:
         plan = self.plan
         async with ControlPlane(plan.settings, plan.home, plan.environ) as plane:
             try:
-                async with plane.start(plan.order, plan.backend, on_ask=self._on_ask) as self.run:
+                async with plane.start(plan.order, plan.backend, on_ask=self._on_ask, hooks=plan.hooks) as self.run:
                     await self._tell(self.run)
             finally:
                 self.left_behind = plane.keeper.notes + plane.keeper.problems

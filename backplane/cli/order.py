@@ -149,6 +149,8 @@ def _config(config: RuntimeConfig, options: Options, environ: Mapping[str, str])
         vendor = _nested(vendor, key.split("."), _parameter(value), text)
     if options.isolation is not None:
         vendor = _nested(vendor, ["abp", "isolation"], options.isolation, "--isolation")
+    if options.checkpoints:
+        vendor = _nested(vendor, ["abp", "checkpoints"], "auto", "--checkpoints")
     budget, turns = options.max_budget_usd, options.max_turns
     if budget is not None and not 0 <= budget < float("inf"):
         raise ConfigError("config_invalid", f"--max-budget-usd {budget} is no amount of money")

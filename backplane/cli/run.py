@@ -56,6 +56,7 @@ def _add_workspace(made: Parser) -> None:
         help="leave the result as a patch, or apply it when complete (patch_first)",
     )
     add("--include", metavar="GLOB", action="append", default=[], help="only these files")
+    add("--checkpoints", action="store_true", help="keep its state before each tool that may write")
     add("--exclude", metavar="GLOB", action="append", default=[], help="not these files")
     add("--context", metavar="FILE", action="append", default=[], help="a file it should look at")
 
@@ -67,6 +68,20 @@ def _add_permissions(made: Parser) -> None:
     add("--deny-tool", metavar="T", action="append", default=[], help="not these tools")
     add("--isolation", choices=("required", "best_effort", "off"), help="keep it inside its workspace (best_effort)")
     add("--on-ask", choices=("deny", "allow", "prompt"), help="its questions (prompt on a terminal, else deny)")
+    add(
+        "--pre-tool",
+        metavar="CMD",
+        action="append",
+        default=[],
+        help="a hook: asked before each tool, may deny or change",
+    )
+    add(
+        "--post-tool",
+        metavar="CMD",
+        action="append",
+        default=[],
+        help="a hook: asked after each tool, may hide or change",
+    )
     add("--param", metavar="KEY=JSON", action="append", default=[], help="a vendor's setting; a.b=1 nests")
     add("--env", metavar="K[=V]", action="append", default=[], help="a variable for it; K alone takes ours")
     add("--env-file", metavar="FILE", help="variables for it, K=V a line")
@@ -85,7 +100,7 @@ def _run(options: Options) -> int:
     import os
     from pathlib import Path
 
-    from backplane import backends, config
+    from backplane import backends, config, hooks
     from backplane.cli import live, order
     from backplane.cli.backends import ready_names
     from backplane.errors import ConfigError
@@ -99,7 +114,9 @@ def _run(options: Options) -> int:
         "isolation": options.isolation,
     }
     settings = config.load(Path(options.config) if options.config else None, environ, cwd, flags)
-    work = order.build(options, environ, cwd, settings.policy)
+    work, own = hooks.taken(order.build(options, environ, cwd, settings.policy))
+    attached = [*own, *(hooks.from_command("pre_tool", command, cwd) for command in options.pre_tool)]
+    attached += [hooks.from_command("post_tool", command, cwd) for command in options.post_tool]
     name = options.backend or settings.default_backend
     if options.sidecar is not None:
         words = _sidecar_words(options.sidecar, cwd)
@@ -115,6 +132,7 @@ def _run(options: Options) -> int:
     receipt, patch = (_output_file(file) for file in (options.receipt, options.patch))
     plan = live.Plan(
         order=work,
+        hooks=tuple(attached),
         backend=backend,
         settings=settings,
         home=config.home(environ),

@@ -46,6 +46,7 @@ class Applied(msgspec.Struct, frozen=True):
 def apply_patch(
     run_dir: Path,
     *,
+    saved: Saved | None = None,
     root: Path | None = None,
     check: bool = False,
     merge: bool = False,
@@ -56,6 +57,7 @@ def apply_patch(
     Nothing of it stays either where this process is killed: see `settle`.
 
     Args:
+        saved: another state of the same run, a checkpoint; None is the patch at its end.
         check: only find out whether it would work.
         merge: merge files that have changed since the run began, instead of refusing.
         done: called with the number of files once all are in place, before the old ones are thrown away.
@@ -66,7 +68,7 @@ def apply_patch(
     """
     try:
         settle(marks_of(run_dir))
-        saved = load(run_dir)
+        saved = saved if saved is not None else load(run_dir)
         if root is None and saved.mode == "pass_through":
             raise failure("the run worked in place, so its changes are there already", "nothing is left to do")
         where = Path(saved.root) if root is None else root.resolve(strict=True)

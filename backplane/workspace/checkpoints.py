@@ -231,7 +231,8 @@ class Checkpoints:
         if leaf.oid in self._sizes:
             return
         while self._bytes + len(data) > BYTES_MAX:
-            if not self._drop_oldest():
+            needed = len(data) + sum(self._sizes.get(oid, 0) for oid in fresh)
+            if needed > BYTES_MAX or not self._drop_oldest():
                 raise failure(f"a run's checkpoints keep {BYTES_MAX} bytes at most", "exclude what need not be kept")
             self._collect(fresh)
         (self._blobs / leaf.oid.hex()).write_bytes(data)

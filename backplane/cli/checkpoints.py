@@ -1,0 +1,98 @@
+"""`checkpoints` and `rewind`: the states of a run's workspace that were kept, and the way back to one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backplane.cli import streams
+from backplane.cli.parser import Options, Parser, add_json
+
+if TYPE_CHECKING:
+    from backplane.contract.receipt import Receipt
+    from backplane.workspace.checkpoints import Checkpoint
+
+
+def parser(name: str) -> Parser:
+    """The options of one of the two."""
+    if name == "checkpoints":
+        about, example = "List the checkpoints of a run that has ended.", "backplane checkpoints 3f2a"
+        made = Parser(f"backplane {name}", about, example, _list)
+        add_json(made)
+    else:
+        made = Parser(
+            f"backplane {name}",
+            "Take the workspace that has a run's result back to one of its checkpoints: all of it or nothing.",
+            "backplane rewind 3f2a before-the-tests\nbackplane rewind 3f2a start --check",
+            _rewind,
+        )
+        made.add_argument("--check", action="store_true", help="only say whether it would work")
+    made.add_argument("run", metavar="RUN", help="run id or its beginning")
+    if name == "rewind":
+        made.add_argument("name", metavar="NAME", help="a checkpoint's name or id, or start")
+    return made
+
+
+def kept(receipt: Receipt) -> tuple[Checkpoint, ...]:
+    """The checkpoints of a run, by its receipt; of one that was cut off by its events."""
+    import msgspec
+
+    from backplane.contract.events import CheckpointReported, carried
+    from backplane.workspace.checkpoints import Checkpoint
+
+    told = receipt.backplane.get("checkpoints")
+    rows = told.get("made") if isinstance(told, dict) else None
+    if rows is None and receipt.backplane.get("end", {}).get("reason") == "interrupted":
+        events = [carried(event) for event in receipt.trace]
+        bodies = [event.body for event in events if isinstance(event, CheckpointReported)]
+        rows = [{name: body[name] for name in body if name != "what"} for body in bodies if body.get("what") == "made"]
+    return msgspec.convert(rows or [], tuple[Checkpoint, ...])
+
+
+def named(run: str, name: str) -> tuple[Path, Checkpoint | None]:
+    """A run's folder, and the checkpoint of this name; None for the start. Raises WorkspaceError, ConfigError."""
+    import os
+
+    from backplane import config
+    from backplane.receipts import Store
+    from backplane.workspace.checkpoints import found
+
+    with Store.open(config.home_path(os.environ), readonly=True) as store:
+        receipt = store.load(run)
+        return store.folder(receipt.meta.run_id), found(kept(receipt), name)
+
+
+def _list(options: Options) -> int:
+    import os
+
+    import msgspec
+
+    from backplane import config
+    from backplane.receipts import Store
+
+    with Store.open(config.home_path(os.environ), readonly=True) as store:
+        made = kept(store.load(options.run))
+    for one in made:
+        if options.json:
+            streams.write_bytes(msgspec.json.encode(one) + b"\n")
+            continue
+        why = "by name" if one.why == "asked" else "before a tool"
+        streams.write(f"{one.id:<5} {one.at[:19]}Z  {one.name:<24} {one.files:>6} files  {why}  tree {one.tree}\n")
+    return 0
+
+
+def _rewind(options: Options) -> int:
+    import os
+
+    from backplane import config
+    from backplane.keeper import settle
+    from backplane.workspace.checkpoints import rewind_original
+
+    for left in settle(config.home_path(os.environ)):
+        streams.complain(streams.one_line(left.describe()) + "\n")
+    folder, to = named(options.run, options.name)
+    done = rewind_original(folder, to, check=options.check)
+    streams.write(f"{'would change' if options.check else 'changed'} {len(done.files)} files\n")
+    for file in done.files:
+        streams.write(f"  {streams.one_line(file)}\n")
+    return 0
