@@ -130,7 +130,10 @@ def fold(folded: Folded, event: AgentEvent) -> Folded:
         return folded
     body = event.ext.get("usage")
     if isinstance(body, dict):
-        counted = {name: body[name] for name in _COUNTERS if _is_counter(body.get(name))}
+        counted: dict[str, Any] = {name: body[name] for name in _COUNTERS if _is_counter(body.get(name))}
+        cost = body.get("estimated_cost_usd")
+        if isinstance(cost, int | float) and not isinstance(cost, bool) and 0 <= cost < float("inf"):
+            counted["estimated_cost_usd"] = float(cost)
         folded = msgspec.structs.replace(folded, usage=msgspec.structs.replace(folded.usage, **counted))
     if event.ext.get("session") is not None:
         folded = msgspec.structs.replace(folded, session=event.ext["session"])

@@ -7,6 +7,7 @@ reached by `backplane.turn`. Which service it is stands in the variable `OPTIONS
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from decimal import Decimal
@@ -357,11 +358,11 @@ def _usage(body: Mapping[str, Any]) -> Any:
 # The host -------------------------------------------------------------------------------------------------------------
 
 
-def work_of(service: Service, secrets: Callable[[], dict[str, str]]) -> Callable[[HostRun], Awaitable[Done]]:
+def work_of(read: Callable[[], tuple[Service, dict[str, str]]]) -> Callable[[HostRun], Awaitable[Done]]:
     """The work of a host that speaks with one service.
 
     Args:
-        secrets: gives the values of the service's variables; asked at the beginning of each run.
+        read: gives the service and the values of its variables; asked at the beginning of each run.
     """
 
     async def work(run: HostRun) -> Done:
@@ -372,7 +373,7 @@ def work_of(service: Service, secrets: Callable[[], dict[str, str]]) -> Callable
         from backplane.turn import Model
         from backplane.upstream import PROTOCOLS, Endpoint, Upstream
 
-        keys = secrets()
+        service, keys = read()
         task = read_task(run, service)
         key = keys.get(service.key_env or "")
         endpoint = Endpoint(
@@ -417,15 +418,14 @@ async def _asked(run: HostRun, question: str, options: tuple[str, ...]) -> str:
     return verdict.text or verdict.decision
 
 
+@functools.cache
+def read_own() -> tuple[Service, dict[str, str]]:
+    """The service that this process was started for, and its keys, which then stand nowhere else."""
+    from backplane.tools.keys import take
+
+    service = read_options(msgspec.json.decode(os.environ.get(OPTIONS, "{}")), "the options")
+    return service, take(service.variables)
+
+
 if __name__ == "__main__":
-    SERVICE = read_options(msgspec.json.decode(os.environ.get(OPTIONS, "{}")), "the options")
-    KEPT: dict[str, str] = {}
-
-    def kept() -> dict[str, str]:
-        from backplane.tools.keys import take
-
-        if not KEPT:
-            KEPT.update(take(SERVICE.variables))
-        return KEPT
-
-    main(HOST, work_of(SERVICE, kept))
+    main(HOST, work_of(read_own))

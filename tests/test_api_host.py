@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +36,8 @@ from backplane.runtime import ControlPlane, Run
 from backplane.testing import Call, Fault, ModelServer, Turn, Usage
 from backplane.upstream.endpoint import ProtocolName
 from tests.conftest import children
+from tests.peers import PLAIN, PYTHON, ROOT, Child
+from tests.peers import run as sent
 from tests.runs import QUICK, backplane_of, ended, go, order, plane, saying
 
 pytestmark = pytest.mark.anyio
@@ -325,6 +329,8 @@ async def test_the_budget_of_an_order_ends_the_run(tmp_path: Path, backplane_hom
     run, _, server = await solve(backplane_home, [LOOP], work)
     assert ended(run) == ("budget", "policy_denied", "partial")
     assert len(server.requests) == 3
+    assert run.receipt is not None
+    assert (run.receipt.usage.input_tokens, run.receipt.usage.estimated_cost_usd) == (300, 0.00036)
     assert (tmp_path / "count").read_text() == "x\nx\n"
 
 
@@ -484,6 +490,82 @@ async def test_a_run_cancelled_in_the_middle_of_a_command_leaves_nothing(tmp_pat
     assert ended(run) == ("cancelled", None, "partial")
     assert "swept" not in backplane_of(run)
     assert not children(os.getpid())
+
+
+# Containment ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("bwrap")
+async def test_without_a_network_the_model_is_still_reached_and_nothing_else(
+    tmp_path: Path, backplane_home: Path
+) -> None:
+    connect = "import socket; socket.create_connection(('127.0.0.1', {port}), 5)"
+    with ModelServer([]) as other, ModelServer([]) as server:
+        tries = "; ".join(
+            f'{sys.executable} -c "{connect.format(port=port)}" 2>/dev/null || echo no'
+            for port in (other.port, server.port)
+        )
+        server.play([Turn(calls=(call("bash", command=tries), call("web_fetch", url=other.url))), Turn(text="ok")])
+        async with plane(backplane_home, LIMITS, isolation="best_effort") as control:
+            work = job(tmp_path, policy=PolicyProfile(deny_network=("*",)))
+            run, events = await go(control, work, api(server))
+        assert other.requests == ()
+    assert ended(run) == ("complete", None, "complete")
+    assert backplane_of(run)["endpoints"] == [f"127.0.0.1:{server.port}"]
+    command, page = of(ToolResult, events)
+    assert command.output == "no\nno\n[exit code 0]"
+    assert page.output.startswith("policy_denied")
+    rule = next(row for row in backplane_of(run)["enforcement"]["rules"] if row["rule"] == "deny_network")
+    assert rule["layer"] == "os"
+
+
+# The command line -----------------------------------------------------------------------------------------------------
+
+
+def backplane(*words: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PYTHON, "-m", "backplane", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=folder,
+        env={**os.environ, **env},
+        check=False,
+    )
+
+
+def test_a_configured_service_is_listed_and_run_from_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    turns = [Turn(calls=(call("write_file", path="made", content="yes\n"),)), Turn(text="It is made.")]
+    with ModelServer(turns) as server:
+        (tmp_path / "backplane.toml").write_text(
+            'isolation = "off"\n[backends.local]\nhost = "api"\n[backends.local.options]\npreset = "ollama"\n'
+            f'model = "m-1"\nbase_url = "{server.base_url("openai_compatible")}"\nkey_env = "SCRIPTED_KEY"\n'
+        )
+        listed = backplane("backends", folder=tmp_path)
+        assert "export SCRIPTED_KEY=" in listed.stdout
+        ready = backplane("backends", "--json", folder=tmp_path, SCRIPTED_KEY=KEY)
+        rows = {row["id"]: row for row in map(json.loads, ready.stdout.splitlines())}
+        assert rows["local"]["ready"]
+        run = ("run", "make it", "--backend", "local", "--root", "work", "--lane", "workspace_first")
+        refused = backplane(*run, folder=tmp_path)
+        assert refused.returncode == 1
+        assert "SCRIPTED_KEY" in refused.stderr
+        done = backplane(*run, folder=tmp_path, SCRIPTED_KEY=KEY)
+    assert (done.returncode, (tmp_path / "work/made").read_text()) == (0, "yes\n")
+    assert "It is made." in done.stdout
+    assert KEY not in done.stdout + done.stderr + listed.stdout + ready.stdout
+
+
+def test_a_host_that_was_told_of_no_service_says_hello_and_refuses_its_runs(tmp_path: Path) -> None:
+    with Child((*PYTHON, str(ROOT / "hosts" / "api.py"))) as child:
+        child.send(sent("r1", "do it", PLAIN, workspace={"root": str(tmp_path)}))
+        child.close_stdin()
+        told = child.until("final", "fatal", wait_s=15.0)
+        assert child.wait() == 0
+    assert told[0]["capabilities"]["tool_edit"] == "emulated"
+    assert told[-1]["error_code"] == "config_invalid"
+    assert "names no model service" in told[-1]["error"]
 
 
 # Configuration --------------------------------------------------------------------------------------------------------
