@@ -41,9 +41,9 @@ LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 DEPTH_MAX: Final = 128
 """Deepest nesting of a line: far above real messages, far below where a recursive reader fails."""
 
-VALUES_MAX: Final = 131_072
-"""Values in a line: in Python the smallest takes some 300 bytes, so a line of 16 MiB could need a gigabyte. A tool's
-output of a mebibyte has a tenth of that."""
+VALUES_MAX: Final = 81_920
+"""Values in a line: in Python the smallest object takes some 200 bytes and is there three times while it is read, so
+a line of 16 MiB could need gigabytes; so many need 50 MiB. A tool's output of a mebibyte has a fifth of that."""
 
 FINAL_VALUES_MAX: Final = 1_048_576
 """The same for a `final`: it may bring the whole trace, and 16 MiB of the shortest events are 800,000."""

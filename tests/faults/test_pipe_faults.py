@@ -136,7 +136,7 @@ hello(); take()
 frame = framed("TEXT")
 before, after = frame.split(b"TEXT")
 for start in range(0, {count}, 1000):
-    put(b"".join(before + str(n).encode() + after for n in range(start, start + 1000)))
+    put(b"".join(before + str(n).encode() + after for n in range(start, min(start + 1000, {count}))))
 final(); {end}
 """
 
