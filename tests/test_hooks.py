@@ -275,7 +275,7 @@ async def test_a_hook_that_allows_does_not_spare_the_question_to_a_person(
         ("print(json.dumps({'decision': 'deny', 'reason': 'no ' + call['tool']}))", None, "no write_file"),
         ("print('not this', file=sys.stderr); sys.exit(2)", None, "not this"),
         (
-            "new = {**call['input'], 'content': call['event']}; print(json.dumps({'decision': 'modify', 'input': new}))",
+            "new = {**call['input'], 'content':call['event']}; print(json.dumps({'decision': 'modify', 'input': new}))",
             "pre_tool",
             "",
         ),
