@@ -63,6 +63,8 @@ class State:
         self.now = now
         self.sum = Accumulator(dialect)
         self.thinking: set[tuple[int, int]] = set()
+        self.last: Any = None
+        """The last object of an SDK that was read in full."""
 
 
 def chunk_events(chunk: Json, state: State) -> list[AgentEvent]:

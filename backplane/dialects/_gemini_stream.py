@@ -128,6 +128,13 @@ class GeminiReader:
             self._close(state, out)
         return [*out, Ended()]
 
+    def go_on(self, text: str) -> str | None:
+        """Take more of the open text of a stream with one candidate; None where no text is open."""
+        state = next(iter(self.candidates.values()))
+        if state.block is None or state.block[1] is not Text or state.call is not None:
+            return None
+        return self._new_text(state, Text, text, f"/candidates/{state.number}/content/parts/0")
+
     def _begin(self, chunk: dict[str, Any], out: list[StreamEvent]) -> None:
         answer_id, model = (
             chunk.get("responseId", chunk.get("response_id")),

@@ -23,7 +23,7 @@ from backplane.dialects import (
     read_stream,
     translate,
 )
-from backplane.dialects._parts import MADE_ID
+from backplane.dialects._parts import MADE_ID, snake
 from backplane.errors import ConfigError, TranslationError
 from tests.dialects.dialect_corpus import NAMES, canonical, documents, streams
 
@@ -188,13 +188,14 @@ def test_a_message_passes_through_unread(name: str) -> None:
 
 
 class Made:
-    """An object as an SDK makes them: members, and `model_dump`."""
+    """An object as an SDK makes them: members in snake_case, which of them were sent, and `model_dump`."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
+        self.model_fields_set = {snake(name) for name in value}
 
     def __getattr__(self, name: str) -> Any:
-        found = self._value.get(name)
+        found = next((value for key, value in self._value.items() if name in (key, snake(key))), None)
         if isinstance(found, list):
             return [Made(one) if isinstance(one, dict) else one for one in found]
         return Made(found) if isinstance(found, dict) else found
