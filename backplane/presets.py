@@ -123,7 +123,7 @@ def read_options(options: Mapping[str, Any], where: str) -> Service:
     try:
         service = msgspec.convert(values, Service)
     except msgspec.ValidationError as error:
-        raise _invalid(f"{where}: {error}", "see `backplane schema configuration`") from error
+        raise _invalid(f"{where}: {error}", f"it may have {', '.join(_SETTABLE)}") from error
     return _checked(service, where)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -19,7 +20,7 @@ import pytest
 from backplane import backends
 from backplane.asks import Decision
 from backplane.backends import Backend
-from backplane.config import BackendSettings, Settings
+from backplane.config import BackendSettings, Settings, parse
 from backplane.contract import canonical
 from backplane.contract.events import (
     AgentEvent,
@@ -587,6 +588,14 @@ async def test_a_backend_without_its_key_is_not_ready_and_says_how_it_would_be()
         if status.id == "agent"
     )
     assert status.ready
+
+
+def test_the_services_of_the_readme_are_ready_once_their_keys_are_set(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```toml\n(.*?host = \"api\".*?)^```$", (ROOT / "README.md").read_text(), re.S | re.M)
+    settings = parse(block.encode(), source="README.md", folder=tmp_path)
+    environ = {"PATH": os.environ["PATH"], "ANTHROPIC_API_KEY": KEY}
+    ready = {status.id for status in backends.known(settings, environ) if status.ready}
+    assert {"claude", "mine"} <= ready
 
 
 @pytest.mark.parametrize("preset", ["ollama", "llama_cpp", "vllm"])
