@@ -37,6 +37,9 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_SET_SECCOMP, SECCOMP_FILTER = 22, 2
 
+RLIMIT_BYTES = 8
+"""Of a soft and of a hard limit, in the kernel's structure."""
+
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 """System calls, numbered alike on every machine but alpha."""
 LANDLOCK_BENEATH, LANDLOCK_PORT = 1, 2
@@ -80,7 +83,8 @@ def main(role: str, socket_or_pipe: int, order: int) -> None:
 
     The cage, where there is one, says what holds the host: `first` (we are the first process of a namespace of
     our own), `stdio` (its three descriptors under other numbers), `door` (where to send a listening socket, and
-    its port), `cgroup` (its open `cgroup.procs`), `seccomp` (a filter's program) and `landlock` (see `confine`).
+    its port), `cgroup` (its open `cgroup.procs`), `limits` (numbers and values), `seccomp` (a filter's program)
+    and `landlock` (see `confine`).
     """
     argv, env, cwd, handed, cage = marshal.loads(posix.pread(order, posix.fstat(order).st_size, 0))
     posix.close(order)
@@ -159,6 +163,10 @@ def become(
         if cwd is not None:
             where = b"cwd"
             posix.chdir(cwd)
+        for number, most in cage.get("limits", ()):  # type: ignore[attr-defined]  # pairs
+            where = b"limits"
+            if _libc("setrlimit", number, most.to_bytes(RLIMIT_BYTES, sys.byteorder) * 2) != 0:
+                raise OSError(1, "setrlimit")
         if "landlock" in cage:
             where = b"landlock"
             confine(*cage["landlock"])  # type: ignore[misc]  # its arguments

@@ -372,7 +372,8 @@ class Facts:
 
 def _uncontained(isolation: str, guarded: bool) -> dict[str, Json]:
     """The label of a host that nothing was put around."""
-    kinds: dict[str, Json] = {name: {"state": "none"} for name in ("files", "network", "syscalls", "limits")}
+    names = ("files", "sockets", "network", "syscalls", "limits")
+    kinds: dict[str, Json] = {name: {"state": "none"} for name in names}
     kinds["processes"] = kinds["environment"] = {"state": "none"}
     if guarded:
         gap = "if the guard itself is killed, who has left the session stays"

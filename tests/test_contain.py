@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -459,7 +460,7 @@ async def test_off_puts_nothing_around_a_host_and_says_so(backplane_home: Path, 
     assert held["layers"] == []
     states = {name: kind["state"] for name, kind in held["kinds"].items()}
     assert states == {
-        **dict.fromkeys(("files", "network", "syscalls", "limits"), "none"),
+        **dict.fromkeys(("files", "sockets", "network", "syscalls", "limits"), "none"),
         "processes": "partial",
         "environment": "enforced",
     }
@@ -776,6 +777,26 @@ async def test_the_door_refuses_what_it_cannot_read_in_one_way_only(request_: by
     assert tally.denied == 1
 
 
+async def test_a_host_dumps_no_core_and_has_so_many_processes(backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    asked = f"[__import__('resource').getrlimit(n) for n in {[resource.RLIMIT_CORE, resource.RLIMIT_NPROC]}]"
+    said, held = await ask(control(backplane_home), cell(tmp_path / "bin", asked), root)
+    core, processes = said
+    assert core == [0, 0]
+    limits = held["kinds"]["limits"]
+    counted = os.geteuid() != 0 and any(layer["name"] == "bubblewrap" for layer in held["layers"] if "why" not in layer)
+    assert limits["state"] == ("partial" if counted else "none")
+    assert ("4096" in limits.get("covers", "")) == counted == (processes == [4096, 4096])
+
+
+async def test_a_socket_elsewhere_can_be_reached_and_the_label_says_so(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    _, held = await ask(control(backplane_home), cell(tmp_path / "bin", "1"), root)
+    sockets = held["kinds"]["sockets"]
+    assert sockets["state"] == "partial"
+    assert "those with a path" in sockets["gap"]
+
+
 def test_a_label_says_partial_where_a_gap_is_known(found: Probe) -> None:
     held = labels.Held(
         isolation="required",
@@ -792,6 +813,7 @@ def test_a_label_says_partial_where_a_gap_is_known(found: Probe) -> None:
     kinds = labels.label(bare)["kinds"]
     assert {name: kind["state"] for name, kind in kinds.items()} == {
         "files": "none",
+        "sockets": "none",
         "network": "advisory",
         "processes": "partial",
         "syscalls": "none",

@@ -36,6 +36,9 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     calls_known: bool = False
     """And could be made for this machine."""
 
+    processes_max: int | None = None
+    """Processes and threads of it at most, None for no such limit."""
+
     @property
     def networked(self) -> bool:
         return bool(self.profile.allow_network or self.profile.deny_network)
@@ -64,10 +67,11 @@ def label(held: Held) -> dict[str, Json]:
     """The members of `enforcement` that say what contained the host."""
     kinds = {
         "files": _files(held),
+        "sockets": _sockets(held),
         "network": _network(held),
         "processes": _processes(held),
         "syscalls": _syscalls(held),
-        "limits": _none("no limit on memory or processes was set"),
+        "limits": _limits(held),
         "environment": _environment(),
     }
     layers = [
@@ -108,12 +112,33 @@ def _files(held: Held) -> dict[str, Json]:
 def _write_gaps(held: Held) -> list[str]:
     gaps = []
     if not held.found.bubblewrap.usable:
-        gaps.append("modes, owners and times of files outside the workspace; sockets of other programs")
+        gaps.append("modes, owners and times of files outside the workspace")
         if held.profile.deny_read or held.profile.deny_write:
             gaps.append("rules on single files of the workspace")
-    if held.found.landlock_version < SCOPES_SINCE:
-        gaps.append("abstract sockets of other programs")
     return gaps
+
+
+def _sockets(held: Held) -> dict[str, Json]:
+    """Sockets of other programs on this machine: what can be written through them no rule on files sees."""
+    by, covers = [], []
+    gap = "those with a path"
+    if held.found.bubblewrap.usable:
+        by.append(_by(held.found.bubblewrap, "mount namespace"))
+        covers.append("those in /run" + (", /tmp and /var/tmp" if held.private else ""))
+        gap = "those with a path elsewhere, in the home folder say"
+    if held.found.landlock_version >= SCOPES_SINCE:
+        by.append(_by(held.found.landlock))
+        covers.append("abstract ones")
+    else:
+        gap += ", and abstract ones"
+    return _state(by, [gap]) | {"covers": "; ".join(covers)} if by else _none("neither bubblewrap nor Landlock")
+
+
+def _limits(held: Held) -> dict[str, Json]:
+    if held.processes_max is None:
+        return _none("no limit on memory or processes was set")
+    covers = f"{held.processes_max} processes and threads"
+    return _state(["limits of the user namespace"], ["memory"]) | {"covers": covers}
 
 
 def _network(held: Held) -> dict[str, Json]:

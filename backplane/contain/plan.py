@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,10 @@ _KEPT_OF_RUN: Final = (
 
 _EMPTY_BYTES_MAX: Final = "1048576"
 """Of the empty folders that cover something: nothing is kept in them."""
+
+PROCESSES_MAX: Final = 4096
+"""Processes and threads of one run, where the system counts them for a namespace: no agent's work has needed a tenth,
+a fork bomb is over in a second."""
 
 _DEVICES: Final = tuple(
     f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
@@ -122,9 +127,12 @@ def plan(
         grouped=grouped,
         filtered=filtered,
         calls_known=calls is not None,
+        # Counted for a user in his own namespace; nobody counts those of root.
+        processes_max=PROCESSES_MAX if wrapper and os.geteuid() != 0 else None,
     )
+    most = _limits(counted=held.processes_max is not None) if isolation != "off" else ()
     confined = landlock.rules(interface, list(kept)) if interface else None
-    cage = Cage(wrapper=wrapper, landlock=confined, seccomp=calls)
+    cage = Cage(wrapper=wrapper, landlock=confined, seccomp=calls, limits=most)
     controls_network = networked and (found.network.usable or interface >= landlock.NETWORK_SINCE)
     return Contained(
         cage=cage,
@@ -136,6 +144,16 @@ def plan(
         label=label(held),
         gaps=held.gaps(),
     )
+
+
+def _limits(*, counted: bool) -> tuple[tuple[int, int], ...]:
+    """No file with the memory of a host that crashed, and no fork bomb; never more than we may have ourselves."""
+    wanted = {resource.RLIMIT_CORE: 0} | ({resource.RLIMIT_NPROC: PROCESSES_MAX} if counted else {})
+    return tuple((number, _at_most(most, resource.getrlimit(number)[1])) for number, most in wanted.items())
+
+
+def _at_most(wanted: int, hard: int) -> int:
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
 def _make_hooks(root: str) -> None:

@@ -59,6 +59,8 @@ class Cage(msgspec.Struct, frozen=True):
     """A socket on which the guard sends another one, listening on this port of the namespace's loopback."""
     seccomp: bytes | None = None
     """A filter's program for system calls; None for no filter."""
+    limits: tuple[tuple[int, int], ...] = ()
+    """Of the system on each process: numbers of `resource` and values, soft and hard."""
     cgroup: int | None = None
     """Open `cgroup.procs` of a group that the guard joins; ours to close once the child is there."""
 
@@ -128,6 +130,8 @@ def _spawn_guard(
 ) -> subprocess.Popen[bytes]:
     """Start `_guard.py`; the command travels in a file, so that its environment is not the guard's own."""
     inside: dict[str, object] = {"landlock": cage.landlock} if cage.landlock else {}
+    if cage.limits:
+        inside["limits"] = cage.limits
     if cage.seccomp is not None:
         inside["seccomp"] = cage.seccomp
     extra: tuple[Any, ...] = ()
@@ -222,6 +226,7 @@ _NAME_CHARS_MAX: Final = 200
 
 _PLACES: Final = {
     b"landlock": "could not be confined (landlock)",
+    b"limits": "could not be confined (limits)",
     b"seccomp": "could not be confined (seccomp)",
     b"subreaper": "could not be guarded",
 }
