@@ -107,7 +107,7 @@ class Turn:
 
         self.run, self.profile = run, profile
         self.root = run.order.workspace.root
-        self.story = Story(run.now, self.root, profile.tools)
+        self.story = Story(run.now, self.root, spoken(run, profile.tools))
         self.client: Client = Client(child.stdin, child.stdout, update=self.update, permit=self.permit)
         self.session: Session | None = None
         self.cancelled = False
@@ -144,14 +144,15 @@ class Turn:
 
     async def _may(self, call: Call) -> tuple[bool, str]:
         name = self.story.name(call)
-        local = self.run.policy.decide_tool_call(
+        # By every name that the tool has; the control plane is told one of them.
+        decision = self.run.policy.decide_tool_call(
             call.name or name, call.input, root=self.root, cwd=self.root, aliases=self.profile.tools
         )
-        if local.allowed == "deny":
-            return False, local.reason
-        # A rule may name the agent's own word for the tool: then it is that word that is asked about.
-        asked = call.name if call.name and local.allowed == "ask" else name
-        verdict = await self.run.may(asked, call.input, command=call.command, cwd=self.root)
+        if decision.allowed == "deny":
+            # Asked all the same: only so the receipt can say that the call was stopped before it ran.
+            await self.run.pass_on({"kind": "tool", "name": name, "input": call.input, "default": "deny"})
+            return False, decision.reason
+        verdict = await self.run.may(name, call.input, command=call.command, cwd=self.root)
         if verdict.decision == "modify":
             return False, "the input was changed, and this agent takes no other input than its own"
         return verdict.decision == "allow", verdict.reason
@@ -259,6 +260,15 @@ class Turn:
             await self.run.emit(event)
         await self.run.error(words, code)
         return Done(outcome="failed", usage_raw={"error": words, **(usage_raw or {})})
+
+
+def spoken(run: HostRun, tools: dict[str, str]) -> dict[str, str]:
+    """The agent's tools that go by their neutral names: not those where a rule is about the agent's own word."""
+
+    def verdict(name: str) -> str:
+        return run.policy.decide_tool_call(name, {}).allowed
+
+    return {own: neutral for own, neutral in tools.items() if verdict(own) == verdict(neutral)}
 
 
 def said(fault: Any) -> str:

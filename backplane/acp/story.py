@@ -149,8 +149,8 @@ class Story:
         if usage is None:
             return []
         self.usages.append(usage)
-        body = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-        return [carry("usage", body, ts=self._now(), message="tokens of one call of the model")]
+        body = {name: value for name in _COUNTERS if (value := getattr(total(self.usages), name)) is not None}
+        return [carry("usage", body, ts=self._now(), message="tokens used so far")]
 
     def _turn(self) -> list[AgentEvent]:
         """The end of a turn of the model: something new comes after results went in."""

@@ -1,0 +1,409 @@
+"""A client of the Agent Client Protocol, and the host on it, against agents of a few lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from backplane import api
+from backplane.acp import Story
+from backplane.acp.client import choose, read_session
+from backplane.acp.story import exit_code, read_usage, total
+from backplane.backends import find, known
+from backplane.config import BackendSettings, Limits, Settings
+from backplane.contract.events import (
+    AssistantMessage,
+    CommandExecuted,
+    Failed,
+    FileChanged,
+    Reasoning,
+    ToolCall,
+    ToolResult,
+    TurnEnded,
+    carried,
+)
+from backplane.contract.receipt import Receipt, Usage
+from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
+from backplane.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+NOW = "2026-01-15T12:00:00Z"
+ONCE = [{"optionId": "yes", "kind": "allow_once"}, {"optionId": "no", "kind": "reject_once"}]
+
+
+# Updates to events ----------------------------------------------------------------------------------------------------
+
+
+def story(tools: dict[str, str] | None = None) -> Any:
+    return Story(lambda: NOW, "/w", tools or {})
+
+
+def chunk(text: str, kind: str = "agent_message_chunk", **members: Any) -> dict[str, Any]:
+    return {"sessionUpdate": kind, "content": {"type": "text", "text": text}, **members}
+
+
+def call(status: str, **members: Any) -> dict[str, Any]:
+    return {"sessionUpdate": "tool_call_update", "toolCallId": "c1", "status": status, **members}
+
+
+def kinds(events: list[Any]) -> list[str]:
+    return [type(carried(event)).__name__ for event in events]
+
+
+def test_text_comes_as_deltas_and_then_whole() -> None:
+    told = story()
+    events = [event for text in ("Hel", "lo", "") for event in told.update(chunk(text))] + told.end("end_turn")
+    assert kinds(events) == ["AssistantDelta", "AssistantDelta", "AssistantMessage", "TurnEnded"]
+    assert events[2].text == "Hello"
+    assert told.closed_with_words
+
+
+def test_thoughts_are_reasoning_and_no_answer() -> None:
+    told = story()
+    (event,) = told.update(chunk("hm", "agent_thought_chunk"))
+    assert isinstance(event, Reasoning)
+    assert event.reasoning == "hm"
+    assert not told.answered
+
+
+def test_a_call_is_told_once_its_input_is_known_and_its_result_once() -> None:
+    told = story({"write_file": "write"})
+    first = {"sessionUpdate": "tool_call", "toolCallId": "c1", "title": "write_file", "kind": "edit", "rawInput": {}}
+    diff = {"type": "diff", "path": "/w/a.txt", "oldText": "", "newText": "x"}
+    events = told.update({**first, "status": "pending"})
+    events += told.update(call("in_progress", rawInput={"path": "/w/a.txt"}))
+    events += told.update(call("completed", title="a.txt", content=[diff]))
+    events += told.update(call("completed"))
+    assert kinds(events) == ["ToolCall", "FileChanged", "ToolResult"]
+    assert next(event.tool_name for event in events if isinstance(event, ToolCall)) == "write"
+    assert next(event.path for event in events if isinstance(event, FileChanged)) == "a.txt"
+
+
+def test_a_command_streams_its_output_and_ends_with_its_exit_code() -> None:
+    told = story()
+    start = call("in_progress", kind="execute", title="bash", rawInput={"command": "x"})
+    texts = [[{"type": "content", "content": {"type": "text", "text": text}}] for text in ("a\n", "a\nb\n")]
+    events = told.update(start) + told.update(call("in_progress", content=texts[0]))
+    events += told.update(call("in_progress", content=texts[1]))
+    events += told.update(call("completed", rawOutput={"output": "a\nb\n", "metadata": {"exit": 3}}))
+    outputs = [event.ext["output"]["text"] for event in events if event.ext and "output" in event.ext]
+    assert outputs == ["a\n", "b\n"]
+    (command,) = [event for event in events if isinstance(event, CommandExecuted)]
+    assert (command.command, command.exit_code, command.output_preview) == ("x", 3, "a\nb\n")
+
+
+def test_a_question_without_a_call_before_it_tells_the_call() -> None:
+    told = story()
+    asked, events = told.asked({"toolCallId": "write_file__call_1", "kind": "execute", "title": "make all"})
+    assert kinds(events) == ["ToolCall"]
+    assert (told.name(asked), asked.command) == ("write_file", "make all")
+    (result,) = told.deny(asked, "no")
+    assert isinstance(result, ToolResult)
+    assert result.is_error
+    assert told.update({**call("failed"), "toolCallId": "write_file__call_1"}) == []
+
+
+def test_what_is_open_at_the_end_of_the_turn_gets_its_result() -> None:
+    told = story()
+    told.update(call("in_progress", rawInput={"a": 1}))
+    assert told.open_calls
+    assert kinds(told.end("cancelled")) == ["ToolResult", "TurnEnded"]
+    assert not told.closed_with_words
+
+
+def test_a_turn_of_the_model_ends_when_something_new_follows_a_result() -> None:
+    told = story()
+    told.update(call("completed", rawInput={"a": 1}))
+    assert kinds(told.update(chunk("done"))) == ["TurnEnded", "AssistantDelta"]
+    assert isinstance(carried(told.end("end_turn")[-1]), TurnEnded)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [None, [], {}, {"sessionUpdate": 3}, {"sessionUpdate": "from_the_future", "x": 1}, chunk("x") | {"content": 3},
+     {"sessionUpdate": "tool_call"},
+     call("completed", content=3, locations=3, rawInput=3, rawOutput=[], kind=3, title=3),
+     call("completed", content=[3, {"type": "diff"}], locations=[3])],
+)  # fmt: skip
+def test_no_update_is_too_odd_to_be_taken(update: Any) -> None:
+    told = story()
+    told.update(update)
+    told.end("end_turn")
+
+
+def test_an_update_of_an_unknown_kind_is_kept() -> None:
+    (event,) = story().update({"sessionUpdate": "from_the_future", "x": 1})
+    assert event.ext == {"raw_message": {"sessionUpdate": "from_the_future", "x": 1}}
+
+
+def test_options_are_chosen_by_their_kind() -> None:
+    assert (choose(ONCE, True), choose(ONCE, False)) == ("yes", "no")
+    assert choose([{"optionId": "a", "kind": "allow_always"}], True) == "a"
+    assert choose([{"optionId": "a", "kind": "allow_once"}], False) is None
+    assert choose("nonsense", True) is None
+
+
+def test_a_session_is_read_from_either_place() -> None:
+    grouped = {"id": "model", "options": [{"name": "g", "options": [{"value": "m1"}]}, {"value": "m2"}]}
+    session = read_session(
+        {"sessionId": "s", "modes": {"availableModes": [{"id": "plan"}]}, "configOptions": [grouped]}
+    )
+    assert (session.modes, session.options) == (("plan",), {"model": ("m1", "m2")})
+
+
+def test_counters_nobody_reported_stay_unknown() -> None:
+    assert read_usage({"inputTokens": 0, "outputTokens": 0}) is None
+    assert read_usage({"inputTokens": -1, "outputTokens": True}) is None
+    assert total([Usage(input_tokens=1), Usage(input_tokens=2, output_tokens=3)]) == Usage(
+        input_tokens=3, output_tokens=3
+    )
+    assert exit_code({"exit": True}) is None
+
+
+# The host and an agent of a few lines ---------------------------------------------------------------------------------
+
+AGENT = """
+import json, os, subprocess, sys
+def say(**m): print(json.dumps({"jsonrpc": "2.0", **m}), flush=True)
+def update(**m): say(method="session/update", params={"sessionId": "s1", "update": m})
+def text(words): update(sessionUpdate="agent_message_chunk", content={"type": "text", "text": words})
+def take(): return json.loads(sys.stdin.readline() or "{}")
+def ask(**call):
+    options = [{"optionId": "y", "kind": "allow_once"}, {"optionId": "n", "kind": "reject_once"}]
+    say(id="q", method="session/request_permission", params={"toolCall": call, "options": options})
+    while (m := take()).get("id") != "q": pass
+    return m["result"]["outcome"]
+def end(reason="end_turn", **m): say(id=PROMPT["id"], result={"stopReason": reason, **m})
+def fail(code, message): say(id=PROMPT["id"], error={"code": code, "message": message})
+print("a banner that is no message")
+SPOKEN = 1
+while True:
+    m = take()
+    if m.get("method") == "initialize":
+        say(id=m["id"], result={"protocolVersion": SPOKEN, "agentInfo": {"name": "few-lines"}})
+    elif m.get("method") == "session/new":
+        NEW = m["params"]
+        say(id=m["id"], result={"sessionId": "s1", "models": {"availableModels": [{"modelId": "m1"}]}})
+    elif m.get("method") == "session/set_model":
+        say(id=m["id"], result={})
+    elif m.get("method") == "session/prompt":
+        PROMPT = m
+        break
+    else:
+        sys.exit(0)
+"""
+
+Start = Callable[..., tuple[Receipt, list[Any]]]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def start(tmp_path: Path, workspace: Path) -> Start:
+    """Run an order on an agent whose turn is this piece of Python; its receipt and events."""
+
+    def go(
+        body: str, *, silence_s: int = 20, at: str = "", tools: dict[str, str] | None = None, **order: Any
+    ) -> tuple[Receipt, list[Any]]:
+        agent = tmp_path / "agent.py"
+        agent.write_text(AGENT + body)
+        options: dict[str, Any] = {"program": sys.executable, "arguments": ["-I", str(agent)], "silence_s": silence_s}
+        options["tools"] = tools or {}
+        backends = {"few": BackendSettings(host="acp", options=options)}
+        settings = Settings(backends=backends, isolation="off", limits=Limits(cancel_grace_s=2.0))
+        work = WorkOrder("do it", workspace=WorkspaceSpec(root=str(workspace)), **order)
+
+        async def run() -> tuple[Receipt, list[Any]]:
+            events: list[Any] = []
+            async with api.start(work, backend="few", settings=settings) as running:
+                async for event in running:
+                    events.append(event)
+                    if at and at in str(event):
+                        await running.cancel()
+            assert running.receipt is not None
+            return running.receipt, events
+
+        return anyio.run(run)
+
+    return go
+
+
+def failure(events: list[Any]) -> str | None:
+    return next((str(event.error_code) for event in events if isinstance(event, Failed)), None)
+
+
+def test_a_plain_answer_is_complete_and_its_session_is_named(start: Start) -> None:
+    receipt, events = start('text("Hello."); end()')
+    assert receipt.outcome == "complete"
+    assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["Hello."]
+    assert any(event.ext and event.ext.get("session", {}).get("id") == "s1" for event in events)
+
+
+def test_the_prompt_holds_the_context_and_the_agent_is_offered_nothing(start: Start, workspace: Path) -> None:
+    (workspace / "a.txt").write_text("a")
+    body = 'text(json.dumps([PROMPT["params"]["prompt"], NEW["mcpServers"]])); end()'
+    _, events = start(body, context=ContextPacket(files=("a.txt",), snippets=(Snippet("rules", "be kind"),)))
+    prompt, servers = json.loads(next(event.text for event in events if isinstance(event, AssistantMessage)))
+    assert [block["type"] for block in prompt] == ["text", "resource_link", "text"]
+    assert "be kind" in prompt[0]["text"]
+    assert prompt[2]["text"] == "do it"
+    assert servers == []
+
+
+WRITES = """
+outcome = ask(toolCallId="c1", title="write", kind="edit", rawInput={"path": "b.txt"})
+if outcome.get("optionId") == "y":
+    open("b.txt", "w").write("new")
+    places = [{"path": os.path.abspath("b.txt")}]
+    update(sessionUpdate="tool_call_update", toolCallId="c1", status="completed", locations=places)
+text(outcome.get("optionId", outcome["outcome"])); end()
+"""
+
+
+def test_an_allowed_tool_changes_files_and_the_patch_shows_it(start: Start) -> None:
+    receipt, events = start(WRITES)
+    assert receipt.outcome == "complete"
+    assert "b.txt" in (receipt.verification.git_diff or "")
+    assert [event.path for event in events if isinstance(event, FileChanged)] == ["b.txt"]
+    rules = receipt.backplane["enforcement"]["rules"]
+    assert {rule["layer"] for rule in rules} == {"host"}, "every call was asked for first"
+
+
+def test_a_denied_tool_is_a_result_and_the_agent_is_told_no(start: Start) -> None:
+    receipt, events = start(WRITES, policy=PolicyProfile(disallowed_tools=("write",)))
+    assert receipt.verification.git_diff in (None, "")
+    (result,) = [event for event in events if isinstance(event, ToolResult)]
+    assert result.is_error
+    assert "policy_denied" in str(result.output)
+    assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["n"]
+    assert "violations" not in receipt.backplane["enforcement"]
+
+
+def test_a_tool_on_the_approval_list_is_denied_where_nobody_answers(start: Start) -> None:
+    _, events = start(WRITES, policy=PolicyProfile(require_approval_for=("write",)))
+    assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["n"]
+
+
+@pytest.mark.parametrize("names", [{"disallowed_tools": ("my_write",)}, {"disallowed_tools": ("write",)}])
+def test_a_rule_may_name_the_agents_own_tool_or_the_neutral_one(start: Start, names: dict[str, Any]) -> None:
+    body = WRITES.replace('title="write"', 'title="my_write"')
+    receipt, events = start(body, tools={"my_write": "write"}, policy=PolicyProfile(**names))
+    assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["n"]
+    assert "violations" not in receipt.backplane["enforcement"]
+
+
+def test_an_allow_list_may_name_the_agents_own_tool(start: Start) -> None:
+    body = WRITES.replace('title="write"', 'title="my_write"')
+    receipt, _ = start(body, tools={"my_write": "write"}, policy=PolicyProfile(allowed_tools=("my_write",)))
+    assert "b.txt" in (receipt.verification.git_diff or "")
+    assert "violations" not in receipt.backplane["enforcement"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("end()", "backend_unavailable"),
+        ('fail(401, "bad")', "backend_auth_failed"),
+        ('fail(-32603, "HTTP 429: slow down")', "backend_rate_limited"),
+        ('fail(500, "oops")', "backend_unavailable"),
+        ('fail(-32603, "prompt is too long")', "backend_context_length"),
+        ('text("no"); end("refusal")', "backend_content_filtered"),
+    ],
+)
+def test_a_failure_of_the_model_has_its_code(start: Start, body: str, code: str) -> None:
+    receipt, events = start(body)
+    assert receipt.outcome == "failed"
+    assert failure(events) == code
+
+
+def test_an_agent_that_ends_in_the_middle_is_a_crash_with_its_last_words(start: Start) -> None:
+    receipt, _ = start('sys.stderr.write("out of luck"); sys.stderr.flush(); sys.exit(3)')
+    assert receipt.backplane["end"]["code"] == "backend_crashed"
+    assert receipt.outcome == "failed"
+
+
+def test_an_agent_that_says_nothing_is_given_up_by_our_own_clock(start: Start) -> None:
+    receipt, events = start("import time; time.sleep(300)", silence_s=1)
+    assert (receipt.outcome, failure(events)) == ("failed", "backend_timeout")
+
+
+def test_a_turn_cut_by_a_limit_is_partial(start: Start) -> None:
+    assert start('text("so far"); end("max_tokens")')[0].outcome == "partial"
+
+
+def test_a_cancelled_turn_ends_in_order(start: Start) -> None:
+    body = 'text("working"); m = take(); assert m["method"] == "session/cancel"; end("cancelled")'
+    receipt, _ = start(body, at="working")
+    assert (receipt.outcome, receipt.backplane["end"]["reason"]) == ("partial", "cancelled")
+    assert receipt.usage_raw["stopReason"] == "cancelled"
+
+
+def test_an_agent_deaf_to_cancel_is_ended_with_all_it_started(start: Start) -> None:
+    body = """
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)
+text("working")
+while True: time = __import__("time").sleep(1)
+"""
+    receipt, _ = start(body, at="working")
+    assert receipt.backplane["end"]["reason"] == "cancelled"
+
+
+def test_a_question_that_is_open_at_the_cancel_is_answered_as_cancelled(start: Start, workspace: Path) -> None:
+    receipt, _ = start(WRITES, at="ask", policy=PolicyProfile(require_approval_for=("write",)))
+    assert receipt.backplane["end"]["reason"] in ("cancelled", "complete")
+    assert not (workspace / "b.txt").exists()
+
+
+def test_a_model_the_agent_does_not_have_is_named_before_the_work(start: Start) -> None:
+    receipt, _ = start('text("x"); end()', config=RuntimeConfig(model="m9"))
+    assert receipt.backplane["end"]["code"] == "backend_model_not_found"
+    assert start('text("x"); end()', config=RuntimeConfig(model="m1"))[0].outcome == "complete"
+
+
+SPENDS = """
+for _ in range(2):
+    content = {"type": "text", "text": "a"}
+    update(sessionUpdate="agent_message_chunk", content=content, _meta={"usage": {"inputTokens": 7}})
+end()
+"""
+
+
+def test_tokens_of_each_call_of_the_model_are_summed(start: Start) -> None:
+    receipt, _ = start(SPENDS)
+    assert receipt.usage == Usage(input_tokens=14)
+
+
+# Backends -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_that_is_not_installed_is_not_ready_and_the_command_is_said() -> None:
+    (status,) = [one for one in known(Settings(), {"PATH": "/nowhere"}) if one.id == "opencode"]
+    assert not status.ready
+    assert "npm install -g opencode-ai" in status.fix
+
+
+def test_a_profile_nobody_knows_is_refused_with_those_there_are() -> None:
+    settings = Settings(backends={"x": BackendSettings(host="acp", options={"profile": "nobody"})})
+    with pytest.raises(ConfigError) as caught:
+        find("x", settings, {"PATH": ""})
+    assert "opencode, qwen" in str(caught.value.hint)
+
+
+def test_an_option_nobody_knows_is_named(start: Start, tmp_path: Path) -> None:
+    options = {"program": sys.executable, "bogus": 1}
+    settings = Settings(backends={"x": BackendSettings(host="acp", options=options)}, isolation="off")
+    done = api.run(WorkOrder("t", workspace=WorkspaceSpec(root=str(tmp_path))), backend="x", settings=settings)
+    assert done.receipt is not None
+    assert "bogus" in done.receipt.backplane["stderr"]["tail"]

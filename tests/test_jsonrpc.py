@@ -1,0 +1,219 @@
+"""JSON-RPC lines: what is a message, what is none, and a conversation over two pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backplane.errors import BackendError
+from backplane.jsonrpc import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    Asked,
+    Fault,
+    Peer,
+    Pipe,
+    Reply,
+    Told,
+    Unread,
+)
+
+WAIT_S = 5.0
+
+
+def received(text: str) -> Any:
+    (only,) = Peer().receive(text.encode() + b"\n")
+    return only
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('{"jsonrpc":"2.0","id":0,"method":"m","params":{"a":1}}', Asked(0, "m", {"a": 1})),
+        ('{"id":"x","method":"m"}', Asked("x", "m", {})),
+        ('{"method":"m","params":{}}', Told("m", {})),
+        ('{"id":7,"result":null}', Reply(7, None)),
+        ('{"id":7,"error":{"code":5,"message":"no"}}', Reply(7, None, Fault(5, "no"))),
+        ('{"id":7,"error":{"code":"x"}}', Reply(7, None, Fault(-32603, "no reason was given"))),
+    ],
+)
+def test_a_line_is_a_question_a_notification_or_an_answer(line: str, expected: Any) -> None:
+    assert received(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("hello", PARSE_ERROR),
+        ("{", PARSE_ERROR),
+        ('{"id":NaN}', PARSE_ERROR),
+        ("[" * 500 + "]" * 500, PARSE_ERROR),
+        ("[]", INVALID_REQUEST),
+        ("{}", INVALID_REQUEST),
+        ('{"id":true,"method":"m"}', INVALID_REQUEST),
+        ('{"id":1.5,"result":1}', INVALID_REQUEST),
+        ('{"id":1,"method":"m","params":[1]}', INVALID_PARAMS),
+    ],
+)
+def test_what_is_no_message_is_said_with_its_code(line: str, code: int) -> None:
+    unread = received(line)
+    assert isinstance(unread, Unread)
+    assert unread.code == code
+
+
+def test_a_line_over_the_limit_is_skipped_and_the_next_is_read() -> None:
+    found = Peer(line_bytes_max=64).receive(b'{"a":"' + b"x" * 100 + b'"}\n{"method":"m"}\n')
+    assert isinstance(found[0], Unread)
+    assert found[1] == Told("m", {})
+
+
+@given(st.lists(st.dictionaries(st.text(), st.text(), max_size=3), max_size=5), st.integers(1, 50))
+def test_messages_come_out_as_they_went_in_however_they_are_cut(bodies: list[dict[str, str]], size: int) -> None:
+    ours, theirs = Peer(), Peer()
+    data = b"".join(ours.call("m", body)[1] + ours.tell("n", body) for body in bodies)
+    cut = [data[at : at + size] for at in range(0, len(data), size)]
+    found = [message for piece in cut for message in theirs.receive(piece)]
+    assert [(type(one), getattr(one, "params", None)) for one in found] == [
+        (kind, body) for body in bodies for kind in (Asked, Told)
+    ]
+
+
+class Other:
+    """The far end of a pipe, by hand."""
+
+    def __init__(self, read: int, write: int) -> None:
+        self.read, self.write, self.seen = read, write, b""
+
+    def say(self, message: Any) -> None:
+        os.write(self.write, (message if isinstance(message, bytes) else json.dumps(message).encode()) + b"\n")
+
+    async def next(self) -> Any:
+        with anyio.fail_after(WAIT_S):
+            while b"\n" not in self.seen:
+                await anyio.wait_readable(self.read)
+                self.seen += os.read(self.read, 65536)
+        line, _, self.seen = self.seen.partition(b"\n")
+        return json.loads(line)
+
+
+@asynccontextmanager
+async def joined(**options: Any) -> AsyncIterator[tuple[Pipe, Other]]:
+    """A pipe that is running, and its far end."""
+    theirs_in, ours_out = os.pipe()
+    ours_in, theirs_out = os.pipe()
+    for fd in (theirs_in, ours_out, ours_in, theirs_out):
+        os.set_blocking(fd, False)
+
+    async def answer(asked: Asked) -> Any:
+        return asked.params if asked.method == "echo" else Fault(METHOD_NOT_FOUND, "no such method")
+
+    async def hear(told: Told) -> None:
+        return None
+
+    pipe = Pipe(ours_out, ours_in, **{"answer": answer, "hear": hear, **options})
+    other = Other(theirs_in, theirs_out)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pipe.run)
+            yield pipe, other
+            tasks.cancel_scope.cancel()
+    finally:
+        for fd in (theirs_in, ours_out, ours_in):
+            os.close(fd)
+        if other.write >= 0:
+            os.close(other.write)
+
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def test_each_answer_reaches_its_own_question() -> None:
+    async with joined() as (pipe, other):
+        found: dict[str, Reply] = {}
+
+        async def ask(name: str) -> None:
+            found[name] = await pipe.call(name, {}, timeout_s=WAIT_S)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, "one")
+            tasks.start_soon(ask, "two")
+            asked = [await other.next(), await other.next()]
+            for question in reversed(asked):
+                other.say({"id": question["id"], "result": question["method"]})
+        assert {name: reply.result for name, reply in found.items()} == {"one": "one", "two": "two"}
+
+
+async def test_a_question_without_an_answer_ends_in_time() -> None:
+    async with joined() as (pipe, _):
+        with pytest.raises(BackendError) as caught:
+            await pipe.call("slow", {}, timeout_s=0.05)
+        assert caught.value.code == "backend_timeout"
+
+
+async def test_an_end_that_goes_away_fails_every_open_question() -> None:
+    async with joined() as (pipe, other):
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                reply = await pipe.call("m", {}, timeout_s=WAIT_S)
+                assert reply.fault is not None
+                assert reply.fault.gone
+
+            tasks.start_soon(ask)
+            await other.next()
+            os.close(other.write)
+            other.write = -1
+        assert (await pipe.call("late", {}, timeout_s=WAIT_S)).fault is not None
+
+
+async def test_questions_of_the_other_end_are_answered_or_refused() -> None:
+    async with joined() as (_, other):
+        other.say({"id": "a", "method": "echo", "params": {"x": 1}})
+        assert (await other.next())["result"] == {"x": 1}
+        other.say({"id": 0, "method": "unknown"})
+        assert (await other.next())["error"]["code"] == METHOD_NOT_FOUND
+
+
+async def test_a_dropped_question_gets_no_answer_and_its_id_is_free_again() -> None:
+    begun = anyio.Event()
+
+    async def answer(asked: Asked) -> Any:
+        if asked.method == "hang":
+            begun.set()
+            await anyio.sleep_forever()
+        return "done"
+
+    async with joined(answer=answer) as (pipe, other):
+        other.say({"id": 1, "method": "hang"})
+        with anyio.fail_after(WAIT_S):
+            await begun.wait()
+        other.say({"id": 1, "method": "quick"})
+        assert (await other.next())["error"]["code"] == INVALID_REQUEST
+        pipe.drop(1)
+        pipe.drop("never")
+        other.say({"id": 2, "method": "quick"})
+        assert (await other.next()) == {"jsonrpc": "2.0", "id": 2, "result": "done"}
+
+
+async def test_a_strict_end_answers_what_it_cannot_read() -> None:
+    async with joined(strict=True) as (_, other):
+        other.say(b"nonsense")
+        assert (await other.next())["error"]["code"] == PARSE_ERROR
+        other.say({"id": 3, "method": "echo", "params": []})
+        refused = await other.next()
+        assert (refused["id"], refused["error"]["code"]) == (3, INVALID_PARAMS)

@@ -1,0 +1,160 @@
+"""Real agents behind the host `acp`, against a scripted model: an answer, a tool, a denial, a cancel, a failure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from backplane import api
+from backplane.config import BackendSettings, Limits, Settings
+from backplane.contract.events import (
+    AskAnswered,
+    AssistantMessage,
+    CommandExecuted,
+    Failed,
+    ToolCall,
+    ToolResult,
+    carried,
+)
+from backplane.contract.receipt import Receipt
+from backplane.contract.work import PolicyProfile, WorkOrder, WorkspaceSpec
+from backplane.testing import SIDE_TURNS, Call, Fault, ModelServer, Turn, Usage
+from tests.vendors.found import vendor
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+IDLE_S = 60.0
+"""An agent of 600 MiB on a loaded machine takes a while to say anything."""
+SLEEP = "python3 -c 'import time; time.sleep(300)'"
+LINES = "cat x.txt > b.txt; echo told"
+
+
+@dataclass(frozen=True)
+class Agent:
+    """What a test has to know of an agent: how it reaches the model, and how the model calls its shell."""
+
+    env: Callable[[ModelServer], dict[str, str]]
+    shell: str
+    goes_on_after_denial: bool = True
+    tokens_of_tools: bool = True
+    """Whether it tells the tokens of a turn with several calls of the model."""
+    exit_codes: bool = True
+
+
+def opencode(server: ModelServer) -> dict[str, str]:
+    options = {"baseURL": server.base_url("openai_compatible"), "apiKey": "dummy"}
+    provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"scripted-model": {}}}
+    models = dict.fromkeys(("model", "small_model"), "scripted/scripted-model")
+    return {"OPENCODE_CONFIG_CONTENT": json.dumps({"provider": {"scripted": provider}, **models})}
+
+
+def qwen(server: ModelServer) -> dict[str, str]:
+    address = server.base_url("openai_compatible")
+    return {"OPENAI_BASE_URL": address, "OPENAI_API_KEY": "dummy", "OPENAI_MODEL": "scripted-model"}
+
+
+def gemini(server: ModelServer) -> dict[str, str]:
+    return {"GEMINI_API_KEY": "dummy", "GOOGLE_GEMINI_BASE_URL": server.url}
+
+
+AGENTS = {
+    "opencode": Agent(opencode, "bash", tokens_of_tools=False),
+    "qwen": Agent(qwen, "run_shell_command", goes_on_after_denial=False),
+    "gemini": Agent(gemini, "run_shell_command", exit_codes=False),
+}
+ALL = pytest.mark.parametrize("name", AGENTS)
+TWO = pytest.mark.parametrize("name", ["opencode", "gemini"])
+
+Ended = tuple[Receipt, list[Any]]
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Callable[..., Ended]:
+    """Run one order on a real agent whose model says these turns."""
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws" / "x.txt").write_text("x\n")
+
+    def run(name: str, turns: list[Turn], *, cancel: bool = False, **order: Any) -> Ended:
+        program = vendor(name)
+        with ModelServer([*SIDE_TURNS, *turns]) as server:
+            declared = BackendSettings(
+                host="acp",
+                options={"profile": name, "program": program},
+                env=AGENTS[name].env(server),
+                endpoints=(f"127.0.0.1:{server.port}",),
+            )
+            limits = Limits(idle_s=IDLE_S, cancel_grace_s=5.0)
+            settings = Settings(backends={"agent": declared}, limits=limits)
+            work = WorkOrder("do it", workspace=WorkspaceSpec(root=str(tmp_path / "ws")), **order)
+            return anyio.run(follow, work, settings, cancel)
+
+    return run
+
+
+async def follow(work: WorkOrder, settings: Settings, cancel: bool) -> Ended:
+    events: list[Any] = []
+    async with api.start(work, backend="agent", settings=settings) as run:
+        async for event in run:
+            events.append(event)
+            if cancel and isinstance(carried(event), AskAnswered):
+                await run.cancel()
+    assert run.receipt is not None
+    return run.receipt, events
+
+
+def shell(name: str, command: str) -> Turn:
+    call = Call(name=AGENTS[name].shell, input={"command": command, "description": "run it"})
+    return Turn(calls=(call,), usage=Usage(input=100, output=10))
+
+
+def of(kind: type, events: list[Any]) -> list[Any]:
+    return [event for event in events if type(event) is kind]
+
+
+@ALL
+def test_a_plain_answer_with_its_tokens(name: str, go: Callable[..., Ended]) -> None:
+    receipt, events = go(name, [Turn(text="Hello there.", usage=Usage(input=11, output=5))])
+    assert receipt.outcome == "complete"
+    assert [event.text for event in of(AssistantMessage, events)] == ["Hello there."]
+    assert (receipt.usage.input_tokens, receipt.usage.output_tokens) == (11, 5)
+
+
+@ALL
+def test_a_tool_turn_changes_files_and_the_patch_is_right(name: str, go: Callable[..., Ended]) -> None:
+    done = Turn(text="All done.", usage=Usage(input=200, output=20))
+    receipt, events = go(name, [shell(name, LINES), done])
+    assert receipt.outcome == "complete"
+    assert [(event.tool_name, event.input["command"]) for event in of(ToolCall, events)] == [("bash", LINES)]
+    assert of(CommandExecuted, events)[0].exit_code == (0 if AGENTS[name].exit_codes else None)
+    assert "+++ b/b.txt\n@@ -0,0 +1 @@\n+x\n" in (receipt.verification.git_diff or "")
+    tokens = (receipt.usage.input_tokens, receipt.usage.output_tokens)
+    assert tokens == ((300, 30) if AGENTS[name].tokens_of_tools else (None, None))
+
+
+@ALL
+def test_a_denied_tool_does_not_run(name: str, go: Callable[..., Ended]) -> None:
+    turns = [shell(name, LINES), Turn(text="I could not.")]
+    receipt, events = go(name, turns, policy=PolicyProfile(disallowed_tools=("bash",)))
+    assert receipt.outcome == ("complete" if AGENTS[name].goes_on_after_denial else "partial")
+    assert "policy_denied" in str(of(ToolResult, events)[0].output)
+    assert not receipt.verification.git_diff
+    assert "violations" not in receipt.backplane["enforcement"]
+
+
+@ALL
+def test_a_cancel_while_a_command_runs_leaves_nothing(name: str, go: Callable[..., Ended]) -> None:
+    receipt, _ = go(name, [shell(name, SLEEP), Turn(text="late")], cancel=True)
+    assert (receipt.outcome, receipt.backplane["end"]["reason"]) == ("partial", "cancelled")
+
+
+@TWO
+def test_a_refused_key_fails_the_run_with_its_code(name: str, go: Callable[..., Ended]) -> None:
+    receipt, events = go(name, [Turn(fault=Fault(status=401), times=None)])
+    assert receipt.outcome == "failed"
+    assert of(Failed, events)[0].error_code == "backend_auth_failed"
