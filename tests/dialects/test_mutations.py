@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 
 from backplane.dialects import StreamTranslation, dialect, translate
+from backplane.dialects._parts import snake
 from backplane.errors import TranslationError
 from tests.dialects import differ, measures
 from tests.dialects.dialect_corpus import KINDS, NAMES, canonical, documents, streams
 
-JUNK: list[Any] = [None, "", 0, 1, 1.5, True, False, [], {}, "text", ["a"], [{}], {"a": 1}, [None], -1, {"type": "x"}]
+JUNK: list[Any] = [
+    None, "", 0, 1, 1.5, True, False, [], {}, "text", ["a"], [{}], {"a": 1}, [None], -1, {"type": "x"}, "12", "null",
+    10**20, -0.0, "half a letter: \ud83d", [[]], {"": ""}, {"/": 1}, {"#x": 1}, {"##y": "z"},
+]  # fmt: skip
 MEMBERS = ["x_new", "a/b", "~", "#x", "id", "type", "name", "index", "content", "text", "signature", "status", "role"]
 ROUNDS = 3
 
@@ -36,10 +40,14 @@ def broken(document: Any, chance: random.Random) -> Any:
             break
         holder, key = chance.choice(places)
         what = chance.random()
-        if what < 0.5:
+        if what < 0.4:
             holder[key] = copy.deepcopy(chance.choice(JUNK))
-        elif what < 0.75:
+        elif what < 0.6:
             del holder[key]
+        elif what < 0.7 and isinstance(key, str):
+            holder[snake(key)] = holder.pop(key)
+        elif what < 0.8 and isinstance(holder, list):
+            holder.insert(key, copy.deepcopy(chance.choice(holder)))
         elif isinstance(holder, dict):
             holder[chance.choice(MEMBERS)] = copy.deepcopy(chance.choice(JUNK))
         else:

@@ -1,0 +1,79 @@
+"""A folder of recordings is read whatever they look like, and what real traffic taught stays so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backplane import ir
+from backplane.dialects import framing, sum_stream
+from tests.dialects import measures, recorded
+from tests.dialects.dialect_corpus import documents, streams
+
+
+def write(folder: Path, name: str, *lines: Any) -> None:
+    (folder / name).write_text("\n".join(json.dumps(line) for line in lines), encoding="utf-8")
+
+
+def test_exchanges_bare_documents_and_streams_are_told_apart(tmp_path: Path) -> None:
+    request, answer = documents("claude", "request")[0][1], documents("claude", "response")[0][1]
+    _, chunks = streams("openai")[0]
+    wire = b"".join(framing.sse_bytes(chunk, None) for chunk in chunks).decode()
+    write(
+        tmp_path,
+        "exchanges.jsonl",
+        {"t": "request", "path": "/v1/messages", "body": request},
+        {"url": "https://api.moonshot.ai/v1/chat/completions", "request": {"messages": []}, "response": wire},
+        {"path": "/v1/messages", "body": json.dumps(request), "response": {"body": json.dumps(answer)}},
+        {"path": "/v1/models", "body": None},
+        {"t": "end", "status": 200},
+    )
+    write(tmp_path, "bare.json", documents("gemini", "request")[0][1])
+    (tmp_path / "stream.sse").write_text(wire, encoding="utf-8")
+    corpus, left, unread = recorded.corpus_of(tmp_path)
+    assert (left, unread) == (2, [])
+    assert [len(corpus.documents("claude", kind)) for kind in ("request", "response")] == [2, 1]
+    assert [len(corpus.documents(name, "request")) for name in ("gemini", "kimi")] == [1, 1]
+    assert [len(corpus.streams(name)) for name in ("kimi", "openai")] == [1, 1]
+
+
+def test_a_recording_that_no_dialect_reads_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "one.jsonl", {"path": "/v1/responses", "body": {"input": 5}})
+    _, _, unread = recorded.corpus_of(tmp_path)
+    assert [line.partition(":")[0] for line in unread] == ["one.jsonl"]
+
+
+def test_the_measures_judge_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "one.jsonl", {"path": "/v1/messages", "body": documents("claude", "request")[0][1]})
+    assert recorded.main(str(tmp_path), ["M1", "M5", "M6"]) == 0
+    assert "M1 1 of 1, 100.00 %" in capsys.readouterr().out
+
+
+def delta(choices: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"id": "c", "model": "m", "choices": [{"index": 0, "finish_reason": None, **choices}], **more}
+
+
+def call(place: int, call_id: str, name: str, text: str) -> dict[str, Any]:
+    return {"index": place, "id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def test_a_gateway_that_counts_every_call_as_the_first_says_two_calls() -> None:
+    said = [delta({"delta": {"tool_calls": [call(0, one, one, "{}")]}}) for one in ("a", "b")]
+    parts = sum_stream(said, "openai").value.candidates[0].message.parts
+    assert [(part.id, part.name) for part in parts if isinstance(part, ir.ToolUse)] == [("a", "a"), ("b", "b")]
+
+
+def test_an_id_that_is_said_in_every_piece_begins_no_other_call() -> None:
+    said = [delta({"delta": {"tool_calls": [call(0, "a", "f", text)]}}) for text in ('{"x"', ":1}")]
+    parts = sum_stream(said, "openai").value.candidates[0].message.parts
+    assert [part.input for part in parts if isinstance(part, ir.ToolUse)] == [{"x": 1}]
+
+
+def test_what_stands_beside_an_error_is_read() -> None:
+    chunk = delta({"delta": {"content": "so far"}, "finish_reason": "error"}, error={"message": "overloaded"})
+    answer = sum_stream([chunk], "openai").value
+    assert measures.our_facts(answer)["text"] == "so far"
+    assert (answer.error, answer.candidates[0].stop) == ("overloaded", "other")
