@@ -22,8 +22,8 @@ from backplane.presets import OPTIONS, VARIABLE, Service, read_options
 from backplane.sidecar import Done, Host, HostRun, main
 
 if TYPE_CHECKING:
-    from backplane.cost import Price
-    from backplane.ir import Conversation, Message, ToolResult, ToolUse
+    from backplane.cost import Price, Spent
+    from backplane.ir import Conversation, Message, ToolResult, ToolUse, Usage
     from backplane.tools import Result, Toolbox
     from backplane.tools.structured import Shape
     from backplane.turn import Model, Turn
@@ -59,6 +59,9 @@ PARAMETERS: Final = (
     "reasoning_effort", "reasoning_budget", "reasoning_shown", "verbosity", "service_tier",
 )  # fmt: skip
 """What `config.vendor.api` may set, beside `system`; the others belong to the loop."""
+
+MARKED: Final = frozenset({"claude"})
+"""Dialects whose services keep a prompt only up to a mark; the others do so by themselves, or not at all."""
 
 SYSTEM: Final = (
     "You do software work in a folder, the workspace, with the tools you are given. Paths are relative to its root. "
@@ -179,7 +182,7 @@ class Agent:
     async def work(self, conversation: Conversation) -> Done:
         """Turn after turn until the model has answered, or a limit is reached."""
         for number in range(1, self.task.turns_max + 1):
-            turn = await self.model.ask(conversation, self._hear, now=self.run.now)
+            turn = await self.model.ask(_marked(conversation), self._hear, now=self.run.now)
             await self._count(turn)
             if turn.text:
                 await self.run.message(turn.text)
@@ -197,17 +200,16 @@ class Agent:
         """Pass on what a turn says; counters become those of the whole run."""
         body = event.ext.get("usage") if isinstance(event.ext, dict) else None
         if isinstance(body, dict):
-            await self._report(_usage(body))
+            await self._report(self.spent.plus(_usage(body), self.task.price))
         else:
             await self.run.emit(event)
 
     async def _count(self, turn: Turn) -> None:
         self.spent = self.spent.plus(turn.usage, self.task.price)
         self.named = turn.model or self.named
-        await self._report(None)
+        await self._report(self.spent)
 
-    async def _report(self, under_way: Any) -> None:
-        spent = self.spent if under_way is None else self.spent.plus(under_way, self.task.price)
+    async def _report(self, spent: Spent) -> None:
         counters = msgspec.to_builtins(spent.usage())
         known = {name: value for name, value in counters.items() if value is not None}
         if known == self.reported:
@@ -267,9 +269,7 @@ class Agent:
 
         result = Result(refused, is_error=True) if refused is not None else await self._call(call)
         await self.run.tool_result(call.name, result.text, is_error=result.is_error, id=call.id)
-        return ToolResult(
-            id=call.id, name=call.name, content=(Text(text=result.text),), is_error=result.is_error, flat=True
-        )
+        return ToolResult(id=call.id, content=(Text(text=result.text),), is_error=result.is_error, flat=True)
 
     async def _call(self, call: ToolUse) -> Result:
         from backplane.tools import Result
@@ -344,7 +344,22 @@ def _with(conversation: Conversation, *messages: Message) -> Conversation:
     return msgspec.structs.replace(conversation, messages=(*conversation.messages, *messages))
 
 
-def _usage(body: Mapping[str, Any]) -> Any:
+def _marked(conversation: Conversation) -> Conversation:
+    """Let a service that keeps only what it is told to keep all that was said so far: the next turn repeats it."""
+    if conversation.dialect not in MARKED:
+        return conversation
+    first, *between, last = conversation.messages
+    # What an answer ends in may take no mark; one that was paused is only gone on with.
+    end = last if last.role == "assistant" else _kept(last)
+    return msgspec.structs.replace(conversation, messages=(_kept(first), *between, end))
+
+
+def _kept(message: Message) -> Message:
+    *parts, last = message.parts
+    return msgspec.structs.replace(message, parts=(*parts, msgspec.structs.replace(last, cache={})))
+
+
+def _usage(body: Mapping[str, Any]) -> Usage:
     from backplane.ir import Usage
 
     return Usage(
@@ -393,6 +408,7 @@ def work_of(read: Callable[[], tuple[Service, dict[str, str]]]) -> Callable[[Hos
             env=without(child_environment({}, run.order.config.env, os.environ), keys),
             hear=lambda text: _heard(run, text),
             ask_user=lambda question, options: _asked(run, question, options),
+            grace_s=lambda: run.grace_s,
         )
         conversation = conversation_of(run, task, PROTOCOLS[service.protocol].dialect, toolbox)
         async with Upstream(endpoint) as upstream:

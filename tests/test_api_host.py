@@ -17,7 +17,7 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from backplane import backends
+from backplane import Hook, backends
 from backplane.asks import Decision
 from backplane.backends import Backend
 from backplane.config import BackendSettings, Settings, parse
@@ -176,6 +176,46 @@ async def test_what_is_sent_back_has_every_call_with_its_answer(
     last = json.dumps(server.requests[-1].body)
     for words in ("[exit code 3]", "policy_denied", "changed 1 place", "made docs/notes.md"):
         assert words in last
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_service_without_streams_is_an_agent_too(
+    protocol: ProtocolName, tmp_path: Path, backplane_home: Path
+) -> None:
+    turns = [Turn(calls=(call("write_file", path="a", content="x"),), usage=Usage(input=3, output=2)), Turn(text="ok")]
+    run, events, server = await solve(backplane_home, turns, job(tmp_path), protocol, stream=False)
+    assert ended(run) == ("complete", None, "complete")
+    assert not any(request.stream for request in server.requests)
+    assert [event.path for event in of(FileChanged, events)] == ["a"]
+
+
+async def test_what_was_said_is_marked_to_be_kept_where_a_service_wants_a_mark(
+    tmp_path: Path, backplane_home: Path
+) -> None:
+    turns = [msgspec.structs.replace(LOOP, times=1), Turn(text="ok")]
+    _, _, server = await solve(backplane_home, turns, job(tmp_path), "anthropic")
+    for request in server.requests:
+        body: Any = request.body
+        assert json.dumps(body).count("cache_control") == 2
+        assert "cache_control" in json.dumps(body["system"])
+        assert "cache_control" in body["messages"][-1]["content"][-1]
+    _, _, server = await solve(backplane_home, turns, job(tmp_path), "openai_responses")
+    assert "cache_control" not in json.dumps([request.body for request in server.requests])
+
+
+async def test_a_hook_after_a_tool_changes_what_the_model_sees(tmp_path: Path, backplane_home: Path) -> None:
+    def sieve(asked: Any) -> Decision:
+        return Decision(decision="modify", text=str(asked.output).replace("4711", "…"))
+
+    turns = [Turn(calls=(call("bash", command="echo code 4711"),)), Turn(text="ok")]
+    with ModelServer(turns) as server:
+        async with plane(backplane_home, LIMITS) as control:
+            hooks = [Hook("post_tool", sieve)]
+            async with control.start(job(tmp_path), api(server), hooks=hooks) as run:
+                events = [event async for event in run]
+    assert of(ToolResult, events)[0].output == "code …\n[exit code 0]"
+    body: Any = server.requests[1].body
+    assert body["messages"][-1]["content"] == "code …\n[exit code 0]"
 
 
 async def test_text_of_the_task_and_its_context_reach_the_model(tmp_path: Path, backplane_home: Path) -> None:

@@ -15,7 +15,7 @@ from backplane.errors import BackplaneError
 from backplane.policy import Policy
 from backplane.tools import fetch, files, search
 from backplane.tools.places import Refused, Tree
-from backplane.tools.programs import Hear, run_program
+from backplane.tools.programs import GRACE_S, Hear, run_program
 from backplane.tools.results import Change, Ran, Result, shortened
 from backplane.tools.specs import SPECS, TIMEOUT_S, fault_in
 
@@ -33,13 +33,24 @@ class Toolbox:
         env: the whole environment of commands; no key of the host may be in it.
         hear: told what a command prints while it runs.
         ask_user: answers questions.
+        grace_s: asked how long a command may take to end when it is stopped.
     """
 
-    def __init__(self, root: str, policy: Policy, *, env: Mapping[str, str], hear: Hear, ask_user: AskUser) -> None:
+    def __init__(
+        self,
+        root: str,
+        policy: Policy,
+        *,
+        env: Mapping[str, str],
+        hear: Hear,
+        ask_user: AskUser,
+        grace_s: Callable[[], float] = lambda: GRACE_S,
+    ) -> None:
         self.tree = Tree(root, policy)
         self._env = env
         self._hear = hear
         self._ask_user = ask_user
+        self._grace_s = grace_s
 
     async def run(self, name: str, input: Json) -> Result:
         """Run one call; whatever is wrong with it is told to the model as a result."""
@@ -57,7 +68,9 @@ class Toolbox:
     async def _bash(self, input: dict[str, Any]) -> Result:
         command, timeout_s = input["command"], float(input.get("timeout_s", TIMEOUT_S))
         argv = ("/bin/sh", "-c", command)
-        done = await run_program(argv, env=self._env, cwd=self.tree.root, timeout_s=timeout_s, hear=self._hear)
+        done = await run_program(
+            argv, env=self._env, cwd=self.tree.root, timeout_s=timeout_s, hear=self._hear, grace_s=self._grace_s
+        )
         how = f"stopped after {timeout_s:g} s" if done.timed_out else done.exit.describe()
         code = None if done.timed_out else done.exit.code
         output = shortened(done.output)

@@ -23,8 +23,13 @@ KEPT_BYTES_MAX: Final = 64 * 1024
 LIVE_BYTES_MAX: Final = 256 * 1024
 """Passed on while it comes; who prints more is read to the end all the same."""
 
-GRACE_S: Final = 0.5
-"""For a program that is stopped to end by itself."""
+_LADDER_S: Final = 0.5
+"""What stopping a program takes beside its grace."""
+
+GRACE_S: Final = 2.0
+"""For a program that is stopped to end by itself, the ladder included; who is cancelled may have less."""
+
+_GRACE_S_LEAST: Final = 0.1
 
 SIGN_OF_LIFE_S: Final = 30.0
 """A program that is silent that long is said to run still: a control plane gives up who says nothing."""
@@ -75,11 +80,13 @@ async def run_program(
     timeout_s: float,
     stdin: bytes = b"",
     hear: Hear | None = None,
+    grace_s: Callable[[], float] = lambda: GRACE_S,
 ) -> Outcome:
     """Run a program to its end, at most so long; when this returns or is cancelled, nothing of it is left.
 
     Args:
         hear: told what is printed while it runs, and now and then that it still does.
+        grace_s: asked how long stopping it may take, when it has to be stopped.
 
     Raises:
         BackendError: `sidecar_spawn_failed`.
@@ -97,7 +104,7 @@ async def run_program(
                     tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await child.stop(grace_s=GRACE_S)
+                await child.stop(grace_s=max(grace_s() - _LADDER_S, _GRACE_S_LEAST))
         exit_ = child.exit or exit_
     return Outcome(exit_, output.text(), limit.cancelled_caught)
 
