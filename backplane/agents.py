@@ -1,7 +1,8 @@
 """Which program of somebody else a shipped host drives, and what a person is told when it is not there.
 
-A host that drives one has a table beside its file, `NAME.toml`: a row an agent, with `program` and `install`. How the
-program is spoken with is the host's own affair.
+A host that drives one has a table beside its file, `NAME.toml`: a row an agent, with `program` and `install`; where it
+says so also its key's variable, its model's address, and whether it keeps conversations. How the program is spoken
+with is the host's own affair.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -17,6 +19,17 @@ from backplane.errors import ConfigError
 
 OPTIONS: Final = "BACKPLANE_AGENT_OPTIONS"
 """Variable that takes a backend's options to such a host, as JSON: an argument could be read by every user."""
+
+HOSTS: Final[dict[str, tuple[str, ...]]] = {
+    "acp": ("acp.py",),
+    "opencode": ("acp.py", "opencode"),
+    "qwen": ("acp.py", "qwen"),
+    "claude": ("claude.py", "claude"),
+}
+"""Shipped hosts of this kind: name → file under `hosts/` and the row of its table."""
+
+STATE: Final = "BACKPLANE_AGENT_STATE"
+"""Variable that tells such a host the folder for what outlives a run: conversations that are kept."""
 
 
 class Agent(msgspec.Struct, frozen=True):
@@ -27,6 +40,22 @@ class Agent(msgspec.Struct, frozen=True):
     """A name to be looked for on PATH, or a path."""
     install: str = ""
     """The command that installs it."""
+    key_env: str | None = None
+    """Variable with the key of its model's service, given to the host where it is set."""
+    base_url: str | None = None
+    """Where its model is: always open to it, whatever an order's rules on the network."""
+    sessions: bool = False
+    """It keeps conversations beyond a run, where an order wants that."""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The address as `host:port`; nothing where it is not known or cannot be read."""
+        try:
+            parts = urlsplit(self.base_url or "")
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            return ()
+        return (f"{parts.hostname}:{port}",) if parts.hostname else ()
 
 
 def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any], where: str) -> Agent | None:
@@ -50,4 +79,8 @@ def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any],
     if not isinstance(program, str) or not isinstance(row, str):
         fix = f'give profile = one of {", ".join(rows)}; or program = "…" with its arguments'
         raise ConfigError("config_invalid", f"{where} name no agent", hint=fix)
-    return Agent(row, program, rows.get(row, {}).get("install", ""))
+    told = {**rows.get(row, {}), **options, "program": program}
+    try:
+        return msgspec.convert({"row": row, **told}, Agent)
+    except msgspec.ValidationError as error:
+        raise ConfigError("config_invalid", f"{where}: {error}") from error

@@ -20,7 +20,7 @@ import anyio
 import msgspec
 
 from backplane import agents, presets
-from backplane.config import BackendSettings, Limits, Settings, child_environment, user_folder
+from backplane.config import BackendSettings, Limits, Settings, child_environment, home_path, user_folder
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError
 from backplane.process import Command, Exit, open_child
@@ -30,9 +30,7 @@ SHIPPED: Final[dict[str, tuple[str, ...]]] = {
     "shell": ("shell.py",),
     "mock": ("mock.py",),
     presets.HOST: ("api.py",),
-    "acp": ("acp.py",),
-    "opencode": ("acp.py", "opencode"),
-    "qwen": ("acp.py", "qwen"),
+    **agents.HOSTS,
 }
 """Hosts that come with the package: name → file under `hosts/` and its arguments."""
 
@@ -125,6 +123,8 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
             opener: starts it in a cage; None starts it plainly.
         """
         command = self.command(order, environ)
+        if agents.STATE in self.env and order.abp("session") is not None:
+            Path(self.env[agents.STATE]).mkdir(mode=0o700, parents=True, exist_ok=True)
         stderr_bytes_max = (self.limits or Limits()).stderr_bytes_max
         if opener is not None:
             return opener(command, stderr_bytes_max)
@@ -326,9 +326,18 @@ def _from_settings(
         secrets += [env[variable] for variable in service.variables]
     argv = tuple(declared.command or ()) or shipped_command(declared.host or name)
     agent = _agent(name, declared) if declared.command is None else None
+    writable = declared.writable
     if agent is not None:
         argv = (*argv[: len(argv) - len(SHIPPED[declared.host or name]) + 1], agent.row)
         env[agents.OPTIONS] = msgspec.json.encode(declared.options).decode()
+        endpoints = (*endpoints, *agent.endpoints)
+        key = env.get(agent.key_env or "", environ.get(agent.key_env or ""))
+        if agent.key_env is not None and key:
+            env[agent.key_env] = key
+            secrets.append(key)
+        if agent.sessions:
+            env[agents.STATE] = str(home_path(environ) / "agents" / name)
+            writable = (*writable, env[agents.STATE])
     home = str(user_folder(environ))
     return ProcessBackend(
         id=name,
@@ -337,7 +346,7 @@ def _from_settings(
         secrets=tuple(secrets),
         limits=declared.limits_over(settings.limits),
         remote=declared.remote,
-        writable=tuple(home + path[1:] if path[:1] == "~" else path for path in declared.writable),
+        writable=tuple(home + path[1:] if path[:1] == "~" else path for path in writable),
         endpoints=endpoints,
         agent=agent,
     )

@@ -59,6 +59,7 @@ ROOMS = {
     "sidecar": f"{SHAPES} protocol policy",
     "jsonrpc": f"{SHAPES} protocol",
     "acp": f"{SHAPES} jsonrpc",
+    "streamjson": f"{SHAPES} cost protocol sidecar tools",
     "tools": f"{SHAPES} globs ir policy process",
     "presets": "errors",
     "agents": "errors",
@@ -93,7 +94,7 @@ ROOMS = {
     "__main__": "cli",
     "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",
     # the far side of the line
-    "hosts": f"{SHAPES} agents config cost ir presets sidecar dialects turn upstream process policy acp tools",
+    "hosts": f"{SHAPES} agents config cost ir presets sidecar dialects turn upstream process policy acp streamjson tools",
 }
 """Room → the rooms that it may import. A row may stand here before its room does."""
 
@@ -178,7 +179,7 @@ STARTING_CALLS = {
 PRINTS = {"cli", "demo", "schemas", "sidecar"}
 """The kit writes a host's own bug to its stderr, as a traceback would be; its stdout belongs to the protocol."""
 VENDORS = ("claude", "codex", "gemini", "copilot", "kimi", "openai", "anthropic")
-NAMES_VENDORS = {"dialects", "upstream", "hosts", "cost", "config", "presets", "testing"}
+NAMES_VENDORS = {"agents", "dialects", "upstream", "hosts", "cost", "config", "presets", "testing"}
 
 FLOATS_OF_THE_CONTRACT = {
     "RuntimeConfig.max_budget_usd",

@@ -1,0 +1,121 @@
+"""Questions of such an agent about its tools, and the answers it understands. Pure.
+
+It asks before a tool (a hook, then a permission), after one, and for a person. What is answered is a host's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract.canonical import Json
+
+BEFORE: Final = "before"
+AFTER: Final = "after"
+FAILED: Final = "failed"
+
+_EVENTS: Final = {BEFORE: "PreToolUse", AFTER: "PostToolUse", FAILED: "PostToolUseFailure"}
+
+
+def wanted(*, results: bool, answer_s: int) -> Json:
+    """What `initialize` asks to be asked about.
+
+    Args:
+        results: results of tools, too.
+        answer_s: how long an answer may take.
+    """
+    names = (BEFORE, AFTER, FAILED) if results else (BEFORE,)
+    return {_EVENTS[name]: [{"matcher": None, "hookCallbackIds": [name], "timeout": answer_s}] for name in names}
+
+
+class Question(msgspec.Struct, frozen=True):
+    """One question: about a tool before or after it ran, or about a permission."""
+
+    when: str
+    """BEFORE, AFTER, FAILED, or `permission`."""
+    tool: str
+    input: Json
+    id: str
+    output: Json = None
+
+
+def read_question(request: Mapping[str, Any]) -> Question | None:
+    """A control request as a question; None for one that is none we know."""
+    kind, body = request.get("subtype"), request
+    when = "permission" if kind == "can_use_tool" else str(request.get("callback_id"))
+    if kind == "hook_callback" and isinstance(request.get("input"), dict):
+        body = request["input"]
+    if (kind != "can_use_tool" and (kind != "hook_callback" or when not in _EVENTS)) or not body.get("tool_name"):
+        return None
+    input = body.get("input") if kind == "can_use_tool" else body.get("tool_input")
+    output = body.get("error") if when == FAILED else body.get("tool_response")
+    return Question(when, str(body["tool_name"]), input, str(body.get("tool_use_id")), output)
+
+
+def allow(question: Question, input: Json = None) -> Json:
+    """Let it run, with another input where one is given."""
+    if question.when == "permission":
+        return {"behavior": "allow", "updatedInput": question.input if input is None else input}
+    changed = {} if input is None else {"updatedInput": input}
+    return _hook(question.when, {"permissionDecision": "allow", **changed})
+
+
+def deny(question: Question, reason: str) -> Json:
+    """Do not let it run; the model is told why."""
+    if question.when == "permission":
+        return {"behavior": "deny", "message": reason}
+    return _hook(question.when, {"permissionDecision": "deny", "permissionDecisionReason": reason})
+
+
+def show(question: Question, output: Json) -> Json:
+    """Let the model have this in place of the tool's output."""
+    return _hook(question.when, {"updatedToolOutput": output})
+
+
+def stop(reason: str) -> Json:
+    """End the turn here; the model gets nothing more."""
+    return {"continue": False, "stopReason": reason}
+
+
+def _hook(when: str, body: dict[str, Json]) -> Json:
+    return {"hookSpecificOutput": {"hookEventName": _EVENTS[when], **body}}
+
+
+_PLACES: Final[dict[str, Callable[[dict[str, Any], str], Json]]] = {
+    "Bash": lambda output, text: {**output, "stdout": text, "stderr": ""},
+    "Read": lambda output, text: {**output, "type": "text", "file": {**_dict(output.get("file")), "content": text}},
+    "Grep": lambda output, text: {**output, "mode": "content", "content": text, "filenames": [], "numFiles": 0},
+    "Glob": lambda output, text: {**output, "filenames": [text], "numFiles": 1},
+}
+"""Tools whose result has a place for any text, found out by trying; the agent drops a result of any other shape."""
+
+
+def text_of(question: Question) -> str:
+    """What a tool's output says, as far as it is text."""
+    output = question.output
+    if isinstance(output, str):
+        return output
+    if not isinstance(output, dict):
+        return msgspec.json.encode(output).decode()
+    inner = _dict(output.get("file"))
+    for value in (output.get("stdout"), inner.get("content"), output.get("content")):
+        if isinstance(value, str):
+            errors = output.get("stderr")
+            return value + (f"\n{errors}" if isinstance(errors, str) and errors else "")
+    return msgspec.json.encode(output).decode()
+
+
+def with_text(question: Question, text: str) -> Json:
+    """The tool's output with this text in it; None where the agent would not take it."""
+    if question.when == FAILED:
+        return None
+    if question.tool.startswith("mcp__"):
+        return text
+    place = _PLACES.get(question.tool)
+    return place(question.output, text) if place is not None and isinstance(question.output, dict) else None
+
+
+def _dict(value: Json) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
