@@ -29,6 +29,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 WORK = str(HERE / "bench_work.py")
 SERVE_WORK = str(HERE / "bench_serve.py")
+UPSTREAM_WORK = str(HERE / "bench_upstream.py")
 PEER_WORK = str(HERE / "bench_peers.py")
 PEER_VENV = ROOT / ".venv-bench"
 PEER_PYTHON = str(PEER_VENV / "bin" / "python")
@@ -392,6 +393,35 @@ def through_serve() -> list[Line]:
     return [Line("serve", what, "k/s", ours, alone, "the Python API", ratio, gate=0.7, aim=0.85, at_least=True)]
 
 
+UPSTREAMS = ("openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio")
+
+
+def upstream(*words: str, python: str = sys.executable) -> Callable[[], float]:
+    """Make a measure of a model's stream: milliseconds of a paced one, microseconds a chunk of the others."""
+    unit = "ms" if words[0] == "paced" else "us"
+    return lambda: float(worker(python, UPSTREAM_WORK, *words)[unit])
+
+
+def models() -> list[Line]:
+    """A model's stream: added time over a bare client, and processor time beside the vendors' own clients."""
+    found = rounds([upstream("paced", way) for way in ("turn", "host", "bare")], 3)
+    lines = [
+        compared(
+            found, column, 2, row="models", what=f"1,000 chunks, one a ms, {what}", unit="ms", against="bare httpx",
+            gate=1.05, aim=1.01,
+        )
+        for column, what in enumerate(("a turn", "a run"))
+    ]  # fmt: skip
+    python = ROOT / ".venv-referees" / "bin" / "python"
+    if not python.exists():
+        return [*lines, Line("models", "CPU a chunk", note="no SDKs: run `xtask.py referees` once")]
+    for protocol in UPSTREAMS:
+        found = rounds([upstream("cpu", way, protocol, python=str(python)) for way in ("ours", "sdk")], 3)
+        what = f"{protocol}, CPU a chunk"
+        lines.append(compared(found, 0, 1, row="models", what=what, unit="µs", against="its SDK's client"))
+    return lines
+
+
 def staging() -> list[Line]:
     made = measure_staging(20_000)
     return [
@@ -416,6 +446,7 @@ ROWS: dict[str, Callable[[], list[Line]]] = {
     "12": streams,
     "14": many_children,
     "serve": through_serve,
+    "models": models,
     "staging": staging,
 }
 """Row → what measures it; the numbers are those of the goals, and some of them have no row yet."""

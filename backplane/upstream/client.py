@@ -49,9 +49,6 @@ DRAIN_S: Final = 0.2
 CLOSE_S: Final = 1.0
 """For closing a connection that is not used again; nothing is waited for at the far end."""
 
-SLACK_S: Final = 5.0
-"""The HTTP library's own timeouts stand this much behind ours, which say more."""
-
 IDLE_KINDS: Final = frozenset({"ping", "keepalive", "response.keepalive"})
 """Documents that say no more than a comment does."""
 
@@ -78,6 +75,8 @@ class Reply:
         self._foreign = foreign()
         self._ready: deque[Json] = deque()
         self._deadline = first_by
+        self._is_timed = True
+        """Whether each piece has a timer of ours."""
         self._is_ending = False
         self._is_over = False
         self._size = 0
@@ -85,7 +84,7 @@ class Reply:
     def expect_end(self) -> None:
         """Say that the answer is over: what is still to come has `TAIL_S`, and its absence is no failure."""
         if not self._is_ending:
-            self._is_ending = True
+            self._is_ending = self._is_timed = True
             self._deadline = anyio.current_time() + TAIL_S
 
     def __aiter__(self) -> AsyncIterator[Json]:
@@ -102,13 +101,19 @@ class Reply:
         """Take the next piece; an end of any kind is the end here, unless the answer misses something."""
         failure = None
         try:
-            # Cheaper than a timer a piece: only the deadline moves, and only when something was said.
-            with anyio.CancelScope(deadline=self._deadline) as scope:
+            if self._is_timed:
+                with anyio.CancelScope(deadline=self._deadline) as scope:
+                    data = await anext(self._pieces, None)
+                if scope.cancelled_caught:
+                    failure, data = self._late(), None
+            else:
+                # A timer for each piece costs as much as the rest of it: the library's own ends silence, and what
+                # comes without progress is seen by the clock.
                 data = await anext(self._pieces, None)
+                if anyio.current_time() > self._deadline:
+                    failure, data = self._late(), None
         except self._foreign as error:
-            failure, data = _translated(error, self._endpoint), None
-        if scope.cancelled_caught:
-            failure, data = self._late(), None
+            failure, data = self._late() if is_silence(error) else _translated(error, self._endpoint), None
         if data is None:
             self._end(failure)
         else:
@@ -133,14 +138,16 @@ class Reply:
     def _add(self, documents: list[Json]) -> None:
         self.found += len(documents)
         self._ready.extend(documents)
-        if not self._is_ending and any(_is_progress(document) for document in documents):
+        if not self._is_ending and (_is_progress(documents[-1]) or any(map(_is_progress, documents))):
             self._deadline = anyio.current_time() + self._endpoint.idle_s
+            self._is_timed = self._endpoint.idle_s < self._endpoint.first_byte_s
 
     def _end(self, failure: Failure | None) -> None:
         self._is_over = True
         whole = self._skipped()
         if failure is None or self._is_ending:
-            self._add(self.framing.finish())
+            if documents := self.framing.finish():
+                self._add(documents)
             if self._skipped() > whole:
                 # A body without a length cannot say that it was cut, but half a document can.
                 failure = self._failure("stream_closed", "the answer ends in the middle of a document", may_pass=True)
@@ -193,7 +200,7 @@ class Upstream:
         import httpx  # a tenth of a second: only who speaks HTTP waits for it
 
         one = self.endpoint
-        read_s = max(one.first_byte_s, one.idle_s) + SLACK_S
+        read_s = max(one.first_byte_s, one.idle_s)
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(read_s, connect=one.connect_s),
             limits=httpx.Limits(max_connections=CONNECTIONS_MAX, keepalive_expiry=KEPT_S),
@@ -300,6 +307,13 @@ def foreign() -> tuple[type[Exception], ...]:
     import httpx
 
     return (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeEncodeError)
+
+
+def is_silence(error: Exception) -> bool:
+    """Whether the library waited for the next piece in vain."""
+    import httpx
+
+    return isinstance(error, httpx.ReadTimeout)
 
 
 def _translated(error: Exception, endpoint: Endpoint) -> Failure:
