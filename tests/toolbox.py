@@ -1,0 +1,35 @@
+"""Tools for tests: one call in a folder, under a policy, with an environment that is known."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backplane.contract.work import PolicyProfile
+from backplane.policy import compile_policy
+from backplane.tools import Result, Toolbox
+
+ENV = {"PATH": os.environ["PATH"], "GREETING": "hello"}
+
+
+one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+
+
+async def silent(_: str) -> None:
+    pass
+
+
+async def answered(question: str, options: tuple[str, ...]) -> str:
+    return f"{question} {'|'.join(options)}"
+
+
+def box(root: Path, hear: Any = silent, **profile: Any) -> Toolbox:
+    policy = compile_policy(PolicyProfile(**profile))
+    return Toolbox(str(root), policy, env=ENV, hear=hear, ask_user=answered)
+
+
+async def run(root: Path, name: str, hear: Any = silent, policy: Any = None, **input: Any) -> Result:
+    return await box(root, hear, **(policy or {})).run(name, input)
