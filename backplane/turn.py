@@ -250,6 +250,8 @@ class _Attempt:
         self.ended_silently = True
         is_cut = any(isinstance(part, ToolUse) and part.kind == "function" and isinstance(part.input, str)
                      for part in candidate.message.parts)  # fmt: skip
+        if not candidate.message.parts and reply.media_type == "application/json":
+            raise UpstreamError(reply.nothing())
         if is_cut or not candidate.message.parts:
             what = "in the middle of a call" if is_cut else "before it said anything"
             text = f"the service ended its answer {what}"

@@ -154,7 +154,7 @@ class Reply:
         if failure is not None and not self._is_ending:
             raise UpstreamError(failure)
         if not self.found:
-            raise UpstreamError(self._nothing())
+            raise UpstreamError(self.nothing())
 
     def _skipped(self) -> int:
         return self.framing.inner.skipped if self.framing.inner is not None else 0
@@ -164,7 +164,8 @@ class Reply:
         limit = self._endpoint.idle_s if self.found else self._endpoint.first_byte_s
         return self._failure("backend_timeout", f"the service said nothing for {limit:g} s ({name})", may_pass=True)
 
-    def _nothing(self) -> Failure:
+    def nothing(self) -> Failure:
+        """Say that the answer holds nothing of the protocol, and what it was instead."""
         if self.head.strip() and self.media_type == "text/event-stream":
             return self._failure("stream_closed", "the answer was cut before it said anything", may_pass=True)
         said = " ".join(self.head.decode("utf-8", "replace").split())

@@ -65,6 +65,10 @@ ROWS = {
         Fault(raw=b"<html><body>Welcome</body></html>", content_type="text/html"), text="",
         code="dialect_mapping_failed",
     ),
+    "JSON that is no answer": Row(
+        Fault(raw=b'{"detail": "no such thing"}', content_type="application/json"), text="",
+        code="dialect_mapping_failed",
+    ),
     "an empty body": Row(Fault(raw=b""), text="", code="dialect_mapping_failed"),
     "no byte of an answer": Row(Fault(hang=True), text="", code="backend_timeout", settings=QUICK),
     "keep-alive comments for ever": Row(
