@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 import time
@@ -50,6 +51,7 @@ def mock(anyio_backend: str) -> Backend:
     return mock_backend("process" if anyio_backend == "asyncio" else "memory")
 
 
+README = (Path(__file__).resolve().parent.parent / "README.md").read_text()
 WRITE: dict[str, Any] = {"write": {"path": "b.txt", "content": "beta"}}
 TOOL: dict[str, Any] = {"tool": {"name": "deploy", "input": {"to": "prod"}, "output": "done"}}
 
@@ -571,6 +573,16 @@ async def test_too_many_hooks_are_refused(mock: Backend, backplane_home: Path, r
     many = [Hook("pre_tool", _hangs)] * (hooks.HOOKS_MAX + 1)
     run, _ = await go(backplane_home, order(root, WRITE), mock, *many)
     assert ended(run) == ("refused", "config_invalid", "failed")
+
+
+@one_loop
+async def test_the_hook_of_the_readme_stops_a_push(mock: Backend, backplane_home: Path, root: Path) -> None:
+    block = next(block for block in re.findall(r"^```python\n(.*?)^```$", README, re.S | re.M) if "no_pushes" in block)
+    names: dict[str, Any] = {}
+    exec(compile(block, "README.md", "exec"), names)
+    steps = [{"tool": {"name": "bash", "input": {"command": command}}} for command in ("git status", "git push")]
+    _, events = await go(backplane_home, order(root, *steps), mock, names["hook"])
+    assert [is_error for _, is_error in results(events)] == [False, True]
 
 
 def test_what_a_host_is_told_of_hooks_names_no_program(root: Path) -> None:

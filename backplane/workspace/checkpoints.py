@@ -187,7 +187,9 @@ class Checkpoints:
         root = self._workspace.root
         saved = Saved(str(root), self._workspace.mode, steps, {}, self._blobs)
         try:
-            return put(saved, self._run_dir, root)
+            # What is cut off in a copy of ours goes with the copy.
+            staged = self._workspace.mode == "staged"
+            return put(saved, root.parent / "rewind" if staged else _marked(self._run_dir), root)
         except WorkspaceError as error:
             raise failure(
                 f"the workspace was not rewound: {error.message}", "let the agent come to rest first"
@@ -324,13 +326,18 @@ def rewind_original(run_dir: Path, to: Checkpoint | None, *, check: bool = False
             steps[path] = Target(path, now, was)
     saved = Saved(final.root, "staged", steps, {}, _joined(run_dir))
     try:
-        return put(saved, run_dir, Path(final.root), check=check)
+        return put(saved, _marked(run_dir), Path(final.root), check=check)
     except WorkspaceError as error:
         raise failure(f"not as the run left it: {error.message}", "only the run's own result can be rewound") from error
     except OSError as error:
         raise failure(f"'{printable(final.root)}' cannot be rewound: {error.strerror}") from error
     finally:
         remove_tree(run_dir / _JOINED)
+
+
+def _marked(run_dir: Path) -> Path:
+    """Beside what the exchange is noted: not the run's own name, as that would say its patch was applied."""
+    return run_dir.with_name(f"{run_dir.name}-rewind")
 
 
 _JOINED: Final = f"{BLOBS_NAME}.joined"
