@@ -31,6 +31,7 @@ from backplane.contract.events import (
 from backplane.contract.receipt import Receipt, Usage
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError
+from tests.vendors.found import referee
 
 ROOT = Path(__file__).resolve().parent.parent
 NOW = "2026-01-15T12:00:00Z"
@@ -407,3 +408,41 @@ def test_an_option_nobody_knows_is_named(start: Start, tmp_path: Path) -> None:
     done = api.run(WorkOrder("t", workspace=WorkspaceSpec(root=str(tmp_path))), backend="x", settings=settings)
     assert done.receipt is not None
     assert "bogus" in done.receipt.backplane["stderr"]["tail"]
+
+
+# The public SDK -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_an_agent_made_with_the_public_sdk_reads_all_that_the_client_says(workspace: Path, allowed: bool) -> None:
+    receipt, events = on_the_sdk(workspace, PolicyProfile(disallowed_tools=() if allowed else ("write",)))
+    assert receipt.outcome == "complete"
+    words = "was completed" if allowed else "was failed"
+    assert [event.text for event in events if isinstance(event, AssistantMessage)] == [words]
+    assert bool(receipt.verification.git_diff) == allowed
+
+
+def test_an_agent_made_with_the_public_sdk_is_cancelled(workspace: Path) -> None:
+    receipt, _ = on_the_sdk(workspace, PolicyProfile(), task="wait for me", cancel_at="waiting")
+    assert receipt.usage_raw["stopReason"] == "cancelled"
+
+
+def on_the_sdk(
+    workspace: Path, policy: PolicyProfile, *, task: str = "do it", cancel_at: str = ""
+) -> tuple[Receipt, list[Any]]:
+    script = ROOT / "tests" / "vendors" / "sdk_agent_of_acp.py"
+    options = {"program": referee("acp"), "arguments": [str(script)]}
+    settings = Settings(backends={"sdk": BackendSettings(host="acp", options=options)}, isolation="off")
+    work = WorkOrder(task, workspace=WorkspaceSpec(root=str(workspace)), policy=policy)
+
+    async def run() -> tuple[Receipt, list[Any]]:
+        events: list[Any] = []
+        async with api.start(work, backend="sdk", settings=settings) as running:
+            async for event in running:
+                events.append(event)
+                if cancel_at and cancel_at in getattr(event, "text", ""):
+                    await running.cancel()
+        assert running.receipt is not None
+        return running.receipt, events
+
+    return anyio.run(run)

@@ -51,6 +51,16 @@ def installed(name: str) -> bool:
     return all(program(one).exists() for one in (name, *pins()[name].get("needs", ())))
 
 
+def referee(module: str) -> str:
+    """Return the Python of the environment that holds the public SDKs; skip the test where this one is not in it."""
+    import pytest
+
+    python = ROOT / ".venv-referees" / "bin" / "python"
+    if not python.exists() or not any(python.parents[1].glob(f"lib/python*/site-packages/{module}")):
+        pytest.skip(f"referees: {module} not installed (python3 xtask.py referees)")
+    return str(python)
+
+
 def vendor(name: str) -> str:
     """Return the path of an agent's program; skip the test where it is not installed."""
     import pytest  # Not at the top: the installer needs none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 IDLE_S = 60.0
 """An agent of 600 MiB on a loaded machine takes a while to say anything."""
-SLEEP = "python3 -c 'import time; time.sleep(300)'"
+BEGUN_S = 30.0
 LINES = "cat x.txt > b.txt; echo told"
 
 
@@ -80,7 +81,7 @@ def go(tmp_path: Path) -> Callable[..., Ended]:
     (tmp_path / "ws").mkdir()
     (tmp_path / "ws" / "x.txt").write_text("x\n")
 
-    def run(name: str, turns: list[Turn], *, cancel: bool = False, **order: Any) -> Ended:
+    def run(name: str, turns: list[Turn], *, cancel_after: Path | None = None, **order: Any) -> Ended:
         program = vendor(name)
         with ModelServer([*SIDE_TURNS, *turns]) as server:
             declared = BackendSettings(
@@ -91,18 +92,23 @@ def go(tmp_path: Path) -> Callable[..., Ended]:
             )
             limits = Limits(idle_s=IDLE_S, cancel_grace_s=5.0)
             settings = Settings(backends={"agent": declared}, limits=limits)
-            work = WorkOrder("do it", workspace=WorkspaceSpec(root=str(tmp_path / "ws")), **order)
-            return anyio.run(follow, work, settings, cancel)
+            # In place, so that a file tells when the command has begun.
+            mode: Any = "pass_through" if cancel_after else "staged"
+            work = WorkOrder("do it", workspace=WorkspaceSpec(root=str(tmp_path / "ws"), mode=mode), **order)
+            return anyio.run(follow, work, settings, cancel_after)
 
     return run
 
 
-async def follow(work: WorkOrder, settings: Settings, cancel: bool) -> Ended:
+async def follow(work: WorkOrder, settings: Settings, cancel_after: Path | None) -> Ended:
     events: list[Any] = []
     async with api.start(work, backend="agent", settings=settings) as run:
         async for event in run:
             events.append(event)
-            if cancel and isinstance(carried(event), AskAnswered):
+            if cancel_after is not None and isinstance(carried(event), AskAnswered):
+                with anyio.fail_after(BEGUN_S):
+                    while not os.path.exists(cancel_after):  # noqa: ASYNC240
+                        await anyio.sleep(0.02)
                 await run.cancel()
     assert run.receipt is not None
     return run.receipt, events
@@ -148,8 +154,10 @@ def test_a_denied_tool_does_not_run(name: str, go: Callable[..., Ended]) -> None
 
 
 @ALL
-def test_a_cancel_while_a_command_runs_leaves_nothing(name: str, go: Callable[..., Ended]) -> None:
-    receipt, _ = go(name, [shell(name, SLEEP), Turn(text="late")], cancel=True)
+def test_a_cancel_while_a_command_runs_leaves_nothing(name: str, go: Callable[..., Ended], tmp_path: Path) -> None:
+    begun = tmp_path / "ws" / "begun"
+    command = "touch begun && python3 -c 'import time; time.sleep(300)'"
+    receipt, _ = go(name, [shell(name, command), Turn(text="late")], cancel_after=begun)
     assert (receipt.outcome, receipt.backplane["end"]["reason"]) == ("partial", "cancelled")
 
 

@@ -1,0 +1,223 @@
+"""`backplane mcp`: spoken with by hand and by the public SDK; wrong input, cancellation, a client that goes away."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backplane.contract.receipt import Receipt
+from backplane.receipts import Store
+from tests.vendors.found import referee
+
+ROOT = Path(__file__).resolve().parent.parent
+SERVER = (sys.executable, "-m", "backplane", "mcp")
+WAIT_S = 20.0
+"""For an answer on a loaded machine; usual are some milliseconds, and half a second for a run."""
+HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+
+
+class Client:
+    """A client by hand."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self._seen = b""
+        self._ids = 0
+
+    def say(self, **message: Any) -> None:
+        self.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+
+    def write(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def next(self) -> Any:
+        assert self.process.stdout is not None
+        end_s = time.monotonic() + WAIT_S
+        while b"\n" not in self._seen:
+            left_s = end_s - time.monotonic()
+            assert left_s > 0, "no answer in time"
+            assert select.select([self.process.stdout], [], [], left_s)[0], "no answer in time"
+            data = os.read(self.process.stdout.fileno(), 65536)
+            assert data, "the server ended"
+            self._seen += data
+        line, _, self._seen = self._seen.partition(b"\n")
+        return json.loads(line)
+
+    def ask(self, method: str, params: Any = None) -> Any:
+        """The answer, notifications before it skipped."""
+        self._ids += 1
+        self.say(id=self._ids, method=method, params=params or {})
+        while (message := self.next()).get("id") != self._ids:
+            continue
+        return message
+
+    def call(self, name: str, **arguments: Any) -> Any:
+        answer = self.ask("tools/call", {"name": name, "arguments": arguments})
+        assert answer["result"]["structuredContent"] == json.loads(answer["result"]["content"][0]["text"])
+        return answer["result"]
+
+
+@contextmanager
+def serving(folder: Path, *, greet: bool = True) -> Iterator[Client]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*SERVER, "--root", str(folder)], cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        client = Client(process)
+        try:
+            if greet:
+                assert client.ask("initialize", HELLO)["result"]["protocolVersion"] == "2025-06-18"
+                client.say(method="notifications/initialized")
+            yield client
+        finally:
+            if process.stdin is not None and not process.stdin.closed:
+                process.stdin.close()
+            assert process.wait(WAIT_S) == 0
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with serving(tmp_path) as found:
+        yield found
+
+
+def receipts(home: Path) -> list[Receipt]:
+    with Store.open(home, readonly=True) as store:
+        return [store.load(row.run_id) for row in store.list()]
+
+
+def test_the_public_sdk_runs_reads_and_validates(tmp_path: Path) -> None:
+    python = referee("mcp")
+    script = ROOT / "tests" / "vendors" / "sdk_client_of_mcp.py"
+    command = json.dumps([*SERVER, "--root", str(tmp_path)])
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [python, str(script), command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert (seen["server"], seen["tools"]) == ("backplane", ["run", "receipts", "validate"])
+    ran, listed, wrong, right, *refused = seen["answers"]
+    assert (ran[0], ran[1]["outcome"]) == (False, "complete")
+    assert "+hi\n" in ran[1]["patch"]
+    assert [row["run_id"] for row in listed[1]["receipts"]] == [ran[1]["run_id"]]
+    assert (wrong[1]["valid"], wrong[1]["findings"][0]["pointer"], right[1]["valid"]) == (False, "/task", True)
+    assert [answer[0] for answer in refused] == [True, True, True]
+    assert [line for _, line in seen["progress"]] == ["shell starts", "calls bash", "shell ends: complete"]
+    assert "run, receipts, validate" in seen["refused"]
+
+
+def test_a_run_leaves_the_folder_as_it_was_and_gives_back_a_patch(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("old\n")
+    answer = client.call("run", task="echo new > a.txt", backend="shell")
+    assert not answer["isError"]
+    assert "-old\n+new\n" in answer["structuredContent"]["patch"]
+    assert (tmp_path / "a.txt").read_text() == "old\n"
+    shown = client.call("receipts", id=answer["structuredContent"]["run_id"][:8])["structuredContent"]
+    assert (shown["verifies"], shown["outcome"]) == (True, "complete")
+    assert shown["patch"] == answer["structuredContent"]["patch"]
+
+
+def test_a_run_that_fails_is_an_error_with_its_reason(client: Client) -> None:
+    answer = client.call("run", task="exit 3", backend="shell")
+    assert answer["isError"]
+    assert answer["structuredContent"]["outcome"] == "failed"
+    assert "exit code 3" in answer["structuredContent"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "words"),
+    [
+        ("run", {}, "missing required field `task`"),
+        ("run", {"task": "  "}, "the task is empty"),
+        ("run", {"task": "x", "bogus": 1}, "unknown field `bogus`"),
+        ("run", {"task": "x", "timeout_s": 0}, "timeout_s"),
+        ("run", {"task": "x", "mode": "magic"}, "mode"),
+        ("run", {"task": "x", "root": "/etc"}, "is not in"),
+        ("run", {"task": "x", "root": "link"}, "is not in"),
+        ("run", {"task": "x", "backend": "nobody"}, "no backend"),
+        ("run", {"task": "x"}, "no backend was named"),
+        ("receipts", {"id": "ffff"}, "ffff"),
+        ("receipts", {"limit": "many"}, "limit"),
+        ("validate", {}, "missing required field `document`"),
+    ],
+)
+def test_wrong_arguments_are_an_error_that_says_what_is_wrong(
+    tmp_path: Path, client: Client, tool: str, arguments: dict[str, Any], words: str
+) -> None:
+    (tmp_path / "link").symlink_to("/etc")
+    answer = client.call(tool, **arguments)
+    assert answer["isError"]
+    assert words in answer["structuredContent"]["error"]
+
+
+def test_calls_outside_the_protocol_are_refused_and_the_server_goes_on(tmp_path: Path) -> None:
+    with serving(tmp_path, greet=False) as client:
+        assert client.ask("ping")["result"] == {}
+        assert "initialize" in client.ask("tools/list")["error"]["message"]
+        assert client.ask("initialize", {"protocolVersion": "1999-01-01"})["result"]["protocolVersion"] == "2025-11-25"
+        assert client.ask("resources/list")["error"]["code"] == -32601
+        assert client.ask("tools/call", {"name": "rm"})["error"]["code"] == -32602
+        assert client.ask("tools/call", {"name": "run", "arguments": []})["result"]["isError"]
+        client.write(b"no json\n[]\n")
+        assert [client.next()["error"]["code"] for _ in range(2)] == [-32700, -32600]
+        assert len(client.ask("tools/list")["result"]["tools"]) == 3
+
+
+SLOW = "touch begun; sleep 300"
+
+
+def begin_slow_run(client: Client, folder: Path) -> None:
+    arguments = {"task": SLOW, "backend": "shell", "mode": "pass_through"}
+    client.say(id="slow", method="tools/call", params={"name": "run", "arguments": arguments})
+    end_s = time.monotonic() + WAIT_S
+    while not (folder / "begun").exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_a_cancelled_call_ends_its_run_in_order_and_gets_no_answer(
+    tmp_path: Path, client: Client, backplane_home: Path
+) -> None:
+    begin_slow_run(client, tmp_path)
+    client.say(method="notifications/cancelled", params={"requestId": "slow", "reason": "changed my mind"})
+    client.say(method="notifications/cancelled", params={"requestId": "nobody"})
+    end_s = time.monotonic() + WAIT_S
+    while not client.call("receipts")["structuredContent"]["receipts"]:
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    (receipt,) = receipts(backplane_home)
+    assert receipt.backplane["end"]["reason"] == "cancelled"
+
+
+@pytest.mark.parametrize("way", ["stdin", "signal"])
+def test_a_client_that_goes_away_ends_its_runs(tmp_path: Path, backplane_home: Path, way: str) -> None:
+    with serving(tmp_path) as client:
+        begin_slow_run(client, tmp_path)
+        if way == "signal":
+            client.process.send_signal(signal.SIGTERM)
+            assert client.process.wait(WAIT_S) == 0
+    (receipt,) = receipts(backplane_home)
+    assert receipt.backplane["end"]["reason"] == "cancelled"
+
+
+def test_the_configured_policy_holds_and_cannot_be_widened(tmp_path: Path) -> None:
+    (tmp_path / "policy.json").write_text('{"allowed_tools": ["read"]}')
+    (tmp_path / "backplane.toml").write_text('policy = "policy.json"\ndefault_backend = "shell"\n')
+    with serving(tmp_path) as client:
+        assert client.call("run", task="true")["structuredContent"]["outcome"] == "failed"
+        widened = client.call("run", task="true", allow_tools=["bash"])
+        assert "would widen" in widened["structuredContent"]["error"]
