@@ -59,7 +59,7 @@ ROOMS = {
     "sidecar": f"{SHAPES} protocol policy",
     "jsonrpc": f"{SHAPES} protocol",
     "acp": f"{SHAPES} jsonrpc",
-    "streamjson": f"{SHAPES} cost protocol sidecar tools",
+    "streamjson": f"{SHAPES} cost policy protocol sidecar tools",
     "tools": f"{SHAPES} globs ir policy process",
     "presets": "errors",
     "agents": "errors",

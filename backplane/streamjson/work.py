@@ -17,6 +17,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, carry
 from backplane.cost import price_of
 from backplane.errors import BackendError
+from backplane.policy import Decision
 from backplane.sidecar import Done, HostRun
 from backplane.streamjson import answers
 from backplane.streamjson.answers import Question
@@ -64,12 +65,14 @@ class Turn:
         self.story: Story = Story(run.now, self.root, ways.tools)
         self.client: Client = Client(write_fd, read_fd, hear=self.hear, answer=self.answer, unread=self.unread)
         self.raw = run.order.abp("mode") == "passthrough"
-        self.asked: set[str] = set()
+        self.told: set[str] = set()
+        """Calls that the policy denies and that this was said of, by id."""
+        self.allowed: set[str] = set()
         self.shows = any(
             isinstance(row, dict) and row.get("event") == "post_tool" for row in run.order.abp("hooks") or ()
         )
         self.cancelled = self.silent = False
-        self.changed = anyio.Event()
+        self.changed, self.over = anyio.Event(), anyio.Event()
         self.silence = anyio.CancelScope()
         self.heard_s = time.monotonic()
 
@@ -88,38 +91,50 @@ class Turn:
         await self.run.warn(f"the agent wrote a line that is no message: {line!r}")
 
     async def _account_for(self, message: Message) -> None:
-        """A tool that the policy withheld from the model and that it calls all the same runs nowhere: say so above."""
+        """What the policy denies asks nobody, and may be denied by the agent's own settings: so it is said above."""
         for id, call in list(self.story.calls.items()) if message["type"] == "assistant" else ():
-            if call.name in self.ways.withheld and id not in self.asked:
-                self.asked.add(id)
+            if id in self.told:
+                continue
+            if call.name in self.ways.withheld or self._decide(call.name, call.input).allowed == "deny":
+                self.told.add(id)
                 name = self.story.name(call.name)
-                await self.run.pass_on({"kind": "tool", "name": name, "input": call.input, "default": "deny"})
+                ask = {"kind": "tool", "name": name, "input": call.input, "cwd": self.root, "default": "deny"}
+                await self.run.pass_on(ask)
+
+    def _decide(self, tool: str, input: Json) -> Decision:
+        return self.run.policy.decide_tool_call(tool, input, root=self.root, cwd=self.root, aliases=self.ways.aliases)
 
     async def answer(self, request: Message) -> Json | Refused:
         """Answer a question of the agent."""
         question = answers.read_question(request)
         if question is None:
             return Refused(f"this host answers no {request.get('subtype')}")
+        call = self.story.calls.get(question.id)
+        if call is not None and call.name != question.tool:
+            # A tool may be asked about by a newer name than the one that its model called it by.
+            question = msgspec.structs.replace(question, tool=call.name)
         try:
             if question.when in (answers.AFTER, answers.FAILED):
                 return await self._show(question)
-            if question.tool == "StructuredOutput" or (question.when == "permission" and question.id in self.asked):
+            if question.tool == "StructuredOutput" or (question.when == "permission" and question.id in self.allowed):
                 return await self._people(question) if question.tool == "AskUserQuestion" else answers.allow(question)
             return await self._may(question)
         finally:
             self.heard_s = time.monotonic()
 
     async def _may(self, question: Question) -> Json | Refused:
+        local = self._decide(question.tool, question.input)
+        if local.allowed == "deny":
+            return answers.deny(question, f"policy_denied: {local.reason}")
         name = self.story.name(question.tool)
         verdict = await self.run.may(name, question.input, command=command_of(question.input), cwd=self.root)
         input = question.input if verdict.input is msgspec.UNSET else verdict.input
-        local = self.run.policy.decide_tool_call(
-            question.tool, input, root=self.root, cwd=self.root, aliases=self.ways.aliases
-        )
-        self.asked.add(question.id)
-        if verdict.decision == "deny" or local.allowed == "deny":
-            reason = verdict.reason if verdict.decision == "deny" else local.reason
-            return answers.deny(question, f"policy_denied: {reason}")
+        if verdict.decision == "deny":
+            return answers.deny(question, f"policy_denied: {verdict.reason}")
+        local = self._decide(question.tool, input)
+        if local.allowed == "deny":
+            return answers.deny(question, f"policy_denied: {local.reason}")
+        self.allowed.add(question.id)
         if question.when == "permission" and question.tool == "AskUserQuestion":
             return await self._people(question)
         return answers.allow(question, input if verdict.decision == "modify" else None)
@@ -156,7 +171,8 @@ class Turn:
         self.client.withdraw()
         with anyio.move_on_after(self.run.grace_s * CANCEL_SHARE):
             await self.client.call("interrupt")
-            await self._result(0)
+            await self.over.wait()
+            return
         self.run.scope.cancel()
 
     async def watch(self) -> None:
@@ -189,6 +205,7 @@ class Turn:
                 words = f"nothing was heard of the agent for {self.ways.silence_s:g} s"
                 done = await self._failed("backend_timeout", words)
             tasks.cancel_scope.cancel()
+        self.over.set()
         return done
 
     async def _greet(self, hooks: Any) -> None:
