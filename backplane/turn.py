@@ -20,7 +20,7 @@ from backplane.upstream import PROTOCOLS, Failure, Reply, Upstream, UpstreamErro
 from backplane.upstream.endpoint import with_defaults
 from backplane.upstream.failure import stream_failure
 from backplane.upstream.ladder import Step, climb, next_step, prepare
-from backplane.upstream.pairing import paired
+from backplane.dialects.pairing import paired
 
 Hear = Callable[[AgentEvent], Awaitable[None]]
 Now = Callable[[], str]

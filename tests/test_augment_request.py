@@ -192,7 +192,7 @@ def test_gemini_gets_the_ids_of_calls_and_of_results() -> None:
 
 def test_a_result_without_its_call_becomes_words_of_the_user() -> None:
     request = {"message": "m", "nodes": [result("gone", "text of it")]}
-    assert words(request) == ["user: Result of an earlier tool call (gone):\n\ntext of it", "user: m"]
+    assert words(request) == ["user: [result of the earlier tool call gone] | text of it", "user: m"]
     assert codes(request) == [("/nodes/0", "degraded", "call_missing")]
 
 
@@ -203,7 +203,7 @@ def test_a_call_without_its_result_is_answered_as_not_finished() -> None:
     made = conversation.messages[2].parts[0]
     assert isinstance(made, ToolResult)
     assert made.is_error
-    assert codes(request) == [("/chat_history/0/response_nodes/0", "synthesised", "required")]
+    assert codes(request) == [("/chat_history/0/response_nodes/0", "synthesised", "result_missing")]
 
 
 def test_a_late_result_moves_behind_its_call_and_a_second_one_is_dropped() -> None:

@@ -1,8 +1,4 @@
-"""Turns of Augment's history into messages, and every call beside its result.
-
-A history comes from an editor that may have been stopped anywhere: calls without results, results without calls,
-results that come late. What leaves here is well-formed, and each repair is a named loss.
-"""
+"""Turns of Augment's history into messages. That every call stands beside its result is `pairing`'s."""
 
 from __future__ import annotations
 
@@ -24,16 +20,14 @@ from backplane.dialects._augment_nodes import (
     read_answer,
     read_node,
 )
-from backplane.dialects._parts import Ledger, known_calls, slot
-from backplane.ir import Message, Part, Text, ToolResult, ToolUse
+from backplane.dialects._parts import Ledger, slot
+from backplane.ir import Message, Part, Text, ToolResult
 
 REQUEST_NODES: Final = ("request_nodes", "structured_request_nodes", "nodes")
 RESPONSE_NODES: Final = ("response_nodes", "structured_output_nodes")
 
 SUMMARY_DEPTH_MAX: Final = 8
 """Summaries within the end of a summary: each compaction nests one, and editors keep two or three."""
-
-NO_RESULT: Final = "No result: the call was not finished."
 
 
 def read_exchange(value: Json, at: str, ledger: Ledger, depth: int = 0) -> list[Message]:
@@ -122,63 +116,3 @@ def _read_summary(node: Json, at: str, ledger: Ledger, depth: int) -> Iterator[M
 
 
 # Pairing --------------------------------------------------------------------------------------------------------------
-
-
-def pair(messages: list[Message], ledger: Ledger) -> list[Message]:
-    """Put every result behind its call; what has no partner is repaired and named."""
-    calls = known_calls(messages)
-    results: dict[str, tuple[int, ToolResult]] = {}
-    for place, message in enumerate(messages):
-        for part in message.parts:
-            if not isinstance(part, ToolResult) or part.id not in calls:
-                continue
-            if part.id in results:
-                ledger.drop(part.at, "call_missing", f"a second result of the call {part.id}")
-            results.setdefault(part.id, (place, part))
-    out: list[Message] = []
-    seen: set[str] = set()
-    for place, message in enumerate(messages):
-        out += _without_results(message, calls, ledger)
-        fresh = _fresh_calls(message, seen, ledger)
-        if message.role == "assistant":
-            kept = tuple(part for part in message.parts if not isinstance(part, ToolUse) or part in fresh)
-            out[-1:] = [msgspec.structs.replace(message, parts=kept)] if kept else []
-        if fresh:
-            found = tuple(_result_of(call, place, results, ledger) for call in fresh)
-            out.append(Message(role="tool", parts=found, at=found[0].at))
-    return out
-
-
-def _fresh_calls(message: Message, seen: set[str], ledger: Ledger) -> list[ToolUse]:
-    fresh: list[ToolUse] = []
-    for part in message.parts:
-        if isinstance(part, ToolUse):
-            if part.id in seen:
-                ledger.drop(part.at, "part", f"the call {part.id} stands here a second time")
-            else:
-                seen.add(part.id)
-                fresh.append(part)
-    return fresh
-
-
-def _result_of(call: ToolUse, place: int, results: dict[str, tuple[int, ToolResult]], ledger: Ledger) -> ToolResult:
-    if call.id not in results:
-        ledger.synthesise(call.at, "required", f"the call {call.id} has no result; it is answered as not finished")
-        return ToolResult(id=call.id, content=(Text(text=NO_RESULT),), is_error=True, flat=True, at=call.at)
-    where, result = results[call.id]
-    if where != place + 1:
-        ledger.degrade(result.at, "order", "a result is put behind its call")
-    return result
-
-
-def _without_results(message: Message, calls: set[str], ledger: Ledger) -> list[Message]:
-    """The message without its results; one whose call is nowhere becomes words of the user."""
-    if not any(isinstance(part, ToolResult) for part in message.parts):
-        return [message]
-    orphans: list[Part] = []
-    for part in message.parts:
-        if isinstance(part, ToolResult) and part.id not in calls:
-            ledger.degrade(part.at, "call_missing", f"the call {part.id} is not in the history; its result is text")
-            orphans += [Text(text=f"Result of an earlier tool call ({part.id}):", at=part.at), *part.content]
-    parts = joined([*orphans, *(part for part in message.parts if not isinstance(part, ToolResult))])
-    return [msgspec.structs.replace(message, role="user", parts=parts)] if parts else []

@@ -1,7 +1,7 @@
 """Nodes of Augment's wire, read: what a user's turn carries and what an answer was made of.
 
 Members come in snake_case and camelCase and under several names; whoever reads takes them through `Members`.
-What a target has no word for is carried as labelled text and named as a loss. Pairing is `_augment_history`'s.
+What a target has no word for is carried as labelled text and named as a loss. Pairing is `pairing`'s.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ from backplane.dialects._augment_history import (
     REQUEST_NODES,
     has_summary,
     joined,
-    pair,
     read_exchange,
     read_turn,
 )
 from backplane.dialects._augment_nodes import NAME, Members, is_said, listed
 from backplane.dialects._augment_stream import ChunkWriter, Reply
 from backplane.dialects._parts import Ledger, parse_json, slot
+from backplane.dialects.pairing import paired
 from backplane.errors import TranslationError
 from backplane.ir import Conversation, Message, Text, ToolSpec, Translated
 
@@ -59,7 +59,7 @@ def to_ir(request: Json, system: str = "") -> Translated[Conversation]:
     for at, value in history[start:]:
         messages += read_exchange(value, at, ledger)
     head = _read_system(members, system)
-    messages = pair([*messages, *_read_last_turn(members, ledger)], ledger)
+    messages += _read_last_turn(members, ledger)
     if not messages:
         raise TranslationError(
             "dialect_mapping_failed",
@@ -73,7 +73,9 @@ def to_ir(request: Json, system: str = "") -> Translated[Conversation]:
         dialect=NAME, messages=(*head, *messages), model=model, tools=tools, options=options, options_at=options_at,
         ext=slot(NAME, members.rest()),
     )  # fmt: skip
-    return Translated(conversation, ledger.done())
+    # An editor may have been stopped anywhere: calls without results, results without calls, results that come late.
+    whole = paired(conversation)
+    return Translated(whole.value, (*ledger.done(), *whole.losses))
 
 
 def _read_last_turn(members: Members, ledger: Ledger) -> list[Message]:
