@@ -6,7 +6,6 @@ their answers, is in `hooks`.
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, cast
@@ -86,6 +85,8 @@ async def in_time(asked: Awaitable[Decision], timeout_ms: int) -> Decision:
 
 
 async def _function(function: Callable[[Call], Any], call: Call) -> Decision:
+    import inspect  # Not before: the way to the first spawn shall not pay for it.
+
     try:
         if inspect.iscoroutinefunction(function):
             answer = await function(call)

@@ -23,6 +23,7 @@ from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, Wor
 from backplane.errors import WorkspaceError
 from backplane.receipts import Store
 from backplane.runtime import Run
+from backplane.workspace import baseline
 from backplane.workspace import checkpoints as kept
 from backplane.workspace.checkpoints import Checkpoint
 from tests.runs import QUICK, backplane_of, check, ended, mock_backend, order, plane, script
@@ -219,6 +220,24 @@ async def test_what_git_ignores_stays_as_it_is_by_the_rules_of_the_checkpoint(
         }
 
     async with driven(backplane_home, paused(root, PAUSE, mode="staged"), mock, keep) as run:
+        assert run.error is None
+
+
+@one_loop
+async def test_a_change_that_hides_its_time_is_kept_though_the_file_was_looked_at_before(
+    mock: Backend, backplane_home: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baseline, "UNSURE_NS", 0)
+
+    async def change(run: Run, place: Path) -> None:
+        file = place / "a.txt"
+        assert [(await run.checkpoint()).files for _ in range(2)] == [0, 0]
+        facts = file.stat()
+        file.write_text("ALPHA\n")
+        os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        assert (await run.checkpoint()).files == 1
+
+    async with driven(backplane_home, paused(root, PAUSE, mode="staged"), mock, change) as run:
         assert run.error is None
 
 

@@ -61,6 +61,8 @@ class Baseline:
         self.known: dict[str, Known] = {}
         self.pack = Pack(store)
         self._sealed_ns = 0
+        self._confirmed: dict[str, _Signature] = {}
+        """Files that were read since and found unchanged, at a time that tells later changes apart."""
 
     def keep(self, path: str, facts: os.stat_result, data: bytes) -> Leaf:
         """Keep a file's content."""
@@ -79,9 +81,17 @@ class Baseline:
     def close(self) -> None:
         self.pack.close()
 
-    def is_same(self, old: Known, facts: os.stat_result) -> bool:
+    def is_same(self, path: str, old: Known, facts: os.stat_result) -> bool:
         """Whether a file need not be read to know that it has not changed."""
-        return old.signature == signature(facts) and facts.st_ctime_ns < self._sealed_ns - UNSURE_NS
+        now = signature(facts)
+        if self._confirmed.get(path) == now:
+            return True
+        return old.signature == now and facts.st_ctime_ns < self._sealed_ns - UNSURE_NS
+
+    def confirm(self, path: str, facts: os.stat_result, looked_ns: int) -> None:
+        """A file was read and is what it was; `facts` are from before that, and later than `looked_ns`."""
+        if facts.st_ctime_ns < looked_ns - UNSURE_NS:
+            self._confirmed[path] = signature(facts)
 
     def content(self, leaf: Leaf, scope: Scope) -> bytes:
         """Read back a file's content. Raises WorkspaceError when somebody has changed our store."""
@@ -112,8 +122,12 @@ def find_changes(
     scope: Scope,
     ask_ignored: Callable[[list[str]], Collection[str]],
     take: Take,
+    looked_ns: int,
 ) -> Changes:
     """Compare a listing of the tree with the baseline; files whose facts are the same are not read.
+
+    Args:
+        looked_ns: a time before the listing was begun, since 1970.
 
     Raises:
         WorkspaceError: the scope's code; a file cannot be read, or the changes pass the quota.
@@ -137,6 +151,7 @@ def find_changes(
                 changes.left_out.append(path)
                 continue
             if old and old.leaf == leaf:
+                baseline.confirm(path, facts, looked_ns)
                 continue
             left_bytes -= len(data)
             if left_bytes < 0:
@@ -156,7 +171,7 @@ def _suspects(baseline: Baseline, folder: Folder, seen: set[str]) -> Iterator[tu
         path = folder.path + name
         seen.add(path)
         old = baseline.known.get(path)
-        if old is None or not baseline.is_same(old, facts):
+        if old is None or not baseline.is_same(path, old, facts):
             # A file that is not kept is compared by its facts alone.
             if old and not old.leaf and old.signature == signature(facts):
                 continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -135,6 +136,7 @@ class Workspace:
     def _find(
         self, scope: Scope, scratch: git.Scratch, root: int, take: Take, rules: Mapping[str, bytes] | None
     ) -> Changes:
+        looked_ns = time.time_ns()
         listing = list_tree(root, scope)
         obeyed = read_rules(root, listing) if rules is None else rules
 
@@ -142,7 +144,7 @@ class Workspace:
             return git.ignored(scratch, paths, obeyed, self._excluded)
 
         self._leave_out(listing)
-        changes = find_changes(self._baseline, root, listing, scope, ask_ignored, take)
+        changes = find_changes(self._baseline, root, listing, scope, ask_ignored, take, looked_ns)
         if self.mode == "staged":
             changes.left_out += listing.unselected
         changes.left_out += [path for path in listing.special if path not in self._special]
