@@ -13,7 +13,8 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects._augment_nodes import NAME, RAW_RESPONSE, THINKING, TOKEN_USAGE, TOOL_USE, TOOL_USE_START
-from backplane.dialects._parts import json_text, lose_part, lose_signature, parse_json
+from backplane.dialects._losses import lose_part, lose_signature
+from backplane.dialects._parts import json_text, parse_json
 from backplane.dialects._stream import BaseWriter
 from backplane.ir import (
     Ended,
@@ -41,6 +42,7 @@ STOPS: Final[dict[str, int]] = {
     "refusal": SAFETY,
 }
 """Of the ir; any other is the end of the turn."""
+
 RAW_STOPS: Final[dict[str, int]] = {
     "safety": SAFETY,
     "recitation": RECITATION,

@@ -11,17 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.dialects._parts import (
-    EFFORT_BUDGETS,
-    NUMBER,
-    Kin,
-    OptionTable,
-    Writer,
-)
-from backplane.ir import (
-    Role,
-    Stop,
-)
+from backplane.dialects._options import EFFORT_BUDGETS, NUMBER, OptionTable, Writer
+from backplane.dialects._parts import Kin
+from backplane.ir import Role, Stop
 
 ROLES: Final[dict[str, Role]] = {
     "system": "system",
@@ -80,8 +72,6 @@ MEMBERS: Final[dict[str, type[Any]]] = {
 SERVICE_TIERS: Final = frozenset({"auto", "default", "flex", "scale", "priority", "fast"})
 DETAILS: Final = frozenset({"auto", "low", "high"})
 EFFORTS: Final = frozenset(EFFORT_BUDGETS)
-
-
 FORMAT_MEMBERS: Final = ("name", "schema", "strict", "description")
 
 

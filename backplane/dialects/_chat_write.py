@@ -1,210 +1,20 @@
-"""Requests and answers of the Chat Completions family, written."""
+"""Messages of the Chat Completions family, written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.dialects._chat import (
-    DETAILS,
-    EFFORTS,
-    FORMAT_MEMBERS,
-    ROLES,
-    SERVICE_TIERS,
-    SIMPLE,
-    STOP_WORDS,
-    STOPS,
-    Flavour,
-)
-from backplane.dialects._chat_read import read_stop
-from backplane.dialects._parts import (
-    ABSENT,
-    Ledger,
-    Writer,
-    arguments_text,
-    check_meaning,
-    effort_of,
-    give_back,
-    is_home_raw,
-    is_plain,
-    kind_of,
-    lose_detail,
-    lose_marks,
-    lose_part,
-    lose_signature,
-    media_url,
-    option_names,
-    put_constants,
-    result_text,
-    shape,
-    stop_word,
-    write_options,
-)
-from backplane.ir import (
-    Answer,
-    Candidate,
-    Conversation,
-    Media,
-    Message,
-    Opaque,
-    Part,
-    Refusal,
-    Text,
-    Thinking,
-    ToolResult,
-    ToolSpec,
-    ToolUse,
-    Translated,
-    Usage,
-)
+from backplane.dialects._chat import DETAILS, ROLES, Flavour
+from backplane.dialects._losses import lose_detail, lose_marks, lose_part, lose_signature, result_text
+from backplane.dialects._parts import ABSENT, Ledger, arguments_text, give_back, is_home_raw, is_plain, media_url, shape
+from backplane.ir import Media, Message, Opaque, Part, Refusal, Text, Thinking, ToolResult, ToolSpec, ToolUse
 
 
-def write_request(conversation: Conversation, flavour: Flavour) -> Translated[Json]:
-    """Write a request.
-
-    Raises:
-        TranslationError: `mapping_unsupported_capability` or `ir_invalid`, its meaning would break.
-    """
-    ledger = Ledger(conversation.dialect, flavour.name, flavour.kin)
-    check_meaning(conversation, ledger)
-    out: dict[str, Any] = {}
-    if conversation.model is not None:
-        out["model"] = conversation.model
-    out["messages"] = write_messages(conversation.messages, flavour, ledger)
-    tools = write_tools(conversation.tools, flavour, ledger)
-    if tools:
-        out["tools"] = tools
-    known = {name: key for name, key in NAMES.items() if name not in flavour.unknown_options}
-    write_options(conversation, out, ledger, known, {**_specials(conversation, flavour, tools), **flavour.special})
-    give_back(conversation, out, ledger)
-    if conversation.model is None and not ledger.is_home:
-        ledger.synthesise("/model", "required", "a request names its model")
-        out["model"] = "unknown"
-    return Translated(out, ledger.done())
-
-
-NAMES: Final = option_names(SIMPLE)
-
-
-def _specials(conversation: Conversation, flavour: Flavour, tools: list[Json]) -> dict[str, Writer]:
-    def limit(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-        key = flavour.max_tokens
-        for other in ("max_completion_tokens", "max_tokens"):
-            if any(entries.get(f"#{other}") for name, entries in conversation.ext.items() if name == flavour.name):
-                key = other
-        out[key] = value
-
-    def stop(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-        is_text = shape(conversation, conversation.dialect, "#stop") and len(value) == 1
-        out["stop"] = value[0] if is_text else value
-
-    def choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-        write_tool_choice(value, out, ledger, at, conversation)
-
-    def penalties(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-        if not ledger.is_home and value not in SERVICE_TIERS:
-            ledger.drop(at, "option_value", "no such class of service here", value)
-        else:
-            out["service_tier"] = value
-
-    def parallel(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-        out["parallel_tool_calls"] = value
-
-    return {
-        "max_tokens": limit, "stop": stop, "tool_choice": choice, "response_format": _write_format,
-        "reasoning_budget": _write_budget, "reasoning_effort": _write_effort, "service_tier": penalties,
-        "parallel_tool_calls": parallel, "metadata": _write_metadata, "verbosity": _write_verbosity,
-    }  # fmt: skip
-
-
-def _write_verbosity(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if ledger.is_home or value in ("low", "medium", "high"):
-        out["verbosity"] = value
-    else:
-        ledger.drop(at, "option_value", "no such verbosity here", value)
-
-
-def _write_metadata(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if ledger.is_home or all(type(label) is str for label in value.values()):
-        out["metadata"] = value
-    else:
-        ledger.drop(at, "option_value", "labels are texts here", value)
-
-
-def _write_budget(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if "reasoning_effort" in out:
-        ledger.drop(at, "option", "the target has the effort in words only", value)
-        return
-    out["reasoning_effort"] = effort_of(value)
-    ledger.degrade(at, "option_value", f"tokens for thinking became the word {out['reasoning_effort']}", value)
-
-
-def _write_effort(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if ledger.is_home or value in EFFORTS:
-        out["reasoning_effort"] = value
-    else:
-        ledger.drop(at, "option_value", "no such effort here", value)
-
-
-def write_tool_choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: Conversation) -> None:
-    """Write which tool the model has to call; one that the target does not have is refused."""
-    if value["mode"] != "tool":
-        out["tool_choice"] = value["mode"]
-        return
-    kinds = {tool.name: tool.kind for tool in conversation.tools}
-    kind = kinds.get(value["name"], value.get("kind", "function"))
-    if kind == "server" and not ledger.is_home:
-        ledger.refuse(at, "tool_choice", f"{value['name']} is forced, and only {ledger.source} has it")
-        return
-    kind = "custom" if kind == "custom" else "function"
-    out["tool_choice"] = {"type": kind, kind: {"name": value["name"]}}
-
-
-def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if value["type"] == "schema":
-        body = {key: value[key] for key in FORMAT_MEMBERS if key in value}
-        if "name" not in body and not ledger.is_home:
-            ledger.synthesise(at, "required", "a schema has a name here")
-            body["name"] = "answer"
-        out["response_format"] = {"type": "json_schema", "json_schema": body}
-    else:
-        out["response_format"] = {"type": "json_object" if value["type"] == "json" else "text"}
-
-
-def write_tools(specs: tuple[ToolSpec, ...], flavour: Flavour, ledger: Ledger) -> list[Json]:
-    """Write the tool definitions that this flavour has words for."""
-    out: list[Json] = []
-    for tool in specs:
-        written = write_tool(tool, flavour, ledger)
-        if written is not None or (tool.kind == "server" and ledger.is_home):
-            out.append(written)
-    return out
-
-
-def write_tool(tool: ToolSpec, flavour: Flavour, ledger: Ledger) -> Json:
-    """Write one tool definition; None where only another vendor runs it."""
-    if tool.kind == "server":
-        if ledger.is_home:
-            return tool.payload
-        ledger.drop(tool.at, "tool", f"{tool.name} is run by {ledger.source} itself", tool.payload)
-        return None
-    body: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        body["description"] = tool.description
-    if tool.schema is not None:
-        body["parameters"] = tool.schema
-    if tool.strict is not None:
-        body["strict"] = tool.strict
-    out: dict[str, Any] = {"type": tool.kind, tool.kind: body}
-    _write_cache(tool, out, ledger)
-    give_back(tool, out, ledger)
-    return out
-
-
-def _write_cache(node: Part | ToolSpec, out: dict[str, Any], ledger: Ledger) -> None:
+def write_cache(node: Part | ToolSpec, out: dict[str, Any], ledger: Ledger) -> None:
+    """Write a breakpoint of the prompt cache, which only gateways take."""
     if node.cache is None:
         return
     if ledger.is_home:
@@ -275,7 +85,7 @@ def _write_message(message: Message, flavour: Flavour, ledger: Ledger) -> Json:
     if message.name is not None:
         out["name"] = message.name
     if message.role == "assistant":
-        _write_assistant(message, out, flavour, ledger, is_answer=False)
+        write_assistant(message, out, flavour, ledger, is_answer=False)
     else:
         content = _write_content(message.parts, message.flat, flavour, ledger)
         if content is not None or not message.parts:
@@ -335,7 +145,7 @@ def _write_part(part: Part, flavour: Flavour, ledger: Ledger) -> Json:
     else:
         lose_part(part, ledger)
         return None
-    _write_cache(part, out, ledger)
+    write_cache(part, out, ledger)
     lose_marks(part, ledger, cache=False)
     give_back(part, out, ledger)
     return out
@@ -386,9 +196,10 @@ def _write_file(media: Media, flavour: Flavour, ledger: Ledger) -> dict[str, Any
     return {"type": "file", "file": body}
 
 
-def _write_assistant(
+def write_assistant(
     message: Message, out: dict[str, Any], flavour: Flavour, ledger: Ledger, *, is_answer: bool
 ) -> None:
+    """Write what an assistant said: thinking, text, refusal and calls are members of their own."""
     content: list[Part] = []
     calls: list[Json] = []
     rank = 0
@@ -517,123 +328,3 @@ def _write_call(part: ToolUse, out: dict[str, Any], calls: list[Json], flavour: 
     lose_marks(part, ledger)
     give_back(part, call, ledger)
     calls.append(call)
-
-
-def write_answer(answer: Answer, flavour: Flavour) -> Translated[Json]:
-    """Write a response."""
-    ledger = Ledger(answer.dialect, flavour.name, flavour.kin)
-    out: dict[str, Any] = {}
-    if answer.error is not None and not answer.candidates:
-        give_back(answer, out, ledger)
-        if "error" not in out and not (ledger.is_home and out):
-            out["error"] = {"message": answer.error, "type": "upstream_error", "param": None, "code": None}
-        return Translated(out, ledger.done())
-    for key, value in (("id", answer.id), ("created", answer.created), ("model", answer.model)):
-        if value is not None:
-            out[key] = int(value) if key == "created" and not ledger.is_home else value
-    out["choices"] = [
-        _write_choice(candidate, place, flavour, ledger) for place, candidate in enumerate(answer.candidates)
-    ]
-    if answer.usage is not None:
-        out["usage"] = write_usage(answer.usage, flavour, ledger)
-    give_back(answer, out, ledger)
-    put_constants(answer, out, flavour.name, {"object": "chat.completion"})
-    if not ledger.is_home:
-        _require(out, ledger, {"id": "chatcmpl-translated", "created": 0, "model": "unknown"})
-    return Translated(out, ledger.done())
-
-
-def _require(out: dict[str, Any], ledger: Ledger, defaults: Mapping[str, Any]) -> None:
-    for key, value in defaults.items():
-        if out.get(key) is None:
-            ledger.synthesise(f"/{key}", "required", f"an answer has {key} here")
-            out[key] = value
-
-
-def _write_choice(candidate: Candidate, place: int, flavour: Flavour, ledger: Ledger) -> Json:
-    message: dict[str, Any] = {}
-    if candidate.message.name is not None:
-        message["name"] = candidate.message.name
-    _write_assistant(candidate.message, message, flavour, ledger, is_answer=True)
-    give_back(candidate.message, message, ledger)
-    if not ledger.is_home:
-        _keep_citations(message, candidate.message, ledger)
-    absent = shape(candidate, flavour.name, ABSENT) or ()
-    if "message/role" not in absent:
-        native = candidate.message.native_role if ledger.is_home else None
-        message.setdefault("role", native if native is not None else "assistant")
-    choice: dict[str, Any] = {} if "message" in absent and ledger.is_home else {"message": message}
-    word = write_stop(candidate, ledger)
-    if word is not None:
-        choice["finish_reason"] = word
-    give_back(candidate, choice, ledger)
-    if not ledger.is_home:
-        _keep_logprobs(choice, candidate, ledger)
-    put_constants(candidate, choice, flavour.name, {"index": place})
-    return choice
-
-
-def _keep_citations(message: dict[str, Any], source: Message, ledger: Ledger) -> None:
-    """Leave out what a gateway hangs on a message beside citations of addresses."""
-    found = message.get("annotations")
-    if type(found) is list and any(kind_of(one) != "url_citation" for one in found):
-        ledger.drop(f"{source.at}/annotations", "citation", "only citations of addresses are said here", found)
-        message["annotations"] = [one for one in found if kind_of(one) == "url_citation"]
-
-
-def _keep_logprobs(choice: dict[str, Any], source: Candidate, ledger: Ledger) -> None:
-    """Leave out probabilities in the form of a gateway."""
-    if (found := choice.get("logprobs")) is None:
-        return
-    tokens = [one for key in ("content", "refusal") for one in found.get(key) or ()]
-    if not {"content", "refusal"} & found.keys() or not all(
-        type(one) is dict and {"token", "logprob", "top_logprobs"} <= one.keys() for one in tokens
-    ):
-        ledger.drop(f"{source.at}/logprobs", "extension", "probabilities in a form of its own", found)
-        del choice["logprobs"]
-
-
-def write_stop(candidate: Candidate, ledger: Ledger) -> str | None:
-    """Return the word for why the answer stopped: the vendor's own while it means the same."""
-    raw, stop = candidate.stop_raw, candidate.stop
-    is_kin = ledger.is_home or ledger.source in ledger.kin
-    if (
-        is_kin
-        and raw is not None
-        and read_stop(raw, candidate.message.parts) == stop
-        and (ledger.is_home or raw in STOPS)
-    ):
-        return raw
-    if stop is None and ledger.is_home:
-        return None
-    word = STOP_WORDS.get(stop or "", "stop")
-    if stop not in ("end", "max_tokens", "tool_use", "content_filter"):
-        ledger.degrade(candidate.stop_at, "stop", f"{raw or stop} became {word}")
-    stop_word(candidate, ledger)
-    return word
-
-
-def write_usage(usage: Usage, flavour: Flavour, ledger: Ledger) -> Json:
-    """Write token counters."""
-    out: dict[str, Any] = {}
-    for key, value in (("prompt_tokens", usage.input), ("completion_tokens", usage.output)):
-        if value is not None:
-            out[key] = value
-        elif not ledger.is_home:
-            ledger.synthesise(f"{usage.at}/{key}", "required", "a counter that was not said is written as 0")
-            out[key] = 0
-    memory = "#details" if flavour.cached_tokens_on_top else "#on_top"
-    on_top = flavour.cached_tokens_on_top != bool(shape(usage, flavour.name, memory))
-    if usage.cache_read is not None and on_top:
-        out["cached_tokens"] = usage.cache_read
-    details = (
-        ("prompt_tokens_details", "cached_tokens", None if on_top else usage.cache_read),
-        ("prompt_tokens_details", "cache_write_tokens", usage.cache_write),
-        ("completion_tokens_details", "reasoning_tokens", usage.reasoning),
-    )
-    for key, name, value in details:
-        if value is not None:
-            out.setdefault(key, {})[name] = value
-    give_back(usage, out, ledger)
-    put_constants(usage, out, flavour.name, {"total_tokens": (usage.input or 0) + (usage.output or 0)})
-    return out

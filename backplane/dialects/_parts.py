@@ -8,30 +8,59 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import TranslationError
-from backplane.ir import (
-    Candidate,
-    Conversation,
-    Ext,
-    Loss,
-    LossKind,
-    Media,
-    Message,
-    Node,
-    Opaque,
-    Part,
-    ServerTool,
-    Text,
-    ToolResult,
-    ToolSpec,
-    ToolUse,
-)
+from backplane.ir import Ext, Loss, LossKind, Media, Node, Opaque, Part, ServerTool, Text, ToolUse
+
+
+def take_cache(rest: dict[str, Any]) -> dict[str, Any] | None:
+    """Take a breakpoint of the prompt cache in the form that Anthropic gave it."""
+    found = rest.get("cache_control")
+    if type(found) is not dict or found.get("type") != "ephemeral":
+        return None
+    del rest["cache_control"]
+    return {key: value for key, value in found.items() if key != "type"}
+
+
+def escaped(rest: dict[str, Any]) -> dict[str, Any]:
+    """Return what remains as entries of `ext`."""
+    return {escape(key): value for key, value in rest.items()} if rest else rest
+
+
+def take_details(rest: dict[str, Any], key: str) -> dict[str, Any]:
+    """Take an object of details; an empty one stays, so that it is written again."""
+    value = rest.get(key)
+    if type(value) is dict and value:
+        del rest[key]
+        return value.copy()
+    return {}
+
+
+class Calls:
+    """Ids for calls without one: made in order, found again by name."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.open: list[tuple[str, str]] = []
+
+    def make(self, name: str) -> str:
+        made = f"{MADE_ID}{self.made}"
+        self.made += 1
+        self.open.append((name, made))
+        return made
+
+    def answer(self, name: str) -> str:
+        for place, (open_name, made) in enumerate(self.open):
+            if open_name == name:
+                del self.open[place]
+                return made
+        return f"{MADE_ID}unknown_{name}"
+
 
 K = TypeVar("K")
 
@@ -59,9 +88,6 @@ def _encode(value: Json) -> bytes:
     except (UnicodeEncodeError, OverflowError):
         # Half of a surrogate pair, where a gateway cut a text; Python's own writer has an escape for it.
         return json.dumps(value, separators=(",", ":")).encode()
-
-
-# Losses ---------------------------------------------------------------------------------------------------------------
 
 
 Kin = Mapping[str, Mapping[str, type[Any]]]
@@ -124,9 +150,6 @@ class Ledger:
                 evidence="; ".join(f"{loss.path} {loss.code}" for _, loss in self.refusals),
             )
         return tuple(self.losses)
-
-
-# Reading --------------------------------------------------------------------------------------------------------------
 
 
 def take(rest: dict[str, Any], key: str, kind: type[K]) -> K | None:
@@ -232,9 +255,6 @@ def shape(node: Node, dialect: str, key: str) -> Any:
     return None if entries is None else entries.get(key)
 
 
-# Writing --------------------------------------------------------------------------------------------------------------
-
-
 def give_back(node: Node, out: dict[str, Any], ledger: Ledger) -> None:
     """Write a node's own members back into `out`; those of another dialect become losses."""
     for dialect, entries in node.ext.items():
@@ -301,172 +321,9 @@ def put_constants(node: Node, out: dict[str, Any], dialect: str, constants: Mapp
             out.setdefault(key, value)
 
 
-def lose_marks(part: Part, ledger: Ledger, *, cache: bool = True, signature: bool = True) -> None:
-    """Report a block's signature and breakpoint where the target cannot carry them."""
-    if signature and part.signature is not None:
-        lose_signature(part, ledger)
-    if cache and part.cache is not None:
-        ledger.drop(part.at, "cache", "the target has no breakpoint here", part.cache)
-
-
-def lose_signature(part: Part, ledger: Ledger) -> None:
-    """Report a block's proof, which no other vendor can read."""
-    at = part.signature_at or part.at
-    ledger.drop(at, "signature", f"only {ledger.source} can read it", part.signature)
-
-
-def stop_word(candidate: Candidate, ledger: Ledger) -> None:
-    """Report what a reason to stop says beside its word."""
-    if candidate.stop_raw is not None and ":" in candidate.stop_raw:
-        ledger.degrade(candidate.stop_at, "shape", "the reason is said in one word here")
-    if candidate.stop_sequence is not None:
-        at = f"{candidate.stop_at.rpartition('/')[0]}/stop_sequence"
-        ledger.drop(at, "stop", "the matched text is not said here", candidate.stop_sequence)
-
-
-def created_path(ledger: Ledger) -> str:
-    """Return where the source says when an answer was made."""
-    return "/created_at" if ledger.source == "codex" else "/created"
-
-
-def detail_path(part: Part, ledger: Ledger) -> str:
-    """Return where the source says how closely to look at an image."""
-    return f"{part.at}/detail" if ledger.source == "codex" else f"{part.at}/image_url/detail"
-
-
-def lose_detail(part: Media, ledger: Ledger) -> None:
-    """Report how closely an image is to be looked at; `auto` asks for nothing."""
-    if part.detail == "auto":
-        ledger.degrade(detail_path(part, ledger), "shape", "the usual level of detail, said in words")
-    elif part.detail is not None:
-        ledger.drop(detail_path(part, ledger), "media", "no such level of detail here", part.detail)
-
-
-def lose_strict(tool: ToolSpec, ledger: Ledger) -> None:
-    """Report a tool whose arguments have to fit; one that says no is what others do anyway."""
-    if tool.strict:
-        ledger.drop(tool.at, "tool_field", "no tool is strict here", True)
-    elif tool.strict is not None:
-        ledger.degrade(tool.at, "shape", "not strict, said in words")
-
-
-CACHE_WRITE: Final[dict[str, str]] = {
-    "claude": "cache_creation_input_tokens",
-    "codex": "input_tokens_details/cache_write_tokens",
-}
-
-
-COUNTERS: Final[dict[str, tuple[str, ...]]] = {
-    "claude": ("cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens_details"),
-    "gemini": ("cachedContentTokenCount", "thoughtsTokenCount"),
-    "kimi": ("cached_tokens", "prompt_tokens_details", "completion_tokens_details"),
-}
-"""Source → where a counter that was not said would have stood."""
-
-LIMITS: Final[dict[str, str]] = {
-    "openai": "/max_completion_tokens",
-    "gemini": "/generationConfig",
-    "codex": "/max_output_tokens",
-}
-
-
-def limit_path(ledger: Ledger) -> str:
-    """Return where the source would have said the limit of its answer."""
-    return LIMITS.get(ledger.source, "/max_tokens")
-
-
-def lose_silence(at: str, ledger: Ledger) -> None:
-    """Report counters that were not said and have to be said in the target."""
-    for name in COUNTERS.get(ledger.source, ("prompt_tokens_details", "completion_tokens_details")):
-        ledger.synthesise(f"{at}/{name}", "shape", "a counter that was not said is written as 0")
-
-
-def cache_write_path(at: str, ledger: Ledger) -> str:
-    """Return where the source counts what was written to the cache."""
-    return f"{at}/{CACHE_WRITE.get(ledger.source, 'prompt_tokens_details/cache_write_tokens')}"
-
-
-def lose_part(part: Part, ledger: Ledger) -> None:
-    """Report a block that the target has no word for; one that points to kept state is refused."""
-    if isinstance(part, Opaque) and part.bound:
-        ledger.refuse(part.at, "part_bound", f"{part.label} points to state that {ledger.source} keeps")
-    elif isinstance(part, ServerTool):
-        ledger.drop(part.at, "tool", f"{part.name} was run by {ledger.source} itself", part.payload)
-    elif isinstance(part, Opaque):
-        ledger.drop(part.at, "part", f"{part.label} has no counterpart", part.payload)
-    else:
-        ledger.drop(part.at, "part", f"{type(part).__name__} has no counterpart here", msgspec.to_builtins(part))
-    give_back(part, {}, ledger)
-
-
 def is_home_raw(part: Part, ledger: Ledger) -> bool:
     """Whether a native block may be written as it came."""
     return isinstance(part, Opaque | ServerTool) and part.dialect == ledger.target
-
-
-# Options --------------------------------------------------------------------------------------------------------------
-
-NUMBER: Final = float
-"""In a table of options: any number, and no boolean."""
-
-OptionTable = Mapping[str, tuple[str, type[Any]]]
-"""Native member → portable option and the type it must have; its value means the same in both."""
-
-
-def read_options(
-    rest: dict[str, Any], table: OptionTable, options: dict[str, Any], options_at: dict[str, str], at: str = ""
-) -> None:
-    """Take the options that need no translation."""
-    for key, (name, kind) in table.items():
-        if key not in rest:
-            continue
-        value = take_number(rest, key) if kind is NUMBER else take(rest, key, kind)
-        if value is not None:
-            options[name] = value
-            options_at[name] = f"{at}/{key}"
-
-
-Writer = Callable[[Any, dict[str, Any], Ledger, str], None]
-"""Writes one option: its value, the object, the losses, where it was read."""
-
-
-def write_options(
-    conversation: Conversation,
-    out: dict[str, Any],
-    ledger: Ledger,
-    names: Mapping[str, str],
-    special: Mapping[str, Writer],
-) -> None:
-    """Write each option by its name or its own function; what has neither is a loss."""
-    for name, value in conversation.options.items():
-        at = conversation.options_at.get(name, f"/{name}")
-        if name in special:
-            special[name](value, out, ledger, at)
-        elif name in names:
-            out[names[name]] = value
-        else:
-            ledger.drop(at, "option", f"the target has no {name}", value)
-
-
-def option_names(table: OptionTable) -> dict[str, str]:
-    return {name: key for key, (name, _) in table.items()}
-
-
-EFFORT_BUDGETS: Final[dict[str, int]] = {
-    "none": 0, "minimal": 1024, "low": 2048, "medium": 8192, "high": 24_576, "xhigh": 32_768, "max": 65_536,
-}  # fmt: skip
-"""Words for thinking and tokens for it, for vendors who know only one of both. The vendors publish no such table;
-these are the budgets that their own agents set for words of this kind."""
-
-
-def effort_of(budget: int) -> str:
-    """Return the least effort whose budget is enough."""
-    if budget < 0:
-        return "medium"
-    return next((word for word, tokens in EFFORT_BUDGETS.items() if tokens >= budget), "max")
-
-
-# Tools ----------------------------------------------------------------------------------------------------------------
 
 
 def parse_json(text: str) -> Json:
@@ -507,21 +364,6 @@ def arguments_object(tool: ToolUse, ledger: Ledger) -> dict[str, Any]:
     return {name: tool.input}
 
 
-def result_text(result: ToolResult, ledger: Ledger) -> str:
-    """Return a result as one text for a dialect that takes only that."""
-    texts = [part.text for part in result.content if isinstance(part, Text)]
-    if len(result.content) > 1 and len(texts) == len(result.content):
-        ledger.degrade(result.at, "order", "several texts became one")
-    for part in result.content:
-        if isinstance(part, Text):
-            lose_marks(part, ledger)
-            if part.ext:
-                give_back(part, {}, ledger)
-        else:
-            lose_part(part, ledger)
-    return "\n".join(texts)
-
-
 def parse_data_url(url: str) -> tuple[str, str] | None:
     """Return media type and base64 of a data URL, None for any other."""
     match = _DATA_URL.match(url)
@@ -552,28 +394,3 @@ def is_plain(parts: tuple[Part, ...]) -> bool:
 
 def plain_text(text: str, at: str) -> tuple[Part, ...]:
     return (Text(text=text, at=at),)
-
-
-def known_calls(messages: Iterable[Message]) -> set[str]:
-    return {part.id for message in messages for part in message.parts if isinstance(part, ToolUse)}
-
-
-STATE: Final = frozenset(
-    {"previous_response_id", "conversation", "container", "cachedContent", "cached_content", "prompt"}
-)
-"""Members of requests, of any vendor, that point to what it keeps."""
-
-
-def check_meaning(conversation: Conversation, ledger: Ledger) -> None:
-    """Refuse what would mean something else: pointers to kept state, results without their calls."""
-    if ledger.is_home:
-        return
-    entries = conversation.ext.get(ledger.source, {})
-    for key in sorted(STATE & entries.keys()):
-        if entries[key] is not None:
-            ledger.refuse(f"/{key}", "state", f"it points to what {ledger.source} keeps")
-    calls = known_calls(conversation.messages)
-    for message in conversation.messages:
-        for part in message.parts:
-            if isinstance(part, ToolResult) and part.id not in calls:
-                ledger.refuse(part.at, "call_missing", f"the call {part.id} is not in the conversation", "ir_invalid")

@@ -12,7 +12,14 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
-from backplane.dialects import _chat, _chat_read, _chat_stream, _chat_write, _events
+from backplane.dialects import (
+    _chat,
+    _chat_answer,
+    _chat_request,
+    _chat_stream,
+    _chat_stream_write,
+    _events,
+)
 from backplane.dialects._parts import Ledger
 from backplane.ir import Answer, Conversation, ToolSpec, Translated
 
@@ -45,33 +52,33 @@ FLAVOUR: Final = _chat.Flavour(
 
 def tool_to_ir(tool: Json) -> Translated[ToolSpec]:
     """Read one tool definition."""
-    return Translated(_chat_read.read_tool(tool, "", FLAVOUR))
+    return Translated(_chat_request.read_tool(tool, "", FLAVOUR))
 
 
 def tool_from_ir(tool: ToolSpec, source: str = NAME) -> Translated[Json]:
     """Write one tool definition; None with a loss where only `source` runs it."""
     ledger = Ledger(source, NAME, FLAVOUR.kin)
-    return Translated(_chat_write.write_tool(tool, FLAVOUR, ledger), ledger.done())
+    return Translated(_chat_request.write_tool(tool, FLAVOUR, ledger), ledger.done())
 
 
 def to_ir(request: Json) -> Translated[Conversation]:
     """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-    return _chat_read.read_request(request, FLAVOUR)
+    return _chat_request.read_request(request, FLAVOUR)
 
 
 def from_ir(conversation: Conversation) -> Translated[Json]:
     """Write a request. Raises `TranslationError` where its meaning would break."""
-    return _chat_write.write_request(conversation, FLAVOUR)
+    return _chat_request.write_request(conversation, FLAVOUR)
 
 
 def response_to_ir(response: Json) -> Translated[Answer]:
     """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-    return _chat_read.read_answer(response, FLAVOUR)
+    return _chat_answer.read_answer(response, FLAVOUR)
 
 
 def response_from_ir(answer: Answer) -> Translated[Json]:
     """Write a response."""
-    return _chat_write.write_answer(answer, FLAVOUR)
+    return _chat_answer.write_answer(answer, FLAVOUR)
 
 
 def map_work_order(order: WorkOrder, config: Mapping[str, Json]) -> Translated[Json]:
@@ -91,7 +98,7 @@ class StreamReader(_chat_stream.ChatReader):
         super().__init__(FLAVOUR)
 
 
-class StreamWriter(_chat_stream.ChatWriter):
+class StreamWriter(_chat_stream_write.ChatWriter):
     """Events of the ir into chunks of one stream."""
 
     def __init__(self, source: str = NAME) -> None:

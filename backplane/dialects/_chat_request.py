@@ -1,0 +1,297 @@
+"""Requests of the Chat Completions family, their options and tools, read and written.
+
+Messages are in `_chat_read` and `_chat_write`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.dialects._chat import EFFORTS, FORMAT_MEMBERS, SERVICE_TIERS, SIMPLE, Flavour
+from backplane.dialects._chat_read import read_message
+from backplane.dialects._chat_write import write_cache, write_messages
+from backplane.dialects._losses import check_meaning
+from backplane.dialects._options import Writer, effort_of, option_names, read_options, write_metadata, write_options
+from backplane.dialects._parts import (
+    Calls,
+    Ledger,
+    give_back,
+    kind_of,
+    need_list,
+    need_object,
+    put_rest,
+    shape,
+    slot,
+    take,
+    take_cache,
+)
+from backplane.ir import Conversation, ToolSpec, Translated
+
+
+def read_request(request: Json, flavour: Flavour) -> Translated[Conversation]:
+    """Read a request.
+
+    Raises:
+        TranslationError: `dialect_mapping_failed`, it has no list of messages.
+    """
+    rest = need_object(request, "")
+    ledger = Ledger(flavour.name, flavour.name)
+    calls = Calls()
+    found = need_list(rest, "messages", "")
+    messages = tuple(read_message(message, f"/messages/{place}", flavour, calls) for place, message in enumerate(found))
+    options: dict[str, Any] = {}
+    options_at: dict[str, str] = {}
+    ext: dict[str, Any] = {}
+    read_options(rest, SIMPLE, options, options_at)
+    _read_limits(rest, options, options_at, ext, flavour)
+    _read_stop(rest, options, options_at, ext)
+    _read_tool_choice(rest, options, options_at)
+    _read_format(rest, options, options_at)
+    tools = _read_tools(rest, flavour)
+    model = take(rest, "model", str)
+    if calls.made:
+        ledger.synthesise("/messages", "identity", f"ids for {calls.made} calls that had none")
+    put_rest(ext, rest)
+    conversation = Conversation(
+        dialect=flavour.name, messages=messages, model=model, tools=tools, options=options, options_at=options_at,
+        ext=slot(flavour.name, ext),
+    )  # fmt: skip
+    return Translated(conversation, ledger.done())
+
+
+def _read_limits(
+    rest: dict[str, Any], options: dict[str, Any], options_at: dict[str, str], ext: dict[str, Any], flavour: Flavour
+) -> None:
+    for key in ("max_completion_tokens", "max_tokens"):
+        if "max_tokens" not in options and (value := take(rest, key, int)) is not None:
+            options["max_tokens"] = value
+            options_at["max_tokens"] = f"/{key}"
+            if key != flavour.max_tokens:
+                ext[f"#{key}"] = True
+                ext[f"#{flavour.max_tokens}"] = False
+
+
+def _read_stop(rest: dict[str, Any], options: dict[str, Any], options_at: dict[str, str], ext: dict[str, Any]) -> None:
+    if (text := take(rest, "stop", str)) is not None:
+        options["stop"] = [text]
+        ext["#stop"] = "text"
+    elif (texts := take(rest, "stop", list)) is not None:
+        options["stop"] = texts
+    else:
+        return
+    options_at["stop"] = "/stop"
+
+
+def _read_tool_choice(rest: dict[str, Any], options: dict[str, Any], options_at: dict[str, str]) -> None:
+    choice = rest.get("tool_choice")
+    if type(choice) is str and choice in ("auto", "none", "required"):
+        options["tool_choice"] = {"mode": choice}
+    elif type(choice) is dict and (kind := kind_of(choice)) in ("function", "custom"):
+        inner = choice.get(kind)
+        if len(choice) != 2 or type(inner) is not dict or list(inner) != ["name"] or type(inner["name"]) is not str:
+            return
+        options["tool_choice"] = {"mode": "tool", "name": inner["name"], "kind": kind}
+    else:
+        return
+    del rest["tool_choice"]
+    options_at["tool_choice"] = "/tool_choice"
+
+
+def _read_format(rest: dict[str, Any], options: dict[str, Any], options_at: dict[str, str]) -> None:
+    found = rest.get("response_format")
+    if type(found) is not dict:
+        return
+    if found == {"type": "text"}:
+        options["response_format"] = {"type": "text"}
+    elif found == {"type": "json_object"}:
+        options["response_format"] = {"type": "json"}
+    elif found.get("type") == "json_schema" and len(found) == 2 and type(found.get("json_schema")) is dict:
+        inner = found["json_schema"]
+        if any(key not in FORMAT_MEMBERS or value is None for key, value in inner.items()):
+            return
+        options["response_format"] = {"type": "schema", **inner}
+        options_at["response_format"] = "/response_format/json_schema"
+    else:
+        return
+    del rest["response_format"]
+    options_at.setdefault("response_format", "/response_format")
+
+
+def _read_tools(rest: dict[str, Any], flavour: Flavour) -> tuple[ToolSpec, ...]:
+    found = take(rest, "tools", list)
+    if found is None:
+        return ()
+    if not found:
+        rest["tools"] = found
+        return ()
+    return tuple(read_tool(tool, f"/tools/{place}", flavour) for place, tool in enumerate(found))
+
+
+def read_tool(tool: Json, at: str, flavour: Flavour) -> ToolSpec:
+    """Read one tool definition; a type that only the vendor runs becomes kind `server`."""
+    kind = kind_of(tool)
+    inner = tool.get(kind) if kind in ("function", "custom") else None
+    if type(inner) is not dict or type(inner.get("name")) is not str:
+        return ToolSpec(name=_server_name(tool), kind="server", payload=tool, at=at)
+    rest = tool.copy()
+    del rest["type"], rest[kind]
+    body = inner.copy()
+    ext: dict[str, Any] = {}
+    spec = ToolSpec(
+        name=body.pop("name"),
+        description=take(body, "description", str),
+        schema=take(body, "parameters", dict) if kind == "function" else None,
+        strict=take(body, "strict", bool),
+        kind="custom" if kind == "custom" else "function",
+        cache=take_cache(rest),
+        at=at,
+        ext={flavour.name: ext},
+    )
+    put_rest(ext, rest)
+    put_rest(ext, body, f"{kind}/")
+    return spec if ext else msgspec.structs.replace(spec, ext={})
+
+
+def _server_name(tool: Json) -> str:
+    if type(tool) is not dict:
+        return "unreadable"
+    inner = tool.get("function")
+    return str(inner.get("name") if type(inner) is dict else tool.get("type", "unnamed"))
+
+
+def write_request(conversation: Conversation, flavour: Flavour) -> Translated[Json]:
+    """Write a request.
+
+    Raises:
+        TranslationError: `mapping_unsupported_capability` or `ir_invalid`, its meaning would break.
+    """
+    ledger = Ledger(conversation.dialect, flavour.name, flavour.kin)
+    check_meaning(conversation, ledger)
+    out: dict[str, Any] = {}
+    if conversation.model is not None:
+        out["model"] = conversation.model
+    out["messages"] = write_messages(conversation.messages, flavour, ledger)
+    tools = write_tools(conversation.tools, flavour, ledger)
+    if tools:
+        out["tools"] = tools
+    known = {name: key for name, key in NAMES.items() if name not in flavour.unknown_options}
+    write_options(conversation, out, ledger, known, {**_specials(conversation, flavour, tools), **flavour.special})
+    give_back(conversation, out, ledger)
+    if conversation.model is None and not ledger.is_home:
+        ledger.synthesise("/model", "required", "a request names its model")
+        out["model"] = "unknown"
+    return Translated(out, ledger.done())
+
+
+NAMES: Final = option_names(SIMPLE)
+
+
+def _specials(conversation: Conversation, flavour: Flavour, tools: list[Json]) -> dict[str, Writer]:
+    def limit(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+        key = flavour.max_tokens
+        for other in ("max_completion_tokens", "max_tokens"):
+            if any(entries.get(f"#{other}") for name, entries in conversation.ext.items() if name == flavour.name):
+                key = other
+        out[key] = value
+
+    def stop(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+        is_text = shape(conversation, conversation.dialect, "#stop") and len(value) == 1
+        out["stop"] = value[0] if is_text else value
+
+    def choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+        write_tool_choice(value, out, ledger, at, conversation)
+
+    def penalties(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+        if not ledger.is_home and value not in SERVICE_TIERS:
+            ledger.drop(at, "option_value", "no such class of service here", value)
+        else:
+            out["service_tier"] = value
+
+    def parallel(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+        out["parallel_tool_calls"] = value
+
+    return {
+        "max_tokens": limit, "stop": stop, "tool_choice": choice, "response_format": _write_format,
+        "reasoning_budget": _write_budget, "reasoning_effort": _write_effort, "service_tier": penalties,
+        "parallel_tool_calls": parallel, "metadata": write_metadata, "verbosity": _write_verbosity,
+    }  # fmt: skip
+
+
+def _write_verbosity(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+    if ledger.is_home or value in ("low", "medium", "high"):
+        out["verbosity"] = value
+    else:
+        ledger.drop(at, "option_value", "no such verbosity here", value)
+
+
+def _write_budget(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+    if "reasoning_effort" in out:
+        ledger.drop(at, "option", "the target has the effort in words only", value)
+        return
+    out["reasoning_effort"] = effort_of(value)
+    ledger.degrade(at, "option_value", f"tokens for thinking became the word {out['reasoning_effort']}", value)
+
+
+def _write_effort(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+    if ledger.is_home or value in EFFORTS:
+        out["reasoning_effort"] = value
+    else:
+        ledger.drop(at, "option_value", "no such effort here", value)
+
+
+def write_tool_choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: Conversation) -> None:
+    """Write which tool the model has to call; one that the target does not have is refused."""
+    if value["mode"] != "tool":
+        out["tool_choice"] = value["mode"]
+        return
+    kinds = {tool.name: tool.kind for tool in conversation.tools}
+    kind = kinds.get(value["name"], value.get("kind", "function"))
+    if kind == "server" and not ledger.is_home:
+        ledger.refuse(at, "tool_choice", f"{value['name']} is forced, and only {ledger.source} has it")
+        return
+    kind = "custom" if kind == "custom" else "function"
+    out["tool_choice"] = {"type": kind, kind: {"name": value["name"]}}
+
+
+def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+    if value["type"] == "schema":
+        body = {key: value[key] for key in FORMAT_MEMBERS if key in value}
+        if "name" not in body and not ledger.is_home:
+            ledger.synthesise(at, "required", "a schema has a name here")
+            body["name"] = "answer"
+        out["response_format"] = {"type": "json_schema", "json_schema": body}
+    else:
+        out["response_format"] = {"type": "json_object" if value["type"] == "json" else "text"}
+
+
+def write_tools(specs: tuple[ToolSpec, ...], flavour: Flavour, ledger: Ledger) -> list[Json]:
+    """Write the tool definitions that this flavour has words for."""
+    out: list[Json] = []
+    for tool in specs:
+        written = write_tool(tool, flavour, ledger)
+        if written is not None or (tool.kind == "server" and ledger.is_home):
+            out.append(written)
+    return out
+
+
+def write_tool(tool: ToolSpec, flavour: Flavour, ledger: Ledger) -> Json:
+    """Write one tool definition; None where only another vendor runs it."""
+    if tool.kind == "server":
+        if ledger.is_home:
+            return tool.payload
+        ledger.drop(tool.at, "tool", f"{tool.name} is run by {ledger.source} itself", tool.payload)
+        return None
+    body: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        body["description"] = tool.description
+    if tool.schema is not None:
+        body["parameters"] = tool.schema
+    if tool.strict is not None:
+        body["strict"] = tool.strict
+    out: dict[str, Any] = {"type": tool.kind, tool.kind: body}
+    write_cache(tool, out, ledger)
+    give_back(tool, out, ledger)
+    return out
