@@ -305,6 +305,14 @@ def home(environ: Environ) -> Path:
     """
     path = home_path(environ)
     try:
+        # Hosts hear of it in JSON, which has no way to write such a name.
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        fact = (
+            f"the state folder {str(path).encode('utf-8', 'backslashreplace').decode()!r} has a name that is no UTF-8"
+        )
+        raise StoreError("receipt_store_failed", fact, hint="point BACKPLANE_HOME elsewhere") from error
+    try:
         if not path.is_dir():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.mkdir(mode=0o700, exist_ok=True)

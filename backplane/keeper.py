@@ -103,6 +103,13 @@ class Keeper:
         """Where a contained host puts its temporary files."""
         return self.home / "scratch" / run_id
 
+    def let_go(self, workspace: Workspace) -> None:
+        """Remove a run's stage; what cannot be removed is told, and takes no result from anybody."""
+        try:
+            workspace.close()
+        except WorkspaceError as error:
+            self.problems += (f"{error.message}; the next start tries again, or {error.hint}",)
+
     def is_new(self, run_id: str) -> bool:
         """Whether no run of this id is known here. Blocks; where the store cannot be opened, the run will say so."""
         with suppress(StoreError):

@@ -104,7 +104,7 @@ def seal_run(
         end = msgspec.structs.replace(end, reason="store", code=caught.code)
     finally:
         if workspace is not None:
-            workspace.close()
+            keeper.let_go(workspace)
         if journal is not None:
             journal.close()
     return Sealed(

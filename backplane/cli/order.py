@@ -90,9 +90,16 @@ def _shaped(value: Json, source: str) -> WorkOrder:
 
 
 def _workspace(spec: WorkspaceSpec, options: Options, cwd: Path) -> WorkspaceSpec:
+    root = os.path.normpath(cwd / (options.root if options.root is not None else spec.root))
+    try:
+        root.encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(root).decode("utf-8", "backslashreplace")
+        fact = f"the workspace {shown!r} has a name that is no UTF-8, and no order can say it"
+        raise ConfigError("config_invalid", fact, hint="rename it, or work by way of a link to it") from error
     return _replace(
         spec,
-        root=os.path.normpath(cwd / (options.root if options.root is not None else spec.root)),
+        root=root,
         mode=options.mode or spec.mode,
         include=(*spec.include, *options.include),
         exclude=(*spec.exclude, *options.exclude),

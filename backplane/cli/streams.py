@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import select
+import signal
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -38,7 +39,13 @@ class ReaderGone(Exception):
 
 
 def repair() -> None:
-    """Give a closed standard descriptor the null device, so that no file opened later takes its number."""
+    """Put right how we were started.
+
+    A closed standard descriptor gets the null device, so that no file opened later takes its number. Ends of children
+    are wanted, as where they are ignored nobody can wait for one.
+    """
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for fd in (STDIN, STDOUT, STDERR):
         try:
             os.fstat(fd)

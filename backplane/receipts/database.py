@@ -6,6 +6,7 @@ a writer. What the rows mean is `store`'s affair.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import sqlite3
@@ -95,6 +96,8 @@ def connect(home: Path, *, readonly: bool) -> sqlite3.Connection:
     if readonly and not path.exists():
         return _in_memory()
     try:
+        if path.exists() and not path.is_file():  # Opening a FIFO would wait for somebody at its other end.
+            raise OSError(errno.ENOTSUP, "no regular file", str(path))
         if not readonly:
             home.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             _refuse_network(home)

@@ -23,6 +23,10 @@ from backplane.globs import Globs, compile_globs
 DEPTH_MAX: Final = 4096
 """Deepest folder. A shell loop makes 1,200 levels easily; beyond this somebody wants to exhaust us."""
 
+PATHS_CHARS_MAX: Final = 64 << 20
+"""All paths of a tree together: a million files have as much with paths of 64 characters. Two thousand nested folders
+of long names would need gigabytes."""
+
 READ_BYTES: Final = 1 << 20
 """Files up to this size are copied through memory, one read and one write; larger ones by the kernel."""
 
@@ -181,7 +185,7 @@ def list_tree(root: int, scope: Scope) -> Listing:
     """
     listing = Listing([], [], [])
     waiting = [("", os.fstat(root))]
-    count = 0
+    count = chars = 0
     while waiting:
         scope.go_on()
         path, facts = waiting.pop()
@@ -192,6 +196,10 @@ def list_tree(root: int, scope: Scope) -> Listing:
         if count > scope.quota.files_max:
             fact = f"the workspace has more than {scope.quota.files_max} files"
             raise scope.fail(fact, "raise workspace_files_max or leave some out with --exclude")
+        chars += len(path) * (1 + len(folder.entries))
+        if chars > PATHS_CHARS_MAX:
+            fact = f"the paths of the workspace are over {PATHS_CHARS_MAX >> 20} MiB together"
+            raise scope.fail(fact, "leave the deepest folders out with --exclude")
         if below and path.count("/") >= DEPTH_MAX:
             raise scope.fail(f"the workspace is deeper than {DEPTH_MAX} folders", "leave it out with --exclude")
         waiting += reversed(below)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults import hosts
 from tests.faults.conftest import Figure
 from tests.faults.ground import GRACE_S, LADDER_S, OFF, Ground, leftovers
 
@@ -299,3 +300,45 @@ def test_f46_a_result_over_its_quota_is_an_error_and_the_disk_is_as_before(groun
     body = "for n in range(200):\n    open(f'big{n}', 'wb').write(os.urandom(2000))"
     ended = ground.run(GOOD.format(body="\n" + body), env={"BACKPLANE_WORKSPACE_BYTES_MAX": "100000"})
     ground.std(ended, code="execution_workspace_error", outcome="partial", accepted=1, exit_code=3)
+
+
+# Of the same classes -----------------------------------------------------------------------------------------------------
+
+ROOT = 'root = RUN["work_order"]["workspace"]["root"]; os.chdir(root)\n'
+
+
+def test_a_tree_of_endless_names_is_an_error_before_it_fills_the_memory(ground: Ground) -> None:
+    deep = "for n in range(2000):\n    os.mkdir('d' * 200); os.chdir('d' * 200)\n"
+    ended = ground.run("hello(); take()\n" + ROOT + deep + "final(); rest()")
+    assert (ended.error, ended.code, ended.left) == ("execution_workspace_error", 3, [])
+    assert b"MiB together" in ended.stderr
+    assert ended.peak_bytes - ground.base_bytes < 256 << 20
+    ground.clean()
+
+
+@pytest.mark.parametrize(
+    "to", ["import shutil; shutil.rmtree(root)", "os.rename(root, root + '.x'); os.symlink('/etc', root)",
+           "os.rename(root, root + '.x'); open(root, 'w').write('x')"], ids=["nothing", "a link", "a file"]
+)  # fmt: skip
+def test_a_stage_that_is_replaced_is_a_lost_patch_and_nothing_else(ground: Ground, to: str) -> None:
+    ended = ground.run("hello(); take()\n" + ROOT + f"os.chdir('/'); {to}; final(); rest()", env=OFF)
+    assert (ended.error, ended.code, ended.left) == ("execution_workspace_error", 3, [])
+    assert ended.own["end"]["reason"] == "partial"
+    assert os.path.exists("/etc/passwd")
+    ground.clean()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file that cannot be removed")
+def test_a_stage_that_cannot_be_removed_takes_no_result_away(ground: Ground) -> None:
+    body = "os.system('chattr +i a.txt'); os.system('lsattr a.txt | grep -q i-') and event('no'); final(); rest()"
+    try:
+        ended = ground.run("hello(); take()\n" + ROOT + body, env=OFF)
+        if ended.events:
+            pytest.skip("needs chattr on this file system")
+        assert (ended.code, ended.own["end"]["reason"]) == (0, "complete")
+        assert b"cannot remove" in ended.stderr
+        assert b"the next start tries again" in ended.stderr
+    finally:
+        subprocess.run(["chattr", "-R", "-i", str(ground.home)], check=False, capture_output=True)
+    after = ground.run(hosts.GOOD)
+    ground.std(after, outcome="complete", accepted=2)
