@@ -163,7 +163,7 @@ def prepare(run: HostRun, options: Options, place: Place) -> tuple[tuple[str, ..
     program = shutil.which(options.program, path=env.get("PATH"))
     if program is None:
         fix = f"install it: {options.install}" if options.install else "name it with the option `program`"
-        raise BackendError("backend_unavailable", f"{options.program} is not found or not executable", hint=fix)
+        raise BackendError("backend_unavailable", f"{options.program} is not found or not executable; {fix}")
     return (program, *arguments(run, options, place)), env
 
 

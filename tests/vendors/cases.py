@@ -1,0 +1,556 @@
+"""What every driven agent must show: one case a promise, shared by all of them, run for real against a scripted model.
+
+An agent says how its model calls tools, and of which cases it can only be said that they are emulated or refused, and
+why. `table` prints all of them; `test_cases.py` holds the page `contracts/agents.md` to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import anyio
+import msgspec
+
+import backplane
+from backplane.asks import Decision
+from backplane.config import BackendSettings, Limits, Settings
+from backplane.contract.events import (
+    AgentEvent,
+    AskRaised,
+    AssistantDelta,
+    AssistantMessage,
+    CommandExecuted,
+    Failed,
+    FileChanged,
+    RetryReported,
+    SessionNamed,
+    ToolCall,
+    ToolResult,
+    TurnEnded,
+    carried,
+)
+from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.runtime import Run
+from backplane.testing import SIDE_TURNS, Fault, ModelServer, Turn
+
+WAIT_S_MAX = 20.0
+"""For something to happen in an agent on a busy machine."""
+POLL_S = 0.02
+SLEEPER = "import time; open('began', 'w').close(); time.sleep(297)"
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+USAGE = {"input": 130, "output": 7, "cache_read": 50, "cache_write": 30}
+
+
+class Agent(Protocol):
+    """One driven agent, as its cases need it."""
+
+    name: str
+    write_tool: str
+    """What the contract calls the tool that writes a file."""
+    env: dict[str, str]
+    """Given with every order: retries capped."""
+    labels: dict[str, str]
+    """Case → "emulated: how" or "refused: why"; any other case passes."""
+
+    def options(self, url: str) -> dict[str, Any]:
+        """Options of its backend for a model at this address, which ends in no path."""
+        ...
+
+    def variables(self) -> dict[str, str]:
+        """Its backend's own variables: a key."""
+        ...
+
+    def writes(self, path: str, content: str) -> Turn: ...
+    def runs(self, command: str) -> Turn: ...
+    def structured(self, value: Any) -> tuple[Turn, ...]:
+        """The model's turns that answer with a value."""
+        ...
+
+
+@dataclass
+class Seen:
+    """A run that has ended."""
+
+    run: Run
+    server: ModelServer
+    root: Path
+    events: list[AgentEvent] = field(default_factory=list)
+
+    @property
+    def receipt(self) -> Any:
+        return self.run.receipt
+
+    @property
+    def end(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.receipt.usage_raw["backplane"]["end"]
+        return found
+
+    @property
+    def codes(self) -> list[str]:
+        return [str(event.error_code) for event in self.events if isinstance(event, Failed)]
+
+    @property
+    def patch(self) -> str:
+        return self.receipt.verification.git_diff or ""
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def words(self) -> str:
+        """The last message."""
+        return str(self.of(AssistantMessage)[-1].text)
+
+    @property
+    def session(self) -> str:
+        return str(self.of(SessionNamed)[0].body["id"])
+
+    def layer(self, rule: str) -> Any:
+        rows = self.receipt.usage_raw["backplane"]["enforcement"]["rules"]
+        return next(row["layer"] for row in rows if row["rule"] == rule)
+
+
+@dataclass
+class Ground:
+    """Where a case plays: an agent, a workspace with one file, a state folder."""
+
+    agent: Agent
+    root: Path
+
+    @contextlib.asynccontextmanager
+    async def begin(
+        self,
+        turns: Sequence[Turn],
+        *,
+        abp: dict[str, Any] | None = None,
+        policy: PolicyProfile | None = None,
+        limits: Limits | None = None,
+        isolation: str = "off",
+        mode: str = "staged",
+        on_ask: Any = None,
+        options: dict[str, Any] | None = None,
+        url: str | None = None,
+        task: str = "work",
+        **config: Any,
+    ) -> AsyncIterator[Seen]:
+        """Start a run; it goes on while its events are asked for."""
+        vendor = {"abp": abp} if abp else {}
+        env = {**self.agent.env, **config.pop("env", {})}
+        order = WorkOrder(
+            task,
+            policy=policy or PolicyProfile(),
+            workspace=WorkspaceSpec(root=str(self.root), mode=mode),  # type: ignore[arg-type]
+            config=RuntimeConfig(vendor=vendor, env=env, **config),
+        )
+        with ModelServer([*SIDE_TURNS, *turns]) as server:
+            chosen = {**self.agent.options(url or server.url), **(options or {})}
+            backend = BackendSettings(host=self.agent.name, options=chosen, env=self.agent.variables())
+            settings = Settings(
+                backends={self.agent.name: backend},
+                limits=limits or Limits(),
+                isolation=isolation,  # type: ignore[arg-type]
+            )
+            async with backplane.start(order, backend=self.agent.name, settings=settings, on_ask=on_ask) as run:
+                yield Seen(run, server, self.root)
+
+    async def play(
+        self, turns: Sequence[Turn], *, seen: Callable[[Seen, AgentEvent], Any] | None = None, **kw: Any
+    ) -> Seen:
+        """A run from its beginning to its end.
+
+        Args:
+            seen: looks at each event; may be a coroutine.
+        """
+        async with self.begin(turns, **kw) as found:
+            async for event in found.run:
+                found.events.append(carried(event))
+                step = seen(found, found.events[-1]) if seen is not None else None
+                if isinstance(step, Awaitable):
+                    await step
+        return found
+
+
+async def until(what: Callable[[], bool]) -> None:
+    """Wait for something outside of this program."""
+    with anyio.fail_after(WAIT_S_MAX):
+        while not what():
+            await anyio.sleep(POLL_S)
+
+
+def running(words: str) -> list[int]:
+    """Processes of this machine whose command line has these words."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if words.encode() in (folder / "cmdline").read_bytes().replace(b"\0", b" "):
+                found.append(int(folder.name))
+    return found
+
+
+Check = Callable[[Ground], Awaitable[None]]
+CASES: dict[str, Check] = {}
+"""Name of a promise → what has to be seen."""
+
+
+def case(name: str) -> Callable[[Check], Check]:
+    def keep(check: Check) -> Check:
+        CASES[name] = check
+        return check
+
+    return keep
+
+
+# Answers and tools ----------------------------------------------------------------------------------------------------
+
+
+@case("plain answer")
+async def _plain(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="hello from the model")])
+    assert (seen.receipt.outcome, seen.words) == ("complete", "hello from the model")
+    assert "".join(event.text for event in seen.of(AssistantDelta)) == seen.words
+    assert seen.server.unscripted == ()
+    assert seen.end == {"reason": "complete"}
+
+
+@case("tool turn, patch right")
+async def _tools(ground: Ground) -> None:
+    agent = ground.agent
+    turns = [agent.writes("new.txt", "made\n"), agent.runs("echo two >> a.txt; echo seen; exit 3"), Turn(text="done")]
+    seen = await ground.play(turns)
+    assert seen.receipt.outcome == "complete"
+    assert "+made" in seen.patch
+    assert "+two" in seen.patch
+    assert "new.txt" in [event.path for event in seen.of(FileChanged)]
+    command = seen.of(CommandExecuted)[-1]
+    assert command.exit_code == 3
+    assert "seen" in command.output_preview
+    calls = {event.tool_use_id for event in seen.of(ToolCall)}
+    assert calls == {event.tool_use_id for event in seen.of(ToolResult)}
+    assert len(calls) == 2
+    assert (ground.root / "a.txt").read_text() == "one\n"
+
+
+@case("model and environment")
+async def _model(ground: Ground) -> None:
+    # A value of the environment is a secret: it is told as stars, so the command compares it.
+    command = 'test "$CASE_WORD" = given-word && echo equal > word.txt'
+    turns = [ground.agent.runs(command), Turn(text="done")]
+    seen = await ground.play(turns, env={"CASE_WORD": "given-word"}, model=MODEL)
+    assert "+equal" in seen.patch
+    assert seen.server.requests[-1].body["model"] == MODEL
+
+
+MODEL = "scripted-model-7"
+"""In nobody's list: what it costs is not known to anyone."""
+
+
+@case("one megabyte of output")
+async def _large(ground: Ground) -> None:
+    command = "python3 -c \"print('x' * 1000000)\""
+    seen = await ground.play([ground.agent.runs(command), Turn(text="done")])
+    assert seen.receipt.outcome == "complete"
+    assert seen.of(CommandExecuted)[-1].exit_code == 0
+    assert len(seen.of(ToolResult)[-1].output) > 1000
+
+
+# Approvals and policy -------------------------------------------------------------------------------------------------
+
+
+def _approval(agent: Agent) -> PolicyProfile:
+    return PolicyProfile(require_approval_for=(agent.write_tool,))
+
+
+async def _approve(ground: Ground, decision: str | None) -> Seen:
+    async def answer(ask: AskRaised) -> Decision:
+        return Decision(decision=decision, reason="said so")  # type: ignore[arg-type]
+
+    turns = [ground.agent.writes("new.txt", "made\n"), Turn(text="done")]
+    on_ask = answer if decision is not None else None
+    return await ground.play(turns, policy=_approval(ground.agent), on_ask=on_ask)
+
+
+@case("approval allowed")
+async def _allowed(ground: Ground) -> None:
+    seen = await _approve(ground, "allow")
+    assert seen.of(AskRaised)
+    assert "+made" in seen.patch
+    assert seen.layer("require_approval_for") == "host"
+
+
+@case("approval denied")
+async def _denied(ground: Ground) -> None:
+    seen = await _approve(ground, "deny")
+    assert (seen.receipt.outcome, seen.patch) == ("complete", "")
+    assert seen.of(ToolResult)[0].is_error
+    assert not seen.of(FileChanged)
+
+
+@case("approval unanswered")
+async def _unanswered(ground: Ground) -> None:
+    seen = await _approve(ground, None)
+    assert (seen.receipt.outcome, seen.patch) == ("complete", "")
+    assert seen.of(ToolResult)[0].is_error
+
+
+@case("policy stops a write outside")
+async def _outside(ground: Ground) -> None:
+    target = ground.root.parent / "outside.txt"
+    turns = [ground.agent.writes(str(target), "made\n"), Turn(text="done")]
+    seen = await ground.play(turns)
+    assert not target.exists()
+    assert seen.of(ToolResult)[0].is_error
+    assert seen.layer("workspace") == "host"
+
+
+@case("policy stops a forbidden command")
+async def _forbidden(ground: Ground) -> None:
+    policy = PolicyProfile(disallowed_tools=("bash",))
+    seen = await ground.play([ground.agent.runs("touch forbidden.txt"), Turn(text="done")], policy=policy)
+    assert seen.patch == ""
+    assert all(event.is_error for event in seen.of(ToolResult))
+    assert not seen.of(CommandExecuted)
+    assert seen.layer("disallowed_tools") in ("host", None)
+
+
+@case("commands held by the operating system")
+async def _caged(ground: Ground) -> None:
+    target = ground.root.parent / "outside.txt"
+    turns = [ground.agent.runs(f"echo in > inside.txt; echo out > {target}"), Turn(text="done")]
+    policy = PolicyProfile(deny_network=("*",))
+    seen = await ground.play(turns, isolation="best_effort", policy=policy)
+    assert not target.exists()
+    assert "+in" in seen.patch
+    assert (seen.layer("workspace"), seen.layer("deny_network")) == ("os", "os")
+
+
+# Ends -----------------------------------------------------------------------------------------------------------------
+
+
+@case("interrupt during text")
+async def _cut_text(ground: Ground) -> None:
+    async def stop(seen: Seen, event: AgentEvent) -> None:
+        if isinstance(event, AssistantDelta) and event.text:
+            await seen.run.cancel()
+
+    turn = Turn(text="an answer that never comes to its end", fault=Fault(stall_after_frames=5, stall_comment_ms=100))
+    seen = await ground.play([turn], seen=stop)
+    assert (seen.receipt.outcome, seen.end["reason"]) == ("partial", "cancelled")
+
+
+@case("interrupt during a command, nothing left")
+async def _cut_command(ground: Ground) -> None:
+    began = ground.root / "began"
+    turns = [ground.agent.runs(f'python3 -c "{SLEEPER}"'), Turn(text="done")]
+    async with ground.begin(turns, mode="pass_through") as seen, anyio.create_task_group() as tasks:
+
+        async def stop() -> None:
+            await until(began.exists)
+            assert running(SLEEPER)
+            await seen.run.cancel()
+
+        tasks.start_soon(stop)
+        async for event in seen.run:
+            seen.events.append(carried(event))
+    assert (seen.receipt.outcome, seen.end["reason"]) == ("partial", "cancelled")
+    assert running(SLEEPER) == []
+
+
+@case("max turns")
+async def _turns(ground: Ground) -> None:
+    again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None)
+    seen = await ground.play([again], max_turns=2)
+    assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "max_turns", "policy_denied")
+    assert len(seen.of(CommandExecuted)) <= 2
+
+
+@case("a loop of tool calls without end")
+async def _loop(ground: Ground) -> None:
+    again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None)
+    seen = await ground.play([again], limits=Limits(run_s=4.0))
+    assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "deadline", "backend_timeout")
+    assert len(seen.of(ToolCall)) >= 1
+
+
+# Failures of the model ------------------------------------------------------------------------------------------------
+
+
+async def _fails(ground: Ground, fault: Fault, code: str, **more: Any) -> Seen:
+    seen = await ground.play([Turn(text="never heard whole", times=None, fault=fault)], **more)
+    assert seen.receipt.outcome == "failed"
+    assert seen.codes[-1:] == [code]
+    return seen
+
+
+@case("model answers 401")
+async def _auth(ground: Ground) -> None:
+    await _fails(ground, Fault(status=401, message="no such key"), "backend_auth_failed")
+
+
+@case("model answers 429")
+async def _rate(ground: Ground) -> None:
+    seen = await _fails(ground, Fault(status=429, message="slow down"), "backend_rate_limited")
+    assert seen.receipt.usage.input_tokens is None
+
+
+@case("model answers 500")
+async def _down(ground: Ground) -> None:
+    await _fails(ground, Fault(status=500, message="broken"), "backend_unavailable")
+
+
+@case("connection refused")
+async def _refused(ground: Ground) -> None:
+    seen = await ground.play([], url="http://127.0.0.1:9", limits=Limits(run_s=WAIT_S_MAX))
+    assert seen.receipt.outcome in ("failed", "partial")
+    assert {*seen.codes, seen.end.get("code")} & {"backend_unavailable", "backend_timeout"}
+
+
+@case("every stream cut")
+async def _cut(ground: Ground) -> None:
+    await _fails(ground, Fault(reset=True), "backend_unavailable")
+
+
+@case("one stream cut, then whole")
+async def _cut_once(ground: Ground) -> None:
+    turns = [Turn(text="an answer that is cut", fault=Fault(cut_after_bytes=900)), Turn(text="whole")]
+    seen = await ground.play(turns)
+    assert (seen.receipt.outcome, seen.words) == ("complete", "whole")
+    assert seen.of(RetryReported)
+
+
+@case("stream kept alive for ever")
+async def _alive(ground: Ground) -> None:
+    fault = Fault(stall_after_frames=4, stall_comment_ms=100)
+    seen = await _fails(ground, fault, "backend_timeout", options={"silence_s": 2})
+    assert seen.end["reason"] == "failed"
+
+
+@case("our clock is shorter than the agent's retries")
+async def _clock(ground: Ground) -> None:
+    turn = Turn(times=None, fault=Fault(status=500, message="broken"))
+    patient = dict.fromkeys(ground.agent.env, "10")
+    seen = await ground.play([turn], limits=Limits(run_s=3.0), env=patient)
+    assert seen.end["reason"] == "deadline"
+    assert seen.end["code"] == "backend_timeout"
+
+
+# Conversations and answers of a shape ---------------------------------------------------------------------------------
+
+
+@case("resume, usage of this run alone")
+async def _resume(ground: Ground) -> None:
+    first = await ground.play(
+        [Turn(text="noted", usage=_usage(11, 7))], task="the word is zebra", abp=_session(keep=True)
+    )
+    turns = [Turn(text="zebra", usage=_usage(13, 5))]
+    second = await ground.play(turns, task="which word?", abp=_session(resume=first.session))
+    assert "the word is zebra" in json.dumps(second.server.requests[-1].body)
+    assert (second.receipt.usage.input_tokens, second.receipt.usage.output_tokens) == (13, 5)
+    assert second.session == first.session
+
+
+@case("fork leaves the first as it was")
+async def _fork(ground: Ground) -> None:
+    first = await ground.play([Turn(text="noted")], task="the word is zebra", abp=_session(keep=True))
+    fork = await ground.play([Turn(text="gnu")], task="now it is gnu", abp=_session(fork=first.session))
+    assert fork.session != first.session
+    third = await ground.play([Turn(text="zebra")], task="which word?", abp=_session(resume=first.session))
+    asked = json.dumps(third.server.requests[-1].body)
+    assert "the word is zebra" in asked
+    assert "now it is gnu" not in asked
+
+
+@case("resume of what is not kept")
+async def _unknown(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="x")], abp=_session(resume="a956ba33-654c-4669-bc93-a76ba30d05c5"))
+    assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "config_invalid")
+    assert seen.server.requests == ()
+
+
+def _session(**body: Any) -> dict[str, Any]:
+    return {"session": body}
+
+
+def _usage(input: int, output: int) -> Any:
+    from backplane.testing import Usage
+
+    return Usage(input=input, output=output)
+
+
+@case("structured output right")
+async def _right(ground: Ground) -> None:
+    seen = await ground.play(ground.agent.structured({"n": 7}), abp={"output_schema": SCHEMA})
+    assert seen.receipt.outcome == "complete"
+    assert seen.receipt.usage_raw["structured_output"] == {"n": 7}
+
+
+@case("structured output wrong")
+async def _wrong(ground: Ground) -> None:
+    turns = [msgspec.structs.replace(ground.agent.structured({"n": "seven"})[0], times=None)]
+    seen = await ground.play(turns, abp={"output_schema": SCHEMA})
+    assert (seen.receipt.outcome, seen.codes[-1:]) == ("failed", ["validation_failed"])
+
+
+@case("structured output absent")
+async def _absent(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="words alone", times=None)], abp={"output_schema": SCHEMA})
+    assert (seen.receipt.outcome, seen.codes[-1:]) == ("failed", ["validation_failed"])
+
+
+@case("usage as the model's service told it")
+async def _used(ground: Ground) -> None:
+    from backplane.testing import Usage
+
+    usage = Usage(**USAGE)
+    first = msgspec.structs.replace(ground.agent.runs("echo again"), usage=usage)
+    seen = await ground.play([first, Turn(text="done", usage=usage)], model=MODEL)
+    told = seen.receipt.usage
+    assert (told.input_tokens, told.output_tokens) == (2 * USAGE["input"], 2 * USAGE["output"])
+    assert told.cache_read_tokens == 2 * USAGE["cache_read"]
+    assert told.estimated_cost_usd is None
+
+
+@case("passthrough keeps every message")
+async def _raw(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="hello")], abp={"mode": "passthrough"})
+    raws = [
+        event.ext["raw_message"] for event in seen.events if isinstance(event.ext, dict) and "raw_message" in event.ext
+    ]
+    assert len(raws) > 5
+    assert seen.words == "hello"
+
+
+@case("an absent program")
+async def _missing(ground: Ground) -> None:
+    began_s = time.monotonic()
+    seen = await ground.play([], options={"program": "/nowhere/agent"})
+    assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "backend_unavailable")
+    assert "install it: npm install" in str(seen.run.error)
+    assert time.monotonic() - began_s < WAIT_S_MAX
+
+
+@case("turns are told")
+async def _told(ground: Ground) -> None:
+    seen = await ground.play([ground.agent.runs("echo again"), Turn(text="done")])
+    assert len(seen.of(TurnEnded)) == 2
+
+
+# The table ------------------------------------------------------------------------------------------------------------
+
+
+def table(agents: Sequence[Agent]) -> str:
+    """Agent × case, as a page of Markdown."""
+    head = ["case", *(agent.name for agent in agents)]
+    rows = [[name, *(agent.labels.get(name, "pass") for agent in agents)] for name in CASES]
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
