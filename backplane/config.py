@@ -308,9 +308,8 @@ def home(environ: Environ) -> Path:
         # Hosts hear of it in JSON, which has no way to write such a name.
         str(path).encode()
     except UnicodeEncodeError as error:
-        fact = (
-            f"the state folder {str(path).encode('utf-8', 'backslashreplace').decode()!r} has a name that is no UTF-8"
-        )
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        fact = f"the state folder '{shown}' has a name that is no UTF-8"
         raise StoreError("receipt_store_failed", fact, hint="point BACKPLANE_HOME elsewhere") from error
     try:
         if not path.is_dir():

@@ -95,7 +95,7 @@ def _workspace(spec: WorkspaceSpec, options: Options, cwd: Path) -> WorkspaceSpe
         root.encode()
     except UnicodeEncodeError as error:
         shown = os.fsencode(root).decode("utf-8", "backslashreplace")
-        fact = f"the workspace {shown!r} has a name that is no UTF-8, and no order can say it"
+        fact = f"the workspace '{shown}' has a name that is no UTF-8, and no order can say it"
         raise ConfigError("config_invalid", fact, hint="rename it, or work by way of a link to it") from error
     return _replace(
         spec,

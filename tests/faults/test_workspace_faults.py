@@ -302,13 +302,13 @@ def test_f46_a_result_over_its_quota_is_an_error_and_the_disk_is_as_before(groun
     ground.std(ended, code="execution_workspace_error", outcome="partial", accepted=1, exit_code=3)
 
 
-# Of the same classes -----------------------------------------------------------------------------------------------------
+# Of the same classes -----------------------------------------------------------------------------------------------
 
 ROOT = 'root = RUN["work_order"]["workspace"]["root"]; os.chdir(root)\n'
 
 
 def test_a_tree_of_endless_names_is_an_error_before_it_fills_the_memory(ground: Ground) -> None:
-    deep = "for n in range(2000):\n    os.mkdir('d' * 200); os.chdir('d' * 200)\n"
+    deep = "for n in range(1000):\n    os.mkdir('d' * 200); os.chdir('d' * 200)\n"
     ended = ground.run("hello(); take()\n" + ROOT + deep + "final(); rest()")
     assert (ended.error, ended.code, ended.left) == ("execution_workspace_error", 3, [])
     assert b"MiB together" in ended.stderr
