@@ -38,6 +38,7 @@ from backplane.negotiate import negotiate, refusal, supplied
 from backplane.outbox import Outbox
 from backplane.policy import compile_policy
 from backplane.protocol import ControlEnd, Events, version_compatible
+from backplane.readable import Readable
 from backplane.record import End, Facts
 from backplane.redact import Redactor
 from backplane.splits import HOLD_S_MAX
@@ -252,6 +253,7 @@ class Run:
         self._journal: Journal | None = None
         self._preparing: Preparation | None = None
         self._link: Link | None = None
+        self._readable: Readable | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._outbox: Outbox | None = None
         self._intake = Intake(
@@ -508,6 +510,7 @@ class Run:
     def _connect(self, link: Link, tasks: anyio.abc.TaskGroup) -> None:
         """The host is starting: journal, store and workspace start beside it."""
         self._link = link
+        self._readable = Readable(link.stdout)
         self._tasks = tasks
         self._outbox = Outbox(
             link, tasks, write_s=self._limits.write_s, on_stuck=self._input_unread, on_closed=self._input_closed
@@ -626,11 +629,11 @@ class Run:
             # Another task reads this run: what it finds is found for both.
             await anyio.sleep(READER_LOOK_S)
             return
-        self._reading_since = began = time.monotonic()
+        self._reading_since = time.monotonic()
         try:
             await self._read_once()
         finally:
-            self._silent_s += time.monotonic() - began
+            self._silent_s += time.monotonic() - self._reading_since
             self._reading_since = None
         self._note_progress()
 
@@ -643,33 +646,38 @@ class Run:
                 self._reading_since = time.monotonic()
 
     async def _read_once(self) -> None:
+        """Take in what there is to read; wait for it until there is something for whoever pulls, or for a deadline."""
+        assert self._readable is not None
+        if self._gone.is_set():
+            self._take_in()
+        elif self._intake.holding:
+            with anyio.move_on_after(HOLD_S_MAX) as holding:
+                await self._readable.until(self._take_in)
+            if holding.cancelled_caught:
+                self._hand_on(self._intake.let_go())
+        else:
+            # Woken by the end of the ladder or an event of ours as well.
+            await self._readable.until(self._take_in)
+
+    def _take_in(self) -> bool:
+        """One read; whether somebody should be woken for what it brought."""
         assert self._link is not None
-        fd = self._link.stdout
-        if not self._gone.is_set():
-            try:
-                if self._intake.holding:
-                    with anyio.move_on_after(HOLD_S_MAX) as holding:
-                        await anyio.wait_readable(fd)
-                    if holding.cancelled_caught:
-                        self._hand_on(self._intake.let_go())
-                else:
-                    await anyio.wait_readable(fd)
-            except anyio.ClosedResourceError:
-                pass  # Woken: by the end of the ladder, or by an event of ours. What is in the pipe is read below.
         try:
-            data = os.read(fd, READ_BYTES_MAX)
+            data = os.read(self._link.stdout, READ_BYTES_MAX)
         except BlockingIOError:
             self._drained = self._gone.is_set()
-            return
+            return self._drained
         if data:
             self._hand_on(self._intake.take(self._line.receive(data)))
-            return
+            self._note_progress()
+            return bool(self._queue) or not self._begun or self._intake.holding or self._intake.over.is_set()
         self._drained = True
         rest = self._line.end()
         if rest is not None:
             self._intake.take([rest])
         if not self._intake.over.is_set():
             self._decide("host_exit", None)
+        return True
 
     def _hand_on(self, batches: list[Events]) -> None:
         """Journal what came, then put it where the consumer finds it."""
@@ -693,8 +701,8 @@ class Run:
     def _hand_in(self, batches: list[Events]) -> None:
         """What did not come from the child: whoever waits for the child's output is to see it at once."""
         self._hand_on(batches)
-        if self._reading_since is not None and self._link is not None and self._link.stdout >= 0:
-            anyio.notify_closing(self._link.stdout)
+        if self._readable is not None:
+            self._readable.wake()
 
     def _say(self, line: bytes) -> None:
         assert self._outbox is not None
@@ -745,8 +753,8 @@ class Run:
         with anyio.CancelScope(shield=True):
             await self._walk_down(link)
         self._gone.set()
-        if link.stdout >= 0:
-            anyio.notify_closing(link.stdout)
+        if self._readable is not None:
+            self._readable.wake()
 
     async def _walk_down(self, link: Link) -> None:
         asks_first = "cancel/1" in self._line.extensions and self._sent and not self._intake.over.is_set()
@@ -802,6 +810,8 @@ class Run:
             try:
                 await self._end_and_seal()
             finally:
+                if self._readable is not None:
+                    self._readable.close()
                 self._sealed.set()
 
     async def _end_and_seal(self) -> None:

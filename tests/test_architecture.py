@@ -70,11 +70,12 @@ ROOMS = {
     "sealing": f"{SHAPES} remote keeper record receipts workspace",
     "splits": f"{SHAPES} redact",
     "outbox": f"{SHAPES} backends",
+    "readable": "",
     "intake": f"{SHAPES} asks checkpoints config hooks negotiate outbox protocol record splits",
     "api": f"{SHAPES} backends config hooks intake runtime",
     "runtime": (
-        f"{SHAPES} backends checkpoints config contain hooks intake keeper negotiate outbox policy protocol receipts record redact "
-        "remote sealing sessions splits workspace"
+        f"{SHAPES} backends checkpoints config contain hooks intake keeper negotiate outbox policy protocol readable receipts record "
+        "redact remote sealing sessions splits workspace"
     ),
     "mcp": f"{SHAPES} api config jsonrpc policy receipts validate",
     "providers": f"{SHAPES} ir backends sessions",
