@@ -72,6 +72,8 @@ class Turn:
             isinstance(row, dict) and row.get("event") == "post_tool" for row in run.order.abp("hooks") or ()
         )
         self.cancelled = self.silent = False
+        self.withheld: str | None = None
+        """Why the model may get nothing more."""
         self.changed, self.over = anyio.Event(), anyio.Event()
         self.silence = anyio.CancelScope()
         self.heard_s = time.monotonic()
@@ -150,7 +152,10 @@ class Turn:
         if changed is not None:
             return answers.show(question, changed)
         self.story.hidden[question.id] = str(shown)
-        return answers.stop(f"the result of {question.tool} cannot be changed, and was not to be seen as it is")
+        self.withheld = f"the result of {question.tool} cannot be changed, and was not to be seen as it is"
+        if failed:  # After a tool that failed the word to stop is not heard.
+            await self.client.call("interrupt")
+        return answers.stop(self.withheld)
 
     async def _people(self, question: Question) -> Json | Refused:
         """Put the agent's questions to a person."""
@@ -255,6 +260,8 @@ class Turn:
         if fault is not None:
             words = f"the answer still does not match the output schema after {REPAIRS_MAX} repairs: {fault}"
             return await self._failed("validation_failed", words, result)
+        if self.withheld is not None:
+            return await self._failed("policy_denied", self.withheld, result)
         if result.reason in ("max_turns", "budget_exhausted"):
             return await self._stopped(result)
         if result.is_error or result.subtype != "success" or result.reason == "hook_stopped":

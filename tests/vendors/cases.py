@@ -145,7 +145,7 @@ class Ground:
         **config: Any,
     ) -> AsyncIterator[Seen]:
         """Start a run; it goes on while its events are asked for."""
-        vendor = {"abp": abp} if abp else {}
+        vendor = {**config.pop("vendor", {}), **({"abp": abp} if abp else {})}
         env = {**self.agent.env, **config.pop("env", {})}
         order = WorkOrder(
             task,

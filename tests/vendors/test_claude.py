@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from backplane.testing import Call, Turn
-from tests.vendors.cases import CASES, Ground
+from backplane.asks import Decision
+from backplane.contract.events import AskRaised, TaskReported, ToolCall, ToolResult, Warned
+from backplane.contract.work import PolicyProfile
+from backplane.testing import Call, Turn, Usage, When
+from tests.vendors.cases import CASES, SCHEMA, Ground, Seen
 from tests.vendors.found import vendor
 
 pytestmark = pytest.mark.anyio
@@ -58,3 +64,157 @@ def ground(tmp_path: Path) -> Ground:
 @pytest.mark.parametrize("name", CASES)
 async def test_claude_code_holds(name: str, ground: Ground) -> None:
     await CASES[name](ground)
+
+
+# What is its own ------------------------------------------------------------------------------------------------------
+
+QUESTION = {
+    "questions": [
+        {
+            "question": "Which colour?",
+            "header": "Colour",
+            "options": [{"label": "Red", "description": "r"}, {"label": "Blue", "description": "b"}],
+            "multiSelect": False,
+        }
+    ]
+}
+
+
+def last_result(seen: Seen) -> str:
+    """What the model was told last."""
+    return json.dumps(seen.server.requests[-1].body["messages"][-1])
+
+
+async def test_a_question_to_a_person_is_an_ask_of_the_kind_input(ground: Ground) -> None:
+    async def answer(ask: AskRaised) -> Decision:
+        return Decision(decision="allow", text="Blue")
+
+    turns = [Turn(calls=(Call(name="AskUserQuestion", input=QUESTION),)), Turn(text="thanks")]
+    seen = await ground.play(turns, on_ask=answer)
+    assert "Which colour?" in [event.body.get("question") for event in seen.of(AskRaised)]
+    assert '\\"Which colour?\\"=\\"Blue\\"' in last_result(seen)
+
+
+async def test_a_question_that_nobody_answers_is_left_to_the_model(ground: Ground) -> None:
+    turns = [Turn(calls=(Call(name="AskUserQuestion", input=QUESTION),)), Turn(text="alone then")]
+    seen = await ground.play(turns)
+    assert "decide by yourself" in last_result(seen)
+    assert seen.receipt.outcome == "complete"
+
+
+async def test_a_hook_changes_the_input_of_a_tool(ground: Ground) -> None:
+    async def answer(ask: AskRaised) -> Decision:
+        return Decision(decision="modify", input={**ask.body["input"], "command": "echo other > other.txt"})
+
+    turns = [ground.agent.runs("echo first > first.txt"), Turn(text="done")]
+    policy = PolicyProfile(require_approval_for=("bash",))
+    seen = await ground.play(turns, on_ask=answer, policy=policy)
+    assert "other.txt" in seen.patch
+    assert "first.txt" not in seen.patch
+
+
+def shown(ground: Ground, event: dict[str, Any]) -> list[dict[str, Any]]:
+    """A hook after tools that answers with this."""
+    script = ground.root.parent / "hook.py"
+    script.write_text(f"import json, sys\njson.load(sys.stdin)\nprint({json.dumps(json.dumps(event))})\n")
+    return [{"event": "post_tool", "command": [sys.executable, str(script)], "name": "look"}]
+
+
+async def test_a_hook_changes_what_the_model_is_shown(ground: Ground) -> None:
+    hooks = shown(ground, {"decision": "modify", "text": "nothing to see"})
+    turns = [ground.agent.runs("cat a.txt"), Turn(text="done")]
+    seen = await ground.play(turns, abp={"hooks": hooks})
+    assert "nothing to see" in last_result(seen)
+    assert "one" not in json.dumps(seen.server.requests[-1].body["messages"][-1])
+    assert seen.of(ToolResult)[-1].output == "nothing to see"
+
+
+async def test_a_result_that_cannot_be_changed_ends_the_run_unseen(ground: Ground) -> None:
+    hooks = shown(ground, {"decision": "deny", "reason": "not for models"})
+    turns = [ground.agent.runs("echo secret-word; exit 3"), Turn(text="never asked")]
+    seen = await ground.play(turns, abp={"hooks": hooks})
+    assert (seen.receipt.outcome, seen.codes[-1:]) == ("failed", ["policy_denied"])
+    assert "secret-word" not in seen.of(ToolResult)[-1].output
+    assert len(seen.server.requests) == 1
+
+
+async def test_the_workspaces_memory_is_read_and_its_settings_are_not(ground: Ground) -> None:
+    (ground.root / "CLAUDE.md").write_text("the house word is walrus\n")
+    folder = ground.root / ".claude"
+    folder.mkdir()
+    hook = {"type": "command", "command": "touch ran-unasked.txt"}
+    settings = {"hooks": {"PreToolUse": [{"hooks": [hook]}]}, "env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9"}}
+    (folder / "settings.json").write_text(json.dumps(settings))
+    seen = await ground.play([ground.agent.runs("echo again"), Turn(text="done")])
+    assert seen.receipt.outcome == "complete"
+    assert "the house word is walrus" in json.dumps(seen.server.requests[0].body)
+    assert seen.patch == ""
+
+
+async def test_a_sub_agents_words_are_a_tasks_and_its_tools_have_a_parent(ground: Ground) -> None:
+    task = {"description": "part", "prompt": "the smaller part", "subagent_type": "general-purpose"}
+    turns = [
+        msgspec.structs.replace(ground.agent.runs("echo marmot"), when=When(last="the smaller part")),
+        Turn(text="part is done", when=When(last="marmot")),
+        Turn(calls=(Call(name="Task", input=task),)),
+        Turn(text="waiting"),
+        Turn(text="all is done"),
+    ]
+    seen = await ground.play(turns)
+    parents = {event.tool_name: event.parent_tool_use_id for event in seen.of(ToolCall)}
+    assert parents["Task"] is None
+    assert parents["bash"] is not None
+    assert "part is done" in [event.body.get("text") for event in seen.of(TaskReported)]
+    assert (seen.receipt.outcome, seen.words) == ("complete", "all is done")
+    assert seen.receipt.usage.input_tokens == 20 * len(seen.server.requests)
+
+
+async def test_a_server_of_tools_is_started_and_its_tools_are_asked_about(ground: Ground) -> None:
+    script = ground.root.parent / "server.py"
+    script.write_text(MCP_SERVER)
+    servers = [{"name": "house", "command": sys.executable, "args": [str(script)], "env": {"WORD": "walrus"}}]
+    turns = [Turn(calls=(Call(name="mcp__house__word", input={}),)), Turn(text="done")]
+    seen = await ground.play(turns, abp={"mcp_servers": servers})
+    assert "walrus" in seen.of(ToolResult)[0].output or "****" in seen.of(ToolResult)[0].output
+    assert "mcp__house__word" in [event.body.get("name") for event in seen.of(AskRaised)]
+
+
+MCP_SERVER = """
+import json, os, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    result = {}
+    if asked["method"] == "initialize":
+        version = asked["params"]["protocolVersion"]
+        who = {"name": "house", "version": "1"}
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": who}
+    elif asked["method"] == "tools/list":
+        result = {"tools": [{"name": "word", "description": "the word", "inputSchema": {"type": "object"}}]}
+    elif asked["method"] == "tools/call":
+        result = {"content": [{"type": "text", "text": os.environ["WORD"]}]}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+async def test_an_answer_of_the_wrong_shape_is_asked_for_again(ground: Ground) -> None:
+    # In words twice: the program asks by itself once more, and takes the words then.
+    turns = [Turn(text="in words", times=2), *ground.agent.structured({"n": 7})]
+    seen = await ground.play(turns, abp={"output_schema": SCHEMA})
+    assert seen.receipt.outcome == "complete"
+    assert seen.receipt.usage_raw["structured_output"] == {"n": 7}
+    assert any("repair 1" in event.message for event in seen.of(Warned))
+
+
+async def test_an_order_that_says_what_the_agent_cannot_hear_is_refused(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="x")], vendor={"claude": {"colour": "red"}})
+    assert seen.end["code"] == "config_invalid"
+    assert "colour" in str(seen.run.error)
+
+
+async def test_a_budget_ends_the_run(ground: Ground) -> None:
+    usage = Usage(input=100_000, output=20_000)
+    again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, usage=usage)
+    seen = await ground.play([again], max_budget_usd=1.0, model="claude-opus-5-5")
+    assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "budget", "policy_denied")
