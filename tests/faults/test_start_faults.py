@@ -27,7 +27,6 @@ STARTS: dict[str, Callable[[], object]] = {
     "every signal blocked": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()),
     "a small stack": limited(RLIMIT_STACK=256 << 10),
     "half a gibibyte": limited(RLIMIT_AS=512 << 20),
-    "no rights for new files": lambda: os.umask(0o777),
     "all rights for new files": lambda: os.umask(0),
     "a group in the background": lambda: os.setpgid(0, 0),
 }
@@ -41,6 +40,12 @@ def test_however_it_is_started_a_run_completes_and_leaves_nothing(ground: Ground
     ended = ground.run(hosts.GOOD, preexec_fn=start)
     ground.std(ended, outcome="complete", accepted=2)
     assert (ground.home / "receipts.sqlite").stat().st_mode & 0o077 == 0
+
+
+def test_an_umask_that_takes_every_right_is_a_clear_error_for_who_needs_them(ground: Ground) -> None:
+    ended = ground.run(hosts.GOOD, preexec_fn=lambda: os.umask(0o777) and None)
+    assert (ended.error, ended.left) == (None if os.geteuid() == 0 else "receipt_store_failed", [])
+    assert not any(word in ended.stderr for word in UGLY)
 
 
 def test_names_that_are_no_utf_8_are_a_clear_error(ground: Ground) -> None:
