@@ -201,6 +201,8 @@ class Turn:
                 silence = f"nothing was heard of the agent for {self.profile.silence_s:g} s"
                 done = await self.failed("backend_timeout", silence)
             elif reply.fault is not None:
+                from backplane.acp import code_of, said
+
                 if reply.fault.gone:
                     raise BackendError("backend_crashed", "the agent's program ended in the middle of its turn")
                 done = await self.failed(code_of(reply.fault.code, said(reply.fault)), said(reply.fault))
@@ -271,35 +273,6 @@ def spoken(run: HostRun, tools: dict[str, str]) -> dict[str, str]:
     return {own: neutral for own, neutral in tools.items() if verdict(own) == verdict(neutral)}
 
 
-def said(fault: Any) -> str:
-    """All that a refusal says, in one line."""
-    details = fault.data if isinstance(fault.data, dict) else {}
-    words = [str(details[name]) for name in ("details", "message", "statusCode") if details.get(name)]
-    return "; ".join(dict.fromkeys([fault.message, *words]))[:STDERR_CHARS]
-
-
-STATUS = {
-    401: "backend_auth_failed", 403: "backend_auth_failed", 404: "backend_model_not_found", 408: "backend_timeout",
-    413: "backend_context_length", 429: "backend_rate_limited",
-}  # fmt: skip
-WORDS = (
-    (("401", "403", "api key", "bad key", "unauthor", "forbidden", "authentic", "log in"), "backend_auth_failed"),
-    (("429", "rate limit", "rate_limit", "too many requests", "quota", "slow down"), "backend_rate_limited"),
-    (("context length", "context window", "too long", "context_length"), "backend_context_length"),
-    (("model not found", "no such model", "unknown model", "does not exist"), "backend_model_not_found"),
-    (("timed out", "timeout"), "backend_timeout"),
-)
-"""An agent that gives no status gives words; what none of these is in is a service that does not work."""
-
-
-def code_of(number: int, words: str) -> str:
-    """The contract's code for a failure of the agent's model."""
-    if number in STATUS:
-        return STATUS[number]
-    low = words.lower()
-    return next((code for marks, code in WORDS if any(mark in low for mark in marks)), "backend_unavailable")
-
-
 def usage_of(where: str, result: dict[str, Any], calls: list[Any], acted: bool) -> Any:
     """Tokens of the turn, from where this agent tells them; what it tells of a part alone stays unknown."""
     from backplane.acp.story import read_usage, total
@@ -330,6 +303,24 @@ def blocks(run: HostRun) -> list[Any]:
         full = os.path.join(run.order.workspace.root, path)
         parts.append({"type": "resource_link", "uri": Path(full).as_uri(), "name": path})
     return [*parts, {"type": "text", "text": run.order.task}]
+
+
+def require_effect(run: HostRun) -> None:
+    """Refuse what an order says and these agents cannot be told, before anything is started.
+
+    Raises:
+        BackendError: `capability_unsupported`.
+    """
+    order = run.order
+    asked = {
+        "max_budget_usd": (order.config.max_budget_usd is not None, "this agent does not tell what it costs"),
+        "abp.output_schema": (order.abp("output_schema") is not None, "this agent cannot be given a schema"),
+        "abp.session": (order.abp("session") is not None, "every run is a session of its own here"),
+        "abp.mode": (order.abp("mode") == "passthrough", "the agent's messages are kept as events alone"),
+    }
+    for name, (is_asked, why) in asked.items():
+        if is_asked:
+            raise BackendError("capability_unsupported", f"{name} would have no effect: {why}", hint="leave it out")
 
 
 def names_model(profile: Profile) -> bool:
@@ -390,6 +381,7 @@ async def drive(run: HostRun, profile: Profile) -> Done:
 
     from backplane.process import Command, open_child
 
+    require_effect(run)
     state = Path(tempfile.mkdtemp(prefix="backplane-agent-"))
     try:
         argv, env = prepare(run, profile, state)

@@ -373,6 +373,27 @@ def test_a_model_the_agent_does_not_have_is_named_before_the_work(start: Start) 
     assert start('text("x"); end()', config=RuntimeConfig(model="m1"))[0].outcome == "complete"
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        RuntimeConfig(max_budget_usd=1.0),
+        RuntimeConfig(vendor={"abp": {"output_schema": {"type": "object"}}}),
+        RuntimeConfig(vendor={"abp": {"session": {"resume": "s1"}}}),
+        RuntimeConfig(vendor={"abp": {"mode": "passthrough"}}),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(start: Start, asked: RuntimeConfig) -> None:
+    receipt, events = start('text("x"); end()', config=asked)
+    assert receipt.backplane["end"]["code"] == "capability_unsupported"
+    assert not [event for event in events if isinstance(event, AssistantMessage)]
+
+
+def test_turns_of_the_model_are_held(start: Start) -> None:
+    call = 'update(sessionUpdate="tool_call_update", toolCallId=str(n), status="completed", rawInput={"n": n})'
+    receipt, _ = start(f"for n in range(9): {call}\nend()", config=RuntimeConfig(max_turns=2))
+    assert receipt.backplane["end"]["reason"] == "max_turns"
+
+
 SPENDS = """
 for _ in range(2):
     content = {"type": "text", "text": "a"}

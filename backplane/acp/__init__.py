@@ -4,6 +4,7 @@ Which program speaks it, how it is configured and what its quirks are is a host'
 """
 
 from backplane.acp.client import Client, Session
+from backplane.acp.failure import code_of, said
 from backplane.acp.story import Call, Story
 
-__all__ = ["Call", "Client", "Session", "Story"]
+__all__ = ["Call", "Client", "Session", "Story", "code_of", "said"]
