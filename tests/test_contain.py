@@ -336,6 +336,9 @@ put(event(run, "up")); time.sleep(600)
     with subprocess.Popen([*PYTHON, "-c", program], stdout=subprocess.PIPE, cwd=ROOT) as plane:
         assert plane.stdout is not None
         assert plane.stdout.readline() == b"up\n"
+        end = time.monotonic() + ALLOWED_S
+        while not marked(mark) and time.monotonic() < end:  # It has still to become this program.
+            time.sleep(0.005)
         assert marked(mark)
         plane.kill()
     end = time.monotonic() + ALLOWED_S

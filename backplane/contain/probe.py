@@ -65,8 +65,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 def probe(environ: Mapping[str, str]) -> Probe:
     """Try the layers; blocking for some ms the first time, so call it in a worker thread."""
-    found, command = _bubblewrap(shutil.which("bwrap", path=environ.get("PATH")))
-    network = _network(command) if command else _NO_NETWORK
+    found, network, command = _bubblewrap(shutil.which("bwrap", path=environ.get("PATH")))
     return Probe(found, network, _landlock(), _cgroup(), command)
 
 
@@ -103,25 +102,24 @@ _NO_NETWORK: Final = Layer("network namespace", False, "", "bubblewrap is missin
 
 
 @functools.cache
-def _bubblewrap(path: str | None) -> tuple[Layer, tuple[str, ...]]:
+def _bubblewrap(path: str | None) -> tuple[Layer, Layer, tuple[str, ...]]:
+    """Bubblewrap, its network namespace, and the options that worked. One trial of both, as most machines have both."""
     if path is None or not GUARD_WORKS:
         why = "bwrap is not found" if sys.platform.startswith("linux") else "only Linux has it"
-        return Layer("bubblewrap", False, "", why, "install bubblewrap"), ()
+        return Layer("bubblewrap", False, "", why, "install bubblewrap"), _NO_NETWORK, ()
     why = ""
     # Root keeps its rights over files where it may; in a namespace of users it has none over those of others.
     for rights in (_AS_ROOT, ("--unshare-user",)) if os.geteuid() == 0 else ((),):
         command = (path, *BASE, *rights)
-        why, said = _trial(command, path)
-        if not why:
-            return Layer("bubblewrap", True, said.removeprefix("bubblewrap ")), command
+        no_network, said = _trial((*command, "--unshare-net"), path)
+        if no_network:
+            why, said = _trial(command, path)
+        if not no_network or not why:
+            version = said.removeprefix("bubblewrap ")
+            network = Layer("network namespace", not no_network, version, no_network)
+            return Layer("bubblewrap", True, version), network, command
     fix = "allow unprivileged user namespaces (kernel.unprivileged_userns_clone, AppArmor), or run as root"
-    return Layer("bubblewrap", False, "", why, fix), ()
-
-
-@functools.cache
-def _network(command: tuple[str, ...]) -> Layer:
-    why, said = _trial((*command, "--unshare-net"), command[0])
-    return Layer("network namespace", not why, said.removeprefix("bubblewrap "), why)
+    return Layer("bubblewrap", False, "", why, fix), _NO_NETWORK, ()
 
 
 def _trial(command: tuple[str, ...], path: str) -> tuple[str, str]:
