@@ -25,6 +25,7 @@ HOSTS: Final[dict[str, tuple[str, ...]]] = {
     "opencode": ("acp.py", "opencode"),
     "qwen": ("acp.py", "qwen"),
     "claude": ("claude.py", "claude"),
+    "codex": ("codex.py", "codex"),
 }
 """Shipped hosts of this kind: name → file under `hosts/` and the row of its table."""
 

@@ -100,7 +100,14 @@ class Peer:
 
     def receive(self, data: bytes) -> list[Received]:
         """Take bytes, give the messages they complete; blank lines are nothing."""
-        return [_read(line) for line in self._lines.feed(data) if line.strip()]
+        return [_read(line) for line in self.lines(data)]
+
+    def lines(self, data: bytes) -> list[bytes]:
+        """The lines that these bytes complete, as they came; `read` says what each is."""
+        return [line for line in self._lines.feed(data) if line.strip()]
+
+    def read(self, line: bytes) -> Received:
+        return _read(line)
 
 
 def _line(message: dict[str, Any]) -> bytes:
@@ -146,6 +153,8 @@ Answer = Callable[[Asked], Awaitable[Json | Fault]]
 """Answers a question of the other end; a `Fault` refuses it."""
 Hear = Callable[[Told], Awaitable[None]]
 """Takes a notification. They come in order; while it works nothing more is read."""
+Watch = Callable[[bytes, Received], Awaitable[None]]
+"""Told of every line and what it is, before anything is done with it."""
 
 
 class Pipe:
@@ -156,6 +165,7 @@ class Pipe:
         hear: takes notifications.
         unread: told of a line that is no message.
         strict: answer such a line with an error, as the protocol asks of a server.
+        watch: told of every line.
     """
 
     def __init__(
@@ -167,8 +177,10 @@ class Pipe:
         hear: Hear,
         unread: Callable[[Unread], None] = lambda line: None,
         strict: bool = False,
+        watch: Watch | None = None,
         line_bytes_max: int = LINE_BYTES_MAX,
     ) -> None:
+        self._watch = watch
         self._peer = Peer(line_bytes_max)
         self._write_fd, self._read_fd = write_fd, read_fd
         self._answer, self._hear, self._unread = answer, hear, unread
@@ -183,7 +195,10 @@ class Pipe:
         """Read until the other end is done; then every open call fails."""
         async with anyio.create_task_group() as tasks:
             while data := await self._more():
-                for received in self._peer.receive(data):
+                for line in self._peer.lines(data):
+                    received = self._peer.read(line)
+                    if self._watch is not None:
+                        await self._watch(line, received)
                     await self._take(received, tasks)
             self.ended = True
             for arrived, _ in self._waiting.values():

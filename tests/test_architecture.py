@@ -60,6 +60,7 @@ ROOMS = {
     "jsonrpc": f"{SHAPES} protocol",
     "acp": f"{SHAPES} jsonrpc",
     "streamjson": f"{SHAPES} cost policy protocol sidecar tools",
+    "appserver": f"{SHAPES} cost ir jsonrpc policy sidecar tools",
     "tools": f"{SHAPES} globs ir policy process",
     "presets": "errors",
     "agents": "errors",
@@ -95,7 +96,7 @@ ROOMS = {
     "__main__": "cli",
     "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",
     # the far side of the line
-    "hosts": f"{SHAPES} agents config cost ir presets sidecar dialects turn upstream process policy acp streamjson tools",
+    "hosts": f"{SHAPES} agents config cost ir presets sidecar dialects turn upstream process policy acp appserver streamjson tools",
 }
 """Room → the rooms that it may import. A row may stand here before its room does."""
 

@@ -60,6 +60,8 @@ class Agent(Protocol):
     """What the contract calls the tool that writes a file."""
     env: dict[str, str]
     """Given with every order: retries capped."""
+    patient: dict[str, Any]
+    """Given with an order whose retries are to outlast our clock."""
     labels: dict[str, str]
     """Case → "emulated: how" or "refused: why"; any other case passes."""
 
@@ -438,8 +440,7 @@ async def _alive(ground: Ground) -> None:
 @case("our clock is shorter than the agent's retries")
 async def _clock(ground: Ground) -> None:
     turn = Turn(times=None, fault=Fault(status=500, message="broken"))
-    patient = dict.fromkeys(ground.agent.env, "10")
-    seen = await ground.play([turn], limits=Limits(run_s=3.0), env=patient)
+    seen = await ground.play([turn], limits=Limits(run_s=3.0), **ground.agent.patient)
     assert seen.end["reason"] == "deadline"
     assert seen.end["code"] == "backend_timeout"
 

@@ -28,6 +28,7 @@ class Claude:
 
     def __init__(self) -> None:
         self.env = {"CLAUDE_CODE_MAX_RETRIES": "1"}
+        self.patient = {"env": {"CLAUDE_CODE_MAX_RETRIES": "10"}}
         self.labels: dict[str, str] = {}
 
     def options(self, url: str) -> dict[str, Any]:

@@ -1,0 +1,337 @@
+"""One run with such an agent, from the first word to the judged end.
+
+Its questions are put to the control plane, its items told, its silence bounded, the shape of its answer checked.
+Starting the program and saying the order in its words are a host's affair.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from backplane.appserver import answers
+from backplane.appserver.answers import Question
+from backplane.appserver.client import Client
+from backplane.appserver.failure import code_of
+from backplane.appserver.story import Ending, Story, operations
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent, carry
+from backplane.cost import MICROS, Price, price_of
+from backplane.errors import BackendError, ConfigError
+from backplane.jsonrpc import METHOD_NOT_FOUND, Asked, Fault, Received, Told, Unread
+from backplane.policy import Decision
+from backplane.sidecar import Done, HostRun
+from backplane.tools.structured import Shape
+
+TOOL_S_MAX: Final = 3600.0
+"""For one tool: a test suite may take an hour."""
+SIGN_OF_LIFE_S: Final = 60.0
+"""Between two words about a tool that works in silence: a control plane gives up a silent run after five minutes."""
+REPAIRS_MAX: Final = 2
+"""Tries to correct an answer of the wrong shape; who needs a third does not find it."""
+CANCEL_SHARE: Final = 0.5
+"""Of the grace: for the agent to end its turn by itself; the rest is for the program."""
+WORDS_CHARS_MAX: Final = 2000
+"""Of an agent's own words for a failure."""
+
+
+class Ways(msgspec.Struct, frozen=True):
+    """What a host says of its agent and of this run."""
+
+    prompt: str
+    open: tuple[str, dict[str, Any]]
+    """The call that opens the thread."""
+    turn: dict[str, Any]
+    """Members of every turn."""
+    session: dict[str, Any]
+    """What is told of the conversation beside its id."""
+    silence_s: int
+    """How long it may say nothing while no tool runs."""
+    sandboxed: bool
+    """Whether its commands run in its own sandbox; then none is let out of it."""
+    shape: Shape | None
+    price: Price | None
+    """As configured; None where nothing is."""
+    listed: bool
+    """Whether the model's list price holds: it is its vendor's own service."""
+    budget_micros: int | None
+
+
+class Turn:
+    """One run: the agent's program, its thread, and what it is asked in it."""
+
+    def __init__(self, run: HostRun, ways: Ways, write_fd: int, read_fd: int) -> None:
+        self.run, self.ways = run, ways
+        self.root = run.order.workspace.root
+        self.story: Story = Story(run.now, self.root)
+        self.client: Client = Client(write_fd, read_fd, hear=self.hear, answer=self.answer, watch=self.watch_line)
+        self.raw = run.order.abp("mode") == "passthrough"
+        self.line = b""
+        self.asked: frozenset[str] = frozenset()
+        self.model = ""
+        self.limit: tuple[str, str] | None = None
+        """The limit that ends the run, as a reason and in words."""
+        self.cancelled = self.silent = False
+        self.changed, self.over = anyio.Event(), anyio.Event()
+        self.silence = anyio.CancelScope()
+        self.heard_s = time.monotonic()
+
+    # What the agent says ----------------------------------------------------------------------------------------------
+
+    async def watch_line(self, line: bytes, received: Received) -> None:
+        """Keep what is not heard: in passthrough every message of the agent, else a line that is none."""
+        self.line = line
+        if isinstance(received, Unread):
+            await self.run.warn(f"the agent wrote a line that is no message: {received.evidence!r}")
+        elif self.raw and not isinstance(received, Told):
+            kind = received.method if isinstance(received, Asked) else "an answer"
+            for event in passed_through(self.run, [], line, kind):
+                await self.run.emit(event)
+
+    async def hear(self, method: str, params: dict[str, Any]) -> None:
+        """Tell what the agent told."""
+        if method != "error" or params.get("willRetry") is not True:
+            # Trying again in vain is no sign of life.
+            self.heard_s = time.monotonic()
+        events = self.story.take(method, params)
+        if self.raw:
+            events = passed_through(self.run, events, self.line, method)
+        for event in events:
+            await self.run.emit(event)
+        await self._look_at_limits()
+        self.changed.set()
+
+    async def _look_at_limits(self) -> None:
+        limit = self._limit()
+        if limit is not None and self.limit is None:
+            self.limit = limit
+            self.silence.cancel()
+
+    def _limit(self) -> tuple[str, str] | None:
+        story, turns_max, budget = self.story, self.run.order.config.max_turns, self.ways.budget_micros
+        if budget is not None and story.answers and story.micros is None:
+            return "budget", "what this costs is not known any more, so the budget cannot be held (max_budget_usd)"
+        if budget is not None and story.micros is not None and story.micros > budget:
+            return "budget", f"{story.micros / MICROS:g} USD spent of {budget / MICROS:g} (max_budget_usd)"
+        if turns_max is not None and story.answers >= turns_max and story.goes_on:
+            return "max_turns", f"the limit of {turns_max} turns (max_turns)"
+        return None
+
+    # What the agent asks ----------------------------------------------------------------------------------------------
+
+    async def answer(self, method: str, params: dict[str, Any]) -> Json | Fault:
+        """Answer a question of the agent."""
+        try:
+            if method == answers.PEOPLE:
+                return await self._people(params)
+            question = answers.read_question(method, params, self.story.calls, self.root, self.asked)
+            if question is None:
+                return Fault(METHOD_NOT_FOUND, f"this host answers no {method}")
+            refused = await self._may(question)
+            self.asked |= {question.id}
+            if refused is None:
+                return answers.answer(question, "allow")
+            self.story.hidden[question.id] = f"policy_denied: {refused}"
+            return answers.answer(question, "deny")
+        finally:
+            self.heard_s = time.monotonic()
+
+    async def _may(self, question: Question) -> str | None:
+        """Why a call may not run; None when it may."""
+        call = question.call
+        if question.wider and (self.ways.sandboxed or question.method == answers.PATCH):
+            return "nothing is let out of the sandbox"
+        command = call.input.get("command") if isinstance(call.input, dict) else None
+        denied = self._denied(question)
+        if denied is not None:
+            # Asked all the same: so it is on record above that this call did not run.
+            ask = {"kind": "tool", "name": call.name, "input": call.input, "cwd": self.root, "default": "deny"}
+            await self.run.pass_on(ask)
+            return denied.reason
+        verdict = await self.run.may(
+            call.name, call.input, command=command if isinstance(command, str) else None, cwd=self.root
+        )
+        if verdict.decision == "modify":
+            return "the input was changed, and this agent takes no other input than its own"
+        return verdict.reason or "denied" if verdict.decision == "deny" else None
+
+    def _denied(self, question: Question) -> Decision | None:
+        """The policy's no to a call by any of its names, or to a file that it names."""
+        call, policy = question.call, self.run.policy
+        own = OWN_NAMES.get(call.kind, call.name)
+        neutral = operations(call.input) if call.kind == "fileChange" else [call.name]
+        decisions = [
+            policy.decide_tool_call(own, call.input, root=self.root, cwd=self.root, aliases={own: name})
+            for name in neutral
+        ]
+        decisions += [policy.decide(read) for read in question.reads]
+        return next((decision for decision in decisions if decision.allowed == "deny"), None)
+
+    async def _people(self, params: dict[str, Any]) -> Json | Fault:
+        """Put the agent's questions to a person."""
+        given: dict[str, str] = {}
+        for id, words, options in answers.questions(params):
+            verdict = await self.run.ask_user(words, options=options)
+            none = f"no answer: {verdict.reason or 'nobody is there'}; decide by yourself"
+            given[id] = verdict.text or (none if verdict.decision == "deny" else verdict.decision)
+        return answers.said(given)
+
+    # The run ----------------------------------------------------------------------------------------------------------
+
+    async def cancel(self) -> None:
+        """End the turn in order: the agent first, and when it does not, its program."""
+        self.cancelled = True
+        self.client.withdraw()
+        with anyio.move_on_after(self.run.grace_s * CANCEL_SHARE):
+            if self.story.current:
+                await self.client.interrupt(self.story.thread, self.story.current)
+                await self.over.wait()
+                return
+        self.run.scope.cancel()
+
+    async def watch(self) -> None:
+        """End a run in which nothing is heard for too long: a stream that is kept alive hangs the agent for ever."""
+        told_s = 0.0
+        while True:
+            silent_s = time.monotonic() - self.heard_s
+            busy = bool(self.story.calls) or self.client.asking
+            left_s = (TOOL_S_MAX if busy else self.ways.silence_s) - silent_s
+            if left_s <= 0:
+                self.silent = True
+                self.silence.cancel()
+                return
+            told_s = 0.0 if silent_s < SIGN_OF_LIFE_S else told_s
+            if self.story.calls and silent_s - told_s >= SIGN_OF_LIFE_S:
+                told_s = silent_s
+                await self.run.carry("output", {"stream": "stdout", "text": ""}, "a tool is still at work")
+            await anyio.sleep(min(max(left_s, 0.1), SIGN_OF_LIFE_S / 4))
+
+    async def go(self) -> Done:
+        """From the first word to the agent to the end of its work."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._listen)
+            await self._open()
+            self.heard_s = time.monotonic()
+            tasks.start_soon(self.watch)
+            whole: Done | None = None
+            with self.silence:
+                whole = await self._work()
+            done = whole if whole is not None else await self._cut_off()
+            tasks.cancel_scope.cancel()
+        self.over.set()
+        return done
+
+    async def _listen(self) -> None:
+        await self.client.run()
+        self.changed.set()
+
+    async def _open(self) -> None:
+        """Agree on the protocol and open the thread."""
+        said = await self.client.initialize("backplane", "0.1.0")
+        method, params = self.ways.open
+        thread, self.model = await self.client.thread(method, params)
+        self.story.thread = str(thread["id"])
+        self.story.price = self.ways.price or (price_of(self.model) if self.ways.listed else None)
+        if self.ways.budget_micros is not None and self.story.price is None:
+            fact = f"max_budget_usd cannot be held: what {self.model!r} costs is not known"
+            raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
+        body = {"id": thread["id"], "model": self.model, "version": thread.get("cliVersion"), **self.ways.session}
+        body["agent"] = said.get("userAgent")
+        await self.run.carry("session", body, f"session {thread['id']}")
+
+    async def _turn(self, text: str) -> Ending:
+        """One turn to its end. Raises BackendError: `backend_crashed`."""
+        number = len(self.story.endings)
+        await self.client.turn(self.story.thread, text, **self.ways.turn)
+        while len(self.story.endings) == number:
+            if self.client.ended.is_set():
+                raise BackendError("backend_crashed", "the agent's program ended in the middle of its work")
+            self.changed = anyio.Event()
+            await self.changed.wait()
+        return self.story.endings[-1]
+
+    async def _work(self) -> Done:
+        text = self.ways.prompt
+        for repair in range(1, REPAIRS_MAX + 2):
+            ending = await self._turn(text)
+            whole = ending.status == "completed" and self.story.spoke and not self.cancelled
+            if self.ways.shape is None or not whole:
+                return await self._ended(ending, None)
+            value, fault = self.ways.shape.read(self.story.text)
+            if fault is None or repair > REPAIRS_MAX:
+                return await self._ended(ending, fault, value)
+            await self.run.warn(f"the answer does not match the output schema, repair {repair}: {fault}")
+            text = f"This does not satisfy the JSON Schema:\n{fault}\nAnswer with the corrected JSON value alone."
+        raise AssertionError
+
+    async def _cut_off(self) -> Done:
+        """The end that we made of it: a limit, or silence."""
+        for event in self.story.close():
+            await self.run.emit(event)
+        if self.limit is None:
+            return await self._failed("backend_timeout", f"nothing was heard of the agent for {self.ways.silence_s} s")
+        reason, words = self.limit
+        if reason == "max_turns":
+            # A turn more than there may be: that is how a control plane learns which limit it was.
+            await self.run.carry("turn", {"stop_reason": reason}, words)
+        await self.run.error(words, "policy_denied")
+        return self._done("partial")
+
+    async def _ended(self, ending: Ending, fault: str | None, value: Json = None) -> Done:
+        """Judge a run by all that the agent says, not by its word `completed`."""
+        for event in self.story.close():
+            await self.run.emit(event)
+        if self.cancelled:
+            return self._done("partial")
+        if ending.status == "failed":
+            return await self._failed(code_of(ending.info, ending.message), ending.message or "the turn failed")
+        if ending.status != "completed":
+            await self.run.error(f"the turn ended as {ending.status}: {ending.message}")
+            return self._done("partial")
+        if fault is not None:
+            words = f"the answer still does not match the output schema after {REPAIRS_MAX} repairs: {fault}"
+            return await self._failed("validation_failed", words)
+        if not self.story.spoke:
+            words = "the agent ended without a word"
+            if not self.story.acted:
+                return await self._failed("backend_unavailable", words)
+            await self.run.warn(words)
+            return self._done("partial")
+        return self._done("complete", structured=None if self.ways.shape is None else [value])
+
+    async def _failed(self, code: str, words: str) -> Done:
+        await self.run.error(words[:WORDS_CHARS_MAX], code)
+        return self._done("failed", error=words)
+
+    def _done(self, outcome: Any, *, error: str | None = None, structured: list[Json] | None = None) -> Done:
+        raw: dict[str, Json] = {
+            "model": self.model,
+            "session_id": self.story.thread,
+            "requests": self.story.answers,
+            "sandbox": "agent" if self.ways.sandboxed else None,
+        }
+        if structured is not None:
+            raw["structured_output"] = structured[0]
+        if error is not None:
+            raw["error"] = error[:WORDS_CHARS_MAX]
+        return Done(outcome=outcome, usage=self.story.used(), usage_raw=raw)
+
+
+OWN_NAMES: Final = {"commandExecution": "exec_command", "fileChange": "apply_patch"}
+"""Kinds of items → what the agent calls the tool: a rule may mean that name."""
+
+
+def passed_through(run: HostRun, events: list[AgentEvent], line: bytes, kind: str) -> list[AgentEvent]:
+    """The events with the agent's own message on the first; its text, too, where that cannot be had from the value."""
+    message = msgspec.json.decode(line)
+    raw: dict[str, Any] = {"raw_message": message}
+    if msgspec.json.encode(message) != line.strip():
+        raw["raw_line"] = line.strip().decode("utf-8", "replace")
+    if not events:
+        first = carry("raw_message", message, ts=run.now(), message=f"a message of the kind {kind}")
+        return [msgspec.structs.replace(first, ext=raw)]
+    ext = events[0].ext if isinstance(events[0].ext, dict) else {}
+    return [msgspec.structs.replace(events[0], ext={**ext, **raw}), *events[1:]]
