@@ -123,7 +123,7 @@ def of(kind: type, events: list[Any]) -> list[Any]:
     return [event for event in events if type(event) is kind]
 
 
-@ALL
+@TWO
 def test_a_plain_answer_with_its_tokens(name: str, go: Callable[..., Ended]) -> None:
     receipt, events = go(name, [Turn(text="Hello there.", usage=Usage(input=11, output=5))])
     assert receipt.outcome == "complete"
@@ -153,7 +153,7 @@ def test_a_denied_tool_does_not_run(name: str, go: Callable[..., Ended]) -> None
     assert "violations" not in receipt.backplane["enforcement"]
 
 
-@ALL
+@TWO
 def test_a_cancel_while_a_command_runs_leaves_nothing(name: str, go: Callable[..., Ended], tmp_path: Path) -> None:
     begun = tmp_path / "ws" / "begun"
     command = "touch begun && python3 -c 'import time; time.sleep(300)'"
