@@ -77,8 +77,6 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Use the user's own folder and login in place of the session's."""
     project_settings: bool = False
     """Take the workspace's own settings for the agent, too: they can start programs that nobody is asked about."""
-    sandbox: bool = False
-    """Let the agent put its own sandbox around commands."""
     silence_s: int = SILENCE_S
     mcp_servers: tuple[dict[str, Any], ...] = ()
     """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
@@ -87,6 +85,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_options(options: str) -> Options:
     """The row with the options, JSON, over it. Raises ConfigError: `config_invalid`."""
     row = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["claude"]
+    row.pop("trials")
     try:
         given = msgspec.json.decode(options, type=dict[str, Any])
         given.pop("profile", None)
@@ -179,7 +178,7 @@ def arguments(run: HostRun, options: Options, place: Place) -> list[str]:
         "--settings",
         str(place.state / "settings.json"),
     ]
-    (place.state / "settings.json").write_bytes(msgspec.json.encode(settings_of(run, options)))
+    (place.state / "settings.json").write_bytes(msgspec.json.encode(settings_of(run)))
     sources = ["user,project,local"] if options.project_settings else ["user", "--add-dir", order.workspace.root]
     made += ["--setting-sources", *sources]
     servers = mcp_servers(run, options)
@@ -222,17 +221,15 @@ def withheld(run: HostRun) -> frozenset[str]:
     return frozenset(names)
 
 
-def settings_of(run: HostRun, options: Options) -> dict[str, Any]:
+def settings_of(run: HostRun) -> dict[str, Any]:
     """The policy in the agent's own settings: the second lock, as its patterns are not quite ours."""
     profile = run.policy.profile
     deny = [f"Read({pattern})" for pattern in profile.deny_read]
     deny += [f"Edit({pattern})" for pattern in profile.deny_write]
     deny += [f"WebFetch(domain:{host})" for host in profile.deny_network if host.replace(".", "").isalnum()]
     # Commands of settings would run unasked; questions to us are no hooks in this sense and stay.
-    made: dict[str, Any] = {"disableAllHooks": True, "permissions": {"deny": deny}}
-    if options.sandbox:
-        made["sandbox"] = {"enabled": True, "autoAllowBashIfSandboxed": False, "allowUnsandboxedCommands": False}
-    return made
+    # Its own sandbox stays off: where it cannot be had it is left out without a word, and nobody could say which held.
+    return {"disableAllHooks": True, "permissions": {"deny": deny}, "sandbox": {"enabled": False}}
 
 
 def mcp_servers(run: HostRun, options: Options) -> dict[str, Any]:

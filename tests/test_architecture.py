@@ -78,6 +78,8 @@ ROOMS = {
         f"{SHAPES} backends checkpoints config contain hooks intake keeper negotiate outbox policy protocol readable receipts record "
         "redact remote sealing sessions splits workspace"
     ),
+    "proof": f"{SHAPES} agents api asks backends config receipts share testing",
+    "matrix": f"{SHAPES} share",
     "mcp": f"{SHAPES} api config jsonrpc policy receipts validate",
     "providers": f"{SHAPES} ir backends sessions",
     "relay": f"{SHAPES} receipts record runtime",
@@ -91,7 +93,7 @@ ROOMS = {
     "cli": (
         f"{SHAPES} __init__ config negotiate policy protocol dialects providers workspace receipts backends "
         "runtime router server conform schemas share validate api asks intake process record relay contain hooks keeper "
-        "presets upstream mcp"
+        "presets upstream mcp proof matrix"
     ),
     "__main__": "cli",
     "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",

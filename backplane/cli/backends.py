@@ -1,4 +1,4 @@
-"""`backends`: which backends there are, and what keeps one from being ready."""
+"""`backends`: which backends there are, what keeps one from being ready, and what one can do: said, and shown."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_config, add_json
 
 if TYPE_CHECKING:
+    from backplane.backends import BackendStatus
     from backplane.config import Settings
 
 
 def parser(name: str) -> Parser:
     """The options of `backends`."""
-    made = Parser(
-        f"backplane {name}", "List the backends: ready, or why not and how to mend it.", "backplane backends", _backends
-    )
+    about = "List the backends: ready, or why not and how to mend it; or try what an agent can do."
+    example = "backplane backends\nbackplane backends --probe mine\nbackplane backends --matrix"
+    made = Parser(f"backplane {name}", about, example, _backends)
+    made.add_argument("names", nargs="*", metavar="NAME", help="these alone; without one all")
+    what = made.add_mutually_exclusive_group()
+    what.add_argument("--probe", action="store_true", help="let each agent show its abilities to a scripted model")
+    what.add_argument("--matrix", action="store_true", help="abilities as documented, as said, and as shown")
     add_config(made)
     add_json(made, "one JSON object a backend and line")
     return made
@@ -26,13 +31,25 @@ def _backends(options: Options) -> int:
     import os
     from pathlib import Path
 
-    import msgspec
-
     from backplane import backends, config
+    from backplane.errors import BackendError
 
     environ = dict(os.environ)
     settings = config.load(Path(options.config) if options.config else None, environ, streams.folder())
     found = backends.known(settings, environ)
+    unknown = sorted(set(options.names) - {status.id for status in found})
+    if unknown:
+        known = ", ".join(status.id for status in found)
+        raise BackendError("backend_not_found", f"no backend {unknown[0]!r}", hint=f"choose one of: {known}")
+    found = [status for status in found if status.id in options.names or not options.names]
+    if options.probe:
+        return _probe(found, settings, environ, options)
+    return _matrix(found, settings, environ, options) if options.matrix else _list(found, settings, options)
+
+
+def _list(found: list[BackendStatus], settings: Settings, options: Options) -> int:
+    import msgspec
+
     if options.json:
         streams.write_bytes(b"".join(msgspec.json.encode(status) + b"\n" for status in found))
         return 0
@@ -45,6 +62,63 @@ def _backends(options: Options) -> int:
             streams.write(f"{'':<{width}}  {streams.one_line(status.fix)}\n")
         if status.manifest:
             streams.write(f"{'':<{width}}  {streams.one_line(abilities(status.manifest), 4000)}\n")
+    return 0
+
+
+def _probe(found: list[BackendStatus], settings: Settings, environ: dict[str, str], options: Options) -> int:
+    """Try each agent; one that is named and cannot be tried is an error, the others are passed over."""
+    import anyio
+    import msgspec
+
+    from backplane import backends, config, proof
+
+    home, failed = config.home(environ), False
+    for status in found:
+        if not options.names and not (status.ready and proof.provable(backends.find(status.id, settings, environ))):
+            continue
+        told = anyio.run(proof.prove, status.id, settings, environ, home)
+        failed = failed or not all(finding.proved for finding in told.findings)
+        if options.json:
+            streams.write_bytes(msgspec.json.encode(told) + b"\n")
+            continue
+        streams.write(f"{told.backend} {told.version or ''}, {told.on}\n")
+        for finding in told.findings:
+            words = "proved" if finding.proved else f"not proved: {finding.why}"
+            streams.write(f"  {finding.ability:<30} {streams.one_line(words)}\n")
+    return 1 if failed else 0
+
+
+def _matrix(found: list[BackendStatus], settings: Settings, environ: dict[str, str], options: Options) -> int:
+    """What the document says, the manifest and the trials, for the backends that have at least two of them."""
+    import msgspec
+
+    from backplane import backends, config, matrix, proof
+    from backplane.errors import BackplaneError
+    from backplane.receipts.manifests import kept_manifest
+
+    home = config.home(environ)
+    columns = matrix.columns()
+    for status in found:
+        try:
+            backend = backends.find(status.id, settings, environ)
+        except BackplaneError:
+            continue
+        kept = proof.kept_proof(status.id, home)
+        manifest = kept_manifest(home, backend.key) or {}
+        if not options.names and status.id not in columns and kept is None:
+            continue
+        findings = proof.findings(kept, proof.stamp(backend, environ)) if kept is not None else {}
+        rows = matrix.rows(status.id, manifest, findings)
+        if options.json:
+            told = {"id": status.id, "on": kept.on if kept is not None else None, "rows": rows}
+            streams.write_bytes(msgspec.json.encode(told) + b"\n")
+            continue
+        when = f"tried {kept.on}" if kept is not None else "never tried: backplane backends --probe " + status.id
+        streams.write(f"{status.id}: {when}\n  {'ability':<30} {'document':<11} {'manifest':<11} proof\n")
+        for row in rows:
+            streams.write(f"  {row.ability:<30} {row.document:<11} {row.manifest:<11} {row.proof}\n")
+            if row.reason:
+                streams.write(f"    {streams.one_line(row.reason)}\n")
     return 0
 
 

@@ -1,0 +1,88 @@
+"""What agents are said to do and what they do: the table of reasons is complete, and evidence grows stale."""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backplane import agents, backends, matrix, proof
+from backplane.config import BackendSettings, Settings
+from backplane.contract.capability import CAPABILITIES, Manifest
+from backplane.share import find
+
+DRIVEN = [name for name in agents.HOSTS if name in matrix.columns()]
+
+
+def manifest(name: str) -> dict[str, Any]:
+    """What the shipped host of this name says it can."""
+    host = importlib.import_module(f"hosts.{Path(agents.HOSTS[name][0]).stem}").HOST
+    return Manifest(host.capabilities).to_wire()
+
+
+def tried(name: str) -> Iterator[str]:
+    """Abilities that the trials of this agent show."""
+    file, row = agents.HOSTS[name]
+    table = tomllib.loads((find("hosts") / file).with_suffix(".toml").read_text())[row]
+    yield from proof.CONVERSATIONS if table.get("sessions") else ()
+    for ability, way in proof.WAYS.items():
+        if way.text is not None or (way.calls or ability) in table.get("trials", {}):
+            yield ability
+
+
+@pytest.mark.parametrize("name", DRIVEN)
+def test_every_difference_between_document_manifest_and_trials_has_a_reason(name: str) -> None:
+    rows = matrix.rows(name, manifest(name), dict.fromkeys(tried(name), "proved"))
+    assert [row.gap for row in rows if row.gap] == []
+
+
+@pytest.mark.parametrize("name", DRIVEN)
+def test_a_reason_is_about_an_ability_that_somebody_names(name: str) -> None:
+    column = matrix.columns()[name]
+    named = {*column["document"], *manifest(name)}
+    assert set(column["reasons"]) <= named
+    assert named <= set(CAPABILITIES)
+
+
+def test_an_ability_without_a_reason_is_a_gap() -> None:
+    (row,) = matrix.rows("nobody", {"tool_bash": "native"}, {})
+    assert (row.document, row.proof) == ("-", "-")
+    assert row.gap is not None
+
+
+AGENT = "#!/bin/sh\nexit 0\n"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    program = tmp_path / "agent"
+    program.write_text(AGENT)
+    program.chmod(0o755)
+    return Settings(backends={"driven": BackendSettings(host="claude", options={"program": str(program)})})
+
+
+def test_another_version_of_the_program_makes_what_was_found_stale(settings: Settings, tmp_path: Path) -> None:
+    stamp = proof.stamp(backends.find("driven", settings, {}), {})
+    finding = proof.Finding(ability="tool_bash", proved=True)
+    kept = proof.Proof(backend="driven", program=stamp, on="2026-11-22T00:00:00Z", findings=(finding,))
+    assert proof.findings(kept, proof.stamp(backends.find("driven", settings, {}), {})) == {"tool_bash": "proved"}
+    (tmp_path / "agent").write_text(AGENT + "# newer\n")
+    assert proof.findings(kept, proof.stamp(backends.find("driven", settings, {}), {})) == {"tool_bash": "stale"}
+
+
+def test_a_host_that_drives_no_agent_cannot_be_tried() -> None:
+    assert not proof.provable(backends.find("mock", Settings(), {}))
+    assert not proof.provable(backends.find("opencode", Settings(), {}))
+
+
+def test_an_agent_that_does_nothing_proves_nothing(settings: Settings, tmp_path: Path) -> None:
+    import anyio
+
+    told = anyio.run(proof.prove, "driven", settings, {"PATH": "/usr/bin:/bin"}, tmp_path / "home")
+    assert not any(finding.proved for finding in told.findings)
+    assert "ended" in told.findings[0].why
+    assert proof.kept_proof("driven", tmp_path / "home") == told
