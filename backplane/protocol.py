@@ -403,6 +403,8 @@ class ControlEnd:
         return [*([spoken] if spoken is not None else []), *self._receive_each(rest, rest.split(b"\n")[:-1])]
 
     def _receive_each(self, data: bytes, lines: list[bytes]) -> list[Received]:
+        if not lines:  # A line that is not over yet is looked at when it is.
+            return []
         out: list[Received] = []
         events: list[AgentEvent] = []
         records: list[bytes] = []
