@@ -7,7 +7,6 @@ with is the host's own affair.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -74,6 +73,8 @@ def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any],
     table = host.with_suffix(".toml")
     if not table.is_file():
         return None
+    import tomllib
+
     rows = tomllib.loads(table.read_text(encoding="utf-8"))
     row = options.get("profile", arguments[0] if arguments else "")
     program = options.get("program", rows.get(row, {}).get("program") if isinstance(row, str) else None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -133,12 +132,20 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
 
 def _stamp(word: str) -> tuple[int, ...]:
     """Size and time of a file named on a command line, so that a changed program is another host."""
-    path = word if os.sep in word else shutil.which(word)
+    path = word if os.sep in word else _found(word)
     try:
         seen = os.stat(path) if path else None
     except (OSError, ValueError):
         return ()
     return (seen.st_size, seen.st_mtime_ns) if seen is not None else ()
+
+
+def _found(program: str, search: str | None = None) -> str | None:
+    if program.startswith("-"):
+        return None  # An option of the command before it.
+    import shutil  # With it come three compressors.
+
+    return shutil.which(program, path=search)
 
 
 LADDER_STEP_S: Final = 0.5
@@ -418,7 +425,7 @@ def _status(name: str, settings: Settings, environ: Mapping[str, str]) -> Backen
     assert isinstance(backend, ProcessBackend)
     program = backend.argv[0]
     search = backend.env.get("PATH", environ.get("PATH"))
-    if shutil.which(program, path=search) is None:
+    if _found(program, search) is None:
         return BackendStatus(
             id=name,
             ready=False,
@@ -426,7 +433,7 @@ def _status(name: str, settings: Settings, environ: Mapping[str, str]) -> Backen
             fix=f"install it, or correct the command of [backends.{name}]",
             command=backend.argv,
         )
-    if backend.agent is not None and shutil.which(backend.agent.program, path=search) is None:
+    if backend.agent is not None and _found(backend.agent.program, search) is None:
         why, fix = f"{backend.agent.program} is not found or not executable", "name it with the option `program`"
         if backend.agent.install:
             fix = f"install it: {backend.agent.install}; or {fix}"

@@ -7,7 +7,6 @@ missing, choosing another backend and asking the host are not here.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Final, Literal
 
@@ -138,6 +137,8 @@ def _level_reason(name: str, wanted: Threshold, level: Level, satisfied: bool) -
 
 
 def _nearest(name: str) -> str:
+    import difflib
+
     close = difflib.get_close_matches(name.lower().replace("-", "_"), CAPABILITIES, n=1, cutoff=_NEAREST_MIN)
     return f"; the nearest name is {close[0]}" if close else ""
 

@@ -7,7 +7,6 @@ afterwards which layer held each rule.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -419,6 +418,8 @@ def parse_policy(data: bytes, source: str) -> PolicyProfile:
     """
     if len(data) > POLICY_BYTES_MAX:
         raise _invalid(source, "", f"over {POLICY_BYTES_MAX} bytes")
+    import json
+
     try:
         canonical.decode(data)
         pairs = json.loads(data, object_pairs_hook=_Pairs)

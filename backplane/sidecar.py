@@ -17,12 +17,10 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
-import anyio.abc
 import msgspec
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from msgspec import UNSET, UnsetType
 
 from backplane.contract import envelope as wire
@@ -54,8 +52,14 @@ from backplane.contract.receipt import (
 )
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError
-from backplane.policy import Policy, compile_policy
-from backplane.protocol import LINE_BYTES_MAX, Broken, Dropped, HostEnd, Noise, Received, Unknown
+
+if TYPE_CHECKING:  # The hello does not wait for them to be loaded.
+    import anyio.abc
+    import anyio.lowlevel
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+    from backplane.policy import Policy
+    from backplane.protocol import Broken, Received
 
 GRACE_S: Final = 2.0
 """Time for an orderly end when the canceller named none; the control plane's own default."""
@@ -145,6 +149,8 @@ class HostRun:
     """One run, seen from the host: the order, and the ways to say what happens."""
 
     def __init__(self, link: _Link, message: wire.Run) -> None:
+        from backplane.policy import compile_policy
+
         self.id = message.id
         self.order: WorkOrder = message.work_order
         self.extensions = message.extensions
@@ -339,14 +345,16 @@ class _Link:
     """The host's end over two file descriptors."""
 
     def __init__(
-        self, host: Host, work: Work, stdin: int, stdout: int, *, owns_process: bool, line_bytes_max: int
+        self, host: Host, work: Work, stdin: int, stdout: int, *, owns_process: bool, line_bytes_max: int | None
     ) -> None:
+        from backplane.protocol import LINE_BYTES_MAX, HostEnd
+
         self.host = host
         self._work = work
         self._stdin = stdin
         self._stdout = stdout
         self._owns_process = owns_process
-        self._end = HostEnd(line_bytes_max=line_bytes_max)
+        self._end = HostEnd(line_bytes_max=LINE_BYTES_MAX if line_bytes_max is None else line_bytes_max)
         self._runs: dict[str, HostRun] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
         """Where runs and what belongs to them live."""
@@ -454,6 +462,8 @@ class _Link:
                 return
 
     async def _take(self, received: Received) -> None:
+        from backplane.protocol import Broken
+
         if isinstance(received, wire.Run):
             await self._begin(received)
         elif isinstance(received, wire.Cancel):
@@ -476,8 +486,6 @@ class _Link:
                     await owner.tree_in.send(received)
         elif isinstance(received, Broken):
             await self._complain(received)
-        else:
-            assert isinstance(received, Dropped | Noise | Unknown) or received is None
 
     async def _complain(self, broken: Broken) -> None:
         """One bad message is one error; the runs that are open go on."""
@@ -628,17 +636,17 @@ def _write_some(fd: int, data: bytes) -> int:
         return 0
 
 
-async def serve(host: Host, work: Work, stdin: int, stdout: int, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+async def serve(host: Host, work: Work, stdin: int, stdout: int, *, line_bytes_max: int | None = None) -> None:
     """Speak the protocol as `host` over two descriptors of this process; they stay the caller's to close."""
     link = _Link(host, work, stdin, stdout, owns_process=False, line_bytes_max=line_bytes_max)
     await link.serve(said_hello=False)
 
 
-def main(host: Host, work: Work, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+def main(host: Host, work: Work, *, line_bytes_max: int | None = None) -> None:
     """Be a host: speak the protocol on this process's stdin and stdout until the end of stdin.
 
     Args:
-        line_bytes_max: longest line, both ways.
+        line_bytes_max: longest line, both ways; None for the protocol's own.
 
     The hello goes out before the event loop is loaded: a control plane that waits for it saves that time.
     """

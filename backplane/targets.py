@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from ipaddress import AddressValueError, IPv6Address
 from typing import Final
 
 import msgspec
@@ -156,6 +155,8 @@ def _stable(host: str) -> bool:
 
 
 def _ipv6(text: str) -> str | None:
+    from ipaddress import AddressValueError, IPv6Address
+
     try:
         address = IPv6Address(text)
     except AddressValueError:

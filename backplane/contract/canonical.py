@@ -8,8 +8,6 @@ RFC 8785. Only this file knows how a float is printed.
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -90,6 +88,8 @@ def decode(data: bytes | str) -> Json:
     raw = data.encode() if isinstance(data, str) else data
     value = _decode_any(raw)
     if _MINUS_ZERO.search(raw) is not None:
+        import json
+
         return json.loads(raw, parse_int=_integer)
     return value
 
@@ -99,6 +99,8 @@ def decode_inexact(data: bytes) -> Json:
 
     Only for verifying a foreign receipt whose hash does not match an exact reading.
     """
+    import json
+
     _decode_any(data)
     return json.loads(data, parse_int=_integer, parse_float=_float_inexact)
 
@@ -133,11 +135,15 @@ def _float_inexact(text: str) -> float:
 
 
 def sha256_hex(data: bytes) -> str:
+    import hashlib  # It loads a library of megabytes, and a host says its hello without.
+
     return hashlib.sha256(data).hexdigest()
 
 
 def duplicate_key(data: bytes | str) -> str | None:
     """The first object key that stands twice in one object of this JSON text, or None."""
+    import json
+
     found: list[str] = []
 
     def look(pairs: list[tuple[str, Json]]) -> None:

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import IO, Any, Final
@@ -185,6 +184,8 @@ def _guard_file() -> str:
 def _order_file() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("order"), "wb")
+    import tempfile
+
     return tempfile.TemporaryFile()
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -95,7 +94,7 @@ class Journal:
                 os.rename(building, journal.folder)
             except BaseException:
                 _close_all(head_fd, trace_fd)
-                shutil.rmtree(building, ignore_errors=True)
+                _remove(building)
                 raise
         return journal
 
@@ -156,7 +155,7 @@ class Journal:
     def discard(self) -> None:
         """Remove everything of this run; for one that was never acknowledged to anybody."""
         self.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _remove(self.folder)
 
     def _write(self, fd: int, data: bytes, keep_bytes: int | None = None) -> None:
         with _disk(str(self.folder)):
@@ -170,6 +169,12 @@ class Journal:
                 with suppress(OSError):
                     os.ftruncate(fd, before)
                 raise
+
+
+def _remove(folder: Path) -> None:
+    import shutil  # With it come three compressors.
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_facts(folder: Path) -> list[Facts]:
