@@ -100,8 +100,8 @@ def _read_json(file: str) -> Any:
 
     try:
         return canonical.decode(streams.read_input(file))
-    except msgspec.DecodeError as fault:
-        raise ConfigError("config_invalid", f"{streams.one_line(file)} is no JSON: {fault}") from fault
+    except (ValueError, RecursionError) as fault:
+        raise ConfigError("config_invalid", f"{streams.source(file)} is no JSON: {fault}") from fault
 
 
 def _stream(options: Options) -> Sequence[Any]:
@@ -109,6 +109,7 @@ def _stream(options: Options) -> Sequence[Any]:
 
     reader = framing.Detecting(is_named=True)
     done, written, end = _stream_target(options)
+    count = 0
 
     def put(chunks: list[Any]) -> None:
         for chunk in chunks:
@@ -116,12 +117,31 @@ def _stream(options: Options) -> Sequence[Any]:
 
     for data in _pieces(options.file):
         for chunk in reader.feed(data):
+            count += 1
             put(done.feed(chunk))
     for chunk in reader.finish():
+        count += 1
         put(done.feed(chunk))
+    skipped = _skipped(reader.inner.skipped if reader.inner is not None else 0, count, options)
     put(done.finish())
     streams.write_bytes(end)
-    return done.losses
+    return (*done.losses, *skipped)
+
+
+def _skipped(number: int, count: int, options: Options) -> Sequence[Any]:
+    """What the framing could not read: a loss, or an error where it read nothing at all."""
+    from backplane.errors import TranslationError
+    from backplane.ir import Loss
+
+    if not count:
+        fact = f"no event of a stream is in {streams.source(options.file)}"
+        raise TranslationError("dialect_mapping_failed", fact, hint="check the file, --from and --kind")
+    if not number:
+        return ()
+    reason = f"{streams.count(number, 'event')} of the stream could not be read as JSON"
+    return (
+        Loss(path="", dialect=options.source, target=options.target, kind="dropped", code="fallback", reason=reason),
+    )
 
 
 def _stream_target(options: Options) -> tuple[StreamTranslation, Callable[[Any], bytes], bytes]:
@@ -155,7 +175,7 @@ def _pieces(name: str) -> Iterator[bytes]:
                 os.close(fd)
     except (OSError, ValueError) as fault:
         why = getattr(fault, "strerror", None) or fault
-        raise ConfigError("config_invalid", f"{streams.one_line(name)} cannot be read: {why}") from fault
+        raise ConfigError("config_invalid", f"{streams.source(name)} cannot be read: {why}") from fault
 
 
 def _report(losses: Sequence[Any], options: Options) -> None:

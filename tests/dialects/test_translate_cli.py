@@ -66,6 +66,14 @@ def test_a_stream_comes_out_in_the_targets_framing(target: str) -> None:
     assert reader.done == (target in ("openai", "kimi", "copilot"))
 
 
+def test_an_event_that_is_no_json_is_a_loss() -> None:
+    chunks = dialect_corpus.streams("openai")[0][1]
+    data = b"data: <html>\n\n" + b"".join(framing.sse_bytes(chunk) for chunk in chunks)
+    done = translate("--from", "openai", "--to", "claude", "--kind", "stream", "--strict", data=data)
+    assert done.returncode == 1
+    assert "1 event of the stream could not be read" in json.loads(done.stderr.splitlines()[-1])["reason"]
+
+
 def test_an_array_of_chunks_is_a_stream_too() -> None:
     data = json.dumps(dialect_corpus.streams("gemini")[0][1]).encode()
     done = translate("--from", "gemini", "--to", "claude", "--kind", "stream", data=data)
@@ -78,6 +86,8 @@ def test_an_array_of_chunks_is_a_stream_too() -> None:
         (["--from", "nobody", "--to", "claude"], b"{}", b"dialect_unknown", 2),
         (["--from", "openai", "--to", "claude"], b"{}", b"dialect_mapping_failed", 1),
         (["--from", "openai", "--to", "claude"], b"{", b"config_invalid", 2),
+        (["--from", "openai", "--to", "claude", "--kind", "stream"], b"", b"dialect_mapping_failed", 1),
+        (["--from", "openai", "--to", "claude", "--kind", "stream"], b"data: <html>\n\n", b"dialect_mapping_failed", 1),
         (["--from", "openai", "--to", "claude", "/no/such/file"], b"", b"config_invalid", 2),
         (["--from", "openai", "--to", "claude", "--kind", "stream", "/no/such/file"], b"", b"config_invalid", 2),
         (
