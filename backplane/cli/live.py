@@ -69,6 +69,7 @@ def _end(plan: Plan, live: _Live) -> int:
         return 128 + live.signal if live.signal is not None else READER_GONE
     saved = _save(plan, ended)
     if not live.outlet.gone:
+        streams.write(live.clear())
         _say_the_end(plan, ended, live.look, saved)
     if live.outlet.gone and live.signal is None:
         return READER_GONE
@@ -99,7 +100,7 @@ class _Live:
         self.outlet = Outlet()
         self.left_behind: tuple[str, ...] = ()
         """What was found of runs that were cut off, a line each."""
-        self._answer = asking.callback(plan.on_ask, self._clear)
+        self._answer = asking.callback(plan.on_ask, self.clear)
         self._asks_open = 0
         self._scope: anyio.CancelScope | None = None
         self._began = time.monotonic()
@@ -138,7 +139,7 @@ class _Live:
 
     def _text(self, batch: Events) -> bytes:
         text = "".join([self.look.event(event) for event in batch.events])
-        return (self._clear() + text).encode("utf-8", "backslashreplace") if text else b""
+        return (self.clear() + text).encode("utf-8", "backslashreplace") if text else b""
 
     async def _cancel(self) -> None:
         if self.run is not None:
@@ -184,7 +185,8 @@ class _Live:
                 line = self.look.dress("dim", f"… {int(seconds)} s  {streams.one_line(self.plan.backend.id)}")
                 await self.outlet.write(f"\r\x1b[K{line}".encode())
 
-    def _clear(self) -> str:
+    def clear(self) -> str:
+        """What removes the live line, where one is drawn."""
         drawn, self._drawn = self._drawn, False
         return "\r\x1b[K" if drawn else ""
 

@@ -31,7 +31,7 @@ def _serve(options: Options) -> int:
     from backplane import config, server
 
     if streams.is_terminal(0):
-        streams.complain("serve reads messages of the protocol from stdin; end it with Ctrl-D")
+        streams.complain("serve reads messages of the protocol from stdin; end it with Ctrl-D\n")
     streams.require_descriptors()
     environ, cwd = dict(os.environ), streams.folder()
     settings = config.load(Path(options.config) if options.config else None, environ, cwd)
