@@ -11,7 +11,6 @@ import errno
 import os
 import pwd
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -200,8 +199,12 @@ def load(
     given = _from_environment(environ)
     for name, value in (flags or {}).items():
         if value is not None:
-            given[name] = _single(name, value, f"the option for {name}")
+            given[name] = _single(name, value, _OPTIONS.get(name, name))
     return _with(settings, given, cwd)
+
+
+_OPTIONS: Final = {"run_s": "--timeout", "idle_s": "--idle-timeout", "hello_s": "--hello-timeout"}
+"""What a flag is called where it is typed, if not by its setting's name."""
 
 
 def find_file(environ: Environ, cwd: Path) -> Path | None:
@@ -234,6 +237,8 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
     Raises:
         ConfigError: `config_invalid`; also for a key that stands twice.
     """
+    import tomllib  # Most runs have no file to read.
+
     try:
         text = data.decode()
         # With a newline at the end a fault on the last line has a number, too.
@@ -474,6 +479,8 @@ def _line_of(text: str, path: tuple[str, ...]) -> int | None:
 
     A value over several lines is whole only later, hence the second loop.
     """
+    import tomllib
+
     lines = text.splitlines(keepends=True)
     tries = _LINES_TRIED_MAX
     for number, line in enumerate(lines, 1):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,6 +26,7 @@ OPTIONS: Final = "BACKPLANE_API_OPTIONS"
 """The host's variable with its options as JSON: a command line could be read by anybody."""
 
 Protocol = Literal["openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio"]
+PROTOCOLS: Final[tuple[Protocol, ...]] = get_args(Protocol)
 
 
 class Preset(msgspec.Struct, frozen=True):
@@ -120,6 +121,8 @@ def read_options(options: Mapping[str, Any], where: str) -> Service:
         values = {**{own: getattr(preset, own) for own in _OWN}, **values}
     if not {"protocol", "base_url"} <= set(values):
         raise _invalid(f"{where} names no model service", 'give preset = "…", or protocol and base_url')
+    if values["protocol"] not in PROTOCOLS:
+        raise _invalid(f"{where}.protocol is {str(values['protocol'])[:40]!r}", f"one of: {', '.join(PROTOCOLS)}")
     try:
         service = msgspec.convert(values, Service)
     except msgspec.ValidationError as error:

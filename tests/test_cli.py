@@ -27,6 +27,7 @@ from backplane import schemas
 from backplane.cli import COMMANDS, EXITS, help_text, streams
 from backplane.contract.receipt import verify_bytes
 from backplane.errors import CODES
+from backplane.presets import PROTOCOLS
 from backplane.receipts import Store, seal
 from tests.receipt_writer import delta, receipt_of
 
@@ -139,6 +140,11 @@ def test_the_installed_script_is_the_same_program(cli: Cli) -> None:
     assert done.stdout == cli("--version").stdout
 
 
+def test_the_help_of_doctor_names_the_protocols_it_can_try(cli: Cli) -> None:
+    text = " ".join(cli("doctor", "--help").stdout.decode().split())
+    assert all(name in text for name in PROTOCOLS)
+
+
 # Usage ----------------------------------------------------------------------------------------------------------------
 
 
@@ -197,6 +203,41 @@ def test_wrong_usage_is_exit_code_2_and_says_why(cli: Cli, words: list[str], bac
     assert done.returncode == 2
     assert done.stdout == b""
     assert not (backplane_home / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "task", "--backend", "mock", "--timeout", "-1"], "--timeout is wrong"),
+        (["run", "task", "--backend", "mock", "--hello-timeout", "nan"], "--hello-timeout is wrong"),
+        (["run", "--order", "-"], "stdin is not strict JSON"),
+        (["translate", "--from", "openai", "--to", "claude", "-"], "stdin is no JSON"),
+        (["receipts", "show", "ab"], "backplane receipts list"),
+        (["receipts", "prune", "--keep", "-1"], "--keep -1 is no number of receipts"),
+        (["receipts", "checkpoint"], "run an order first"),
+    ],
+)
+def test_a_wrong_word_is_called_what_it_is_called_where_it_is_typed(cli: Cli, words: list[str], said: str) -> None:
+    done = cli(*words)
+    assert done.returncode == 2
+    assert said in done.stderr.decode()
+
+
+def test_a_state_directory_that_is_a_file_is_said_to_be_none(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("")
+    for words in (["receipts", "list"], ["run", "true", "--backend", "shell"], ["apply", "abcdef"]):
+        done = cli(*words, env={"BACKPLANE_HOME": str(tmp_path / "state")})
+        assert fault(done) == "receipt_store_failed"
+        assert b"BACKPLANE_HOME" in done.stderr
+
+
+def test_a_protocol_that_is_none_is_answered_with_those_there_are(cli: Cli, work: Path) -> None:
+    (work / "backplane.toml").write_text(
+        '[backends.mine]\nhost = "api"\noptions = { protocol = "openai", base_url = "http://127.0.0.1:1/v1" }\n'
+    )
+    done = cli("run", "task", "--backend", "mine", "--model", "m")
+    assert done.returncode == 2
+    assert "one of: " + ", ".join(PROTOCOLS) in done.stderr.decode()
 
 
 def test_without_a_backend_the_ready_ones_are_named(cli: Cli) -> None:
@@ -302,7 +343,7 @@ def test_validate_names_every_fault_and_recognises_by_content(cli: Cli, work: Pa
     assert "bad.json: work_order: /task: " in text
     assert "bad.json: work_order: /lane: " in text
     assert "odd.toml: configuration: " in text
-    assert "-: work_order, valid" in text
+    assert "stdin: work_order, valid" in text
 
 
 def test_conform_says_a_line_a_check_and_the_level(cli: Cli) -> None:
@@ -606,7 +647,7 @@ def test_a_run_of_one_line_leaves_a_patch_that_apply_puts_in(cli: Cli, work: Pat
     assert (work / "a.txt").read_text() == "one\n"
     assert cli("apply", run[1][:8], "--check").returncode == 0
     assert (work / "a.txt").read_text() == "one\n"
-    assert "changed 1 files\n  a.txt" in cli("apply", run[1]).stdout.decode()
+    assert "changed 1 file\n  a.txt" in cli("apply", run[1]).stdout.decode()
     assert (work / "a.txt").read_text() == "one\ntwo\n"
     again = cli("apply", run[1])
     assert again.returncode == 1
@@ -801,6 +842,23 @@ def test_a_terminal_gets_colour_and_the_diff_at_the_end(work: Path) -> None:
 def test_a_run_over_a_second_shows_that_it_is_alive(work: Path) -> None:
     _, seen = on_terminal(["run", "task", *mock({"sleep_s": 1.6}, {"say": "there"})], work, {})
     assert re.search(rb"\r\x1b\[K\x1b\[2m\xe2\x80\xa6 1 s  mock\x1b\[0m\r\x1b\[K", seen)
+
+
+def test_the_live_line_is_gone_before_the_summary(work: Path) -> None:
+    # A host that goes on for a while after its last event: the line is drawn, and no event comes to clear it.
+    (work / "late.sh").write_text(
+        'echo \'{"t":"hello","contract_version":"abp/v0.1","backend":{"id":"late"},"capabilities":{}}\'\n'
+        'read -r line\nsleep 1.6\necho \'{"t":"fatal","ref_id":null,"error":"too late"}\'\n'
+    )
+    _, seen = on_terminal(["run", "task", "--sidecar", "sh late.sh"], work, {})
+    assert b"\xe2\x80\xa6 1 s" in seen
+    assert re.search(rb"sidecar:sh\x1b\[0m\r\x1b\[K\x1b\[31mfailed", seen), seen
+
+
+@pytest.mark.parametrize("command", ["serve", "mcp"])
+def test_a_person_who_starts_a_server_by_hand_is_told_how_to_end_it(work: Path, command: str) -> None:
+    code, seen = on_terminal([command], work, {b"end it with Ctrl-D\r\n": b"\x04"})
+    assert code == 0, seen
 
 
 @pytest.mark.parametrize(("typed", "said"), [(b"yes\n", b"answer: allow"), (b"blue\n", b"answer: allow blue")])

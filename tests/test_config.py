@@ -204,7 +204,7 @@ def test_a_wrong_variable_is_an_error_that_names_it(value: str) -> None:
 
 
 def test_a_wrong_flag_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="run_s"):
+    with pytest.raises(ConfigError, match="--timeout"):
         config.load(None, {"HOME": "/nowhere"}, HERE, {"run_s": 0.0})
 
 

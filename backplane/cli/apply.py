@@ -59,7 +59,9 @@ def _apply(options: Options) -> int:
         return 0
     applied = apply_patch(folder, saved=saved, check=options.check, merge=options.merge)
     verb = "would change" if options.check else "changed"
-    streams.write(f"{verb} {len(applied.files)} files{', some by a merge' if applied.merged else ''}\n")
+    streams.write(
+        f"{verb} {streams.count(len(applied.files), 'file')}{', some by a merge' if applied.merged else ''}\n"
+    )
     for file in applied.files:
         streams.write(f"  {streams.one_line(file)}\n")
     return 0

@@ -77,7 +77,8 @@ def _list(options: Options) -> int:
             streams.write_bytes(msgspec.json.encode(one) + b"\n")
             continue
         why = "by name" if one.why == "asked" else "before a tool"
-        streams.write(f"{one.id:<5} {one.at[:19]}Z  {one.name:<24} {one.files:>6} files  {why}  tree {one.tree}\n")
+        files = streams.count(one.files, "file")
+        streams.write(f"{one.id:<5} {one.at[:19]}Z  {one.name:<24} {files:>12}  {why}  tree {one.tree}\n")
     return 0
 
 
@@ -92,7 +93,7 @@ def _rewind(options: Options) -> int:
         streams.complain(streams.one_line(left.describe()) + "\n")
     folder, to = named(options.run, options.name)
     done = rewind_original(folder, to, check=options.check)
-    streams.write(f"{'would change' if options.check else 'changed'} {len(done.files)} files\n")
+    streams.write(f"{'would change' if options.check else 'changed'} {streams.count(len(done.files), 'file')}\n")
     for file in done.files:
         streams.write(f"  {streams.one_line(file)}\n")
     return 0

@@ -51,8 +51,8 @@ def _validate(options: Options) -> int:
 
     wrong = 0
     for name in options.files:
+        shown = streams.source(name)
         found = validate(streams.read_input(name, BYTES_MAX), name)
-        shown = streams.one_line(name)
         if found.valid:
             streams.write(f"{shown}: {found.kind}, valid\n")
             continue

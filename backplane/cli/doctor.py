@@ -24,6 +24,7 @@ from backplane.cli.parser import Options, Parser, add_config, add_json
 from backplane.contain.probe import Name, probe
 from backplane.errors import BackplaneError, ConfigError
 from backplane.keeper import left_behind
+from backplane.presets import PROTOCOLS
 from backplane.process import GUARD_WORKS, run_tool
 from backplane.receipts import Store
 
@@ -59,7 +60,7 @@ def parser(name: str) -> Parser:
     )
     made.add_argument("--probe", action="store_true", help="also try each configured model service: some tokens each")
     made.add_argument("--url", metavar="URL", help="only try this base address of a model service")
-    made.add_argument("--protocol", metavar="P", help="what it speaks; a wrong name lists them")
+    made.add_argument("--protocol", metavar="P", help=f"what it speaks: {', '.join(PROTOCOLS)}")
     made.add_argument("--key-env", metavar="NAME", help="the variable that holds the key")
     made.add_argument("--model", metavar="M", help="the model to ask; else the first that is listed")
     add_config(made)
@@ -181,7 +182,7 @@ def _layers(environ: Mapping[str, str]) -> Iterator[Finding]:
     guarded = "sweeps all that a host leaves behind" if GUARD_WORKS else "only Linux has it"
     yield Finding("guard", "ok" if GUARD_WORKS else "note", guarded)
     for layer in probe(environ).layers():
-        version = f" {layer.version}" if layer.version else ""
+        version = f", version {layer.version}" if layer.version else ""
         held = _HOLDS[layer.name]
         if layer.usable:
             yield Finding(layer.name, "ok", f"works{version}; holds: {held}")
@@ -206,7 +207,7 @@ def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_n
         found = file or config.find_file(environ, cwd)
         settings = config.load(file, environ, cwd)
     except BackplaneError as error:
-        yield Finding("configuration", "missing", error.message, error.hint or "")
+        yield Finding("configuration", "missing", error.message, error.hint or "correct the file, or name another")
         return
     yield Finding("configuration", "ok", str(found) if found else "none; the built-in settings are in force")
     for variable in config.unknown_variables(environ):

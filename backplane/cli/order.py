@@ -56,7 +56,7 @@ def _start(options: Options) -> WorkOrder:
     if (options.task is None) == (options.order is None):
         raise ConfigError("config_invalid", "give a TASK or --order FILE, one of the two", hint="backplane run --help")
     if options.order is not None:
-        return read_order(streams.read_input(options.order), options.order)
+        return read_order(streams.read_input(options.order), streams.source(options.order))
     if not options.task.strip():
         raise ConfigError("config_invalid", "the task is empty", hint="say in words what to do")
     return _shaped({"task": options.task}, "the task")

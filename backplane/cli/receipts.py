@@ -149,7 +149,7 @@ def _verify(options: Options) -> int:
     if not options.names:
         return _verify_all(options.checkpoint)
     if options.checkpoint is not None:
-        raise _wrong("--checkpoint is about everything stored: name no receipt with it")
+        raise _wrong("--checkpoint is about everything stored", "name no receipt with it")
     faults = 0
     for name in options.names:
         found = _file_faults(name) if os.path.isfile(name) else _stored_faults(name)
@@ -165,7 +165,8 @@ def _verify_all(checkpoint: str | None) -> int:
     for finding in audit.findings:
         streams.write(f"{finding.run_id or 'store'}: {finding.code}: {streams.one_line(finding.fact)}\n")
     pruned = f", {audit.pruned} pruned ones by their place in the chain" if audit.pruned else ""
-    streams.write(f"{audit.checked} receipts checked{pruned}, {len(audit.findings)} faults\n")
+    checked, faults = streams.count(audit.checked, "receipt"), streams.count(len(audit.findings), "fault")
+    streams.write(f"{checked} checked{pruned}, {faults}\n")
     if not audit.rollback_checked:
         streams.write("without --checkpoint FILE a cut tail or an older copy of the store cannot be seen\n")
     return 1 if audit.findings else 0
@@ -180,13 +181,13 @@ def _read_checkpoint(name: str) -> Checkpoint:
     try:
         return msgspec.json.decode(data, type=Checkpoint)
     except ValueError as error:
-        raise _wrong(f"{streams.one_line(name)} is no checkpoint: {error}") from error
+        raise _wrong(f"{streams.source(name)} is no checkpoint: {error}", "`receipts checkpoint` prints one") from error
 
 
-def _wrong(fact: str) -> Exception:
+def _wrong(fact: str, hint: str) -> Exception:
     from backplane.errors import ConfigError
 
-    return ConfigError("config_invalid", fact, hint="backplane receipts --help")
+    return ConfigError("config_invalid", fact, hint=hint)
 
 
 def _checkpoint(_: Options) -> int:
@@ -195,17 +196,17 @@ def _checkpoint(_: Options) -> int:
     with _store(readonly=True) as store:
         head = store.checkpoint()
     if head is None:
-        raise _wrong("nothing is stored yet: there is no head of the chain")
+        raise _wrong("nothing is stored yet: the chain has no head", "run an order first")
     streams.write_bytes(msgspec.json.encode(head) + b"\n")
     return 0
 
 
 def _prune(options: Options) -> int:
     if options.keep < 0:
-        raise _wrong(f"--keep {options.keep}: a number of receipts is not negative")
+        raise _wrong(f"--keep {options.keep} is no number of receipts", "0 keeps none of them whole")
     with _store(readonly=False) as store:
         count = store.prune(options.keep)
-    streams.write(f"{count} receipts pruned; their places in the chain stay\n")
+    streams.write(f"{streams.count(count, 'receipt')} pruned; the chain still verifies\n")
     return 0
 
 
@@ -213,7 +214,7 @@ def _file_faults(name: str) -> list[str]:
     from backplane.errors import BackplaneError
 
     try:
-        _receipt_file(name)
+        _receipt_file(name, "the file")
     except BackplaneError as error:
         if error.facts.exit_code == 2:
             raise
@@ -226,11 +227,11 @@ def _stored_faults(name: str) -> list[str]:
         return [f"{finding.code}: {finding.fact}" for finding in store.verify(name)]
 
 
-def _receipt_file(name: str) -> Receipt:
+def _receipt_file(name: str, called: str | None = None) -> Receipt:
     from backplane.receipts import parse_receipt
     from backplane.receipts.bundle import RECEIPT_BYTES_MAX
 
-    return parse_receipt(streams.read_input(name, RECEIPT_BYTES_MAX), name)
+    return parse_receipt(streams.read_input(name, RECEIPT_BYTES_MAX), called or streams.source(name))
 
 
 def _diff(options: Options) -> int:

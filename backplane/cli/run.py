@@ -56,9 +56,9 @@ def _add_workspace(made: Parser) -> None:
         help="leave the result as a patch, or apply it when complete (patch_first)",
     )
     add("--include", metavar="GLOB", action="append", default=[], help="only these files")
-    add("--checkpoints", action="store_true", help="keep its state before each tool that may write")
     add("--exclude", metavar="GLOB", action="append", default=[], help="not these files")
     add("--context", metavar="FILE", action="append", default=[], help="a file it should look at")
+    add("--checkpoints", action="store_true", help="keep its state before each tool that may write")
 
 
 def _add_permissions(made: Parser) -> None:

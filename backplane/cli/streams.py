@@ -117,15 +117,26 @@ def read_input(name: str, bytes_max: int = INPUT_BYTES_MAX) -> bytes:
     """
     from backplane.errors import ConfigError
 
+    shown = source(name)
     try:
         with open(STDIN if name == "-" else name, "rb", closefd=name != "-") as file:
             data = file.read(bytes_max + 1)
     except (OSError, ValueError) as fault:
         why = getattr(fault, "strerror", None) or fault
-        raise ConfigError("config_invalid", f"{one_line(name)} cannot be read: {why}") from fault
+        raise ConfigError("config_invalid", f"{shown} cannot be read: {why}") from fault
     if len(data) > bytes_max:
-        raise ConfigError("config_invalid", f"{one_line(name)} is over {bytes_max} bytes")
+        raise ConfigError("config_invalid", f"{shown} is over {bytes_max} bytes")
     return data
+
+
+def source(name: str) -> str:
+    """What to call an input in words."""
+    return "stdin" if name == "-" else one_line(name)
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun, as `1 file` and `2 files`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def folder() -> Path:

@@ -145,7 +145,7 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(RECEIPT_BYTES_MAX + 1)
     except OSError as error:
-        raise ConfigError("config_invalid", f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError("config_invalid", f"{path} cannot be read: {error.strerror}") from error
     if len(data) > RECEIPT_BYTES_MAX:
         raise ConfigError("config_invalid", f"{path} is over {RECEIPT_BYTES_MAX >> 20} MiB")
     return data

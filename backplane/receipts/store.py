@@ -135,7 +135,8 @@ class Store:
         """
         wanted = run.strip().lower()
         if len(wanted) < PREFIX_CHARS_MIN:
-            raise ConfigError("config_invalid", f"{run!r} is too short; give {PREFIX_CHARS_MIN} characters of a run id")
+            fact = f"{run!r} is too short for a run id: {PREFIX_CHARS_MIN} characters are the least"
+            raise ConfigError("config_invalid", fact, hint="backplane receipts list shows them")
         rows = self._rows(
             "WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT ?", (wanted, wanted + "~", AMBIGUOUS_SHOWN + 1)
         )

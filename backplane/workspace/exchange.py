@@ -107,7 +107,7 @@ def pending(runs: Path) -> list[Path]:
     try:
         with os.scandir(runs) as entries:
             return sorted(Path(entry.path) for entry in entries if entry.name.endswith((_BEGUN, _DONE)))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

@@ -316,7 +316,7 @@ def _find_original(root: Path) -> Path:
             return original
         fact = f"the workspace '{printable(str(root))}' is not a folder"
     except (OSError, RuntimeError) as error:
-        fact = f"the workspace '{printable(str(root))}' cannot be opened: {type(error).__name__}"
+        fact = f"the workspace '{printable(str(root))}' cannot be opened: {getattr(error, 'strerror', None) or error}"
     raise WorkspaceError("workspace_init_failed", fact, hint="give an existing folder with --root")
 
 
