@@ -49,7 +49,7 @@ HOST: Final = Host(
         **dict.fromkeys(("tool_read", "tool_glob", "tool_grep"), BY_SHELL),
         **dict.fromkeys(("hooks_pre_tool_use", "checkpointing", "structured_output_json_schema"), EMULATED),
     },
-    extensions=(*EXTENSIONS, "session/1"),
+    extensions=(*EXTENSIONS, "session/1", "input/1", "interrupt/1"),
 )
 
 QUIET: Final = (
@@ -101,6 +101,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_options(options: str) -> Options:
     """The row with the options, JSON, over it. Raises ConfigError: `config_invalid`."""
     row = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["codex"]
+    row.pop("trials", None)
     try:
         given = msgspec.json.decode(options, type=dict[str, Any])
         given.pop("profile", None)
@@ -157,7 +158,7 @@ def place_of(run: HostRun, options: Options, state: Path) -> Place:
     config.mkdir(parents=True, exist_ok=True)
     if wanted is not None and not any(config.glob(f"sessions/*/*/*/*{wanted}.jsonl*")):
         fix = 'run with config.vendor.abp.session = {"keep": true} first; its event names the id'
-        raise ConfigError("config_invalid", f"no conversation {wanted} is kept here", hint=fix)
+        raise ConfigError("config_invalid", f"no conversation {wanted} is kept here; {fix}")
     return Place(state, config)
 
 
@@ -171,7 +172,7 @@ def prepare(run: HostRun, options: Options, place: Place) -> tuple[tuple[str, ..
     program = shutil.which(options.program, path=env.get("PATH"))
     if program is None:
         fix = f"install it: {options.install}" if options.install else "name it with the option `program`"
-        raise BackendError("backend_unavailable", f"{options.program} is not found or not executable", hint=fix)
+        raise BackendError("backend_unavailable", f"{options.program} is not found or not executable; {fix}")
     return (program, "app-server", *(word for setting in QUIET for word in ("-c", setting))), env
 
 
@@ -185,6 +186,8 @@ def thread_of(run: HostRun, options: Options, env: dict[str, str]) -> tuple[str,
         "config": settings_of(run, options, env),
         "model": run.order.config.model or options.model,
         "developerInstructions": own.get("system"),
+        # Only what the model said itself shows that a command is to leave the sandbox.
+        "experimentalRawEvents": options.sandbox or None,
     }
     if not options.own_state:
         params["modelProvider"] = "backplane"
@@ -217,7 +220,6 @@ def settings_of(run: HostRun, options: Options, env: dict[str, str]) -> dict[str
         "allow_login_shell": False,
         "web_search": "disabled" if networked or asked_first else "live",
         "mcp_servers": mcp_servers(run, options),
-        "sandbox_workspace_write": {"network_access": not networked, "exclude_slash_tmp": True},
         "model_reasoning_effort": own.get("effort"),
         "model_reasoning_summary": own.get("summary"),
         "model_verbosity": own.get("verbosity"),
@@ -225,6 +227,14 @@ def settings_of(run: HostRun, options: Options, env: dict[str, str]) -> dict[str
     if not options.own_state:
         made["model_providers"] = {"backplane": provider_of(options, env)}
     return {name: value for name, value in made.items() if value is not None}
+
+
+def sandbox_of(run: HostRun, options: Options) -> dict[str, Any]:
+    """The agent's own sandbox, as a turn takes it; nothing where it is not asked for."""
+    profile = run.policy.profile
+    networked = bool(profile.allow_network or profile.deny_network)
+    policy = {"type": "workspaceWrite", "excludeSlashTmp": True, "networkAccess": not networked}
+    return {"sandboxPolicy": policy} if options.sandbox else {}
 
 
 def provider_of(options: Options, env: dict[str, str]) -> dict[str, Any]:
@@ -269,13 +279,17 @@ def ways_of(run: HostRun, options: Options, env: dict[str, str]) -> Ways:
     from backplane.cost import micros, read_price
     from backplane.tools.structured import Shape
 
+    for row in run.order.abp("hooks") or ():
+        if isinstance(row, dict) and row.get("event") == "post_tool":
+            fact = "hooks after tools: this agent shows the model what a long command said before anybody is asked"
+            raise BackendError("capability_unsupported", f"{fact}; take the hook out, or another backend")
     asked, config, schema = read_session(run), run.order.config, run.order.abp("output_schema")
     shape = None if schema is None else Shape(schema)
     budget = config.max_budget_usd
     return Ways(
         prompt="\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])]),
         open=thread_of(run, options, env),
-        turn={"outputSchema": schema} if is_strict(schema) else {},
+        turn={**({"outputSchema": schema} if is_strict(schema) else {}), **sandbox_of(run, options)},
         session={
             "kept": bool(asked.keep or asked.resume or asked.fork or options.own_state),
             **{name: value for name, value in (("resumed", asked.resume), ("forked", asked.fork)) if value},
@@ -322,7 +336,7 @@ async def drive(run: HostRun, options: Options) -> Done:
         ways = ways_of(run, options, env)
         async with open_child(Command(argv=argv, env=env, cwd=run.order.workspace.root)) as child:
             turn = Turn(run, ways, child.stdin, child.stdout)
-            run.on_cancel = turn.cancel
+            run.on_cancel, run.on_input, run.on_interrupt = turn.cancel, turn.more, turn.interrupt
             try:
                 return await turn.go()
             except BaseExceptionGroup as group:

@@ -5,7 +5,7 @@ A question is read into the call it is about; who decides is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, Final, Literal
 
 import msgspec
@@ -37,20 +37,20 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def read_question(
-    method: str, params: Mapping[str, Any], calls: Mapping[str, Call], root: str, asked: frozenset[str]
+    method: str, params: Mapping[str, Any], calls: Mapping[str, Call], root: str, plain: Set[str]
 ) -> Question | None:
     """The call that a question is about; None for a question that is not about one.
 
     Args:
         calls: open calls, by the item's id.
-        asked: items that were asked about before: a second question is about more.
+        plain: items that are known to stay in the agent's sandbox, and were not asked about before.
     """
     id = str(params.get("itemId"))
     if method == COMMAND:
         call = calls.get(id) or called({"type": "commandExecution", **params}, root)
         wider = params.get("additionalPermissions") or params.get("networkApprovalContext") or params.get("reason")
         assert call is not None
-        return Question(method, id, call, _reads(params, root), bool(wider) or id in asked)
+        return Question(method, id, call, _reads(params, root), bool(wider) or id not in plain)
     if method == PATCH and id in calls:
         return Question(method, id, calls[id], wider=params.get("grantRoot") is not None)
     if method == SERVER:

@@ -70,11 +70,12 @@ class Turn:
         self.client: Client = Client(write_fd, read_fd, hear=self.hear, answer=self.answer, watch=self.watch_line)
         self.raw = run.order.abp("mode") == "passthrough"
         self.line = b""
-        self.asked: frozenset[str] = frozenset()
         self.model = ""
         self.limit: tuple[str, str] | None = None
         """The limit that ends the run, as a reason and in words."""
-        self.cancelled = self.silent = False
+        self.cancelled = self.interrupted = False
+        self.waiting: list[str] = []
+        """Words of the user that came after a turn had ended."""
         self.changed, self.over = anyio.Event(), anyio.Event()
         self.silence = anyio.CancelScope()
         self.heard_s = time.monotonic()
@@ -127,11 +128,11 @@ class Turn:
         try:
             if method == answers.PEOPLE:
                 return await self._people(params)
-            question = answers.read_question(method, params, self.story.calls, self.root, self.asked)
+            question = answers.read_question(method, params, self.story.calls, self.root, self.story.plain)
             if question is None:
                 return Fault(METHOD_NOT_FOUND, f"this host answers no {method}")
             refused = await self._may(question)
-            self.asked |= {question.id}
+            self.story.plain.discard(question.id)
             if refused is None:
                 return answers.answer(question, "allow")
             self.story.hidden[question.id] = f"policy_denied: {refused}"
@@ -192,6 +193,18 @@ class Turn:
                 return
         self.run.scope.cancel()
 
+    async def more(self, text: str) -> None:
+        """Words of the user while the agent works: it takes them into its turn, or into another one after it."""
+        story = self.story
+        going = story.current and not any(ending.turn == story.current for ending in story.endings)
+        if not going or await self.client.steer(story.thread, story.current, text) is not None:
+            self.waiting.append(text)
+
+    async def interrupt(self) -> None:
+        """Stop the agent's turn; what waits to be said to it is said then."""
+        self.interrupted = True
+        await self.client.interrupt(self.story.thread, self.story.current)
+
     async def watch(self) -> None:
         """End a run in which nothing is heard for too long: a stream that is kept alive hangs the agent for ever."""
         told_s = 0.0
@@ -200,7 +213,6 @@ class Turn:
             busy = bool(self.story.calls) or self.client.asking
             left_s = (TOOL_S_MAX if busy else self.ways.silence_s) - silent_s
             if left_s <= 0:
-                self.silent = True
                 self.silence.cancel()
                 return
             told_s = 0.0 if silent_s < SIGN_OF_LIFE_S else told_s
@@ -232,6 +244,8 @@ class Turn:
         """Agree on the protocol and open the thread."""
         said = await self.client.initialize("backplane", "0.1.0")
         method, params = self.ways.open
+        if self.ways.sandboxed:
+            await self._try_sandbox()
         thread, self.model = await self.client.thread(method, params)
         self.story.thread = str(thread["id"])
         self.story.price = self.ways.price or (price_of(self.model) if self.ways.listed else None)
@@ -241,6 +255,16 @@ class Turn:
         body = {"id": thread["id"], "model": self.model, "version": thread.get("cliVersion"), **self.ways.session}
         body["agent"] = said.get("userAgent")
         await self.run.carry("session", body, f"session {thread['id']}")
+
+    async def _try_sandbox(self) -> None:
+        """See a command run in the agent's sandbox; raises BackendError where it cannot be built."""
+        params: Json = {"command": ["true"], "cwd": self.root, "sandboxPolicy": {"type": "workspaceWrite"}}
+        reply = await self.client.call("command/exec", params)
+        said = reply.result if isinstance(reply.result, dict) else {}
+        if said.get("exitCode") != 0:
+            words = reply.fault.message if reply.fault is not None else str(said.get("stderr")).strip()
+            fix = "leave out the option sandbox, or switch the isolation off: one cannot be built within the other"
+            raise BackendError("capability_unsupported", f"the agent's sandbox does not work here: {words}", hint=fix)
 
     async def _turn(self, text: str) -> Ending:
         """One turn to its end. Raises BackendError: `backend_crashed`."""
@@ -257,6 +281,8 @@ class Turn:
         text = self.ways.prompt
         for repair in range(1, REPAIRS_MAX + 2):
             ending = await self._turn(text)
+            while self.waiting and not self.cancelled:
+                ending = await self._turn(self.waiting.pop(0))
             whole = ending.status == "completed" and self.story.spoke and not self.cancelled
             if self.ways.shape is None or not whole:
                 return await self._ended(ending, None)
@@ -284,7 +310,7 @@ class Turn:
         """Judge a run by all that the agent says, not by its word `completed`."""
         for event in self.story.close():
             await self.run.emit(event)
-        if self.cancelled:
+        if self.cancelled or (self.interrupted and ending.status == "interrupted"):
             return self._done("partial")
         if ending.status == "failed":
             return await self._failed(code_of(ending.info, ending.message), ending.message or "the turn failed")
@@ -311,7 +337,7 @@ class Turn:
             "model": self.model,
             "session_id": self.story.thread,
             "requests": self.story.answers,
-            "sandbox": "agent" if self.ways.sandboxed else None,
+            "sandbox": "agent" if self.ways.sandboxed else "none of the agent's own",
         }
         if structured is not None:
             raw["structured_output"] = structured[0]

@@ -62,7 +62,8 @@ def _items(turn: Turn, ask: Ask) -> list[dict[str, Any]]:
     for place, call in enumerate(turn.calls):
         kind, key = ("custom_tool_call", "input") if call.kind == "custom" else ("function_call", "arguments")
         head = {"type": kind, "id": f"fc_{ask.number}_{place}", "call_id": call.id or f"call_{ask.number}_{place}"}
-        items.append({**head, "name": call.name, key: arguments(call), "status": "completed"})
+        space = {} if call.namespace is None else {"namespace": call.namespace}
+        items.append({**head, **space, "name": call.name, key: arguments(call), "status": "completed"})
     return items
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from backplane.testing import Call, Turn
-from tests.vendors.cases import CASES, Ground
+from backplane.asks import Decision
+from backplane.contract.events import AskRaised, ToolResult, Warned
+from backplane.contract.work import PolicyProfile
+from backplane.testing import Call, Turn, Usage
+from tests.vendors.cases import CASES, MODEL, SCHEMA, Ground, Seen
 from tests.vendors.found import vendor
 
 pytestmark = pytest.mark.anyio
@@ -62,3 +67,172 @@ def ground(tmp_path: Path) -> Ground:
 @pytest.mark.parametrize("name", CASES)
 async def test_codex_holds(name: str, ground: Ground) -> None:
     await CASES[name](ground)
+
+
+# What is its own ------------------------------------------------------------------------------------------------------
+
+QUESTION = {
+    "questions": [
+        {
+            "id": "colour",
+            "header": "Colour",
+            "question": "Which colour?",
+            "options": [{"label": "Red", "description": "r"}, {"label": "Blue", "description": "b"}],
+        }
+    ]
+}
+
+
+def last_result(seen: Seen) -> str:
+    """What the model was told last."""
+    return json.dumps(seen.server.requests[-1].body["input"][-1])
+
+
+def asks(name: str, input: Any, **more: Any) -> Turn:
+    return Turn(calls=(Call(name=name, input=input, **more),))
+
+
+async def test_a_question_to_a_person_is_an_ask_of_the_kind_input(ground: Ground) -> None:
+    async def answer(ask: AskRaised) -> Decision:
+        return Decision(decision="allow", text="Blue")
+
+    seen = await ground.play([asks("request_user_input", QUESTION), Turn(text="thanks")], on_ask=answer)
+    assert "Which colour?" in [event.body.get("question") for event in seen.of(AskRaised)]
+    assert "Blue" in last_result(seen)
+
+
+async def test_a_question_that_nobody_answers_is_left_to_the_model(ground: Ground) -> None:
+    seen = await ground.play([asks("request_user_input", QUESTION), Turn(text="alone then")])
+    assert "decide by yourself" in last_result(seen)
+    assert seen.receipt.outcome == "complete"
+
+
+async def test_a_changed_input_is_not_run_at_all(ground: Ground) -> None:
+    async def answer(ask: AskRaised) -> Decision:
+        return Decision(decision="modify", input={"command": "echo other > other.txt"})
+
+    turns = [ground.agent.runs("echo first > first.txt"), Turn(text="done")]
+    seen = await ground.play(turns, on_ask=answer, policy=PolicyProfile(require_approval_for=("bash",)))
+    assert seen.patch == ""
+    assert "takes no other input" in str(seen.of(ToolResult)[0].output)
+
+
+async def test_an_order_with_hooks_after_tools_is_refused(ground: Ground) -> None:
+    hooks = [{"event": "post_tool", "command": ["true"], "name": "look"}]
+    seen = await ground.play([Turn(text="x")], abp={"hooks": hooks})
+    assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "capability_unsupported")
+    assert seen.server.requests == ()
+
+
+async def test_a_rule_may_name_the_agents_own_word_for_a_tool(ground: Ground) -> None:
+    turns = [ground.agent.runs("touch one.txt"), ground.agent.writes("two.txt", "2\n"), Turn(text="done")]
+    seen = await ground.play(turns, policy=PolicyProfile(disallowed_tools=("exec_command", "apply_patch")))
+    assert seen.patch == ""
+    assert [event.is_error for event in seen.of(ToolResult)] == [True, True]
+
+
+async def test_a_file_that_a_command_plainly_reads_is_held_to_the_policy(ground: Ground) -> None:
+    (ground.root / "key.pem").write_text("no model's affair\n")
+    turns = [ground.agent.runs("cat key.pem"), Turn(text="done")]
+    seen = await ground.play(turns, policy=PolicyProfile(deny_read=("**/*.pem",)))
+    assert "affair" not in last_result(seen)
+    assert seen.of(ToolResult)[0].is_error
+
+
+async def test_its_own_sandbox_holds_where_it_is_asked_for_and_lets_no_command_out(ground: Ground) -> None:
+    target = ground.root.parent / "outside.txt"
+    out = f"echo out > {target}"
+    turns = [
+        asks("exec_command", {"cmd": f"echo in > inside.txt; {out}"}),
+        asks("exec_command", {"cmd": out, "sandbox_permissions": "require_escalated"}),
+        Turn(text="done"),
+    ]
+    seen = await ground.play(turns, options={"sandbox": True})
+    if seen.end.get("code") == "capability_unsupported":
+        pytest.skip("no sandbox can be built on this machine")
+    assert not target.exists()
+    assert "+in" in seen.patch
+    assert "let out of the sandbox" in str(seen.of(ToolResult)[-1].output)
+    assert seen.receipt.usage_raw["sandbox"] == "agent"
+
+
+async def test_one_sandbox_in_another_is_refused_and_not_said_to_hold(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="x")], options={"sandbox": True}, isolation="best_effort")
+    layers = {row["name"]: row["state"] for row in seen.receipt.usage_raw["backplane"]["enforcement"]["layers"]}
+    if layers["bubblewrap"] != "used":
+        pytest.skip("no isolation can be had on this machine")
+    assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "capability_unsupported")
+
+
+async def test_the_users_profile_and_the_workspaces_settings_are_not_run(ground: Ground) -> None:
+    (ground.root / "AGENTS.md").write_text("the house word is walrus\n")
+    folder = ground.root / ".codex"
+    folder.mkdir()
+    (folder / "config.toml").write_text('model_provider = "elsewhere"\nmodel = "other"\n')
+    seen = await ground.play([ground.agent.runs("shopt -q login_shell || echo plain"), Turn(text="done")])
+    assert "the house word is walrus" in json.dumps(seen.server.requests[0].body)
+    assert seen.of(ToolResult)[0].output == "plain\n"
+    assert seen.receipt.outcome == "complete"
+
+
+async def test_a_server_of_tools_is_started_and_its_tools_are_asked_about(ground: Ground) -> None:
+    script = ground.root.parent / "server.py"
+    script.write_text(MCP_SERVER)
+    servers = [{"name": "house", "command": sys.executable, "args": [str(script)]}]
+    turns = [asks("word", {}, namespace="mcp__house"), Turn(text="done")]
+    seen = await ground.play(turns, abp={"mcp_servers": servers}, model=MODEL)
+    assert "mcp__house__word" in [event.body.get("name") for event in seen.of(AskRaised)]
+    assert "walrus" in str(seen.of(ToolResult)[0].output)
+
+
+MCP_SERVER = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    result = {}
+    if asked["method"] == "initialize":
+        version = asked["params"]["protocolVersion"]
+        info = {"name": "house", "version": "1"}
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+    elif asked["method"] == "tools/list":
+        tool = {"name": "word", "description": "the word", "inputSchema": {"type": "object", "properties": {}}}
+        result = {"tools": [tool]}
+    elif asked["method"] == "tools/call":
+        result = {"content": [{"type": "text", "text": "walrus"}]}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+async def test_an_answer_of_the_wrong_shape_is_asked_for_again(ground: Ground) -> None:
+    turns = [Turn(text="in words"), *ground.agent.structured({"n": 7})]
+    seen = await ground.play(turns, abp={"output_schema": SCHEMA})
+    assert seen.receipt.usage_raw["structured_output"] == {"n": 7}
+    assert any("repair 1" in event.message for event in seen.of(Warned))
+    assert seen.server.requests[0].body["text"]["format"]["schema"] == SCHEMA
+
+
+async def test_an_order_that_says_what_the_agent_cannot_hear_is_refused(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="x")], vendor={"codex": {"colour": "red"}})
+    assert seen.end["code"] == "config_invalid"
+    assert "colour" in str(seen.run.error)
+
+
+async def test_a_budget_ends_the_run(ground: Ground) -> None:
+    usage = Usage(input=100_000, output=20_000)
+    again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, usage=usage)
+    prices = {"prices": {"input": 5, "output": 30}}
+    seen = await ground.play([again], max_budget_usd=1.0, options=prices)
+    assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "budget", "policy_denied")
+
+
+async def test_a_budget_for_a_model_without_a_price_is_refused(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="x")], max_budget_usd=1.0, model=MODEL)
+    assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "config_invalid")
+    assert seen.server.requests == ()
+
+
+async def test_a_stream_without_an_answer_is_a_failure_though_the_agent_calls_it_done(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="")])
+    assert (seen.receipt.outcome, seen.codes[-1:]) == ("failed", ["backend_unavailable"])
