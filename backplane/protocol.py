@@ -68,6 +68,8 @@ MESSAGES: Final[dict[str, tuple[type[Any], Sender]]] = {
     "final": (wire.Final, "host"),
     "fatal": (wire.Fatal, "host"),
     "cancel": (wire.Cancel, "control"),
+    "input": (wire.Input, "control"),
+    "interrupt": (wire.Interrupt, "control"),
     "ping": (wire.Ping, "control"),
     "pong": (wire.Pong, "host"),
     "ask": (wire.Ask, "host"),
@@ -79,6 +81,8 @@ MESSAGES: Final[dict[str, tuple[type[Any], Sender]]] = {
 
 NEEDS_EXTENSION: Final[dict[str, str]] = {
     "cancel": "cancel/1",
+    "input": "input/1",
+    "interrupt": "interrupt/1",
     "ping": "ping/1",
     "pong": "ping/1",
     "ask": "ask/1",
@@ -147,8 +151,8 @@ class Broken(msgspec.Struct, frozen=True):
 
 
 Received = (
-    Events | wire.Hello | wire.Run | wire.Final | wire.Fatal | wire.Cancel | wire.Ping | wire.Pong
-    | wire.Ask | wire.Answer | wire.Tree | wire.Patch | Noise | Dropped | Unknown | Broken
+    Events | wire.Hello | wire.Run | wire.Final | wire.Fatal | wire.Cancel | wire.Input | wire.Interrupt | wire.Ping
+    | wire.Pong | wire.Ask | wire.Answer | wire.Tree | wire.Patch | Noise | Dropped | Unknown | Broken
 )  # fmt: skip
 
 
@@ -366,7 +370,10 @@ class ControlEnd:
         """What the host announced; empty before its hello."""
         return self.hello.extensions if self.hello is not None else ()
 
-    def send(self, envelope: wire.Run | wire.Cancel | wire.Ping | wire.Answer | wire.Tree) -> bytes:
+    def send(
+        self,
+        envelope: wire.Run | wire.Cancel | wire.Input | wire.Interrupt | wire.Ping | wire.Answer | wire.Tree,
+    ) -> bytes:
         """Write one message as a line.
 
         Raises:
@@ -622,6 +629,10 @@ def _lenient_hello(value: dict[str, Any]) -> dict[str, Any]:
     return known
 
 
+_OF_A_RUN: Final = wire.Cancel | wire.Input | wire.Interrupt | wire.Answer | wire.Tree
+"""What a control plane says to a run that is open."""
+
+
 class HostEnd:
     """A host's end of one line: reads what a control plane says, writes what a host may say."""
 
@@ -715,7 +726,7 @@ class HostEnd:
                     "protocol_unexpected_message", f"run {message.id[:60]!r} is open already", line[:EVIDENCE_BYTES]
                 )
             self._open[message.id] = message.extensions
-        elif isinstance(message, wire.Cancel | wire.Answer | wire.Tree) and message.ref_id not in self._open:
+        elif isinstance(message, _OF_A_RUN) and message.ref_id not in self._open:
             return Dropped("after_end", f"{t} for run {message.ref_id[:60]!r}, which is not open")
         return message
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from backplane.workspace import Workspace
     from backplane.workspace.checkpoints import Checkpoint
 
-EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1")
+EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "session/1")
 """What this control plane announces with every run."""
 
 READ_BYTES_MAX: Final = 64 * 1024
@@ -336,6 +336,22 @@ class Run:
         if grace_s is not None and not self._stopping:
             self._limits = msgspec.structs.replace(self._limits, cancel_grace_s=grace_s)
         self._decide("cancelled", None, note=reason)
+
+    def input(self, text: str) -> None:
+        """Give the agent more words of the user while it works.
+
+        Raises:
+            ProtocolError: `protocol_unexpected_message`, the host did not announce `input/1`.
+        """
+        self._say(self._line.send(wire.Input(ref_id=self.id, text=text)))
+
+    def interrupt(self) -> None:
+        """Stop the agent's turn: unless words of the user wait, the run ends, and its conversation can be gone on with.
+
+        Raises:
+            ProtocolError: `protocol_unexpected_message`, the host did not announce `interrupt/1`.
+        """
+        self._say(self._line.send(wire.Interrupt(ref_id=self.id)))
 
     async def ping(self) -> float:
         """Seconds until the host answers; somebody must be iterating over the run meanwhile.

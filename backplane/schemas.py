@@ -235,6 +235,8 @@ _ENVELOPES: Final[dict[str, Any]] = {
     "final": envelope.Final,
     "fatal": envelope.Fatal,
     "cancel": envelope.Cancel,
+    "input": envelope.Input,
+    "interrupt": envelope.Interrupt,
     "ping": envelope.Ping,
     "pong": envelope.Pong,
     "ask": envelope.Ask,

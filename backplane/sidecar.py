@@ -160,6 +160,10 @@ class HostRun:
         self.cancelled_because: str | None = None
         self.on_cancel: Callable[[], Coroutine[Any, Any, None]] | None = None
         """Called when the run is cancelled, in place of cancelling `work`: for one that then ends by itself."""
+        self.on_input: Callable[[str], Coroutine[Any, Any, None]] | None = None
+        """Takes more words of the user while `work` runs; a host that sets it announces `input/1`."""
+        self.on_interrupt: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Stops the agent's turn, and `work` ends by itself; a host that sets it announces `interrupt/1`."""
         self.emitted = 0
         self.scope = anyio.CancelScope()
         self.answers: dict[str, tuple[anyio.Event, list[wire.Answer]]] = {}
@@ -471,6 +475,8 @@ class _Link:
             if received.ref_id in self._runs:
                 reason = received.reason or "cancelled by the control plane"
                 self._cancel(self._runs[received.ref_id], reason, grace_s)
+        elif isinstance(received, wire.Input | wire.Interrupt):
+            self._steer(received)
         elif isinstance(received, wire.Ping):
             await self.send(wire.Pong(seq=received.seq))
         elif isinstance(received, wire.Answer):
@@ -486,6 +492,16 @@ class _Link:
                     await owner.tree_in.send(received)
         elif isinstance(received, Broken):
             await self._complain(received)
+
+    def _steer(self, received: wire.Input | wire.Interrupt) -> None:
+        """Words for a run that takes none, or not yet, are dropped: a control plane knows who takes some."""
+        run = self._runs.get(received.ref_id)
+        if run is None or self._tasks is None:
+            return
+        if isinstance(received, wire.Input) and run.on_input is not None:
+            self._tasks.start_soon(run.on_input, received.text)
+        elif isinstance(received, wire.Interrupt) and run.on_interrupt is not None:
+            self._tasks.start_soon(run.on_interrupt)
 
     async def _complain(self, broken: Broken) -> None:
         """One bad message is one error; the runs that are open go on."""

@@ -51,7 +51,7 @@ NATIVELY: Final = (
 HOST: Final = Host(
     id="claude",
     capabilities={**dict.fromkeys(NATIVELY, NATIVE), "checkpointing": EMULATED},
-    extensions=(*EXTENSIONS, "session/1"),
+    extensions=(*EXTENSIONS, "session/1", "input/1", "interrupt/1"),
 )
 
 QUIET: Final = {
@@ -271,7 +271,7 @@ async def drive(run: HostRun, options: Options) -> Done:
         async with open_child(Command(argv=argv, env=env, cwd=run.order.workspace.root)) as child:
             ways = Ways(prompt_of(run), TOOLS, ALIASES, withheld(run), options.silence_s)
             turn = Turn(run, ways, child.stdin, child.stdout)
-            run.on_cancel = turn.cancel
+            run.on_cancel, run.on_input, run.on_interrupt = turn.cancel, turn.more, turn.interrupt
             try:
                 return await turn.go()
             except BaseExceptionGroup as group:

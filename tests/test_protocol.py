@@ -47,7 +47,7 @@ from tests.receipt_writer import receipt_of
 NOW = "2026-01-15T12:00:00Z"
 TS = "2026-01-15T12:00:00.020Z"
 ORDER = WorkOrder("say hi", id="6f1c1f0e-5d0a-4c6e-9b8e-0d3a2f4b5c6d")
-EXTENSIONS = ("cancel/1", "ping/1", "ask/1", "tree/1")
+EXTENSIONS = ("cancel/1", "ping/1", "ask/1", "tree/1", "input/1", "interrupt/1")
 HELLO = wire.Hello(
     contract_version="abp/v0.1",
     backend=BackendIdentity("tiny"),
@@ -705,6 +705,8 @@ def test_an_unknown_message_is_kept_as_it_came() -> None:
 def test_an_extension_is_only_spoken_to_a_host_that_announced_it(t: str) -> None:
     message: Any = {
         "cancel": wire.Cancel(ref_id="r1"),
+        "input": wire.Input(ref_id="r1", text="more"),
+        "interrupt": wire.Interrupt(ref_id="r1"),
         "ping": wire.Ping(seq=1),
         "answer": wire.Answer(ref_id="r1", id="a", decision="allow"),
         "tree": wire.Tree(ref_id="r1", seq=0, data=""),

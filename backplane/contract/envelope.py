@@ -63,6 +63,19 @@ class Cancel(_Envelope, frozen=True, kw_only=True, gc=False, tag="cancel"):
     grace_ms: int | msgspec.UnsetType = msgspec.UNSET
 
 
+class Input(_Envelope, frozen=True, kw_only=True, gc=False, tag="input"):
+    """More words of the user, for an agent at work."""
+
+    ref_id: str
+    text: str
+
+
+class Interrupt(_Envelope, frozen=True, kw_only=True, gc=False, tag="interrupt"):
+    """Stop the agent's turn; what it did and its conversation stay."""
+
+    ref_id: str
+
+
 class Ping(_Envelope, frozen=True, kw_only=True, gc=False, tag="ping"):
     seq: int
 
@@ -133,5 +146,5 @@ class Patch(_Envelope, frozen=True, kw_only=True, gc=False, tag="patch"):
     end: Parcel | msgspec.UnsetType = msgspec.UNSET
 
 
-FromHost = Hello | Event | Final | Fatal | Ask | Pong | Run | Cancel | Ping | Answer | Tree | Patch
+FromHost = Hello | Event | Final | Fatal | Ask | Pong | Run | Cancel | Input | Interrupt | Ping | Answer | Tree | Patch
 """Every known message; the ones a side must not send are decoded too, so that they can be named."""

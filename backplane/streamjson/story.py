@@ -82,6 +82,8 @@ class Result(msgspec.Struct, frozen=True):
     status: int | None
     text: str
     structured: Json
+    queued: bool
+    """Words of the user wait, and another result follows."""
     raw: dict[str, Any]
 
 
@@ -389,6 +391,7 @@ def read_result(message: dict[str, Any]) -> Result:
         status=status if _is_count(status) else None,
         text=str(words or message.get("result") or ""),
         structured=message.get("structured_output"),
+        queued=bool(message.get("queued_turn_count")),
         raw=message,
     )
 

@@ -72,6 +72,7 @@ class Turn:
             isinstance(row, dict) and row.get("event") == "post_tool" for row in run.order.abp("hooks") or ()
         )
         self.cancelled = self.silent = False
+        self.interrupted = False
         self.withheld: str | None = None
         """Why the model may get nothing more."""
         self.changed, self.over = anyio.Event(), anyio.Event()
@@ -180,6 +181,16 @@ class Turn:
             return
         self.run.scope.cancel()
 
+    async def more(self, text: str) -> None:
+        """Words of the user while the agent works: it takes them into its turn, or into another one after it."""
+        if not self.over.is_set():
+            await self.client.say(text)
+
+    async def interrupt(self) -> None:
+        """Stop the agent's turn; what waits to be said to it is said then."""
+        self.interrupted = True
+        await self.client.call("interrupt")
+
     async def watch(self) -> None:
         """End a run in which nothing is heard for too long: a stream that is kept alive hangs the agent for ever."""
         told_s = 0.0
@@ -227,7 +238,7 @@ class Turn:
         """Wait for the result after `number` others, and for the agent to be idle; None when its program ended."""
         late = False
         while not self.client.ended.is_set():
-            ready = len(self.story.results) > number and not self.story.tasks
+            ready = len(self.story.results) > number and not self.story.tasks and not self.story.results[-1].queued
             if ready and (self.story.idle or late):
                 break
             self.changed = anyio.Event()
@@ -255,7 +266,7 @@ class Turn:
         """Judge a run by all that the agent says, not by its word `success`."""
         for event in self.story.close():
             await self.run.emit(event)
-        if self.cancelled:
+        if self.cancelled or (self.interrupted and result.is_error):
             return self._done("partial", result)
         if fault is not None:
             words = f"the answer still does not match the output schema after {REPAIRS_MAX} repairs: {fault}"

@@ -368,6 +368,48 @@ async def _cut_command(ground: Ground) -> None:
     assert running(SLEEPER) == []
 
 
+@case("the turn is stopped, the conversation goes on")
+async def _stopped(ground: Ground) -> None:
+    began = ground.root / "began"
+    turns = [ground.agent.runs(f'python3 -c "{SLEEPER}"')]
+    keep = {"session": {"keep": True}}
+    run = ground.begin(turns, mode="pass_through", abp=keep, task="it is zebra")
+    async with run as seen, anyio.create_task_group() as tasks:
+
+        async def stop() -> None:
+            await until(began.exists)
+            seen.run.interrupt()
+
+        tasks.start_soon(stop)
+        async for event in seen.run:
+            seen.events.append(carried(event))
+    assert (seen.receipt.outcome, seen.end["reason"]) == ("partial", "partial")
+    assert running(SLEEPER) == []
+    second = await ground.play([Turn(text="zebra")], task="which word?", abp=_session(resume=seen.session))
+    assert "it is zebra" in json.dumps(second.server.requests[-1].body)
+    assert second.receipt.outcome == "complete"
+
+
+@case("more words during the work")
+async def _more(ground: Ground) -> None:
+    began = ground.root / "began"
+    waiting = "import os, time; open('began', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    command = f'python3 -c "{waiting}"'
+    turns = [ground.agent.runs(command), Turn(text="heard", times=None)]
+    async with ground.begin(turns, mode="pass_through") as seen, anyio.create_task_group() as tasks:
+
+        async def say() -> None:
+            await until(began.exists)
+            seen.run.input("and mind the marmot")
+            (ground.root / "go").touch()
+
+        tasks.start_soon(say)
+        async for event in seen.run:
+            seen.events.append(carried(event))
+    assert seen.receipt.outcome == "complete"
+    assert "and mind the marmot" in json.dumps(seen.server.requests[-1].body)
+
+
 @case("max turns")
 async def _turns(ground: Ground) -> None:
     again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None)
