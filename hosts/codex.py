@@ -101,7 +101,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_options(options: str) -> Options:
     """The row with the options, JSON, over it. Raises ConfigError: `config_invalid`."""
     row = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["codex"]
-    row.pop("trials", None)
+    row.pop("trials")
+    row.pop("trial_options")
     try:
         given = msgspec.json.decode(options, type=dict[str, Any])
         given.pop("profile", None)
