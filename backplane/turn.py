@@ -15,12 +15,12 @@ import msgspec
 from backplane.contract import events
 from backplane.contract.events import AgentEvent
 from backplane.dialects import dialect, end_events, loss_event
+from backplane.dialects.pairing import paired
 from backplane.ir import Answer, Candidate, Conversation, Loss, LossKind, Message, Part, Stop, Text, ToolUse, Usage
 from backplane.upstream import PROTOCOLS, Failure, Reply, Upstream, UpstreamError
 from backplane.upstream.endpoint import with_defaults
 from backplane.upstream.failure import stream_failure
 from backplane.upstream.ladder import Step, climb, next_step, prepare
-from backplane.dialects.pairing import paired
 
 Hear = Callable[[AgentEvent], Awaitable[None]]
 Now = Callable[[], str]
@@ -177,6 +177,8 @@ class _Attempt:
     def __init__(self, name: str, known: set[str], hear: Hear, now: Now) -> None:
         self.module = dialect(name)
         self.state = self.module.StreamState(now())
+        # What answers here may be a gateway; a reader that has nothing to mend does not look.
+        self.state.reader.mends = True
         self.handed_on = False
         """Whether something was said that must not be said twice."""
         self.ended_silently = False
@@ -184,6 +186,8 @@ class _Attempt:
         self._now = now
         self._held: list[AgentEvent] = []
         self._known = known
+        self._next: dict[str, int] = {}
+        """The vendor's id → the number to try next; from 2 each time would take for ever with thousands of calls."""
         self._ids: dict[str, list[str]] = {}
         """The vendor's id → what its calls are called here, in order."""
 
@@ -236,9 +240,10 @@ class _Attempt:
     def _own_id(self, call: events.ToolCall) -> events.ToolCall:
         """Give a call whose id an earlier one has a new one: some services count anew in every answer."""
         wanted = call.tool_use_id or ""
-        call_id, number = wanted, 2
+        call_id, number = wanted, self._next.get(wanted, 2)
         while call_id in self._known:
             call_id, number = f"{wanted}-{number}", number + 1
+        self._next[wanted] = number
         self._known.add(call_id)
         self._ids.setdefault(wanted, []).append(call_id)
         return call if call_id == wanted else msgspec.structs.replace(call, tool_use_id=call_id)

@@ -47,10 +47,12 @@ ROOMS = {
     "_guard": "",
     "share": "errors",
     "process": f"{SHAPES} _guard",
+    "programs": f"{SHAPES} process",
     "workspace": f"{SHAPES} globs process",
     "receipts": f"{SHAPES} record",
     "sessions": f"{SHAPES} ir",
-    "upstream": f"{SHAPES} ir dialects",
+    "packed": "",
+    "upstream": f"{SHAPES} ir dialects packed",
     "config": f"{SHAPES} share",
     "contain": f"{SHAPES} _guard share config globs policy process targets workspace",
     "telemetry": "contract",
@@ -61,7 +63,7 @@ ROOMS = {
     "acp": f"{SHAPES} jsonrpc",
     "streamjson": f"{SHAPES} cost policy protocol sidecar tools",
     "appserver": f"{SHAPES} cost ir jsonrpc policy sidecar tools",
-    "tools": f"{SHAPES} globs ir policy process",
+    "tools": f"{SHAPES} globs ir packed policy process programs",
     "presets": "errors",
     "agents": "errors",
     "backends": f"{SHAPES} agents config presets process share",
@@ -98,7 +100,7 @@ ROOMS = {
     "__main__": "cli",
     "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",
     # the far side of the line
-    "hosts": f"{SHAPES} agents config cost ir presets sidecar dialects turn upstream process policy acp appserver streamjson tools",
+    "hosts": f"{SHAPES} agents config cost ir presets sidecar dialects turn upstream process programs policy acp appserver streamjson tools",
 }
 """Room → the rooms that it may import. A row may stand here before its room does."""
 
@@ -149,6 +151,7 @@ THIRD_PARTY = {
     "msgspec": set(ROOMS) - {"_guard", "__main__"},
     "anyio": set(ROOMS) - PURE - GROUND - {"_guard", "__main__", "schemas", "share"},
     "jsonschema": {"schemas", "validate", "conform", "cli", "tools", "hosts"},
+    "referencing": {"tools"},  # jsonschema's own errors of references
     "httpx": {"upstream", "hosts", "tools"},
 }
 """Package → the rooms that may import it. One that is not in this table is not a dependency of ours."""

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosts.shell import _whole_characters
+from backplane.programs import whole_characters
 from tests.peers import OURS, PLAIN, PYTHON, ROOT, Child, is_gone, run
 
 SHELL = (*PYTHON, str(ROOT / "hosts" / "shell.py"))
@@ -168,7 +168,7 @@ def test_a_missing_root_is_one_fatal(tmp_path: Path) -> None:
 def test_text_is_cut_between_characters(text: str, place: int) -> None:
     data = text.encode()
     whole = data[: place % (len(data) + 1)]
-    cut = _whole_characters(whole)
+    cut = whole_characters(whole)
     whole[:cut].decode()
     assert len(whole) - cut < 4
 

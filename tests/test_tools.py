@@ -287,3 +287,45 @@ def test_a_schema_that_is_none_or_leads_elsewhere_is_refused(schema: Any) -> Non
     with pytest.raises(ConfigError) as error:
         Shape(schema)
     assert error.value.code == "config_invalid"
+
+
+# What a hostile model asks for ----------------------------------------------------------------------------------------
+
+
+@one_loop
+async def test_an_edit_whose_places_overlap_is_ambiguous(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("aaa")
+    assert "stands 2 times" in (await run(tmp_path, "edit_file", path="a", old="aa", new="b")).text
+    assert (tmp_path / "a").read_text() == "aaa"
+
+
+@one_loop
+async def test_an_edit_that_would_make_a_huge_file_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a" * 4_000_000)
+    huge = await run(tmp_path, "edit_file", path="a", old="a", new="b" * 4_000_000, all=True)
+    assert "would be over" in huge.text
+
+
+@one_loop
+async def test_a_name_that_is_no_utf_8_is_shown_by_its_bytes_and_its_lines_are_found(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"b\xff.txt")).write_text("hello\n")
+    assert (await run(tmp_path, "glob", pattern="*")).text == "b\\udcff.txt"
+    assert (await run(tmp_path, "grep", pattern="hello")).text == "b\\udcff.txt:1:hello"
+
+
+@one_loop
+async def test_whole_numbers_written_as_fractions_are_whole_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1\n2\n3\n")
+    assert (await run(tmp_path, "read_file", path="a", offset=2.0, limit=1.0)).text.startswith("2\n[lines 2 to 2")
+
+
+@one_loop
+async def test_half_a_letter_in_a_path_is_an_answer(tmp_path: Path) -> None:
+    assert "surrogate" in (await run(tmp_path, "read_file", path="\ud800")).text
+
+
+def test_a_schema_that_leads_in_a_circle_or_nowhere_is_an_answer_or_named() -> None:
+    assert "deeper than can be checked" in (Shape({"$ref": "#"}).read("1")[1] or "")
+    with pytest.raises(ConfigError, match="names nothing"):
+        Shape({"$ref": "#/nope"}).read("1")
+    assert "\n" in (Shape({"type": "array", "items": {"type": "string"}}).read("[" + "1," * 100_000 + "1]")[1] or "")

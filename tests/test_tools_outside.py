@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backplane.tools import fetch
 from backplane.tools.fetch import readable
 from tests.conftest import children
 from tests.toolbox import one_loop, run
@@ -136,6 +139,8 @@ class Pages(BaseHTTPRequestHandler):
             self.send_response(200 if self.path in PAGES else 404)
             self.send_header("Content-Type", body[0])
             self.send_header("Content-Length", str(len(body[1])))
+            if self.path in PACKED:
+                self.send_header("Content-Encoding", PACKED[self.path])
             self.end_headers()
             self.wfile.write(body[1])
             return
@@ -151,7 +156,13 @@ PAGES = {
     "/data": ("application/json", b'{"a": 1}'),
     "/image": ("image/png", b"\x89PNG"),
     "/large": ("text/plain", b"x" * 200_000),
+    "/bomb": ("text/plain", gzip.compress(b"x" * 50_000_000)),
+    "/twice": ("text/plain", gzip.compress(gzip.compress(b"x"))),
+    "/punycode": ("text/plain; charset=punycode", "tïtle".encode()),
 }
+
+
+PACKED = {"/bomb": "gzip", "/twice": "gzip, gzip"}
 
 
 @pytest.fixture(scope="module")
@@ -214,3 +225,27 @@ def test_whatever_stands_in_a_page_its_words_can_be_read(html: str) -> None:
 @one_loop
 async def test_a_question_reaches_the_user(tmp_path: Path) -> None:
     assert (await run(tmp_path, "ask_user", question="which?", options=["a", "b"])).text == "which? a|b"
+
+
+@pytest.mark.parametrize("piece", ["<", "<a ", "<!--", "</", "<a b='", "<script>", "<b>", "&#", "<script></script>"])
+def test_a_page_of_any_length_is_read_in_time(piece: str) -> None:
+    began_s = time.monotonic()
+    readable(piece * (fetch.PAGE_BYTES_MAX // len(piece)))
+    assert time.monotonic() - began_s < 30
+
+
+def test_the_words_of_a_page_are_what_a_browser_shows() -> None:
+    html = "<title>T</title><SCRIPT>x<y</script ><p>a &amp; b, 1 < 2<br>c<!-- <b>no</b> -->d<img alt=x>&#" + "9" * 5_000
+    assert readable(html).startswith("T\na & b, 1 < 2\ncd&#999")
+    assert readable("a<script>for ever") == "a"
+
+
+@one_loop
+async def test_a_page_that_is_packed_without_end_or_twice_is_bounded(pages: str, tmp_path: Path) -> None:
+    assert len((await run(tmp_path, "web_fetch", url=pages + "/bomb")).text) < 40_000
+    assert "PackedError" in (await run(tmp_path, "web_fetch", url=pages + "/twice")).text
+
+
+@one_loop
+async def test_a_charset_that_is_none_is_read_as_utf_8(pages: str, tmp_path: Path) -> None:
+    assert (await run(tmp_path, "web_fetch", url=pages + "/punycode")).text.startswith("tïtle")

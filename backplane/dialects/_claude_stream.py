@@ -12,6 +12,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.dialects._claude_read import NAME, STOPS, read_block, read_citation, read_usage
 from backplane.dialects._parts import kind_of, put_rest, slot
+from backplane.dialects.framing import UNREADABLE
 from backplane.ir import (
     Began,
     Ended,
@@ -163,7 +164,7 @@ class ClaudeReader:
             # The input of the vendor's own tools is part of their native block.
             try:
                 block = {**block, "input": msgspec.json.decode(text)}
-            except msgspec.DecodeError:
+            except UNREADABLE:
                 block = {**block, "input": text}
             part = read_block(block, f"/content/{index}")
         return [PartStopped(index, part)]

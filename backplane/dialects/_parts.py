@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.dialects.framing import UNREADABLE
 from backplane.errors import TranslationError
 from backplane.ir import Ext, Loss, LossKind, Media, Node, Opaque, Part, ServerTool, Text, ToolUse
 
@@ -330,7 +331,7 @@ def parse_json(text: str) -> Json:
     """Read JSON text; None when it is none. Arguments of a call are never the JSON null."""
     try:
         return _decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except UNREADABLE:
         return None
 
 

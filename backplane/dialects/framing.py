@@ -21,6 +21,9 @@ DONE: Final = b"[DONE]"
 NAME_KEY: Final = "sse_event"
 """Member that holds the name of an event whose data alone do not say what they are."""
 
+UNREADABLE: Final = (ValueError, RecursionError)
+"""What reading JSON from outside can raise: no JSON, no UTF-8, a number out of range, or deeper than the stack."""
+
 _decode: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode
 _BOM: Final = b"\xef\xbb\xbf"
@@ -134,7 +137,7 @@ class Sse:
             return
         try:
             value = _decode(data)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             self.skipped += bool(data.strip())
             return
         if self._name and (self.is_named or self._name == b"error"):
@@ -183,7 +186,7 @@ class JsonLines:
             return None
         try:
             return _decode(line)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             self.skipped += 1
             return None
 
@@ -247,7 +250,7 @@ class JsonArray:
         self._size = 0
         try:
             out.append(_decode(data))
-        except msgspec.DecodeError:
+        except UNREADABLE:
             self.skipped += 1
 
 
@@ -264,9 +267,10 @@ class Detecting:
         if self.inner is None:
             self._head += data
             head = self._head.lstrip(b"\xef\xbb\xbf \r\n\t")
+            self._head = b""
             if not head:
-                return []
-            data, self._head = self._head, b""
+                return []  # A server may send blanks for ever, and they mean nothing.
+            data = head
             self.inner = JsonArray() if head[:1] in (b"[", b"{") else Sse(is_named=self._is_named)
         return self.inner.feed(data)
 

@@ -13,13 +13,16 @@ from typing import Any, Final
 from backplane.contract.canonical import Json
 from backplane.errors import BackplaneError
 from backplane.policy import Policy
+from backplane.programs import GRACE_S, Hear, run_program
 from backplane.tools import fetch, files, search
 from backplane.tools.places import Refused, Tree
-from backplane.tools.programs import GRACE_S, Hear, run_program
 from backplane.tools.results import Change, Ran, Result, shortened
 from backplane.tools.specs import SPECS, TIMEOUT_S, fault_in
 
 __all__ = ["SPECS", "Change", "Ran", "Result", "Toolbox", "Tree", "fault_in"]
+
+LIVE_CHARS_MAX: Final = 256 * 1024
+"""Of a command's output passed on while it comes; who prints more is read to the end all the same."""
 
 AskUser = Callable[[str, tuple[str, ...]], Awaitable[str]]
 """A question and its options to an answer in words."""
@@ -67,9 +70,17 @@ class Toolbox:
 
     async def _bash(self, input: dict[str, Any]) -> Result:
         command, timeout_s = input["command"], float(input.get("timeout_s", TIMEOUT_S))
+        left = LIVE_CHARS_MAX
+
+        async def hear(text: str) -> None:
+            nonlocal left
+            if left > 0:
+                left -= len(text)
+                await self._hear(text)
+
         argv = ("/bin/sh", "-c", command)
         done = await run_program(
-            argv, env=self._env, cwd=self.tree.root, timeout_s=timeout_s, hear=self._hear, grace_s=self._grace_s
+            argv, env=self._env, cwd=self.tree.root, timeout_s=timeout_s, hear=hear, grace_s=self._grace_s
         )
         how = f"stopped after {timeout_s:g} s" if done.timed_out else done.exit.describe()
         code = None if done.timed_out else done.exit.code

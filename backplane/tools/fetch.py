@@ -5,12 +5,16 @@ A URL comes in, readable text comes out. What a browser would do with the page i
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
+import codecs
+import re
+from collections.abc import Iterator
+from html import unescape
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urljoin, urlsplit
 
 import anyio
 
+from backplane.packed import PackedError, unpacked
 from backplane.policy import Connect, Policy
 from backplane.tools.places import Refused
 from backplane.tools.results import Result, shortened
@@ -29,6 +33,23 @@ REDIRECTS_MAX: Final = 5
 
 _TEXTS: Final = ("text/", "application/json", "application/xml", "application/xhtml", "application/javascript")
 _MOVED: Final = frozenset({301, 302, 303, 307, 308})
+_HEADERS: Final = {"accept-encoding": "gzip, deflate"}
+_NO_CHARSETS: Final = frozenset({"punycode", "idna"})
+"""Of names and not of pages; a page of megabytes would be read for minutes."""
+
+TAGS_MAX: Final = 200_000
+"""Tags of a page that are read: a book has ten thousand, and each takes a microsecond or two."""
+
+_TAG: Final = re.compile(r"<(?:!--|[!?]|/?([a-z][a-z0-9]*))", re.IGNORECASE)
+_HIDDEN: Final = {
+    name: re.compile(f"</{name}", re.IGNORECASE) for name in ("script", "style", "noscript", "template", "svg")
+}
+"""Element whose content is not shown → its end."""
+
+_BLOCKS: Final = frozenset(
+    {"p", "div", "li", "tr", "br", "pre", "table", "ul", "ol", "section", "article", "header", "title"}
+    | {f"h{level}" for level in range(1, 7)}
+)
 
 
 async def web_fetch(policy: Policy, input: dict[str, Any]) -> Result:
@@ -42,7 +63,7 @@ async def web_fetch(policy: Policy, input: dict[str, Any]) -> Result:
                 return await _follow(client, policy, input["url"])
     except TimeoutError as error:
         raise Refused(f"no answer within {FETCH_S_MAX:g} s") from error
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, PackedError, ValueError) as error:
         # Without the address: it may hold a key in its query.
         raise Refused(f"the page cannot be fetched: {type(error).__name__}") from error
 
@@ -54,7 +75,7 @@ async def _follow(client: httpx.AsyncClient, policy: Policy, url: str) -> Result
         decision = policy.decide(Connect(url))
         if decision.allowed == "deny":
             raise Refused(f"policy_denied: {decision.reason}")
-        async with client.stream("GET", url) as response:
+        async with client.stream("GET", url, headers=_HEADERS) as response:
             location = response.headers.get("location")
             if response.status_code in _MOVED and location:
                 url = urljoin(url, location)
@@ -68,54 +89,55 @@ async def _page(response: httpx.Response) -> Result:
     if not kind.startswith(_TEXTS) and "+json" not in kind and "+xml" not in kind:
         raise Refused(f"status {response.status_code}, no text but {kind[:80]}")
     data = bytearray()
-    async for chunk in response.aiter_bytes():
+    async for chunk in unpacked(response.aiter_raw(), response.headers.get("content-encoding", "")):
         data += chunk[: PAGE_BYTES_MAX - len(data)]
         if len(data) >= PAGE_BYTES_MAX:
             break
-    try:
-        text = data.decode(response.charset_encoding or "utf-8", "replace")
-    except LookupError:
-        text = data.decode("utf-8", "replace")
+    text = _decoded(bytes(data), response.charset_encoding)
     if "html" in kind:
         text = readable(text)
     status = "" if response.is_success else f"status {response.status_code}\n"
     return Result(shortened(status + text), is_error=not response.is_success)
 
 
-class _Words(HTMLParser):
-    """The words of a page, a line a block."""
-
-    _HIDDEN: Final = frozenset({"script", "style", "noscript", "template", "svg"})
-    _BLOCKS: Final = frozenset(
-        {"p", "div", "li", "tr", "br", "pre", "table", "ul", "ol", "section", "article", "header", "title"}
-        | {f"h{level}" for level in range(1, 7)}
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pieces: list[str] = []
-        self._hidden = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._hidden += tag in self._HIDDEN
-        if tag in self._BLOCKS:
-            self.pieces.append("\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self._HIDDEN:
-            self._hidden = max(self._hidden - 1, 0)
-        if tag in self._BLOCKS:
-            self.pieces.append("\n")
-
-    def handle_data(self, data: str) -> None:
-        if not self._hidden:
-            self.pieces.append(data)
+def _decoded(data: bytes, charset: str | None) -> str:
+    try:
+        if charset and codecs.lookup(charset).name not in _NO_CHARSETS:
+            return data.decode(charset, "replace")
+    except (LookupError, UnicodeError):
+        pass  # A name that nobody knows, or one of no charset.
+    return data.decode("utf-8", "replace")
 
 
 def readable(html: str) -> str:
-    """The words of a page without its tags, scripts and empty lines."""
-    words = _Words()
-    words.feed(html)
-    words.close()
-    lines = (" ".join(line.split()) for line in "".join(words.pieces).split("\n"))
+    """The words of a page without its tags, scripts and empty lines; in one pass, whatever stands in it."""
+    lines = (" ".join(line.split()) for line in "".join(_words(html)).split("\n"))
     return "\n".join(line for line in lines if line)
+
+
+def _words(html: str) -> Iterator[str]:
+    place = 0
+    for _ in range(TAGS_MAX):
+        tag = _TAG.search(html, place)
+        if tag is None:
+            yield _unescaped(html[place:])
+            return
+        yield _unescaped(html[place : tag.start()])
+        name = (tag[1] or "").lower()
+        if name in _BLOCKS:
+            yield "\n"
+        ending, inside = _HIDDEN.get(name), tag.end()
+        if ending is not None and (close := ending.search(html, inside)) is not None:
+            inside = close.end()
+        last = "-->" if tag[0] == "<!--" else ">"
+        end = html.find(last, inside)
+        if end < 0 or (ending is not None and inside == tag.end()):
+            return  # What is begun and never ends shows nothing, as in a browser.
+        place = end + len(last)
+
+
+def _unescaped(text: str) -> str:
+    try:
+        return unescape(text)
+    except ValueError:  # A number of thousands of digits.
+        return text

@@ -25,10 +25,11 @@ def read_file(tree: Tree, input: dict[str, Any]) -> Result:
     if b"\0" in data[:_SNIFFED_BYTES]:
         raise Refused(f"{input['path']} is no text ({len(data)} bytes)")
     lines = data.decode("utf-8", "replace").split("\n")
-    first = input.get("offset", 1)
+    # JSON Schema takes 2.0 for an integer.
+    first, limit = int(input.get("offset", 1)), int(input.get("limit", READ_LINES_MAX))
     if first > len(lines):
         raise Refused(f"{input['path']} has {len(lines)} lines")
-    wanted = lines[first - 1 : first - 1 + min(input.get("limit", READ_LINES_MAX), READ_LINES_MAX)]
+    wanted = lines[first - 1 : first - 1 + min(limit, READ_LINES_MAX)]
     text = "\n".join(wanted)
     if len(text) > READ_CHARS_MAX:
         text = text[:READ_CHARS_MAX]
@@ -62,8 +63,11 @@ def edit_file(tree: Tree, input: dict[str, Any]) -> Result:
     count = text.count(old)
     if count == 0:
         raise Refused(f"old does not stand in {path}; read the file and copy the text exactly")
-    if count > 1 and not input.get("all", False):
-        raise Refused(f"old stands {count} times in {path}; give more of its surroundings, or all: true")
+    if not input.get("all", False) and (count > 1 or text.find(old, text.find(old) + 1) >= 0):
+        # Places that overlap are counted once and are two all the same.
+        raise Refused(f"old stands {max(count, 2)} times in {path}; give more of its surroundings, or all: true")
+    if len(text) + count * (len(new) - len(old)) > FILE_BYTES_MAX:
+        raise Refused(f"the file would be over {FILE_BYTES_MAX} bytes")
     place, _ = tree.write(path, _encoded(text.replace(old, new)))
     return Result(f"changed {count} place{'s' * (count > 1)} in {place}", changes=(Change(place, "edited"),))
 

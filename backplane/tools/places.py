@@ -46,6 +46,8 @@ class Tree:
             found = os.path.realpath(os.path.join(self.root, path))
         except OSError as error:
             raise Refused(f"{path}: {error.strerror}") from error
+        except ValueError as error:
+            raise Refused("the path holds half a character (a lone surrogate)") from error
         if found != self.root and not found.startswith(self.root.rstrip("/") + "/"):
             raise Refused(f"{path} is outside the workspace")
         return os.path.relpath(found, self.root)

@@ -7,6 +7,7 @@ pattern can take for ever and only a process can be stopped then.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,12 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio.to_thread
-import msgspec
 
 from backplane.errors import PolicyError
 from backplane.globs import Globs, compile_globs
+from backplane.programs import run_program
 from backplane.tools.places import Refused, Tree
-from backplane.tools.programs import run_program
 from backplane.tools.results import Result, shortened
 
 FOUND_MAX: Final = 1000
@@ -42,7 +42,8 @@ async def glob(tree: Tree, input: dict[str, Any]) -> Result:
     names, whole = await _find(tree, input.get("path", "."), _compiled(input["pattern"]))
     if not names:
         return Result("no files found" if whole else f"no files found among the first {ENTRIES_MAX}")
-    text = "\n".join(names[:FOUND_MAX])
+    # A name of other bytes than UTF-8 has no text; what is shown for it cannot be sent back, and says so by its look.
+    text = "\n".join(names[:FOUND_MAX]).encode("utf-8", "backslashreplace").decode()
     if len(names) > FOUND_MAX or not whole:
         text += f"\n[{len(names)}{'' if whole else ' or more'} files; narrow the pattern]"
     return Result(shortened(text))
@@ -64,7 +65,7 @@ async def grep(tree: Tree, input: dict[str, Any], env: Mapping[str, str]) -> Res
         env=env,
         cwd=tree.root,
         timeout_s=GREP_S_MAX,
-        stdin=msgspec.json.encode(asked),
+        stdin=json.dumps(asked).encode(),  # Not msgspec: it writes no name of other bytes than UTF-8.
     )
     if done.timed_out:
         raise Refused(f"the search took over {GREP_S_MAX:g} s; use a simpler pattern or narrow the path")

@@ -6,6 +6,7 @@ rules on paths and addresses hold for them as they are.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Final
 
 from backplane.contract.canonical import Json
@@ -16,6 +17,10 @@ TIMEOUT_S: Final = 120
 
 TIMEOUT_S_MAX: Final = 600
 """Longest a command may ask for: a test suite takes minutes, who needs more starts it in parts."""
+
+
+FAULTS_READ_MAX: Final = 100
+"""Faults of one input that are looked at, to tell the first of them."""
 
 
 def _text(description: str, **more: Json) -> Json:
@@ -127,7 +132,8 @@ def fault_in(name: str, input: Json) -> str | None:
     from jsonschema import Draft202012Validator
 
     schema: Any = spec.schema
-    fault = next(iter(sorted(Draft202012Validator(schema).iter_errors(input), key=lambda fault: fault.message)), None)
+    faults = islice(Draft202012Validator(schema).iter_errors(input), FAULTS_READ_MAX)
+    fault = min(faults, key=lambda fault: fault.message, default=None)
     if fault is None:
         return None
     place = "".join(f".{step}" for step in fault.absolute_path)

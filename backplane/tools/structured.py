@@ -6,6 +6,7 @@ A JSON Schema and a text come in; the value, or what is wrong with it, comes out
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +17,9 @@ from backplane.errors import ConfigError
 
 FAULTS_SHOWN: Final = 5
 """Faults told at once; a model that gets all of fifty corrects none better."""
+
+FAULTS_READ_MAX: Final = 100
+"""Faults that are looked for; a list of a million wrong elements has a million."""
 
 FAULT_CHARS_MAX: Final = 300
 ANSWER_CHARS_MAX: Final = 1024 * 1024
@@ -59,11 +63,24 @@ class Shape:
         )
 
     def read(self, text: str) -> tuple[Json, str | None]:
-        """The value in an answer, and what is wrong with it; None when it fits."""
+        """The value in an answer, and what is wrong with it; None when it fits.
+
+        Raises:
+            ConfigError: `config_invalid`, the schema refers to a part of it that is not there.
+        """
+        from referencing.exceptions import Unresolvable
+
         value, fault = _value(text)
         if fault is not None:
             return None, fault
-        faults = [f"{_place(fault)}: {fault.message[:FAULT_CHARS_MAX]}" for fault in self._validator.iter_errors(value)]
+        try:
+            found = list(islice(self._validator.iter_errors(value), FAULTS_READ_MAX))
+        except Unresolvable as error:
+            fact = "a $ref of the output schema names nothing in it"
+            raise ConfigError("config_invalid", fact, hint="put what $ref names under $defs") from error
+        except RecursionError:
+            return None, "the schema and the answer lead into each other deeper than can be checked"
+        faults = [f"{_place(fault)}: {fault.message[:FAULT_CHARS_MAX]}" for fault in found]
         return value, "\n".join(sorted(faults)[:FAULTS_SHOWN]) or None
 
 

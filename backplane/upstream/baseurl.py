@@ -17,6 +17,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects import framing
+from backplane.dialects.framing import UNREADABLE
 from backplane.upstream.endpoint import cut_urls
 from backplane.upstream.failure import clean, failure_of
 
@@ -312,7 +313,7 @@ def _answered(protocol: str, where: str, media_type: str, head: bytes, secret: s
 def _document(head: bytes) -> Json:
     try:
         return msgspec.json.decode(head)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
 
 

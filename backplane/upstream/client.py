@@ -19,6 +19,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.dialects import framing
 from backplane.errors import TranslationError
+from backplane.packed import PackedError, unpacked
 from backplane.upstream.endpoint import Endpoint, address, body_of, cut_urls, headers_of, model_of
 from backplane.upstream.failure import Failure, UpstreamError, clean, failure_of
 
@@ -71,7 +72,7 @@ class Reply:
         self.found = 0
         """Documents so far."""
         self._endpoint = endpoint
-        self._pieces = response.aiter_bytes()
+        self._pieces = pieces_of(response)
         self._foreign = foreign()
         self._ready: deque[Json] = deque()
         self._deadline = first_by
@@ -276,7 +277,7 @@ class Upstream:
         body = b""
         # A body that is cut says as much as it says.
         with suppress(*foreign()):
-            async for data in response.aiter_bytes():
+            async for data in pieces_of(response):
                 body += data
                 if len(body) >= ERROR_BYTES_MAX:
                     break
@@ -286,6 +287,11 @@ class Upstream:
             where = cut_urls(response.headers.get("location", "nowhere"))
             failure = msgspec.structs.replace(failure, message=f"{failure.message} (redirected to {where})")
         return failure
+
+
+def pieces_of(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Give the body as it comes, unpacked. Raises what `foreign` has."""
+    return unpacked(response.aiter_raw(), response.headers.get("content-encoding", ""))
 
 
 async def _close(response: httpx.Response | None) -> None:
@@ -307,7 +313,7 @@ def foreign() -> tuple[type[Exception], ...]:
     """Return what the HTTP library raises, its complaint about letters in headers included."""
     import httpx
 
-    return (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeEncodeError)
+    return (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeEncodeError, PackedError)
 
 
 def is_silence(error: Exception) -> bool:
@@ -326,6 +332,8 @@ def _translated(error: Exception, endpoint: Endpoint) -> Failure:
         # The library's words repeat the header, and with it the key.
         text = f"{where} or one of its headers holds letters that cannot be sent"
         return Failure(code="config_invalid", message=text)
+    if isinstance(error, PackedError):
+        return Failure(code="dialect_mapping_failed", message=str(error))
     if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
         text = f"no connection to {where} within {endpoint.connect_s:g} s (connect_s)"
         return Failure(code="backend_timeout", message=text, may_pass=True)

@@ -169,13 +169,13 @@ def body_of(endpoint: Endpoint, request: dict[str, Any], *, stream: bool) -> dic
     return request
 
 
-_QUERY: Final = re.compile(r"(https?://[^\s?\"'<>]*)\?[^\s\"'<>]*", re.IGNORECASE)
+_ADDRESS: Final = re.compile(r"https?://[^\s\"'<>]*", re.IGNORECASE)
 _USER: Final = re.compile(r"(https?://)[^\s/@\"'<>]*@", re.IGNORECASE)
 
 
 def cut_urls(text: str) -> str:
     """Cut every address in a text at its `?`, and take names and passwords out: both may hold keys."""
-    return _USER.sub(r"\1", _QUERY.sub(r"\1", text))
+    return _USER.sub(r"\1", _ADDRESS.sub(lambda found: found[0].partition("?")[0], text))
 
 
 def model_of(request: Json) -> str:

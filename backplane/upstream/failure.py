@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.dialects.framing import UNREADABLE
 from backplane.errors import CODES, BackendError
 from backplane.upstream.endpoint import cut_urls
 
@@ -23,6 +24,12 @@ INVALID: Final = "mapping_unsupported_capability"
 
 MESSAGE_CHARS_MAX: Final = 2_000
 """Of what a service says about its failure; some send whole pages of HTML."""
+
+WORDS_CHARS_MAX: Final = 8_000
+"""Of them looked at to learn what they mean; what tells one failure from another stands at the beginning."""
+
+LABEL_CHARS_MAX: Final = 100
+"""Of a code or type; the longest known has 40."""
 
 RETRY_AFTER_S_MAX: Final = 86_400.0
 """A day; whoever says more means never."""
@@ -166,8 +173,8 @@ def failure_of(status: int, headers: Mapping[str, str], body: bytes, now: dateti
     document = _decode(body)
     labels, words = labels_of(document), message_of(document)
     if not words:
-        words = " ".join(re.sub(r"<[^>]*>", " ", body.decode("utf-8", "replace")).split())
-    code = code_of(status, labels, words)
+        words = " ".join(re.sub(r"<[^<>]*>", " ", body.decode("utf-8", "replace")).split())
+    code = code_of(status, labels, words[:WORDS_CHARS_MAX])
     return Failure(
         code=code,
         message=clean(f"the service answered {status}{': ' if words else ''}{words}", secret),
@@ -181,7 +188,7 @@ def failure_of(status: int, headers: Mapping[str, str], body: bytes, now: dateti
 def stream_failure(raw: Json, message: str, secret: str | None) -> Failure:
     """Read an error that came in the middle of a stream, where the status had already been said."""
     labels = labels_of(raw)
-    code = code_of(200, labels, message)
+    code = code_of(200, labels, message[:WORDS_CHARS_MAX])
     return Failure(
         code=code, message=clean(f"the service failed while it answered: {message}", secret), status=200,
         labels=labels, may_pass=CODES[code].retryable and not LASTING.intersection(labels),
@@ -190,10 +197,8 @@ def stream_failure(raw: Json, message: str, secret: str | None) -> Failure:
 
 def code_of(status: int, labels: tuple[str, ...], words: str) -> str:
     """Choose the code: the service's own label, then its words, then the status."""
-    if status == 200 and (number := next((int(label) for label in labels if label.isdecimal()), 200)) in range(
-        400, 600
-    ):
-        status = number
+    if status == 200:
+        status = next((int(label) for label in labels if label in STATUS_TEXTS), 200)
     for label in labels:
         # Some services give every failure the label of a fault of their own.
         if label in LABELS and not (LABELS[label] == "backend_unavailable" and 400 <= status < 500):
@@ -216,7 +221,7 @@ def code_of(status: int, labels: tuple[str, ...], words: str) -> str:
 def _decode(body: bytes) -> Json:
     try:
         return msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
 
 
@@ -241,7 +246,7 @@ def labels_of(document: Json) -> tuple[str, ...]:
     found = [error.get(name) for name in ("code", "type", "status", "reason")]
     details = error.get("details")
     found += [one.get("reason") for one in (details if isinstance(details, list) else ()) if isinstance(one, dict)]
-    return tuple(dict.fromkeys(str(label).lower() for label in found if isinstance(label, str | int)))
+    return tuple(dict.fromkeys(str(label).lower()[:LABEL_CHARS_MAX] for label in found if isinstance(label, str | int)))
 
 
 def message_of(document: Json) -> str:
@@ -260,8 +265,11 @@ def message_of(document: Json) -> str:
 
 def clean(text: str, secret: str | None = None) -> str:
     """Make a service's words fit to be shown: no key, no query, no more than anybody reads."""
+    whole = len(text) <= WORDS_CHARS_MAX
+    text = text[:WORDS_CHARS_MAX]
     if secret:
-        text = text.replace(secret, "[key]")
+        # A key that the cut went through would show its first half.
+        text = text.replace(secret, "[key]") if whole else text.replace(secret, "[key]")[: -len(secret)]
     return cut_urls(text)[:MESSAGE_CHARS_MAX]
 
 
@@ -297,7 +305,7 @@ def _number(text: str | None) -> float | None:
 def _until(said: str, now: datetime) -> float | None:
     try:
         when = parsedate_to_datetime(said)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)

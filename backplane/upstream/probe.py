@@ -17,7 +17,10 @@ from urllib.parse import urlsplit
 import anyio
 import msgspec
 
+from backplane.dialects.framing import UNREADABLE
+from backplane.packed import PackedError
 from backplane.upstream.baseurl import Check, Verdict, candidates, key_doubts, path_doubts, read_answer
+from backplane.upstream.client import pieces_of
 from backplane.upstream.endpoint import PROTOCOLS, Endpoint, address, body_of, cut_urls, headers_of
 from backplane.upstream.failure import clean
 
@@ -124,7 +127,7 @@ class Trial:
                 "POST", url, json=body_of(endpoint, request, stream=True), headers=headers_of(endpoint, stream=True)
             ) as response:
                 head = await _head(response, HEAD_BYTES_MAX)
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, PackedError) as error:
             return Verdict("down", explain(error, endpoint))
         except UnicodeEncodeError:
             fact = "the key or a header has signs that no header may have"
@@ -141,7 +144,7 @@ class Trial:
             body = await _head(response, LIST_BYTES_MAX, is_whole=True)
         try:
             listed = msgspec.json.decode(body)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return None
         entries = (listed.get("data") or listed.get("models")) if isinstance(listed, dict) else None
         for entry in entries if isinstance(entries, list) else ():
@@ -158,7 +161,7 @@ def _is_weaker(before: str, after: str) -> bool:
 
 async def _head(response: httpx.Response, bytes_max: int, *, is_whole: bool = False) -> bytes:
     head = b""
-    async for data in response.aiter_bytes():
+    async for data in pieces_of(response):
         head += data
         if len(head) >= bytes_max or (not is_whole and _has_event(head)):
             break

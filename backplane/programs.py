@@ -1,4 +1,4 @@
-"""Programs that tools run: bounded in time and output, in an environment that is given whole, and gone at the end.
+"""Programs that tools and hosts run: bounded in time and output, in a given environment, and gone at the end.
 
 A command line comes in, its output goes out while it runs. What may be run is decided before.
 """
@@ -19,9 +19,6 @@ from backplane.process.child import Child
 
 KEPT_BYTES_MAX: Final = 64 * 1024
 """Kept of an output's beginning, and as much of its end."""
-
-LIVE_BYTES_MAX: Final = 256 * 1024
-"""Passed on while it comes; who prints more is read to the end all the same."""
 
 _LADDER_S: Final = 0.5
 """What stopping a program takes beside its grace."""
@@ -46,6 +43,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     exit: Exit
     output: str
+    """Its beginning and its end, `KEPT_BYTES_MAX` of each."""
     timed_out: bool
 
 
@@ -129,14 +127,16 @@ async def _follow(child: Child, output: _Output, hear: Hear | None) -> None:
             data = os.read(child.stdout, _READ_BYTES_MAX)
         except BlockingIOError:
             if ended:
+                await _tell_rest(rest, hear)
                 return
             spoke_s = await _sign_of_life(spoke_s, hear)
             continue
         if not data:
             break
         output.take(data)
-        rest = await _tell(rest + data, output, hear)
+        rest = await _tell(rest + data, hear)
         spoke_s = time.monotonic()
+    await _tell_rest(rest, hear)
     while await child.wait(SIGN_OF_LIFE_S) is None:  # It closed its output and goes on.
         await _sign_of_life(0.0, hear)
 
@@ -149,18 +149,28 @@ async def _sign_of_life(spoke_s: float, hear: Hear | None) -> float:
     return now_s
 
 
-async def _tell(data: bytes, output: _Output, hear: Hear | None) -> bytes:
+async def _tell_rest(rest: bytes, hear: Hear | None) -> None:
+    if rest and hear is not None:
+        await hear(rest.decode("utf-8", "replace"))
+
+
+async def _tell(data: bytes, hear: Hear | None) -> bytes:
     """Pass whole characters on; give back the beginning of one that is not whole."""
-    if hear is None or output.bytes > LIVE_BYTES_MAX:
+    if hear is None:
         return b""
-    cut = len(data)
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte >= 0xC0:
-            width = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            cut = len(data) if back >= width else len(data) - back
-        if byte < 0x80 or byte >= 0xC0:
-            break
+    cut = whole_characters(data)
     if cut:
         await hear(data[:cut].decode("utf-8", "replace"))
     return data[cut:]
+
+
+def whole_characters(data: bytes) -> int:
+    """How many bytes end in a whole UTF-8 character."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte < 0x80:
+            break
+        if byte >= 0xC0:
+            width = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) if back >= width else len(data) - back
+    return len(data)
