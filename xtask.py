@@ -275,6 +275,8 @@ def referees(args: list[str]) -> NoReturn:
 
 
 def vendors(args: list[str]) -> NoReturn:
+    if args == ["--table"]:
+        become(environment(), "-m", "tests.vendors.table")
     become(environment(), "-P", os.path.join(ROOT, "tests", "vendors", "install.py"), *args)
 
 
@@ -325,7 +327,10 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "faults": (faults, "try the fault catalogue and print its figures; --quick (once) or --long (full size, thrice)"),
     "schema": (schema, "write schemas/; --check only compares"),
     "referees": (referees, "judge the translations by the vendors' SDKs, in an environment of their own"),
-    "vendors": (vendors, "install the real agents that tests drive, at their pinned versions: all, or those named"),
+    "vendors": (
+        vendors,
+        "install the real agents that tests drive: all, or those named; --table: what each does",
+    ),
     "stats": (stats, "the shape of the code in numbers"),
 }
 
