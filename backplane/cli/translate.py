@@ -93,7 +93,6 @@ def _document(options: Options) -> Sequence[Any]:
 
 
 def _read_json(file: str) -> Any:
-    import msgspec
 
     from backplane.contract import canonical
     from backplane.errors import ConfigError
@@ -130,18 +129,13 @@ def _stream(options: Options) -> Sequence[Any]:
 
 def _skipped(number: int, count: int, options: Options) -> Sequence[Any]:
     """What the framing could not read: a loss, or an error where it read nothing at all."""
+    from backplane.dialects import unread
     from backplane.errors import TranslationError
-    from backplane.ir import Loss
 
     if not count:
         fact = f"no event of a stream is in {streams.source(options.file)}"
         raise TranslationError("dialect_mapping_failed", fact, hint="check the file, --from and --kind")
-    if not number:
-        return ()
-    reason = f"{streams.count(number, 'event')} of the stream could not be read as JSON"
-    return (
-        Loss(path="", dialect=options.source, target=options.target, kind="dropped", code="fallback", reason=reason),
-    )
+    return (unread(number, options.source, options.target),) if number else ()
 
 
 def _stream_target(options: Options) -> tuple[StreamTranslation, Callable[[Any], bytes], bytes]:

@@ -44,6 +44,7 @@ __all__ = [
     "read_stream",
     "sum_stream",
     "translate",
+    "unread",
 ]
 
 
@@ -169,6 +170,12 @@ def read_stream(data: bytes, source: str) -> list[Json]:
     """Cut a whole stream into its chunks, whatever framing it came in."""
     reader = framing.Detecting(is_named=source == "copilot")
     return [*reader.feed(data), *reader.finish()]
+
+
+def unread(events: int, source: str, target: str) -> Loss:
+    """The loss of a stream's events that are no JSON, which its framing has passed over and counted."""
+    reason = f"{events} of the stream's events could not be read as JSON"
+    return Loss(path="", dialect=source, target=target, kind="dropped", code="fallback", reason=reason)
 
 
 def loss_event(loss: Loss, now: str) -> AgentEvent:

@@ -71,7 +71,7 @@ def test_an_event_that_is_no_json_is_a_loss() -> None:
     data = b"data: <html>\n\n" + b"".join(framing.sse_bytes(chunk) for chunk in chunks)
     done = translate("--from", "openai", "--to", "claude", "--kind", "stream", "--strict", data=data)
     assert done.returncode == 1
-    assert "1 event of the stream could not be read" in json.loads(done.stderr.splitlines()[-1])["reason"]
+    assert "1 of the stream's events could not be read" in json.loads(done.stderr.splitlines()[-1])["reason"]
 
 
 def test_an_array_of_chunks_is_a_stream_too() -> None:
