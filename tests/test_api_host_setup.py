@@ -165,7 +165,7 @@ def test_the_services_of_the_readme_are_ready_once_their_keys_are_set(tmp_path: 
     settings = parse(block.encode(), source="README.md", folder=tmp_path)
     environ = {"PATH": os.environ["PATH"], "ANTHROPIC_API_KEY": KEY}
     ready = {status.id for status in backends.known(settings, environ) if status.ready}
-    assert {"claude", "mine"} <= ready
+    assert {"sonnet", "mine"} <= ready
 
 
 @pytest.mark.parametrize("preset", ["ollama", "llama_cpp", "vllm"])

@@ -15,6 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from backplane import backends, config, hooks
+from backplane.cli import COMMANDS
+from backplane.presets import PRESETS, read_options
+from backplane.testing import ModelServer
+from tests import bench
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 SECONDS_MAX = 60
@@ -92,3 +98,47 @@ def test_the_host_of_the_readme_answers_an_order(sample: Path, env: dict[str, st
     output = run(f"backplane run --sidecar '{sys.executable} {host}' 'say hi'", sample, env)
     assert "I was asked: say hi" in output
     assert "complete after" in output
+
+
+def test_every_configuration_of_the_readme_is_one(tmp_path: Path) -> None:
+    found = [config.parse(block.encode(), source="README", folder=tmp_path) for block in blocks("toml")]
+    assert len(found) == 2
+    for settings in found:
+        hooks.configured(settings.hooks)
+        known = {status.id: status for status in backends.known(settings, dict(os.environ))}
+        assert set(settings.backends) < set(known)
+        assert settings.default_backend is None or settings.default_backend in known
+        for name, backend in settings.backends.items():
+            if backend.host == "api":
+                read_options(backend.options, name)
+    assert all(f"`{name}`" in README for name in PRESETS)
+
+
+def test_the_model_of_the_readmes_configuration_does_an_order(sample: Path, env: dict[str, str]) -> None:
+    block = next(block for block in blocks("toml") if "backends.mine" in block)
+    call = {"name": "edit_file", "input": {"path": "calc.py", "old": "a - b", "new": "a + b"}}
+    with ModelServer([{"calls": [call]}, {"text": "add() adds."}]) as server:
+        text, count = re.subn(r"http://127\.0\.0\.1:9000/v1", server.base_url("openai_compatible"), block)
+        assert count == 1
+        (sample / "backplane.toml").write_text(text)
+        output = run("backplane run --backend mine 'mend add'", sample, env)
+    assert "file: calc.py  edited" in output
+    assert re.search(r"^complete after .* 40 tokens in, 20 tokens out, \$", output, re.M), output
+
+
+def test_the_scripted_model_of_the_readme_answers_as_it_says() -> None:
+    exec(next(block for block in blocks("python") if "ModelServer(" in block), {})
+
+
+def test_the_comparison_of_the_readme_is_what_the_bench_demands() -> None:
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (\d+) times less \|$", README, re.M))
+    gates = {title: str(gate) for _, _, title, gate, _ in bench.PEER_STREAMS if title in rows}
+    assert rows == gates
+    assert len(rows) == 3
+
+
+def test_every_file_and_command_that_the_readme_names_is_there() -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / target).exists(), target
+    for name in re.findall(r"`backplane ([a-z]+)", README):
+        assert name in COMMANDS, name
