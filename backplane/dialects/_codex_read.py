@@ -282,7 +282,7 @@ def _read_reasoning(rest: dict[str, Any], at: str, kind: str) -> Part | None:
     text, field = "", None
     for key, name in (("summary", "summary_text"), ("content", "reasoning_text")):
         texts = _texts(rest.get(key), name)
-        if texts and not text:
+        if texts and any(texts) and field is None:
             text, field = "\n\n".join(texts), key
             del rest[key]
             if len(texts) > 1:

@@ -71,6 +71,9 @@ class _Open:
 class GeminiReader:
     """Reads the chunks of one stream."""
 
+    mends = False
+    """Whether what a gateway sends again is left out; the vendor itself means what it says twice."""
+
     def __init__(self) -> None:
         self.candidates: dict[int, _Open] = {}
         self.calls = Calls()
@@ -170,7 +173,7 @@ class GeminiReader:
             return
         self._close(state, out)
         if isinstance(read, ToolUse):
-            if (not read.id_made and read.id in state.ids) or self._was_said(state, read):
+            if self.mends and self._was_said(state, read):
                 self._worked_around(at, "a call that was sent before")
                 return
             state.ids.add(read.id)
@@ -184,6 +187,8 @@ class GeminiReader:
 
     def _was_said(self, state: _Open, call: ToolUse) -> bool:
         """Whether an earlier chunk had the same call; one chunk may hold the same call twice and mean it."""
+        if not call.id_made and call.id in state.ids:
+            return True
         arguments = json_text(call.input)
         said = any(name == call.name and text == arguments and chunk != self.chunk
                    for name, text, chunk in state.said_calls)  # fmt: skip
@@ -214,6 +219,8 @@ class GeminiReader:
 
     def _new_text(self, state: _Open, kind: type[Part], text: str, at: str) -> str:
         """Return what a text adds: some gateways send the whole text so far in every chunk."""
+        if not self.mends:
+            return text
         said, length = state.said.get(kind, ("", 0))
         if length >= REPEAT_CHARS_MIN and len(text) >= length and text.startswith(said) and not said.isspace():
             self._worked_around(at, "text that was sent before")

@@ -337,8 +337,9 @@ def test_thoughts_that_are_counted_apart_are_part_of_the_output() -> None:
 # Gateways' faults -----------------------------------------------------------------------------------------------------
 
 
-def said(name: str, chunks: list[Any]) -> tuple[str, list[Any], str | None]:
+def said(name: str, chunks: list[Any], *, mends: bool = False) -> tuple[str, list[Any], str | None]:
     done = StreamTranslation(name, "openai")
+    done.reader.mends = mends
     state = dialect("openai").StreamState()
     for chunk in [made for one in chunks for made in done.feed(one)] + done.finish():
         dialect("openai").map_stream_event(chunk, state)
@@ -429,16 +430,23 @@ FAULTS: dict[tuple[str, str], tuple[list[Any], tuple[str, list[Any], str | None]
 @pytest.mark.parametrize(("name", "fault"), FAULTS)
 def test_a_gateways_fault_does_not_change_what_was_said(name: str, fault: str) -> None:
     chunks, expected = FAULTS[name, fault]
-    texts, calls, stop = said(name, chunks)
+    texts, calls, stop = said(name, chunks, mends=True)
     assert (texts, calls) == expected[:2]
     assert stop == expected[2] or expected[2] is None
 
 
 def test_what_was_worked_around_is_a_loss() -> None:
     done = StreamTranslation("gemini", "openai")
+    done.reader.mends = True
     for chunk in FAULTS["gemini", "the whole text so far"][0]:
         done.feed(chunk)
     assert [loss.code for loss in done.losses].count("fallback") == 2
+
+
+def test_what_the_vendor_itself_says_twice_is_said_twice() -> None:
+    by_title = dict(streams("gemini"))
+    assert said("gemini", by_title["a text that repeats its own beginning"])[0] == "tick tock tick tock tick tock!"
+    assert len(said("gemini", by_title["the same call in two chunks"])[1]) == 2
 
 
 @pytest.mark.parametrize("name", NAMES)
