@@ -213,8 +213,8 @@ class Turn:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._listen)
             tasks.start_soon(self.watch)
-            tasks.start_soon(self._greet, answers.wanted(results=self.shows, answer_s=HOOK_S))
             with self.silence:
+                await self._greet(answers.wanted(results=self.shows, answer_s=HOOK_S))
                 await self.client.say(self.ways.prompt)
                 done = await self._work()
             if self.silent:
@@ -225,8 +225,10 @@ class Turn:
         return done
 
     async def _greet(self, hooks: Any) -> None:
-        """Told before the prompt is read, so that no tool runs unasked; without an answer nothing more is believed."""
+        """Agree on being asked before the agent hears a word, so that no tool runs unasked."""
         reply = await self.client.call("initialize", hooks=hooks)
+        if reply["subtype"] == "":
+            raise BackendError("backend_crashed", "the agent's program ended before it was told anything")
         if reply["subtype"] == "error":
             raise BackendError("backend_unavailable", f"the agent refused to be asked: {reply.get('error')}")
 

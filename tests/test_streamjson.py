@@ -1,0 +1,141 @@
+"""A run with an agent that speaks in JSON lines: what the real one cannot be made to do, by a few lines of Python."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import backplane
+from backplane.config import BackendSettings, Settings
+from backplane.contract.events import AgentEvent, AssistantMessage, Failed, Warned, carried
+from backplane.contract.work import RuntimeConfig, WorkOrder
+from backplane.runtime import Run
+
+pytestmark = pytest.mark.anyio
+
+BEGIN = """#!{python}
+import json, sys
+
+def say(**message):
+    print(json.dumps(message), flush=True)
+
+def hear():
+    line = sys.stdin.readline()
+    return json.loads(line) if line else {{"type": "eof"}}
+
+def result(**more):
+    usage = {{"m": {{"inputTokens": 3, "outputTokens": 2, "costUSD": 0.5}}}}
+    body = {{"subtype": "success", "is_error": False, "terminal_reason": "completed", "result": "done",
+            "model_usage_since_last_result": usage}}
+    say(type="result", **{{**body, **more}})
+
+def text(words):
+    block = {{"type": "text", "text": words}}
+    say(type="assistant", message={{"id": "1", "content": [block]}}, parent_tool_use_id=None)
+
+hello = hear()
+say(type="control_response", response={{"subtype": "success", "request_id": hello["request_id"], "response": {{}}}})
+assert hear()["type"] == "user"
+"""
+
+
+async def play(tmp_path: Path, script: str, **options: Any) -> tuple[Run, list[AgentEvent]]:
+    """A run with an agent of these lines, told as events."""
+    program = tmp_path / "agent"
+    program.write_text(BEGIN.format(python=sys.executable) + script)
+    program.chmod(0o755)
+    (tmp_path / "work").mkdir()
+    settings = Settings(
+        backends={"driven": BackendSettings(host="claude", options={"program": str(program), **options})},
+        isolation="off",
+    )
+    order = WorkOrder("work", config=RuntimeConfig())
+    events = []
+    async with backplane.start(order, backend="driven", root=tmp_path / "work", settings=settings) as run:
+        async for event in run:
+            events.append(carried(event))
+    return run, events
+
+
+def of(events: list[AgentEvent], kind: type[Any]) -> list[Any]:
+    return [event for event in events if type(event) is kind]
+
+
+async def test_what_is_unknown_is_kept_and_ends_nothing(tmp_path: Path) -> None:
+    script = 'say(type="news", body=[1]); say(type="system", subtype="weather"); print("hello"); text("done"); result()'
+    run, events = await play(tmp_path, script)
+    raws = [event.ext["raw_message"] for event in of(events, Warned) if isinstance(event.ext, dict)]
+    assert {"type": "news", "body": [1]} in raws
+    assert {"subtype": "weather"}.items() <= json.loads(json.dumps(raws[-1])).items()
+    assert any("no message" in event.message for event in of(events, Warned))
+    assert run.receipt is not None
+    assert run.receipt.outcome == "complete"
+
+
+async def test_a_version_that_never_says_it_is_idle_is_believed_after_its_result(tmp_path: Path) -> None:
+    run, events = await play(tmp_path, 'text("done"); result(); hear()')
+    assert [event.text for event in of(events, AssistantMessage)] == ["done"]
+    assert run.receipt is not None
+    assert (run.receipt.usage.input_tokens, run.receipt.usage.output_tokens) == (3, 2)
+
+
+async def test_what_a_model_of_no_list_costs_stays_unknown(tmp_path: Path) -> None:
+    run, _ = await play(tmp_path, 'text("done"); result()')
+    assert run.receipt is not None
+    assert run.receipt.usage.estimated_cost_usd is None
+
+
+async def test_a_program_that_dies_at_its_work_is_crashed_with_its_last_words(tmp_path: Path) -> None:
+    run, _ = await play(tmp_path, 'sys.stderr.write("the floor is gone\\n"); sys.exit(7)')
+    assert run.error is not None
+    assert run.error.code == "backend_crashed"
+    assert "the floor is gone" in str(run.error)
+
+
+async def test_a_success_that_says_nothing_hides_a_failure(tmp_path: Path) -> None:
+    run, events = await play(tmp_path, 'result(result="")')
+    assert run.receipt is not None
+    assert run.receipt.outcome == "failed"
+    assert of(events, Failed)[-1].error_code == "backend_unavailable"
+
+
+async def test_an_error_that_calls_itself_a_success_is_none(tmp_path: Path) -> None:
+    script = 'result(is_error=True, terminal_reason="api_error", api_error_status=403, result="no")'
+    run, events = await play(tmp_path, script)
+    assert run.receipt is not None
+    assert run.receipt.outcome == "failed"
+    assert of(events, Failed)[-1].error_code == "backend_auth_failed"
+
+
+async def test_a_prompt_that_is_too_long_is_the_callers(tmp_path: Path) -> None:
+    script = 'result(is_error=True, terminal_reason="prompt_too_long", api_error_status=400, result="too long")'
+    _, events = await play(tmp_path, script)
+    assert of(events, Failed)[-1].error_code == "backend_context_length"
+
+
+async def test_words_that_wait_are_answered_before_the_run_ends(tmp_path: Path) -> None:
+    script = 'text("first"); result(queued_turn_count=1); text("second"); result()'
+    run, events = await play(tmp_path, script)
+    assert [event.text for event in of(events, AssistantMessage)] == ["first", "second"]
+    assert run.receipt is not None
+    assert run.receipt.usage.input_tokens == 6
+
+
+async def test_silence_ends_the_run_by_our_clock(tmp_path: Path) -> None:
+    run, events = await play(tmp_path, "hear(); hear()", silence_s=1)
+    assert of(events, Failed)[-1].error_code == "backend_timeout"
+    assert run.receipt is not None
+    assert run.receipt.outcome == "failed"
+
+
+async def test_a_question_that_is_not_understood_is_refused_and_not_left_open(tmp_path: Path) -> None:
+    script = (
+        'say(type="control_request", request_id="q", request={"subtype": "riddle"})\n'
+        'answer = hear()["response"]; text(answer["subtype"] + ": " + answer["error"]); result()'
+    )
+    _, events = await play(tmp_path, script)
+    assert of(events, AssistantMessage)[0].text == "error: this host answers no riddle"
