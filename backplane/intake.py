@@ -89,7 +89,9 @@ class Intake:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._remembered: dict[str, Decision] = {}
         """Tool → what was decided about it for the rest of the run."""
+        self._pings = 0
         self._pongs: dict[int, anyio.Event] = {}
+        """Pings that wait for their answer."""
         self.hooks: Hooks | None = None
         """Who is asked after the policy and before anybody else; None for nobody."""
         self.checkpoints = RunCheckpoints(False, now, self._report, self._keep_checkpoints)
@@ -117,9 +119,14 @@ class Intake:
         self.over.set()
 
     def expect_pong(self) -> tuple[int, anyio.Event]:
-        seq = len(self._pongs) + 1
-        self._pongs[seq] = anyio.Event()
-        return seq, self._pongs[seq]
+        """The number of the next ping, and what is set when it is answered."""
+        self._pings += 1
+        arrived = self._pongs[self._pings] = anyio.Event()
+        return self._pings, arrived
+
+    def forget_pong(self, seq: int) -> None:
+        """Nobody waits for this answer any more."""
+        self._pongs.pop(seq, None)
 
     def take(self, received: list[Any]) -> list[Events]:
         """Take in what one read brought; give the events to hand on, in order."""
@@ -208,8 +215,8 @@ class Intake:
         """Kept by the line, where the run looks for it."""
 
     def _pong(self, pong: wire.Pong) -> None:
-        arrived = self._pongs.get(pong.seq)
-        if arrived is None or arrived.is_set():
+        arrived = self._pongs.pop(pong.seq, None)
+        if arrived is None:
             self._facts.counts["unasked_answer"] += 1
         else:
             arrived.set()

@@ -335,6 +335,7 @@ _encode_line: Final = msgspec.json.Encoder().encode
 
 _PONG: Final = re.compile(rb'\{"t":"pong","seq":(0|[1-9][0-9]{0,14})\}')
 """A compact pong, whole: nothing in it is left to be checked, and whoever waits for it measures us."""
+_PONG_BYTES_MAX: Final = len('{"t":"pong","seq":}') + 15
 
 
 class ControlEnd:
@@ -400,6 +401,10 @@ class ControlEnd:
         block = self._lines.block(data)
         if block is None:
             return self._receive_each(data, self._lines.feed(data))
+        pong = _PONG.fullmatch(block, 0, len(block) - 1) if len(block) <= _PONG_BYTES_MAX + 1 else None
+        if pong is not None and self.hello is not None:
+            self.lines_read += 1
+            return [wire.Pong(seq=int(pong[1]))]
         spoken = self._all_spoken(block) if _SPOKEN_MARK in block[:_LOOK_BYTES] else None
         if spoken is not None:
             return [spoken]

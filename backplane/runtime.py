@@ -362,9 +362,12 @@ class Run:
         """
         seq, arrived = self._intake.expect_pong()
         began = time.perf_counter()
-        self._say(self._line.send(wire.Ping(seq=seq)))
-        with anyio.move_on_after(PING_S):
-            await arrived.wait()
+        try:
+            self._say(self._line.send(wire.Ping(seq=seq)))
+            with anyio.move_on_after(PING_S):
+                await arrived.wait()
+        finally:
+            self._intake.forget_pong(seq)
         if not arrived.is_set():
             raise BackendError("backend_timeout", f"{self.backend_id!r} did not answer a ping within {PING_S:g} s")
         return time.perf_counter() - began
