@@ -278,14 +278,17 @@ def ways_of(run: HostRun, options: Options, env: dict[str, str]) -> Ways:
     """The whole order, as the run with the agent takes it. Raises ConfigError, BackendError."""
     from backplane.appserver import Ways
     from backplane.cost import micros, read_price
-    from backplane.tools.structured import Shape
 
     for row in run.order.abp("hooks") or ():
         if isinstance(row, dict) and row.get("event") == "post_tool":
             fact = "hooks after tools: this agent shows the model what a long command said before anybody is asked"
             raise BackendError("capability_unsupported", f"{fact}; take the hook out, or another backend")
     asked, config, schema = read_session(run), run.order.config, run.order.abp("output_schema")
-    shape = None if schema is None else Shape(schema)
+    shape = None
+    if schema is not None:
+        from backplane.tools.structured import Shape
+
+        shape = Shape(schema)
     budget = config.max_budget_usd
     return Ways(
         prompt="\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])]),
@@ -325,7 +328,6 @@ async def drive(run: HostRun, options: Options) -> Done:
     """Start the agent's program, run the order, and leave nothing of either."""
     import anyio
 
-    from backplane.appserver import Turn
     from backplane.process import Command, open_child
 
     if run.order.config.max_turns == 0:
@@ -334,11 +336,13 @@ async def drive(run: HostRun, options: Options) -> Done:
     state = Path(tempfile.mkdtemp(prefix="backplane-agent-"))
     try:
         argv, env = prepare(run, options, place_of(run, options, state))
-        ways = ways_of(run, options, env)
         async with open_child(Command(argv=argv, env=env, cwd=run.order.workspace.root)) as child:
-            turn = Turn(run, ways, child.stdin, child.stdout)
-            run.on_cancel, run.on_input, run.on_interrupt = turn.cancel, turn.more, turn.interrupt
             try:
+                # Not before: it is loaded while the program starts.
+                from backplane.appserver import Turn
+
+                turn = Turn(run, ways_of(run, options, env), child.stdin, child.stdout)
+                run.on_cancel, run.on_input, run.on_interrupt = turn.cancel, turn.more, turn.interrupt
                 return await turn.go()
             except BaseExceptionGroup as group:
                 raise with_words(group, child) from group

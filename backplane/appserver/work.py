@@ -7,7 +7,7 @@ Starting the program and saying the order in its words are a host's affair.
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import msgspec
@@ -24,7 +24,9 @@ from backplane.errors import BackendError, ConfigError
 from backplane.jsonrpc import METHOD_NOT_FOUND, Asked, Fault, Received, Told, Unread
 from backplane.policy import Decision
 from backplane.sidecar import Done, HostRun
-from backplane.tools.structured import Shape
+
+if TYPE_CHECKING:
+    from backplane.tools.structured import Shape
 
 TOOL_S_MAX: Final = 3600.0
 """For one tool: a test suite may take an hour."""

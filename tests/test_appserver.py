@@ -1,0 +1,249 @@
+"""Agents that serve an app, without any: their items as events, their failures by code, and a small one by hand.
+
+What only a real program can show is in `tests/vendors/`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import backplane
+from backplane.appserver.answers import read_question
+from backplane.appserver.failure import code_of
+from backplane.appserver.story import Story, called, plain_command
+from backplane.config import BackendSettings, Settings
+from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, ToolResult, carried
+from backplane.contract.work import WorkOrder, WorkspaceSpec
+
+ROOT = "/work"
+
+
+def story() -> Story:
+    made = Story(lambda: "2026-11-22T00:00:00.000Z", ROOT)
+    made.thread = "t"
+    made.take("turn/started", {"threadId": "t", "turn": {"id": "u"}})
+    return made
+
+
+def item(**members: Any) -> dict[str, Any]:
+    return {"threadId": "t", "turnId": "u", "item": {"id": "i", **members}}
+
+
+def told(made: Story, **members: Any) -> list[AgentEvent]:
+    """An item from its beginning to its end."""
+    return [*made.take("item/started", item(**members)), *made.take("item/completed", item(**members))]
+
+
+def test_a_command_is_a_call_what_ran_and_a_result() -> None:
+    events = told(
+        story(), type="commandExecution", command="/bin/bash -c 'ls | wc'", cwd=ROOT, status="failed", exitCode=2,
+        aggregatedOutput="x" * 9000,
+    )  # fmt: skip
+    call, ran, result = events
+    assert isinstance(call, ToolCall)
+    assert call.input == {"command": "ls | wc"}
+    assert isinstance(ran, CommandExecuted)
+    assert (ran.exit_code, len(ran.output_preview or "")) == (2, 8192)
+    assert isinstance(result, ToolResult)
+    assert (result.is_error, len(str(result.output))) == (True, 9000)
+
+
+def test_an_item_that_was_never_begun_is_told_all_the_same() -> None:
+    made = story()
+    events = made.take("item/completed", item(type="webSearch", query="q", action=None))
+    assert [type(event) for event in events] == [ToolCall, ToolResult]
+    assert made.calls == {}
+
+
+def test_a_patch_is_called_by_what_it_does_and_its_files_by_their_place() -> None:
+    add = {"path": f"{ROOT}/new.txt", "kind": {"type": "add"}, "diff": "--- a\n"}
+    move = {"path": f"{ROOT}/a", "kind": {"type": "update", "move_path": f"{ROOT}/b"}, "diff": "@@\n-x\n+y\n"}
+    made = called({"type": "fileChange", "changes": [add]}, ROOT)
+    assert made is not None
+    assert (made.name, made.input) == (
+        "write_file",
+        {"changes": [{"path": "new.txt", "kind": "add", "diff": "+--- a\n"}]},
+    )
+    both = told(story(), type="fileChange", changes=[add, move], status="completed")
+    assert isinstance(both[0], ToolCall)
+    assert both[0].tool_name == "apply_patch"
+    assert [event.path for event in both if isinstance(event, FileChanged)] == ["new.txt", "a", "b"]
+
+
+def test_a_declined_call_ran_nothing() -> None:
+    events = told(story(), type="commandExecution", command="ls", status="declined", exitCode=None)
+    assert [type(event) for event in events] == [ToolCall, ToolResult]
+
+
+def test_what_has_no_word_here_is_kept_as_it_came() -> None:
+    made = story()
+    for method, params in (("thread/dreamt", {"threadId": "t"}), ("item/completed", item(type="hologram"))):
+        (event,) = made.take(method, params)
+        assert event.ext["raw_message"]  # type: ignore[index]
+    assert made.take("item/completed", item(type="userMessage")) == []
+
+
+def test_counters_of_another_turn_or_thread_are_not_this_runs() -> None:
+    made = story()
+    usage = {"last": {"inputTokens": 5, "outputTokens": 2}, "total": {"inputTokens": 500, "outputTokens": 200}}
+    made.take("thread/tokenUsage/updated", {"threadId": "t", "turnId": "older", "tokenUsage": usage})
+    assert made.used().input_tokens is None
+    for _ in range(2):
+        made.take("thread/tokenUsage/updated", {"threadId": "t", "turnId": "u", "tokenUsage": usage})
+    made.take("thread/tokenUsage/updated", {"threadId": "other", "turnId": "u", "tokenUsage": usage})
+    used = made.used()
+    assert (used.input_tokens, used.output_tokens, used.cache_read_tokens, used.request_units) == (10, 4, None, 2)
+    assert used.estimated_cost_usd is None
+
+
+def test_a_call_that_is_open_at_the_end_gets_its_result() -> None:
+    made = story()
+    made.take("item/started", item(type="commandExecution", command="sleep 9"))
+    (result,) = made.close()
+    assert isinstance(result, ToolResult)
+    assert result.is_error
+    assert made.close() == []
+
+
+@pytest.mark.parametrize(
+    ("command", "plain"),
+    [
+        ("/bin/bash -lc 'echo \"a b\"'", 'echo "a b"'),
+        ("bash -c ls", "ls"),
+        ("python3 -c 'print(1)'", "python3 -c 'print(1)'"),
+        ("echo 'unclosed", "echo 'unclosed"),
+        ("", ""),
+    ],
+)
+def test_a_command_is_shown_without_the_shell_around_it(command: str, plain: str) -> None:
+    assert plain_command(command) == plain
+
+
+@pytest.mark.parametrize(
+    ("info", "words", "code"),
+    [
+        ("contextWindowExceeded", "", "backend_context_length"),
+        ("usageLimitExceeded", "", "backend_rate_limited"),
+        ("cyberPolicy", "", "backend_content_filtered"),
+        ({"httpConnectionFailed": {"httpStatusCode": 401}}, "", "backend_auth_failed"),
+        ({"responseTooManyFailedAttempts": {"httpStatusCode": 429}}, "", "backend_rate_limited"),
+        ({"responseStreamDisconnected": {"httpStatusCode": None}}, "the stream ended", "backend_unavailable"),
+        ({"responseStreamDisconnected": None}, "idle timeout waiting", "backend_timeout"),
+        ("other", "unexpected status 404 Not Found", "backend_model_not_found"),
+        ("other", "Missing environment variable: KEY", "backend_auth_failed"),
+        ("internalServerError", "", "backend_unavailable"),
+        (None, "", "backend_unavailable"),
+        ([], "", "backend_unavailable"),
+    ],
+)
+def test_a_failure_has_the_contracts_code(info: Any, words: str, code: str) -> None:
+    assert code_of(info, words) == code
+
+
+def test_a_question_about_more_than_its_call_says_so() -> None:
+    params = {"itemId": "i", "command": "/bin/bash -c ls", "cwd": ROOT}
+    plain = read_question("item/commandExecution/requestApproval", params, {}, ROOT, {"i"})
+    again = read_question("item/commandExecution/requestApproval", params, {}, ROOT, set())
+    reason = {**params, "reason": "let me out"}
+    asked = read_question("item/commandExecution/requestApproval", reason, {}, ROOT, {"i"})
+    assert [one.wider for one in (plain, again, asked) if one] == [False, True, True]
+    assert read_question("item/fileChange/requestApproval", {"itemId": "never seen"}, {}, ROOT, set()) is None
+    assert read_question("item/dream/requestApproval", params, {}, ROOT, set()) is None
+
+
+# A small agent by hand ------------------------------------------------------------------------------------------------
+
+AGENT = """#!{python}
+import json, sys
+
+def say(**message):
+    print(json.dumps(message), flush=True)
+
+def tell(method, **params):
+    say(method=method, params={{"threadId": "t", "turnId": "u", **params}})
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    method = asked.get("method")
+    if method == "initialize":
+        say(id=asked["id"], result={{"userAgent": "by hand"}})
+    elif method == "thread/start":
+        say(id=asked["id"], result={{"thread": {{"id": "t"}}, "model": "m"}})
+    elif method == "turn/start":
+        say(id=asked["id"], result={{"turn": {{"id": "u"}}}})
+        tell("turn/started", turn={{"id": "u"}})
+{script}
+    elif "id" in asked and method:
+        say(id=asked["id"], result={{}})
+"""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def play(folder: Path, script: str) -> tuple[Any, list[AgentEvent], Any]:
+    """Run an order on an agent that does this once a turn has begun."""
+    program = folder / "agent"
+    body = "\n".join(f"        {line}" for line in script.splitlines())
+    program.write_text(AGENT.format(python=sys.executable, script=body))
+    program.chmod(0o755)
+    (folder / "work").mkdir()
+    order = WorkOrder("work", workspace=WorkspaceSpec(root=str(folder / "work")))
+    declared = BackendSettings(host="codex", options={"program": str(program), "silence_s": 30})
+    settings = Settings(backends={"by-hand": declared}, isolation="off")
+    events = []
+    async with backplane.start(order, backend="by-hand", settings=settings) as run:
+        async for event in run:
+            events.append(carried(event))
+    assert run.receipt is not None
+    return run.receipt, events, run.error
+
+
+DONE = """tell("turn/completed", turn={"id": "u", "status": "completed", "error": None})"""
+
+
+@pytest.mark.anyio
+async def test_noise_and_unknown_messages_are_kept_and_end_nothing(tmp_path: Path) -> None:
+    script = f"""
+print("not for you", flush=True)
+tell("thread/dreamt", of="sheep")
+say(id=99, method="item/dream/requestApproval", params={{"threadId": "t"}})
+tell("item/completed", item={{"type": "agentMessage", "id": "m", "text": "here I am"}})
+{DONE}"""
+    receipt, events, _ = await play(tmp_path, script.strip())
+    assert receipt.outcome == "complete"
+    assert any("not for you" in str(getattr(event, "message", "")) for event in events)
+    assert {"threadId": "t", "turnId": "u", "of": "sheep"} in [
+        event.ext["raw_message"] for event in events if isinstance(event.ext, dict) and "raw_message" in event.ext
+    ]
+
+
+@pytest.mark.anyio
+async def test_an_agent_that_dies_in_its_turn_is_a_crash_with_its_last_words(tmp_path: Path) -> None:
+    script = 'sys.stderr.write("out of ink\\n")\nsys.stderr.flush()\nsys.exit(3)'
+    receipt, _, error = await play(tmp_path, script)
+    assert (receipt.outcome, receipt.usage_raw["backplane"]["end"]["code"]) == ("failed", "backend_crashed")
+    assert "out of ink" in str(error)
+
+
+@pytest.mark.anyio
+async def test_done_without_a_word_is_not_done(tmp_path: Path) -> None:
+    receipt, events, _ = await play(tmp_path, DONE)
+    assert receipt.outcome == "failed"
+    assert "backend_unavailable" in [getattr(event, "error_code", None) for event in events]
+
+
+@pytest.mark.anyio
+async def test_a_failure_told_before_the_end_counts_where_the_end_tells_none(tmp_path: Path) -> None:
+    script = """
+tell("error", willRetry=False, error={"message": "no more of this", "agentErrorInfo": "usageLimitExceeded"})
+tell("turn/completed", turn={"id": "u", "status": "failed", "error": None})"""
+    receipt, events, _ = await play(tmp_path, script.strip())
+    assert receipt.outcome == "failed"
+    assert "backend_rate_limited" in [getattr(event, "error_code", None) for event in events]
