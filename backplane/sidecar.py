@@ -238,13 +238,13 @@ class HostRun:
             (`policy_denied`), not the end of the run.
         """
         local = self.policy.decide_tool_call(tool, input, root=self.order.workspace.root, cwd=cwd)
-        if local.allowed == "deny":
-            return Verdict("deny", local.reason)
         if not self._link.can_ask(self):
             return Verdict("allow") if local.allowed == "allow" else Verdict("deny", local.reason)
-        return await self._ask(
+        verdict = await self._ask(
             kind="tool", name=tool, input=input, command=_set(command), cwd=_set(cwd), default="deny"
         )
+        # What the policy forbids is asked all the same: only so it is on record above that the call did not run.
+        return Verdict("deny", local.reason) if local.allowed == "deny" else verdict
 
     async def shown(self, tool: str, input: Json, output: Json, *, is_error: bool = False) -> tuple[Json, bool]:
         """What the agent, and the `tool_result`, may have of a tool's output; asked only where an order has such hooks.

@@ -275,11 +275,6 @@ class Agent:
         from backplane.tools import Result
 
         name, input, root = call.name, call.input, self.toolbox.tree.root
-        denied = self._denied(name, input)
-        if denied is not None:
-            # Asked all the same: so it is on record above that this call did not run.
-            await self.run.pass_on({"kind": "tool", "name": name, "input": input, "cwd": root, "default": "deny"})
-            return denied
         command = input.get("command") if name == "bash" and isinstance(input, dict) else None
         verdict = await self.run.may(name, input, command=command if isinstance(command, str) else None, cwd=root)
         if verdict.decision == "deny":
