@@ -8,7 +8,6 @@ carelessness; an agent that wants to smuggle can spell a secret in a way nobody 
 from __future__ import annotations
 
 import base64
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -50,7 +49,6 @@ _SHAPE: Final = (
 """Keys that are known by their looks, as a second net under the known values; all but `AIza` hold a run of
 `_RUN_BYTES`."""
 
-_SHAPES: Final = re.compile(_SHAPE)
 _SHAPE_STARTS: Final = (
     "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "AKIA", "ASIA", "AIza", "xox", "-----BEGIN",
 )  # fmt: skip
@@ -335,10 +333,11 @@ def _found_spans(text: str, forms: Iterable[str], shapes: bool) -> Iterator[Span
 
 
 def _shapes_in(text: str) -> Iterator[Span]:
+    shapes = re.compile(_SHAPE)  # Here, as most runs never look so close; `re` keeps it.
     for start in _SHAPE_STARTS:
         at = text.find(start)
         while at != -1:
-            match = _SHAPES.match(text, at)
+            match = shapes.match(text, at)
             if match is not None:
                 yield match.span()
             at = text.find(start, match.end() if match is not None else at + 1)
@@ -387,10 +386,12 @@ def _telling_lines(secret: str) -> list[str]:
 
 
 def _json_escaped(text: str) -> str:
-    return msgspec.json.encode(text).decode()[1:-1] if _is_unicode(text) else json.dumps(text)[1:-1]
+    return msgspec.json.encode(text).decode()[1:-1] if _is_unicode(text) else _json_escaped_ascii(text)
 
 
 def _json_escaped_ascii(text: str) -> str:
+    import json
+
     return json.dumps(text)[1:-1]
 
 

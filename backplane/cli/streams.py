@@ -194,7 +194,8 @@ def columns() -> int:
 
 
 # What a terminal acts on, what turns text around, what cannot be seen, and what UTF-8 cannot write.
-_UNPRINTABLE: Final = re.compile(
+# Compiled by `re` on first use: it costs a millisecond, and no start waits for it.
+_UNPRINTABLE: Final = (
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
@@ -202,7 +203,7 @@ _UNPRINTABLE: Final = re.compile(
 
 def printable(text: str) -> str:
     """Foreign text with its control characters written out; newlines and tabs stay."""
-    return _UNPRINTABLE.sub(_escaped, text)
+    return re.sub(_UNPRINTABLE, _escaped, text)
 
 
 def one_line(text: object, chars_max: int = SHOWN_CHARS_MAX, *, keep: str = "beginning") -> str:
