@@ -291,7 +291,7 @@ class BackendStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Of its last hello; None when it never said one here."""
 
 
-def find(name: str, settings: Settings, environ: Mapping[str, str]) -> Backend:
+def find(name: str, settings: Settings, environ: Mapping[str, str]) -> ProcessBackend:
     """The backend of this name: configured, else shipped.
 
     Raises:
@@ -422,20 +422,21 @@ def _status(name: str, settings: Settings, environ: Mapping[str, str]) -> Backen
         backend = find(name, settings, environ)
     except (BackendError, ConfigError) as error:
         return BackendStatus(id=name, ready=False, why=error.message, fix=error.hint or "")
-    assert isinstance(backend, ProcessBackend)
-    program = backend.argv[0]
-    search = backend.env.get("PATH", environ.get("PATH"))
-    if _found(program, search) is None:
-        return BackendStatus(
-            id=name,
-            ready=False,
-            why=f"{program} is not found or not executable",
-            fix=f"install it, or correct the command of [backends.{name}]",
-            command=backend.argv,
-        )
-    if backend.agent is not None and _found(backend.agent.program, search) is None:
-        why, fix = f"{backend.agent.program} is not found or not executable", "name it with the option `program`"
-        if backend.agent.install:
-            fix = f"install it: {backend.agent.install}; or {fix}"
-        return BackendStatus(id=name, ready=False, why=why, fix=fix, command=backend.argv)
+    fault = missing_program(backend, environ)
+    if fault is not None:
+        return BackendStatus(id=name, ready=False, why=fault.message, fix=fault.hint or "", command=backend.argv)
     return BackendStatus(id=name, ready=True, command=backend.argv)
+
+
+def missing_program(backend: ProcessBackend, environ: Mapping[str, str]) -> BackendError | None:
+    """What to raise because a program that the backend needs is not on this machine; None when all are."""
+    search = backend.env.get("PATH", environ.get("PATH"))
+    if _found(backend.argv[0], search) is None:
+        fix = f"install it, or correct the command of [backends.{backend.id}]"
+        return BackendError("backend_unavailable", f"{backend.argv[0]} is not found or not executable", hint=fix)
+    if backend.agent is None or _found(backend.agent.program, search) is not None:
+        return None
+    fix = "name it with the option `program`"
+    if backend.agent.install:
+        fix = f"install it: {backend.agent.install}; or {fix}"
+    return BackendError("backend_unavailable", f"{backend.agent.program} is not found or not executable", hint=fix)

@@ -240,6 +240,19 @@ def test_a_protocol_that_is_none_is_answered_with_those_there_are(cli: Cli, work
     assert "one of: " + ", ".join(PROTOCOLS) in done.stderr.decode()
 
 
+@pytest.mark.parametrize("host", ["claude", "codex", "opencode"])
+def test_an_agent_that_is_not_installed_starts_nothing_and_says_how(cli: Cli, work: Path, host: str) -> None:
+    (work / "backplane.toml").write_text(
+        f'[backends.mine]\nhost = "{host}"\noptions = {{ program = "no-such-agent" }}\n'
+    )
+    done = cli("run", "task", "--backend", "mine")
+    assert fault(done) == "backend_unavailable"
+    fact, fix = done.stderr.decode().splitlines()
+    assert fact.endswith("no-such-agent is not found or not executable")
+    assert "npm install -g" in fix
+    assert done.stdout == b""
+
+
 def test_without_a_backend_the_ready_ones_are_named(cli: Cli) -> None:
     done = cli("run", "task")
     assert done.returncode == 2
@@ -479,7 +492,7 @@ def rows(home: Path) -> list[Any]:
         (mock({"say": "x"}, {"exit": 7}), 1, "host_exit"),
         (mock({"raw": '{"t":\n'}), 1, "protocol"),
         ([*mock({"say": "x"}, {"sleep_s": 60}), "--idle-timeout", "0.2"], 3, "idle"),
-        ([*mock({"sleep_s": 60}), "--timeout", "0.5"], 3, "deadline"),
+        ([*mock({"sleep_s": 60}), "--timeout", "4"], 3, "deadline"),
         (["--backend", "mock", "--require", "vision"], 4, "refused"),
         (["--backend", "mock", "--require", "streaming=native"], 0, "complete"),
         (["--sidecar", "/surely/not/there"], 1, "failed"),

@@ -122,7 +122,10 @@ def _run(options: Options) -> int:
         words = _sidecar_words(options.sidecar, cwd)
         backend: backends.Backend = backends.from_command(words, cwd=cwd, limits=settings.limits)
     elif name:
-        backend = backends.find(name, settings, environ)
+        backend = named = backends.find(name, settings, environ)
+        missing = backends.missing_program(named, environ)
+        if missing is not None:
+            raise missing
     else:
         raise ConfigError(
             "config_invalid",
