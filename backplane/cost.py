@@ -19,6 +19,9 @@ from backplane.ir import Usage
 MICROS: Final = 1_000_000
 """Millionths in a dollar, and the number of tokens that a price is given for."""
 
+TOKENS_MAX: Final = 1_000_000_000_000
+"""Most tokens of one answer that are believed: a million times the largest context window."""
+
 USD_MAX: Final = 1_000_000
 """Largest price of a million tokens that is taken: a thousand times the dearest known."""
 
@@ -186,14 +189,14 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
     def plus(self, usage: Usage | None, price: Price | None) -> Spent:
         """Add one answer; what it does not say is unknown from then on."""
-        seen = usage or Usage()
+        seen = _believable(usage or Usage())
         return Spent(
             requests=self.requests + 1,
             input=_sum(self.input, seen.input),
             output=_sum(self.output, seen.output),
             cache_read=_sum(self.cache_read, seen.cache_read),
             cache_write=_sum(self.cache_write, seen.cache_write),
-            micros=_sum(self.micros, actual(price, usage)),
+            micros=_sum(self.micros, actual(price, seen)),
         )
 
     def usage(self) -> receipt.Usage:
@@ -208,6 +211,14 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
             request_units=self.requests,
             estimated_cost_usd=None if self.micros is None else self.micros / MICROS,
         )
+
+
+def _believable(usage: Usage) -> Usage:
+    """Counters that can be true: a service's negative ones would be money earned, and hide what was spent."""
+    counters = {name: getattr(usage, name) for name in _NAMES}
+    return Usage(**{
+        name: count for name, count in counters.items() if count is not None and 0 <= count <= TOKENS_MAX
+    })  # fmt: skip
 
 
 def _sum(so_far: int | None, more: int | None) -> int | None:

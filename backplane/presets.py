@@ -139,7 +139,7 @@ def _checked(service: Service, where: str) -> Service:
     if not usable or parts.username is not None or parts.query or parts.fragment:
         # The value is not shown: keys have been found in addresses.
         raise _invalid(f"{where}.base_url is not a plain http or https address", "as https://host/v1, without a query")
-    if parts.scheme == "http" and service.key_env and not _is_local(parts.hostname or ""):
+    if parts.scheme == "http" and service.variables and not _is_local(parts.hostname or ""):
         raise _invalid(f"{where}.base_url would send a key over plain http", "use https, or a host of this machine")
     times = (service.connect_s, service.first_byte_s, service.idle_s)
     if not all(0 < time_s <= 86_400 for time_s in times):

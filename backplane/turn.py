@@ -13,6 +13,7 @@ import anyio
 import msgspec
 
 from backplane.contract import events
+from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.dialects import dialect, end_events, loss_event
 from backplane.dialects.pairing import paired
@@ -27,6 +28,9 @@ Now = Callable[[], str]
 
 LOSSES_NAMED_MAX: Final = 1_000
 """Different losses that one model's turns may name; a conversation of ten thousand messages repeats a few kinds."""
+
+INPUT_DEPTH_MAX: Final = 100
+"""Levels of a call's input that is handed on as it is; a line has 128, and ours lie around it."""
 
 LISTS: Final = ("/messages", "/contents", "/input", "/tools")
 """Where the same thing is lost many times, it is said once."""
@@ -225,7 +229,7 @@ class _Attempt:
             if kind in INNER:
                 continue
             if kind is events.ToolCall:
-                event = self._own_id(event)  # type: ignore[arg-type]
+                event = self._own_id(_sayable_call(event))  # type: ignore[arg-type]
             if not self.handed_on:
                 if not isinstance(event, OUTPUT):
                     # Counters of an attempt that comes to nothing are not the run's.
@@ -296,8 +300,31 @@ def _worked_around(name: str, path: str, kind: LossKind, reason: str) -> Loss:
 def _named(part: Part, ids: dict[str, Iterator[str]]) -> Part:
     if not isinstance(part, ToolUse):
         return part
+    if is_deep(part.input):
+        part = msgspec.structs.replace(part, input=_json(part.input))
     own = next(ids.get(part.id, iter(())), part.id)
     return part if own == part.id else msgspec.structs.replace(part, id=own)
+
+
+def _json(value: Json) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _sayable_call(call: events.ToolCall) -> events.ToolCall:
+    return msgspec.structs.replace(call, input=_json(call.input)) if is_deep(call.input) else call
+
+
+def is_deep(value: Json) -> bool:
+    """Whether a call's input is nested deeper than a message may be; it is then told as a text."""
+    level: list[Json] = [value]
+    for _ in range(INPUT_DEPTH_MAX):
+        level = [
+            inner for one in level if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]  # fmt: skip
+        if not level:
+            return False
+    return True
 
 
 def _first(answer: Answer) -> Candidate:
