@@ -79,8 +79,13 @@ class Client:
         message = {"role": "user", "content": content}
         await self._write({"type": "user", "session_id": "", "message": message, "parent_tool_use_id": None})
 
-    async def call(self, subtype: str, timeout_s: float = ANSWER_S, **members: Json) -> Message:
+    async def call(
+        self, subtype: str, *, timeout_s: float = ANSWER_S, written: anyio.Event | None = None, **members: Json
+    ) -> Message:
         """Ask the agent's program for something.
+
+        Args:
+            written: set when the question is on its way: what is said from then on comes after it.
 
         Returns:
             Its answer: `subtype` is success or error, or empty when the program ended instead.
@@ -97,6 +102,8 @@ class Client:
                 await self._write(
                     {"type": "control_request", "request_id": id, "request": {"subtype": subtype, **members}}
                 )
+                if written is not None:
+                    written.set()
                 if not self.ended.is_set():
                     await waiting[0].wait()
                 return waiting[1][0] if waiting[1] else {"subtype": ""}

@@ -213,8 +213,10 @@ class Turn:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._listen)
             tasks.start_soon(self.watch)
+            greeted = anyio.Event()
+            tasks.start_soon(self._greet, answers.wanted(results=self.shows, answer_s=HOOK_S), greeted)
             with self.silence:
-                await self._greet(answers.wanted(results=self.shows, answer_s=HOOK_S))
+                await greeted.wait()
                 await self.client.say(self.ways.prompt)
                 done = await self._work()
             if self.silent:
@@ -224,9 +226,9 @@ class Turn:
         self.over.set()
         return done
 
-    async def _greet(self, hooks: Any) -> None:
-        """Agree on being asked before the agent hears a word, so that no tool runs unasked."""
-        reply = await self.client.call("initialize", hooks=hooks)
+    async def _greet(self, hooks: Any, greeted: anyio.Event) -> None:
+        """Ask to be asked before the agent hears a word, so that no tool runs unasked."""
+        reply = await self.client.call("initialize", written=greeted, hooks=hooks)
         if reply["subtype"] == "":
             raise BackendError("backend_crashed", "the agent's program ended before it was told anything")
         if reply["subtype"] == "error":

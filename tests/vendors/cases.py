@@ -6,42 +6,32 @@ why. `table` prints all of them; `test_cases.py` holds the page `contracts/agent
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import anyio
 import msgspec
 
-import backplane
 from backplane.asks import Decision
-from backplane.config import BackendSettings, Limits, Settings
+from backplane.config import Limits
 from backplane.contract.events import (
     AgentEvent,
     AskRaised,
     AssistantDelta,
-    AssistantMessage,
     CommandExecuted,
-    Failed,
     FileChanged,
     RetryReported,
-    SessionNamed,
     ToolCall,
     ToolResult,
     TurnEnded,
     carried,
 )
-from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.runtime import Run
-from backplane.testing import SIDE_TURNS, Fault, ModelServer, Turn
+from backplane.contract.work import PolicyProfile
+from backplane.testing import Fault, Turn
+from tests.vendors.ground import WAIT_S_MAX, Agent, Ground, Seen, running, until
 
-WAIT_S_MAX = 20.0
-"""For something to happen in an agent on a busy machine."""
-POLL_S = 0.02
 SLEEPER = "import time; open('began', 'w').close(); time.sleep(297)"
 SCHEMA = {
     "type": "object",
@@ -50,154 +40,6 @@ SCHEMA = {
     "additionalProperties": False,
 }
 USAGE = {"input": 130, "output": 7, "cache_read": 50, "cache_write": 30}
-
-
-class Agent(Protocol):
-    """One driven agent, as its cases need it."""
-
-    name: str
-    write_tool: str
-    """What the contract calls the tool that writes a file."""
-    env: dict[str, str]
-    """Given with every order: retries capped."""
-    patient: dict[str, Any]
-    """Given with an order whose retries are to outlast our clock."""
-    labels: dict[str, str]
-    """Case → "emulated: how" or "refused: why"; any other case passes."""
-
-    def options(self, url: str) -> dict[str, Any]:
-        """Options of its backend for a model at this address, which ends in no path."""
-        ...
-
-    def variables(self) -> dict[str, str]:
-        """Its backend's own variables: a key."""
-        ...
-
-    def writes(self, path: str, content: str) -> Turn: ...
-    def runs(self, command: str) -> Turn: ...
-    def structured(self, value: Any) -> tuple[Turn, ...]:
-        """The model's turns that answer with a value."""
-        ...
-
-
-@dataclass
-class Seen:
-    """A run that has ended."""
-
-    run: Run
-    server: ModelServer
-    root: Path
-    events: list[AgentEvent] = field(default_factory=list)
-
-    @property
-    def receipt(self) -> Any:
-        return self.run.receipt
-
-    @property
-    def end(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.receipt.usage_raw["backplane"]["end"]
-        return found
-
-    @property
-    def codes(self) -> list[str]:
-        return [str(event.error_code) for event in self.events if isinstance(event, Failed)]
-
-    @property
-    def patch(self) -> str:
-        return self.receipt.verification.git_diff or ""
-
-    def of(self, kind: type[Any]) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    @property
-    def words(self) -> str:
-        """The last message."""
-        return str(self.of(AssistantMessage)[-1].text)
-
-    @property
-    def session(self) -> str:
-        return str(self.of(SessionNamed)[0].body["id"])
-
-    def layer(self, rule: str) -> Any:
-        rows = self.receipt.usage_raw["backplane"]["enforcement"]["rules"]
-        return next(row["layer"] for row in rows if row["rule"] == rule)
-
-
-@dataclass
-class Ground:
-    """Where a case plays: an agent, a workspace with one file, a state folder."""
-
-    agent: Agent
-    root: Path
-
-    @contextlib.asynccontextmanager
-    async def begin(
-        self,
-        turns: Sequence[Turn],
-        *,
-        abp: dict[str, Any] | None = None,
-        policy: PolicyProfile | None = None,
-        limits: Limits | None = None,
-        isolation: str = "off",
-        mode: str = "staged",
-        on_ask: Any = None,
-        options: dict[str, Any] | None = None,
-        url: str | None = None,
-        task: str = "work",
-        **config: Any,
-    ) -> AsyncIterator[Seen]:
-        """Start a run; it goes on while its events are asked for."""
-        vendor = {**config.pop("vendor", {}), **({"abp": abp} if abp else {})}
-        env = {**self.agent.env, **config.pop("env", {})}
-        order = WorkOrder(
-            task,
-            policy=policy or PolicyProfile(),
-            workspace=WorkspaceSpec(root=str(self.root), mode=mode),  # type: ignore[arg-type]
-            config=RuntimeConfig(vendor=vendor, env=env, **config),
-        )
-        with ModelServer([*SIDE_TURNS, *turns]) as server:
-            chosen = {**self.agent.options(url or server.url), **(options or {})}
-            backend = BackendSettings(host=self.agent.name, options=chosen, env=self.agent.variables())
-            settings = Settings(
-                backends={self.agent.name: backend},
-                limits=limits or Limits(),
-                isolation=isolation,  # type: ignore[arg-type]
-            )
-            async with backplane.start(order, backend=self.agent.name, settings=settings, on_ask=on_ask) as run:
-                yield Seen(run, server, self.root)
-
-    async def play(
-        self, turns: Sequence[Turn], *, seen: Callable[[Seen, AgentEvent], Any] | None = None, **kw: Any
-    ) -> Seen:
-        """A run from its beginning to its end.
-
-        Args:
-            seen: looks at each event; may be a coroutine.
-        """
-        async with self.begin(turns, **kw) as found:
-            async for event in found.run:
-                found.events.append(carried(event))
-                step = seen(found, found.events[-1]) if seen is not None else None
-                if isinstance(step, Awaitable):
-                    await step
-        return found
-
-
-async def until(what: Callable[[], bool]) -> None:
-    """Wait for something outside of this program."""
-    with anyio.fail_after(WAIT_S_MAX):
-        while not what():
-            await anyio.sleep(POLL_S)
-
-
-def running(words: str) -> list[int]:
-    """Processes of this machine whose command line has these words."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if words.encode() in (folder / "cmdline").read_bytes().replace(b"\0", b" "):
-                found.append(int(folder.name))
-    return found
 
 
 Check = Callable[[Ground], Awaitable[None]]

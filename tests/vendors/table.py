@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.vendors import found
-from tests.vendors.cases import Agent, table
+from tests.vendors.cases import table
+from tests.vendors.ground import Agent
 from tests.vendors.test_claude import Claude
 from tests.vendors.test_codex import Codex
 

@@ -14,8 +14,9 @@ from backplane.asks import Decision
 from backplane.contract.events import AskRaised, TaskReported, ToolCall, ToolResult, Warned
 from backplane.contract.work import PolicyProfile
 from backplane.testing import Call, Turn, Usage, When
-from tests.vendors.cases import CASES, SCHEMA, Ground, Seen
+from tests.vendors.cases import CASES, SCHEMA
 from tests.vendors.found import vendor
+from tests.vendors.ground import Ground, Seen
 
 pytestmark = pytest.mark.anyio
 

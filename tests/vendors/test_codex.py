@@ -14,8 +14,9 @@ from backplane.asks import Decision
 from backplane.contract.events import AskRaised, ToolResult, Warned
 from backplane.contract.work import PolicyProfile
 from backplane.testing import Call, Turn, Usage
-from tests.vendors.cases import CASES, MODEL, SCHEMA, Ground, Seen
+from tests.vendors.cases import CASES, MODEL, SCHEMA
 from tests.vendors.found import vendor
+from tests.vendors.ground import Ground, Seen
 
 pytestmark = pytest.mark.anyio
 
@@ -137,31 +138,6 @@ async def test_a_file_that_a_command_plainly_reads_is_held_to_the_policy(ground:
     seen = await ground.play(turns, policy=PolicyProfile(deny_read=("**/*.pem",)))
     assert "affair" not in last_result(seen)
     assert seen.of(ToolResult)[0].is_error
-
-
-async def test_its_own_sandbox_holds_where_it_is_asked_for_and_lets_no_command_out(ground: Ground) -> None:
-    target = ground.root.parent / "outside.txt"
-    out = f"echo out > {target}"
-    turns = [
-        asks("exec_command", {"cmd": f"echo in > inside.txt; {out}"}),
-        asks("exec_command", {"cmd": out, "sandbox_permissions": "require_escalated"}),
-        Turn(text="done"),
-    ]
-    seen = await ground.play(turns, options={"sandbox": True})
-    if seen.end.get("code") == "capability_unsupported":
-        pytest.skip("no sandbox can be built on this machine")
-    assert not target.exists()
-    assert "+in" in seen.patch
-    assert "let out of the sandbox" in str(seen.of(ToolResult)[-1].output)
-    assert seen.receipt.usage_raw["sandbox"] == "agent"
-
-
-async def test_one_sandbox_in_another_is_refused_and_not_said_to_hold(ground: Ground) -> None:
-    seen = await ground.play([Turn(text="x")], options={"sandbox": True}, isolation="best_effort")
-    layers = {row["name"]: row["state"] for row in seen.receipt.usage_raw["backplane"]["enforcement"]["layers"]}
-    if layers["bubblewrap"] != "used":
-        pytest.skip("no isolation can be had on this machine")
-    assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "capability_unsupported")
 
 
 async def test_the_users_profile_and_the_workspaces_settings_are_not_run(ground: Ground) -> None:
