@@ -339,10 +339,12 @@ async def test_where_nobody_can_be_asked_the_policy_or_the_default_decides_at_on
     assert told[1]["event"]["text"].startswith(words)
 
 
-async def test_what_the_policy_denies_is_not_asked() -> None:
+async def test_what_the_policy_denies_is_asked_for_the_record_and_stays_denied_whatever_is_answered() -> None:
     async with talk(HOST, asking) as line:
-        line.send(run(policy={"disallowed_tools": ["bash"]}))
-        assert "ask" not in types(await line.until("final"))
+        line.send(run(extensions=("ask/1",), policy={"disallowed_tools": ["bash"]}))
+        ask = (await line.until("ask"))[-1]
+        line.send({"t": "answer", "ref_id": "r1", "id": ask["id"], "decision": "allow"})
+        assert (await line.until("final"))[0]["event"]["text"].startswith("deny")
 
 
 async def test_an_open_ask_ends_with_its_default_when_stdin_ends() -> None:
