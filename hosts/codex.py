@@ -88,8 +88,6 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Use the user's own folder, login and model service in place of the session's."""
     model: str | None = None
     """Where the order names none; else the agent's own choice."""
-    sandbox: bool = False
-    """Let the agent put its own sandbox around commands; it cannot be built within the control plane's isolation."""
     retries: int = RETRIES
     silence_s: int = SILENCE_S
     prices: dict[str, Any] | None = None
@@ -147,7 +145,6 @@ class Place(msgspec.Struct, frozen=True):
 
 def place_of(run: HostRun, options: Options, state: Path) -> Place:
     """Make the folders, and look whether the conversation is there. Raises ConfigError, BackendError."""
-    # Not above the agent's own folder: it puts no helpers of its sandbox below the folder for temporary files.
     (state / "tmp").mkdir()
     asked, kept = read_session(run), os.environ.get(STATE)
     wanted = asked.resume or asked.fork
@@ -183,12 +180,11 @@ def thread_of(run: HostRun, options: Options, env: dict[str, str]) -> tuple[str,
     params: dict[str, Any] = {
         "cwd": run.order.workspace.root,
         "approvalPolicy": "untrusted",
-        "sandbox": "workspace-write" if options.sandbox else "danger-full-access",
+        # What its own stops is run again outside of it, unasked, once it was allowed: the isolation around us holds.
+        "sandbox": "danger-full-access",
         "config": settings_of(run, options, env),
         "model": run.order.config.model or options.model,
         "developerInstructions": own.get("system"),
-        # Only what the model said itself shows that a command is to leave the sandbox.
-        "experimentalRawEvents": options.sandbox or None,
     }
     if not options.own_state:
         params["modelProvider"] = "backplane"
@@ -228,14 +224,6 @@ def settings_of(run: HostRun, options: Options, env: dict[str, str]) -> dict[str
     if not options.own_state:
         made["model_providers"] = {"backplane": provider_of(options, env)}
     return {name: value for name, value in made.items() if value is not None}
-
-
-def sandbox_of(run: HostRun, options: Options) -> dict[str, Any]:
-    """The agent's own sandbox, as a turn takes it; nothing where it is not asked for."""
-    profile = run.policy.profile
-    networked = bool(profile.allow_network or profile.deny_network)
-    policy = {"type": "workspaceWrite", "excludeSlashTmp": True, "networkAccess": not networked}
-    return {"sandboxPolicy": policy} if options.sandbox else {}
 
 
 def provider_of(options: Options, env: dict[str, str]) -> dict[str, Any]:
@@ -293,13 +281,12 @@ def ways_of(run: HostRun, options: Options, env: dict[str, str]) -> Ways:
     return Ways(
         prompt="\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])]),
         open=thread_of(run, options, env),
-        turn={**({"outputSchema": schema} if is_strict(schema) else {}), **sandbox_of(run, options)},
+        turn={"outputSchema": schema} if is_strict(schema) else {},
         session={
             "kept": bool(asked.keep or asked.resume or asked.fork or options.own_state),
             **{name: value for name, value in (("resumed", asked.resume), ("forked", asked.fork)) if value},
         },
         silence_s=options.silence_s,
-        sandboxed=options.sandbox,
         shape=shape,
         price=read_price(options.prices, "options.prices") if options.prices is not None else None,
         listed=options.own_state or options.base_url == "https://api.openai.com/v1",

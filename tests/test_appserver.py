@@ -146,13 +146,12 @@ def test_a_failure_has_the_contracts_code(info: Any, words: str, code: str) -> N
 
 def test_a_question_about_more_than_its_call_says_so() -> None:
     params = {"itemId": "i", "command": "/bin/bash -c ls", "cwd": ROOT}
-    plain = read_question("item/commandExecution/requestApproval", params, {}, ROOT, {"i"})
-    again = read_question("item/commandExecution/requestApproval", params, {}, ROOT, set())
-    reason = {**params, "reason": "let me out"}
-    asked = read_question("item/commandExecution/requestApproval", reason, {}, ROOT, {"i"})
-    assert [one.wider for one in (plain, again, asked) if one] == [False, True, True]
-    assert read_question("item/fileChange/requestApproval", {"itemId": "never seen"}, {}, ROOT, set()) is None
-    assert read_question("item/dream/requestApproval", params, {}, ROOT, set()) is None
+    plain = read_question("item/commandExecution/requestApproval", params, {}, ROOT)
+    more = {**params, "additionalPermissions": {"network": True}}
+    wider = read_question("item/commandExecution/requestApproval", more, {}, ROOT)
+    assert [one.wider for one in (plain, wider) if one] == [False, True]
+    assert read_question("item/fileChange/requestApproval", {"itemId": "never seen"}, {}, ROOT) is None
+    assert read_question("item/dream/requestApproval", params, {}, ROOT) is None
 
 
 # A small agent by hand ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ A question is read into the call it is about; who decides is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -33,24 +33,21 @@ class Question(msgspec.Struct, frozen=True):
     reads: tuple[ReadPath, ...] = ()
     """Files that the agent itself sees the command read."""
     wider: bool = False
-    """It asks for more than the call: to leave the agent's sandbox, or for a whole folder."""
+    """It asks for more than the call: for a whole folder, say."""
 
 
-def read_question(
-    method: str, params: Mapping[str, Any], calls: Mapping[str, Call], root: str, plain: Set[str]
-) -> Question | None:
+def read_question(method: str, params: Mapping[str, Any], calls: Mapping[str, Call], root: str) -> Question | None:
     """The call that a question is about; None for a question that is not about one.
 
     Args:
         calls: open calls, by the item's id.
-        plain: items that are known to stay in the agent's sandbox, and were not asked about before.
     """
     id = str(params.get("itemId"))
     if method == COMMAND:
         call = calls.get(id) or called({"type": "commandExecution", **params}, root)
-        wider = params.get("additionalPermissions") or params.get("networkApprovalContext") or params.get("reason")
+        wider = params.get("additionalPermissions") or params.get("networkApprovalContext")
         assert call is not None
-        return Question(method, id, call, _reads(params, root), bool(wider) or id not in plain)
+        return Question(method, id, call, _reads(params, root), bool(wider))
     if method == PATCH and id in calls:
         return Question(method, id, calls[id], wider=params.get("grantRoot") is not None)
     if method == SERVER:

@@ -42,8 +42,7 @@ SILENT: Final = frozenset(
      "serverRequest/resolved", "item/reasoning/summaryPartAdded", "item/fileChange/outputDelta",
      "item/fileChange/patchUpdated", "item/plan/delta", "item/mcpToolCall/progress", "thread/name/updated",
      "item/commandExecution/terminalInteraction", "thread/closed", "hook/started", "hook/completed", "thread/compacted",
-     "thread/environment/connected", "skills/changed", "app/list/updated", "rawResponse/completed",
-     "mcpServer/startupStatus/updated"}
+     "thread/environment/connected", "skills/changed", "app/list/updated", "mcpServer/startupStatus/updated"}
 )  # fmt: skip
 """Notifications that say nothing about the work, or nothing that an item does not say, too."""
 
@@ -114,8 +113,6 @@ class Story:
         """Whether the last thing that happened was a message."""
         self.hidden: dict[str, str] = {}
         """Calls that were not allowed, by the item's id, and what is told of them."""
-        self.plain: set[str] = set()
-        """Calls, by the item's id, that were seen to ask for nothing beyond the agent's sandbox."""
         self._deltas: set[str] = set()
         self._usage: dict[str, dict[str, int]] = {}
         self._failure: dict[str, Any] = {}
@@ -205,18 +202,6 @@ class Story:
         if len(self.calls) < CALLS_MAX:
             self.calls[id] = call
         return [ToolCall(ts=self._now(), tool_name=call.name, input=call.input, tool_use_id=id)]
-
-    def _raw_call(self, params: dict[str, Any]) -> list[AgentEvent]:
-        """What the model itself said: only here stands whether a command is to leave the sandbox."""
-        item = _dict(params.get("item"))
-        if item.get("type") == "function_call" and isinstance(item.get("arguments"), str):
-            try:
-                given = msgspec.json.decode(item["arguments"])
-            except msgspec.DecodeError:
-                return []
-            if isinstance(given, dict) and given.get("sandbox_permissions") in (None, "use_default"):
-                self.plain.add(str(item.get("call_id")))
-        return []
 
     def _output(self, params: dict[str, Any]) -> list[AgentEvent]:
         text = params.get("delta")
@@ -321,7 +306,6 @@ _TAKE: Final[dict[str, Callable[[Story, dict[str, Any]], list[AgentEvent]]]] = {
     "item/commandExecution/outputDelta": Story._output,
     "item/started": Story._begun,
     "item/completed": Story._whole,
-    "rawResponseItem/completed": Story._raw_call,
     "thread/tokenUsage/updated": Story._used,
     "turn/plan/updated": Story._plan,
     "turn/started": Story._started,

@@ -52,8 +52,6 @@ class Ways(msgspec.Struct, frozen=True):
     """What is told of the conversation beside its id."""
     silence_s: int
     """How long it may say nothing while no tool runs."""
-    sandboxed: bool
-    """Whether its commands run in its own sandbox; then none is let out of it."""
     shape: Shape | None
     price: Price | None
     """As configured; None where nothing is."""
@@ -130,11 +128,10 @@ class Turn:
         try:
             if method == answers.PEOPLE:
                 return await self._people(params)
-            question = answers.read_question(method, params, self.story.calls, self.root, self.story.plain)
+            question = answers.read_question(method, params, self.story.calls, self.root)
             if question is None:
                 return Fault(METHOD_NOT_FOUND, f"this host answers no {method}")
             refused = await self._may(question)
-            self.story.plain.discard(question.id)
             if refused is None:
                 return answers.answer(question, "allow")
             self.story.hidden[question.id] = f"policy_denied: {refused}"
@@ -145,8 +142,8 @@ class Turn:
     async def _may(self, question: Question) -> str | None:
         """Why a call may not run; None when it may."""
         call = question.call
-        if question.wider and (self.ways.sandboxed or question.method == answers.PATCH):
-            return "nothing is let out of the sandbox"
+        if question.wider:
+            return "the agent asks for more than this call, and that nobody grants"
         command = call.input.get("command") if isinstance(call.input, dict) else None
         denied = self._denied(question)
         if denied is not None:
@@ -246,8 +243,6 @@ class Turn:
         """Agree on the protocol and open the thread."""
         said = await self.client.initialize("backplane", "0.1.0")
         method, params = self.ways.open
-        if self.ways.sandboxed:
-            await self._try_sandbox()
         thread, self.model = await self.client.thread(method, params)
         self.story.thread = str(thread["id"])
         self.story.price = self.ways.price or (price_of(self.model) if self.ways.listed else None)
@@ -257,16 +252,6 @@ class Turn:
         body = {"id": thread["id"], "model": self.model, "version": thread.get("cliVersion"), **self.ways.session}
         body["agent"] = said.get("userAgent")
         await self.run.carry("session", body, f"session {thread['id']}")
-
-    async def _try_sandbox(self) -> None:
-        """See a command run in the agent's sandbox; raises BackendError where it cannot be built."""
-        params: Json = {"command": ["true"], "cwd": self.root, "sandboxPolicy": {"type": "workspaceWrite"}}
-        reply = await self.client.call("command/exec", params)
-        said = reply.result if isinstance(reply.result, dict) else {}
-        if said.get("exitCode") != 0:
-            words = reply.fault.message if reply.fault is not None else str(said.get("stderr")).strip()
-            fix = "leave out the option sandbox, or switch the isolation off: one cannot be built within the other"
-            raise BackendError("capability_unsupported", f"the agent's sandbox does not work here: {words}", hint=fix)
 
     async def _turn(self, text: str) -> Ending:
         """One turn to its end. Raises BackendError: `backend_crashed`."""
@@ -339,7 +324,6 @@ class Turn:
             "model": self.model,
             "session_id": self.story.thread,
             "requests": self.story.answers,
-            "sandbox": "agent" if self.ways.sandboxed else "none of the agent's own",
         }
         if structured is not None:
             raw["structured_output"] = structured[0]
