@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from backplane.contract.canonical import Json
-from backplane.dialects._parts import json_text
+from backplane.dialects._parts import json_text, parse_json
 from backplane.ir import Loss, LossKind
 
 NOTHING: Final[tuple[Json, ...]] = (None, "", [], {})
@@ -40,7 +40,7 @@ def unnamed(
     for pointer, before, after in differences:
         if is_named(pointer, named):
             continue
-        kind, code, reason = _judge(before, after, text, there)
+        kind, code, reason = _judge(pointer, before, after, text, there)
         size = None if before is _MISSING else len(json_text(before))
         out.append(
             Loss(path=pointer, dialect=source, target=target, kind=kind, code=code, reason=reason, size_chars=size)
@@ -54,14 +54,23 @@ def unnamed(
     return tuple(out)
 
 
-def _judge(before: Any, after: Any, text: str, there: set[Any]) -> tuple[LossKind, str, str]:
+def _judge(pointer: str, before: Any, after: Any, text: str, there: set[Any]) -> tuple[LossKind, str, str]:
     if before is _MISSING:
         return "synthesised", "shape", "the target always says it"
-    if before in NOTHING or all(_stands(leaf, text, there) for leaf in leaves(before)):
+    told = [leaf for at, leaf in placed_leaves(before, pointer) if not _is_label(at)]
+    if not told and not _is_label(pointer):
+        told = list(leaves(before))  # it is nothing but a label: that one counts
+    if before in NOTHING or all(_stands(leaf, text, there) for leaf in told):
         return "degraded", "shape", "said in another place or another form"
     if after is _MISSING:
         return "dropped", "unaccounted", "it did not come back"
     return "degraded", "unaccounted", "it came back as something else"
+
+
+def _is_label(pointer: str) -> bool:
+    """Whether a member says what kind of thing a member of a list is: every vendor has words of its own for that."""
+    holder, _, name = pointer.rpartition("/")
+    return name == "type" and holder.rpartition("/")[2].isdigit()
 
 
 def _stands(leaf: Any, text: str, there: set[Any]) -> bool:
@@ -71,7 +80,9 @@ def _stands(leaf: Any, text: str, there: set[Any]) -> bool:
     if isinstance(leaf, int | float):
         return leaf in there
     inner = json_text(leaf)[1:-1]
-    return inner in text or json_text(inner)[1:-1] in text
+    if inner in text or json_text(inner)[1:-1] in text:
+        return True
+    return leaf[:1] == "{" and (value := parse_json(leaf)) is not None and json_text(value) in text
 
 
 def _stands_as_such(leaf: Any, text: str, there: set[Any]) -> bool:

@@ -89,7 +89,7 @@ def _write_message(message: Message, flavour: Flavour, ledger: Ledger) -> Json:
     else:
         content = _write_content(message.parts, message.flat, flavour, ledger)
         if content is not None or not message.parts:
-            out["content"] = "" if content is None else content
+            out["content"] = content if content or (ledger.is_home and content is not None) else ""
         if not message.parts and ledger.is_home and message.flat is None:
             del out["content"]
     give_back(message, out, ledger)
@@ -239,7 +239,8 @@ def _write_said(
     is_list = ledger.is_home and message.flat is False
     if not is_answer or is_list:
         content = _write_content(parts, message.flat, flavour, ledger)
-        if content is not None and (content or message.flat is not None):
+        # A service refuses an empty list; one is written only where one was read.
+        if content or content == "" or (is_list and content is not None):
             out["content"] = content
         return
     texts = []

@@ -172,6 +172,8 @@ def _read_media(kind: Any) -> Any:
         del rest["source"]
         body = source.copy()
         form = body.pop("type", None)
+        if form == "content" and kind == "document" and body.keys() == {"content"}:
+            return _read_texts(rest, body["content"], "content", at, cache)
         key = {"base64": "data", "url": "url", "file": "file_id", "text": "data"}.get(str(form))
         value = take(body, key, str) if key is not None else None
         if value is None:
@@ -197,6 +199,27 @@ def _read_media(kind: Any) -> Any:
     return read
 
 
+def _read_search(rest: dict[str, Any], at: str, cache: Any) -> Part | None:
+    return _read_texts(rest, rest.pop("content", None), "search_result", at, cache)
+
+
+def _read_texts(rest: dict[str, Any], content: Json, form: str, at: str, cache: Any) -> Part | None:
+    """Read a document that stands in blocks of text as one text; which blocks it was is memory of its form."""
+    blocks = content if type(content) is list else None
+    if not blocks or not all(kind_of(block) == "text" and set(block) == {"type", "text"} for block in blocks):
+        return None
+    texts = [block["text"] for block in blocks]
+    if not all(type(text) is str for text in texts):
+        return None
+    title = take(rest, "title", str)
+    ext: dict[str, Any] = {"##texts": (form, tuple(texts))}
+    put_rest(ext, rest)
+    return Media(
+        kind="document", text="\n\n".join(texts), media_type="text/plain", title=title, cache=cache, at=at,
+        ext=slot(NAME, ext),
+    )  # fmt: skip
+
+
 BLOCK_READERS: Final[dict[Any, Any]] = {
     "thinking": _read_thinking,
     "redacted_thinking": _read_redacted,
@@ -204,6 +227,7 @@ BLOCK_READERS: Final[dict[Any, Any]] = {
     "tool_result": _read_result,
     "image": _read_media("image"),
     "document": _read_media("document"),
+    "search_result": _read_search,
 }
 
 

@@ -259,7 +259,21 @@ def _write_source(part: Media, ledger: Ledger) -> dict[str, Any] | None:
     return source
 
 
+def _write_texts(part: Media) -> dict[str, Any] | None:
+    """Write a document in the blocks that it came in; None when it came in none, or is another text now."""
+    form, texts = shape(part, NAME, "##texts") or ("", ())
+    if not texts or "\n\n".join(texts) != part.text:
+        return None
+    blocks = [{"type": "text", "text": text} for text in texts]
+    titled = {} if part.title is None else {"title": part.title}
+    if form == "content":
+        return {"type": "document", "source": {"type": form, "content": blocks}, **titled}
+    return {"type": form, "content": blocks, **titled}
+
+
 def _write_media(part: Media, ledger: Ledger) -> dict[str, Any] | None:
+    if ledger.is_home and (blocks := _write_texts(part)) is not None:
+        return blocks
     source = _write_source(part, ledger)
     if source is None:
         ledger.drop(part.at, "media", f"the target takes no {part.kind} in this form", msgspec.to_builtins(part))

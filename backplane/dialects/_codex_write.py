@@ -136,9 +136,9 @@ def _write_citations(part: Text, ledger: Ledger) -> list[Json]:
         if not ledger.is_home and (citation.url is None or citation.start is None or citation.end is None):
             ledger.drop(citation.at, "citation", "only a URL with its span can be said here")
             continue
-        pairs = (("type", "url_citation" if citation.kind == "url" else citation.kind), ("url", citation.url),
+        pairs = (("type", "url_citation" if citation.kind == "url" else citation.kind or None), ("url", citation.url),
                  ("title", citation.title), ("start_index", citation.start), ("end_index", citation.end))  # fmt: skip
-        body: dict[str, Any] = {key: value for key, value in pairs if value is not None and value != ""}
+        body: dict[str, Any] = {key: value for key, value in pairs if value is not None}
         if not ledger.is_home:
             body.setdefault("title", citation.url)
         if citation.quote is not None:

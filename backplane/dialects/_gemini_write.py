@@ -96,6 +96,9 @@ def _write_kind(part: Part, names: dict[str, str], ledger: Ledger) -> dict[str, 
             ledger.drop(citation.at, "citation", "citations stand on the whole answer here")
         return {"text": part.text}
     if isinstance(part, Thinking) and part.redacted is None:
+        if not part.text and not ledger.is_home:
+            ledger.drop(part.at, "thinking", f"thinking without words, which only {ledger.source} takes back")
+            return None
         return {"text": part.text, "thought": True}
     if isinstance(part, Refusal):
         ledger.degrade(part.at, "part", "a refusal is said as text here")

@@ -125,7 +125,7 @@ def lose_part(part: Part, ledger: Ledger) -> None:
 
 def result_text(result: ToolResult, ledger: Ledger) -> str:
     """Return a result as one text for a dialect that takes only that."""
-    texts = [part.text for part in result.content if isinstance(part, Text)]
+    texts = [part.text for part in result.content if isinstance(part, Text | Media) and part.text is not None]
     if len(result.content) > 1 and len(texts) == len(result.content):
         ledger.degrade(result.at, "order", "several texts became one")
     for part in result.content:
@@ -133,6 +133,9 @@ def result_text(result: ToolResult, ledger: Ledger) -> str:
             lose_marks(part, ledger)
             if part.ext:
                 give_back(part, {}, ledger)
+        elif isinstance(part, Media) and part.text is not None:
+            ledger.degrade(part.at, "media", "a document of plain text became a text")
+            give_back(part, {}, ledger)
         else:
             lose_part(part, ledger)
     return "\n".join(texts)
