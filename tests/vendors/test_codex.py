@@ -21,6 +21,9 @@ from tests.vendors.ground import Ground, Seen
 pytestmark = pytest.mark.anyio
 
 
+SHAPED = "emulated: the host checks the answer and asks again"
+
+
 class Codex:
     """How its model calls tools, and how its retries are capped."""
 
@@ -30,7 +33,8 @@ class Codex:
     def __init__(self) -> None:
         self.env: dict[str, str] = {}
         self.patient = {"options": {"retries": 10}}
-        self.labels: dict[str, str] = {}
+        shape = dict.fromkeys((f"structured output {what}" for what in ("right", "wrong", "absent")), SHAPED)
+        self.labels = {"max turns": "emulated: the host counts answers and stops the turn", **shape}
 
     def options(self, url: str) -> dict[str, Any]:
         return {"program": vendor("codex"), "base_url": f"{url}/v1", "retries": 1, "model": "gpt-5.5"}
