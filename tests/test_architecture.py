@@ -77,8 +77,8 @@ ROOMS = {
     "intake": f"{SHAPES} asks checkpoints config hooks negotiate outbox protocol record splits",
     "api": f"{SHAPES} backends config hooks intake runtime",
     "runtime": (
-        f"{SHAPES} backends checkpoints config contain hooks intake keeper negotiate outbox policy protocol readable receipts record "
-        "redact remote sealing sessions splits workspace"
+        f"{SHAPES} backends checkpoints config contain hooks intake keeper negotiate outbox policy protocol readable "
+        "receipts record redact remote sealing sessions splits workspace"
     ),
     "proof": f"{SHAPES} agents api asks backends config receipts share testing",
     "matrix": f"{SHAPES} share",
@@ -94,13 +94,16 @@ ROOMS = {
     "__init__": f"{SHAPES} api asks hooking hooks runtime",
     "cli": (
         f"{SHAPES} __init__ config negotiate policy protocol dialects providers workspace receipts backends "
-        "runtime router server conform schemas share validate api asks intake process record relay contain hooks keeper "
-        "presets upstream mcp proof matrix"
+        "runtime router server conform schemas share validate api asks intake process record relay contain hooks "
+        "keeper presets upstream mcp proof matrix"
     ),
     "__main__": "cli",
     "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",
     # the far side of the line
-    "hosts": f"{SHAPES} agents config cost ir presets sidecar dialects turn upstream process programs policy acp appserver streamjson tools",
+    "hosts": (
+        f"{SHAPES} agents config cost ir presets sidecar dialects turn upstream process programs policy acp appserver "
+        "streamjson tools"
+    ),
 }
 """Room → the rooms that it may import. A row may stand here before its room does."""
 
