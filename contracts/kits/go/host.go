@@ -370,8 +370,10 @@ func (r *Run) Grace() time.Duration {
 // May asks before a tool runs. A denial is a tool result, not an end.
 func (r *Run) May(name string, input any, more Members) Verdict {
 	policy := r.Order.Policy
-	if matchesAny(policy.Disallowed, name, true) || (len(policy.Allowed) > 0 && !matchesAny(policy.Allowed, name, false)) {
-		return Verdict{Decision: "deny", Reason: "the policy denies " + name}
+	denial := Verdict{Decision: "deny", Reason: "the policy denies " + name}
+	forbidden := matchesAny(policy.Disallowed, name, true) || (len(policy.Allowed) > 0 && !matchesAny(policy.Allowed, name, false))
+	if !r.canAsk() && forbidden {
+		return denial
 	}
 	if !r.canAsk() && !matchesAny(policy.NeedApproval, name, true) {
 		return Verdict{Decision: "allow"}
@@ -380,7 +382,11 @@ func (r *Run) May(name string, input any, more Members) Verdict {
 	for member, value := range more {
 		ask[member] = value
 	}
-	return r.Ask(ask)
+	answer := r.Ask(ask)
+	if forbidden { // Asked all the same: only so the receipt knows that it did not run.
+		return denial
+	}
+	return answer
 }
 
 // Ask puts any ask of S55. Where nobody can answer, the default decides.

@@ -196,9 +196,10 @@ class Run {
   async may(name, input, more = {}) {
     const { allowed_tools: allowed = [], disallowed_tools: denied = [], require_approval_for: open = [] } = this.order.policy ?? {};
     const forbidden = denied.some((glob) => matches(glob, name, true)) || (allowed.length && !allowed.some((glob) => matches(glob, name, false)));
-    if (forbidden) return { decision: 'deny', reason: `the policy denies ${name}` };
-    if (!this._canAsk() && !open.some((glob) => matches(glob, name, true))) return { decision: 'allow' };
-    return this.ask({ kind: 'tool', name, input, default: 'deny', ...more });
+    const denial = { decision: 'deny', reason: `the policy denies ${name}` };
+    if (!this._canAsk()) return forbidden ? denial : { decision: open.some((glob) => matches(glob, name, true)) ? 'deny' : 'allow' };
+    const answer = await this.ask({ kind: 'tool', name, input, default: 'deny', ...more });
+    return forbidden ? denial : answer; // what is forbidden is asked all the same: only so the receipt knows that it did not run
   }
 
   /** Put any ask of S55; resolves to the answer's members. Where nobody can answer, the default decides. */
