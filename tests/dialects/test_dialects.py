@@ -14,7 +14,6 @@ from backplane.contract.events import AssistantDelta, AssistantMessage, Failed, 
 from backplane.contract.work import ContextPacket, RuntimeConfig, Snippet, WorkOrder
 from backplane.dialects import (
     DIALECTS,
-    StreamTranslation,
     _events,
     check_losses,
     dialect,
@@ -334,127 +333,7 @@ def test_thoughts_that_are_counted_apart_are_part_of_the_output() -> None:
     assert back.value["usageMetadata"]["thoughtsTokenCount"] == 30
 
 
-# Gateways' faults -----------------------------------------------------------------------------------------------------
-
-
-def said(name: str, chunks: list[Any], *, mends: bool = False) -> tuple[str, list[Any], str | None]:
-    done = StreamTranslation(name, "openai")
-    done.reader.mends = mends
-    state = dialect("openai").StreamState()
-    for chunk in [made for one in chunks for made in done.feed(one)] + done.finish():
-        dialect("openai").map_stream_event(chunk, state)
-    _events.end_events(state)
-    candidate = state.sum.answer().candidates[0]
-    texts = "".join(part.text for part in candidate.message.parts if isinstance(part, ir.Text))
-    calls = [(part.name, part.input) for part in candidate.message.parts if isinstance(part, ir.ToolUse)]
-    return texts, calls, candidate.stop
-
-
-def without(name: str, title: str, *kinds: str) -> list[Any]:
-    return [chunk for chunk in dict(streams(name))[title] if chunk.get("type") not in kinds]
-
-
-def chat(delta: Any, finish: Any = None) -> Any:
-    return {"id": "c", "model": "m", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
-
-
-def gemini(*parts: Any, finish: Any = None) -> Any:
-    candidate = {"content": {"role": "model", "parts": list(parts)}, "index": 0}
-    return {"candidates": [{**candidate, **({"finishReason": finish} if finish else {})}]}
-
-
-LONG = "The whole text so far, "
-FAULTS: dict[tuple[str, str], tuple[list[Any], tuple[str, list[Any], str | None]]] = {
-    ("openai", "the old form of a call"): (
-        dict(streams("openai"))["the old form of a call"], ("", [("f", {"a": 1})], "tool_use"),
-    ),
-    ("openai", "no end"): (dict(streams("openai"))["a text in three pieces"][:-2], ("Hello!", [], None)),
-    ("openai", "stop although a call came"): (
-        [
-            chat({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]}),
-            chat({}, "stop"),
-        ],
-        ("", [("f", {})], "tool_use"),
-    ),
-    ("openai", "calls without places"): (
-        [
-            chat({"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"a"'}}]}),
-            chat({"tool_calls": [{"function": {"arguments": ":1}"}}]}),
-            chat({}, "tool_calls"),
-        ],
-        ("", [("f", {"a": 1})], "tool_use"),
-    ),
-    ("openai", "an answer instead of a stream"): (
-        [dict(documents("openai", "response"))["text and two calls"]],
-        ("Both then.", [("a", {}), ("b", {"k": [1, 2.5, None]})], "tool_use"),
-    ),
-    ("claude", "no message_stop"): (without("claude", "a text in three pieces", "message_stop"), ("Hello!", [], "end")),
-    ("claude", "no content_block_stop"): (
-        without("claude", "text, then a call", "content_block_stop"), ("Look", [("f", {"a": "b"})], "tool_use"),
-    ),
-    ("claude", "no content_block_start"): (
-        without("claude", "a text in three pieces", "content_block_start"), ("Hello!", [], "end"),
-    ),
-    ("claude", "an answer instead of a stream"): (
-        [dict(documents("claude", "response"))["a call"]], ("ok", [("f", {"a": "b"})], "tool_use"),
-    ),
-    ("codex", "no added and no done"): (dict(streams("codex"))["no starts and no ends"], ("no starts", [], "end")),
-    ("codex", "no terminal event"): (dict(streams("codex"))["a text in three pieces"][:-1], ("Hello!", [], None)),
-    ("codex", "a call that only the end tells of"): (
-        dict(streams("codex"))["a call that only the end tells of"], ("", [("f", {"a": 1})], "tool_use"),
-    ),
-    ("codex", "an answer instead of a stream"): (
-        [dict(documents("codex", "response"))["a text"]], ("A step.", [], "end"),
-    ),
-    ("gemini", "the whole text so far"): (
-        [gemini({"text": LONG}), gemini({"text": LONG + "and "}), gemini({"text": LONG + "and more"}, finish="STOP")],
-        (LONG + "and more", [], "end"),
-    ),
-    ("gemini", "a call that comes twice"): (
-        [
-            gemini({"functionCall": {"name": "f", "args": {}, "id": "x"}}),
-            gemini({"functionCall": {"name": "f", "args": {}, "id": "x"}}, finish="STOP"),
-        ],
-        ("", [("f", {})], "tool_use"),
-    ),
-    ("gemini", "no closing piece"): (
-        dict(streams("gemini"))["arguments in pieces without an end"], ("", [("f", {"a": "x"})], "tool_use"),
-    ),
-    ("kimi", "counters inside the choice"): (dict(streams("kimi"))["counters inside the choice"], ("ja", [], "end")),
-    ("copilot", "named events between"): (
-        dict(streams("copilot"))["references before the text"], ("In a.ts", [], "end"),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "fault"), FAULTS)
-def test_a_gateways_fault_does_not_change_what_was_said(name: str, fault: str) -> None:
-    chunks, expected = FAULTS[name, fault]
-    texts, calls, stop = said(name, chunks, mends=True)
-    assert (texts, calls) == expected[:2]
-    assert stop == expected[2] or expected[2] is None
-
-
-def test_what_was_worked_around_is_a_loss() -> None:
-    done = StreamTranslation("gemini", "openai")
-    done.reader.mends = True
-    for chunk in FAULTS["gemini", "the whole text so far"][0]:
-        done.feed(chunk)
-    assert [loss.code for loss in done.losses].count("fallback") == 2
-
-
-def test_what_the_vendor_itself_says_twice_is_said_twice() -> None:
-    by_title = dict(streams("gemini"))
-    assert said("gemini", by_title["a text that repeats its own beginning"])[0] == "tick tock tick tock tick tock!"
-    assert len(said("gemini", by_title["the same call in two chunks"])[1]) == 2
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_junk_between_the_chunks_ends_no_stream(name: str) -> None:
-    _, chunks = streams(name)[0]
-    noisy: list[Any] = [None, "text", 7, [], {"type": "from_the_future"}]
-    clean = said(name, chunks)
-    assert said(name, [one for chunk in chunks for one in (chunk, *noisy)]) == clean
+# What is no document -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
