@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -238,3 +239,12 @@ def test_a_lock_is_not_kept_by_a_child_of_the_writer(store: Store) -> None:
         assert [orphan.run_id for orphan in store.orphans()] == [journal.run_id]
     finally:
         child.communicate(b"\n", timeout=WRITER_S_MAX)
+
+
+def test_a_foreign_table_is_named_and_not_taken_for_a_run_that_is_stored(store: Store) -> None:
+    with sqlite3.connect(store.home / "receipts.sqlite") as foreign:
+        foreign.execute("ALTER TABLE receipts ADD COLUMN extra TEXT NOT NULL CHECK (extra <> '') DEFAULT ''")
+    foreign.close()
+    with pytest.raises(StoreError, match="not as this program made it") as caught:
+        stored_run(store, ["hello"])
+    assert caught.value.code == "receipt_store_failed"

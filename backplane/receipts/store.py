@@ -356,7 +356,13 @@ class Store:
             row = Row(sequence=sequence, previous_link=previous, link=link, **columns)
             try:
                 connection.execute(_INSERT, (*msgspec.structs.astuple(row), body))
-            except sqlite3.IntegrityError:
+            except sqlite3.IntegrityError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_CONSTRAINT_UNIQUE:
+                    raise StoreError(
+                        "receipt_store_failed",
+                        f"the table of {self.home / database.FILE} is not as this program made it: {error}",
+                        hint="use the backplane that made it, or set BACKPLANE_HOME to another folder",
+                    ) from error
                 raise _known(row.run_id) from None
         return row
 
