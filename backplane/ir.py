@@ -376,6 +376,7 @@ LOSS_CODES: Final[dict[str, str]] = {
     "transport": "something the target says outside of the document",
     "unaccounted": "found missing by comparing both documents",
     "fallback": "a gateway's fault that was worked around",
+    "cut": "a stream that was over before it said how",
 }
 """Stable; append-only."""
 

@@ -17,7 +17,7 @@ from backplane.dialects import _audit, framing
 from backplane.dialects._events import end_events
 from backplane.dialects._stream import Accumulator
 from backplane.errors import TranslationError
-from backplane.ir import Answer, Loss, StreamEvent, Translated
+from backplane.ir import Answer, Ended, Loss, Stopped, StreamEvent, StreamFailed, Translated
 
 DIALECTS: Final[dict[str, str]] = {
     "openai": "backplane.dialects.openai",
@@ -133,13 +133,24 @@ class StreamTranslation:
     def __init__(self, source: str, target: str) -> None:
         self.reader = dialect(source).StreamReader()
         self.writer = dialect(target).StreamWriter(source)
+        self._source, self._target = source, target
+        self._began = self._has_end = False
 
     def feed(self, chunk: Json) -> list[Json]:
         """Return the chunks that say what this one said; often one, sometimes none."""
-        return self._write(self.reader.read(chunk))
+        found = self.reader.read(chunk)
+        self._began = self._began or bool(found)
+        self._has_end = self._has_end or any(isinstance(event, Stopped | StreamFailed | Ended) for event in found)
+        return self._write(found)
 
     def finish(self) -> list[Json]:
-        """Return what the end of the stream adds; call it once."""
+        """Return what the end of the stream adds; call it once. That of a cut stream is a loss, made up here."""
+        if self._began and not self._has_end:
+            reason = "the stream was over before it said how; the target's end is made up"
+            cut = Loss(
+                path="", dialect=self._source, target=self._target, kind="synthesised", code="cut", reason=reason
+            )
+            self.writer.ledger.losses.append(cut)
         return self._write(self.reader.finish())
 
     def _write(self, found: list[StreamEvent]) -> list[Json]:

@@ -103,3 +103,21 @@ def test_what_cannot_be_translated_says_why(words: list[str], data: bytes, code:
     assert done.returncode == exit_code
     assert done.stderr.startswith(code)
     assert len(done.stderr.splitlines()) <= 3
+
+
+@pytest.mark.parametrize("target", dialect_corpus.NAMES)
+def test_the_end_of_a_cut_stream_is_named_as_made_up(target: str) -> None:
+    choice = {"index": 0, "delta": {"role": "assistant", "content": "half a"}, "finish_reason": None}
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    done = translate(
+        "--from",
+        "openai",
+        "--to",
+        target,
+        "--kind",
+        "stream",
+        "--strict",
+        data=f"data: {json.dumps(chunk)}\n\n".encode(),
+    )
+    assert done.returncode == 1
+    assert "cut" in [json.loads(line)["code"] for line in done.stderr.splitlines()]
