@@ -159,8 +159,19 @@ def report(folder: Path, settings: Path) -> tuple[float, list[str]]:
 
 
 def closing_line(folder: Path) -> str:
+    """Pytest's own; what failed at first and passed alone is counted as passed, and said."""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        counts = summary["counts"]
+        second = folder / "second.json"
+        if second.exists():
+            again = json.loads(second.read_text(encoding="utf-8"))["counts"]
+            late = again["passed"]
+            for name in ("failed", "error"):
+                counts[name] = again[name]
+            counts["passed"] += late
+            parts = [f"{count} {name}" for name, count in counts.items() if count]
+            return f"===== {', '.join(parts)} ({late} at the second try only) ====="
     except (OSError, ValueError):
         return "===== pytest did not come to its closing line ====="
     return f"===== {summary['closing']} ====="

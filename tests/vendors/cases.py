@@ -263,7 +263,7 @@ async def _turns(ground: Ground) -> None:
 @case("a loop of tool calls without end")
 async def _loop(ground: Ground) -> None:
     again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None)
-    seen = await ground.play([again], limits=Limits(run_s=4.0))
+    seen = await ground.play([again], limits=Limits(run_s=10.0))
     assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "deadline", "backend_timeout")
     assert len(seen.of(ToolCall)) >= 1
 
