@@ -192,7 +192,7 @@ def test_a_stream_that_is_cut_ends_with_a_line_of_its_own_and_a_loss() -> None:
     for chunk in chat({"content": "x"}, stop=None):
         stream.feed(chunk)
     assert stream.finish()[-1]["stop_reason"] == 0
-    assert [(loss.kind, loss.code) for loss in stream.losses] == [("synthesised", "stop")]
+    assert [(loss.kind, loss.code) for loss in stream.losses] == [("synthesised", "cut")]
     assert stream.finish() == []
 
 

@@ -130,27 +130,27 @@ class StreamTranslation:
         TranslationError: `dialect_unknown`.
     """
 
+    _began = False
+    _has_end = False
+    """The source said how it ended."""
+
     def __init__(self, source: str, target: str) -> None:
         self.reader = dialect(source).StreamReader()
         self.writer = dialect(target).StreamWriter(source)
-        self._source, self._target = source, target
-        self._began = self._has_end = False
 
     def feed(self, chunk: Json) -> list[Json]:
         """Return the chunks that say what this one said; often one, sometimes none."""
         found = self.reader.read(chunk)
         self._began = self._began or bool(found)
-        self._has_end = self._has_end or any(isinstance(event, Stopped | StreamFailed | Ended) for event in found)
+        self._has_end = self._has_end or any(_says_how(event) for event in found)
         return self._write(found)
 
     def finish(self) -> list[Json]:
         """Return what the end of the stream adds; call it once. That of a cut stream is a loss, made up here."""
         if self._began and not self._has_end:
             reason = "the stream was over before it said how; the target's end is made up"
-            cut = Loss(
-                path="", dialect=self._source, target=self._target, kind="synthesised", code="cut", reason=reason
-            )
-            self.writer.ledger.losses.append(cut)
+            self.writer.ledger.synthesise("", "cut", reason)
+            self._has_end = True
         return self._write(self.reader.finish())
 
     def _write(self, found: list[StreamEvent]) -> list[Json]:
@@ -160,6 +160,11 @@ class StreamTranslation:
     def losses(self) -> tuple[Loss, ...]:
         """What was lost so far."""
         return (*getattr(self.reader, "losses", ()), *self.writer.ledger.losses)
+
+
+def _says_how(event: StreamEvent) -> bool:
+    """Whether this tells how an answer ended."""
+    return isinstance(event, Stopped | StreamFailed) or (isinstance(event, Ended) and event.answer is not None)
 
 
 def sum_stream(chunks: Iterable[Json], source: str) -> Translated[Answer]:

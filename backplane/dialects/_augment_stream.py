@@ -196,7 +196,6 @@ class ChunkWriter(BaseWriter):
             return UNSPECIFIED
         if self.stop is None:
             # A gateway that forgets its last event; a call that came whole can still be run.
-            self.ledger.synthesise("", "stop", "the stream ended without a reason to stop")
             return TOOL_USE_REQUESTED if self.calls else UNSPECIFIED
         found = RAW_STOPS.get((self.stop.raw or "").lower()) or STOPS.get(self.stop.stop, END_TURN)
         if self.stop.stop not in STOPS and found == END_TURN:
