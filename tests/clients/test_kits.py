@@ -20,7 +20,7 @@ from backplane.asks import Decision
 from backplane.backends import ProcessBackend
 from backplane.config import Settings
 from backplane.conform import LEVELS, conform
-from backplane.contract.events import AskRaised
+from backplane.contract.events import AskRaised, OutputReported
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.runtime import Run
 
@@ -61,7 +61,7 @@ def play(command: tuple[str, ...], order: WorkOrder, root: Path, *, cancel: bool
         backend = ProcessBackend(id="kit", argv=command)
         async with backplane.start(order, backend=backend, root=root, on_ask=on_ask, settings=Settings()) as run:
             async for event in run:
-                if cancel and "ready" in getattr(event, "message", ""):
+                if cancel and isinstance(event, OutputReported) and "ready" in event.message:
                     await run.cancel()
         return run
 
