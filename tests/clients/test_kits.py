@@ -110,7 +110,7 @@ def test_a_cancelled_command_ends_within_the_grace(language: str, host: Host, tm
     assert run.end.reason == "cancelled"
     assert run.receipt is not None
     assert run.receipt.outcome == "partial"
-    assert run.receipt.usage_raw["cancelled"]
+    assert run.receipt.usage_raw.get("cancelled"), run.receipt.usage_raw
     assert time.monotonic() - began_s < END_S_MAX
 
 
