@@ -21,7 +21,8 @@ import hypothesis
 import pytest
 
 from backplane import _guard
-from tests import worker
+from backplane.backends import Backend
+from tests import runs, worker
 
 LEFT_BEHIND_S_MAX = 2.0
 """A child that was told to end may still be ending when its test is over."""
@@ -53,6 +54,29 @@ def backplane_home(
         monkeypatch.delenv(name)
     monkeypatch.setenv("BACKPLANE_HOME", str(home))
     return home
+
+
+# What a run is made of; a file with other wants has its own of the same name ------------------------------------------
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Both event loops; `runs.one_loop` marks what is tried on one."""
+    return str(request.param)
+
+
+@pytest.fixture
+def mock(anyio_backend: str) -> Backend:
+    """The scripted agent in a process under the one loop, in memory under the other; `test_runtime` has all four."""
+    return runs.mock_backend("process" if anyio_backend == "asyncio" else "memory")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An empty folder to work in."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
 
 
 # Children left behind -------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import pytest
 
 from backplane import sidecar
 from backplane.asks import Decision
@@ -29,6 +30,9 @@ from backplane.runtime import ControlPlane, Run
 from hosts import mock
 from tests import closed
 from tests.peers import PYTHON, ROOT
+
+one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+"""For what the host or a tool does, whichever loop we run on; the ways a run ends are tested on both."""
 
 QUICK = Limits(hello_s=5.0, cancel_grace_s=0.4, idle_s=20.0)
 """Limits of a test that is not about them."""

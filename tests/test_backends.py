@@ -20,11 +20,6 @@ from backplane.errors import BackendError, ConfigError
 ORDER = WorkOrder("x")
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def settings(**declared: BackendSettings) -> Settings:
     return Settings(backends=declared, limits=Limits(hello_s=7.0))
 

@@ -26,25 +26,14 @@ from backplane.runtime import Run
 from backplane.workspace import baseline
 from backplane.workspace import checkpoints as kept
 from backplane.workspace.checkpoints import Checkpoint
-from tests.runs import QUICK, backplane_of, check, ended, mock_backend, order, plane, script
+from tests.runs import QUICK, backplane_of, check, ended, one_loop, order, plane, script
 
 pytestmark = pytest.mark.anyio
 
-one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 SETTINGS = Settings(limits=QUICK, isolation="off")
 APPROVAL = PolicyProfile(require_approval_for=("pause",))
 PAUSE: dict[str, Any] = {"tool": {"name": "pause"}}
 """An ask that waits for the test: while it does, the agent rests."""
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def mock(anyio_backend: str) -> Backend:
-    return mock_backend("process" if anyio_backend == "asyncio" else "memory")
 
 
 @pytest.fixture

@@ -26,29 +26,9 @@ from backplane.errors import BackplaneError, CapabilityError, ConfigError, Polic
 from backplane.intake import OnAsk
 from backplane.runtime import Run
 from backplane.sidecar import Done, Host, HostRun
-from tests.runs import QUICK, backplane_of, check, ended, memory, mock_backend, order, plane, saying, script
+from tests.runs import QUICK, backplane_of, check, ended, memory, one_loop, order, plane, saying, script
 
 pytestmark = pytest.mark.anyio
-
-one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
-"""For what has nothing to do with the loop."""
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def mock(anyio_backend: str) -> Backend:
-    return mock_backend("process" if anyio_backend == "asyncio" else "memory")
 
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text()

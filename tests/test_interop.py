@@ -21,18 +21,6 @@ from tests.runs import QUICK, SLACK_S, backplane_of, check, go, order, plane, te
 INTEROP = Path(__file__).parent / "interop"
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    return folder
-
-
 @pytest.fixture(params=["python", "node"])
 def family(request: pytest.FixtureRequest) -> str:
     if request.param == "node":

@@ -137,11 +137,6 @@ async def joined(**options: Any) -> AsyncIterator[tuple[Pipe, Other]]:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 async def test_each_answer_reaches_its_own_question() -> None:
     async with joined() as (pipe, other):
         found: dict[str, Reply] = {}

@@ -47,11 +47,6 @@ while not os.path.exists({mark!r}): time.sleep(0.001)
 """One that leaves session and parents and lives on; says so by a file."""
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(params=[True, False], ids=["guard", "no-guard"])
 def guard(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)

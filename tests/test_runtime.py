@@ -18,17 +18,22 @@ from backplane.errors import BackendError, ProtocolError
 from backplane.receipts.store import Store
 from backplane.runtime import Run
 from backplane.sidecar import Done, HostRun
-from tests.runs import QUICK, backplane_of, check, counts, go, memory, mock_backend, order, plane, script, texts
+from tests.runs import (
+    QUICK,
+    backplane_of,
+    check,
+    counts,
+    go,
+    memory,
+    mock_backend,
+    one_loop,
+    order,
+    plane,
+    script,
+    texts,
+)
 
 pytestmark = pytest.mark.anyio
-
-one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
-"""For what the host does, whichever loop we run on."""
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture(params=["memory", "process"])

@@ -14,30 +14,9 @@ from backplane.contract.events import AskAnswered, AskRaised, ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.intake import ASKS_OPEN_MAX, OnAsk
 from backplane.runtime import Run
-from tests.runs import backplane_of, check, counts, go, mock_backend, order, plane, saying, script, texts
+from tests.runs import backplane_of, check, counts, go, one_loop, order, plane, saying, script, texts
 
 pytestmark = pytest.mark.anyio
-
-one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
-"""For what the host does, whichever loop we run on."""
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def mock(anyio_backend: str) -> Backend:
-    """In a process under the one loop, in memory under the other; `test_runtime` has all four."""
-    return mock_backend("process" if anyio_backend == "asyncio" else "memory")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    return folder
 
 
 def rules(run: Run) -> dict[tuple[str, str | None], str | None]:

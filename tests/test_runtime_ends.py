@@ -9,43 +9,9 @@ import anyio
 import pytest
 
 from backplane.backends import Backend, MemoryBackend
-from tests.runs import (
-    QUICK,
-    backplane_of,
-    check,
-    counts,
-    ended,
-    go,
-    mock_backend,
-    order,
-    plane,
-    script,
-    texts,
-    within,
-)
+from tests.runs import QUICK, backplane_of, check, counts, ended, go, one_loop, order, plane, script, texts, within
 
 pytestmark = pytest.mark.anyio
-
-one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
-"""For what the host does, whichever loop we run on; the ways a run ends are tested on both."""
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def mock(anyio_backend: str) -> Backend:
-    """In a process under the one loop, in memory under the other; `test_runtime` has all four."""
-    return mock_backend("process" if anyio_backend == "asyncio" else "memory")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    return folder
 
 
 # By the host ----------------------------------------------------------------------------------------------------------

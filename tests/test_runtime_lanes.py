@@ -12,20 +12,9 @@ from backplane import backends
 from backplane.backends import Backend
 from backplane.runtime import Run
 from backplane.workspace import apply_patch
-from tests.runs import backplane_of, go, mock_backend, order, plane
+from tests.runs import backplane_of, go, order, plane
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def mock(anyio_backend: str) -> Backend:
-    """In a process under the one loop, in memory under the other; `test_runtime` has all four."""
-    return mock_backend("process" if anyio_backend == "asyncio" else "memory")
 
 
 @pytest.fixture

@@ -14,24 +14,9 @@ from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.receipts.manifests import kept_manifest
 from backplane.runtime import Run
 from backplane.sidecar import Done, HostRun
-from tests.runs import HELLO, backplane_of, go, memory, order, plane, script
+from tests.runs import HELLO, backplane_of, go, memory, one_loop, order, plane, script
 
 pytestmark = pytest.mark.anyio
-
-one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
-"""For what the host does, whichever loop we run on."""
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    return folder
 
 
 def needing(*required: tuple[str, str]) -> dict[str, Any]:

@@ -21,32 +21,9 @@ from backplane.receipts.store import Store
 from backplane.record import PATHS_CHARS_MAX, TOOLS_MAX, End, Facts
 from backplane.runtime import Run
 from tests.peers import ROOT
-from tests.runs import (
-    ended,
-    go,
-    mock_backend,
-    order,
-    plane,
-    script,
-    texts,
-)
+from tests.runs import ended, go, mock_backend, one_loop, order, plane, script, texts
 
 pytestmark = pytest.mark.anyio
-
-one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
-"""For what the host does, whichever loop we run on; the ways a run ends are tested on both."""
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    return folder
 
 
 # The journal and the store --------------------------------------------------------------------------------------------

@@ -28,11 +28,6 @@ HOST = Host(id="tiny", version="1.2", capabilities={"streaming": NATIVE})
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 async def hello_world(host_run: HostRun) -> Done:
     await host_run.message(host_run.order.task)
     return Done(usage=Usage(input_tokens=3), usage_raw={"vendor": 1})

@@ -14,14 +14,10 @@ from backplane.errors import ConfigError
 from backplane.tools import SPECS, fault_in
 from backplane.tools.keys import without
 from backplane.tools.structured import Shape
-from tests.toolbox import box, one_loop, run
+from tests.runs import one_loop
+from tests.toolbox import box, run
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

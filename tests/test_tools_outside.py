@@ -18,14 +18,10 @@ from hypothesis import strategies as st
 from backplane.tools import fetch
 from backplane.tools.fetch import readable
 from tests.conftest import children
-from tests.toolbox import one_loop, run
+from tests.runs import one_loop
+from tests.toolbox import run
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 # Commands -------------------------------------------------------------------------------------------------------------

@@ -6,16 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from backplane.contract.work import PolicyProfile
 from backplane.policy import compile_policy
 from backplane.tools import Result, Toolbox
 
 ENV = {"PATH": os.environ["PATH"], "GREETING": "hello"}
-
-
-one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 
 async def silent(_: str) -> None:
