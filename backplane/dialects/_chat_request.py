@@ -28,6 +28,7 @@ from backplane.dialects._parts import (
     take,
     take_cache,
 )
+from backplane.dialects._tools import chosen_kind, read_tools, write_server_tool, write_tools
 from backplane.ir import Conversation, ToolSpec, Translated
 
 
@@ -50,7 +51,7 @@ def read_request(request: Json, flavour: Flavour) -> Translated[Conversation]:
     _read_stop(rest, options, options_at, ext)
     _read_tool_choice(rest, options, options_at)
     _read_format(rest, options, options_at)
-    tools = _read_tools(rest, flavour)
+    tools = read_tools(rest, lambda tool, at: read_tool(tool, at, flavour))
     model = take(rest, "model", str)
     if calls.made:
         ledger.synthesise("/messages", "identity", f"ids for {calls.made} calls that had none")
@@ -120,16 +121,6 @@ def _read_format(rest: dict[str, Any], options: dict[str, Any], options_at: dict
     options_at.setdefault("response_format", "/response_format")
 
 
-def _read_tools(rest: dict[str, Any], flavour: Flavour) -> tuple[ToolSpec, ...]:
-    found = take(rest, "tools", list)
-    if found is None:
-        return ()
-    if not found:
-        rest["tools"] = found
-        return ()
-    return tuple(read_tool(tool, f"/tools/{place}", flavour) for place, tool in enumerate(found))
-
-
 def read_tool(tool: Json, at: str, flavour: Flavour) -> ToolSpec:
     """Read one tool definition; a type that only the vendor runs becomes kind `server`."""
     kind = kind_of(tool)
@@ -174,11 +165,11 @@ def write_request(conversation: Conversation, flavour: Flavour) -> Translated[Js
     if conversation.model is not None:
         out["model"] = conversation.model
     out["messages"] = write_messages(conversation.messages, flavour, ledger)
-    tools = write_tools(conversation.tools, flavour, ledger)
+    tools = write_tools(conversation.tools, ledger, write_tool)
     if tools:
         out["tools"] = tools
     known = {name: key for name, key in NAMES.items() if name not in flavour.unknown_options}
-    write_options(conversation, out, ledger, known, {**_specials(conversation, flavour, tools), **flavour.special})
+    write_options(conversation, out, ledger, known, {**_specials(conversation, flavour), **flavour.special})
     give_back(conversation, out, ledger)
     if conversation.model is None and not ledger.is_home:
         ledger.synthesise("/model", "required", "a request names its model")
@@ -189,7 +180,7 @@ def write_request(conversation: Conversation, flavour: Flavour) -> Translated[Js
 NAMES: Final = option_names(SIMPLE)
 
 
-def _specials(conversation: Conversation, flavour: Flavour, tools: list[Json]) -> dict[str, Writer]:
+def _specials(conversation: Conversation, flavour: Flavour) -> dict[str, Writer]:
     def limit(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
         key = flavour.max_tokens
         for other in ("max_completion_tokens", "max_tokens"):
@@ -247,10 +238,8 @@ def write_tool_choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str, 
     if value["mode"] != "tool":
         out["tool_choice"] = value["mode"]
         return
-    kinds = {tool.name: tool.kind for tool in conversation.tools}
-    kind = kinds.get(value["name"], value.get("kind", "function"))
-    if kind == "server" and not ledger.is_home:
-        ledger.refuse(at, "tool_choice", f"{value['name']} is forced, and only {ledger.source} has it")
+    kind = chosen_kind(value, conversation, ledger, at)
+    if kind is None:
         return
     kind = "custom" if kind == "custom" else "function"
     out["tool_choice"] = {"type": kind, kind: {"name": value["name"]}}
@@ -267,23 +256,10 @@ def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> N
         out["response_format"] = {"type": "json_object" if value["type"] == "json" else "text"}
 
 
-def write_tools(specs: tuple[ToolSpec, ...], flavour: Flavour, ledger: Ledger) -> list[Json]:
-    """Write the tool definitions that this flavour has words for."""
-    out: list[Json] = []
-    for tool in specs:
-        written = write_tool(tool, flavour, ledger)
-        if written is not None or (tool.kind == "server" and ledger.is_home):
-            out.append(written)
-    return out
-
-
-def write_tool(tool: ToolSpec, flavour: Flavour, ledger: Ledger) -> Json:
+def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
     """Write one tool definition; None where only another vendor runs it."""
     if tool.kind == "server":
-        if ledger.is_home:
-            return tool.payload
-        ledger.drop(tool.at, "tool", f"{tool.name} is run by {ledger.source} itself", tool.payload)
-        return None
+        return write_server_tool(tool, ledger)
     body: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         body["description"] = tool.description

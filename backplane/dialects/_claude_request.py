@@ -33,6 +33,7 @@ from backplane.dialects._parts import (
     take,
     take_cache,
 )
+from backplane.dialects._tools import FREE_TEXT, chosen_kind, read_tools, write_server_tool, write_tools
 from backplane.ir import Conversation, Message, Text, ToolSpec, Translated
 
 MAX_TOKENS_MADE: Final = 4096
@@ -79,29 +80,17 @@ def _keep_tool(rest: dict[str, Any]) -> dict[str, Any]:
     return {key if key == "#type" else escape(key): value for key, value in rest.items()}
 
 
-def _write_tools(specs: tuple[ToolSpec, ...], ledger: Ledger) -> list[Json]:
-    out: list[Json] = []
-    for tool in specs:
-        written = write_tool(tool, ledger)
-        if written is not None or (tool.kind == "server" and ledger.is_home):
-            out.append(written)
-    return out
-
-
 def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
     """Write one tool definition; None where only another vendor runs it."""
     if tool.kind == "server":
-        if ledger.is_home:
-            return tool.payload
-        ledger.drop(tool.at, "tool", f"{tool.name} is run by {ledger.source} itself", tool.payload)
-        return None
+        return write_server_tool(tool, ledger)
     out: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         out["description"] = tool.description
     schema = tool.schema
     if tool.kind == "custom":
         ledger.degrade(tool.at, "tool", "free text became an object with the member input")
-        schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+        schema = FREE_TEXT
     if schema is not None:
         out["input_schema"] = schema
     elif not ledger.is_home:
@@ -130,10 +119,7 @@ def read_request(request: Json) -> Translated[Conversation]:
     options_at: dict[str, str] = {}
     read_options(rest, SIMPLE, options, options_at)
     _read_special(rest, options, options_at)
-    tools = take(rest, "tools", list)
-    if tools is not None and not tools:
-        rest["tools"] = tools
-    specs = tuple(read_tool(tool, f"/tools/{place}") for place, tool in enumerate(tools or ()))
+    specs = read_tools(rest, read_tool)
     model = take(rest, "model", str)
     ext: dict[str, Any] = {}
     put_rest(ext, rest)
@@ -239,7 +225,7 @@ def write_request(conversation: Conversation) -> Translated[Json]:
     if conversation.model is not None:
         out["model"] = conversation.model
     write_messages(conversation, out, ledger)
-    tools = _write_tools(conversation.tools, ledger)
+    tools = write_tools(conversation.tools, ledger, write_tool)
     if tools:
         out["tools"] = tools
     write_options(conversation, out, ledger, NAMES, _specials(conversation))
@@ -269,9 +255,7 @@ def _require(out: dict[str, Any], ledger: Ledger) -> None:
 
 def _specials(conversation: Conversation) -> dict[str, Writer]:
     def choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-        kinds = {tool.name: tool.kind for tool in conversation.tools}
-        if value["mode"] == "tool" and kinds.get(value["name"]) == "server" and not ledger.is_home:
-            ledger.refuse(at, "tool_choice", f"{value['name']} is forced, and only {ledger.source} has it")
+        if value["mode"] == "tool" and chosen_kind(value, conversation, ledger, at) is None:
             return
         made = {"type": CHOICE_WORDS[value["mode"]]}
         if not ledger.is_home:

@@ -36,6 +36,7 @@ from backplane.dialects._parts import (
     slot,
     take,
 )
+from backplane.dialects._tools import chosen_kind, lose_cache, read_tools, write_server_tool, write_tools
 from backplane.ir import Conversation, Message, Text, ToolSpec, Translated
 
 SIMPLE: Final[OptionTable] = {
@@ -73,22 +74,10 @@ def read_tool(tool: Json, at: str) -> ToolSpec:
     return spec
 
 
-def _write_tools(specs: tuple[ToolSpec, ...], ledger: Ledger) -> list[Json]:
-    out: list[Json] = []
-    for tool in specs:
-        written = write_tool(tool, ledger)
-        if written is not None or (tool.kind == "server" and ledger.is_home):
-            out.append(written)
-    return out
-
-
 def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
     """Write one tool definition; None where only another vendor runs it."""
     if tool.kind == "server":
-        if ledger.is_home:
-            return tool.payload
-        ledger.drop(tool.at, "tool", f"{tool.name} is run by {ledger.source} itself", tool.payload)
-        return None
+        return write_server_tool(tool, ledger)
     out: dict[str, Any] = {"type": tool.kind, "name": tool.name}
     if tool.description is not None:
         out["description"] = tool.description
@@ -103,8 +92,7 @@ def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
             out["strict"] = False
         if tool.schema is None:
             out["parameters"] = None
-    if tool.cache is not None:
-        ledger.drop(tool.at, "cache", "the target has no breakpoint here", tool.cache)
+    lose_cache(tool, ledger)
     give_back(tool, out, ledger)
     return out
 
@@ -132,10 +120,7 @@ def read_request(request: Json) -> Translated[Conversation]:
     _read_choice(rest, options, options_at)
     _read_reasoning(rest, options, options_at, ext)
     _read_text(rest, options, options_at, ext)
-    tools = take(rest, "tools", list)
-    if tools is not None and not tools:
-        rest["tools"] = tools
-    specs = tuple(read_tool(tool, f"/tools/{place}") for place, tool in enumerate(tools or ()))
+    specs = read_tools(rest, read_tool)
     model = take(rest, "model", str)
     put_rest(ext, rest)
     return Translated(
@@ -215,7 +200,7 @@ def write_request(conversation: Conversation) -> Translated[Json]:
     if conversation.model is not None:
         out["model"] = conversation.model
     _write_input(conversation, out, ledger)
-    tools = _write_tools(conversation.tools, ledger)
+    tools = write_tools(conversation.tools, ledger, write_tool)
     if tools:
         out["tools"] = tools
     write_options(conversation, out, ledger, NAMES, _specials(conversation))
@@ -251,10 +236,8 @@ def _specials(conversation: Conversation) -> dict[str, Writer]:
         if value["mode"] != "tool":
             out["tool_choice"] = value["mode"]
             return
-        kinds = {tool.name: tool.kind for tool in conversation.tools}
-        kind = kinds.get(value["name"], value.get("kind", "function"))
-        if kind == "server" and not ledger.is_home:
-            ledger.refuse(at, "tool_choice", f"{value['name']} is forced, and only {ledger.source} has it")
+        kind = chosen_kind(value, conversation, ledger, at)
+        if kind is None:
             return
         out["tool_choice"] = {"type": "custom" if kind == "custom" else "function", "name": value["name"]}
 

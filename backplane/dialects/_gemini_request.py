@@ -9,9 +9,10 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.dialects._gemini_read import NAME, Members, read_content, respell
 from backplane.dialects._gemini_write import write_content, write_parts
-from backplane.dialects._losses import check_meaning, lose_strict
+from backplane.dialects._losses import check_meaning
 from backplane.dialects._options import EFFORT_BUDGETS, Writer, write_options
 from backplane.dialects._parts import Calls, Ledger, give_back, need_list, need_object, shape, slot, take
+from backplane.dialects._tools import FREE_TEXT, chosen_kind, lose_cache, lose_strict, write_server_tool
 from backplane.ir import Conversation, Message, Text, ToolSpec, ToolUse, Translated
 
 SETTINGS: Final[dict[str, tuple[str, tuple[type[Any], ...]]]] = {
@@ -114,17 +115,13 @@ def _write_tools(conversation: Conversation, ledger: Ledger) -> list[Json]:
 def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
     """Write one tool definition; None where only another vendor runs it."""
     if tool.kind == "server":
-        if ledger.is_home:
-            return tool.payload
-        ledger.drop(tool.at, "tool", f"{tool.name} is run by {ledger.source} itself", tool.payload)
-        return None
+        return write_server_tool(tool, ledger)
     out: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         out["description"] = tool.description
     if tool.kind == "custom":
         ledger.degrade(tool.at, "tool", "free text became an object with the member input")
-        schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-        out["parametersJsonSchema"] = schema
+        out["parametersJsonSchema"] = FREE_TEXT
     own = shape(tool, NAME, "#parameters")
     if tool.schema is not None:
         if ledger.is_home and own is not None and lower_types(own) == tool.schema:
@@ -132,8 +129,7 @@ def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
         else:
             out["parametersJsonSchema"] = tool.schema
     lose_strict(tool, ledger)
-    if tool.cache is not None:
-        ledger.drop(tool.at, "cache", "the target has no breakpoint here", tool.cache)
+    lose_cache(tool, ledger)
     respell(tool, out, ledger)
     give_back(tool, out, ledger)
     return out
@@ -341,9 +337,7 @@ def _write_system(messages: list[Message], names: dict[str, str], ledger: Ledger
 
 def _specials(conversation: Conversation, request: dict[str, Any]) -> dict[str, Writer]:
     def choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-        kinds = {tool.name: tool.kind for tool in conversation.tools}
-        if value["mode"] == "tool" and kinds.get(value["name"]) == "server" and not ledger.is_home:
-            ledger.refuse(at, "tool_choice", f"{value['name']} is forced, and only {ledger.source} has it")
+        if value["mode"] == "tool" and chosen_kind(value, conversation, ledger, at) is None:
             return
         config: dict[str, Any] = {"mode": MODE_WORDS[value["mode"]]}
         if not ledger.is_home:

@@ -21,7 +21,6 @@ from backplane.ir import (
     ServerTool,
     Text,
     ToolResult,
-    ToolSpec,
     ToolUse,
 )
 
@@ -65,14 +64,6 @@ def lose_detail(part: Media, ledger: Ledger) -> None:
         ledger.degrade(detail_path(part, ledger), "shape", "the usual level of detail, said in words")
     elif part.detail is not None:
         ledger.drop(detail_path(part, ledger), "media", "no such level of detail here", part.detail)
-
-
-def lose_strict(tool: ToolSpec, ledger: Ledger) -> None:
-    """Report a tool whose arguments have to fit; one that says no is what others do anyway."""
-    if tool.strict:
-        ledger.drop(tool.at, "tool_field", "no tool is strict here", True)
-    elif tool.strict is not None:
-        ledger.degrade(tool.at, "shape", "not strict, said in words")
 
 
 CACHE_WRITE: Final[dict[str, str]] = {

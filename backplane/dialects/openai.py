@@ -58,7 +58,7 @@ def tool_to_ir(tool: Json) -> Translated[ToolSpec]:
 def tool_from_ir(tool: ToolSpec, source: str = NAME) -> Translated[Json]:
     """Write one tool definition; None with a loss where only `source` runs it."""
     ledger = Ledger(source, NAME, FLAVOUR.kin)
-    return Translated(_chat_request.write_tool(tool, FLAVOUR, ledger), ledger.done())
+    return Translated(_chat_request.write_tool(tool, ledger), ledger.done())
 
 
 def to_ir(request: Json) -> Translated[Conversation]:
