@@ -14,18 +14,14 @@ from backplane.contract.events import CommandExecuted, ToolResult
 from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.testing import Call, Fault, Turn
 from tests.api_agent import LIMITS, call, job, of, solve
-from tests.runs import backplane_of, go, order, plane
+from tests.runs import backplane_of, go, one_loop, order, plane
 
-pytestmark = pytest.mark.anyio
+# What is tested here runs in a child with a loop of its own.
+pytestmark = [pytest.mark.anyio, one_loop]
 ONE_CHOICE = (
     '{"choices": [{"index": 0, "message": {"role": "assistant", "content": "done"}, "finish_reason": "stop"}], '
     '"model": "m-1", "usage": %s}'
 )
-
-
-@pytest.fixture(params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 # Counters -------------------------------------------------------------------------------------------------------------
