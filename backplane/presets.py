@@ -26,6 +26,7 @@ OPTIONS: Final = "BACKPLANE_API_OPTIONS"
 """The host's variable with its options as JSON: a command line could be read by anybody."""
 
 Protocol = Literal["openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio"]
+"""How a service is spoken with; what each has of its own is in `upstream`."""
 PROTOCOLS: Final[tuple[Protocol, ...]] = get_args(Protocol)
 
 
@@ -139,7 +140,7 @@ def _checked(service: Service, where: str) -> Service:
     if not usable or parts.username is not None or parts.query or parts.fragment:
         # The value is not shown: keys have been found in addresses.
         raise _invalid(f"{where}.base_url is not a plain http or https address", "as https://host/v1, without a query")
-    if parts.scheme == "http" and service.variables and not _is_local(parts.hostname or ""):
+    if parts.scheme == "http" and service.variables and not is_local(parts.hostname or ""):
         raise _invalid(f"{where}.base_url would send a key over plain http", "use https, or a host of this machine")
     times = (service.connect_s, service.first_byte_s, service.idle_s)
     if not all(0 < time_s <= 86_400 for time_s in times):
@@ -149,7 +150,8 @@ def _checked(service: Service, where: str) -> Service:
     return service
 
 
-def _is_local(host: str) -> bool:
+def is_local(host: str) -> bool:
+    """Whether a host is this machine or its own network, where plain http is usual."""
     if host == "localhost" or host.endswith((".localhost", ".local", ".internal")):
         return True
     try:

@@ -22,19 +22,14 @@ from backplane.contract.events import (
     ToolResult,
 )
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet
+from backplane.presets import PROTOCOLS, Protocol
 from backplane.runtime import Run
 from backplane.testing import Call, ModelServer, Turn, Usage
-from backplane.upstream.endpoint import ProtocolName
-from tests.api_agent import KEY, LIMITS, LOOP, PROTOCOLS, api, call, everything, job, of, raw, solve
-from tests.runs import backplane_of, ended, go, plane, saying
+from tests.api_agent import KEY, LIMITS, LOOP, api, call, everything, job, of, raw, solve
+from tests.runs import backplane_of, ended, go, one_loop, plane, saying
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    # What is tested here runs in a child with a loop of its own.
-    return "asyncio"
+# What is tested here runs in a child with a loop of its own.
+pytestmark = [pytest.mark.anyio, one_loop]
 
 
 # A whole task ---------------------------------------------------------------------------------------------------------
@@ -64,7 +59,7 @@ TASK = (
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_whole_task_is_solved_through_each_protocol(
-    protocol: ProtocolName, tmp_path: Path, backplane_home: Path
+    protocol: Protocol, tmp_path: Path, backplane_home: Path
 ) -> None:
     (tmp_path / "add.py").write_text("def add(a, b):\n    return a - b\n")
     (tmp_path / "check.py").write_text("import add\nprint(add.add(2, 2))\n")
@@ -112,7 +107,7 @@ async def test_a_whole_task_is_solved_through_each_protocol(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_what_is_sent_back_has_every_call_with_its_answer(
-    protocol: ProtocolName, tmp_path: Path, backplane_home: Path
+    protocol: Protocol, tmp_path: Path, backplane_home: Path
 ) -> None:
     (tmp_path / "add.py").write_text("a - b\n")
     _, _, server = await solve(backplane_home, TASK, job(tmp_path), protocol)
@@ -123,7 +118,7 @@ async def test_what_is_sent_back_has_every_call_with_its_answer(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_service_without_streams_is_an_agent_too(
-    protocol: ProtocolName, tmp_path: Path, backplane_home: Path
+    protocol: Protocol, tmp_path: Path, backplane_home: Path
 ) -> None:
     turns = [Turn(calls=(call("write_file", path="a", content="x"),), usage=Usage(input=3, output=2)), Turn(text="ok")]
     run, events, server = await solve(backplane_home, turns, job(tmp_path), protocol, stream=False)

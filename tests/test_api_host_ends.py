@@ -19,20 +19,15 @@ from backplane.contract.events import (
     ToolResult,
 )
 from backplane.contract.work import RuntimeConfig, WorkOrder
+from backplane.presets import PROTOCOLS, Protocol
 from backplane.runtime import ControlPlane, Run
 from backplane.testing import Fault, ModelServer, Turn
-from backplane.upstream.endpoint import ProtocolName
-from tests.api_agent import KEY, LIMITS, LOOP, PROTOCOLS, api, call, everything, job, of, raw, solve
+from tests.api_agent import KEY, LIMITS, LOOP, api, call, everything, job, of, raw, solve
 from tests.conftest import children
-from tests.runs import backplane_of, ended, plane
+from tests.runs import backplane_of, ended, one_loop, plane
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    # What is tested here runs in a child with a loop of its own.
-    return "asyncio"
+# What is tested here runs in a child with a loop of its own.
+pytestmark = [pytest.mark.anyio, one_loop]
 
 
 # Limits ---------------------------------------------------------------------------------------------------------------
@@ -107,7 +102,7 @@ OVERFLOW = {
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_conversation_that_is_too_long_has_its_own_code(
-    protocol: ProtocolName, tmp_path: Path, backplane_home: Path
+    protocol: Protocol, tmp_path: Path, backplane_home: Path
 ) -> None:
     turns = [msgspec.structs.replace(LOOP, times=1), Turn(fault=Fault(status=400, body=OVERFLOW[protocol]), times=None)]
     run, _, _ = await solve(backplane_home, turns, job(tmp_path), protocol)

@@ -52,17 +52,19 @@ ROOMS = {
     "receipts": f"{SHAPES} record",
     "sessions": f"{SHAPES} ir",
     "packed": "",
-    "upstream": f"{SHAPES} ir dialects packed",
+    "upstream": f"{SHAPES} ir dialects packed presets",
     "config": f"{SHAPES} share",
     "contain": f"{SHAPES} _guard share config globs policy process targets workspace",
     "telemetry": "contract",
     "turn": f"{SHAPES} ir dialects upstream",
     # the way through
     "sidecar": f"{SHAPES} protocol policy",
-    "jsonrpc": f"{SHAPES} protocol",
+    "pipes": "",
+    "jsonrpc": f"{SHAPES} pipes protocol",
     "acp": f"{SHAPES} jsonrpc",
-    "streamjson": f"{SHAPES} cost policy protocol sidecar tools",
-    "appserver": f"{SHAPES} cost ir jsonrpc policy sidecar tools",
+    "driven": f"{SHAPES} agents process sidecar tools",
+    "streamjson": f"{SHAPES} cost driven pipes policy protocol sidecar tools",
+    "appserver": f"{SHAPES} cost driven ir jsonrpc policy sidecar tools",
     "tools": f"{SHAPES} globs ir packed policy process programs",
     "presets": "errors",
     "agents": "errors",
@@ -87,7 +89,7 @@ ROOMS = {
     "relay": f"{SHAPES} receipts record runtime",
     "server": f"{SHAPES} asks backends config intake negotiate parcel receipts relay runtime sidecar workspace",
     "conform": f"{SHAPES} protocol process share schemas",
-    "testing": SHAPES,
+    "testing": f"{SHAPES} presets",
     "schemas": f"{SHAPES} share config",
     "validate": f"{SHAPES} share config policy protocol schemas",
     # the front door
@@ -101,8 +103,8 @@ ROOMS = {
     "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",
     # the far side of the line
     "hosts": (
-        f"{SHAPES} agents config cost ir presets sidecar dialects turn upstream process programs policy acp appserver "
-        "streamjson tools"
+        f"{SHAPES} agents config cost driven ir presets sidecar dialects turn upstream process programs policy acp "
+        "appserver streamjson tools"
     ),
 }
 """Room → the rooms that it may import. A row may stand here before its room does."""

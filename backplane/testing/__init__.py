@@ -21,19 +21,8 @@ The same script may be plain data (`[{"calls": [{"name": "read", "input": {…}}
 that says which requests it answers; `SIDE_TURNS` answers what agents ask beside their work.
 """
 
-from backplane.testing.script import (
-    PROTOCOLS,
-    SIDE_TURNS,
-    Call,
-    Failure,
-    Fault,
-    Protocol,
-    Script,
-    Turn,
-    Usage,
-    When,
-    read_script,
-)
+from backplane.presets import PROTOCOLS, Protocol
+from backplane.testing.script import SIDE_TURNS, Call, Failure, Fault, Script, Turn, Usage, When, read_script
 from backplane.testing.server import ModelServer, Request
 
 __all__ = [

@@ -10,6 +10,7 @@ import re
 from typing import Any, Final, NamedTuple
 
 from backplane.contract.canonical import Json
+from backplane.presets import Protocol
 from backplane.testing import chat, gemini, messages, responses
 from backplane.testing.choose import Plot
 from backplane.testing.frames import (
@@ -23,7 +24,7 @@ from backplane.testing.frames import (
     shorten,
     with_faults,
 )
-from backplane.testing.script import Fault, Protocol, Turn
+from backplane.testing.script import Fault, Turn
 from backplane.testing.wire import IDLE_S_MAX, Delivery, Head, decoded
 
 CHARS_A_TOKEN: Final = 4

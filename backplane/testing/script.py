@@ -12,9 +12,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import ContractError
-
-Protocol = Literal["openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio"]
-PROTOCOLS: Final[tuple[Protocol, ...]] = ("openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio")
+from backplane.presets import PROTOCOLS, Protocol
 
 Stop = Literal["end", "tool_use", "max_tokens", "stop_sequence", "refusal", "content_filter", "pause"]
 

@@ -19,10 +19,11 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
+from backplane.presets import Protocol
 from backplane.testing.choose import Plot, Question
 from backplane.testing.frames import Ask, json_text
 from backplane.testing.plan import BASES, beside, key_of, plain, plan, read_body, refuse, route, wants_usage
-from backplane.testing.script import Protocol, Scripted, read_script
+from backplane.testing.script import Scripted, read_script
 from backplane.testing.wire import BadRequest, Connection, Delivery, Ended, Head
 
 CONNECTIONS_MAX: Final = 256

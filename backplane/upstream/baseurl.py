@@ -6,7 +6,6 @@ No key is ever part of what is said, and every address is cut at its `?`.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -18,6 +17,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.dialects import framing
 from backplane.dialects.framing import UNREADABLE
+from backplane.presets import is_local
 from backplane.upstream.endpoint import cut_urls
 from backplane.upstream.failure import clean, failure_of
 
@@ -114,16 +114,6 @@ def tidy(protocol: str, base_url: str) -> str:
     if protocol and not _VERSION.search(path):
         path += version_of(protocol)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], path, "", ""))
-
-
-def is_local(host: str) -> bool:
-    """Whether a host is this machine or its own network, where plain http is usual."""
-    if host == "localhost" or host.endswith((".localhost", ".local", ".internal")):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_private
-    except ValueError:
-        return False
 
 
 def key_doubts(base_url: str, *, has_key: bool) -> list[Check]:

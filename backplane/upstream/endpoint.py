@@ -7,15 +7,13 @@ setting says so.
 from __future__ import annotations
 
 import re
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import ConfigError
-
-ProtocolName = Literal["openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio"]
 
 CONNECT_S: Final = 10.0
 """A server that does not take the connection in ten seconds is down; a slow handshake takes two."""
@@ -57,7 +55,7 @@ PROTOCOLS: Final[dict[str, Protocol]] = {
     "anthropic": Protocol("claude", "/messages", "x-api-key", headers=(("anthropic-version", ANTHROPIC_VERSION),)),
     "gemini_ai_studio": Protocol("gemini", "", "x-goog-api-key", ids_optional=True),
 }
-"""Protocol → its own. A fifth is one more row, a ladder, and a dialect."""
+"""Protocol → its own. A fifth is one more name in `presets`, a row here, a ladder, and a dialect."""
 
 KEY_HEADERS: Final = frozenset({"authorization", "x-api-key", "x-goog-api-key", "api-key"})
 """One of these among the settings' headers stands in place of the key."""

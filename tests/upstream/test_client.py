@@ -15,8 +15,10 @@ from backplane.contract.events import AssistantDelta
 from backplane.errors import ConfigError
 from backplane.testing import PROTOCOLS, Fault, ModelServer, Script, Turn
 from backplane.turn import Model
+from backplane.upstream import PROTOCOLS as TABLE
 from backplane.upstream import Endpoint, Upstream, UpstreamError
 from backplane.upstream.endpoint import address
+from backplane.upstream.ladder import LADDERS
 from tests.upstream.talk import BOUND_S, KEY, conversation, endpoint, talk
 
 
@@ -54,6 +56,10 @@ def test_an_unknown_protocol_is_refused_with_the_names_that_there_are() -> None:
     with pytest.raises(ConfigError) as caught:
         Endpoint(protocol="telex", base_url="https://x")
     assert "anthropic" in str(caught.value.hint)
+
+
+def test_every_protocol_that_can_be_named_can_be_spoken_and_has_a_ladder() -> None:
+    assert set(PROTOCOLS) == set(TABLE) == set(LADDERS)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
