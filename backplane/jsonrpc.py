@@ -6,7 +6,6 @@ has to end is not known here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
+from backplane.pipes import Pair
 from backplane.protocol import EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong, bounded, strict
 
 PARSE_ERROR: Final = -32700
@@ -23,9 +23,6 @@ INVALID_REQUEST: Final = -32600
 METHOD_NOT_FOUND: Final = -32601
 INVALID_PARAMS: Final = -32602
 INTERNAL_ERROR: Final = -32603
-
-READ_BYTES_MAX: Final = 64 * 1024
-"""One read: the size of a pipe's buffer."""
 
 ASKED_MAX: Final = 256
 """Questions of the other end that are worked on at once; a peer with more of them open is out of order."""
@@ -182,11 +179,10 @@ class Pipe:
     ) -> None:
         self._watch = watch
         self._peer = Peer(line_bytes_max)
-        self._write_fd, self._read_fd = write_fd, read_fd
+        self._ends = Pair(write_fd, read_fd)
         self._answer, self._hear, self._unread = answer, hear, unread
         self._waiting: dict[int, tuple[anyio.Event, list[Reply]]] = {}
         self._strict = strict
-        self._lock = anyio.Lock()
         self._asked: dict[Id, anyio.CancelScope] = {}
         self.ended = False
         """The other end says nothing more."""
@@ -194,7 +190,7 @@ class Pipe:
     async def run(self) -> None:
         """Read until the other end is done; then every open call fails."""
         async with anyio.create_task_group() as tasks:
-            while data := await self._more():
+            while data := await self._ends.more():
                 for line in self._peer.lines(data):
                     received = self._peer.read(line)
                     if self._watch is not None:
@@ -205,20 +201,6 @@ class Pipe:
                 arrived.set()
             tasks.cancel_scope.cancel()
 
-    async def _more(self) -> bytes:
-        try:
-            while True:
-                try:
-                    await anyio.wait_readable(self._read_fd)
-                except PermissionError:  # A regular file cannot be waited for, and never keeps us waiting.
-                    await anyio.lowlevel.checkpoint()
-                try:
-                    return os.read(self._read_fd, READ_BYTES_MAX)
-                except BlockingIOError:
-                    continue
-        except (OSError, anyio.ClosedResourceError):
-            return b""
-
     async def _take(self, received: Received, tasks: anyio.abc.TaskGroup) -> None:
         if isinstance(received, Told):
             await self._hear(received)
@@ -227,16 +209,18 @@ class Pipe:
         elif isinstance(received, Unread):
             self._unread(received)
             if self._strict:
-                await self._write(self._peer.refuse(received.id, received.code, received.why))
+                await self._ends.write(self._peer.refuse(received.id, received.code, received.why))
         elif isinstance(received.id, int) and (waiting := self._waiting.get(received.id)) is not None:
             waiting[1].append(received)
             waiting[0].set()
 
     async def _begin(self, asked: Asked, tasks: anyio.abc.TaskGroup) -> None:
         if len(self._asked) >= ASKED_MAX:
-            await self._write(self._peer.refuse(asked.id, INTERNAL_ERROR, f"{ASKED_MAX} questions are open"))
+            await self._ends.write(self._peer.refuse(asked.id, INTERNAL_ERROR, f"{ASKED_MAX} questions are open"))
         elif asked.id in self._asked:
-            await self._write(self._peer.refuse(asked.id, INVALID_REQUEST, "another question with this id is open"))
+            await self._ends.write(
+                self._peer.refuse(asked.id, INVALID_REQUEST, "another question with this id is open")
+            )
         else:
             scope = self._asked[asked.id] = anyio.CancelScope()
             tasks.start_soon(self._reply, asked, scope)
@@ -250,9 +234,9 @@ class Pipe:
         if scope.cancelled_caught:
             return
         if isinstance(answer, Fault):
-            await self._write(self._peer.refuse(asked.id, answer.code, answer.message))
+            await self._ends.write(self._peer.refuse(asked.id, answer.code, answer.message))
         else:
-            await self._write(self._peer.answer(asked.id, answer))
+            await self._ends.write(self._peer.answer(asked.id, answer))
 
     def drop(self, id: Id) -> None:
         """Give up a question of the other end that is being worked on; it gets no answer."""
@@ -271,7 +255,7 @@ class Pipe:
         self._waiting[id] = waiting
         try:
             with anyio.move_on_after(timeout_s):
-                await self._write(line)
+                await self._ends.write(line)
                 if not self.ended:
                     await waiting[0].wait()
                 return waiting[1][0] if waiting[1] else Reply(id, fault=Fault(0, "the program ended", gone=True))
@@ -280,16 +264,4 @@ class Pipe:
         raise BackendError("backend_timeout", f"no answer to {method} within {timeout_s:g} s")
 
     async def tell(self, method: str, params: Json) -> None:
-        await self._write(self._peer.tell(method, params))
-
-    async def _write(self, line: bytes) -> None:
-        """A whole line, or none: half a line would corrupt the next message. A reader that is gone is no error."""
-        try:
-            async with self._lock:
-                while line:
-                    try:
-                        line = line[os.write(self._write_fd, line) :]
-                    except BlockingIOError:
-                        await anyio.wait_writable(self._write_fd)
-        except (OSError, anyio.ClosedResourceError):
-            return
+        await self._ends.write(self._peer.tell(method, params))

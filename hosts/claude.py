@@ -7,10 +7,6 @@ is compiled into those settings as well. What the agent says of its own success 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-import tomllib
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,22 +14,22 @@ import msgspec
 
 from backplane.agents import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE
-from backplane.errors import BackendError, BackplaneError, ConfigError
+from backplane.driven.order import (
+    SILENCE_S,
+    Place,
+    found,
+    own_settings,
+    place_of,
+    prompt_of,
+    read_options,
+    read_session,
+    server_rows,
+    shape_of,
+)
 from backplane.sidecar import EXTENSIONS, Done, Host, HostRun, main
 
 if TYPE_CHECKING:
     from backplane.process import Child
-
-SILENCE_S: Final = 240
-"""Without a sign from the agent while no tool runs: below the control plane's 300 s, so that the reason can be told."""
-CANCEL_SHARE: Final = 0.5
-"""Of the grace: for the agent to end its turn by itself; the rest is for the program."""
-STOP_GRACE_S: Final = 1.0
-"""For the program, whose stdin is closed by then: a tenth of that is usual."""
-LADDER_S: Final = 0.5
-CONTEXT_BYTES_MAX: Final = 1024 * 1024
-"""Snippets of an order that travel in the prompt."""
-STDERR_CHARS: Final = 2000
 
 TOOLS: Final = {
     "Read": "read_file", "Write": "write_file", "Edit": "edit_file", "Bash": "bash", "Glob": "glob", "Grep": "grep",
@@ -82,69 +78,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
-def read_options(options: str) -> Options:
-    """The row with the options, JSON, over it. Raises ConfigError: `config_invalid`."""
-    row = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["claude"]
-    row.pop("trials")
-    try:
-        given = msgspec.json.decode(options, type=dict[str, Any])
-        given.pop("profile", None)
-        return msgspec.convert({**row, **given}, Options)
-    except msgspec.MsgspecError as error:
-        known = ", ".join(Options.__struct_fields__)
-        raise ConfigError(
-            "config_invalid", f"options of the host claude: {error}", hint=f"known are {known}"
-        ) from error
-
-
 # What the order says, as the program takes it -------------------------------------------------------------------------
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """What an order asks of the conversation."""
-
-    keep: bool = False
-    resume: str | None = None
-    fork: str | None = None
-
-
-def read_session(run: HostRun) -> Asked:
-    """Which conversation the order wants. Raises ConfigError: `config_invalid`."""
-    said = run.order.abp("session")
-    try:
-        asked = msgspec.convert({} if said is None else said, Asked)
-        for id in (asked.resume, asked.fork):
-            uuid.UUID(id) if id is not None else None
-    except ValueError as error:
-        fix = 'one of {"keep": true}, {"resume": ID}, {"fork": ID}'
-        raise ConfigError("config_invalid", f"config.vendor.abp.session: {error}", hint=fix) from error
-    return asked
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Where the agent's state of this run lies."""
-
-    state: Path
-    """Ours alone, and removed at the end."""
-    config: Path | None
-    """Its configuration and conversations; None is the user's own."""
-
-
-def place_of(run: HostRun, options: Options, state: Path) -> Place:
-    """Make the folders, and look whether the conversation is there. Raises ConfigError, BackendError."""
-    (state / "tmp").mkdir()
-    asked, kept = read_session(run), os.environ.get(STATE)
-    wanted = asked.resume or asked.fork
-    if options.own_state:
-        return Place(state, None)
-    if (asked.keep or wanted) and not kept:
-        raise BackendError("capability_unsupported", "there is no folder that conversations could be kept in")
-    config = Path(kept) / "config" if kept and (asked.keep or wanted) else state / "config"
-    config.mkdir(parents=True, exist_ok=True)
-    if wanted is not None and not any(config.glob(f"projects/*/{wanted}.jsonl")):
-        fix = 'run with config.vendor.abp.session = {"keep": true} first; its event names the id'
-        raise ConfigError("config_invalid", f"no conversation {wanted} is kept here", hint=fix)
-    return Place(state, config)
 
 
 def prepare(run: HostRun, options: Options, place: Place) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -159,11 +93,7 @@ def prepare(run: HostRun, options: Options, place: Place) -> tuple[tuple[str, ..
     if options.key_env is not None and options.key_env in env:
         env["ANTHROPIC_API_KEY"] = env[options.key_env]
     env |= run.order.config.env
-    program = shutil.which(options.program, path=env.get("PATH"))
-    if program is None:
-        fix = f"install it: {options.install}" if options.install else "name it with the option `program`"
-        raise BackendError("backend_unavailable", f"{options.program} is not found or not executable; {fix}")
-    return (program, *arguments(run, options, place)), env
+    return (found(options.program, options.install, env), *arguments(run, options, place)), env
 
 
 def arguments(run: HostRun, options: Options, place: Place) -> list[str]:
@@ -191,24 +121,15 @@ def arguments(run: HostRun, options: Options, place: Place) -> list[str]:
         "--max-turns": order.config.max_turns,
         "--max-budget-usd": order.config.max_budget_usd,
         "--json-schema": None if schema is None else msgspec.json.encode(schema).decode(),
-        "--resume": asked.resume or asked.fork,
-        **{SETTINGS[name]: value for name, value in own_settings(run).items()},
+        "--resume": asked.wanted,
+        **{SETTINGS[name]: value for name, value in own_settings(run, "claude", SETTINGS).items()},
     }
     made += [word for name, value in told.items() if value is not None for word in (name, str(value))]
     if asked.fork:
         made.append("--fork-session")
-    if not (asked.keep or asked.resume or asked.fork or options.own_state):
+    if not (asked.kept or options.own_state):
         made.append("--no-session-persistence")
     return made
-
-
-def own_settings(run: HostRun) -> dict[str, Any]:
-    """What the order says to this agent alone. Raises ConfigError: `config_invalid`."""
-    own = run.order.config.vendor.get("claude", {})
-    unknown = sorted(set(own) - set(SETTINGS)) if isinstance(own, dict) else ["claude"]
-    if unknown:
-        raise ConfigError("config_invalid", f"config.vendor.claude: {unknown[0]!r}", hint=", ".join(SETTINGS))
-    return dict(own)
 
 
 def withheld(run: HostRun) -> frozenset[str]:
@@ -234,70 +155,32 @@ def settings_of(run: HostRun) -> dict[str, Any]:
 
 def mcp_servers(run: HostRun, options: Options) -> dict[str, Any]:
     """The servers of the configuration and of the order, as the program reads them. Raises ConfigError."""
-    rows = [*options.mcp_servers, *(run.order.abp("mcp_servers") or ())]
-    made: dict[str, Any] = {}
-    for row in rows:
-        if not isinstance(row, dict) or not isinstance(row.get("name"), str) or not {"command", "url"} & set(row):
-            raise ConfigError("config_invalid", "an MCP server has no name, or neither command nor url")
-        body = {name: value for name, value in row.items() if name != "name"}
-        made[row["name"]] = {"type": "http", **body} if "url" in row else {"type": "stdio", **body}
-    return made
-
-
-def prompt_of(run: HostRun) -> str:
-    """The first words to the agent: snippets, names of files, the task. Raises BackendError."""
-    parts = [f"Context, {snippet.name}:\n{snippet.content}" for snippet in run.order.context.snippets]
-    if sum(len(part.encode()) for part in parts) > CONTEXT_BYTES_MAX:
-        raise BackendError("backend_context_length", f"the order's snippets are over {CONTEXT_BYTES_MAX} bytes")
-    if run.order.context.files:
-        parts.append("Files to look at first: " + ", ".join(run.order.context.files))
-    return "\n\n".join([*parts, run.order.task])
+    return {
+        name: {"type": "http" if "url" in row else "stdio", **row}
+        for name, row in server_rows(run, options.mcp_servers).items()
+    }
 
 
 async def drive(run: HostRun, options: Options) -> Done:
-    """Start the agent's program, run the order, and leave nothing of either."""
-    import anyio
+    """Have the agent's program run the order."""
+    from backplane.driven import program
+    from backplane.streamjson.work import Turn, Ways
 
-    from backplane.process import Command, open_child
-    from backplane.streamjson.work import Turn, Ways, shape_of
+    shape = shape_of(run)
 
-    if run.order.config.max_turns == 0:
-        await run.carry("turn", {"stop_reason": "max_turns"}, "the limit of 0 turns (max_turns)")
-        return Done(outcome="partial")
-    state = Path(tempfile.mkdtemp(prefix="backplane-agent-"))
-    try:
-        shape_of(run)
-        argv, env = prepare(run, options, place_of(run, options, state))
-        async with open_child(Command(argv=argv, env=env, cwd=run.order.workspace.root)) as child:
-            ways = Ways(prompt_of(run), TOOLS, ALIASES, withheld(run), options.silence_s)
-            turn = Turn(run, ways, child.stdin, child.stdout)
-            run.on_cancel, run.on_input, run.on_interrupt = turn.cancel, turn.more, turn.interrupt
-            try:
-                return await turn.go()
-            except BaseExceptionGroup as group:
-                raise with_words(group, child) from group
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await child.stop(grace_s=max(min(run.grace_s * CANCEL_SHARE - LADDER_S, STOP_GRACE_S), 0.1))
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(lambda: shutil.rmtree(state, ignore_errors=True))
+    def start(state: Path) -> program.Started:
+        place = place_of(run, state, own=options.own_state, conversations="projects/*/{}.jsonl")
+        return prepare(run, options, place)
 
+    def speak(child: Child, env: dict[str, str]) -> Turn:
+        ways = Ways(prompt_of(run), TOOLS, ALIASES, withheld(run), options.silence_s, shape)
+        return Turn(run, ways, child.stdin, child.stdout)
 
-def with_words(group: BaseExceptionGroup[BaseException], child: Child) -> BaseException:
-    """The first failure, with the agent's last words."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if not isinstance(error, BackplaneError):
-        return group
-    how = f" ({child.exit.describe()})" if child.exit is not None else ""
-    tail = child.stderr_tail.decode("utf-8", "replace").strip()[-STDERR_CHARS:]
-    return BackendError(error.code, f"{error.message}{how}{': ' if tail else ''}{tail}", hint=error.hint)
+    return await program.drive(run, start, speak)
 
 
 if __name__ == "__main__":
-    ROW = read_options(os.environ.pop(OPTIONS, "{}"))
+    ROW = read_options(__file__, "claude", os.environ.pop(OPTIONS, "{}"), Options)
 
     async def work(run: HostRun) -> Done:
         return await drive(run, ROW)

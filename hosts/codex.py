@@ -7,10 +7,6 @@ order's policy is compiled into those settings as well. What the agent says of i
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-import tomllib
-import uuid
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,23 +15,24 @@ import msgspec
 
 from backplane.agents import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE, restricted
-from backplane.errors import BackendError, BackplaneError, ConfigError
+from backplane.driven.order import (
+    SILENCE_S,
+    Place,
+    found,
+    own_settings,
+    place_of,
+    prompt_of,
+    read_options,
+    read_session,
+    server_rows,
+    shape_of,
+)
+from backplane.errors import BackendError
 from backplane.sidecar import EXTENSIONS, Done, Host, HostRun, main
 
 if TYPE_CHECKING:
-    from backplane.appserver import Ways
+    from backplane.appserver import Turn, Ways
     from backplane.process import Child
-
-SILENCE_S: Final = 240
-"""Without a sign from the agent while no tool runs: below the control plane's 300 s, so that the reason can be told."""
-CANCEL_SHARE: Final = 0.5
-"""Of the grace: for the agent to end its turn by itself; the rest is for the program."""
-STOP_GRACE_S: Final = 1.0
-"""For the program, whose stdin is closed by then: a tenth of that is usual."""
-LADDER_S: Final = 0.5
-CONTEXT_BYTES_MAX: Final = 1024 * 1024
-"""Snippets of an order that travel in the prompt."""
-STDERR_CHARS: Final = 2000
 
 NATIVELY: Final = (
     "streaming", "extended_thinking", "tool_use", "tool_write", "tool_edit", "tool_bash", "tool_web_search",
@@ -96,87 +93,23 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
-def read_options(options: str) -> Options:
-    """The row with the options, JSON, over it. Raises ConfigError: `config_invalid`."""
-    row = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["codex"]
-    row.pop("trials")
-    row.pop("trial_options")
-    try:
-        given = msgspec.json.decode(options, type=dict[str, Any])
-        given.pop("profile", None)
-        return msgspec.convert({**row, **given}, Options)
-    except msgspec.MsgspecError as error:
-        known = ", ".join(Options.__struct_fields__)
-        raise ConfigError("config_invalid", f"options of the host codex: {error}", hint=f"known are {known}") from error
-
-
 # What the order says, as the program takes it -------------------------------------------------------------------------
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What an order asks of the conversation."""
-
-    keep: bool = False
-    resume: str | None = None
-    fork: str | None = None
-
-
-def read_session(run: HostRun) -> Asked:
-    """Which conversation the order wants. Raises ConfigError: `config_invalid`."""
-    said = run.order.abp("session")
-    try:
-        asked = msgspec.convert({} if said is None else said, Asked)
-        for id in (asked.resume, asked.fork):
-            uuid.UUID(id) if id is not None else None
-    except ValueError as error:
-        fix = 'one of {"keep": true}, {"resume": ID}, {"fork": ID}'
-        raise ConfigError("config_invalid", f"config.vendor.abp.session: {error}", hint=fix) from error
-    return asked
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Where the agent's state of this run lies."""
-
-    state: Path
-    """Ours alone, and removed at the end."""
-    config: Path | None
-    """Its configuration and conversations; None is the user's own."""
-
-
-def place_of(run: HostRun, options: Options, state: Path) -> Place:
-    """Make the folders, and look whether the conversation is there. Raises ConfigError, BackendError."""
-    (state / "tmp").mkdir()
-    asked, kept = read_session(run), os.environ.get(STATE)
-    wanted = asked.resume or asked.fork
-    if options.own_state:
-        return Place(state, None)
-    if (asked.keep or wanted) and not kept:
-        raise BackendError("capability_unsupported", "there is no folder that conversations could be kept in")
-    config = Path(kept) / "config" if kept and (asked.keep or wanted) else state / "config"
-    config.mkdir(parents=True, exist_ok=True)
-    if wanted is not None and not any(config.glob(f"sessions/*/*/*/*{wanted}.jsonl*")):
-        fix = 'run with config.vendor.abp.session = {"keep": true} first; its event names the id'
-        raise ConfigError("config_invalid", f"no conversation {wanted} is kept here; {fix}")
-    return Place(state, config)
-
-
-def prepare(run: HostRun, options: Options, place: Place) -> tuple[tuple[str, ...], dict[str, str]]:
+def prepare(options: Options, place: Place, given: dict[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """The command and its environment. Raises BackendError: `backend_unavailable`, the program is not there."""
     env = {**os.environ, "TMPDIR": str(place.state / "tmp")}
     env.pop(STATE, None)
     if place.config is not None:
         env["CODEX_HOME"] = str(place.config)
-    env |= run.order.config.env
-    program = shutil.which(options.program, path=env.get("PATH"))
-    if program is None:
-        fix = f"install it: {options.install}" if options.install else "name it with the option `program`"
-        raise BackendError("backend_unavailable", f"{options.program} is not found or not executable; {fix}")
+    env |= given
+    program = found(options.program, options.install, env)
     return (program, "app-server", *(word for setting in QUIET for word in ("-c", setting))), env
 
 
 def thread_of(run: HostRun, options: Options, env: dict[str, str]) -> tuple[str, dict[str, Any]]:
     """The call that opens the thread, and the order in it."""
-    asked, own = read_session(run), own_settings(run)
+    asked, own = read_session(run), own_settings(run, "codex", SETTINGS)
     params: dict[str, Any] = {
         "cwd": run.order.workspace.root,
         "approvalPolicy": "untrusted",
@@ -189,24 +122,14 @@ def thread_of(run: HostRun, options: Options, env: dict[str, str]) -> tuple[str,
     if not options.own_state:
         params["modelProvider"] = "backplane"
     params = {name: value for name, value in params.items() if value is not None}
-    wanted = asked.resume or asked.fork
-    if wanted is not None:
-        return "thread/resume" if asked.resume else "thread/fork", {"threadId": wanted, **params}
+    if asked.wanted is not None:
+        return "thread/resume" if asked.resume else "thread/fork", {"threadId": asked.wanted, **params}
     return "thread/start", {**params, "ephemeral": not (asked.keep or options.own_state)}
-
-
-def own_settings(run: HostRun) -> dict[str, Any]:
-    """What the order says to this agent alone. Raises ConfigError: `config_invalid`."""
-    own = run.order.config.vendor.get("codex", {})
-    unknown = sorted(set(own) - set(SETTINGS)) if isinstance(own, dict) else ["codex"]
-    if unknown:
-        raise ConfigError("config_invalid", f"config.vendor.codex: {unknown[0]!r}", hint=", ".join(SETTINGS))
-    return dict(own)
 
 
 def settings_of(run: HostRun, options: Options, env: dict[str, str]) -> dict[str, Any]:
     """The policy and the model's service in the agent's own settings."""
-    own, profile = own_settings(run), run.policy.profile
+    own, profile = own_settings(run, "codex", SETTINGS), run.policy.profile
     networked = bool(profile.allow_network or profile.deny_network)
     asked_first = run.policy.decide_tool_call("web_search", {}, root=run.order.workspace.root).allowed != "allow"
     made: dict[str, Any] = {
@@ -242,24 +165,11 @@ def provider_of(options: Options, env: dict[str, str]) -> dict[str, Any]:
 
 def mcp_servers(run: HostRun, options: Options) -> dict[str, Any]:
     """The servers of the configuration and of the order, as the program reads them. Raises ConfigError."""
-    rows = [*options.mcp_servers, *(run.order.abp("mcp_servers") or ())]
-    made: dict[str, Any] = {}
-    for row in rows:
-        if not isinstance(row, dict) or not isinstance(row.get("name"), str) or not {"command", "url"} & set(row):
-            raise ConfigError("config_invalid", "an MCP server has no name, or neither command nor url")
-        names = {"headers": "http_headers"}
-        made[row["name"]] = {names.get(name, name): value for name, value in row.items() if name != "name"}
-    return made
-
-
-def prompt_of(run: HostRun) -> str:
-    """The first words to the agent: snippets, names of files, the task. Raises BackendError."""
-    parts = [f"Context, {snippet.name}:\n{snippet.content}" for snippet in run.order.context.snippets]
-    if sum(len(part.encode()) for part in parts) > CONTEXT_BYTES_MAX:
-        raise BackendError("backend_context_length", f"the order's snippets are over {CONTEXT_BYTES_MAX} bytes")
-    if run.order.context.files:
-        parts.append("Files to look at first: " + ", ".join(run.order.context.files))
-    return "\n\n".join([*parts, run.order.task])
+    names = {"headers": "http_headers"}
+    return {
+        server: {names.get(name, name): value for name, value in row.items()}
+        for server, row in server_rows(run, options.mcp_servers).items()
+    }
 
 
 def ways_of(run: HostRun, options: Options, env: dict[str, str]) -> Ways:
@@ -272,18 +182,14 @@ def ways_of(run: HostRun, options: Options, env: dict[str, str]) -> Ways:
             fact = "hooks after tools: this agent shows the model what a long command said before anybody is asked"
             raise BackendError("capability_unsupported", f"{fact}; take the hook out, or another backend")
     asked, config, schema = read_session(run), run.order.config, run.order.abp("output_schema")
-    shape = None
-    if schema is not None:
-        from backplane.tools.structured import Shape
-
-        shape = Shape(schema)
+    shape = shape_of(run)
     budget = config.max_budget_usd
     return Ways(
         prompt="\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])]),
         open=thread_of(run, options, env),
         turn={"outputSchema": schema} if is_strict(schema) else {},
         session={
-            "kept": bool(asked.keep or asked.resume or asked.fork or options.own_state),
+            "kept": asked.kept or options.own_state,
             **{name: value for name, value in (("resumed", asked.resume), ("forked", asked.fork)) if value},
         },
         silence_s=options.silence_s,
@@ -312,49 +218,23 @@ def is_strict(schema: Any) -> bool:
 
 
 async def drive(run: HostRun, options: Options) -> Done:
-    """Start the agent's program, run the order, and leave nothing of either."""
-    import anyio
+    """Have the agent's program run the order."""
+    from backplane.driven import program
 
-    from backplane.process import Command, open_child
+    def start(state: Path) -> program.Started:
+        place = place_of(run, state, own=options.own_state, conversations="sessions/*/*/*/*{}.jsonl*")
+        return prepare(options, place, run.order.config.env)
 
-    if run.order.config.max_turns == 0:
-        await run.carry("turn", {"stop_reason": "max_turns"}, "the limit of 0 turns (max_turns)")
-        return Done(outcome="partial")
-    state = Path(tempfile.mkdtemp(prefix="backplane-agent-"))
-    try:
-        argv, env = prepare(run, options, place_of(run, options, state))
-        async with open_child(Command(argv=argv, env=env, cwd=run.order.workspace.root)) as child:
-            try:
-                # Not before: it is loaded while the program starts.
-                from backplane.appserver import Turn
+    def speak(child: Child, env: dict[str, str]) -> Turn:
+        from backplane.appserver import Turn
 
-                turn = Turn(run, ways_of(run, options, env), child.stdin, child.stdout)
-                run.on_cancel, run.on_input, run.on_interrupt = turn.cancel, turn.more, turn.interrupt
-                return await turn.go()
-            except BaseExceptionGroup as group:
-                raise with_words(group, child) from group
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await child.stop(grace_s=max(min(run.grace_s * CANCEL_SHARE - LADDER_S, STOP_GRACE_S), 0.1))
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(lambda: shutil.rmtree(state, ignore_errors=True))
+        return Turn(run, ways_of(run, options, env), child.stdin, child.stdout)
 
-
-def with_words(group: BaseExceptionGroup[BaseException], child: Child) -> BaseException:
-    """The first failure, with the agent's last words."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if not isinstance(error, BackplaneError):
-        return group
-    how = f" ({child.exit.describe()})" if child.exit is not None else ""
-    tail = child.stderr_tail.decode("utf-8", "replace").strip()[-STDERR_CHARS:]
-    return BackendError(error.code, f"{error.message}{how}{': ' if tail else ''}{tail}", hint=error.hint)
+    return await program.drive(run, start, speak)
 
 
 if __name__ == "__main__":
-    ROW = read_options(os.environ.pop(OPTIONS, "{}"))
+    ROW = read_options(__file__, "codex", os.environ.pop(OPTIONS, "{}"), Options)
 
     async def work(run: HostRun) -> Done:
         return await drive(run, ROW)

@@ -6,7 +6,6 @@ Starting the program and saying the order in its words are a host's affair.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -18,8 +17,18 @@ from backplane.appserver.client import Client
 from backplane.appserver.failure import code_of
 from backplane.appserver.story import Ending, Story, operations
 from backplane.contract.canonical import Json
-from backplane.contract.events import AgentEvent, carry
 from backplane.cost import MICROS, Price, price_of
+from backplane.driven.turn import (
+    WORDLESS,
+    WORDS_CHARS_MAX,
+    Silence,
+    answered,
+    command_of,
+    passed_through,
+    person,
+    record_denied,
+    wind_up,
+)
 from backplane.errors import BackendError, ConfigError
 from backplane.jsonrpc import METHOD_NOT_FOUND, Asked, Fault, Received, Told, Unread
 from backplane.policy import Decision
@@ -27,17 +36,6 @@ from backplane.sidecar import Done, HostRun
 
 if TYPE_CHECKING:
     from backplane.tools.structured import Shape
-
-TOOL_S_MAX: Final = 3600.0
-"""For one tool: a test suite may take an hour."""
-SIGN_OF_LIFE_S: Final = 60.0
-"""Between two words about a tool that works in silence: a control plane gives up a silent run after five minutes."""
-REPAIRS_MAX: Final = 2
-"""Tries to correct an answer of the wrong shape; who needs a third does not find it."""
-CANCEL_SHARE: Final = 0.5
-"""Of the grace: for the agent to end its turn by itself; the rest is for the program."""
-WORDS_CHARS_MAX: Final = 2000
-"""Of an agent's own words for a failure."""
 
 
 class Ways(msgspec.Struct, frozen=True):
@@ -77,8 +75,9 @@ class Turn:
         self.waiting: list[str] = []
         """Words of the user that came after a turn had ended."""
         self.changed, self.over = anyio.Event(), anyio.Event()
-        self.silence = anyio.CancelScope()
-        self.heard_s = time.monotonic()
+        self.silence = Silence(
+            run, ways.silence_s, at_work=lambda: bool(self.story.calls), asking=lambda: self.client.asking
+        )
 
     # What the agent says ----------------------------------------------------------------------------------------------
 
@@ -89,17 +88,17 @@ class Turn:
             await self.run.warn(f"the agent wrote a line that is no message: {received.evidence!r}")
         elif self.raw and not isinstance(received, Told):
             kind = received.method if isinstance(received, Asked) else "an answer"
-            for event in passed_through(self.run, [], line, kind):
+            for event in passed_through(self.run, [], msgspec.json.decode(line), line, kind):
                 await self.run.emit(event)
 
     async def hear(self, method: str, params: dict[str, Any]) -> None:
         """Tell what the agent told."""
         if method != "error" or params.get("willRetry") is not True:
             # Trying again in vain is no sign of life.
-            self.heard_s = time.monotonic()
+            self.silence.heard()
         events = self.story.take(method, params)
         if self.raw:
-            events = passed_through(self.run, events, self.line, method)
+            events = passed_through(self.run, events, msgspec.json.decode(self.line), self.line, method)
         for event in events:
             await self.run.emit(event)
         await self._look_at_limits()
@@ -109,7 +108,7 @@ class Turn:
         limit = self._limit()
         if limit is not None and self.limit is None:
             self.limit = limit
-            self.silence.cancel()
+            self.silence.scope.cancel()
 
     def _limit(self) -> tuple[str, str] | None:
         story, turns_max, budget = self.story, self.run.order.config.max_turns, self.ways.budget_micros
@@ -137,23 +136,18 @@ class Turn:
             self.story.hidden[question.id] = f"policy_denied: {refused}"
             return answers.answer(question, "deny")
         finally:
-            self.heard_s = time.monotonic()
+            self.silence.heard()
 
     async def _may(self, question: Question) -> str | None:
         """Why a call may not run; None when it may."""
         call = question.call
         if question.wider:
             return "the agent asks for more than this call, and that nobody grants"
-        command = call.input.get("command") if isinstance(call.input, dict) else None
         denied = self._denied(question)
         if denied is not None:
-            # Asked all the same: so it is on record above that this call did not run.
-            ask = {"kind": "tool", "name": call.name, "input": call.input, "cwd": self.root, "default": "deny"}
-            await self.run.pass_on(ask)
+            await record_denied(self.run, call.name, call.input)
             return denied.reason
-        verdict = await self.run.may(
-            call.name, call.input, command=command if isinstance(command, str) else None, cwd=self.root
-        )
+        verdict = await self.run.may(call.name, call.input, command=command_of(call.input), cwd=self.root)
         if verdict.decision == "modify":
             return "the input was changed, and this agent takes no other input than its own"
         return verdict.reason or "denied" if verdict.decision == "deny" else None
@@ -174,9 +168,7 @@ class Turn:
         """Put the agent's questions to a person."""
         given: dict[str, str] = {}
         for id, words, options in answers.questions(params):
-            verdict = await self.run.ask_user(words, options=options)
-            none = f"no answer: {verdict.reason or 'nobody is there'}; decide by yourself"
-            given[id] = verdict.text or (none if verdict.decision == "deny" else verdict.decision)
+            _, given[id] = await person(self.run, words, options)
         return answers.said(given)
 
     # The run ----------------------------------------------------------------------------------------------------------
@@ -185,12 +177,7 @@ class Turn:
         """End the turn in order: the agent first, and when it does not, its program."""
         self.cancelled = True
         self.client.withdraw()
-        with anyio.move_on_after(self.run.grace_s * CANCEL_SHARE):
-            if self.story.current:
-                await self.client.interrupt(self.story.thread, self.story.current)
-                await self.over.wait()
-                return
-        self.run.scope.cancel()
+        await wind_up(self.run, self._interrupt if self.story.current else None, self.over)
 
     async def more(self, text: str) -> None:
         """Words of the user while the agent works: it takes them into its turn, or into another one after it."""
@@ -202,33 +189,20 @@ class Turn:
     async def interrupt(self) -> None:
         """Stop the agent's turn; what waits to be said to it is said then."""
         self.interrupted = True
-        await self.client.interrupt(self.story.thread, self.story.current)
+        await self._interrupt()
 
-    async def watch(self) -> None:
-        """End a run in which nothing is heard for too long: a stream that is kept alive hangs the agent for ever."""
-        told_s = 0.0
-        while True:
-            silent_s = time.monotonic() - self.heard_s
-            busy = bool(self.story.calls) or self.client.asking
-            left_s = (TOOL_S_MAX if busy else self.ways.silence_s) - silent_s
-            if left_s <= 0:
-                self.silence.cancel()
-                return
-            told_s = 0.0 if silent_s < SIGN_OF_LIFE_S else told_s
-            if self.story.calls and silent_s - told_s >= SIGN_OF_LIFE_S:
-                told_s = silent_s
-                await self.run.carry("output", {"stream": "stdout", "text": ""}, "a tool is still at work")
-            await anyio.sleep(min(max(left_s, 0.1), SIGN_OF_LIFE_S / 4))
+    async def _interrupt(self) -> None:
+        await self.client.interrupt(self.story.thread, self.story.current)
 
     async def go(self) -> Done:
         """From the first word to the agent to the end of its work."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._listen)
             await self._open()
-            self.heard_s = time.monotonic()
-            tasks.start_soon(self.watch)
+            self.silence.heard()
+            tasks.start_soon(self.silence.watch)
             whole: Done | None = None
-            with self.silence:
+            with self.silence.scope:
                 whole = await self._work()
             done = whole if whole is not None else await self._cut_off()
             tasks.cancel_scope.cancel()
@@ -265,27 +239,24 @@ class Turn:
         return self.story.endings[-1]
 
     async def _work(self) -> Done:
-        text = self.ways.prompt
-        for repair in range(1, REPAIRS_MAX + 2):
-            ending = await self._turn(text)
-            while self.waiting and not self.cancelled:
-                ending = await self._turn(self.waiting.pop(0))
-            whole = ending.status == "completed" and self.story.spoke and not self.cancelled
-            if self.ways.shape is None or not whole:
-                return await self._ended(ending, None)
-            value, fault = self.ways.shape.read(self.story.text)
-            if fault is None or repair > REPAIRS_MAX:
-                return await self._ended(ending, fault, value)
-            await self.run.warn(f"the answer does not match the output schema, repair {repair}: {fault}")
-            text = f"This does not satisfy the JSON Schema:\n{fault}\nAnswer with the corrected JSON value alone."
-        raise AssertionError
+        value, fault = await answered(self.run, self.ways.shape, self._say)
+        return await self._ended(self.story.endings[-1], fault, value)
+
+    async def _say(self, fault: str | None) -> str | None:
+        """The order, or what is wrong with the answer; and what a user said meanwhile."""
+        again = f"This does not satisfy the JSON Schema:\n{fault}\nAnswer with the corrected JSON value alone."
+        ending = await self._turn(self.ways.prompt if fault is None else again)
+        while self.waiting and not self.cancelled:
+            ending = await self._turn(self.waiting.pop(0))
+        whole = ending.status == "completed" and self.story.spoke and not self.cancelled
+        return self.story.text if whole else None
 
     async def _cut_off(self) -> Done:
         """The end that we made of it: a limit, or silence."""
         for event in self.story.close():
             await self.run.emit(event)
         if self.limit is None:
-            return await self._failed("backend_timeout", f"nothing was heard of the agent for {self.ways.silence_s} s")
+            return await self._failed("backend_timeout", self.silence.words)
         reason, words = self.limit
         if reason == "max_turns":
             # A turn more than there may be: that is how a control plane learns which limit it was.
@@ -305,13 +276,11 @@ class Turn:
             await self.run.error(f"the turn ended as {ending.status}: {ending.message}")
             return self._done("partial")
         if fault is not None:
-            words = f"the answer still does not match the output schema after {REPAIRS_MAX} repairs: {fault}"
-            return await self._failed("validation_failed", words)
+            return await self._failed("validation_failed", fault)
         if not self.story.spoke:
-            words = "the agent ended without a word"
             if not self.story.acted:
-                return await self._failed("backend_unavailable", words)
-            await self.run.warn(words)
+                return await self._failed("backend_unavailable", WORDLESS)
+            await self.run.warn(WORDLESS)
             return self._done("partial")
         return self._done("complete", structured=None if self.ways.shape is None else [value])
 
@@ -334,16 +303,3 @@ class Turn:
 
 OWN_NAMES: Final = {"commandExecution": "exec_command", "fileChange": "apply_patch"}
 """Kinds of items → what the agent calls the tool: a rule may mean that name."""
-
-
-def passed_through(run: HostRun, events: list[AgentEvent], line: bytes, kind: str) -> list[AgentEvent]:
-    """The events with the agent's own message on the first; its text, too, where that cannot be had from the value."""
-    message = msgspec.json.decode(line)
-    raw: dict[str, Any] = {"raw_message": message}
-    if msgspec.json.encode(message) != line.strip():
-        raw["raw_line"] = line.strip().decode("utf-8", "replace")
-    if not events:
-        first = carry("raw_message", message, ts=run.now(), message=f"a message of the kind {kind}")
-        return [msgspec.structs.replace(first, ext=raw)]
-    ext = events[0].ext if isinstance(events[0].ext, dict) else {}
-    return [msgspec.structs.replace(events[0], ext={**ext, **raw}), *events[1:]]

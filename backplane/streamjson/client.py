@@ -6,7 +6,6 @@ message means is not known here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -16,13 +15,11 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
+from backplane.pipes import Pair
 from backplane.protocol import EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong, bounded, strict
 
 ANSWER_S: Final = 60.0
 """For an answer to a control request: a third of a second is usual, a cold disk under load needs more."""
-
-READ_BYTES_MAX: Final = 64 * 1024
-"""One read: the size of a pipe's buffer."""
 
 ASKED_MAX: Final = 256
 """Questions that are worked on at once; an agent with more of them open is out of order."""
@@ -52,12 +49,11 @@ class Client:
     def __init__(
         self, write_fd: int, read_fd: int, *, hear: Hear, answer: Answer, unread: Callable[[bytes], Awaitable[None]]
     ) -> None:
-        self._write_fd, self._read_fd = write_fd, read_fd
+        self._ends = Pair(write_fd, read_fd)
         self._hear, self._answer, self._unread = hear, answer, unread
         self._lines = Lines(LINE_BYTES_MAX)
         self._waiting: dict[str, tuple[anyio.Event, list[Message]]] = {}
         self._asked: dict[str, anyio.CancelScope] = {}
-        self._lock = anyio.Lock()
         self._next = 0
         self.ended = anyio.Event()
         """The agent says nothing more."""
@@ -65,7 +61,7 @@ class Client:
     async def run(self) -> None:
         """Read until the agent closes its output; then every open call is over."""
         async with anyio.create_task_group() as tasks:
-            while data := await self._more():
+            while data := await self._ends.more():
                 for line in self._lines.feed(data):
                     if line.strip():
                         await self._take(line, tasks)
@@ -121,17 +117,6 @@ class Client:
         """Whether a question of the agent is open."""
         return bool(self._asked)
 
-    async def _more(self) -> bytes:
-        try:
-            while True:
-                await anyio.wait_readable(self._read_fd)
-                try:
-                    return os.read(self._read_fd, READ_BYTES_MAX)
-                except BlockingIOError:
-                    continue
-        except (OSError, anyio.ClosedResourceError):
-            return b""
-
     async def _take(self, line: bytes, tasks: anyio.abc.TaskGroup) -> None:
         message = read(line)
         kind = message.get("type") if message is not None else None
@@ -179,17 +164,7 @@ class Client:
         await self._write({"type": "control_response", "response": body})
 
     async def _write(self, message: Message) -> None:
-        """A whole line, or none: half a line would end the agent. A reader that is gone is no error."""
-        line = msgspec.json.encode(message) + b"\n"
-        try:
-            async with self._lock:
-                while line:
-                    try:
-                        line = line[os.write(self._write_fd, line) :]
-                    except BlockingIOError:
-                        await anyio.wait_writable(self._write_fd)
-        except (OSError, anyio.ClosedResourceError):
-            return
+        await self._ends.write(msgspec.json.encode(message) + b"\n")
 
 
 def read(line: bytes) -> Message | None:

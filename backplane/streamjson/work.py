@@ -6,16 +6,25 @@ Starting the program and saying the order in its words are a host's affair.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.contract.events import AgentEvent, carry
 from backplane.cost import price_of
+from backplane.driven.turn import (
+    WORDLESS,
+    WORDS_CHARS_MAX,
+    Silence,
+    answered,
+    command_of,
+    passed_through,
+    person,
+    record_denied,
+    wind_up,
+)
 from backplane.errors import BackendError
 from backplane.policy import Decision
 from backplane.sidecar import Done, HostRun
@@ -24,22 +33,14 @@ from backplane.streamjson.answers import Question
 from backplane.streamjson.client import Client, Message, Refused
 from backplane.streamjson.failure import code_of
 from backplane.streamjson.story import Result, Story
-from backplane.tools.structured import Shape
 
-TOOL_S_MAX: Final = 3600.0
-"""For one tool: its own limit for a command is ten minutes, a sub-agent works longer."""
-SIGN_OF_LIFE_S: Final = 60.0
-"""Between two words about a tool that works in silence: a control plane gives up a silent run after five minutes."""
+if TYPE_CHECKING:
+    from backplane.tools.structured import Shape
+
 SETTLE_S: Final = 1.0
 """After a result, for the word that the agent is idle; a version that does not say it is believed then."""
-REPAIRS_MAX: Final = 2
-"""Tries to correct an answer of the wrong shape; who needs a third does not find it."""
 HOOK_S: Final = 3600
 """For the answer to a question before a tool; a person may take long, and the control plane has its own clock."""
-CANCEL_SHARE: Final = 0.5
-"""Of the grace: for the agent to end its turn by itself; the rest is for the program."""
-WORDS_CHARS_MAX: Final = 2000
-"""Of an agent's own words for a failure."""
 
 
 class Ways(msgspec.Struct, frozen=True):
@@ -54,6 +55,7 @@ class Ways(msgspec.Struct, frozen=True):
     """Tools that the policy took from it."""
     silence_s: int
     """How long it may say nothing while no tool runs."""
+    shape: Shape | None
 
 
 class Turn:
@@ -71,20 +73,20 @@ class Turn:
         self.shows = any(
             isinstance(row, dict) and row.get("event") == "post_tool" for row in run.order.abp("hooks") or ()
         )
-        self.cancelled = self.silent = False
-        self.interrupted = False
+        self.cancelled = self.interrupted = False
         self.withheld: str | None = None
         """Why the model may get nothing more."""
         self.changed, self.over = anyio.Event(), anyio.Event()
-        self.silence = anyio.CancelScope()
-        self.heard_s = time.monotonic()
+        self.silence = Silence(
+            run, ways.silence_s, at_work=lambda: bool(self.story.calls), asking=lambda: self.client.asking
+        )
 
     async def hear(self, message: Message, line: bytes) -> None:
         """Tell what the agent told."""
-        self.heard_s = time.monotonic()
+        self.silence.heard()
         events = self.story.take(message)
         if self.raw:
-            events = passed_through(self.run, events, message, line)
+            events = passed_through(self.run, events, message, line, message["type"])
         for event in events:
             await self.run.emit(event)
         await self._account_for(message)
@@ -100,9 +102,7 @@ class Turn:
                 continue
             if call.name in self.ways.withheld or self._decide(call.name, call.input).allowed == "deny":
                 self.told.add(id)
-                name = self.story.name(call.name)
-                ask = {"kind": "tool", "name": name, "input": call.input, "cwd": self.root, "default": "deny"}
-                await self.run.pass_on(ask)
+                await record_denied(self.run, self.story.name(call.name), call.input)
 
     def _decide(self, tool: str, input: Json) -> Decision:
         return self.run.policy.decide_tool_call(tool, input, root=self.root, cwd=self.root, aliases=self.ways.aliases)
@@ -123,7 +123,7 @@ class Turn:
                 return await self._people(question) if question.tool == "AskUserQuestion" else answers.allow(question)
             return await self._may(question)
         finally:
-            self.heard_s = time.monotonic()
+            self.silence.heard()
 
     async def _may(self, question: Question) -> Json | Refused:
         local = self._decide(question.tool, question.input)
@@ -165,21 +165,17 @@ class Turn:
         for row in rows if isinstance(rows, list) else ():
             words = str(row.get("question"))
             options = tuple(one.get("label") for one in row.get("options") or () if isinstance(one, dict))
-            verdict = await self.run.ask_user(words, options=options)
-            if verdict.decision == "deny" and not verdict.text:
-                return answers.deny(question, f"no answer: {verdict.reason or 'nobody is there'}; decide by yourself")
-            said[words] = verdict.text or verdict.decision
+            is_answered, text = await person(self.run, words, options)
+            if not is_answered:
+                return answers.deny(question, text)
+            said[words] = text
         return answers.allow(question, {**question.input, "answers": said})
 
     async def cancel(self) -> None:
         """End the turn in order: the agent first, and when it does not, its program."""
         self.cancelled = True
         self.client.withdraw()
-        with anyio.move_on_after(self.run.grace_s * CANCEL_SHARE):
-            await self.client.call("interrupt")
-            await self.over.wait()
-            return
-        self.run.scope.cancel()
+        await wind_up(self.run, self._interrupt, self.over)
 
     async def more(self, text: str) -> None:
         """Words of the user while the agent works: it takes them into its turn, or into another one after it."""
@@ -189,39 +185,23 @@ class Turn:
     async def interrupt(self) -> None:
         """Stop the agent's turn; what waits to be said to it is said then."""
         self.interrupted = True
-        await self.client.call("interrupt")
+        await self._interrupt()
 
-    async def watch(self) -> None:
-        """End a run in which nothing is heard for too long: a stream that is kept alive hangs the agent for ever."""
-        told_s = 0.0
-        while True:
-            busy = bool(self.story.calls) or self.client.asking
-            silent_s = time.monotonic() - self.heard_s
-            left_s = (TOOL_S_MAX if busy else self.ways.silence_s) - silent_s
-            if left_s <= 0:
-                self.silent = True
-                self.silence.cancel()
-                return
-            told_s = 0.0 if silent_s < SIGN_OF_LIFE_S else told_s
-            if self.story.calls and silent_s - told_s >= SIGN_OF_LIFE_S:
-                told_s = silent_s
-                await self.run.carry("output", {"stream": "stdout", "text": ""}, "a tool is still at work")
-            await anyio.sleep(min(max(left_s, 0.1), SIGN_OF_LIFE_S / 4))
+    async def _interrupt(self) -> None:
+        await self.client.call("interrupt")
 
     async def go(self) -> Done:
         """From the first word to the agent to the end of its work."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._listen)
-            tasks.start_soon(self.watch)
+            tasks.start_soon(self.silence.watch)
             greeted = anyio.Event()
             tasks.start_soon(self._greet, answers.wanted(results=self.shows, answer_s=HOOK_S), greeted)
-            with self.silence:
+            with self.silence.scope:
                 await greeted.wait()
-                await self.client.say(self.ways.prompt)
                 done = await self._work()
-            if self.silent:
-                words = f"nothing was heard of the agent for {self.ways.silence_s:g} s"
-                done = await self._failed("backend_timeout", words)
+            if self.silence.broken:
+                done = await self._failed("backend_timeout", self.silence.words)
             tasks.cancel_scope.cancel()
         self.over.set()
         return done
@@ -252,19 +232,21 @@ class Turn:
         return self.story.results[-1] if len(self.story.results) > number else None
 
     async def _work(self) -> Done:
-        shape = shape_of(self.run)
-        for repair in range(1, REPAIRS_MAX + 2):
-            number = len(self.story.results)
-            self.story.idle = False
-            result = await self._result(number)
-            if result is None:
-                raise BackendError("backend_crashed", "the agent's program ended in the middle of its work")
-            fault = None if shape is None or result.is_error or self.cancelled else fault_of(shape, result)
-            if fault is None or repair > REPAIRS_MAX:
-                return await self._ended(result, fault)
-            await self.run.warn(f"the answer does not match the output schema, repair {repair}: {fault}")
-            await self.client.say(f"Your answer does not satisfy the JSON Schema you were given:\n{fault}\nCorrect it.")
-        raise AssertionError
+        _, fault = await answered(self.run, self.ways.shape, self._say)
+        return await self._ended(self.story.results[-1], fault)
+
+    async def _say(self, fault: str | None) -> str | None:
+        """The order, or what is wrong with the answer; a model that answers in words is taken at these."""
+        number = len(self.story.results)
+        self.story.idle = False
+        again = f"Your answer does not satisfy the JSON Schema you were given:\n{fault}\nCorrect it."
+        await self.client.say(self.ways.prompt if fault is None else again)
+        result = await self._result(number)
+        if result is None:
+            raise BackendError("backend_crashed", "the agent's program ended in the middle of its work")
+        if result.is_error or self.cancelled:
+            return None
+        return result.text if result.structured is None else msgspec.json.encode(result.structured).decode()
 
     async def _ended(self, result: Result, fault: str | None) -> Done:
         """Judge a run by all that the agent says, not by its word `success`."""
@@ -273,8 +255,7 @@ class Turn:
         if self.cancelled or (self.interrupted and result.is_error):
             return self._done("partial", result)
         if fault is not None:
-            words = f"the answer still does not match the output schema after {REPAIRS_MAX} repairs: {fault}"
-            return await self._failed("validation_failed", words, result)
+            return await self._failed("validation_failed", fault, result)
         if self.withheld is not None:
             return await self._failed("policy_denied", self.withheld, result)
         if result.reason in ("max_turns", "budget_exhausted"):
@@ -284,10 +265,9 @@ class Turn:
         if result.raw.get("stop_reason") == "refusal":
             return await self._failed("backend_content_filtered", "the model refused to go on", result)
         if not result.text and result.structured is None:
-            words = "the agent ended without a word"
             if not self.story.acted:
-                return await self._failed("backend_unavailable", words, result)
-            await self.run.warn(words)
+                return await self._failed("backend_unavailable", WORDLESS, result)
+            await self.run.warn(WORDLESS)
             return self._done("partial", result)
         return self._done("complete", result)
 
@@ -327,41 +307,3 @@ KEPT: Final = (
     "model_usage_since_last_result", "permission_denials", "total_cost_usd",
 )  # fmt: skip
 """Of the last result, kept in the receipt as it came; sums there may go over several runs."""
-
-
-def passed_through(run: HostRun, events: list[AgentEvent], message: Message, line: bytes) -> list[AgentEvent]:
-    """The events with the agent's own message on the first; its text, too, where that cannot be had from the value."""
-    raw: dict[str, Any] = {"raw_message": message}
-    if msgspec.json.encode(message) != line.strip():
-        raw["raw_line"] = line.strip().decode("utf-8", "replace")
-    if not events:
-        first = carry("raw_message", message, ts=run.now(), message=f"a message of the kind {message['type']}")
-        return [msgspec.structs.replace(first, ext=raw)]
-    ext = events[0].ext if isinstance(events[0].ext, dict) else {}
-    return [msgspec.structs.replace(events[0], ext={**ext, **raw}), *events[1:]]
-
-
-def command_of(input: Any) -> str | None:
-    command = input.get("command") if isinstance(input, dict) else None
-    return command if isinstance(command, str) else None
-
-
-def shape_of(run: HostRun) -> Shape | None:
-    """The shape that the answer has to have. Raises ConfigError: `config_invalid`."""
-    schema = run.order.abp("output_schema")
-    if schema is None:
-        return None
-    return Shape(schema)
-
-
-def fault_of(shape: Shape, result: Result) -> str | None:
-    """What is wrong with the answer; a model that answers in words is taken at these."""
-    text = result.text if result.structured is None else msgspec.json.encode(result.structured).decode()
-    return shape.read(text)[1]
-
-
-def forbidden(run: HostRun, tool: str, aliases: Mapping[str, str]) -> bool:
-    """Whether the policy forbids a tool by its name, whatever its input is."""
-    decision = run.policy.decide_tool_call(tool, {}, root=run.order.workspace.root, aliases=aliases)
-    named = decision.rule is not None and decision.rule.name in ("allowed_tools", "disallowed_tools")
-    return decision.allowed == "deny" and named

@@ -1,0 +1,187 @@
+"""What a backend's options and an order say, read for whoever drives an agent; and where the agent's state lies.
+
+How an agent is told any of it is its host's affair.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+from backplane.agents import STATE
+from backplane.errors import BackendError, ConfigError
+
+if TYPE_CHECKING:
+    from backplane.sidecar import HostRun
+    from backplane.tools.structured import Shape
+
+SILENCE_S: Final = 240
+"""Without a sign from the agent while no tool runs: below the control plane's 300 s, so that the reason can be told."""
+CONTEXT_BYTES_MAX: Final = 1024 * 1024
+"""Snippets of an order that travel in the prompt."""
+OF_TRIALS: Final = ("trials", "trial_options")
+"""Members of a row that are for `backends --probe` alone."""
+OF_BACKENDS: Final = ("profile",)
+"""Options that were heard before the host was started."""
+
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+"""Of a conversation: it becomes part of a path."""
+
+Options = TypeVar("Options")
+
+
+def read_options(file: str, row: str, options: str, kind: type[Options]) -> Options:
+    """A row of the table beside a host's file, with a backend's options over it.
+
+    Args:
+        file: the host's own.
+        row: its name; a row that is not there is empty.
+        options: JSON.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    table = Path(file).with_suffix(".toml")
+    rows = tomllib.loads(table.read_text(encoding="utf-8"))
+    kept = {name: value for name, value in rows.get(row, {}).items() if name not in OF_TRIALS}
+    try:
+        given = msgspec.json.decode(options, type=dict[str, Any])
+        said = {name: value for name, value in given.items() if name not in OF_BACKENDS}
+        return msgspec.convert({**kept, **said}, kind)
+    except msgspec.MsgspecError as error:
+        fix = f"known are {', '.join(kind.__struct_fields__)}; rows of {table.name} are {', '.join(rows)}"  # type: ignore[attr-defined]
+        raise ConfigError("config_invalid", f"options of the host {table.stem}: {error}", hint=fix) from error
+
+
+# The conversation -----------------------------------------------------------------------------------------------------
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What an order asks of the conversation."""
+
+    keep: bool = False
+    resume: str | None = None
+    fork: str | None = None
+
+    @property
+    def wanted(self) -> str | None:
+        """The conversation that has to be there."""
+        return self.resume or self.fork
+
+    @property
+    def kept(self) -> bool:
+        """Whether it outlives the run."""
+        return self.keep or self.wanted is not None
+
+
+def read_session(run: HostRun) -> Asked:
+    """Which conversation the order wants. Raises ConfigError: `config_invalid`."""
+    said = run.order.abp("session")
+    try:
+        asked = msgspec.convert({} if said is None else said, Asked)
+        wrong = [id for id in (asked.resume, asked.fork) if id is not None and not _ID.fullmatch(id)]
+        if wrong:
+            raise ValueError(f"{wrong[0][:80]!r} is no id of a conversation")
+    except ValueError as error:
+        fix = 'one of {"keep": true}, {"resume": ID}, {"fork": ID}'
+        raise ConfigError("config_invalid", f"config.vendor.abp.session: {error}", hint=fix) from error
+    return asked
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where the agent's state of this run lies."""
+
+    state: Path
+    """Ours alone, and removed at the end."""
+    config: Path | None
+    """Its configuration and conversations; None is the user's own."""
+
+
+def place_of(run: HostRun, state: Path, *, own: bool, conversations: str) -> Place:
+    """Make the folders, and look whether the conversation is there.
+
+    Args:
+        state: an empty folder.
+        own: take the user's own configuration.
+        conversations: pattern of a conversation's file below the configuration, with `{}` for its id.
+
+    Raises:
+        ConfigError: `config_invalid`, there is no such conversation.
+        BackendError: `capability_unsupported`, there is no folder for any.
+    """
+    (state / "tmp").mkdir()
+    asked, kept = read_session(run), os.environ.get(STATE)
+    if own:
+        return Place(state, None)
+    if asked.kept and not kept:
+        raise BackendError("capability_unsupported", "there is no folder that conversations could be kept in")
+    config = Path(kept) / "config" if kept and asked.kept else state / "config"
+    config.mkdir(parents=True, exist_ok=True)
+    if asked.wanted is not None and not any(config.glob(conversations.format(asked.wanted))):
+        fix = 'run with config.vendor.abp.session = {"keep": true} first; its event names the id'
+        raise ConfigError("config_invalid", f"no conversation {asked.wanted} is kept here; {fix}")
+    return Place(state, config)
+
+
+# The rest of the order ------------------------------------------------------------------------------------------------
+
+
+def own_settings(run: HostRun, agent: str, known: Collection[str]) -> dict[str, Any]:
+    """What the order says to this agent alone, under `config.vendor`. Raises ConfigError: `config_invalid`."""
+    own = run.order.config.vendor.get(agent, {})
+    unknown = sorted(set(own) - set(known)) if isinstance(own, dict) else [agent]
+    if unknown:
+        raise ConfigError("config_invalid", f"config.vendor.{agent}: {unknown[0]!r}", hint=", ".join(known))
+    return dict(own)
+
+
+def server_rows(run: HostRun, configured: Collection[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The MCP servers of the configuration and of the order: name → its other members. Raises ConfigError."""
+    made: dict[str, dict[str, Any]] = {}
+    for row in (*configured, *(run.order.abp("mcp_servers") or ())):
+        if not isinstance(row, dict) or not isinstance(row.get("name"), str) or not {"command", "url"} & set(row):
+            raise ConfigError("config_invalid", "an MCP server has no name, or neither command nor url")
+        made[row["name"]] = {name: value for name, value in row.items() if name != "name"}
+    return made
+
+
+def shape_of(run: HostRun) -> Shape | None:
+    """The shape that the answer has to have. Raises ConfigError: `config_invalid`."""
+    schema = run.order.abp("output_schema")
+    if schema is None:
+        return None
+    from backplane.tools.structured import Shape
+
+    return Shape(schema)
+
+
+def snippets(run: HostRun) -> list[str]:
+    """The order's snippets in words. Raises BackendError: `backend_context_length`."""
+    parts = [f"Context, {snippet.name}:\n{snippet.content}" for snippet in run.order.context.snippets]
+    if sum(len(part.encode()) for part in parts) > CONTEXT_BYTES_MAX:
+        raise BackendError("backend_context_length", f"the order's snippets are over {CONTEXT_BYTES_MAX} bytes")
+    return parts
+
+
+def prompt_of(run: HostRun) -> str:
+    """The first words to the agent: snippets, names of files, the task. Raises BackendError."""
+    files = run.order.context.files
+    named = [f"Files to look at first: {', '.join(files)}"] if files else []
+    return "\n\n".join([*snippets(run), *named, run.order.task])
+
+
+def found(program: str, install: str, env: Mapping[str, str]) -> str:
+    """The program's path. Raises BackendError: `backend_unavailable`, it is not there."""
+    import shutil
+
+    path = shutil.which(program, path=env.get("PATH"))
+    if path is None:
+        fix = f"install it: {install}" if install else "name it with the option `program`"
+        raise BackendError("backend_unavailable", f"{program} is not found or not executable; {fix}")
+    return path

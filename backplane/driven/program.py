@@ -1,0 +1,77 @@
+"""An agent's program around its one run: a folder for its state, the child, its orderly end, nothing left of either.
+
+What is said to it while it runs is the run's own affair.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+import anyio
+
+from backplane.errors import BackendError, BackplaneError
+from backplane.process import Child, Command, open_child
+from backplane.sidecar import Done, HostRun
+
+CANCEL_SHARE: Final = 0.5
+"""Of the grace: for the agent to end its turn by itself; the rest is for the program."""
+STOP_GRACE_S: Final = 1.0
+"""For the program, whose stdin is closed by then: a tenth of that is usual."""
+LADDER_S: Final = 0.5
+STDERR_CHARS: Final = 2000
+
+Started = tuple[tuple[str, ...], dict[str, str]]
+"""A command and its environment."""
+
+
+class Turn(Protocol):
+    """One run with an agent, and what may be said to it meanwhile."""
+
+    async def go(self) -> Done: ...
+    async def cancel(self) -> None: ...
+    async def more(self, text: str) -> None: ...
+    async def interrupt(self) -> None: ...
+
+
+async def drive(run: HostRun, start: Callable[[Path], Started], speak: Callable[[Child, dict[str, str]], Turn]) -> Done:
+    """Start the agent's program, run the order, and leave nothing of either.
+
+    Args:
+        start: what is started, with an empty folder for its state.
+        speak: called when the program was started: what it takes is done while the program loads.
+    """
+    if run.order.config.max_turns == 0:
+        await run.carry("turn", {"stop_reason": "max_turns"}, "the limit of 0 turns (max_turns)")
+        return Done(outcome="partial")
+    state = Path(tempfile.mkdtemp(prefix="backplane-agent-"))
+    try:
+        argv, env = start(state)
+        async with open_child(Command(argv=argv, env=env, cwd=run.order.workspace.root)) as child:
+            try:
+                turn = speak(child, env)
+                run.on_cancel, run.on_input, run.on_interrupt = turn.cancel, turn.more, turn.interrupt
+                return await turn.go()
+            except BaseExceptionGroup as group:
+                raise with_words(group, child) from group
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await child.stop(grace_s=max(min(run.grace_s * CANCEL_SHARE - LADDER_S, STOP_GRACE_S), 0.1))
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(lambda: shutil.rmtree(state, ignore_errors=True))
+
+
+def with_words(group: BaseExceptionGroup[BaseException], child: Child) -> BaseException:
+    """The first failure, with the agent's last words."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, BackplaneError):
+        return group
+    how = f" ({child.exit.describe()})" if child.exit is not None else ""
+    tail = child.stderr_tail.decode("utf-8", "replace").strip()[-STDERR_CHARS:]
+    return BackendError(error.code, f"{error.message}{how}{': ' if tail else ''}{tail}", hint=error.hint)
