@@ -14,7 +14,6 @@ from backplane.dialects._parts import (
     ABSENT,
     Calls,
     Ledger,
-    escaped,
     give_back,
     kind_of,
     need_list,
@@ -25,10 +24,10 @@ from backplane.dialects._parts import (
     slot,
     take,
     take_constant,
-    take_details,
     take_number,
 )
-from backplane.ir import Answer, Candidate, Message, Part, Stop, ToolUse, Translated, Usage
+from backplane.dialects._reading import failed_answer, stop_of, take_details
+from backplane.ir import Answer, Candidate, Message, Part, Stop, Translated, Usage
 
 
 def read_answer(response: Json, flavour: Flavour) -> Translated[Answer]:
@@ -41,7 +40,7 @@ def read_answer(response: Json, flavour: Flavour) -> Translated[Answer]:
     ext: dict[str, Any] = {}
     absent: list[str] = []
     if rest.get("choices") is None and ("error" in rest or rest.get("object") == "error"):
-        return Translated(_read_failure(rest, flavour))
+        return Translated(failed_answer(flavour.name, rest, rest.get("message")))
     calls = Calls()
     found = need_list(rest, "choices", "")
     candidates = tuple(
@@ -61,15 +60,6 @@ def read_answer(response: Json, flavour: Flavour) -> Translated[Answer]:
         ext=slot(flavour.name, ext),
     )  # fmt: skip
     return Translated(answer, ledger.done())
-
-
-def _read_failure(rest: dict[str, Any], flavour: Flavour) -> Answer:
-    error = rest.get("error")
-    message = error.get("message") if type(error) is dict else error or rest.get("message")
-    return Answer(
-        dialect=flavour.name, candidates=(), error=message if type(message) is str else "unknown error",
-        ext={flavour.name: escaped(rest)},
-    )  # fmt: skip
 
 
 def _read_choice(choice: Json, place: int, at: str, flavour: Flavour, calls: Calls) -> Candidate:
@@ -93,10 +83,7 @@ def _read_choice(choice: Json, place: int, at: str, flavour: Flavour, calls: Cal
 
 def read_stop(raw: str | None, parts: tuple[Part, ...]) -> Stop | None:
     """Translate a reason to stop; vendors that say `stop` after a call mean the call."""
-    if not raw:
-        return None
-    stop = STOPS.get(raw, "other")
-    return "tool_use" if stop == "end" and any(isinstance(part, ToolUse) for part in parts) else stop
+    return stop_of(raw, STOPS, parts) if raw else None
 
 
 def read_usage(usage: dict[str, Any], at: str, flavour: Flavour) -> Usage:

@@ -12,6 +12,7 @@ from backplane.dialects._parts import (
     ABSENT,
     Calls,
     escaped,
+    kept,
     kind_of,
     need_object,
     parse_data_url,
@@ -19,8 +20,8 @@ from backplane.dialects._parts import (
     read_arguments,
     slot,
     take,
-    take_cache,
 )
+from backplane.dialects._reading import take_cache, take_content
 from backplane.ir import Citation, Media, Message, Opaque, Part, Refusal, Text, Thinking, ToolResult, ToolUse
 
 
@@ -50,17 +51,9 @@ def read_message(message: Json, at: str, flavour: Flavour, calls: Calls) -> Mess
 def _read_content(
     rest: dict[str, Any], at: str, flavour: Flavour, absent: list[str]
 ) -> tuple[tuple[Part, ...], bool | None]:
-    content = rest.get("content")
-    if type(content) is str:
-        del rest["content"]
-        return (Text(text=content, at=f"{at}/content"),), True
-    if type(content) is list:
-        del rest["content"]
-        found = enumerate(content)
-        return tuple(_read_part(part, f"{at}/content/{place}", flavour) for place, part in found), False
     if "content" not in rest:
         absent.append("content")
-    return (), None
+    return take_content(rest, "content", at, lambda part, where: _read_part(part, where, flavour))
 
 
 def _read_part(part: Json, at: str, flavour: Flavour) -> Part:
@@ -76,7 +69,7 @@ def _read_part(part: Json, at: str, flavour: Flavour) -> Part:
 
 def _read_text(rest: dict[str, Any], at: str, cache: Any, dialect: str) -> Part | None:
     text = take(rest, "text", str)
-    return None if text is None else Text(text=text, cache=cache, at=at, ext=slot(dialect, escaped(rest)))
+    return None if text is None else Text(text=text, cache=cache, at=at, ext=kept(dialect, rest))
 
 
 def _read_refusal(rest: dict[str, Any], at: str, cache: Any, dialect: str) -> Part | None:

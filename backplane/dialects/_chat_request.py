@@ -26,8 +26,8 @@ from backplane.dialects._parts import (
     shape,
     slot,
     take,
-    take_cache,
 )
+from backplane.dialects._reading import take_cache
 from backplane.dialects._tools import chosen_kind, read_tools, write_server_tool, write_tools
 from backplane.ir import Conversation, ToolSpec, Translated
 

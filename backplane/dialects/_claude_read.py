@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from backplane.contract.canonical import Json
-from backplane.dialects._parts import ABSENT, escape, kind_of, need_object, put_rest, slot, take
+from backplane.dialects._parts import ABSENT, kept, kind_of, need_object, put_rest, slot, take
+from backplane.dialects._reading import stop_of, take_cache, take_content
 from backplane.ir import (
     Citation,
     Media,
@@ -54,14 +55,7 @@ def read_message(message: Json, at: str) -> Message:
     rest = need_object(message, at)
     native_role = take(rest, "role", str)
     ext: dict[str, Any] = {}
-    flat: bool | None = None
-    parts: tuple[Part, ...] = ()
-    text = take(rest, "content", str)
-    if text is not None:
-        parts, flat = (Text(text=text, at=f"{at}/content"),), True
-    elif (blocks := take(rest, "content", list)) is not None:
-        found = enumerate(blocks)
-        parts, flat = tuple(read_block(block, f"{at}/content/{place}") for place, block in found), False
+    parts, flat = take_content(rest, "content", at, read_block)
     if native_role is None:
         ext[ABSENT] = ("role",)
     if rest:
@@ -89,19 +83,6 @@ def read_block(block: Json, at: str) -> Part:
     return Opaque(dialect=NAME, label=str(kind), payload=block, at=at, bound=kind in ("container_upload",))
 
 
-def take_cache(rest: dict[str, Any]) -> dict[str, Any] | None:
-    """Take a breakpoint of the only kind there is."""
-    found = rest.get("cache_control")
-    if type(found) is not dict or found.get("type") != "ephemeral":
-        return None
-    del rest["cache_control"]
-    return {key: value for key, value in found.items() if key != "type"}
-
-
-def _kept(rest: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {NAME: {escape(key): value for key, value in rest.items()}} if rest else {}
-
-
 def _read_text(block: dict[str, Any], at: str) -> Part:
     if len(block) == 2:
         return Text(text=block["text"], at=at)
@@ -113,7 +94,7 @@ def _read_text(block: dict[str, Any], at: str) -> Part:
     if type(found) is list and found and all(type(citation) is dict for citation in found):
         del rest["citations"]
         citations = tuple(read_citation(raw, f"{at}/citations/{place}") for place, raw in enumerate(found))
-    return Text(text=text, citations=citations, cache=cache, at=at, ext=_kept(rest))
+    return Text(text=text, citations=citations, cache=cache, at=at, ext=kept(NAME, rest))
 
 
 def read_citation(raw: dict[str, Any], at: str) -> Citation:
@@ -122,7 +103,7 @@ def read_citation(raw: dict[str, Any], at: str) -> Citation:
     kind = take(rest, "type", str) or ""
     return Citation(
         kind=kind, url=take(rest, "url", str), title=take(rest, "title", str), quote=take(rest, "cited_text", str),
-        at=at, ext=_kept(rest),
+        at=at, ext=kept(NAME, rest),
     )  # fmt: skip
 
 
@@ -130,12 +111,12 @@ def _read_thinking(rest: dict[str, Any], at: str, cache: Any) -> Part | None:
     text = take(rest, "thinking", str)
     if text is None:
         return None
-    return Thinking(text=text, signature=take(rest, "signature", str), cache=cache, at=at, ext=_kept(rest))
+    return Thinking(text=text, signature=take(rest, "signature", str), cache=cache, at=at, ext=kept(NAME, rest))
 
 
 def _read_redacted(rest: dict[str, Any], at: str, cache: Any) -> Part | None:
     data = take(rest, "data", str)
-    return None if data is None else Thinking(text="", redacted=data, cache=cache, at=at, ext=_kept(rest))
+    return None if data is None else Thinking(text="", redacted=data, cache=cache, at=at, ext=kept(NAME, rest))
 
 
 def _read_call(rest: dict[str, Any], at: str, cache: Any) -> Part | None:
@@ -143,24 +124,17 @@ def _read_call(rest: dict[str, Any], at: str, cache: Any) -> Part | None:
     if call_id is None or name is None or "input" not in rest:
         return None
     value = rest.pop("input")
-    return ToolUse(id=call_id, name=name, input=value, cache=cache, at=at, ext=_kept(rest))
+    return ToolUse(id=call_id, name=name, input=value, cache=cache, at=at, ext=kept(NAME, rest))
 
 
 def _read_result(rest: dict[str, Any], at: str, cache: Any) -> Part | None:
     call_id = take(rest, "tool_use_id", str)
     if call_id is None:
         return None
-    flat: bool | None = None
-    content: tuple[Part, ...] = ()
-    text = take(rest, "content", str)
-    if text is not None:
-        content, flat = (Text(text=text, at=f"{at}/content"),), True
-    elif (blocks := take(rest, "content", list)) is not None:
-        found = enumerate(blocks)
-        content, flat = tuple(read_block(block, f"{at}/content/{place}") for place, block in found), False
+    content, flat = take_content(rest, "content", at, read_block)
     return ToolResult(
         id=call_id, content=content, is_error=take(rest, "is_error", bool), flat=flat, cache=cache, at=at,
-        ext=_kept(rest),
+        ext=kept(NAME, rest),
     )  # fmt: skip
 
 
@@ -233,10 +207,7 @@ BLOCK_READERS: Final[dict[Any, Any]] = {
 
 def read_stop(raw: str | None, parts: tuple[Part, ...]) -> Stop | None:
     """Translate a reason to stop; a gateway that says `end_turn` after a call means the call."""
-    if raw is None:
-        return None
-    stop = STOPS.get(raw, "other")
-    return "tool_use" if stop == "end" and any(isinstance(part, ToolUse) for part in parts) else stop
+    return None if raw is None else stop_of(raw, STOPS, parts)
 
 
 def read_usage(usage: dict[str, Any], at: str) -> Usage:

@@ -22,7 +22,7 @@ from backplane.dialects._options import (
 )
 from backplane.dialects._parts import (
     Ledger,
-    escape,
+    escaped,
     give_back,
     kind_of,
     need_list,
@@ -31,8 +31,8 @@ from backplane.dialects._parts import (
     shape,
     slot,
     take,
-    take_cache,
 )
+from backplane.dialects._reading import take_cache
 from backplane.dialects._tools import FREE_TEXT, chosen_kind, read_tools, write_server_tool, write_tools
 from backplane.ir import Conversation, Message, Text, ToolSpec, Translated
 
@@ -67,17 +67,13 @@ def read_tool(tool: Json, at: str) -> ToolSpec:
         return ToolSpec(name=str(name), kind="server", payload=tool, at=at)
     rest = tool.copy()
     name = rest.pop("name")
-    if rest.get("type") == "custom":
-        rest["#type"] = rest.pop("type")
+    memory = {"#type": rest.pop("type")} if rest.get("type") == "custom" else {}
     spec = ToolSpec(
         name=name, description=take(rest, "description", str), schema=take(rest, "input_schema", dict),
         strict=take(rest, "strict", bool), cache=take_cache(rest), at=at,
     )  # fmt: skip
-    return msgspec.structs.replace(spec, ext={NAME: _keep_tool(rest)}) if rest else spec
-
-
-def _keep_tool(rest: dict[str, Any]) -> dict[str, Any]:
-    return {key if key == "#type" else escape(key): value for key, value in rest.items()}
+    ext = {**memory, **escaped(rest)}
+    return msgspec.structs.replace(spec, ext={NAME: ext}) if ext else spec
 
 
 def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:

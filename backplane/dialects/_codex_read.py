@@ -14,15 +14,16 @@ from backplane.contract.canonical import Json
 from backplane.dialects._parts import (
     ABSENT,
     ITEM,
-    escape,
+    escaped,
+    kept,
     kind_of,
     parse_data_url,
     put_rest,
     read_arguments,
     slot,
     take,
-    take_details,
 )
+from backplane.dialects._reading import stop_of, take_content, take_details
 from backplane.ir import (
     Citation,
     Media,
@@ -111,10 +112,6 @@ def read_item(item: Json, at: str, *, is_answer: bool = False) -> Message | list
     return [Opaque(dialect=NAME, label=str(kind), payload=item, at=at, bound=kind in BOUND)]
 
 
-def _kept(rest: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {NAME: {escape(key): value for key, value in rest.items()}} if rest else {}
-
-
 def read_message(item: dict[str, Any], at: str) -> Message:
     """Read a message item; an assistant's keeps its members on its first part."""
     rest = item.copy()
@@ -125,23 +122,16 @@ def read_message(item: dict[str, Any], at: str) -> Message:
         absent.append("type")
     elif rest["type"] == "message":
         del rest["type"]
-    flat: bool | None = None
-    parts: list[Part] = []
-    text = take(rest, "content", str)
-    if text is not None:
-        parts, flat = [Text(text=text, at=f"{at}/content")], True
-    elif (content := take(rest, "content", list)) is not None:
-        flat = False
-        parts = [read_part(part, f"{at}/content/{place}") for place, part in enumerate(content)]
+    parts, flat = take_content(rest, "content", at, read_part)
     if role == "assistant":
         return Message(role=role, parts=_mark(parts, item, rest, absent, flat, at), at=at)
     ext: dict[str, Any] = {ABSENT: tuple(absent)} if absent else {}
     put_rest(ext, rest)
-    return Message(role=role, parts=tuple(parts), native_role=native_role, flat=flat, at=at, ext=slot(NAME, ext))
+    return Message(role=role, parts=parts, native_role=native_role, flat=flat, at=at, ext=slot(NAME, ext))
 
 
 def _mark(
-    parts: list[Part], item: Json, rest: dict[str, Any], absent: list[str], flat: bool | None, at: str
+    parts: tuple[Part, ...], item: Json, rest: dict[str, Any], absent: list[str], flat: bool | None, at: str
 ) -> tuple[Part, ...]:
     """Note on the parts of an assistant's message which item they are of."""
     if not parts:
@@ -178,7 +168,7 @@ def _read_text(rest: dict[str, Any], at: str, kind: str) -> Part | None:
     if type(found) is list and found and all(type(one) is dict for one in found):
         del rest["annotations"]
         citations = tuple(_read_citation(one, f"{at}/annotations/{place}") for place, one in enumerate(found))
-    ext = {escape(key): value for key, value in rest.items()}
+    ext = escaped(rest)
     ext["##type"] = kind
     return Text(text=text, citations=citations, at=at, ext=slot(NAME, ext))
 
@@ -188,13 +178,13 @@ def _read_citation(raw: dict[str, Any], at: str) -> Citation:
     kind = take(rest, "type", str) or ""
     return Citation(
         kind="url" if kind == "url_citation" else kind, url=take(rest, "url", str), title=take(rest, "title", str),
-        start=take(rest, "start_index", int), end=take(rest, "end_index", int), at=at, ext=_kept(rest),
+        start=take(rest, "start_index", int), end=take(rest, "end_index", int), at=at, ext=kept(NAME, rest),
     )  # fmt: skip
 
 
 def _read_refusal(rest: dict[str, Any], at: str, kind: str) -> Part | None:
     text = take(rest, "refusal", str)
-    return None if text is None else Refusal(text=text, at=at, ext=_kept(rest))
+    return None if text is None else Refusal(text=text, at=at, ext=kept(NAME, rest))
 
 
 def _read_image(rest: dict[str, Any], at: str, kind: str) -> Part | None:
@@ -204,7 +194,7 @@ def _read_image(rest: dict[str, Any], at: str, kind: str) -> Part | None:
     data = parse_data_url(url) if url is not None else None
     return Media(
         kind="image", media_type=data[0] if data else None, data=data[1] if data else None,
-        url=None if data else url, file_id=file_id, detail=take(rest, "detail", str), at=at, ext=_kept(rest),
+        url=None if data else url, file_id=file_id, detail=take(rest, "detail", str), at=at, ext=kept(NAME, rest),
     )  # fmt: skip
 
 
@@ -214,7 +204,7 @@ def _read_file(rest: dict[str, Any], at: str, kind: str) -> Part | None:
         return None
     parsed = parse_data_url(data) if data is not None else None
     name = take(rest, "filename", str)
-    ext = {escape(key): value for key, value in rest.items()}
+    ext = escaped(rest)
     if data is not None and parsed is None:
         ext["#bare_data"] = True
     return Media(
@@ -229,7 +219,7 @@ def _read_audio(rest: dict[str, Any], at: str, kind: str) -> Part | None:
         return None
     del rest["input_audio"]
     media_type = f"audio/{inner['format']}"
-    return Media(kind="audio", media_type=media_type, data=inner["data"], at=at, ext=_kept(rest))
+    return Media(kind="audio", media_type=media_type, data=inner["data"], at=at, ext=kept(NAME, rest))
 
 
 PART_READERS: Final[dict[Any, Any]] = {
@@ -262,16 +252,9 @@ def _read_result(rest: dict[str, Any], at: str, kind: str) -> Part | None:
     call_id = take(rest, "call_id", str)
     if call_id is None:
         return None
-    content: tuple[Part, ...] = ()
-    flat: bool | None = None
-    text = take(rest, "output", str)
-    if text is not None:
-        content, flat = (Text(text=text, at=f"{at}/output"),), True
-    elif (found := take(rest, "output", list)) is not None:
-        flat = False
-        content = tuple(read_part(part, f"{at}/output/{place}") for place, part in enumerate(found))
+    content, flat = take_content(rest, "output", at, read_part)
     return ToolResult(
-        id=call_id, content=content, flat=flat, at=at, ext=_kept(rest),
+        id=call_id, content=content, flat=flat, at=at, ext=kept(NAME, rest),
         kind="function" if kind == "function_call_output" else "custom",
     )  # fmt: skip
 
@@ -317,8 +300,7 @@ def read_stop(raw: str | None, parts: tuple[Part, ...]) -> Stop | None:
     """Translate a response's status; a call or a refusal in it is the reason why it was completed."""
     if raw is None or raw in ("in_progress", "queued"):
         return None
-    stop = STOPS.get(raw, "other")
-    return "tool_use" if stop == "end" and any(isinstance(part, ToolUse) for part in parts) else stop
+    return stop_of(raw, STOPS, parts)
 
 
 def read_usage(usage: dict[str, Any], at: str) -> Usage:

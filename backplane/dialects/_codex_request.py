@@ -25,9 +25,9 @@ from backplane.dialects._options import (
 from backplane.dialects._parts import (
     ABSENT,
     Ledger,
-    escape,
     give_back,
     is_plain,
+    kept,
     kind_of,
     need_list,
     need_object,
@@ -69,9 +69,7 @@ def read_tool(tool: Json, at: str) -> ToolSpec:
         schema=take(rest, "parameters", dict) if kind == "function" else None, strict=take(rest, "strict", bool),
         kind="custom" if kind == "custom" else "function", at=at,
     )  # fmt: skip
-    if rest:
-        spec = msgspec.structs.replace(spec, ext={NAME: {escape(key): value for key, value in rest.items()}})
-    return spec
+    return msgspec.structs.replace(spec, ext=kept(NAME, rest)) if rest else spec
 
 
 def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:

@@ -22,6 +22,7 @@ from backplane.dialects._parts import (
     take,
     take_constant,
 )
+from backplane.dialects._reading import stop_of
 from backplane.ir import (
     Media,
     Message,
@@ -307,10 +308,7 @@ PART_READERS: Final[dict[str, Any]] = {
 
 def read_stop(raw: str | None, parts: tuple[Part, ...]) -> Stop | None:
     """Translate a reason to stop; this vendor says `STOP` after a call, too."""
-    if raw is None:
-        return None
-    stop = STOPS.get(raw, "other")
-    return "tool_use" if stop == "end" and any(isinstance(part, ToolUse) for part in parts) else stop
+    return None if raw is None else stop_of(raw, STOPS, parts)
 
 
 def read_usage(usage: dict[str, Any], at: str) -> Usage:

@@ -11,18 +11,7 @@ from typing import Final
 import msgspec
 
 from backplane.dialects._parts import Ledger, give_back
-from backplane.ir import (
-    Candidate,
-    Conversation,
-    Media,
-    Message,
-    Opaque,
-    Part,
-    ServerTool,
-    Text,
-    ToolResult,
-    ToolUse,
-)
+from backplane.ir import Candidate, Conversation, Media, Message, Opaque, Part, ServerTool, Text, ToolResult, ToolUse
 
 
 def lose_marks(part: Part, ledger: Ledger, *, cache: bool = True, signature: bool = True) -> None:

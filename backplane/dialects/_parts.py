@@ -19,27 +19,14 @@ from backplane.errors import TranslationError
 from backplane.ir import Ext, Loss, LossKind, Media, Node, Opaque, Part, ServerTool, Text, ToolUse
 
 
-def take_cache(rest: dict[str, Any]) -> dict[str, Any] | None:
-    """Take a breakpoint of the prompt cache in the form that Anthropic gave it."""
-    found = rest.get("cache_control")
-    if type(found) is not dict or found.get("type") != "ephemeral":
-        return None
-    del rest["cache_control"]
-    return {key: value for key, value in found.items() if key != "type"}
-
-
 def escaped(rest: dict[str, Any]) -> dict[str, Any]:
     """Return what remains as entries of `ext`."""
     return {escape(key): value for key, value in rest.items()} if rest else rest
 
 
-def take_details(rest: dict[str, Any], key: str) -> dict[str, Any]:
-    """Take an object of details; an empty one stays, so that it is written again."""
-    value = rest.get(key)
-    if type(value) is dict and value:
-        del rest[key]
-        return value.copy()
-    return {}
+def kept(dialect: str, rest: dict[str, Any]) -> Ext:
+    """Return what remains as the `ext` of a node."""
+    return {dialect: {escape(key): value for key, value in rest.items()}} if rest else {}
 
 
 class Calls:
@@ -391,7 +378,3 @@ def is_plain(parts: tuple[Part, ...]) -> bool:
         for entries in part.ext.values()
         for key, value in entries.items()
     )
-
-
-def plain_text(text: str, at: str) -> tuple[Part, ...]:
-    return (Text(text=text, at=at),)

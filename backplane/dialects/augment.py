@@ -10,13 +10,7 @@ from typing import Any, Final
 
 from backplane.contract.canonical import Json
 from backplane.dialects import Policy, StreamTranslation, check_losses, dialect
-from backplane.dialects._augment_history import (
-    REQUEST_NODES,
-    has_summary,
-    joined,
-    read_exchange,
-    read_turn,
-)
+from backplane.dialects._augment_history import REQUEST_NODES, has_summary, joined, read_exchange, read_turn
 from backplane.dialects._augment_nodes import NAME, Members, is_said, listed
 from backplane.dialects._augment_stream import ChunkWriter, Reply
 from backplane.dialects._parts import Ledger, parse_json, slot

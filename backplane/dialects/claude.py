@@ -30,6 +30,7 @@ from backplane.dialects._parts import (
     take,
     take_constant,
 )
+from backplane.dialects._reading import failed_answer
 from backplane.ir import Answer, Candidate, Conversation, Message, ToolSpec, Translated
 
 TOOL_NAMES: Final[dict[str, str]] = {
@@ -86,10 +87,7 @@ def response_to_ir(response: Json) -> Translated[Answer]:
     """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
     rest = need_object(response, "")
     if "error" in rest and "content" not in rest:
-        error = rest.get("error")
-        message = error.get("message") if type(error) is dict else error
-        text = message if type(message) is str else "unknown error"
-        return Translated(Answer(dialect=NAME, candidates=(), error=text, ext=slot(NAME, _keep(rest))))
+        return Translated(failed_answer(NAME, rest))
     found = need_list(rest, "content", "")
     absent: list[str] = []
     take_constant(rest, "type", "message", absent)
@@ -107,12 +105,6 @@ def response_to_ir(response: Json) -> Translated[Answer]:
     return Translated(
         Answer(dialect=NAME, id=answer_id, model=model, candidates=(candidate,), usage=usage, ext=slot(NAME, ext))
     )
-
-
-def _keep(rest: dict[str, Any]) -> dict[str, Any]:
-    ext: dict[str, Any] = {}
-    put_rest(ext, rest)
-    return ext
 
 
 def response_from_ir(answer: Answer) -> Translated[Json]:

@@ -22,7 +22,6 @@ from backplane.dialects._losses import stop_word
 from backplane.dialects._parts import (
     ABSENT,
     Ledger,
-    escape,
     give_back,
     need_list,
     need_object,
@@ -33,6 +32,7 @@ from backplane.dialects._parts import (
     take_constant,
     take_number,
 )
+from backplane.dialects._reading import failed_answer
 from backplane.ir import Answer, Candidate, Conversation, Message, Opaque, Part, ToolSpec, Translated
 
 __all__ = ["NAME"]
@@ -89,7 +89,7 @@ def response_to_ir(response: Json) -> Translated[Answer]:
     """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
     rest = need_object(response, "")
     if "output" not in rest and type(rest.get("error")) in (dict, str):
-        return Translated(_failure(rest))
+        return Translated(failed_answer(NAME, rest))
     found = need_list(rest, "output", "")
     ext: dict[str, Any] = {}
     absent: list[str] = []
@@ -126,15 +126,6 @@ def _parts(message: Message) -> tuple[Part, ...]:
         return message.parts
     written = write_items((message,), Ledger(NAME, NAME))[0]
     return (Opaque(dialect=NAME, label=f"item of {message.role}", payload=written, at=message.at),)
-
-
-def _failure(rest: dict[str, Any]) -> Answer:
-    error = rest["error"]
-    message = error.get("message") if type(error) is dict else error
-    return Answer(
-        dialect=NAME, candidates=(), error=message if type(message) is str else "unknown error",
-        ext={NAME: {escape(key): value for key, value in rest.items()}},
-    )  # fmt: skip
 
 
 def response_from_ir(answer: Answer) -> Translated[Json]:

@@ -20,7 +20,8 @@ from backplane.dialects._gemini_read import NAME, Members, read_content, read_st
 from backplane.dialects._gemini_request import read_request, read_tool, write_request, write_tool
 from backplane.dialects._gemini_write import write_content, write_stop, write_usage
 from backplane.dialects._losses import created_path
-from backplane.dialects._parts import ABSENT, Calls, Ledger, escaped, give_back, need_object, shape, slot, take
+from backplane.dialects._parts import ABSENT, Calls, Ledger, give_back, need_object, shape, slot, take
+from backplane.dialects._reading import failed_answer
 from backplane.errors import TranslationError
 from backplane.ir import Answer, Candidate, Conversation, Message, ToolSpec, Translated
 
@@ -80,10 +81,7 @@ def response_to_ir(response: Json) -> Translated[Answer]:
     """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
     members = Members(need_object(response, ""), "")
     if "error" in members.rest and "candidates" not in members.rest:
-        error = members.rest["error"]
-        message = error.get("message") if type(error) is dict else error
-        text = message if type(message) is str else "unknown error"
-        return Translated(Answer(dialect=NAME, candidates=(), error=text, ext=slot(NAME, escaped(members.rest))))
+        return Translated(failed_answer(NAME, members.rest))
     ext: dict[str, Any] = {}
     found = take(members.rest, "candidates", list)
     if found is None:

@@ -13,14 +13,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
-from backplane.dialects import (
-    _chat,
-    _chat_answer,
-    _chat_request,
-    _chat_stream,
-    _chat_stream_write,
-    _events,
-)
+from backplane.dialects import _chat, _chat_answer, _chat_request, _chat_stream, _chat_stream_write, _events
 from backplane.dialects._parts import Ledger
 from backplane.ir import Answer, Conversation, ToolSpec, Translated
 
