@@ -25,6 +25,7 @@ import msgspec
 
 from backplane.contract import envelope as wire
 from backplane.errors import BackplaneError, ContractError, WorkspaceError
+from backplane.locks import try_lock
 from backplane.workspace import Quota, collect
 from backplane.workspace.tree import (
     FILE_FLAGS,
@@ -246,11 +247,7 @@ def sweep(home: Path) -> None:
 
 def _is_held(lock: Path) -> bool:
     with opened(os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)) as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return not try_lock(handle)
 
 
 def unpack(archive: Path, folder: Path, quota: Quota, stopped: Callable[[], bool] = lambda: False) -> None:

@@ -6,7 +6,6 @@ journalled is kept; what was never known is said to be unknown.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -23,6 +22,7 @@ from backplane.contract import canonical
 from backplane.contract.capability import read_manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import CONTRACT_VERSION, BackendIdentity, Receipt, RunMetadata, Verification
+from backplane.locks import try_lock
 from backplane.receipts.journal import (
     FILE_MODE,
     HEAD,
@@ -99,17 +99,9 @@ def claimed(folder: Path) -> Iterator[int | None]:
     except OSError as error:
         raise disk_error(str(folder), error) from error
     try:
-        yield fd if _lock(fd) and folder.is_dir() else None
+        yield fd if try_lock(fd) and folder.is_dir() else None
     finally:
         os.close(fd)
-
-
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def is_live(home: Path, run_id: str) -> bool:

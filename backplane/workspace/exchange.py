@@ -8,7 +8,6 @@ What is exchanged for what is worked out in `apply`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.errors import WorkspaceError
+from backplane.locks import try_lock
 from backplane.workspace.copying import remove_tree, write_all
 from backplane.workspace.moves import Intent, Move, Result, Seen, prepare, sync, undo
 from backplane.workspace.patch import failure, names
@@ -116,7 +116,7 @@ def unsettled(runs: Path) -> list[str]:
     found = []
     for mark in pending(runs):
         with contextlib.suppress(FileNotFoundError), opened(os.open(mark, os.O_RDONLY | os.O_CLOEXEC)) as fd:
-            if _lock(fd):
+            if try_lock(fd):
                 lines = _read(mark)
                 where = f" into '{printable(lines[0]['root'])}'" if lines else ""
                 found.append(f"run {_run_of(mark)}: putting its patch{where} was cut off")
@@ -144,7 +144,7 @@ def settle(marks: Iterable[Path], applied: Callable[[str, int], None] = lambda r
     found = []
     for mark in marks:
         with contextlib.suppress(FileNotFoundError), opened(os.open(mark, os.O_RDWR | os.O_CLOEXEC)) as fd:
-            if not _lock(fd):
+            if not try_lock(fd):
                 continue
             try:
                 found += _settle(mark, _run_of(mark), applied)
@@ -195,17 +195,9 @@ def _begin(run_dir: Path) -> Iterator[tuple[Path, int]]:
     except FileExistsError:
         raise failure("another command is putting this patch into its place", "try again when it has ended") from None
     with opened(fd):
-        if not _lock(fd) or not os.fstat(fd).st_nlink:
+        if not try_lock(fd) or not os.fstat(fd).st_nlink:
             raise failure("another command is looking after this patch", "try again")
         yield mark, fd
-
-
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _note(fd: int, fact: dict[str, Any]) -> None:
