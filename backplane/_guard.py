@@ -23,6 +23,9 @@ LOOK_S = 0.005
 WORD_BYTES_MAX = 64
 """The longest word on the socket."""
 
+DEATHS_BYTES_MAX = 4096
+"""One read of the reports of deaths, a byte each; what is left wakes us again."""
+
 UMASK = 0o077
 """What a host makes is for its user alone."""
 
@@ -301,10 +304,9 @@ def _let_go(handed: "list[int]") -> None:
 
 def _serve(control: int, plane: int, host: int) -> None:
     """Report the host's end and hand on "term", until told to kill or nobody is left to tell."""
-    _signal.signal(_signal.SIGCHLD, lambda *_: _reap_orphans(host))
-    ended = posix.pidfd_open(host)
+    ended, orphaned = posix.pidfd_open(host), _deaths()
     events = select.poll()
-    for fd in (control, plane, ended):
+    for fd in (control, plane, ended, orphaned):
         if fd >= 0:
             events.register(fd, select.POLLIN)
     while True:
@@ -315,11 +317,25 @@ def _serve(control: int, plane: int, host: int) -> None:
                 seen = posix.waitid(posix.P_PID, host, posix.WEXITED | posix.WNOWAIT)
                 assert seen is not None  # Only with WNOHANG is there an answer without an end.
                 _say(control, b"%s %d" % (b"exit" if seen.si_code == posix.CLD_EXITED else b"signal", seen.si_status))
+            elif fd == orphaned:
+                posix.read(orphaned, DEATHS_BYTES_MAX)
+                _reap_orphans(host)
             elif fd == plane or _heard(control) != b"term":
                 return
             else:
                 _signal_group(host, _signal.SIGTERM)
                 _signal_group(host, _signal.SIGCONT)
+
+
+def _deaths() -> int:
+    """A descriptor that can be read once a child of ours has ended.
+
+    Reaping in the handler itself would be interrupted by the next death, which reaps who was just looked at.
+    """
+    told, tell = posix.pipe2(posix.O_NONBLOCK | posix.O_CLOEXEC)
+    _signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    _signal.signal(_signal.SIGCHLD, lambda *_: None)
+    return told
 
 
 def _reap_orphans(host: int) -> None:

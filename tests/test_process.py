@@ -281,6 +281,28 @@ while True:
 
 
 @pytest.mark.anyio
+async def test_many_orphans_that_end_at_once_cost_the_host_nothing(place: Place) -> None:
+    code = """
+for _ in range(20):
+    if os.fork() == 0:
+        for n in range(20):
+            if os.fork() == 0: time.sleep(0.02 + n / 10_000); os._exit(0)
+        os._exit(0)
+    os.wait()
+    time.sleep(0.025)
+print('up', flush=True)
+sys.stdin.readline()
+"""
+    async with open_child(place.python(code)) as child:
+        assert await read(child.stdout) == b"up\n"
+        guard = look()[child.pid][PARENT]
+        await until(lambda: [pid for pid, row in look().items() if row[PARENT] == guard] == [child.pid])
+        child.close_stdin()
+        assert await child.wait(WAIT_S) == Exit(code=0)
+    assert child.swept == 0
+
+
+@pytest.mark.anyio
 async def test_a_wide_and_deep_tree_is_gone(place: Place, guard: bool) -> None:
     code = "for _ in range(4):\n    if os.fork() == 0: os.setsid(); os.fork(); os.fork()\n"
     code += "os.write(1, b'x'); time.sleep(60)"
