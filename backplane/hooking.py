@@ -6,7 +6,6 @@ their answers, is in `hooks`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
@@ -20,6 +19,7 @@ from backplane.config import child_environment
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.process import Child, Command, open_child
+from backplane.programs import feed, piece
 
 TIMEOUT_MS_MAX: Final = 240_000
 """Longest time of one hook: under the 300 s after which a host on our kit gives up its ask."""
@@ -33,9 +33,6 @@ REASON_CHARS_MAX: Final = 2000
 DENIED: Final = 2
 """Exit code that denies without JSON; stderr says why."""
 
-READ_BYTES_MAX: Final = 64 * 1024
-LOOK_S: Final = 0.25
-"""How often a silent command is looked at for its end, should somebody it started hold its output."""
 LOOK_EXIT_S: Final = 60.0
 """How long one wait for its end lasts; the end itself wakes it."""
 
@@ -111,7 +108,7 @@ async def _command(argv: Sequence[str], call: Call, environ: Mapping[str, str]) 
     try:
         async with open_child(command, stderr_bytes_max=4 * REASON_CHARS_MAX) as child:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_tell, child, msgspec.json.encode(call) + b"\n")
+                tasks.start_soon(feed, child, msgspec.json.encode(call) + b"\n")
                 said = await _listen(child)
                 tasks.cancel_scope.cancel()
             await child.stop(grace_s=0.0)
@@ -125,32 +122,10 @@ async def _command(argv: Sequence[str], call: Call, environ: Mapping[str, str]) 
     return _read(child, said)
 
 
-async def _tell(child: Child, data: bytes) -> None:
-    left = memoryview(data)
-    try:
-        while left:
-            await anyio.wait_writable(child.stdin)
-            left = left[os.write(child.stdin, left[:READ_BYTES_MAX]) :]
-    except OSError:
-        pass  # It does not want to know; what it answers counts all the same.
-    child.close_stdin()
-
-
 async def _listen(child: Child) -> bytes:
     said = bytearray()
-    while True:
-        ended = child.exit is not None
-        with anyio.move_on_after(LOOK_S):
-            await anyio.wait_readable(child.stdout)
-        try:
-            data = os.read(child.stdout, READ_BYTES_MAX)
-        except BlockingIOError:
-            if ended:
-                break
-            continue
-        if not data:
-            break
-        said += data
+    while (data := await piece(child)) != b"":
+        said += data or b""
         if len(said) > ANSWER_BYTES_MAX:
             raise HookFailed(f"it answers more than {ANSWER_BYTES_MAX} bytes")
     while await child.wait(LOOK_EXIT_S) is None:

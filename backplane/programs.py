@@ -33,7 +33,7 @@ SIGN_OF_LIFE_S: Final = 30.0
 
 _READ_BYTES_MAX: Final = 64 * 1024
 _LOOK_S: Final = 0.25
-"""How often a silent program is looked at for its end."""
+"""How often a silent program is looked at for its end, should somebody it started hold its output."""
 
 Hear = Callable[[str], Awaitable[None]]
 
@@ -96,7 +96,7 @@ async def run_program(
         try:
             with anyio.move_on_after(timeout_s) as limit:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_feed, child, stdin)
+                    tasks.start_soon(feed, child, stdin)
                     await _follow(child, output, hear)
                     # What it left running may hold its input as well.
                     tasks.cancel_scope.cancel()
@@ -107,32 +107,37 @@ async def run_program(
     return Outcome(exit_, output.text(), limit.cancelled_caught)
 
 
-async def _feed(child: Child, data: bytes) -> None:
-    with suppress(OSError, anyio.ClosedResourceError):  # It ended, or reads no input.
-        while data:
+async def feed(child: Child, data: bytes) -> None:
+    """Give a program its whole input, and the end of it; one that ends before, or reads none, is no error."""
+    left = memoryview(data)
+    with suppress(OSError, anyio.ClosedResourceError):
+        while left:
             await anyio.wait_writable(child.stdin)
             with suppress(BlockingIOError):
-                data = data[os.write(child.stdin, data) :]
+                left = left[os.write(child.stdin, left) :]
     child.close_stdin()
 
 
+async def piece(child: Child) -> bytes | None:
+    """The next of a program's output: none of it at the end, None when it was silent for a moment.
+
+    The end is the program's own; what it left running may hold the output open for ever.
+    """
+    ended = child.exit is not None
+    with anyio.move_on_after(_LOOK_S):
+        await anyio.wait_readable(child.stdout)
+    try:
+        return os.read(child.stdout, _READ_BYTES_MAX)
+    except BlockingIOError:
+        return b"" if ended else None
+
+
 async def _follow(child: Child, output: _Output, hear: Hear | None) -> None:
-    """Read until the program itself has ended; what it left running may hold the output open for ever."""
     rest, spoke_s = b"", time.monotonic()
-    while True:
-        ended = child.exit is not None
-        with anyio.move_on_after(_LOOK_S):
-            await anyio.wait_readable(child.stdout)
-        try:
-            data = os.read(child.stdout, _READ_BYTES_MAX)
-        except BlockingIOError:
-            if ended:
-                await _tell_rest(rest, hear)
-                return
+    while (data := await piece(child)) != b"":
+        if data is None:
             spoke_s = await _sign_of_life(spoke_s, hear)
             continue
-        if not data:
-            break
         output.take(data)
         rest = await _tell(rest + data, hear)
         spoke_s = time.monotonic()

@@ -34,7 +34,7 @@ ROOMS = {
     "targets": f"{SHAPES} globs",
     "policy": f"{SHAPES} globs targets",
     "asks": f"{SHAPES} policy",
-    "hooking": f"{SHAPES} asks config process",
+    "hooking": f"{SHAPES} asks config process programs",
     "hooks": f"{SHAPES} asks config globs hooking policy redact targets",
     "checkpoints": f"{SHAPES} policy targets workspace",
     "redact": SHAPES,
