@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,7 @@ from backplane import relay
 from backplane.asks import Decision
 from backplane.backends import Backend
 from backplane.cli import DONE, FAILED, PARTIAL, READER_GONE, REFUSED, asking, show, streams
+from backplane.cli.copies import Copy
 from backplane.cli.outlet import Outlet
 from backplane.config import Settings
 from backplane.contract.events import AskRaised
@@ -46,9 +47,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     on_ask: str
     """deny, allow or prompt."""
     json: bool
-    receipt: str | None
-    """Absolute path of a copy of the receipt, None for no copy; `patch` likewise."""
-    patch: str | None
+    receipt: Copy | None
+    """Takes a copy of the receipt, None for no copy; `patch` likewise."""
+    patch: Copy | None
 
 
 def run(plan: Plan) -> int:
@@ -67,10 +68,16 @@ def _end(plan: Plan, live: _Live) -> int:
     if ended is None or ended.receipt is None:
         # Stopped before there was a run to end: nothing was sent, and what was started is gone.
         return 128 + live.signal if live.signal is not None else READER_GONE
-    saved = _save(plan, ended)
+    saved, failure = False, None
+    try:
+        saved = _save(plan, ended)
+    except StoreError as error:  # The end is told all the same.
+        failure = error
     if not live.outlet.gone:
         streams.write(live.clear())
         _say_the_end(plan, ended, live.look, saved)
+    if failure is not None:
+        raise failure
     if live.outlet.gone and live.signal is None:
         return READER_GONE
     if ended.error is not None:
@@ -199,26 +206,17 @@ def _save(plan: Plan, ended: Run) -> bool:
     if plan.patch is not None:
         _copy_patch(ended, plan.patch)
     if plan.receipt is not None:
-        _write(plan.receipt, ended.receipt_chunks())
+        plan.receipt.write(ended.receipt_chunks())
     return plan.receipt is not None
 
 
-def _copy_patch(ended: Run, path: str) -> None:
+def _copy_patch(ended: Run, copy: Copy) -> None:
     # No change is an empty patch: whoever asked for the file finds one.
     if ended.patch is None or not ended.patch.is_file():
-        _write(path, iter(()))
+        copy.write(iter(()))
         return
     with ended.patch.open("rb") as file:
-        _write(path, iter(lambda: file.read(1 << 20), b""))
-
-
-def _write(path: str, chunks: Iterator[bytes]) -> None:
-    try:
-        with open(path, "wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-    except OSError as error:
-        raise StoreError("receipt_store_failed", f"{path} cannot be written: {error.strerror}") from error
+        copy.write(iter(lambda: file.read(1 << 20), b""))
 
 
 def _say_the_end(plan: Plan, ended: Run, look: show.Look, saved: bool) -> None:

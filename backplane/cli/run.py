@@ -98,11 +98,13 @@ def _add_limits(made: Parser) -> None:
 
 def _run(options: Options) -> int:
     import os
+    from contextlib import ExitStack, closing
     from pathlib import Path
 
     from backplane import backends, config, hooks
     from backplane.cli import live, order
     from backplane.cli.backends import ready_names
+    from backplane.cli.copies import Copy
     from backplane.errors import ConfigError
 
     streams.require_descriptors()
@@ -132,20 +134,24 @@ def _run(options: Options) -> int:
             "no backend is named and the configuration has no default_backend",
             hint=f"--backend NAME; ready here: {', '.join(ready_names(settings, environ)) or 'none'}",
         )
-    receipt, patch = (_output_file(file) for file in (options.receipt, options.patch))
-    plan = live.Plan(
-        order=work,
-        hooks=tuple(attached),
-        backend=backend,
-        settings=settings,
-        home=config.home(environ),
-        environ=environ,
-        on_ask=options.on_ask or ("prompt" if streams.is_interactive() else "deny"),
-        json=options.json,
-        receipt=receipt,
-        patch=patch,
-    )
-    return live.run(plan)
+    with ExitStack() as opened:
+        receipt, patch = (
+            opened.enter_context(closing(Copy(file))) if file is not None else None
+            for file in (options.receipt, options.patch)
+        )
+        plan = live.Plan(
+            order=work,
+            hooks=tuple(attached),
+            backend=backend,
+            settings=settings,
+            home=config.home(environ),
+            environ=environ,
+            on_ask=options.on_ask or ("prompt" if streams.is_interactive() else "deny"),
+            json=options.json,
+            receipt=receipt,
+            patch=patch,
+        )
+        return live.run(plan)
 
 
 def _sidecar_words(command: str, cwd: Path) -> tuple[str, ...]:
@@ -160,18 +166,3 @@ def _sidecar_words(command: str, cwd: Path) -> tuple[str, ...]:
     except ValueError as error:
         raise ConfigError("config_invalid", f"--sidecar cannot be read: {error}", hint="check its quotes") from error
     return absolute_command(words, cwd) if words else words
-
-
-def _output_file(name: str | None) -> str | None:
-    """Refuse a place that cannot be written before the work, not after it."""
-    import os
-
-    from backplane.errors import ConfigError
-
-    if name is None:
-        return None
-    path = os.path.abspath(name)
-    folder = os.path.dirname(path)
-    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise ConfigError("config_invalid", f"{name!r} cannot be written", hint="name a file in a folder that is there")
-    return path

@@ -109,6 +109,40 @@ def test_f42_in_place_a_link_out_of_the_workspace_does_not_leak_into_the_patch(g
     assert "the secret of the neighbour" not in ended.stdout.decode()
 
 
+@pytest.mark.parametrize("option", ["--receipt", "--patch"])
+@pytest.mark.parametrize("planted", ["a link", "nothing"])
+def test_a_copy_of_the_result_goes_to_the_file_that_was_named_and_to_no_place_that_a_host_chose(
+    ground: Ground, outside: Path, option: str, planted: str
+) -> None:
+    body = "os.unlink('copy')" + (f"; os.symlink({str(outside / 'secret')!r}, 'copy')" if planted == "a link" else "")
+    ended = ground.run(GOOD.format(body=body), "--mode", "pass_through", option, str(ground.work / "copy"))
+    assert (ended.code, ended.error) == (1, "receipt_store_failed")
+    assert b"removed or replaced" in ended.stderr
+    assert [message["t"] for message in ended.messages] == ["event", "final"]
+    assert listing(outside) == {"secret": "the secret of the neighbour\n"}
+
+
+@pytest.mark.parametrize("option", ["--receipt", "--patch"])
+def test_a_copy_into_a_pipe_without_a_reader_is_refused_before_the_work(ground: Ground, option: str) -> None:
+    os.mkfifo(ground.folder / "pipe")
+    ended = ground.run(hosts.GOOD, option, str(ground.folder / "pipe"))
+    assert (ended.code, ended.error, ended.messages, ended.left) == (2, "config_invalid", [], [])
+    assert b"nobody reads it" in ended.stderr
+
+
+def test_a_copy_that_cannot_be_written_takes_no_end_away(ground: Ground) -> None:
+    ended = ground.run(hosts.GOOD, "--receipt", "/dev/full")
+    assert (ended.code, ended.error) == (1, "receipt_store_failed")
+    assert [message["t"] for message in ended.messages] == ["event", "event", "final"]
+    ground.std(ended, code="receipt_store_failed", outcome="complete", exit_code=1, accepted=2)
+
+
+def test_a_command_that_is_refused_leaves_no_empty_copy(ground: Ground) -> None:
+    copy = ground.folder / "copy.json"
+    ended = ground.run(hosts.GOOD, "--receipt", str(copy), "--patch", str(ground.folder / "no" / "folder"))
+    assert (ended.code, copy.exists()) == (2, False)
+
+
 # F44: git's own programs ----------------------------------------------------------------------------------------------
 
 
