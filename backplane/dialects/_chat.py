@@ -72,7 +72,6 @@ MEMBERS: Final[dict[str, type[Any]]] = {
 SERVICE_TIERS: Final = frozenset({"auto", "default", "flex", "scale", "priority", "fast"})
 DETAILS: Final = frozenset({"auto", "low", "high"})
 EFFORTS: Final = frozenset(EFFORT_BUDGETS)
-FORMAT_MEMBERS: Final = ("name", "schema", "strict", "description")
 
 
 class Flavour(msgspec.Struct, frozen=True):

@@ -10,11 +10,23 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.dialects._chat import EFFORTS, FORMAT_MEMBERS, SERVICE_TIERS, SIMPLE, Flavour
+from backplane.dialects._chat import EFFORTS, SERVICE_TIERS, SIMPLE, Flavour
 from backplane.dialects._chat_read import read_message
 from backplane.dialects._chat_write import write_cache, write_messages
 from backplane.dialects._losses import check_meaning
-from backplane.dialects._options import Writer, effort_of, option_names, read_options, write_metadata, write_options
+from backplane.dialects._options import (
+    FORMAT_MEMBERS,
+    VERBOSITIES,
+    Writer,
+    budget_writer,
+    option_names,
+    read_options,
+    require_model,
+    word_writer,
+    write_form,
+    write_metadata,
+    write_options,
+)
 from backplane.dialects._parts import (
     Calls,
     Ledger,
@@ -171,9 +183,7 @@ def write_request(conversation: Conversation, flavour: Flavour) -> Translated[Js
     known = {name: key for name, key in NAMES.items() if name not in flavour.unknown_options}
     write_options(conversation, out, ledger, known, {**_specials(conversation, flavour), **flavour.special})
     give_back(conversation, out, ledger)
-    if conversation.model is None and not ledger.is_home:
-        ledger.synthesise("/model", "required", "a request names its model")
-        out["model"] = "unknown"
+    require_model(out, ledger)
     return Translated(out, ledger.done())
 
 
@@ -195,42 +205,17 @@ def _specials(conversation: Conversation, flavour: Flavour) -> dict[str, Writer]
     def choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
         write_tool_choice(value, out, ledger, at, conversation)
 
-    def penalties(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-        if not ledger.is_home and value not in SERVICE_TIERS:
-            ledger.drop(at, "option_value", "no such class of service here", value)
-        else:
-            out["service_tier"] = value
-
-    def parallel(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-        out["parallel_tool_calls"] = value
-
     return {
-        "max_tokens": limit, "stop": stop, "tool_choice": choice, "response_format": _write_format,
-        "reasoning_budget": _write_budget, "reasoning_effort": _write_effort, "service_tier": penalties,
-        "parallel_tool_calls": parallel, "metadata": write_metadata, "verbosity": _write_verbosity,
-    }  # fmt: skip
-
-
-def _write_verbosity(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if ledger.is_home or value in ("low", "medium", "high"):
-        out["verbosity"] = value
-    else:
-        ledger.drop(at, "option_value", "no such verbosity here", value)
-
-
-def _write_budget(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if "reasoning_effort" in out:
-        ledger.drop(at, "option", "the target has the effort in words only", value)
-        return
-    out["reasoning_effort"] = effort_of(value)
-    ledger.degrade(at, "option_value", f"tokens for thinking became the word {out['reasoning_effort']}", value)
-
-
-def _write_effort(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if ledger.is_home or value in EFFORTS:
-        out["reasoning_effort"] = value
-    else:
-        ledger.drop(at, "option_value", "no such effort here", value)
+        "max_tokens": limit,
+        "stop": stop,
+        "tool_choice": choice,
+        "response_format": _write_format,
+        "reasoning_budget": budget_writer("reasoning_effort"),
+        "reasoning_effort": word_writer(EFFORTS, "effort", "reasoning_effort"),
+        "service_tier": word_writer(SERVICE_TIERS, "class of service", "service_tier"),
+        "metadata": write_metadata,
+        "verbosity": word_writer(VERBOSITIES, "verbosity", "verbosity"),
+    }
 
 
 def write_tool_choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: Conversation) -> None:
@@ -246,14 +231,8 @@ def write_tool_choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str, 
 
 
 def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if value["type"] == "schema":
-        body = {key: value[key] for key in FORMAT_MEMBERS if key in value}
-        if "name" not in body and not ledger.is_home:
-            ledger.synthesise(at, "required", "a schema has a name here")
-            body["name"] = "answer"
-        out["response_format"] = {"type": "json_schema", "json_schema": body}
-    else:
-        out["response_format"] = {"type": "json_object" if value["type"] == "json" else "text"}
+    word, body = write_form(value, ledger, at)
+    out["response_format"] = {"type": word, word: body} if word == "json_schema" else {"type": word}
 
 
 def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:

@@ -14,9 +14,11 @@ from backplane.dialects._options import (
     NUMBER,
     OptionTable,
     Writer,
-    effort_of,
+    lose_schema_words,
     option_names,
     read_options,
+    require_model,
+    word_writer,
     write_n,
     write_options,
 )
@@ -241,9 +243,7 @@ def _merge_rest(conversation: Conversation, out: dict[str, Any], ledger: Ledger)
 
 
 def _require(out: dict[str, Any], ledger: Ledger) -> None:
-    if "model" not in out:
-        ledger.synthesise("/model", "required", "a request names its model")
-        out["model"] = "unknown"
+    require_model(out, ledger)
     if "max_tokens" not in out:
         ledger.synthesise(limit_path(ledger), "required", f"a request has a limit here: {MAX_TOKENS_MADE}")
         out["max_tokens"] = MAX_TOKENS_MADE
@@ -263,7 +263,8 @@ def _specials(conversation: Conversation) -> dict[str, Writer]:
     return {
         "tool_choice": choice, "parallel_tool_calls": _write_parallel, "reasoning_budget": _write_budget,
         "reasoning_effort": _write_effort, "response_format": _write_format, "user": _write_user,
-        "service_tier": _write_tier, "temperature": _write_temperature, "metadata": _write_metadata, "n": write_n,
+        "service_tier": word_writer(SERVICE_TIERS, "class of service", "service_tier"),
+        "temperature": _write_temperature, "metadata": _write_metadata, "n": write_n,
     }  # fmt: skip
 
 
@@ -293,16 +294,14 @@ def _write_effort(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> N
         ledger.degrade(at, "option_value", "no effort became no thinking", value)
         out["thinking"] = {"type": "disabled"}
     else:
-        least = effort_of(1) if value != "minimal" else "low"
         ledger.degrade(at, "option_value", "the nearest effort here is low", value)
-        out.setdefault("output_config", {})["effort"] = least if least in EFFORTS else "low"
+        out.setdefault("output_config", {})["effort"] = "low"
 
 
 def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
     if value["type"] == "schema" and type(value.get("schema")) is dict:
         out.setdefault("output_config", {})["format"] = {"type": "json_schema", "schema": value["schema"]}
-        for key in sorted(value.keys() - {"type", "schema"}):
-            ledger.drop(f"{at}/{key}", "option_value", f"a schema has no {key} here", value[key])
+        lose_schema_words(value, ledger, at)
     elif value["type"] == "text":
         ledger.degrade(at, "shape", "text is what the target gives anyway")
     else:
@@ -315,13 +314,6 @@ def _write_user(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> Non
 
 def _write_metadata(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
     ledger.drop(at, "option", "labels cannot be said here", value)
-
-
-def _write_tier(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if ledger.is_home or value in SERVICE_TIERS:
-        out["service_tier"] = value
-    else:
-        ledger.drop(at, "option_value", "no such class of service here", value)
 
 
 def _write_temperature(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:

@@ -12,12 +12,17 @@ from backplane.dialects._codex_write import write_items
 from backplane.dialects._losses import check_meaning
 from backplane.dialects._options import (
     EFFORT_BUDGETS,
+    FORMAT_MEMBERS,
     NUMBER,
+    VERBOSITIES,
     OptionTable,
     Writer,
-    effort_of,
+    budget_writer,
     option_names,
     read_options,
+    require_model,
+    word_writer,
+    write_form,
     write_metadata,
     write_n,
     write_options,
@@ -53,7 +58,6 @@ SIMPLE: Final[OptionTable] = {
 
 NAMES: Final = option_names(SIMPLE)
 SERVICE_TIERS: Final = frozenset({"auto", "default", "flex", "scale", "priority"})
-FORMAT_MEMBERS: Final = ("name", "schema", "strict", "description")
 
 
 def read_tool(tool: Json, at: str) -> ToolSpec:
@@ -203,9 +207,7 @@ def write_request(conversation: Conversation) -> Translated[Json]:
         out["tools"] = tools
     write_options(conversation, out, ledger, NAMES, _specials(conversation))
     give_back(conversation, out, ledger)
-    if conversation.model is None and not ledger.is_home:
-        ledger.synthesise("/model", "required", "a request names its model")
-        out["model"] = "unknown"
+    require_model(out, ledger)
     return Translated(out, ledger.done())
 
 
@@ -240,47 +242,17 @@ def _specials(conversation: Conversation) -> dict[str, Writer]:
         out["tool_choice"] = {"type": "custom" if kind == "custom" else "function", "name": value["name"]}
 
     return {
-        "tool_choice": choice, "reasoning_effort": _write_effort, "reasoning_budget": _write_budget,
-        "response_format": _write_format, "verbosity": _write_verbosity, "service_tier": _write_tier,
-        "metadata": write_metadata, "n": write_n,
-    }  # fmt: skip
-
-
-def _write_effort(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if ledger.is_home or value in EFFORT_BUDGETS:
-        out.setdefault("reasoning", {})["effort"] = value
-    else:
-        ledger.drop(at, "option_value", "no such effort here", value)
-
-
-def _write_budget(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if "reasoning" in out:
-        ledger.drop(at, "option", "the target has the effort in words only", value)
-        return
-    out["reasoning"] = {"effort": effort_of(value)}
-    ledger.degrade(at, "option_value", f"tokens for thinking became the word {effort_of(value)}", value)
+        "tool_choice": choice,
+        "reasoning_effort": word_writer(EFFORT_BUDGETS, "effort", "reasoning", "effort"),
+        "reasoning_budget": budget_writer("reasoning", "effort"),
+        "response_format": _write_format,
+        "verbosity": word_writer(VERBOSITIES, "verbosity", "text", "verbosity"),
+        "service_tier": word_writer(SERVICE_TIERS, "class of service", "service_tier"),
+        "metadata": write_metadata,
+        "n": write_n,
+    }
 
 
 def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if value["type"] == "schema":
-        form = {"type": "json_schema", **{key: value[key] for key in FORMAT_MEMBERS if key in value}}
-        if "name" not in form and not ledger.is_home:
-            ledger.synthesise(at, "required", "a schema has a name here")
-            form["name"] = "answer"
-    else:
-        form = {"type": "json_object" if value["type"] == "json" else "text"}
-    out.setdefault("text", {})["format"] = form
-
-
-def _write_verbosity(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if ledger.is_home or value in ("low", "medium", "high"):
-        out.setdefault("text", {})["verbosity"] = value
-    else:
-        ledger.drop(at, "option_value", "no such verbosity here", value)
-
-
-def _write_tier(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if ledger.is_home or value in SERVICE_TIERS:
-        out["service_tier"] = value
-    else:
-        ledger.drop(at, "option_value", "no such class of service here", value)
+    word, body = write_form(value, ledger, at)
+    out.setdefault("text", {})["format"] = {"type": word, **body}

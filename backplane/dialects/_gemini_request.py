@@ -10,7 +10,7 @@ from backplane.contract.canonical import Json
 from backplane.dialects._gemini_read import NAME, Members, read_content, respell
 from backplane.dialects._gemini_write import write_content, write_parts
 from backplane.dialects._losses import check_meaning
-from backplane.dialects._options import EFFORT_BUDGETS, Writer, write_options
+from backplane.dialects._options import EFFORT_BUDGETS, Writer, lose_schema_words, write_options
 from backplane.dialects._parts import Calls, Ledger, give_back, need_list, need_object, shape, slot, take
 from backplane.dialects._tools import FREE_TEXT, chosen_kind, lose_cache, lose_strict, write_server_tool
 from backplane.ir import Conversation, Message, Text, ToolSpec, ToolUse, Translated
@@ -398,5 +398,4 @@ def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> N
     if value["type"] == "schema":
         if "schema" in value:
             out["responseJsonSchema"] = value["schema"]
-        for key in sorted(value.keys() - {"type", "schema"}):
-            ledger.drop(f"{at}/{key}", "option_value", f"a schema has no {key} here", value[key])
+        lose_schema_words(value, ledger, at)
