@@ -114,6 +114,26 @@ def test_a_cancelled_command_ends_within_the_grace(language: str, host: Host, tm
     assert time.monotonic() - began_s < END_S_MAX
 
 
+@pytest.mark.parametrize("language", SOURCES)
+def test_a_cancel_right_behind_an_answer_ends_the_command_too(language: str, host: Host, tmp_path: Path) -> None:
+    order = {"id": "6f1c1f0e-5d0a-4c6e-9b8e-0d3a2f4b5c6d", "task": "sleep 60", "workspace": {"root": str(tmp_path)}}
+    run = {"t": "run", "id": "r1", "work_order": order, "extensions": ["cancel/1", "ask/1"]}
+    answer = {"t": "answer", "ref_id": "r1", "decision": "allow"}
+    cancel = {"t": "cancel", "ref_id": "r1", "reason": "a test", "grace_ms": 60_000}
+    with subprocess.Popen(host(language), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        said = (json.loads(line) for line in child.stdout)
+        child.stdin.write(json.dumps(run).encode() + b"\n")
+        ask = next(message for message in said if message["t"] == "ask")
+        child.stdin.write(b"".join(json.dumps(each).encode() + b"\n" for each in ({**answer, "id": ask["id"]}, cancel)))
+        began_s = time.monotonic()
+        ending = next(message for message in said if message["t"] in ("final", "fatal"))
+        child.kill()
+    assert time.monotonic() - began_s < END_S_MAX
+    assert ending["receipt"]["usage_raw"] == {"cancelled": "a test"}
+
+
 def plain(command: tuple[str, ...], root: Path, task: str, **policy: list[str]) -> list[dict[str, Any]]:
     """The messages of a run for a peer that announces nothing and kills the host at `final`."""
     names = ("allowed_tools", "disallowed_tools", "require_approval_for")

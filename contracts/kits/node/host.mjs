@@ -196,10 +196,12 @@ class Run {
   async may(name, input, more = {}) {
     const { allowed_tools: allowed = [], disallowed_tools: denied = [], require_approval_for: open = [] } = this.order.policy ?? {};
     const forbidden = denied.some((glob) => matches(glob, name, true)) || (allowed.length && !allowed.some((glob) => matches(glob, name, false)));
-    const denial = { decision: 'deny', reason: `the policy denies ${name}` };
-    if (!this._canAsk()) return forbidden ? denial : { decision: open.some((glob) => matches(glob, name, true)) ? 'deny' : 'allow' };
-    const answer = await this.ask({ kind: 'tool', name, input, default: 'deny', ...more });
-    return forbidden ? denial : answer; // what is forbidden is asked all the same: only so the receipt knows that it did not run
+    const unasked = { decision: forbidden || open.some((glob) => matches(glob, name, true)) ? 'deny' : 'allow' };
+    // What is forbidden is asked all the same: only so the receipt knows that it did not run.
+    const answer = this._canAsk() ? await this.ask({ kind: 'tool', name, input, default: 'deny', ...more }) : unasked;
+    // Whoever begins to listen to `signal` only now would not hear it any more.
+    if (this.signal.aborted) return { decision: 'deny', reason: this._cancelled };
+    return forbidden ? { decision: 'deny', reason: `the policy denies ${name}` } : answer;
   }
 
   /** Put any ask of S55; resolves to the answer's members. Where nobody can answer, the default decides. */
