@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from backplane.contract.canonical import Json
 from backplane.dialects._chat import STOP_WORDS, STOPS, Flavour
 from backplane.dialects._chat_read import read_message
 from backplane.dialects._chat_write import write_assistant
-from backplane.dialects._losses import stop_word
+from backplane.dialects._losses import put_counters, require, stop_word
 from backplane.dialects._parts import (
     ABSENT,
     Calls,
@@ -133,15 +132,8 @@ def write_answer(answer: Answer, flavour: Flavour) -> Translated[Json]:
     give_back(answer, out, ledger)
     put_constants(answer, out, flavour.name, {"object": "chat.completion"})
     if not ledger.is_home:
-        _require(out, ledger, {"id": "chatcmpl-translated", "created": 0, "model": "unknown"})
+        require(out, {"id": "chatcmpl-translated", "created": 0, "model": "unknown"}, ledger)
     return Translated(out, ledger.done())
-
-
-def _require(out: dict[str, Any], ledger: Ledger, defaults: Mapping[str, Any]) -> None:
-    for key, value in defaults.items():
-        if out.get(key) is None:
-            ledger.synthesise(f"/{key}", "required", f"an answer has {key} here")
-            out[key] = value
 
 
 def _write_choice(candidate: Candidate, place: int, flavour: Flavour, ledger: Ledger) -> Json:
@@ -210,12 +202,7 @@ def write_stop(candidate: Candidate, ledger: Ledger) -> str | None:
 def write_usage(usage: Usage, flavour: Flavour, ledger: Ledger) -> Json:
     """Write token counters."""
     out: dict[str, Any] = {}
-    for key, value in (("prompt_tokens", usage.input), ("completion_tokens", usage.output)):
-        if value is not None:
-            out[key] = value
-        elif not ledger.is_home:
-            ledger.synthesise(f"{usage.at}/{key}", "required", "a counter that was not said is written as 0")
-            out[key] = 0
+    put_counters(out, (("prompt_tokens", usage.input), ("completion_tokens", usage.output)), usage, ledger)
     memory = "#details" if flavour.cached_tokens_on_top else "#on_top"
     on_top = flavour.cached_tokens_on_top != bool(shape(usage, flavour.name, memory))
     if usage.cache_read is not None and on_top:

@@ -8,7 +8,17 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects._chat import DETAILS, ROLES, Flavour
-from backplane.dialects._losses import lose_detail, lose_marks, lose_part, lose_signature, result_text
+from backplane.dialects._losses import (
+    address_citation,
+    lose_detail,
+    lose_error,
+    lose_marks,
+    lose_part,
+    lose_signature,
+    lose_thinking,
+    result_text,
+    split_results,
+)
 from backplane.dialects._parts import ABSENT, Ledger, arguments_text, give_back, is_home_raw, is_plain, media_url, shape
 from backplane.ir import Media, Message, Opaque, Part, Refusal, Text, Thinking, ToolResult, ToolSpec, ToolUse
 
@@ -27,18 +37,9 @@ def write_messages(messages: tuple[Message, ...], flavour: Flavour, ledger: Ledg
     """Write the messages; results leave a mixed message and come first, each as a message of its own."""
     out: list[Json] = []
     for message in messages:
-        results = [part for part in message.parts if isinstance(part, ToolResult)]
-        if not results:
-            out.append(_write_message(message, flavour, ledger))
-            continue
-        others = tuple(part for part in message.parts if not isinstance(part, ToolResult))
-        if others and isinstance(message.parts[0], ToolResult) is False:
-            ledger.degrade(message.at, "order", "results come before the rest of their message")
+        results, rest = split_results(message, ledger)
         out += [_write_result(result, message, place, flavour, ledger) for place, result in enumerate(results)]
-        if others:
-            rest = msgspec.structs.replace(message, role="user", parts=others, native_role=None, ext={})
-            if message.flat is False and is_plain(others):
-                rest = msgspec.structs.replace(rest, flat=None)
+        if rest is not None:
             out.append(_write_message(rest, flavour, ledger))
     return out
 
@@ -71,10 +72,7 @@ def _write_result(result: ToolResult, message: Message, place: int, flavour: Fla
 
 
 def _lose_result_fields(result: ToolResult, ledger: Ledger) -> None:
-    if result.is_error:
-        ledger.drop(result.at, "tool_field", "the target does not say that a result is an error", True)
-    elif result.is_error is False:
-        ledger.drop(result.at, "shape", "no error, said in words")
+    lose_error(result, ledger)
     lose_marks(result, ledger)
     give_back(result, {}, ledger)
 
@@ -260,17 +258,9 @@ def _write_said(
 
 def _write_citations(part: Text, out: dict[str, Any], ledger: Ledger) -> None:
     for citation in part.citations:
-        if not ledger.is_home and (citation.url is None or citation.start is None or citation.end is None):
-            ledger.drop(citation.at, "citation", "only a URL with its span can be said here")
+        if (body := address_citation(citation, ledger)) is None:
             continue
-        pairs = (("url", citation.url), ("title", citation.title), ("start_index", citation.start),
-                 ("end_index", citation.end))  # fmt: skip
-        body: dict[str, Any] = {key: value for key, value in pairs if value is not None}
-        if not ledger.is_home:
-            body.setdefault("title", citation.url)
         annotation: dict[str, Any] = {"type": "url_citation", "url_citation": body}
-        if citation.quote is not None:
-            ledger.drop(citation.at, "citation", "the words cited are not said here", citation.quote)
         give_back(citation, annotation, ledger)
         out.setdefault("annotations", []).append(annotation)
 
@@ -292,9 +282,7 @@ def _write_thinking(part: Thinking, out: dict[str, Any], flavour: Flavour, ledge
     if ledger.is_home and part.field is not None:
         field = part.field
     if part.redacted is not None or field is None:
-        ledger.drop(part.at, "thinking", "the target takes no such thinking", part.text or part.redacted)
-        lose_marks(part, ledger)
-        give_back(part, {}, ledger)
+        lose_thinking(part, ledger, "the target takes no such thinking")
         return
     if not ledger.is_home:
         ledger.degrade(part.at, "thinking", f"thinking stands in {field}")

@@ -8,10 +8,17 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects._claude_read import EXACT, IMAGE_TYPES, NAME, ROLES, STOP_WORDS, read_stop
-from backplane.dialects._losses import lose_detail, lose_marks, lose_part, lose_signature
+from backplane.dialects._losses import (
+    lose_detail,
+    lose_marks,
+    lose_name,
+    lose_part,
+    lose_signature,
+    lose_thinking,
+    put_counters,
+)
 from backplane.dialects._parts import ABSENT, Ledger, arguments_object, give_back, is_home_raw, is_plain, shape
 from backplane.ir import (
-    Answer,
     Candidate,
     Conversation,
     Media,
@@ -70,8 +77,7 @@ def _write_system(messages: list[Message], ledger: Ledger) -> Json:
         native = message.native_role
         if native not in (None, "system"):
             ledger.degrade(f"{message.at}/role", "role", f"the role {native} became system")
-        if message.name is not None:
-            ledger.drop(f"{message.at}/name", "role", "a message has no name here", message.name)
+        lose_name(message, ledger)
         give_back(message, {}, ledger)
     first = messages[0]
     if len(messages) == 1 and first.flat is not False and is_plain(first.parts):
@@ -96,8 +102,7 @@ def _write_message(message: Message, ledger: Ledger) -> Json:
         known = ("user", "assistant", "tool", "model", "function")
         if native is not None and native not in known:
             ledger.degrade(f"{message.at}/role", "role", f"the role {native} became {role}")
-    if message.name is not None:
-        ledger.drop(f"{message.at}/name", "role", "a message has no name here", message.name)
+    lose_name(message, ledger)
     content = _write_content(message, ledger)
     if message.parts or message.flat is not None or not ledger.is_home:
         out["content"] = content
@@ -134,9 +139,7 @@ def write_block(part: Part, ledger: Ledger, *, is_answer: bool = False) -> Json:
         return part.payload  # type: ignore[attr-defined]
     if isinstance(part, Thinking) and not is_answer and not ledger.is_home:
         # The vendor refuses thinking without its own proof in a request.
-        ledger.drop(part.at, "thinking", f"only {ledger.source} takes its thinking back", part.text or part.redacted)
-        lose_marks(part, ledger)
-        give_back(part, {}, ledger)
+        lose_thinking(part, ledger)
         return None
     writer = BLOCK_WRITERS.get(type(part))
     if is_answer and isinstance(part, Media) and not ledger.is_home:
@@ -319,11 +322,11 @@ def write_stop(candidate: Candidate, ledger: Ledger) -> str | None:
 def write_usage(usage: Usage, ledger: Ledger) -> dict[str, Any]:
     """Write token counters; input leaves out what the cache gave and took."""
     out: dict[str, Any] = {}
-    if usage.input is not None:
-        fresh = usage.input - (usage.cache_read or 0) - (usage.cache_write or 0)
-        out["input_tokens"] = fresh if ledger.is_home else max(0, fresh)
-    if usage.output is not None:
-        out["output_tokens"] = usage.output
+    fresh = usage.input
+    if fresh is not None:
+        fresh -= (usage.cache_read or 0) + (usage.cache_write or 0)
+        fresh = fresh if ledger.is_home else max(0, fresh)
+    put_counters(out, (("input_tokens", fresh), ("output_tokens", usage.output)), usage, ledger)
     for key, value in (
         ("cache_read_input_tokens", usage.cache_read), ("cache_creation_input_tokens", usage.cache_write),
     ):  # fmt: skip
@@ -331,16 +334,5 @@ def write_usage(usage: Usage, ledger: Ledger) -> dict[str, Any]:
             out[key] = value
     if usage.reasoning is not None:
         out["output_tokens_details"] = {"thinking_tokens": usage.reasoning}
-    if not ledger.is_home:
-        for key in ("input_tokens", "output_tokens"):
-            if key not in out:
-                ledger.synthesise(f"{usage.at}/{key}", "required", "a counter that was not said is written as 0")
-                out[key] = 0
     give_back(usage, out, ledger)
     return out
-
-
-def lose_candidates(answer: Answer, ledger: Ledger) -> None:
-    """Report the answers beyond the first."""
-    for candidate in answer.candidates[1:]:
-        ledger.drop(candidate.at, "candidates", "the target gives one answer", msgspec.to_builtins(candidate))

@@ -8,7 +8,19 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects._codex_read import CONTINUES, NAME, ROLES
-from backplane.dialects._losses import lose_marks, lose_part, lose_signature, lose_silence, result_text
+from backplane.dialects._losses import (
+    address_citation,
+    lose_error,
+    lose_marks,
+    lose_name,
+    lose_part,
+    lose_signature,
+    lose_silence,
+    lose_thinking,
+    put_counters,
+    result_text,
+    split_results,
+)
 from backplane.dialects._parts import (
     ABSENT,
     ITEM,
@@ -39,25 +51,15 @@ def write_items(messages: tuple[Message, ...], ledger: Ledger, *, is_answer: boo
 
 
 def _write_message(message: Message, ledger: Ledger) -> list[Json]:
-    results = [part for part in message.parts if isinstance(part, ToolResult)]
-    others = tuple(part for part in message.parts if not isinstance(part, ToolResult))
-    if results and others and not isinstance(message.parts[0], ToolResult):
-        ledger.degrade(message.at, "order", "results come before the rest of their message")
+    results, rest = split_results(message, ledger)
     out: list[Json] = [_write_result(result, ledger) for result in results]
-    if results:
-        if out:
-            give_back(message, out[0], ledger)
-        if message.name is not None:
-            ledger.drop(f"{message.at}/name", "role", "a message has no name here", message.name)
-        if not others:
-            return out
-        message = msgspec.structs.replace(
-            message, role="user", parts=others, native_role=None, ext={}, name=None,
-            flat=None if is_plain(others) else message.flat,
-        )  # fmt: skip
+    if out:
+        give_back(message, out[0], ledger)
+    lose_name(message, ledger)
+    if rest is None:
+        return out
+    message = rest
     made: dict[str, Any] = {"role": _role(message, ledger)}
-    if message.name is not None:
-        ledger.drop(f"{message.at}/name", "role", "a message has no name here", message.name)
     is_text = message.flat is not False and _is_plain(message.parts)
     if is_text and message.parts:
         give_back(message.parts[0], {}, ledger)
@@ -133,16 +135,10 @@ def write_part(part: Part, ledger: Ledger, *, is_said: bool = False) -> Json:
 def _write_citations(part: Text, ledger: Ledger) -> list[Json]:
     out = []
     for citation in part.citations:
-        if not ledger.is_home and (citation.url is None or citation.start is None or citation.end is None):
-            ledger.drop(citation.at, "citation", "only a URL with its span can be said here")
+        if (body := address_citation(citation, ledger)) is None:
             continue
-        pairs = (("type", "url_citation" if citation.kind == "url" else citation.kind or None), ("url", citation.url),
-                 ("title", citation.title), ("start_index", citation.start), ("end_index", citation.end))  # fmt: skip
-        body: dict[str, Any] = {key: value for key, value in pairs if value is not None}
-        if not ledger.is_home:
-            body.setdefault("title", citation.url)
-        if citation.quote is not None:
-            ledger.drop(citation.at, "citation", "the words cited are not said here", citation.quote)
+        kind = "url_citation" if citation.kind == "url" else citation.kind
+        body = {"type": kind, **body} if kind else body
         give_back(citation, body, ledger)
         out.append(body)
     return out
@@ -209,8 +205,7 @@ def write_turn(message: Message, ledger: Ledger, *, is_answer: bool = False) -> 
         if made is not None or is_home_raw(part, ledger):
             out.append(made)
     flush()
-    if message.name is not None:
-        ledger.drop(f"{message.at}/name", "role", "a message has no name here", message.name)
+    lose_name(message, ledger)
     if message.native_role not in (None, "assistant", "model"):
         ledger.degrade(f"{message.at}/role", "role", f"the role {message.native_role} became assistant")
     give_back(message, {}, ledger)
@@ -275,11 +270,7 @@ def _write_own(part: Part, ledger: Ledger, place: int, *, is_answer: bool) -> Js
     elif isinstance(part, Thinking):
         if not is_answer and not ledger.is_home:
             # Without the vendor's own proof it would look for the thinking among what it keeps.
-            ledger.drop(
-                part.at, "thinking", f"only {ledger.source} takes its thinking back", part.text or part.redacted
-            )
-            lose_marks(part, ledger)
-            give_back(part, {}, ledger)
+            lose_thinking(part, ledger)
             return None
         out = _write_reasoning(part, ledger, place)
     else:
@@ -325,10 +316,7 @@ def _write_result(part: ToolResult, ledger: Ledger) -> dict[str, Any]:
         if part.flat is False and part.content:
             ledger.degrade(part.at, "shape", "a list of one text became the text")
         out["output"] = result_text(part, ledger)
-    if part.is_error:
-        ledger.drop(part.at, "tool_field", "the target does not say that a result is an error", True)
-    elif part.is_error is False:
-        ledger.drop(part.at, "shape", "no error, said in words")
+    lose_error(part, ledger)
     if part.name is not None and not ledger.is_home:
         ledger.drop(part.at, "shape", "the tool's name is known by the id of the call")
     lose_marks(part, ledger)
@@ -348,12 +336,7 @@ def write_usage(usage: Usage, ledger: Ledger) -> dict[str, Any]:
         ("input_tokens_details", "cache_write_tokens", usage.cache_write),
         ("output_tokens_details", "reasoning_tokens", usage.reasoning),
     )
-    for key, value in (("input_tokens", usage.input), ("output_tokens", usage.output)):
-        if value is not None:
-            out[key] = value
-        elif not ledger.is_home:
-            ledger.synthesise(f"{usage.at}/{key}", "required", "a counter that was not said is written as 0")
-            out[key] = 0
+    put_counters(out, (("input_tokens", usage.input), ("output_tokens", usage.output)), usage, ledger)
     for key, name, value in details:
         if value is not None:
             out.setdefault(key, {})[name] = value

@@ -9,7 +9,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.dialects._gemini_read import NAME, Members, read_content, respell
 from backplane.dialects._gemini_write import write_content, write_parts
-from backplane.dialects._losses import check_meaning
+from backplane.dialects._losses import check_meaning, lose_name
 from backplane.dialects._options import EFFORT_BUDGETS, Writer, lose_schema_words, write_options
 from backplane.dialects._parts import Calls, Ledger, give_back, need_list, need_object, shape, slot, take
 from backplane.dialects._tools import FREE_TEXT, chosen_kind, lose_cache, lose_strict, write_server_tool
@@ -326,8 +326,7 @@ def _write_system(messages: list[Message], names: dict[str, str], ledger: Ledger
         native = message.native_role
         if native not in (None, "system"):
             ledger.degrade(f"{message.at}/role", "role", f"the role {native} became the head")
-        if message.name is not None:
-            ledger.drop(f"{message.at}/name", "role", "a message has no name here", message.name)
+        lose_name(message, ledger)
         if place or (message.flat is False and len(message.parts) < 2):
             ledger.degrade(message.at, "shape", "system messages are parts of one head")
         give_back(message, {}, ledger)

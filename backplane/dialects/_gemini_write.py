@@ -11,7 +11,15 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects._gemini_read import EXACT, NAME, ROLES, STOP_WORDS, read_stop, respell
-from backplane.dialects._losses import cache_write_path, lose_detail, lose_marks, lose_part, lose_signature, stop_word
+from backplane.dialects._losses import (
+    cache_write_path,
+    lose_detail,
+    lose_marks,
+    lose_name,
+    lose_part,
+    lose_signature,
+    stop_word,
+)
 from backplane.dialects._parts import (
     ABSENT,
     MADE_ID,
@@ -42,8 +50,7 @@ def write_content(message: Message, names: dict[str, str], ledger: Ledger) -> Js
         out["role"] = "model" if message.role == "assistant" else "user"
         if native not in (None, message.role, "model", "function"):
             ledger.degrade(f"{message.at}/role", "role", f"the role {native} became {out['role']}")
-    if message.name is not None:
-        ledger.drop(f"{message.at}/name", "role", "a message has no name here", message.name)
+    lose_name(message, ledger)
     if message.flat is False and not ledger.is_home and len(message.parts) < 2:
         ledger.degrade(f"{message.at}/content", "shape", "a list of one block is not told from a text here")
     parts = write_parts(message.parts, names, ledger)

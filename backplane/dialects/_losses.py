@@ -5,13 +5,28 @@ Writers of all dialects report with these; what would mean something else is ref
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import msgspec
 
-from backplane.dialects._parts import Ledger, give_back
-from backplane.ir import Candidate, Conversation, Media, Message, Opaque, Part, ServerTool, Text, ToolResult, ToolUse
+from backplane.dialects._parts import Ledger, give_back, is_plain
+from backplane.ir import (
+    Answer,
+    Candidate,
+    Citation,
+    Conversation,
+    Media,
+    Message,
+    Opaque,
+    Part,
+    ServerTool,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    Usage,
+)
 
 
 def lose_marks(part: Part, ledger: Ledger, *, cache: bool = True, signature: bool = True) -> None:
@@ -26,6 +41,81 @@ def lose_signature(part: Part, ledger: Ledger) -> None:
     """Report a block's proof, which no other vendor can read."""
     at = part.signature_at or part.at
     ledger.drop(at, "signature", f"only {ledger.source} can read it", part.signature)
+
+
+def lose_thinking(part: Thinking, ledger: Ledger, reason: str | None = None) -> None:
+    """Report thinking that the target does not take, in a request as a rule because it wants its own proof."""
+    words = part.text or part.redacted
+    ledger.drop(part.at, "thinking", reason or f"only {ledger.source} takes its thinking back", words)
+    lose_marks(part, ledger)
+    give_back(part, {}, ledger)
+
+
+def lose_name(message: Message, ledger: Ledger) -> None:
+    """Report who it was that spoke."""
+    if message.name is not None:
+        ledger.drop(f"{message.at}/name", "role", "a message has no name here", message.name)
+
+
+def lose_error(result: ToolResult, ledger: Ledger) -> None:
+    """Report whether a result is an error, where the target does not say it."""
+    if result.is_error:
+        ledger.drop(result.at, "tool_field", "the target does not say that a result is an error", True)
+    elif result.is_error is False:
+        ledger.drop(result.at, "shape", "no error, said in words")
+
+
+def lose_candidates(answer: Answer, ledger: Ledger) -> None:
+    """Report the answers beyond the first."""
+    for candidate in answer.candidates[1:]:
+        ledger.drop(candidate.at, "candidates", "the target gives one answer", msgspec.to_builtins(candidate))
+
+
+def split_results(message: Message, ledger: Ledger) -> tuple[list[ToolResult], Message | None]:
+    """Part a message where results stand alone: the results, and the rest of it, None when nothing is left."""
+    results = [part for part in message.parts if isinstance(part, ToolResult)]
+    if not results:
+        return [], message
+    others = tuple(part for part in message.parts if not isinstance(part, ToolResult))
+    if not others:
+        return results, None
+    if not isinstance(message.parts[0], ToolResult):
+        ledger.degrade(message.at, "order", "results come before the rest of their message")
+    flat = None if is_plain(others) else message.flat
+    return results, msgspec.structs.replace(message, role="user", parts=others, native_role=None, ext={}, flat=flat)
+
+
+def address_citation(citation: Citation, ledger: Ledger) -> dict[str, Any] | None:
+    """Write a citation as OpenAI does, by an address and its span in the text; None where it has none."""
+    if not ledger.is_home and (citation.url is None or citation.start is None or citation.end is None):
+        ledger.drop(citation.at, "citation", "only a URL with its span can be said here")
+        return None
+    pairs = (("url", citation.url), ("title", citation.title), ("start_index", citation.start),
+             ("end_index", citation.end))  # fmt: skip
+    body: dict[str, Any] = {key: value for key, value in pairs if value is not None}
+    if not ledger.is_home:
+        body.setdefault("title", citation.url)
+    if citation.quote is not None:
+        ledger.drop(citation.at, "citation", "the words cited are not said here", citation.quote)
+    return body
+
+
+def put_counters(out: dict[str, Any], counters: Iterable[tuple[str, int | None]], usage: Usage, ledger: Ledger) -> None:
+    """Write counters that every answer has; one that was not said elsewhere is 0."""
+    for key, value in counters:
+        if value is not None:
+            out[key] = value
+        elif not ledger.is_home:
+            ledger.synthesise(f"{usage.at}/{key}", "required", "a counter that was not said is written as 0")
+            out[key] = 0
+
+
+def require(out: dict[str, Any], members: Mapping[str, Any], ledger: Ledger) -> None:
+    """Write what an answer must have and the source did not say."""
+    for key, value in members.items():
+        if out.get(key) is None:
+            ledger.synthesise(f"/{key}", "required", f"an answer has {key} here")
+            out[key] = value
 
 
 def stop_word(candidate: Candidate, ledger: Ledger) -> None:

@@ -16,8 +16,8 @@ from backplane.contract.work import WorkOrder
 from backplane.dialects import _claude_stream, _claude_stream_write, _events
 from backplane.dialects._claude_read import NAME, read_block, read_stop, read_usage
 from backplane.dialects._claude_request import read_request, read_tool, write_request, write_tool
-from backplane.dialects._claude_write import lose_candidates, write_blocks, write_stop, write_usage
-from backplane.dialects._losses import created_path
+from backplane.dialects._claude_write import write_blocks, write_stop, write_usage
+from backplane.dialects._losses import created_path, lose_candidates, require
 from backplane.dialects._parts import (
     ABSENT,
     Ledger,
@@ -146,10 +146,7 @@ def _write_candidate(answer: Answer, out: dict[str, Any], ledger: Ledger) -> Non
 
 
 def _require_answer(out: dict[str, Any], ledger: Ledger) -> None:
-    for key, value in (("id", "msg_translated"), ("model", "unknown")):
-        if out.get(key) is None:
-            ledger.synthesise(f"/{key}", "required", f"an answer has {key} here")
-            out[key] = value
+    require(out, {"id": "msg_translated", "model": "unknown"}, ledger)
     out.setdefault("stop_reason", "end_turn")
     out.setdefault("stop_sequence", None)
     if "usage" not in out:

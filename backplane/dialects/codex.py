@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
-
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.contract.events import AgentEvent
@@ -18,7 +16,7 @@ from backplane.dialects import _codex_stream, _codex_stream_write, _events
 from backplane.dialects._codex_read import EXACT, NAME, STOP_WORDS, read_items, read_stop, read_usage
 from backplane.dialects._codex_request import read_request, read_tool, write_request, write_tool
 from backplane.dialects._codex_write import write_items, write_turn, write_usage
-from backplane.dialects._losses import stop_word
+from backplane.dialects._losses import lose_candidates, require, stop_word
 from backplane.dialects._parts import (
     ABSENT,
     Ledger,
@@ -137,8 +135,7 @@ def response_from_ir(answer: Answer) -> Translated[Json]:
         if "error" not in out:
             out["error"] = {"message": answer.error, "type": "upstream_error", "param": None, "code": None}
         return Translated(out, ledger.done())
-    for candidate in answer.candidates[1:]:
-        ledger.drop(candidate.at, "candidates", "the target gives one answer", msgspec.to_builtins(candidate))
+    lose_candidates(answer, ledger)
     for key, value in (("id", answer.id), ("model", answer.model), ("created_at", answer.created)):
         if value is not None:
             out[key] = value
@@ -152,7 +149,7 @@ def response_from_ir(answer: Answer) -> Translated[Json]:
     give_back(answer, out, ledger)
     put_constants(answer, out, NAME, {"object": "response"})
     if not ledger.is_home:
-        require(out, ledger)
+        _require_answer(out, ledger)
     return Translated(out, ledger.done())
 
 
@@ -173,19 +170,8 @@ def write_status(candidate: Candidate, out: dict[str, Any], ledger: Ledger) -> N
         out["incomplete_details"] = {"reason": reason}
 
 
-REQUIRED: Final[tuple[tuple[str, Json], ...]] = (
-    ("id", "resp_translated"),
-    ("created_at", 0),
-    ("model", "unknown"),
-)
-
-
-def require(out: dict[str, Any], ledger: Ledger) -> None:
-    """Write what an answer must have here and the source did not say."""
-    for key, value in REQUIRED:
-        if out.get(key) is None:
-            ledger.synthesise(f"/{key}", "required", f"an answer has {key} here")
-            out[key] = value
+def _require_answer(out: dict[str, Any], ledger: Ledger) -> None:
+    require(out, {"id": "resp_translated", "created_at": 0, "model": "unknown"}, ledger)
     # These repeat the request, which an answer alone does not know.
     for key, value in (("parallel_tool_calls", True), ("tool_choice", "auto"), ("tools", [])):
         out.setdefault(key, value)
