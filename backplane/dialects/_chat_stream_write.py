@@ -8,13 +8,10 @@ from backplane.contract.canonical import Json
 from backplane.dialects._chat import Flavour
 from backplane.dialects._chat_answer import write_stop, write_usage
 from backplane.dialects._losses import lose_part
-from backplane.dialects._parts import Ledger
 from backplane.dialects._stream import BaseWriter
 from backplane.ir import (
-    Candidate,
     Ended,
     Media,
-    Message,
     Noted,
     PartDelta,
     PartStarted,
@@ -60,6 +57,7 @@ class ChatWriter(BaseWriter):
 
     def on_started(self, event: PartStarted) -> list[Json]:
         part, choice = event.part, event.choice
+        out: list[Json] = []
         if isinstance(part, ToolUse):
             place = self.counts.get(choice, 0)
             self.counts[choice] = place + 1
@@ -69,10 +67,9 @@ class ChatWriter(BaseWriter):
             call = {"index": place, "type": "function", "function": {"name": part.name, "arguments": ""}}
             if not (part.id_made and self.ledger.is_home):
                 call["id"] = part.id
-            out = self._delta(choice, {"tool_calls": [call]})
-            return out + self._arguments(choice, event.index, part.text) if part.text else out
-        text = getattr(part, "text", None)
-        return self.on_delta(PartDelta(event.index, text, "text", choice)) if text else []
+            out += self._delta(choice, {"tool_calls": [call]})
+        head = self.head(event)
+        return out if head is None else out + self.on_delta(head)
 
     def _arguments(self, choice: int, index: int, text: str) -> list[Json]:
         self.sent.add((choice, index))
@@ -109,19 +106,16 @@ class ChatWriter(BaseWriter):
             self.ledger.drop("", "signature", f"only {self.ledger.source} can read it")
 
     def on_stopped(self, event: PartStopped) -> list[Json]:
+        if (unsent := self.unsent(event)) is not None:
+            return self.on_delta(unsent)
         key = (event.choice, event.index)
-        if key in self.calls:
-            text = self.missing_arguments(event)
-            return self._arguments(event.choice, event.index, text) if text else []
-        part = self.sum.part(*key)
-        if part is not None and not isinstance(part, Text | Refusal | Thinking | Media):
-            lose_part(part, self.ledger)
-        elif isinstance(part, Media):
+        part = None if key in self.calls else self.sum.part(*key)
+        if isinstance(part, Media):
             return self._media(part, event.choice)
-        elif isinstance(part, Thinking) and part.redacted is not None:
+        if isinstance(part, Thinking) and part.redacted is not None:
             self.ledger.drop(part.at, "thinking", "the target takes no such thinking", part.redacted)
-        elif isinstance(part, Text | Refusal | Thinking) and key not in self.sent and part.text:
-            return self.on_delta(PartDelta(event.index, part.text, "text", event.choice))
+        elif part is not None and not isinstance(part, Text | Refusal | Thinking):
+            lose_part(part, self.ledger)
         return []
 
     def _media(self, part: Media, choice: int) -> list[Json]:
@@ -132,20 +126,12 @@ class ChatWriter(BaseWriter):
         return self._delta(choice, {"audio": {key: value for key, value in body.items() if value is not None}})
 
     def on_stop(self, event: Stopped) -> list[Json]:
-        parts = tuple(block.part for key, block in self.sum.blocks.items() if key[0] == event.choice)
-        candidate = Candidate(
-            message=Message(role="assistant", parts=parts), stop=event.stop, stop_raw=event.raw,
-            stop_sequence=event.sequence, stop_at=event.at,
-        )  # fmt: skip
-        word = write_stop(candidate, self.ledger)
+        word = write_stop(self.stopped(event), self.ledger)
         head = [] if event.choice in self.roles else self._delta(event.choice, {})
         return [*head, self._chunk([{"index": event.choice, "delta": {}, "finish_reason": word}])]
 
     def on_usage(self, event: UsageSeen) -> list[Json]:
-        scratch = Ledger(self.ledger.source, self.ledger.target, self.ledger.kin)
-        self.usage = write_usage(event.usage, self.flavour, scratch)
-        if self.once("usage"):
-            self.ledger.losses += scratch.losses
+        self.usage = self.counted(event.usage, lambda usage, ledger: write_usage(usage, self.flavour, ledger))
         return []
 
     def on_ended(self, event: Ended) -> list[Json]:

@@ -7,12 +7,10 @@ from typing import Any
 from backplane.contract.canonical import Json
 from backplane.dialects._claude_read import NAME
 from backplane.dialects._claude_write import write_block, write_stop, write_usage
-from backplane.dialects._parts import Ledger, json_text
+from backplane.dialects._parts import json_text
 from backplane.dialects._stream import BaseWriter
 from backplane.ir import (
-    Candidate,
     Ended,
-    Message,
     Noted,
     PartDelta,
     PartStarted,
@@ -57,10 +55,7 @@ class ClaudeWriter(BaseWriter):
     def _usage(self) -> dict[str, Any]:
         if self.sum.usage is None:
             return {"input_tokens": 0, "output_tokens": 0}
-        scratch = Ledger(self.ledger.source, NAME)
-        written = write_usage(self.sum.usage, scratch)
-        if self.once("usage"):
-            self.ledger.losses += scratch.losses
+        written: dict[str, Any] = self.counted(self.sum.usage, write_usage)
         return written
 
     def on_started(self, event: PartStarted) -> list[Json]:
@@ -97,11 +92,8 @@ class ClaudeWriter(BaseWriter):
         out: list[Json] = [{"type": "content_block_start", "index": place, "content_block": block}]
         if isinstance(part, ToolUse) and part.kind == "custom":
             out.append(self._raw(place, '{"input":"'))
-        text = getattr(part, "text", None)
-        if text and isinstance(part, Text | Refusal | Thinking | ToolUse):
-            field: Any = "arguments" if isinstance(part, ToolUse) else "text"
-            out += self._content(PartDelta(event.index, text, field))
-        return out
+        head = self.head(event)
+        return out if head is None else out + self._content(head)
 
     def _raw(self, place: int, text: str) -> Json:
         """Write a piece of the object around free text."""
@@ -155,12 +147,9 @@ class ClaudeWriter(BaseWriter):
 
     def _stop(self, event: PartStopped) -> list[Json]:
         out: list[Json] = []
-        key = (0, event.index)
-        part = self.sum.part(*key)
-        if key not in self.sent and part is not None:
-            text = self.missing_arguments(event) if isinstance(part, ToolUse) else getattr(part, "text", "")
-            if text and isinstance(part, ToolUse | Text | Thinking | Refusal):
-                out += self._content(PartDelta(event.index, text, "arguments" if isinstance(part, ToolUse) else "text"))
+        part = self.sum.part(0, event.index)
+        if (unsent := self.unsent(event)) is not None:
+            out += self._content(unsent)
         self.current = None
         if isinstance(part, ToolUse) and part.kind == "custom":
             out.append(self._raw(self.places[event.index], '"}'))
@@ -186,11 +175,7 @@ class ClaudeWriter(BaseWriter):
     def on_stop(self, event: Stopped) -> list[Json]:
         if self.lose_choice(event.choice):
             return []
-        parts = tuple(block.part for block in self.sum.blocks.values())
-        candidate = Candidate(
-            message=Message(role="assistant", parts=parts), stop=event.stop, stop_raw=event.raw, stop_at=event.at
-        )
-        self.stop = {"stop_reason": write_stop(candidate, self.ledger), "stop_sequence": event.sequence}
+        self.stop = {"stop_reason": write_stop(self.stopped(event), self.ledger), "stop_sequence": event.sequence}
         return []
 
     def on_ended(self, event: Ended) -> list[Json]:

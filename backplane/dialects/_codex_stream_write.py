@@ -115,11 +115,8 @@ class CodexWriter(BaseWriter):
         self.texts[event.index] = []
         added = {"type": "response.output_item.added", "sequence_number": number, "output_index": place}
         out += [{**added, "item": dict(item)}, *more]
-        text = getattr(part, "text", None)
-        if text:
-            field: Any = "arguments" if isinstance(part, ToolUse) else "text"
-            out += self.on_delta(PartDelta(event.index, text, field))
-        return out
+        head = self.head(event)
+        return out if head is None else out + self.on_delta(head)
 
     def on_delta(self, event: PartDelta) -> list[Json]:
         if event.choice or event.index not in self.places:
@@ -148,17 +145,12 @@ class CodexWriter(BaseWriter):
     def on_stopped(self, event: PartStopped) -> list[Json]:
         if event.choice:
             return []
-        part = self.sum.part(0, event.index)
         if event.index not in self.places:
-            if part is not None:
+            if (part := self.sum.part(0, event.index)) is not None:
                 self._lose(part)
             return []
-        out: list[Json] = []
-        if (0, event.index) not in self.sent and part is not None:
-            text = self.missing_arguments(event) if isinstance(part, ToolUse) else getattr(part, "text", "")
-            if text:
-                out += self.on_delta(PartDelta(event.index, text, "arguments" if isinstance(part, ToolUse) else "text"))
-        return out + self._finish_item(event.index)
+        unsent = self.unsent(event)
+        return ([] if unsent is None else self.on_delta(unsent)) + self._finish_item(event.index)
 
     def _lose(self, part: Any) -> None:
         if isinstance(part, Thinking):

@@ -8,12 +8,9 @@ from typing import Any
 from backplane.contract.canonical import Json
 from backplane.dialects._gemini_read import NAME
 from backplane.dialects._gemini_write import write_part, write_stop, write_usage
-from backplane.dialects._parts import Ledger
 from backplane.dialects._stream import BaseWriter
 from backplane.ir import (
-    Candidate,
     Ended,
-    Message,
     Noted,
     Part,
     PartDelta,
@@ -51,13 +48,11 @@ class GeminiWriter(BaseWriter):
         return [self._chunk([{"content": {"role": "model", "parts": parts}, "index": choice}])]
 
     def on_started(self, event: PartStarted) -> list[Json]:
-        part = event.part
-        text = getattr(part, "text", None)
-        if text and isinstance(part, Text | Refusal | Thinking):
-            return self.on_delta(PartDelta(event.index, text, "text", event.choice))
-        if isinstance(part, ToolUse):
+        if isinstance(event.part, ToolUse):
             self.calls.setdefault(event.choice, {})[event.index] = None
-        return []
+            return []
+        head = self.head(event)
+        return [] if head is None else self.on_delta(head)
 
     def on_delta(self, event: PartDelta) -> list[Json]:
         key = (event.choice, event.index)
@@ -113,12 +108,7 @@ class GeminiWriter(BaseWriter):
         return out
 
     def on_stop(self, event: Stopped) -> list[Json]:
-        parts = tuple(block.part for key, block in self.sum.blocks.items() if key[0] == event.choice)
-        candidate = Candidate(
-            message=Message(role="assistant", parts=parts), stop=event.stop, stop_raw=event.raw,
-            stop_sequence=event.sequence, stop_at=event.at,
-        )  # fmt: skip
-        self.stops[event.choice] = write_stop(candidate, self.ledger)
+        self.stops[event.choice] = write_stop(self.stopped(event), self.ledger)
         return []
 
     def on_ended(self, event: Ended) -> list[Json]:
@@ -136,9 +126,7 @@ class GeminiWriter(BaseWriter):
             candidates.append(candidate)
         chunk = self._chunk(candidates)
         if self.sum.usage is not None:
-            scratch = Ledger(self.ledger.source, NAME)
-            chunk["usageMetadata"] = write_usage(self.sum.usage, scratch)
-            self.ledger.losses += scratch.losses
+            chunk["usageMetadata"] = self.counted(self.sum.usage, write_usage)
         if self.ledger.is_home:
             chunk.update(self.sum.notes.get((None, False), {}))
         return [*itertools.chain(*rest), *([chunk] if chunk.keys() & {"candidates", "usageMetadata"} else [])]

@@ -304,6 +304,39 @@ class BaseWriter:
             self.ledger.drop(f"/choices/{choice}", "candidates", "the target has one answer")
         return True
 
+    def head(self, event: PartStarted) -> PartDelta | None:
+        """Return what a block says already when it begins, as its first piece; None when it says nothing."""
+        part = event.part
+        if not isinstance(part, Text | Refusal | Thinking | ToolUse) or not part.text:
+            return None
+        return PartDelta(event.index, part.text, "arguments" if isinstance(part, ToolUse) else "text", event.choice)
+
+    def unsent(self, event: PartStopped) -> PartDelta | None:
+        """Return what a block said only at its end, as one piece; None when it was written or says nothing."""
+        part = self.sum.part(event.choice, event.index)
+        if isinstance(part, ToolUse):
+            text = self.missing_arguments(event)
+            return PartDelta(event.index, text, "arguments", event.choice) if text else None
+        if not isinstance(part, Text | Refusal | Thinking) or (event.choice, event.index) in self.sent or not part.text:
+            return None
+        return PartDelta(event.index, part.text, "text", event.choice)
+
+    def stopped(self, event: Stopped) -> Candidate:
+        """Return what a stop says as an answer that has its blocks, to write the reason from."""
+        parts = tuple(block.part for (choice, _), block in self.sum.blocks.items() if choice == event.choice)
+        return Candidate(
+            message=Message(role="assistant", parts=parts), stop=event.stop, stop_raw=event.raw,
+            stop_sequence=event.sequence, stop_at=event.at,
+        )  # fmt: skip
+
+    def counted(self, usage: Usage, write: Callable[[Usage, Ledger], Json]) -> Any:
+        """Write counters, which a stream may say again and again; what they lose is said once."""
+        scratch = Ledger(self.ledger.source, self.ledger.target, self.ledger.kin)
+        written = write(usage, scratch)
+        if self.once("usage"):
+            self.ledger.losses += scratch.losses
+        return written
+
     def missing_arguments(self, event: PartStopped) -> str | None:
         """Return the arguments of a call that were not written yet, None when they were."""
         part = self.sum.part(event.choice, event.index)
