@@ -76,6 +76,26 @@ async def exits(link: Wire, within_s: float, why: str) -> str:
     return how.describe()
 
 
+async def terminated(link: Wire) -> str:
+    """How it ends at SIGTERM, and that nothing of it is left."""
+    link.child.terminate()
+    how = await exits(link, link.bounds.exit_s, "SIGTERM")
+    await link.child.stop(grace_s=0)
+    if link.child.swept:
+        raise Unfit(f"{link.child.swept} of its processes were left running", link.lines)
+    return how
+
+
+async def unheard(link: Wire, run: Json) -> str:
+    """That it ends when nobody reads what it says, asked once more."""
+    link.child.close_stdout()
+    link.ended = True
+    await link.send(run)
+    if await link.child.wait(link.bounds.closed_s + link.bounds.slack_s) is None:
+        raise Unfit(f"still running {link.bounds.closed_s:g} s after its stdout was closed", link.lines)
+    return "it ended"
+
+
 Check = Callable[[Bench], Awaitable[str]]
 """Says what was seen; raises `Unfit` where a rule is broken, `Unasked` where it does not apply."""
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from backplane.conform.bench import Bench, Row, end, exits
+from backplane.conform.bench import Bench, Row, end, exits, terminated
 from backplane.conform.extended import announced
 from backplane.conform.link import Line, Wire
 from backplane.conform.plain import ENDS
@@ -313,12 +313,7 @@ async def _terminated_with_many(bench: Bench) -> str:
     async with bench.greeted() as link:
         for number in range(RUNS_AT_ONCE):
             await link.send(bench.run(f"r{number}", SPOKEN))
-        link.child.terminate()
-        how = await exits(link, link.bounds.exit_s, "SIGTERM")
-        await link.child.stop(grace_s=0)
-        if link.child.swept:
-            raise Unfit(f"{link.child.swept} of its processes were left running", link.lines)
-        return how
+        return await terminated(link)
 
 
 async def _slow_reader_of_many(bench: Bench) -> str:

@@ -8,10 +8,11 @@ from typing import Final
 
 import msgspec
 
-from backplane.conform.bench import Bench, Check, Row, end, exits, final
-from backplane.conform.link import Wire
+from backplane.conform.bench import Bench, Check, Row, end, final, terminated, unheard
+from backplane.conform.link import Line, Wire
 from backplane.conform.plain import ENDS
 from backplane.conform.verdict import Unfit
+from backplane.contract.canonical import Json
 from backplane.protocol import LINE_BYTES_MAX
 
 DEEP: Final = 100_000
@@ -22,26 +23,26 @@ async def _terminated_in_a_run(bench: Bench) -> str:
     async with bench.greeted() as link:
         await link.send(bench.run())
         await link.next(link.bounds.quiet_s)
-        link.child.terminate()
-        how = await exits(link, link.bounds.exit_s, "SIGTERM")
-        await link.child.stop(grace_s=0)
-        if link.child.swept:
-            raise Unfit(f"{link.child.swept} of its processes were left running", link.lines)
-        return how
+        return await terminated(link)
 
 
 async def _second_run(bench: Bench) -> str:
     async with bench.greeted() as link:
         await link.send(bench.run("r1"))
         await final(link, "r1")
-        if not await link.send(bench.run("r2")) or await link.child.wait(0) is not None:
-            return await gone_in_order(link)
-        line = await link.until(lambda line: line.t in ENDS, link.bounds.run_s)
+        line = await one_more(link, bench.run("r2"))
         if line is None:
             return await gone_in_order(link)
         if line.t != "final" or line.get("ref_id") != "r2":
             raise Unfit("the second run did not end with its own final", link.lines)
         return "both runs ended with final"
+
+
+async def one_more(link: Wire, run: Json) -> Line | None:
+    """The end of a run after another's; None when the host takes no more, as it may."""
+    if not await link.send(run) or await link.child.wait(0) is not None:
+        return None
+    return await link.until(lambda line: line.t in ENDS, link.bounds.run_s)
 
 
 async def gone_in_order(link: Wire) -> str:
@@ -53,12 +54,7 @@ async def gone_in_order(link: Wire) -> str:
 
 async def _listener_gone(bench: Bench) -> str:
     async with bench.greeted() as link:
-        link.child.close_stdout()
-        link.ended = True
-        await link.send(bench.run())
-        if await link.child.wait(link.bounds.closed_s + link.bounds.slack_s) is None:
-            raise Unfit(f"still running {link.bounds.closed_s:g} s after its stdout was closed", link.lines)
-        return "it ended"
+        return await unheard(link, bench.run())
 
 
 def unreadable(line: Callable[[Bench], bytes], name: str = "bad") -> Check:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import Final
 
 import anyio
 import msgspec
 
-from backplane.conform.bench import Bench, Row, end, exits, final
-from backplane.conform.hostile import gone_in_order, text, unreadable
-from backplane.conform.plain import ENDS
+from backplane.conform.bench import Bench, Row, end, exits, final, terminated, unheard
+from backplane.conform.hostile import gone_in_order, one_more, text, unreadable
 from backplane.conform.verdict import Unfit
 from backplane.contract.canonical import Json
 from backplane.protocol import LINE_BYTES_MAX
@@ -60,9 +58,7 @@ async def _explains(bench: Bench) -> str:
 async def _in_a_row(bench: Bench) -> str:
     async with bench.greeted() as link:
         for number in range(RUNS_IN_A_ROW):
-            if not await link.send(bench.run(f"r{number}")) or await link.child.wait(0) is not None:
-                return await gone_in_order(link)
-            line = await link.until(lambda line: line.t in ENDS, link.bounds.run_s)
+            line = await one_more(link, bench.run(f"r{number}"))
             if line is None and number:
                 return await gone_in_order(link)
             if line is None or line.t != "final" or line.get("ref_id") != f"r{number}":
@@ -74,9 +70,7 @@ async def _same_id(bench: Bench) -> str:
     async with bench.greeted() as link:
         await link.send(bench.run("again"))
         await final(link, "again")
-        if not await link.send(bench.run("again")) or await link.child.wait(0) is not None:
-            return await gone_in_order(link)
-        line = await link.until(lambda line: line.t in ENDS, link.bounds.run_s)
+        line = await one_more(link, bench.run("again"))
         if line is None:
             return await gone_in_order(link)
         return f"{line.t} came for the second"
@@ -86,13 +80,8 @@ async def _listener_gone_in_a_run(bench: Bench) -> str:
     async with bench.greeted() as link:
         await link.send(bench.run())
         await link.next(link.bounds.run_s)
-        link.child.close_stdout()
-        link.ended = True
         # A host that has nothing more to say may notice when it is asked again.
-        await link.send(bench.run("r2"))
-        if await link.child.wait(link.bounds.closed_s + link.bounds.slack_s) is None:
-            raise Unfit(f"still running {link.bounds.closed_s:g} s after its stdout was closed", link.lines)
-        return "it ended"
+        return await unheard(link, bench.run("r2"))
 
 
 async def _slow_reader(bench: Bench) -> str:
@@ -116,12 +105,7 @@ async def _twice_terminated(bench: Bench) -> str:
 
 async def _nothing_left_idle(bench: Bench) -> str:
     async with bench.greeted() as link:
-        link.child.terminate()
-        how = await exits(link, link.bounds.exit_s, signal.SIGTERM.name)
-        await link.child.stop(grace_s=0)
-        if link.child.swept:
-            raise Unfit(f"{link.child.swept} of its processes were left running", link.lines)
-        return how
+        return await terminated(link)
 
 
 ROUGH_CHECKS: Final[tuple[Row, ...]] = (
