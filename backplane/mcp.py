@@ -132,23 +132,30 @@ class Server:
         self._root, self._file, self._environ, self._version = root.resolve(), settings_file, environ, version
         self._greeted = False
         self._pipe: Pipe | None = None
+        self._signal: int | None = None
         self._tools: dict[str, Callable[[Any, Asked], Awaitable[Json]]] = {
             "run": self._run,
             "receipts": self._receipts,
             "validate": self._validate,
         }
 
-    async def serve(self, stdin: int, stdout: int) -> None:
-        """Answer until stdin ends or a signal comes; runs that are open then are cancelled in order."""
+    async def serve(self, stdin: int, stdout: int) -> int | None:
+        """Answer until stdin ends or a signal comes; runs that are open then are cancelled in order.
+
+        Returns:
+            The signal; None for the end of stdin.
+        """
         self._pipe = Pipe(stdout, stdin, answer=self._answer, hear=self._hear, strict=True)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._heed, tasks.cancel_scope)
             await self._pipe.run()
             tasks.cancel_scope.cancel()
+        return self._signal
 
     async def _heed(self, whole: anyio.CancelScope) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-            async for _ in signals:
+            async for number in signals:
+                self._signal = self._signal or int(number)
                 whole.cancel()
 
     async def _hear(self, told: Told) -> None:

@@ -71,11 +71,14 @@ def _manifest(name: str, settings: Settings, home: Path, environ: Mapping[str, s
     return read_manifest(kept) if kept is not None else Manifest()
 
 
-def main(settings: Settings, home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Serve on this process's stdin and stdout until the end of stdin and of the last run.
+def main(settings: Settings, home: Path, environ: Mapping[str, str]) -> tuple[int | None, tuple[str, ...]]:
+    """Serve on this process's stdin and stdout until the end of stdin and of the last run, or until a signal.
 
     Returns:
-        What was found of runs that were cut off before, a line each.
+        The signal, and what was found of runs that were cut off before, a line each.
+
+    Raises:
+        BrokenPipeError: nobody reads the hello.
     """
     line_bytes_max = settings.limits.line_bytes_max
     below = msgspec.structs.replace(settings.limits, line_bytes_max=max(line_bytes_max - FRAME_BYTES, 1))
@@ -83,10 +86,10 @@ def main(settings: Settings, home: Path, environ: Mapping[str, str]) -> tuple[st
     _widen(1)
     server = _Server(ControlPlane(msgspec.structs.replace(settings, limits=below), home, environ), line_bytes_max)
     try:
-        sidecar.main(host(settings, home, environ), server.work, line_bytes_max=line_bytes_max)
+        number = sidecar.speak(host(settings, home, environ), server.work, line_bytes_max=line_bytes_max)
     finally:
         server.plane.keeper.close()
-    return server.plane.keeper.notes + server.plane.keeper.problems
+    return number, server.plane.keeper.notes + server.plane.keeper.problems
 
 
 def _widen(stdout: int) -> None:

@@ -369,6 +369,8 @@ class _Link:
         self._gave_up_reader = False
         self._write_lock = anyio.Lock()
         self._parent = os.getppid()
+        self.signal: int | None = None
+        """The first one that came."""
 
     def can_ask(self, run: HostRun) -> bool:
         return self._stdin_open and "ask/1" in run.extensions and "ask/1" in self.host.extensions
@@ -599,6 +601,7 @@ class _Link:
     async def _heed_signals(self, whole: anyio.CancelScope) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             async for number in signals:
+                self.signal = self.signal or int(number)
                 await self._end_all(f"the host got {signal.Signals(number).name}", whole, GRACE_S)
 
     async def _watch_peer(self, whole: anyio.CancelScope) -> None:
@@ -663,21 +666,31 @@ def main(host: Host, work: Work, *, line_bytes_max: int | None = None) -> None:
 
     Args:
         line_bytes_max: longest line, both ways; None for the protocol's own.
+    """
+    try:
+        speak(host, work, line_bytes_max=line_bytes_max)
+    except (BrokenPipeError, KeyboardInterrupt):
+        os._exit(1)
+
+
+def speak(host: Host, work: Work, *, line_bytes_max: int | None = None) -> int | None:
+    """The same for a program that goes on afterwards: gives the signal that was the end, None for that of stdin.
 
     The hello goes out before the event loop is loaded: a control plane that waits for it saves that time.
+
+    Raises:
+        BrokenPipeError: nobody reads the hello.
     """
     stdout = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     line = msgspec.json.encode(host.hello()) + b"\n"
     mode = os.fstat(stdout).st_mode
-    try:
-        while line:
-            line = line[os.write(stdout, line) :]
-        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-            # Only then is the description ours alone; a terminal's is shared with the shell.
-            os.set_blocking(stdout, False)
-        link = _Link(host, work, 0, stdout, owns_process=True, line_bytes_max=line_bytes_max)
-        anyio.run(functools.partial(link.serve, said_hello=True))
-    except (BrokenPipeError, KeyboardInterrupt):
-        os._exit(1)
+    while line:
+        line = line[os.write(stdout, line) :]
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        # Only then is the description ours alone; a terminal's is shared with the shell.
+        os.set_blocking(stdout, False)
+    link = _Link(host, work, 0, stdout, owns_process=True, line_bytes_max=line_bytes_max)
+    anyio.run(functools.partial(link.serve, said_hello=True))
+    return link.signal

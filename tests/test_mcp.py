@@ -209,7 +209,7 @@ def test_a_client_that_goes_away_ends_its_runs(tmp_path: Path, backplane_home: P
         begin_slow_run(client, tmp_path)
         if way == "signal":
             client.process.send_signal(signal.SIGTERM)
-            assert client.process.wait(WAIT_S) == 0
+            assert client.process.wait(WAIT_S) == 143
     (receipt,) = receipts(backplane_home)
     assert receipt.backplane["end"]["reason"] == "cancelled"
 

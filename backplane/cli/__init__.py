@@ -87,12 +87,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code, one of `EXITS`.
     """
     streams.repair()
-    try:
-        return _command(list(sys.argv[1:] if argv is None else argv))
-    except SystemExit as end:  # argparse's way to say that the help was printed
-        return end.code if isinstance(end.code, int) else USAGE
-    except BaseException as error:  # the outermost edge: whatever it is, it becomes words and a code
-        return _report(error)
+    with streams.Interrupts() as interrupts:
+        try:
+            return _command(list(sys.argv[1:] if argv is None else argv))
+        except SystemExit as end:  # argparse's way to say that the help was printed
+            return end.code if isinstance(end.code, int) else USAGE
+        except BaseException as error:  # the outermost edge: whatever it is, it becomes words and a code
+            code = _report(error)
+            return 128 + interrupts.number if code == INTERRUPTED else code
 
 
 def _command(words: list[str]) -> int:

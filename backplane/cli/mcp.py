@@ -50,5 +50,5 @@ def _mcp(options: Options) -> int:
     mode = os.fstat(stdout).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):  # A terminal's description is shared with the shell.
         os.set_blocking(stdout, False)
-    anyio.run(server.serve, 0, stdout)
-    return 0
+    number = anyio.run(server.serve, 0, stdout)
+    return 0 if number is None else 128 + number

@@ -35,6 +35,10 @@ def _serve(options: Options) -> int:
     streams.require_descriptors()
     environ, cwd = dict(os.environ), streams.folder()
     settings = config.load(Path(options.config) if options.config else None, environ, cwd)
-    for line in server.main(settings, config.home(environ), environ):
+    try:
+        number, left_behind = server.main(settings, config.home(environ), environ)
+    except BrokenPipeError as error:
+        raise streams.ReaderGone from error
+    for line in left_behind:
         streams.complain(streams.one_line(line) + "\n")
-    return 0
+    return 0 if number is None else 128 + number

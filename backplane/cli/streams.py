@@ -11,7 +11,7 @@ import os
 import re
 import select
 import signal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +55,42 @@ def repair() -> None:
                 os.dup2(null, fd)
                 os.close(null)
             os.set_inheritable(fd, True)
+
+
+class Interrupts:
+    """While the block runs, SIGTERM and SIGHUP are what Ctrl-C is: everything under way is put right, then it ends.
+
+    Without it they would end us at once, and folders for temporary files would stay. What waits for signals itself
+    (a run, a server) takes them over meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.number: int = signal.SIGINT
+        """Of the signal that counts."""
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            # Whoever started us with a signal ignored (nohup) wants it so.
+            if signal.getsignal(number) is signal.SIG_DFL:
+                try:
+                    self._before[number] = signal.signal(number, self._interrupt)
+                except ValueError:  # Not in the main thread: then they are not ours.
+                    break
+        return self
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        for other in self._before:  # The end that is under way is not to be cut off.
+            signal.signal(other, signal.SIG_IGN)
+        self.number = number
+        by_hand = signal.getsignal(signal.SIGINT)
+        if not callable(by_hand):  # Ignored, as for a shell's job in the background.
+            raise KeyboardInterrupt
+        by_hand(signal.SIGINT, frame)  # type: ignore[arg-type]  # a frame, or None as here
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
 
 def write(text: str) -> None:

@@ -92,3 +92,46 @@ def test_a_first_start_of_eight_at_once_makes_one_store(ground: Ground) -> None:
     assert [one.end().code for one in running] == [0] * 8
     assert len(ground.rows()) == 8
     assert ground.call("receipts", "verify").code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("words", [("conform", "--", "sh", "-c", "sleep 60"), ("serve",), ("mcp",)], ids=lambda w: w[0])
+def test_a_signal_ends_every_command_in_order_and_its_code_says_which(
+    ground: Ground, words: tuple[str, ...], number: signal.Signals
+) -> None:
+    reader, writer = os.pipe()
+    running = ground.start(
+        *words, stdin=reader, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None
+    )
+    os.close(reader)
+    # At work: a hello, the children of a check, or signals taken over by the loop.
+    begun = {
+        "conform": lambda: any(ground.tmp.iterdir()),
+        "serve": lambda: b'"hello"' in running.output(),
+        "mcp": lambda: _heeds(running.pid, signal.SIGHUP),
+    }
+    running.until(begun[words[0]])
+    running.process.send_signal(number)
+    ended = running.end(30)
+    os.close(writer)
+    assert (ended.code, ended.left, list(ground.tmp.iterdir())) == (128 + number, [], [])
+    assert not any(word in ended.stderr for word in UGLY)
+
+
+def _heeds(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    rows = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(rows["SigCgt"], 16) & 1 << (number - 1))
+
+
+def test_a_signal_ends_a_command_whose_interrupts_were_ignored(ground: Ground) -> None:
+    reader, writer = os.pipe()
+    running = ground.start(
+        "validate", "-", stdin=reader, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN) and None
+    )
+    os.close(reader)
+    running.until(lambda: _heeds(running.pid, signal.SIGTERM))
+    running.process.send_signal(signal.SIGTERM)
+    ended = running.end(30)
+    os.close(writer)
+    assert (ended.code, ended.stderr) == (143, b"")
