@@ -34,14 +34,42 @@ def write_cache(node: Part | ToolSpec, out: dict[str, Any], ledger: Ledger) -> N
 
 
 def write_messages(messages: tuple[Message, ...], flavour: Flavour, ledger: Ledger) -> list[Json]:
-    """Write the messages; results leave a mixed message and come first, each as a message of its own."""
+    """Write the messages; results leave a mixed message and come first, each as a message of its own.
+
+    What only a user may show moves out of the results into a message after the last of them: between a call and its
+    result no other message may stand.
+    """
     out: list[Json] = []
+    shown: list[Json] = []
     for message in messages:
         results, rest = split_results(message, ledger)
-        out += [_write_result(result, message, place, flavour, ledger) for place, result in enumerate(results)]
-        if rest is not None:
-            out.append(_write_message(rest, flavour, ledger))
-    return out
+        for place, result in enumerate(results):
+            texts = _show(result, shown, flavour, ledger)
+            out.append(_write_result(texts, message, place, flavour, ledger))
+        if rest is None:
+            continue
+        if shown:
+            out.append({"role": "user", "content": shown})
+            shown = []
+        out.append(_write_message(rest, flavour, ledger))
+    return [*out, {"role": "user", "content": shown}] if shown else out
+
+
+def _show(result: ToolResult, shown: list[Json], flavour: Flavour, ledger: Ledger) -> ToolResult:
+    """Move what is no text out of a result into `shown`, after the id of its call; return what remains."""
+    if ledger.is_home or all(isinstance(part, Text) for part in result.content):
+        return result
+    moved: list[Json] = []
+    rest: list[Part] = []
+    for part in result.content:
+        if not isinstance(part, Media) or part.text is not None:
+            rest.append(part)
+        elif (written := _write_part(part, flavour, ledger)) is not None:
+            ledger.degrade(part.at, "media", "a result takes only text here: it moved to a user's message after it")
+            moved.append(written)
+    if moved:
+        shown += [{"type": "text", "text": f"From the result of {result.id}:"}, *moved]
+    return msgspec.structs.replace(result, content=tuple(rest))
 
 
 def _write_result(result: ToolResult, message: Message, place: int, flavour: Flavour, ledger: Ledger) -> Json:

@@ -54,7 +54,8 @@ class Sse:
         """Whether `[DONE]` was seen."""
         self.skipped = 0
         """Events whose data were no JSON."""
-        self._buffer = b""
+        self._buffer = bytearray()
+        """What has come of a line; a line of 64 MiB may come in a million pieces."""
         self._started = False
         self._data: list[bytes] = []
         self._name = b""
@@ -74,23 +75,17 @@ class Sse:
             if data[:1] == b"\n":
                 data = data[1:]
         if not self._started:
-            data = self._buffer + data
+            data = bytes(self._buffer) + data
+            self._buffer.clear()
             if _BOM.startswith(data[:3]) and len(data) < 3:
-                self._buffer = data
+                self._buffer += data
                 return out
             self._started = True
-            self._buffer = b""
             data = data.removeprefix(_BOM)
         if b"\r" in data:
             self._ends_in_cr = data.endswith(b"\r")
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        if b"\n" not in data:
-            self._buffer += data
-            self._check(len(self._buffer))
-            return out
-        lines = (self._buffer + data).split(b"\n") if self._buffer else data.split(b"\n")
-        self._buffer = lines.pop()
-        for line in lines:
+        for line in _lines(self._buffer, data):
             if line[:5] == b"data:":
                 self._data.append(line[6:] if line[5:6] == b" " else line[5:])
                 self._size += len(line)
@@ -106,7 +101,8 @@ class Sse:
     def finish(self) -> list[Json]:
         """Return what the end of the stream has cut."""
         out: list[Json] = []
-        line, self._buffer = self._buffer, b""
+        line = bytes(self._buffer)
+        self._buffer.clear()
         if line[:5] == b"data:":
             self._data.append(line[6:] if line[5:6] == b" " else line[5:])
         elif line[:1] in (b"{", b"[") and not self._data:
@@ -120,13 +116,12 @@ class Sse:
     def _field(self, line: bytes) -> None:
         if line[:6] == b"event:":
             self._name = line[6:].strip()
-        elif line[:1] == b"{" and not self._data:
-            # A server that answers JSON to a request for a stream: the whole document is one event.
-            self._data.append(line)
-        elif line == b"data":
-            self._data.append(b"")
-        elif self._data and self._data[0][:1] == b"{" and line[:1] in b' \t"}]':
-            self._data.append(line)
+            return
+        # A server that answers JSON to a request for a stream: the whole document is one event.
+        first = self._data[0] if self._data else line
+        if line == b"data" or (first[:1] == b"{" and (first is line or line[:1] in b' \t"}]')):
+            self._data.append(b"" if line == b"data" else line)
+            self._size += len(line)
 
     def _event(self, out: list[Json]) -> None:
         data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
@@ -159,25 +154,42 @@ def _with_name(value: Json, name: str) -> Json:
     return {NAME_KEY: name, "data": value}
 
 
+def _lines(begun: bytearray, data: bytes) -> list[bytes]:
+    """Cut the lines that are whole; what has begun of the next one stays in the buffer."""
+    if b"\n" not in data:
+        begun += data
+        return []
+    if begun:
+        begun += data
+        data = bytes(begun)
+        begun.clear()
+    lines = data.split(b"\n")
+    begun += lines.pop()
+    return lines
+
+
 class JsonLines:
     """One document a line; blank lines and a missing last newline are fine."""
 
     def __init__(self) -> None:
         self.skipped = 0
-        self._buffer = b""
+        self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Json]:
-        """Take bytes and return the documents that are complete."""
-        lines = (self._buffer + data).split(b"\n")
-        self._buffer = lines.pop()
+        """Take bytes and return the documents that are complete.
+
+        Raises:
+            TranslationError: `dialect_mapping_failed`, a line longer than `EVENT_BYTES_MAX`.
+        """
+        lines = _lines(self._buffer, data)
         if len(self._buffer) > EVENT_BYTES_MAX:
             raise TranslationError("dialect_mapping_failed", f"a line of a stream is over {EVENT_BYTES_MAX} bytes")
         return [value for line in lines if (value := self._line(line)) is not None]
 
     def finish(self) -> list[Json]:
         """Return what the end of the stream has cut."""
-        line, self._buffer = self._buffer, b""
-        value = self._line(line)
+        value = self._line(bytes(self._buffer))
+        self._buffer.clear()
         return [] if value is None else [value]
 
     def _line(self, line: bytes) -> Json:
@@ -196,11 +208,11 @@ class JsonArray:
 
     def __init__(self) -> None:
         self.skipped = 0
-        self._parts: list[bytes] = []
+        self._begun = bytearray()
+        """What has come of an element."""
         self._depth = 0
         self._in_text = False
         self._escaped = False
-        self._size = 0
 
     def feed(self, data: bytes) -> list[Json]:
         """Take bytes and return the elements that are complete.
@@ -231,23 +243,20 @@ class JsonArray:
                     self._element(data[start : place + 1], out)
                     start = None
         if self._depth:
-            self._parts.append(data[start:] if start is not None else data)
-            self._size += len(self._parts[-1])
-            if self._size > EVENT_BYTES_MAX:
+            self._begun += data[start:] if start is not None else data
+            if len(self._begun) > EVENT_BYTES_MAX:
                 raise TranslationError("dialect_mapping_failed", f"an element is over {EVENT_BYTES_MAX} bytes")
         return out
 
     def finish(self) -> list[Json]:
         """Forget what the end of the stream has cut; half an object says nothing."""
-        self.skipped += bool(self._parts)
-        self._parts = []
+        self.skipped += bool(self._begun)
+        self._begun.clear()
         return []
 
     def _element(self, last: bytes, out: list[Json]) -> None:
-        self._parts.append(last)
-        data = b"".join(self._parts)
-        self._parts = []
-        self._size = 0
+        data = bytes(self._begun) + last
+        self._begun.clear()
         try:
             out.append(_decode(data))
         except UNREADABLE:

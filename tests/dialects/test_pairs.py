@@ -28,8 +28,12 @@ IMAGES = st.builds(
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> ir.Conversation:
-    """A conversation that every vendor could have had: turns in order, every call answered."""
+def conversations(draw: st.DrawFn, pictures: int = 0) -> ir.Conversation:
+    """A conversation that every vendor could have had: turns in order, every call answered.
+
+    Args:
+        pictures: most of them in a result; Chat has none there.
+    """
     messages: list[ir.Message] = []
     if draw(st.booleans()):
         messages.append(ir.Message(role="system", parts=(ir.Text(text=draw(TEXTS)),)))
@@ -45,7 +49,8 @@ def conversations(draw: st.DrawFn) -> ir.Conversation:
         messages.append(ir.Message(role="assistant", parts=tuple(parts)))
         for place in range(len(calls)):
             call_id = f"call_{count - len(calls) + place}"
-            result = ir.ToolResult(id=call_id, content=(ir.Text(text=draw(TEXTS)),))
+            shown = draw(st.lists(IMAGES, max_size=pictures))
+            result = ir.ToolResult(id=call_id, content=(ir.Text(text=draw(TEXTS)), *shown))
             messages.append(ir.Message(role="tool", parts=(result,)))
     options: dict[str, Any] = {"max_tokens": draw(st.integers(1, 9999))}
     if draw(st.booleans()):
@@ -66,7 +71,7 @@ def native(conversation: ir.Conversation, name: str) -> Any:
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 @EXAMPLES
-@given(conversation=conversations())
+@given(conversation=conversations(pictures=1))
 def test_no_difference_goes_unlisted(source: str, target: str, conversation: ir.Conversation) -> None:
     document = native(conversation, source)
     done = translate(document, source, target)
