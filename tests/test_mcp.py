@@ -71,7 +71,7 @@ class Client:
 
 
 @contextmanager
-def serving(folder: Path, *, greet: bool = True) -> Iterator[Client]:
+def serving(folder: Path, *, greet: bool = True, code: int = 0) -> Iterator[Client]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [*SERVER, "--root", str(folder)], cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -85,7 +85,7 @@ def serving(folder: Path, *, greet: bool = True) -> Iterator[Client]:
         finally:
             if process.stdin is not None and not process.stdin.closed:
                 process.stdin.close()
-            assert process.wait(WAIT_S) == 0
+            assert process.wait(WAIT_S) == code
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_a_cancelled_call_ends_its_run_in_order_and_gets_no_answer(
 
 @pytest.mark.parametrize("way", ["stdin", "signal"])
 def test_a_client_that_goes_away_ends_its_runs(tmp_path: Path, backplane_home: Path, way: str) -> None:
-    with serving(tmp_path) as client:
+    with serving(tmp_path, code=143 if way == "signal" else 0) as client:
         begin_slow_run(client, tmp_path)
         if way == "signal":
             client.process.send_signal(signal.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -176,3 +177,22 @@ def test_a_bundle_that_is_not_there_and_a_folder_that_cannot_be_made_are_named(s
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="receipt_store_failed"):
         export(store, row.run_id, tmp_path / "file" / "bundle")
+
+
+@pytest.mark.parametrize("name", ["receipt.json", "patch.diff"])
+@pytest.mark.parametrize("kind", ["a link", "a pipe", "a folder"])
+def test_only_files_of_a_foreign_folder_are_read(store: Store, tmp_path: Path, name: str, kind: str) -> None:
+    folder, place = tmp_path / "bundle", tmp_path / "bundle" / name
+    folder.mkdir()
+    (folder / "receipt.json").write_bytes(b"".join(canonical_chunks(seal(claiming(None, sha256_hex(b"a patch"))))))
+    (folder / "patch.diff").write_text("a patch")
+    place.rename(tmp_path / "elsewhere")
+    if kind == "a link":
+        place.symlink_to(tmp_path / "elsewhere")
+    elif kind == "a pipe":
+        os.mkfifo(place)
+    else:
+        place.mkdir()
+    with pytest.raises(ConfigError, match="is no regular file"):
+        import_bundle(store, folder)
+    assert store.list() == []

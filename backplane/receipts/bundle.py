@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -89,8 +90,8 @@ def import_bundle(store: Store, path: Path) -> Row:
     if not path.is_dir():
         receipt = parse_receipt(_read(path), str(path))
         return store.adopt(receipt, _patch_inside(receipt))
-    receipt = parse_receipt(_read(path / RECEIPT), str(path / RECEIPT))
-    patch = _read(path / PATCH) if (path / PATCH).is_file() else b""
+    receipt = parse_receipt(_read_inside(path / RECEIPT), str(path / RECEIPT))
+    patch = _read_inside(path / PATCH) if os.path.lexists(path / PATCH) else b""
     _check_vouched(receipt, path / PATCH, patch)
     return store.adopt(receipt, patch)
 
@@ -134,10 +135,24 @@ def _patch_inside(receipt: Receipt) -> bytes:
 
 
 def _check_vouched(receipt: Receipt, path: Path, patch: bytes) -> None:
-    if patch and patch_hash(receipt) is None:
+    expected = patch_hash(receipt)
+    if patch and expected is None:
         raise StoreError("receipt_hash_mismatch", f"{path}: the receipt does not vouch for this patch")
-    for fault in patch_faults(receipt, path):
+    if patch and canonical.sha256_hex(patch) != expected:  # Of what was read: the file may be another one by now.
+        raise StoreError("receipt_hash_mismatch", f"{path}: the patch is not the one that the receipt names")
+    for fault in patch_faults(receipt, path) if not patch else ():
         raise StoreError("receipt_hash_mismatch", f"{path}: {fault}")
+
+
+def _read_inside(path: Path) -> bytes:
+    """A file of a foreign folder, which may hold links that lead out of it and pipes that nobody writes to."""
+    try:
+        is_file = stat.S_ISREG(path.lstat().st_mode)
+    except OSError as error:
+        raise ConfigError("config_invalid", f"{path} cannot be read: {error.strerror}") from error
+    if not is_file:
+        raise ConfigError("config_invalid", f"{path} is no regular file", hint="export it anew")
+    return _read(path)
 
 
 def _read(path: Path) -> bytes:
