@@ -276,6 +276,8 @@ async def _id_in_use(bench: Bench) -> str:
         if line is None:
             raise Unfit("no end came of the run that was open", link.lines)
         _final(line)
+        if sum(line.t in ENDS for line in link.lines) == 1:
+            await link.until(lambda line: line.t in ENDS, link.bounds.pong_s)
         await link.next(link.bounds.quiet_s)
         answers = [line for line in link.lines if line.t == "fatal"]
         twice = sum(line.t in ENDS and line.get("ref_id") == "r1" for line in link.lines) == 2
