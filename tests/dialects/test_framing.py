@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from hypothesis import strategies as st
 from backplane.dialects import StreamTranslation, dialect, framing
 from backplane.errors import TranslationError
 from tests.dialects import dialect_corpus
+
+IN_TIME_S = 20.0
+"""Linear work takes a tenth of this, quadratic work a multiple; a loaded machine does neither."""
 
 CHUNKS = [{"a": 1}, {"text": "zwei\n\nund é漢🦀"}, {"b": [1, {"c": '}]"\\'}]}, {"d": "data: x"}]
 
@@ -101,6 +105,25 @@ def test_an_event_without_end_is_refused_at_its_limit(kind: Any, monkeypatch: py
     reader.feed(b'{"a":"' + b"x" * 80)
     with pytest.raises(TranslationError, match="100 bytes"):
         reader.feed(b"x" * 80)
+
+
+@pytest.mark.parametrize("line", [b"data\n", b' "a": 1,\n', b"data: 1\n"], ids=["empty data", "a document", "data"])
+def test_an_event_of_lines_without_end_is_refused_at_its_limit(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framing, "EVENT_BYTES_MAX", 100)
+    reader = framing.Sse()
+    reader.feed(b"{\n")
+    with pytest.raises(TranslationError, match="100 bytes"):
+        [reader.feed(line) for _ in range(100)]
+
+
+@pytest.mark.parametrize("form", ["sse", "lines", "array"])
+def test_a_long_event_in_small_pieces_is_read_in_time(form: str) -> None:
+    frames = {"sse": b'data: {"a":"%s"}\n\n', "lines": b'{"a":"%s"}\n', "array": b'[{"a":"%s"}]'}
+    whole = frames[form] % (b"x" * (8 << 20))
+    reader, began_s = framing.FRAMINGS[form](), time.monotonic()
+    found = [doc for start in range(0, len(whole), 256) for doc in reader.feed(whole[start : start + 256])]
+    assert [len(doc["a"]) for doc in found] == [8 << 20]
+    assert time.monotonic() - began_s < IN_TIME_S
 
 
 @pytest.mark.parametrize("name", dialect_corpus.NAMES)
