@@ -47,6 +47,8 @@ class _Choice:
         """Member and block that text goes to."""
         self.calls: dict[int, list[Any]] = {}
         """Native place of a call → block, texts, whether it is open, id."""
+        self.grown: dict[int, list[Any]] = {}
+        """Block → its call, where it was not yet looked whether this is whole; to look at all would be quadratic."""
         self.last_call = 0
         self.has_calls = False
         self.has_stopped = False
@@ -194,6 +196,7 @@ class ChatReader:
             text = json_text(text)
         if type(text) is str and text:
             known[1].append(text)
+            state.grown[known[0]] = known
             out.append(PartDelta(known[0], text, "arguments", state.number))
 
     def _start_call(
@@ -202,11 +205,12 @@ class ChatReader:
         if state.open is not None:
             out.append(PartStopped(state.open[1], None, state.number))
             state.open = None
-        for other in state.calls.values():
+        for _, other in sorted(state.grown.items()):
             # A call whose arguments are not whole yet may go on in turns with this one.
             if other[2] and parse_json("".join(other[1])) is not None:
                 other[2] = False
                 out.append(PartStopped(other[0], None, state.number))
+        state.grown.clear()
         index = state.next_index
         state.next_index += 1
         state.has_calls = True

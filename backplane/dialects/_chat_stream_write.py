@@ -101,7 +101,7 @@ class ChatWriter(BaseWriter):
 
     def _lose_mark(self, event: PartDelta) -> None:
         if event.field == "citation":
-            self.ledger.drop("", "citation", "no citations in this stream")
+            self.ledger.drop(event.value.at, "citation", "no citations in this stream")
         elif self.once(f"signature {event.index}"):
             self.ledger.drop("", "signature", f"only {self.ledger.source} can read it")
 

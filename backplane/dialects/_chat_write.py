@@ -269,11 +269,11 @@ def _write_said(
         if content or content == "" or (is_list and content is not None):
             out["content"] = content
         return
-    texts = []
+    texts: list[str] = []
     for part in parts:
         if type(part) is Text:
+            _write_citations(part, sum(map(len, texts)), out, ledger)
             texts.append(part.text)
-            _write_citations(part, out, ledger)
             lose_marks(part, ledger)
             give_back(part, {}, ledger)
         else:
@@ -284,9 +284,9 @@ def _write_said(
         ledger.degrade(message.at, "order", f"{len(texts)} texts became one")
 
 
-def _write_citations(part: Text, out: dict[str, Any], ledger: Ledger) -> None:
+def _write_citations(part: Text, begin: int, out: dict[str, Any], ledger: Ledger) -> None:
     for citation in part.citations:
-        if (body := address_citation(citation, ledger)) is None:
+        if (body := address_citation(citation, part, ledger, begin)) is None:
             continue
         annotation: dict[str, Any] = {"type": "url_citation", "url_citation": body}
         give_back(citation, annotation, ledger)

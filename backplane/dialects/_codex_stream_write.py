@@ -9,6 +9,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects._codex_read import NAME
+from backplane.dialects._codex_write import write_citations
 from backplane.dialects._losses import lose_part
 from backplane.dialects._stream import BaseWriter
 from backplane.ir import (
@@ -124,10 +125,11 @@ class CodexWriter(BaseWriter):
         place = self.places[event.index]
         item = self.items[place]
         block = self.sum.blocks[0, event.index]
-        if event.field in ("signature", "citation"):
-            if self.once(f"{event.field} {event.index}"):
-                code: str = event.field
-                self.ledger.drop(block.part.at, code, "not said in this stream")
+        if event.field == "citation":
+            return []  # said at the end, when the text that it stands on is known
+        if event.field == "signature":
+            if self.once(f"signature {event.index}"):
+                self.ledger.drop(block.part.at, "signature", "not said in this stream")
             return []
         self.sent.add((0, event.index))
         self.texts[event.index].append(event.text)
@@ -171,12 +173,18 @@ class CodexWriter(BaseWriter):
             item["input"] = text
             out.append(self._event("custom_tool_call_input.done", input=text, **where))
         elif item["type"] == "reasoning":
-            inner = {"type": "summary_text", "text": text}
+            inner: dict[str, Any] = {"type": "summary_text", "text": text}
             item["summary"] = [inner] if text else []
             out.append(self._event("reasoning_summary_text.done", summary_index=0, text=text, **where))
             out.append(self._event("reasoning_summary_part.done", summary_index=0, part=inner, **where))
         else:
             inner = _content(self.sum.blocks[0, index].part, text)
+            part = self.sum.part(0, index)
+            if isinstance(part, Text) and part.citations:
+                inner["annotations"] = write_citations(part, self.ledger)
+            for spot, one in enumerate(inner.get("annotations", ())):
+                more = {"content_index": 0, "annotation_index": spot, "annotation": one}
+                out.append(self._event("output_text.annotation.added", **more, **where))
             item |= {"content": [inner], "status": "completed"}
             if inner["type"] == "refusal":
                 out.append(self._event("refusal.done", content_index=0, refusal=text, **where))

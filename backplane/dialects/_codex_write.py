@@ -112,7 +112,7 @@ def write_part(part: Part, ledger: Ledger, *, is_said: bool = False) -> Json:
         kind = shape(part, NAME, "##type") if ledger.is_home else None
         kind = kind or ("output_text" if is_said else "input_text")
         out = {"type": kind, "text": part.text}
-        annotations = _write_citations(part, ledger)
+        annotations = write_citations(part, ledger)
         if annotations or (is_said and not ledger.is_home):
             out["annotations"] = annotations
     elif isinstance(part, Refusal):
@@ -132,12 +132,13 @@ def write_part(part: Part, ledger: Ledger, *, is_said: bool = False) -> Json:
     return out
 
 
-def _write_citations(part: Text, ledger: Ledger) -> list[Json]:
+def write_citations(part: Text, ledger: Ledger) -> list[Json]:
+    """Write the citations of a text; those without an address are left out and reported."""
     out = []
     for citation in part.citations:
-        if (body := address_citation(citation, ledger)) is None:
+        if (body := address_citation(citation, part, ledger)) is None:
             continue
-        kind = "url_citation" if citation.kind == "url" else citation.kind
+        kind = citation.kind if ledger.is_home and citation.kind != "url" else "url_citation"
         body = {"type": kind, **body} if kind else body
         give_back(citation, body, ledger)
         out.append(body)

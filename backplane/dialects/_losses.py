@@ -85,14 +85,23 @@ def split_results(message: Message, ledger: Ledger) -> tuple[list[ToolResult], M
     return results, msgspec.structs.replace(message, role="user", parts=others, native_role=None, ext={}, flat=flat)
 
 
-def address_citation(citation: Citation, ledger: Ledger) -> dict[str, Any] | None:
-    """Write a citation as OpenAI does, by an address and its span in the text; None where it has none."""
-    if not ledger.is_home and (citation.url is None or citation.start is None or citation.end is None):
-        ledger.drop(citation.at, "citation", "only a URL with its span can be said here")
+def address_citation(citation: Citation, part: Text, ledger: Ledger, begin: int = 0) -> dict[str, Any] | None:
+    """Write a citation as OpenAI does, by an address and its span in the text; None where it has no address.
+
+    Args:
+        part: the text that it stands on; all of it is the span where the source says none.
+        begin: where this text begins in the one that is written, in characters.
+    """
+    if citation.url is None and not ledger.is_home:
+        ledger.drop(citation.at, "citation", "only an address can be cited here")
         return None
-    pairs = (("url", citation.url), ("title", citation.title), ("start_index", citation.start),
-             ("end_index", citation.end))  # fmt: skip
-    body: dict[str, Any] = {key: value for key, value in pairs if value is not None}
+    start, end = citation.start, citation.end
+    if not ledger.is_home and (start is None or end is None):
+        start, end = 0, len(part.text)
+        ledger.degrade(citation.at, "citation", "its span here is the text that it stands on")
+    body: dict[str, Any] = {"url": citation.url, "title": citation.title}
+    body |= {key: value + begin for key, value in (("start_index", start), ("end_index", end)) if value is not None}
+    body = {key: value for key, value in body.items() if value is not None}
     if not ledger.is_home:
         body.setdefault("title", citation.url)
     if citation.quote is not None:

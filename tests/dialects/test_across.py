@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from backplane.dialects import translate
+from backplane import ir
+from backplane.dialects import StreamTranslation, sum_stream, translate
 from tests.dialects.dialect_corpus import NAMES
 
 CHATS = ("openai", "kimi", "copilot")
 SHOT = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
-CALLS = [{"type": "tool_use", "id": name, "name": "shot", "input": {}} for name in ("t1", "t2")]
+CALLS: list[dict[str, Any]] = [{"type": "tool_use", "id": name, "name": "shot", "input": {}} for name in ("t1", "t2")]
 
 
 def results(*content: list[Any], more: tuple[Any, ...] = ()) -> dict[str, Any]:
@@ -66,3 +67,93 @@ def test_what_a_user_cannot_show_either_is_dropped_from_a_result_and_named() -> 
 def test_a_picture_stays_in_its_result_where_the_target_takes_it(target: str) -> None:
     done = translate(results([SHOT], [SHOT]), "claude", target)
     assert not [loss for loss in done.losses if loss.code == "media"]
+
+
+FOUND = {
+    "type": "web_search_result_location", "url": "https://example.org/w", "title": "Water", "cited_text": "it is wet",
+    "encrypted_index": "abc",
+}  # fmt: skip
+PAPER = {
+    "type": "char_location", "document_index": 0, "document_title": "D", "cited_text": "x", "start_char_index": 0,
+    "end_char_index": 4,
+}  # fmt: skip
+CITED = [
+    {"type": "text", "text": "As said: "},
+    {"type": "text", "text": "water is wet", "citations": [FOUND, PAPER]},
+]
+
+
+def message(content: list[Any], stop: str = "end_turn") -> dict[str, Any]:
+    return {
+        "id": "m1", "type": "message", "role": "assistant", "model": "m", "stop_reason": stop, "stop_sequence": None,
+        "usage": {"input_tokens": 1, "output_tokens": 2}, "content": content,
+    }  # fmt: skip
+
+
+def chunks(content: list[Any], stop: str = "end_turn") -> list[Any]:
+    """The same answer as a stream: citations before and after the words, as the service may send them."""
+    out: list[Any] = [{"type": "message_start", "message": {**message([]), "stop_reason": None}}]
+    for index, block in enumerate(content):
+        head = {"type": "text", "text": ""}
+        out.append({"type": "content_block_start", "index": index, "content_block": head})
+        deltas = [{"type": "citations_delta", "citation": citation} for citation in block.get("citations", ())]
+        deltas.insert(1, {"type": "text_delta", "text": block["text"]})
+        out += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
+        out.append({"type": "content_block_stop", "index": index})
+    delta = {"stop_reason": stop, "stop_sequence": None}
+    out.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 2}})
+    return [*out, {"type": "message_stop"}]
+
+
+@pytest.mark.parametrize("target", CHATS)
+def test_a_citation_of_an_address_spans_its_block_in_the_joined_text(target: str) -> None:
+    done = translate(message(CITED), "claude", target, "response")
+    said = done.value["choices"][0]["message"]
+    (annotation,) = said["annotations"]
+    assert annotation["type"] == "url_citation"
+    cited = annotation["url_citation"]
+    assert (cited["url"], cited["title"]) == ("https://example.org/w", "Water")
+    assert said["content"][cited["start_index"] : cited["end_index"]] == "water is wet"
+    kinds = [(loss.path, loss.kind) for loss in done.losses if loss.code == "citation"]
+    assert kinds == [
+        ("/content/1/citations/0", "degraded"),
+        ("/content/1/citations/0", "dropped"),  # the words cited
+        ("/content/1/citations/1", "dropped"),
+    ]
+
+
+def test_a_citation_of_an_address_spans_its_own_text_among_items() -> None:
+    (item,) = translate(message(CITED), "claude", "codex", "response").value["output"]
+    (cited,) = item["content"][1]["annotations"]
+    address = {"type": "url_citation", "url": "https://example.org/w", "title": "Water"}
+    assert cited == {**address, "start_index": 0, "end_index": len("water is wet")}
+
+
+def test_spans_of_two_items_hold_in_the_text_that_they_become() -> None:
+    spans = [{"type": "url_citation", "url": "https://example.org/1", "title": "1", "start_index": 1, "end_index": 3}]
+    texts = [{"type": "output_text", "text": text, "annotations": spans} for text in ("abcd", "efgh")]
+    item = {"type": "message", "id": "i", "role": "assistant", "status": "completed", "content": texts}
+    answer = {"id": "r", "object": "response", "created_at": 1, "model": "m", "status": "completed", "output": [item]}
+    said = translate(answer, "codex", "openai", "response").value["choices"][0]["message"]
+    places = [(one["url_citation"]["start_index"], one["url_citation"]["end_index"]) for one in said["annotations"]]
+    assert [said["content"][start:end] for start, end in places] == ["bc", "fg"]
+
+
+@pytest.mark.parametrize("target", ["codex", "claude"])
+def test_citations_of_a_stream_stand_on_their_text(target: str) -> None:
+    stream = StreamTranslation("claude", target)
+    made = [out for chunk in chunks(CITED) for out in stream.feed(chunk)] + stream.finish()
+    (candidate,) = sum_stream(made, target).value.candidates
+    cited = [[one.url for one in part.citations] for part in candidate.message.parts if isinstance(part, ir.Text)]
+    assert cited == ([[], ["https://example.org/w"]] if target == "codex" else [[], ["https://example.org/w", None]])
+
+
+def test_citations_of_items_are_said_before_their_text_is_done() -> None:
+    stream = StreamTranslation("claude", "codex")
+    made = [out for chunk in chunks(CITED) for out in stream.feed(chunk)] + stream.finish()
+    kinds = [chunk["type"] for chunk in made]
+    (place,) = [place for place, kind in enumerate(kinds) if kind == "response.output_text.annotation.added"]
+    assert kinds[place + 1] == "response.output_text.done"
+    assert made[place]["annotation"] == made[-1]["response"]["output"][1]["content"][0]["annotations"][0]
+    assert [chunk["sequence_number"] for chunk in made] == list(range(len(made)))
+    assert [loss.path for loss in stream.losses if loss.code == "citation" and loss.kind == "dropped"]
