@@ -36,6 +36,7 @@ CODE_UNSAID = 127
 """Exit code of a child that never became the program, as shells have it."""
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_SET_SECCOMP, SECCOMP_FILTER = 22, 2
@@ -113,6 +114,8 @@ def guard(
     """
     for number in (_signal.SIGINT, _signal.SIGHUP, _signal.SIGTERM, _signal.SIGQUIT):
         _signal.signal(number, _signal.SIG_IGN)
+    # A host of the same user could take our memory or our socket else, and speak in our name.
+    _libc("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
     plane = -1
     if not cage.get("first"):  # The first process of a namespace gets all orphans, and dies by the kernel's own hand.
         # A forked copy of the control plane may hold the socket open after its death.

@@ -46,6 +46,7 @@ class Link(Protocol):
     exit: Exit | None
     stderr_dropped: int
     swept: int
+    guard_lost: bool
 
     @property
     def stderr_tail(self) -> bytes: ...
@@ -206,6 +207,7 @@ class _MemoryLink:
         self.exit: Exit | None = None
         self.stderr_dropped = 0
         self.swept = 0
+        self.guard_lost = False
         self.scope = anyio.CancelScope()
         self._tail = b""
         self._ended = anyio.Event()

@@ -378,7 +378,8 @@ def _uncontained(isolation: str, guarded: bool) -> dict[str, Json]:
     if guarded:
         gap = "if the guard itself is killed, who has left the session stays"
         kinds["processes"] = {"state": "partial", "by": ["guard"], "gap": gap}
-        kinds["environment"] = {"state": "enforced", "by": ["allow list"]}
+        gap = "what /proc shows of this user's other processes, ours too"
+        kinds["environment"] = {"state": "partial", "by": ["allow list"], "gap": gap}
     return {"isolation": isolation, "layers": [], "kinds": kinds}
 
 

@@ -867,6 +867,8 @@ class Run:
             if self._intake.hooks is not None:
                 self.facts.added["hooks"] = self._intake.hooks.to_wire()
             self.facts.ended(link.stderr_tail, link.stderr_dropped, link.swept)
+            if link.guard_lost:
+                self.facts.added["guard"] = "lost"
         if self._cell is not None:
             self._cell.close(self.facts.added)
         if workspace is not None and not self._sent:
@@ -879,7 +881,7 @@ class Run:
             workspace,
             end,
             duration_s=time.monotonic() - self._started,
-            cleaned=self._link is not None and self._link.swept == 0,
+            cleaned=self._link is not None and self._link.swept == 0 and not self._link.guard_lost,
             remote=self._remote,
         )
 

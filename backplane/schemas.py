@@ -168,6 +168,7 @@ _BACKPLANE: Final[Json] = _object(
     usage=_object("Whose word each counter of the receipt's usage is."),
     endpoints={"description": "Network addresses of the backend itself, which no rule closes.", "type": "array"},
     start={"description": "cold or warm.", "type": "string"},
+    guard={"description": "`lost`: it was killed, so nobody knows whether all of the host is gone.", "type": "string"},
     durability={"description": "What a power cut could still take, or has taken.", **_TEXT_OR_OBJECT},
     negotiation=_object("Requirements against the manifest, with the smallest change that would satisfy it."),
     hooks=_object(

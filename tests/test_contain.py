@@ -465,8 +465,20 @@ async def test_off_puts_nothing_around_a_host_and_says_so(backplane_home: Path, 
     assert states == {
         **dict.fromkeys(("files", "sockets", "network", "syscalls", "limits"), "none"),
         "processes": "partial",
-        "environment": "enforced",
+        "environment": "partial",
     }
+
+
+@pytest.mark.parametrize("hidden", [(), ("landlock",), ("bubblewrap",), ("bubblewrap", "landlock")])
+async def test_the_environment_of_the_control_plane_is_closed_or_the_label_says_that_it_is_not(
+    hidden: tuple[Name, ...], found: Probe, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    host = cell(tmp_path / "bin", f"'PATH=' in read('/proc/{os.getpid()}/environ')")
+    said, held = await ask(control(backplane_home, without(found, *hidden)), host, root)
+    state = held["kinds"]["environment"]["state"]
+    assert state == ("partial" if "bubblewrap" in hidden else "enforced")
+    assert not (said and state == "enforced")
+    assert said == (state == "partial") or os.geteuid() != 0
 
 
 async def test_a_function_of_this_process_cannot_be_contained(backplane_home: Path, root: Path) -> None:
@@ -821,7 +833,7 @@ def test_a_label_says_partial_where_a_gap_is_known(found: Probe) -> None:
         "processes": "partial",
         "syscalls": "none",
         "limits": "none",
-        "environment": "enforced",
+        "environment": "partial",
     }
     assert bare.gaps() == {}
 

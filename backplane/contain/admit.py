@@ -64,7 +64,8 @@ def refuse(
             if reason:
                 missing.append(f"{name} held by 'os': {reason}")
     if missing:
-        fixes = dict.fromkeys(layer.fix for layer in found.layers() if layer.fix) if found is not None else {}
+        layers = found.layers() if found is not None else ()
+        fixes = dict.fromkeys(layer.fix for layer in layers if layer.fix and layer.name != "cgroup")  # never needed
         hint = "; ".join(fixes) or "run it as a program of its own, or ask for less"
         raise CapabilityError("capability_unsupported", "; ".join(missing), hint=hint)
 

@@ -72,7 +72,7 @@ def label(held: Held) -> dict[str, Json]:
         "processes": _processes(held),
         "syscalls": _syscalls(held),
         "limits": _limits(held),
-        "environment": _environment(),
+        "environment": _environment(held),
     }
     layers = [
         {
@@ -113,6 +113,7 @@ def _write_gaps(held: Held) -> list[str]:
     gaps = []
     if not held.found.bubblewrap.usable:
         gaps.append("modes, owners and times of files outside the workspace")
+        gaps.append("this user's terminals and shared memory (/dev/pts, /dev/shm)")
         if held.profile.deny_read or held.profile.deny_write:
             gaps.append("rules on single files of the workspace")
     return gaps
@@ -182,8 +183,10 @@ def _syscalls(held: Held) -> dict[str, Json]:
     return _none("the calls of this machine are not known" if held.filtered else "nothing asked for it")
 
 
-def _environment() -> dict[str, Json]:
-    return _state(["allow list"], [])
+def _environment(held: Held) -> dict[str, Json]:
+    # Landlock keeps an ordinary user's host from reading there, and root's not.
+    hidden = held.found.bubblewrap.usable
+    return _state(["allow list"], [] if hidden else ["what /proc shows of this user's other processes, ours too"])
 
 
 def _by(layer: Layer, name: str = "") -> str:

@@ -87,6 +87,8 @@ class Child:
         self.stderr_dropped = 0
         self.swept = 0
         """Descendants that had to be killed at the end, the program itself not counted."""
+        self.guard_lost = False
+        """The guard did not see it through, whatever was said in its name: who left session and parents may live."""
         self._leader = leader  # The guard, or the program where there is none.
         self._guarded = guarded
         self._namespaced = namespaced  # What the guard calls by number has another one here.
@@ -196,6 +198,7 @@ class Child:
         if not self._sweep_reported:
             await self._sweep()
         await self._reap()
+        self.guard_lost = self._guarded and self._leader.returncode != 0
         with anyio.move_on_after(LAST_WORDS_S_MAX):
             await self._until(lambda: self._stderr_ended)
         self._gone = True

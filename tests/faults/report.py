@@ -99,6 +99,7 @@ def run_as_nobody(report: Path) -> str:
         words = [*as_nobody(), python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={folder / 'xml'}"]
         words += ["tests/faults/test_process_faults.py", "tests/faults/test_workspace_faults.py"]
         words += ["tests/faults/test_resource_faults.py", "tests/faults/test_start_faults.py"]
+        words += ["tests/faults/test_guard_faults.py"]
         words += ["-k", "f02 or f05 or f12 or f42 or f45 or f58 or started"]
         done = subprocess.run(words, cwd=ROOT, env=environ, check=False)
         if (folder / "xml").exists():
