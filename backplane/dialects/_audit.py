@@ -40,7 +40,7 @@ def unnamed(
     for pointer, before, after in differences:
         if is_named(pointer, named):
             continue
-        kind, code, reason = _judge(pointer, before, after, text, there)
+        kind, code, reason = _judge(pointer, before, after, named, text, there)
         size = None if before is _MISSING else len(json_text(before))
         out.append(
             Loss(path=pointer, dialect=source, target=target, kind=kind, code=code, reason=reason, size_chars=size)
@@ -54,13 +54,15 @@ def unnamed(
     return tuple(out)
 
 
-def _judge(pointer: str, before: Any, after: Any, text: str, there: set[Any]) -> tuple[LossKind, str, str]:
+def _judge(
+    pointer: str, before: Any, after: Any, named: set[str], text: str, there: set[Any]
+) -> tuple[LossKind, str, str]:
     if before is _MISSING:
         return "synthesised", "shape", "the target always says it"
-    told = [leaf for at, leaf in placed_leaves(before, pointer) if not _is_label(at)]
+    told = [placed for placed in placed_leaves(before, pointer) if not _is_label(placed[0])]
     if not told and not _is_label(pointer):
-        told = list(leaves(before))  # it is nothing but a label: that one counts
-    if before in NOTHING or all(_stands(leaf, text, there) for leaf in told):
+        told = list(placed_leaves(before, pointer))  # it is nothing but a label: that one counts
+    if before in NOTHING or all(is_named(at, named) or _stands(leaf, text, there) for at, leaf in told):
         return "degraded", "shape", "said in another place or another form"
     if after is _MISSING:
         return "dropped", "unaccounted", "it did not come back"
