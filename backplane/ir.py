@@ -122,6 +122,11 @@ class ToolUse(Part, frozen=True, kw_only=True, gc=False):
     id_made: bool = False
     """The vendor gave no id, this one was made here and never goes back to that vendor."""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether its arguments are no JSON, as those are that a limit cut: it must not be run."""
+        return self.kind == "function" and isinstance(self.input, str)
+
 
 class ToolResult(Part, frozen=True, kw_only=True, gc=False):
     """What a tool gave back; `id` is that of its call."""

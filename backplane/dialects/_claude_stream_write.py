@@ -59,7 +59,7 @@ class ClaudeWriter(BaseWriter):
         return written
 
     def on_started(self, event: PartStarted) -> list[Json]:
-        if self.lose_choice(event.choice):
+        if self.lose_choice(event.choice) or self.lose_late():
             return []
         if self.current is not None:
             self.waiting.append(event)

@@ -72,9 +72,11 @@ class CodexWriter(BaseWriter):
         }  # fmt: skip
 
     def on_started(self, event: PartStarted) -> list[Json]:
-        if self.lose_choice(event.choice):
+        if self.lose_choice(event.choice) or self.lose_late():
             return []
         out = self._begin()
+        if event.index in self.places:
+            out += self._finish_item(event.index)  # begun anew before its end
         part, place = event.part, len(self.items)
         item: dict[str, Any]
         more: list[Json] = []
@@ -163,11 +165,13 @@ class CodexWriter(BaseWriter):
     def _finish_item(self, index: int) -> list[Json]:
         place = self.places[index]
         item = self.items[place]
+        part = self.sum.part(0, index)
         text = "".join(self.texts[index])
         where: dict[str, Any] = {"item_id": item["id"], "output_index": place}
         out: list[Json] = []
         if item["type"] == "function_call":
-            item |= {"arguments": text, "status": "completed"}
+            is_cut = isinstance(part, ToolUse) and part.is_cut
+            item |= {"arguments": text, "status": "incomplete" if is_cut else "completed"}
             out.append(self._event("function_call_arguments.done", arguments=text, name=item["name"], **where))
         elif item["type"] == "custom_tool_call":
             item["input"] = text
@@ -179,7 +183,6 @@ class CodexWriter(BaseWriter):
             out.append(self._event("reasoning_summary_part.done", summary_index=0, part=inner, **where))
         else:
             inner = _content(self.sum.blocks[0, index].part, text)
-            part = self.sum.part(0, index)
             if isinstance(part, Text) and part.citations:
                 inner["annotations"] = write_citations(part, self.ledger)
             for spot, one in enumerate(inner.get("annotations", ())):

@@ -267,7 +267,7 @@ def _write_own(part: Part, ledger: Ledger, place: int, *, is_answer: bool) -> Js
         if part.input not in ({}, "") or key not in absent:
             out[key] = arguments_text(part)
         if is_answer and not ledger.is_home:
-            out |= {"id": f"fc_{place}", "status": "completed"}
+            out |= {"id": f"fc_{place}", "status": "incomplete" if part.is_cut else "completed"}
     elif isinstance(part, Thinking):
         if not is_answer and not ledger.is_home:
             # Without the vendor's own proof it would look for the thinking among what it keeps.

@@ -304,6 +304,12 @@ class BaseWriter:
             self.ledger.drop(f"/choices/{choice}", "candidates", "the target has one answer")
         return True
 
+    def lose_late(self) -> bool:
+        """Whether the stream has ended, so that no block can begin any more; reported once."""
+        if self.sum.has_ended and self.once("late"):
+            self.ledger.drop("", "order", "it came after the end of the stream")
+        return self.sum.has_ended
+
     def head(self, event: PartStarted) -> PartDelta | None:
         """Return what a block says already when it begins, as its first piece; None when it says nothing."""
         part = event.part

@@ -157,3 +157,53 @@ def test_citations_of_items_are_said_before_their_text_is_done() -> None:
     assert made[place]["annotation"] == made[-1]["response"]["output"][1]["content"][0]["annotations"][0]
     assert [chunk["sequence_number"] for chunk in made] == list(range(len(made)))
     assert [loss.path for loss in stream.losses if loss.code == "citation" and loss.kind == "dropped"]
+
+
+HALF = '{"path": "a.txt", "text": "half of i'
+
+
+def cut_call() -> list[Any]:
+    """A stream that a limit cut in the arguments of a call."""
+    call = {"type": "tool_use", "id": "t1", "name": "write", "input": {}}
+    first, *_, last = chunks([], "max_tokens")
+    piece = {"type": "input_json_delta", "partial_json": HALF}
+    return [
+        first,
+        {"type": "content_block_start", "index": 0, "content_block": call},
+        {"type": "content_block_delta", "index": 0, "delta": piece},
+        {"type": "content_block_stop", "index": 0},
+        chunks([], "max_tokens")[-2],
+        last,
+    ]
+
+
+@pytest.mark.parametrize("target", NAMES)
+def test_a_call_that_a_limit_cut_keeps_its_half_and_the_reason(target: str) -> None:
+    stream = StreamTranslation("claude", target)
+    made = [out for chunk in cut_call() for out in stream.feed(chunk)] + stream.finish()
+    (candidate,) = sum_stream(made, target).value.candidates
+    (call,) = [part for part in candidate.message.parts if isinstance(part, ir.ToolUse)]
+    assert candidate.stop == "max_tokens"
+    if target == "gemini":  # takes only objects; that they are none is named
+        assert call.input == {"arguments": HALF}
+        assert [loss.path for loss in stream.losses if loss.code == "arguments"] == ["/content/0"]
+    else:
+        assert call.is_cut
+        assert call.input == HALF
+
+
+def test_a_call_that_a_limit_cut_is_no_complete_item() -> None:
+    stream = StreamTranslation("claude", "codex")
+    made = [out for chunk in cut_call() for out in stream.feed(chunk)] + stream.finish()
+    done = [chunk["item"]["status"] for chunk in made if chunk["type"] == "response.output_item.done"]
+    assert done == ["incomplete"]
+    assert made[-1]["response"]["output"][0]["status"] == "incomplete"
+    answer = translate(made[-1]["response"], "codex", "openai", "response").value
+    back = translate(answer, "openai", "codex", "response").value
+    assert back["output"][0]["status"] == "incomplete"
+    assert back["output"][0]["arguments"] == HALF
+
+
+def test_what_is_named_piece_by_piece_is_not_called_unaccounted() -> None:
+    done = translate(message(CITED), "claude", "codex", "response")
+    assert [loss.path for loss in done.losses if loss.code == "unaccounted"] == []
