@@ -39,12 +39,13 @@ NATIVELY: Final = (
     "tool_ask_user", "session_resume", "session_fork", "mcp_client",
 )  # fmt: skip
 BY_SHELL: Final = restricted("by commands of its shell; it has no tool of its own for it")
+BY_US: Final = ("hooks_pre_tool_use", "hooks_post_tool_use", "checkpointing", "structured_output_json_schema")
 HOST: Final = Host(
     id="codex",
     capabilities={
         **dict.fromkeys(NATIVELY, NATIVE),
         **dict.fromkeys(("tool_read", "tool_glob", "tool_grep"), BY_SHELL),
-        **dict.fromkeys(("hooks_pre_tool_use", "checkpointing", "structured_output_json_schema"), EMULATED),
+        **dict.fromkeys(BY_US, EMULATED),
     },
     extensions=(*EXTENSIONS, "session/1", "input/1", "interrupt/1"),
 )
@@ -132,13 +133,14 @@ def settings_of(run: HostRun, options: Options, env: dict[str, str]) -> dict[str
     own, profile = own_settings(run, "codex", SETTINGS), run.policy.profile
     networked = bool(profile.allow_network or profile.deny_network)
     asked_first = run.policy.decide_tool_call("web_search", {}, root=run.order.workspace.root).allowed != "allow"
+    after = hooks_of(run, options).after
     made: dict[str, Any] = {
         # Asked of nobody: the search runs at the model's service, and pictures are read by the agent itself.
         "suppress_unstable_features_warning": True,
-        "features": {**FEATURES, "view_image": not profile.deny_read},
+        "features": {**FEATURES, "view_image": not (profile.deny_read or after)},
         # A user's profile is no part of the order, and may take its time.
         "allow_login_shell": False,
-        "web_search": "disabled" if networked or asked_first else "live",
+        "web_search": "disabled" if networked or asked_first or after else "live",
         "mcp_servers": mcp_servers(run, options),
         "model_reasoning_effort": own.get("effort"),
         "model_reasoning_summary": own.get("summary"),
@@ -172,15 +174,40 @@ def mcp_servers(run: HostRun, options: Options) -> dict[str, Any]:
     }
 
 
+class Hooks(msgspec.Struct, frozen=True):
+    """Which hooks the agent needs, so that ours have their effect."""
+
+    before: bool
+    """Somebody may change what a tool gets."""
+    after: bool
+    """Somebody is to see results before the model does."""
+
+
+def hooks_of(run: HostRun, options: Options) -> Hooks:
+    """What the order's hooks ask for. Raises BackendError: `capability_unsupported`, they could not be kept."""
+    events = {row.get("event") for row in run.order.abp("hooks") or () if isinstance(row, dict)}
+    after = "post_tool" in events
+    before = "pre_tool" in events or bool(run.policy.profile.require_approval_for)
+    lost = (
+        (options.own_state, "nothing is put into a user's own settings"),
+        (bool(server_rows(run, options.mcp_servers)), "this agent asks nobody about a server's tool that failed"),
+        (run.order.abp("mode") == "passthrough", "its messages are passed through before anybody has seen them"),
+        (bool(run.policy.profile.deny_read), "a command that says nothing before its end does not show what it reads"),
+    )
+    facts = [fact for is_so, fact in lost if is_so] if after else []
+    if facts:
+        fix = "take either out, or another backend"
+        raise BackendError("capability_unsupported", f"hooks after tools: {facts[0]}; {fix}")
+    return Hooks(after or (before and not options.own_state), after)
+
+
 def ways_of(run: HostRun, options: Options, env: dict[str, str]) -> Ways:
     """The whole order, as the run with the agent takes it. Raises ConfigError, BackendError."""
-    from backplane.appserver import Ways
+    from backplane.appserver import Ways, hooked
     from backplane.cost import micros, read_price
 
-    for row in run.order.abp("hooks") or ():
-        if isinstance(row, dict) and row.get("event") == "post_tool":
-            fact = "hooks after tools: this agent shows the model what a long command said before anybody is asked"
-            raise BackendError("capability_unsupported", f"{fact}; take the hook out, or another backend")
+    hooks = hooks_of(run, options)
+
     asked, config, schema = read_session(run), run.order.config, run.order.abp("output_schema")
     shape = shape_of(run)
     budget = config.max_budget_usd
@@ -197,6 +224,8 @@ def ways_of(run: HostRun, options: Options, env: dict[str, str]) -> Ways:
         price=read_price(options.prices, "options.prices") if options.prices is not None else None,
         listed=options.own_state or options.base_url == "https://api.openai.com/v1",
         budget_micros=None if budget is None else micros(Decimal(str(budget))),
+        hooks=Path(env[hooked.SOCKET]) if hooks.before else None,
+        shows=hooks.after,
     )
 
 
@@ -223,7 +252,14 @@ async def drive(run: HostRun, options: Options) -> Done:
 
     def start(state: Path) -> program.Started:
         place = place_of(run, state, own=options.own_state, conversations="sessions/*/*/*/*{}.jsonl*")
-        return prepare(options, place, run.order.config.env)
+        argv, env = prepare(options, place, run.order.config.env)
+        hooks = hooks_of(run, options)
+        if not hooks.before:
+            return argv, env
+        from backplane.appserver import hooked
+
+        asks = [word for setting in hooked.settings(after=hooks.after) for word in ("-c", setting)]
+        return (*argv, *asks), {**env, hooked.SOCKET: str(state / "hooks")}
 
     def speak(child: Child, env: dict[str, str]) -> Turn:
         from backplane.appserver import Turn

@@ -14,7 +14,8 @@ import pytest
 import backplane
 from backplane.appserver.answers import read_question
 from backplane.appserver.failure import code_of
-from backplane.appserver.story import Story, called, plain_command
+from backplane.appserver.items import called, plain_command
+from backplane.appserver.story import Story
 from backplane.config import BackendSettings, Settings
 from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, ToolResult, carried
 from backplane.contract.work import WorkOrder, WorkspaceSpec

@@ -65,7 +65,7 @@ ROOMS = {
     "acp": f"{SHAPES} jsonrpc",
     "driven": f"{SHAPES} agents process sidecar tools",
     "streamjson": f"{SHAPES} cost driven pipes policy protocol sidecar tools",
-    "appserver": f"{SHAPES} cost driven ir jsonrpc policy sidecar tools",
+    "appserver": f"{SHAPES} cost driven ir jsonrpc policy protocol sidecar tools",
     "tools": f"{SHAPES} globs ir packed policy process programs",
     "presets": "errors",
     "agents": "errors",

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from backplane.appserver.story import Call, called
+from backplane.appserver.items import Call, called
 from backplane.contract.canonical import Json
 from backplane.policy import ReadPath
 

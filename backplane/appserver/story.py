@@ -6,13 +6,13 @@ once. Whatever has no word in the contract is kept as it came.
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
+from backplane.appserver.hold import unheld
+from backplane.appserver.items import Call, called, changed_files, mapping, result_of
 from backplane.contract.canonical import Json
 from backplane.contract.events import (
     AgentEvent,
@@ -32,6 +32,10 @@ from backplane.ir import Usage as Counted
 
 PREVIEW_BYTES_MAX: Final = 8192
 """Longest preview of a command's output, as the contract has it."""
+
+UNSEEN: Final = "policy_denied: those who were to see this first have not seen it"
+UNSEEN_MAX: Final = 100
+"""Results that wait to be seen, a megabyte each at most; what is beyond is told unseen, and found out above."""
 
 CALLS_MAX: Final = 10_000
 """Calls that are open at once and remembered: an agent with more of them is in a loop."""
@@ -56,13 +60,17 @@ _COUNTERS: Final = {
 }
 
 
-class Call(msgspec.Struct):
-    """A tool call whose result is still to come."""
+class _Whole(msgspec.Struct, frozen=True):
+    """A call that is over."""
 
-    name: str
-    input: Json
-    kind: str
-    """Of its item."""
+    call: Call
+    item: dict[str, Any]
+    failed: bool
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the agent asks about the result before its model has it; a patch that failed is not asked about."""
+        return self.call.kind == "commandExecution" or (self.call.kind == "fileChange" and not self.failed)
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -82,9 +90,10 @@ class Story:
     Args:
         now: gives the time of an event.
         root: of the workspace; paths below it are told relative to it.
+        shows: results are seen by others before they are told, see `seen`; commands are held, see `hold`.
     """
 
-    def __init__(self, now: Callable[[], str], root: str) -> None:
+    def __init__(self, now: Callable[[], str], root: str, *, shows: bool = False) -> None:
         self._now, self._root = now, root
         self.patch_name: str | None = None
         """What a patch is called; None calls it by what it does."""
@@ -114,6 +123,9 @@ class Story:
         self.hidden: dict[str, str] = {}
         """Calls that were not allowed, by the item's id, and what is told of them."""
         self._deltas: set[str] = set()
+        self._shows = shows
+        self._unseen: dict[str, _Whole] = {}
+        """Calls that are over and whose result is still to be seen by others, by the item's id."""
         self._usage: dict[str, dict[str, int]] = {}
         self._failure: dict[str, Any] = {}
 
@@ -131,7 +143,7 @@ class Story:
         return carry("raw_message", body, ts=self._now(), message=f"a message of the kind {method[:80]}")
 
     def _started(self, params: dict[str, Any]) -> list[AgentEvent]:
-        self.current = str(_dict(params.get("turn")).get("id"))
+        self.current = str(mapping(params.get("turn")).get("id"))
         self.turns.add(self.current)
         return []
 
@@ -188,11 +200,18 @@ class Story:
     # Items ------------------------------------------------------------------------------------------------------------
 
     def _begun(self, params: dict[str, Any]) -> list[AgentEvent]:
-        item = _dict(params.get("item"))
-        call = called(item, self._root, self.patch_name)
+        item = mapping(params.get("item"))
+        call = self._called(item)
         if call is None:
             return []
         return self._call(str(item.get("id")), call)
+
+    def _called(self, item: Mapping[str, Any]) -> Call | None:
+        call = called(item, self._root, self.patch_name)
+        if self._shows and call is not None and call.kind == "commandExecution":
+            input = mapping(call.input)
+            call.input = {**input, "command": unheld(str(input["command"]))}
+        return call
 
     def _call(self, id: str, call: Call) -> list[AgentEvent]:
         if id in self.calls:
@@ -205,13 +224,13 @@ class Story:
 
     def _output(self, params: dict[str, Any]) -> list[AgentEvent]:
         text = params.get("delta")
-        if not isinstance(text, str) or not text:
+        if not isinstance(text, str) or not text or self._shows:
             return []
         last = text.rstrip("\n").rpartition("\n")[2][:200]
         return [carry("output", {"stream": "stdout", "text": text}, ts=self._now(), message=last or "output")]
 
     def _whole(self, params: dict[str, Any]) -> list[AgentEvent]:
-        item = _dict(params.get("item"))
+        item = mapping(params.get("item"))
         kind, id = str(item.get("type")), str(item.get("id"))
         if kind in QUIET_ITEMS:
             return []
@@ -222,7 +241,7 @@ class Story:
             return [self._reasoning("\n".join(parts))] if parts and id not in self._deltas else []
         if kind == "plan":
             return [carry("task", {"plan": item.get("text")}, ts=self._now(), message="the agent told its plan")]
-        call = called(item, self._root, self.patch_name)
+        call = self._called(item)
         if call is None:
             return [self._kept(f"item {kind}", item)]
         began = self._call(id, call)
@@ -234,23 +253,52 @@ class Story:
         return [AssistantMessage(ts=self._now(), text=text)] if text else []
 
     def _ended(self, id: str, call: Call, item: dict[str, Any]) -> list[AgentEvent]:
-        status = item.get("status")
-        failed = status in ("failed", "declined") or item.get("success") is False
         denied = self.hidden.pop(id, None)
-        if denied is not None or status == "declined":
+        if denied is not None or item.get("status") == "declined":
             return [self._result(id, call, denied or "the call was declined", failed=True)]
+        failed = item.get("status") == "failed" or item.get("success") is False
+        whole = _Whole(call, dict(item), failed)
+        if self._shows and whole.is_shown and len(self._unseen) < UNSEEN_MAX:
+            self._unseen[id] = whole
+            return []
+        return self._told(id, whole, None, failed)
+
+    def _told(self, id: str, whole: _Whole, shown: str | None, is_error: bool) -> list[AgentEvent]:
+        """What came of a call; `shown` in place of what its tool said."""
+        call, item = whole.call, whole.item
         events: list[AgentEvent] = []
         if call.kind == "commandExecution":
-            events.append(self._ran(call, item))
-        elif call.kind == "fileChange" and not failed:
-            events += [FileChanged(ts=self._now(), path=path, summary=how) for path, how in _changed(item, self._root)]
-        return [*events, self._result(id, call, _result_of(call, item, failed), failed=failed)]
+            said = item.get("aggregatedOutput") if shown is None else shown
+            events.append(self._ran(call, item, str(said or "")))
+        elif call.kind == "fileChange" and not whole.failed:
+            events += [
+                FileChanged(ts=self._now(), path=path, summary=how) for path, how in changed_files(item, self._root)
+            ]
+        output = result_of(call, item, whole.failed) if shown is None else shown
+        return [*events, self._result(id, call, output, failed=is_error)]
 
-    def _ran(self, call: Call, item: dict[str, Any]) -> CommandExecuted:
+    def unseen(self, id: str) -> tuple[Call, bool] | None:
+        """A call whose result others are still to see, and whether it failed; None where there is none."""
+        whole = self._unseen.get(id)
+        return (whole.call, whole.failed) if whole is not None else None
+
+    def seen(self, id: str, shown: str | None, is_error: bool) -> list[AgentEvent]:
+        """Others have seen a result: what the model is shown in its place, None for the result as it is."""
+        whole = self._unseen.pop(id, None)
+        return self._told(id, whole, shown, is_error) if whole is not None else []
+
+    def _hooked(self, params: dict[str, Any]) -> list[AgentEvent]:
+        """A hook that failed: the model was shown the result as it is, so nothing else is told."""
+        run = mapping(params.get("run"))
+        id = str(run.get("id")).rpartition(":")[2]
+        whole = self._unseen.pop(id, None) if _passed_over(run) else None
+        return self._told(id, whole, None, whole.failed) if whole is not None else []
+
+    def _ran(self, call: Call, item: dict[str, Any], said: str) -> CommandExecuted:
         code = item.get("exitCode")
         code = code if isinstance(code, int) and not isinstance(code, bool) and -(2**31) <= code < 2**31 else None
-        preview = str(item.get("aggregatedOutput") or "").encode("utf-8", "replace")[:PREVIEW_BYTES_MAX]
-        command = _dict(call.input).get("command")
+        preview = said.encode("utf-8", "replace")[:PREVIEW_BYTES_MAX]
+        command = mapping(call.input).get("command")
         return CommandExecuted(
             ts=self._now(), command=str(command), exit_code=code, output_preview=preview.decode(errors="ignore")
         )
@@ -261,7 +309,7 @@ class Story:
     # Ends -------------------------------------------------------------------------------------------------------------
 
     def _trouble(self, params: dict[str, Any]) -> list[AgentEvent]:
-        error = _dict(params.get("error"))
+        error = mapping(params.get("error"))
         if params.get("willRetry") is not True:
             self._failure = error
             return []
@@ -270,8 +318,8 @@ class Story:
         return [carry("retry", body, ts=self._now(), message=f"the model is asked again: {words[:200]}")]
 
     def _over(self, params: dict[str, Any]) -> list[AgentEvent]:
-        turn = _dict(params.get("turn"))
-        error = _dict(turn.get("error")) or self._failure
+        turn = mapping(params.get("turn"))
+        error = mapping(turn.get("error")) or self._failure
         words = "; ".join(str(error[name]) for name in ("message", "additionalDetails") if error.get(name))
         ending = Ending(str(turn.get("id")), str(turn.get("status")), words, _info(error))
         if ending.turn in self.turns:
@@ -283,7 +331,9 @@ class Story:
         """The end of the run: a call that is still open gets its result."""
         left, self.calls = self.calls, {}
         words = "the run ended before the tool did"
-        return [self._result(id, call, self.hidden.pop(id, words), failed=True) for id, call in left.items()]
+        unseen, self._unseen = self._unseen, {}
+        held = [event for id, whole in unseen.items() for event in self._told(id, whole, UNSEEN, True)]
+        return held + [self._result(id, call, self.hidden.pop(id, words), failed=True) for id, call in left.items()]
 
     # Words ------------------------------------------------------------------------------------------------------------
 
@@ -304,6 +354,7 @@ _TAKE: Final[dict[str, Callable[[Story, dict[str, Any]], list[AgentEvent]]]] = {
     "item/reasoning/summaryTextDelta": Story._thought,
     "item/reasoning/textDelta": Story._thought,
     "item/commandExecution/outputDelta": Story._output,
+    "hook/completed": Story._hooked,
     "item/started": Story._begun,
     "item/completed": Story._whole,
     "thread/tokenUsage/updated": Story._used,
@@ -318,91 +369,7 @@ _TAKE: Final[dict[str, Callable[[Story, dict[str, Any]], list[AgentEvent]]]] = {
 }
 
 
-# Items as calls of tools ----------------------------------------------------------------------------------------------
-
-
-def called(item: Mapping[str, Any], root: str, patch_name: str | None = None) -> Call | None:
-    """The tool call that an item is; None for an item that is none."""
-    kind = str(item.get("type"))
-    if kind == "commandExecution":
-        input: dict[str, Json] = {"command": plain_command(str(item.get("command") or ""))}
-        if item.get("cwd") not in (None, root):
-            input["cwd"] = item["cwd"]
-        return Call("bash", input, kind)
-    if kind == "fileChange":
-        changes = [_change(change, root) for change in item.get("changes") or () if isinstance(change, dict)]
-        kinds = operations({"changes": changes})
-        return Call(patch_name or (kinds[0] if len(kinds) == 1 else "apply_patch"), {"changes": changes}, kind)
-    if kind == "mcpToolCall":
-        return Call(f"mcp__{item.get('server')}__{item.get('tool')}", item.get("arguments"), kind)
-    if kind == "webSearch":
-        return Call("web_search", {"query": item.get("query")}, kind)
-    if kind == "imageView":
-        return Call("read_file", {"path": item.get("path")}, kind)
-    if kind == "dynamicToolCall":
-        return Call(str(item.get("tool")), item.get("arguments"), kind)
-    return None
-
-
-def operations(patch: Json) -> list[str]:
-    """What a patch does, as the contract's tools are called."""
-    changes = _dict(patch).get("changes")
-    kinds = [change["kind"] for change in changes if isinstance(change, dict)] if isinstance(changes, list) else []
-    return list(dict.fromkeys("write_file" if kind == "add" else "edit_file" for kind in kinds))
-
-
-def plain_command(command: str) -> str:
-    """A command without the shell that the agent puts around it."""
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        return command
-    around = len(words) == 3 and os.path.basename(words[0]) in _SHELLS and words[1] in ("-lc", "-c")
-    return words[2] if around else command
-
-
-_SHELLS: Final = ("bash", "sh", "zsh", "dash", "ash")
-
-
-def _change(change: Mapping[str, Any], root: str) -> dict[str, Json]:
-    kind, diff = _dict(change.get("kind")), str(change.get("diff") or "")
-    sign = {"add": "+", "delete": "-"}.get(str(kind.get("type")))
-    # A whole file is no patch: without a sign its lines could read like one.
-    text = "".join(f"{sign}{line}" for line in diff.splitlines(keepends=True)) if sign else diff
-    made: dict[str, Json] = {"path": relative(str(change.get("path")), root), "kind": kind.get("type"), "diff": text}
-    if kind.get("move_path"):
-        made["move_path"] = relative(str(kind["move_path"]), root)
-    return made
-
-
-def _changed(item: Mapping[str, Any], root: str) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
-    for change in item.get("changes") or ():
-        made = _change(_dict(change), root)
-        pairs.append((str(made["path"]), str(made["kind"])))
-        if "move_path" in made:
-            pairs.append((str(made["move_path"]), "moved here"))
-    return pairs
-
-
-def relative(path: str, root: str) -> str:
-    """A path below the root relative to it; any other as it is."""
-    if not path.startswith("/"):
-        return path
-    short = os.path.relpath(path, root)
-    return path if short == ".." or short.startswith("../") else short
-
-
-def _result_of(call: Call, item: Mapping[str, Any], failed: bool) -> Json:
-    if call.kind == "commandExecution":
-        return str(item.get("aggregatedOutput") or "")
-    if call.kind == "mcpToolCall":
-        return item.get("error") if failed and item.get("error") else item.get("result")
-    if call.kind == "dynamicToolCall":
-        return item.get("contentItems")
-    if call.kind == "webSearch":
-        return {"action": item.get("action"), "results": item.get("results")}
-    return str(item.get("status") or "done")
+# Parts ----------------------------------------------------------------------------------------------------------------
 
 
 def _info(error: Mapping[str, Any]) -> Json:
@@ -410,8 +377,8 @@ def _info(error: Mapping[str, Any]) -> Json:
     return next((value for name, value in error.items() if name.endswith("ErrorInfo")), None)
 
 
-def _dict(value: Json) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _passed_over(run: Mapping[str, Any]) -> bool:
+    return run.get("eventName") == "postToolUse" and run.get("status") == "failed"
 
 
 def _is_count(value: Json) -> bool:

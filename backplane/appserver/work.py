@@ -6,16 +6,18 @@ Starting the program and saying the order in its words are a host's affair.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
 
 from backplane.appserver import answers
-from backplane.appserver.answers import Question
 from backplane.appserver.client import Client
 from backplane.appserver.failure import code_of
-from backplane.appserver.story import Ending, Story, operations
+from backplane.appserver.hooked import Hooked, trust
+from backplane.appserver.story import Ending, Story
+from backplane.appserver.verdicts import Verdicts
 from backplane.contract.canonical import Json
 from backplane.cost import MICROS, Price, price_of
 from backplane.driven.turn import (
@@ -23,15 +25,12 @@ from backplane.driven.turn import (
     WORDS_CHARS_MAX,
     Silence,
     answered,
-    command_of,
     passed_through,
     person,
-    record_denied,
     wind_up,
 )
 from backplane.errors import BackendError, ConfigError
 from backplane.jsonrpc import METHOD_NOT_FOUND, Asked, Fault, Received, Told, Unread
-from backplane.policy import Decision
 from backplane.sidecar import Done, HostRun
 
 if TYPE_CHECKING:
@@ -56,6 +55,10 @@ class Ways(msgspec.Struct, frozen=True):
     listed: bool
     """Whether the model's list price holds: it is its vendor's own service."""
     budget_micros: int | None
+    hooks: Path | None = None
+    """Where the agent's hooks ask; None where it has none of ours."""
+    shows: bool = False
+    """Whether results are to be seen before the model sees them."""
 
 
 class Turn:
@@ -64,7 +67,8 @@ class Turn:
     def __init__(self, run: HostRun, ways: Ways, write_fd: int, read_fd: int) -> None:
         self.run, self.ways = run, ways
         self.root = run.order.workspace.root
-        self.story: Story = Story(run.now, self.root)
+        self.story: Story = Story(run.now, self.root, shows=ways.shows)
+        self.verdicts = Verdicts(run, self.story, shows=ways.shows, change=self._change)
         self.client: Client = Client(write_fd, read_fd, hear=self.hear, answer=self.answer, watch=self.watch_line)
         self.raw = run.order.abp("mode") == "passthrough"
         self.line = b""
@@ -75,9 +79,8 @@ class Turn:
         self.waiting: list[str] = []
         """Words of the user that came after a turn had ended."""
         self.changed, self.over = anyio.Event(), anyio.Event()
-        self.silence = Silence(
-            run, ways.silence_s, at_work=lambda: bool(self.story.calls), asking=lambda: self.client.asking
-        )
+        self.hooked = Hooked(ways.hooks, self.hook) if ways.hooks is not None else None
+        self.silence = Silence(run, ways.silence_s, at_work=lambda: bool(self.story.calls), asking=lambda: self._asking)
 
     # What the agent says ----------------------------------------------------------------------------------------------
 
@@ -102,7 +105,7 @@ class Turn:
         for event in events:
             await self.run.emit(event)
         await self._look_at_limits()
-        self.changed.set()
+        self._tell_change()
 
     async def _look_at_limits(self) -> None:
         limit = self._limit()
@@ -130,7 +133,7 @@ class Turn:
             question = answers.read_question(method, params, self.story.calls, self.root)
             if question is None:
                 return Fault(METHOD_NOT_FOUND, f"this host answers no {method}")
-            refused = await self._may(question)
+            refused = await self.verdicts.refusal(question)
             if refused is None:
                 return answers.answer(question, "allow")
             self.story.hidden[question.id] = f"policy_denied: {refused}"
@@ -138,31 +141,16 @@ class Turn:
         finally:
             self.silence.heard()
 
-    async def _may(self, question: Question) -> str | None:
-        """Why a call may not run; None when it may."""
-        call = question.call
-        if question.wider:
-            return "the agent asks for more than this call, and that nobody grants"
-        denied = self._denied(question)
-        if denied is not None:
-            await record_denied(self.run, call.name, call.input)
-            return denied.reason
-        verdict = await self.run.may(call.name, call.input, command=command_of(call.input), cwd=self.root)
-        if verdict.decision == "modify":
-            return "the input was changed, and this agent takes no other input than its own"
-        return verdict.reason or "denied" if verdict.decision == "deny" else None
+    async def hook(self, said: dict[str, Any]) -> Json:
+        """Answer a hook of the agent."""
+        try:
+            return await self.verdicts.hook(said)
+        finally:
+            self.silence.heard()
 
-    def _denied(self, question: Question) -> Decision | None:
-        """The policy's no to a call by any of its names, or to a file that it names."""
-        call, policy = question.call, self.run.policy
-        own = OWN_NAMES.get(call.kind, call.name)
-        neutral = operations(call.input) if call.kind == "fileChange" else [call.name]
-        decisions = [
-            policy.decide_tool_call(own, call.input, root=self.root, cwd=self.root, aliases={own: name})
-            for name in neutral
-        ]
-        decisions += [policy.decide(read) for read in question.reads]
-        return next((decision for decision in decisions if decision.allowed == "deny"), None)
+    @property
+    def _asking(self) -> bool:
+        return self.client.asking or (self.hooked is not None and self.hooked.asking)
 
     async def _people(self, params: dict[str, Any]) -> Json | Fault:
         """Put the agent's questions to a person."""
@@ -177,6 +165,8 @@ class Turn:
         """End the turn in order: the agent first, and when it does not, its program."""
         self.cancelled = True
         self.client.withdraw()
+        if self.hooked is not None:
+            self.hooked.withdraw()
         await wind_up(self.run, self._interrupt if self.story.current else None, self.over)
 
     async def more(self, text: str) -> None:
@@ -198,6 +188,8 @@ class Turn:
         """From the first word to the agent to the end of its work."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._listen)
+            if self.hooked is not None:
+                await tasks.start(self.hooked.run)
             await self._open()
             self.silence.heard()
             tasks.start_soon(self.silence.watch)
@@ -211,11 +203,20 @@ class Turn:
 
     async def _listen(self) -> None:
         await self.client.run()
-        self.changed.set()
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        changed, self.changed = self.changed, anyio.Event()
+        changed.set()
+
+    async def _change(self) -> None:
+        await self.changed.wait()
 
     async def _open(self) -> None:
         """Agree on the protocol and open the thread."""
         said = await self.client.initialize("backplane", "0.1.0")
+        if self.hooked is not None:
+            await trust(self.client, self.root)
         method, params = self.ways.open
         thread, self.model = await self.client.thread(method, params)
         self.story.thread = str(thread["id"])
@@ -234,8 +235,7 @@ class Turn:
         while len(self.story.endings) == number:
             if self.client.ended.is_set():
                 raise BackendError("backend_crashed", "the agent's program ended in the middle of its work")
-            self.changed = anyio.Event()
-            await self.changed.wait()
+            await self._change()
         return self.story.endings[-1]
 
     async def _work(self) -> Done:
@@ -299,7 +299,3 @@ class Turn:
         if error is not None:
             raw["error"] = error[:WORDS_CHARS_MAX]
         return Done(outcome=outcome, usage=self.story.used(), usage_raw=raw)
-
-
-OWN_NAMES: Final = {"commandExecution": "exec_command", "fileChange": "apply_patch"}
-"""Kinds of items → what the agent calls the tool: a rule may mean that name."""

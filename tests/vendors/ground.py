@@ -117,6 +117,7 @@ class Ground:
         isolation: str = "off",
         mode: str = "staged",
         on_ask: Any = None,
+        hooks: Sequence[backplane.Hook] = (),
         options: dict[str, Any] | None = None,
         url: str | None = None,
         task: str = "work",
@@ -139,7 +140,8 @@ class Ground:
                 limits=limits or Limits(),
                 isolation=isolation,  # type: ignore[arg-type]
             )
-            async with backplane.start(order, backend=self.agent.name, settings=settings, on_ask=on_ask) as run:
+            start = backplane.start(order, backend=self.agent.name, settings=settings, on_ask=on_ask, hooks=hooks)
+            async with start as run:
                 yield Seen(run, server, self.root)
 
     async def play(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import msgspec
 import pytest
 
 from backplane.asks import Decision
-from backplane.contract.events import AskRaised, ToolResult, Warned
+from backplane.contract.events import AskRaised, CommandExecuted, ToolCall, ToolResult, Warned
 from backplane.contract.work import PolicyProfile
+from backplane.hooking import Call as HookCall
+from backplane.hooks import Hook
 from backplane.testing import Call, Turn, Usage
 from tests.vendors.cases import CASES, MODEL, SCHEMA
 from tests.vendors.found import vendor
@@ -112,21 +115,127 @@ async def test_a_question_that_nobody_answers_is_left_to_the_model(ground: Groun
     assert seen.receipt.outcome == "complete"
 
 
-async def test_a_changed_input_is_not_run_at_all(ground: Ground) -> None:
-    async def answer(ask: AskRaised) -> Decision:
-        return Decision(decision="modify", input={"command": "echo other > other.txt"})
+async def modified(ask: AskRaised) -> Decision:
+    return Decision(decision="modify", input={"command": "echo other > other.txt"})
 
+
+async def test_a_command_runs_as_it_was_changed(ground: Ground) -> None:
     turns = [ground.agent.runs("echo first > first.txt"), Turn(text="done")]
-    seen = await ground.play(turns, on_ask=answer, policy=PolicyProfile(require_approval_for=("bash",)))
+    seen = await ground.play(turns, on_ask=modified, policy=PolicyProfile(require_approval_for=("bash",)))
+    assert "other.txt" in seen.patch
+    assert "first.txt" not in seen.patch
+    assert [event.command for event in seen.of(CommandExecuted)] == ["echo other > other.txt"]
+    assert len(seen.of(AskRaised)) == 1
+
+
+async def test_what_a_command_has_beside_it_cannot_be_changed(ground: Ground) -> None:
+    (ground.root / "deep").mkdir()
+    call = {"cmd": "echo first > first.txt", "workdir": "deep"}
+    seen = await ground.play(
+        [asks("exec_command", call), Turn(text="done")],
+        on_ask=modified,
+        policy=PolicyProfile(require_approval_for=("bash",)),
+    )
+    assert seen.patch == ""
+    assert "its folder" in str(seen.of(ToolResult)[0].output)
+
+
+async def test_a_changed_patch_is_not_made_at_all(ground: Ground) -> None:
+    async def answer(ask: AskRaised) -> Decision:
+        return Decision(decision="modify", input={"changes": []})
+
+    turns = [ground.agent.writes("first.txt", "1\n"), Turn(text="done")]
+    seen = await ground.play(turns, on_ask=answer, policy=PolicyProfile(require_approval_for=("write_file",)))
     assert seen.patch == ""
     assert "takes no other input" in str(seen.of(ToolResult)[0].output)
 
 
-async def test_an_order_with_hooks_after_tools_is_refused(ground: Ground) -> None:
-    hooks = [{"event": "post_tool", "command": ["true"], "name": "look"}]
-    seen = await ground.play([Turn(text="x")], abp={"hooks": hooks})
+async def test_a_servers_tool_gets_its_changed_input(ground: Ground) -> None:
+    def answer(call: HookCall) -> Decision:
+        return Decision(decision="modify", input={"of": "badger"})
+
+    script = ground.root.parent / "server.py"
+    script.write_text(MCP_SERVER)
+    servers = [{"name": "house", "command": sys.executable, "args": [str(script)]}]
+    turns = [asks("word", {}, namespace="mcp__house"), Turn(text="done")]
+    seen = await ground.play(
+        turns, abp={"mcp_servers": servers}, model=MODEL, hooks=(Hook("pre_tool", answer, ("mcp__*",)),)
+    )
+    assert "badger" in last_result(seen)
+    assert seen.receipt.outcome == "complete"
+
+
+async def test_the_model_is_shown_what_a_hook_makes_of_a_result(ground: Ground) -> None:
+    def answer(call: HookCall) -> Decision:
+        return Decision(decision="modify", text=str(call.output).replace("walrus", "***"))
+
+    turns = [ground.agent.runs("echo the walrus; exit 3"), Turn(text="done")]
+    seen = await ground.play(turns, hooks=(Hook("post_tool", answer),))
+    assert "the ***" in last_result(seen)
+    assert "walrus" not in last_result(seen)
+    assert [event.output for event in seen.of(ToolResult)] == ["the ***\n"]
+    ran = seen.of(CommandExecuted)[0]
+    assert (ran.command, ran.exit_code, ran.output_preview) == ("echo the walrus; exit 3", 3, "the ***\n")
+    assert seen.receipt.outcome == "complete"
+
+
+async def test_a_result_that_a_hook_withholds_is_not_shown(ground: Ground) -> None:
+    def answer(call: HookCall) -> Decision:
+        return Decision(decision="deny", reason="not for you")
+
+    turns = [ground.agent.runs("echo walrus"), ground.agent.writes("b.txt", "b\n"), Turn(text="done")]
+    seen = await ground.play(turns, hooks=(Hook("post_tool", answer),))
+    told = [json.dumps(request.body["input"][-1]) for request in seen.server.requests[-2:]]
+    assert all("not for you" in text for text in told)
+    assert [event.is_error for event in seen.of(ToolResult)] == [True, True]
+    assert "walrus" not in "".join(event.output_preview for event in seen.of(CommandExecuted))
+    assert "b.txt" in seen.patch
+
+
+async def test_a_long_command_says_nothing_before_somebody_has_seen_it(ground: Ground) -> None:
+    fifo = ground.root.parent / "fifo"
+    os.mkfifo(fifo)
+    call = {"cmd": f"echo walrus; cat {fifo}", "yield_time_ms": 250}
+
+    def answer(call: HookCall) -> Decision:
+        raise AssertionError("the command has not ended")
+
+    turns = [asks("exec_command", call), Turn(text="done")]
+    seen = await ground.play(turns, hooks=(Hook("post_tool", answer),))
+    assert "running" in last_result(seen)
+    assert "walrus" not in last_result(seen)
+    assert not any("walrus" in str(event) for event in seen.events if not isinstance(event, ToolCall | AskRaised))
+
+
+@pytest.mark.parametrize(
+    ("order", "fact"),
+    [
+        ({"policy": PolicyProfile(deny_read=("**/*.pem",))}, "what it reads"),
+        ({"abp": {"mode": "passthrough"}}, "passed through"),
+        ({"abp": {"mcp_servers": [{"name": "house", "command": "true"}]}}, "tool that failed"),
+        ({"options": {"own_state": True}}, "own settings"),
+    ],
+)
+async def test_a_hook_after_tools_is_refused_where_a_result_could_pass_it_by(
+    order: dict[str, Any], fact: str, ground: Ground
+) -> None:
+    seen = await ground.play([Turn(text="x")], hooks=(Hook("post_tool", ["true"]),), **order)
     assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "capability_unsupported")
+    assert fact in str(seen.run.error)
     assert seen.server.requests == ()
+
+
+async def test_hooks_of_the_workspace_get_no_trust_beside_ours(ground: Ground) -> None:
+    theirs = {"hooks": [{"type": "command", "command": "touch theirs.txt"}]}
+    (ground.root / ".codex").mkdir()
+    (ground.root / ".codex" / "hooks.json").write_text(
+        json.dumps({"hooks": {"PreToolUse": [theirs], "SessionStart": [theirs]}})
+    )
+    seen = await ground.play(
+        [ground.agent.runs("true"), Turn(text="done")], hooks=(Hook("post_tool", lambda call: None),)
+    )
+    assert seen.receipt.outcome == "complete"
+    assert "theirs.txt" not in seen.patch
 
 
 async def test_a_rule_may_name_the_agents_own_word_for_a_tool(ground: Ground) -> None:
@@ -180,7 +289,7 @@ for line in sys.stdin:
         tool = {"name": "word", "description": "the word", "inputSchema": {"type": "object", "properties": {}}}
         result = {"tools": [tool]}
     elif asked["method"] == "tools/call":
-        result = {"content": [{"type": "text", "text": "walrus"}]}
+        result = {"content": [{"type": "text", "text": "walrus " + json.dumps(asked["params"].get("arguments"))}]}
     print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
 """
 
