@@ -96,7 +96,7 @@ class Target(msgspec.Struct, frozen=True):
     """The far end of a connection, made comparable. None is not said."""
 
     host: str
-    """Lower case, no trailing dot; IPv4 in four decimal parts, IPv6 in brackets."""
+    """Lower case, no trailing dot; IPv4 in four decimal parts, IPv6 in brackets, this machine's own where none is."""
     scheme: str | None = None
     port: int | None = None
     """The scheme's own port where none was written."""
@@ -108,6 +108,9 @@ _TARGET: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?([^/?#]*)([^?#]*)
 _AUTHORITY: Final = re.compile(r"(\[[^\]]*\]|[^:\[\]]+)(?::([0-9]*))?")
 _UNSAFE: Final = re.compile(r"[\x00-\x20\x7f\\]")
 _HOST: Final = re.compile(r"(?!\.)(?:(?!\.\.)[a-z0-9._-]|[^\x00-\x7f])+")
+_LEADS_TO: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+"""The address of no machine → where a connection to it ends."""
+_ALSO_WRITTEN: Final = {leads_to: address for address, leads_to in _LEADS_TO.items()}
 _PORTS: Final = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21, "ssh": 22}
 
 
@@ -163,7 +166,8 @@ def _ipv6(text: str) -> str | None:
         return None
     if address.scope_id is not None:
         return None
-    return str(address.ipv4_mapped) if address.ipv4_mapped else f"[{address.compressed}]"
+    host = str(address.ipv4_mapped) if address.ipv4_mapped else f"[{address.compressed}]"
+    return _LEADS_TO.get(host, host)
 
 
 def _ipv4(host: str) -> str | None:
@@ -178,7 +182,8 @@ def _ipv4(host: str) -> str | None:
     if len(values) > 4 or any(value > 255 for value in leading) or last >= 256 ** (5 - len(values)):
         return None
     number = sum(value << (24 - 8 * place) for place, value in enumerate(leading)) + last
-    return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
+    address = ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
+    return _LEADS_TO.get(address, address)
 
 
 _UNRESERVED_ESCAPE: Final = re.compile(r"%(2[DdEe]|3[0-9]|[46][1-9A-Fa-f]|[57][0-9Aa]|5[Ff]|7[Ee])")
@@ -199,7 +204,7 @@ class NetworkRule(msgspec.Struct, frozen=True):
 
     pattern: str
     hosts: Globs | str
-    """A literal address, or a glob whose `*` crosses dots."""
+    """A host as a target has it, or a glob whose `*` crosses dots."""
     schemes: Globs | None = None
     port: int | None = None
     paths: Globs | None = None
@@ -210,7 +215,10 @@ class NetworkRule(msgspec.Struct, frozen=True):
 
     def matches(self, target: Target, *, unsaid: bool) -> bool:
         """Whether the target falls under the rule; `unsaid` decides where the target leaves a part open."""
-        here = target.host == self.hosts if isinstance(self.hosts, str) else _matches(self.hosts, target.host)
+        if isinstance(self.hosts, str):
+            here = target.host == self.hosts
+        else:
+            here = any(_matches(self.hosts, host) for host in _spellings(target.host))
         return (
             here
             and (self.port is None or (unsaid if target.port is None else target.port == self.port))
@@ -229,6 +237,10 @@ def network_rules(patterns: Sequence[str]) -> tuple[NetworkRule, ...]:
     compile_globs([pattern for rule in rules if isinstance(rule.hosts, Globs) for pattern in rule.hosts.patterns])
     compile_globs([pattern for rule in rules if rule.paths is not None for pattern in rule.paths.patterns])
     return rules
+
+
+def _spellings(host: str) -> tuple[str, ...]:
+    return (host, _ALSO_WRITTEN[host]) if host in _ALSO_WRITTEN else (host,)
 
 
 def _matches(globs: Globs, text: str) -> bool:
@@ -255,10 +267,9 @@ def network_rule(pattern: str) -> NetworkRule:
             hint="write a host glob such as *.example.com, host:port, [::1]:port, or scheme://host/path",
         )
     scheme, host, port, path = match.groups()
-    address = _ipv6(host[1:-1]) if host.startswith("[") else None
     return NetworkRule(
         pattern,
-        address or compile_globs([host.lower().removesuffix(".")]),
+        _host(host) or compile_globs([host.lower().removesuffix(".")]),
         compile_globs([scheme.lower()]) if scheme and scheme != "*" else None,
         int(port) if port and port != "*" else None,
         compile_globs([path]) if path and path not in ("/", "/*", "/**") else None,
