@@ -38,7 +38,6 @@ from backplane.protocol import (
     Noise,
     Overlong,
     Unknown,
-    pieces,
     version_compatible,
 )
 from tests import receipt_cases
@@ -185,7 +184,7 @@ def test_a_transcript_byte_by_byte_gives_what_it_gives_in_one_piece(path: Path) 
     data = b"\n".join(texts) + b"\n"
     whole, bytewise = (ControlEnd(now=lambda: NOW, line_bytes_max=limit) for _ in range(2))
     expected = flat(whole.receive(data))
-    assert [item for byte in pieces(data, 1) for item in flat(bytewise.receive(byte))] == expected
+    assert [item for byte in data for item in flat(bytewise.receive(bytes([byte])))] == expected
 
 
 def test_a_line_at_the_limit_is_a_message_and_one_byte_more_is_not() -> None:

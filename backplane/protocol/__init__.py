@@ -1,0 +1,56 @@
+"""Lines to messages and back, for both ends, without any I/O.
+
+Bytes go in, checked messages come out; the tables say who may say what and when. Every
+door uses the same strict reader: split at LF only, bounded, UTF-8, bounded depth, strict
+JSON. Nothing here waits, reads a clock or knows a process.
+"""
+
+from backplane.protocol.control import ControlEnd
+from backplane.protocol.host import HostEnd
+from backplane.protocol.lines import (
+    DEPTH_MAX,
+    EVIDENCE_BYTES,
+    FINAL_VALUES_MAX,
+    LINE_BYTES_MAX,
+    VALUES_MAX,
+    Lines,
+    Overlong,
+    bounded,
+    strict,
+)
+from backplane.protocol.messages import (
+    MESSAGES,
+    NEEDS_EXTENSION,
+    WRONG_SHAPE,
+    Broken,
+    Dropped,
+    Events,
+    Noise,
+    Received,
+    Unknown,
+    version_compatible,
+)
+
+__all__ = [
+    "DEPTH_MAX",
+    "EVIDENCE_BYTES",
+    "FINAL_VALUES_MAX",
+    "LINE_BYTES_MAX",
+    "MESSAGES",
+    "NEEDS_EXTENSION",
+    "VALUES_MAX",
+    "WRONG_SHAPE",
+    "Broken",
+    "ControlEnd",
+    "Dropped",
+    "Events",
+    "HostEnd",
+    "Lines",
+    "Noise",
+    "Overlong",
+    "Received",
+    "Unknown",
+    "bounded",
+    "strict",
+    "version_compatible",
+]

@@ -1,0 +1,386 @@
+"""The control plane's end of a line: what hosts say comes in, checked; usual reads in one go.
+
+An event that is more than it seems is read again with nothing skipped. What a message means
+for a run is `intake`'s affair.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET
+
+from backplane.contract import canonical
+from backplane.contract import envelope as wire
+from backplane.contract.events import (
+    AgentEvent,
+    AssistantDelta,
+    AssistantMessage,
+    FileChanged,
+    RunCompleted,
+    RunStarted,
+    Warned,
+    carried,
+    moved,
+    read_event,
+)
+from backplane.errors import ProtocolError
+from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX, VALUES_MAX, Lines, Overlong, bounded, strict
+from backplane.protocol.messages import (
+    MESSAGES,
+    NEEDS_EXTENSION,
+    Broken,
+    Dropped,
+    Events,
+    Noise,
+    Received,
+    Unknown,
+    convert,
+    encode_line,
+    line_of,
+    text_or_none,
+)
+from backplane.redact import Redactor
+
+_EVIDENCE_LOOK_BYTES: Final = 16 * 1024
+"""How much of a bad line is searched for secrets before it is cut to what is shown: longer than a private key."""
+
+_PLAIN: Final = frozenset({AssistantDelta, AssistantMessage, Warned, RunStarted, RunCompleted, FileChanged})
+"""Event types whose members are all required strings: the canonical bytes account for every byte of a compact line."""
+
+_TIMES_MAX: Final = 4096
+"""Known good times kept, about one a millisecond of a busy stream; then the table starts anew."""
+
+
+class _NoMessage(msgspec.Struct, frozen=True, tag_field="t", tag="\0"):
+    """Beside another struct it makes the decoder insist on `t`: alone, a struct may come without its tag."""
+
+    ref_id: str
+    event: AgentEvent
+
+
+_SPOKEN: Final = frozenset({AssistantDelta, AssistantMessage})
+"""Of these the most, and what they say is in one member: a whole read of them is looked at in one go."""
+
+_SPOKEN_MARK: Final = b'"assistant_'
+_LOOK_BYTES: Final = 256
+"""Of a read, looked at for the mark: a line's members before its text are shorter in any order."""
+
+_KIND_BYTES: Final = 10
+"""Of a line's beginning; in the usual order of members they tell an event from another message."""
+
+_REF_ID, _EVENT, _TS = attrgetter("ref_id"), attrgetter("event"), attrgetter("ts")
+_decode_lines: Final = msgspec.json.Decoder(wire.Event | _NoMessage).decode_lines
+_encode_lines: Final = msgspec.json.Encoder(order="sorted").encode_lines
+_decode_event: Final = msgspec.json.Decoder(wire.Event | _NoMessage).decode
+_encode: Final = msgspec.json.Encoder(order="sorted").encode
+
+
+_PONG: Final = re.compile(rb'\{"t":"pong","seq":(0|[1-9][0-9]{0,14})\}')
+"""A compact pong, whole: nothing in it is left to be checked, and whoever waits for it measures us."""
+_PONG_BYTES_MAX: Final = len('{"t":"pong","seq":}') + 15
+
+
+class ControlEnd:
+    """The control plane's end of one line: reads what a host says, writes what a control plane may say.
+
+    Args:
+        now: gives the contract's print form of the present time, for warnings we put in place of
+            what cannot be read.
+        redactor: keeps secrets out of everything that comes out of here; None looks for none.
+    """
+
+    def __init__(
+        self,
+        *,
+        now: Callable[[], str],
+        line_bytes_max: int = LINE_BYTES_MAX,
+        redactor: Redactor | None = None,
+    ) -> None:
+        self.hello: wire.Hello | None = None
+        self.lines_read = 0
+        self._lines = Lines(line_bytes_max)
+        self._now = now
+        self.redacted = 0
+        """Places where a secret was replaced."""
+        self._redactor = redactor
+        self._open: dict[str, int] = {}
+        self._ended: set[str] = set()
+        self._was_asked = False
+        self._times: set[str] = set()
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """What the host announced; empty before its hello."""
+        return self.hello.extensions if self.hello is not None else ()
+
+    def send(
+        self,
+        envelope: wire.Run | wire.Cancel | wire.Input | wire.Interrupt | wire.Ping | wire.Answer | wire.Tree,
+    ) -> bytes:
+        """Write one message as a line.
+
+        Raises:
+            ProtocolError: before the hello, or the peer did not announce the extension.
+        """
+        name = envelope.__struct_config__.tag
+        needed = NEEDS_EXTENSION.get(str(name))
+        spoken = needed in self.extensions or (needed == "ask/1" and self._was_asked)
+        if self.hello is None or (needed is not None and not spoken):
+            raise ProtocolError("protocol_unexpected_message", f"{name} was not announced by the host")
+        if isinstance(envelope, wire.Run):
+            # What surrounds an event's own bytes in a compact line of this run.
+            frame = encode_line({"t": "event", "ref_id": envelope.id, "event": 0})
+            self._open[envelope.id] = len(frame) - 1
+        return line_of(envelope, self._lines.line_bytes_max)
+
+    def close_run(self, ref_id: str) -> None:
+        """The run is over for us: whatever still comes for it is dropped and counted."""
+        self._open.pop(ref_id, None)
+        self._ended.add(ref_id)
+
+    def receive(self, data: bytes) -> list[Received]:
+        """Take bytes from the host, give what they complete, in order."""
+        block = self._lines.block(data)
+        if block is None:
+            return self._receive_each(data, self._lines.feed(data))
+        pong = _PONG.fullmatch(block, 0, len(block) - 1) if len(block) <= _PONG_BYTES_MAX + 1 else None
+        if pong is not None and self.hello is not None:
+            self.lines_read += 1
+            return [wire.Pong(seq=int(pong[1]))]
+        spoken = self._all_spoken(block) if _SPOKEN_MARK in block[:_LOOK_BYTES] else None
+        if spoken is not None:
+            return [spoken]
+        # The end of a stream is such a read with one other message behind it.
+        cut = block.rfind(b"\n", 0, -1) + 1
+        spoken = self._all_spoken(block[:cut]) if _ends_otherwise(block, cut) else None
+        rest = block[cut:] if spoken is not None else block
+        return [*([spoken] if spoken is not None else []), *self._receive_each(rest, rest.split(b"\n")[:-1])]
+
+    def _receive_each(self, data: bytes, lines: list[bytes]) -> list[Received]:
+        if not lines:  # A line that is not over yet is looked at when it is.
+            return []
+        out: list[Received] = []
+        events: list[AgentEvent] = []
+        records: list[bytes] = []
+        batches: list[tuple[int, str, list[AgentEvent], list[bytes]]] = []
+        of: str | None = None
+        opened, times = self._open, self._times
+        watchful = self._redactor is not None and self._may_hold_secrets(data, lines)
+        for line in lines:
+            self.lines_read += 1
+            if type(line) is Overlong:
+                out.append(self._overlong(line))
+                of = None
+                continue
+            try:
+                if len(line) > VALUES_MAX:
+                    bounded(line)
+                envelope = _decode_event(line)
+                event = envelope.event
+                record = _encode(event)
+                if (
+                    opened[envelope.ref_id] + len(record) != len(line)
+                    or type(event) not in _PLAIN
+                    or event.ext is not UNSET
+                    or (event.ts not in times and not self._time_is_canonical(event.ts))
+                    or watchful
+                ):
+                    event, record = self._look_closer(line, envelope)
+                ref_id = envelope.ref_id
+            except (ValueError, KeyError, RecursionError):
+                received = self._other(line)
+                if received is None:
+                    continue
+                if type(received) is not Events:
+                    out.append(received)
+                    of = None
+                    continue
+                ref_id, event, record = received.ref_id, received.events[0], received.records[0]
+            if ref_id != of:
+                events, records, of = [], [], ref_id
+                batches.append((len(out), ref_id, events, records))
+                out.append(Events(ref_id, events, b""))
+            events.append(event)
+            records.append(record)
+        for place, ref_id, events, records in batches:
+            out[place] = Events(ref_id, events, b"\n".join(records) + b"\n")
+        return out
+
+    def _all_spoken(self, block: bytes) -> Events | None:
+        """The usual read: nothing but compact text events of one run, without a secret; None for any other."""
+        if len(block) > VALUES_MAX:  # One of them may be full of small values.
+            return None
+        try:
+            envelopes = _decode_lines(block)
+            (ref_id,) = set(map(_REF_ID, envelopes))
+            frame = self._open[ref_id]
+        except (ValueError, KeyError, RecursionError):
+            return None
+        events = list(map(_EVENT, envelopes))
+        if not _SPOKEN.issuperset(map(type, events)):
+            return None
+        lines = _encode_lines(events)
+        texts = [event.text for event in events if event.ext is UNSET]
+        # No line can be shorter than its canonical form, so the sum tells of each.
+        compact = len(block) == len(lines) + len(events) * frame and len(texts) == len(events)
+        if not compact or not all(map(self._time_is_canonical, set(map(_TS, events)) - self._times)):
+            return None
+        if self._redactor is not None and self._redactor.found_in(texts):
+            return None
+        self.lines_read += len(events)
+        return Events(ref_id, events, lines)
+
+    def end(self) -> Noise | None:
+        """The stream is over: what was not finished with a newline is noise, however it looks."""
+        rest = self._lines.end()
+        return Noise(self._clean_line(rest)) if rest.strip() else None
+
+    def _look_closer(self, line: bytes, envelope: wire.Event) -> tuple[AgentEvent, bytes]:
+        """An event that is more than required strings in a compact line: read it again with nothing skipped."""
+        value = strict(line)
+        if value["t"] != "event":
+            raise ValueError("`t` stands twice, and the last one counts")
+        return self._read_event(value)
+
+    def _read_event(self, value: dict[str, Any]) -> tuple[AgentEvent, bytes]:
+        """The event in a message, with whatever stands beside it in the message."""
+        event = read_event(value.get("event"), now=self._now())
+        stray = {name: member for name, member in value.items() if name not in ("t", "ref_id", "event")}
+        if not isinstance(value.get("ref_id", ""), str):
+            stray["ref_id"] = value["ref_id"]
+        if stray:
+            event = msgspec.structs.replace(event, ext=moved(event.ext, "unknown_envelope", stray, beside="event"))
+        event = self._clean(carried(event))
+        return event, canonical.encode(event)
+
+    def _may_hold_secrets(self, data: bytes, lines: list[bytes]) -> bool:
+        """One look at a whole read, and one at the line that began in an earlier one."""
+        assert self._redactor is not None
+        if lines and len(lines[0]) > VALUES_MAX:
+            return True  # Read in full anyway; a look at it first would need four times its memory.
+        return self._redactor.found(data) or (bool(lines) and len(lines[0]) > 0 and self._redactor.found(lines[0]))
+
+    def _clean(self, event: AgentEvent) -> AgentEvent:
+        if self._redactor is None:
+            return event
+        clean, count = self._redactor.event(event)
+        self.redacted += count
+        return clean
+
+    def _clean_line(self, line: bytes) -> bytes:
+        if self._redactor is None:
+            return line
+        clean, count = self._redactor.data(line)
+        self.redacted += count
+        return clean
+
+    def _clean_value(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Everything in a message but the names that the protocol itself goes by."""
+        if self._redactor is None:
+            return value
+        own = {name: value[name] for name in ("t", "ref_id", "id", "type", "contract_version") if name in value}
+        clean, count = self._redactor.json(value)
+        self.redacted += count
+        return {**clean, **own}
+
+    def _time_is_canonical(self, ts: str) -> bool:
+        if not canonical.is_timestamp(ts):
+            return False
+        if len(self._times) >= _TIMES_MAX:
+            self._times.clear()
+        self._times.add(ts)
+        return True
+
+    def _overlong(self, head: bytes) -> Noise | Broken:
+        limit = self._lines.line_bytes_max
+        if not head.lstrip().startswith(b"{"):
+            return Noise(self._clean_line(head))
+        return Broken(
+            "protocol_invalid_envelope", f"line {self.lines_read} is over line_bytes_max ({limit} bytes)", head
+        )
+
+    def _other(self, line: bytes) -> Received | None:
+        """Everything that is not a well-formed event of an open run; None for a blank line."""
+        pong = _PONG.fullmatch(line)
+        if pong is not None and self.hello is not None:
+            return wire.Pong(seq=int(pong[1]))
+        if not line.lstrip().startswith(b"{"):
+            return Noise(self._clean_line(line)) if line.strip() else None
+        try:
+            bounded(line)
+            value = strict(line)
+        except (ValueError, RecursionError) as error:
+            return Broken(
+                "protocol_invalid_envelope",
+                f"line {self.lines_read} is not strict JSON: {error}",
+                self._clean_line(line[:_EVIDENCE_LOOK_BYTES])[:EVIDENCE_BYTES],
+            )
+        t = value.get("t")
+        if not isinstance(t, str):
+            return Noise(self._clean_line(line))
+        if t != "event":
+            value, line = self._clean_value(value), self._clean_line(line)
+        if t not in MESSAGES:
+            return self._before_hello(t, line) or Unknown(t, text_or_none(value.get("ref_id")), value)
+        if t == "hello":
+            return self._hello(value, line)
+        return self._before_hello(t, line) or self._known(t, value, line)
+
+    def _before_hello(self, t: str, line: bytes) -> Broken | Noise | None:
+        if self.hello is not None:
+            return None
+        if t not in MESSAGES:
+            return Noise(line)
+        return Broken("protocol_handshake_failed", f"{t} came before the hello", line[:EVIDENCE_BYTES])
+
+    def _hello(self, value: dict[str, Any], line: bytes) -> Received:
+        if self.hello is not None:
+            return Dropped("second_hello", "a second hello; the first one stands")
+        message = convert("hello", _lenient_hello(value), line)
+        if isinstance(message, wire.Hello):
+            self.hello = message
+        return message
+
+    def _known(self, t: str, value: dict[str, Any], line: bytes) -> Received:
+        if MESSAGES[t][1] == "control":
+            return Broken(
+                "protocol_unexpected_message",
+                f"the host sent {t}, which only a control plane may",
+                line[:EVIDENCE_BYTES],
+            )
+        ref_id = value.get("ref_id")
+        if t == "pong" or (t == "fatal" and ref_id is None):
+            return convert(t, value, line)
+        if isinstance(ref_id, str) and ref_id not in self._open:
+            why: Literal["after_end", "foreign_ref_id"] = "after_end" if ref_id in self._ended else "foreign_ref_id"
+            return Dropped(why, f"{t} for run {ref_id[:60]!r}")
+        if t != "event":
+            # Whoever asks reads answers, announced or not; left without one it would wait for ever.
+            self._was_asked = self._was_asked or t == "ask"
+            return convert(t, value, line)
+        # A lost ref_id can only mean the one run that is open; with several it means none of them.
+        owner = ref_id if isinstance(ref_id, str) else next(iter(self._open), "")
+        if len(self._open) != 1 and not isinstance(ref_id, str):
+            return Dropped("foreign_ref_id", "an event without ref_id")
+        event, record = self._read_event(value)
+        return Events(owner, [event], record + b"\n")
+
+
+def _lenient_hello(value: dict[str, Any]) -> dict[str, Any]:
+    """A mode or an extension entry this version does not know is not worth a failed start."""
+    known = {**value}
+    if value.get("mode") not in ("passthrough", "mapped"):
+        known.pop("mode", None)
+    extensions = value.get("extensions")
+    known["extensions"] = [name for name in extensions if isinstance(name, str)] if isinstance(extensions, list) else []
+    return known
+
+
+def _ends_otherwise(block: bytes, cut: int) -> bool:
+    """Whether the last line, which starts at `cut`, begins differently from a first line that says something."""
+    return cut > 0 and _SPOKEN_MARK in block[:_LOOK_BYTES] and not block.startswith(block[cut : cut + _KIND_BYTES])

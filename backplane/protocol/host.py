@@ -1,0 +1,130 @@
+"""A host's end of a line: what a control plane says comes in, checked; one bad message is one error."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from backplane.contract import canonical
+from backplane.contract import envelope as wire
+from backplane.errors import ProtocolError
+from backplane.protocol.lines import EVIDENCE_BYTES, LINE_BYTES_MAX, Lines, Overlong, bounded, strict
+from backplane.protocol.messages import (
+    MESSAGES,
+    Broken,
+    Dropped,
+    Received,
+    Unknown,
+    convert,
+    line_of,
+    text_or_none,
+)
+
+_OF_A_RUN: Final = wire.Cancel | wire.Input | wire.Interrupt | wire.Answer | wire.Tree
+"""What a control plane says to a run that is open."""
+
+
+class HostEnd:
+    """A host's end of one line: reads what a control plane says, writes what a host may say."""
+
+    def __init__(self, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+        self._lines = Lines(line_bytes_max)
+        self._said_hello = False
+        self._open: dict[str, tuple[str, ...]] = {}
+
+    def send(
+        self, envelope: wire.Hello | wire.Event | wire.Final | wire.Fatal | wire.Ask | wire.Pong | wire.Patch
+    ) -> bytes:
+        """Write one message as a line.
+
+        Raises:
+            ProtocolError: a message out of order: no hello yet, or of a run that is not open.
+        """
+        name = str(envelope.__struct_config__.tag)
+        ref_id = getattr(envelope, "ref_id", None)
+        if self._said_hello == isinstance(envelope, wire.Hello) or (ref_id is not None and ref_id not in self._open):
+            raise ProtocolError("protocol_unexpected_message", f"{name} is not in order here")
+        if isinstance(envelope, wire.Ask) and "ask/1" not in self._open[envelope.ref_id]:
+            raise ProtocolError("protocol_unexpected_message", "the control plane did not announce ask/1")
+        self._said_hello = True
+        line = line_of(envelope, self._lines.line_bytes_max)
+        if isinstance(envelope, wire.Final | wire.Fatal) and ref_id is not None:
+            del self._open[ref_id]
+        return line
+
+    def receive(self, data: bytes) -> list[Received]:
+        """Take bytes from the control plane, give what they complete, in order."""
+        out: list[Received] = []
+        for line in self._lines.feed(data):
+            received = self._line(line)
+            if received is not None:
+                out.append(received)
+        return out
+
+    def end(self) -> list[Received]:
+        """The stream is over; a last line without its newline still counts, as shells write them."""
+        received = self._line(self._lines.end())
+        return [received] if received is not None else []
+
+    def refuse(self, broken: Broken) -> bytes:
+        """The line that answers a message that could not be read, or a run that could not be taken up."""
+        fatal = wire.Fatal(ref_id=broken.ref_id, error=broken.message, error_code=broken.code)
+        return line_of(fatal, self._lines.line_bytes_max)
+
+    def close_run(self, ref_id: str) -> None:
+        """The run's last message went out by another way than `send`."""
+        self._open.pop(ref_id, None)
+
+    def extensions(self, ref_id: str) -> tuple[str, ...]:
+        """What the control plane announced with this run."""
+        return self._open.get(ref_id, ())
+
+    def _line(self, line: bytes) -> Received | None:
+        return self._overlong(line) if isinstance(line, Overlong) else self._message(line)
+
+    def _overlong(self, head: bytes) -> Broken:
+        return Broken(
+            "protocol_invalid_envelope", f"a line is over line_bytes_max ({self._lines.line_bytes_max} bytes)", head
+        )
+
+    def _message(self, line: bytes) -> Received | None:
+        if not line.strip():
+            return None
+        try:
+            bounded(line)
+            value = strict(line)
+            doubled = canonical.duplicate_key(line)
+        except (ValueError, RecursionError) as error:
+            return Broken("protocol_invalid_envelope", f"a line is not strict JSON: {error}", line[:EVIDENCE_BYTES])
+        t = value.get("t") if isinstance(value, dict) else None
+        ref_id = text_or_none(value.get("id" if t == "run" else "ref_id")) if isinstance(value, dict) else None
+        if not isinstance(t, str):
+            return Broken(
+                "protocol_invalid_envelope", "a line is not an object with a string `t`", line[:EVIDENCE_BYTES]
+            )
+        if t not in MESSAGES:
+            return Unknown(t, ref_id, value)
+        if doubled is not None:
+            fact = f"the key {doubled[:60]!r} stands twice in a {t}"
+            broken = Broken("contract_schema_violation", fact, line[:EVIDENCE_BYTES], ref_id)
+            return self._attributed(broken, t if doubled != "id" else "")
+        if MESSAGES[t][1] == "host":
+            return Broken("protocol_unexpected_message", f"{t} is a host's to say", line[:EVIDENCE_BYTES])
+        message = self._attributed(convert(t, value, line), t)
+        if isinstance(message, wire.Run):
+            if message.id in self._open:
+                return Broken(
+                    "protocol_unexpected_message", f"run {message.id[:60]!r} is open already", line[:EVIDENCE_BYTES]
+                )
+            self._open[message.id] = message.extensions
+        elif isinstance(message, _OF_A_RUN) and message.ref_id not in self._open:
+            return Dropped("after_end", f"{t} for run {message.ref_id[:60]!r}, which is not open")
+        return message
+
+    def _attributed(self, received: Received, t: str) -> Received:
+        """A run that cannot be taken up is answered in its own name; no other message may end a run."""
+        if not isinstance(received, Broken):
+            return received
+        own = t == "run" and received.ref_id not in self._open
+        return received if own else msgspec.structs.replace(received, ref_id=None)

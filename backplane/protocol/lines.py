@@ -1,0 +1,164 @@
+"""Bytes to whole lines, and the one strict reader of a line: bounded, UTF-8, bounded depth, strict JSON.
+
+What a line means is not known here; `messages` knows the shapes.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from backplane.contract import canonical
+from backplane.contract.canonical import Json
+
+LINE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Longest line: images in base64 need more than 1 MiB, and a peer without a limit is a way to use up memory."""
+
+DEPTH_MAX: Final = 128
+"""Deepest nesting of a line: far above real messages, far below where a recursive reader fails."""
+
+VALUES_MAX: Final = 81_920
+"""Values in a line: in Python the smallest object takes some 200 bytes and is there three times while it is read, so
+a line of 16 MiB could need gigabytes; so many need 50 MiB. A tool's output of a mebibyte has a fifth of that."""
+
+FINAL_VALUES_MAX: Final = 1_048_576
+"""The same for a `final`: it may bring the whole trace, and 16 MiB of the shortest events are 800,000."""
+
+EVIDENCE_BYTES: Final = 200
+"""How much of a bad line an error shows."""
+
+_MARK: Final = b"\xef\xbb\xbf"
+
+_DEPTH_BYTES: Final = 2 * DEPTH_MAX
+"""A shorter line cannot be nested too deep."""
+
+
+class Overlong(bytes):
+    """The beginning of a line that was over the limit and was skipped to its newline."""
+
+
+class Lines:
+    """Bytes in any pieces to whole lines, bounded; a line over the limit comes out `Overlong`."""
+
+    def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+        self.line_bytes_max = line_bytes_max
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._start: bytes | None = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take bytes, give the lines they complete."""
+        if self._start is not None:
+            data = self._past_mark(data)
+        lines = data.split(b"\n")
+        rest = lines.pop()
+        if lines and self._held:
+            self._hold(lines[0])
+            whole = b"".join(self._pieces)
+            lines[0] = Overlong(whole[:EVIDENCE_BYTES]) if self._held > self.line_bytes_max else whole
+        if len(data) > self.line_bytes_max:
+            lines = [Overlong(line[:EVIDENCE_BYTES]) if len(line) > self.line_bytes_max else line for line in lines]
+        if lines:
+            self._pieces, self._held = [], 0
+        self._hold(rest)
+        return lines
+
+    def block(self, data: bytes) -> bytes | None:
+        """Take bytes, give the lines they complete in one piece; None, and nothing taken, where `feed` must look."""
+        cut = data.rfind(b"\n") + 1
+        if not cut or self._start is not None or self._held + len(data) > min(self.line_bytes_max, VALUES_MAX):
+            return None
+        whole = b"".join([*self._pieces, data[:cut]])
+        self._pieces, self._held = [], 0
+        self._hold(data[cut:])
+        return whole
+
+    def end(self) -> bytes:
+        """The unfinished last line, at the end of the stream."""
+        held = (self._start or b"") + b"".join(self._pieces)
+        over = self._held > self.line_bytes_max
+        self._pieces, self._held, self._start = [], 0, None
+        return Overlong(held[:EVIDENCE_BYTES]) if over else held
+
+    def _past_mark(self, data: bytes) -> bytes:
+        """Take a byte order mark off the very start, where it may come in pieces."""
+        data = (self._start or b"") + data
+        if len(data) < len(_MARK) and _MARK.startswith(data):
+            self._start = data
+            return b""
+        self._start = None
+        return data.removeprefix(_MARK)
+
+    def _hold(self, piece: bytes) -> None:
+        if not piece:
+            return
+        self._held += len(piece)
+        if self._held <= self.line_bytes_max:
+            self._pieces.append(piece)
+        elif len(self._pieces) != 1 or len(self._pieces[0]) != EVIDENCE_BYTES:
+            # Only the beginning is kept, for the error: memory stays at what the limit allows.
+            self._pieces = [b"".join([*self._pieces, piece[:EVIDENCE_BYTES]])[:EVIDENCE_BYTES]]
+
+
+def strict(line: bytes) -> Json:
+    """Read one line as strict JSON: UTF-8, no lone surrogate, no NaN, bounded depth and numbers.
+
+    Raises:
+        ValueError: with the reason in words.
+    """
+    if not line.isascii():
+        line.decode()
+    if len(line) > _DEPTH_BYTES and _too_deep(line):
+        raise ValueError(f"nested deeper than {DEPTH_MAX} levels")
+    value = canonical.decode(line)
+    if len(line) > 308:
+        canonical.encode(value)  # An integer of over 308 digits has no value that a peer could read.
+    return value
+
+
+class _Tag(msgspec.Struct):
+    t: str = ""
+
+
+_decode_tag: Final = msgspec.json.Decoder(_Tag).decode
+# Possessive, and with escapes outside of strings, too: linear in whatever is sent.
+_MARKS: Final = re.compile(rb'(?s)"(?:[^"\\]++|\\.)*+"|\\.|[,\[{]')
+
+
+def bounded(line: bytes) -> None:
+    """Refuse a line of too many values, before anything of it becomes an object.
+
+    Raises:
+        ValueError: with the limit, or since it is no JSON.
+    """
+    if len(line) <= VALUES_MAX:
+        return
+    limit = FINAL_VALUES_MAX if _decode_tag(line).t == "final" else VALUES_MAX
+    if len(line) > limit and next(islice(_MARKS.finditer(line), 2 * limit, None), None) is not None:
+        raise ValueError(f"more than {limit} values in a line")
+
+
+def _too_deep(line: bytes) -> bool:
+    if line.count(b"{") + line.count(b"[") <= DEPTH_MAX:
+        return False
+    depth, inside, escaped = 0, False, False
+    for byte in line:
+        if inside:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                inside = False
+        elif byte == 0x22:
+            inside = True
+        elif byte in b"{[":
+            depth += 1
+            if depth > DEPTH_MAX:
+                return True
+        elif byte in b"}]":
+            depth -= 1
+    return False

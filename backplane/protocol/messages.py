@@ -1,0 +1,152 @@
+"""Every message of the line, who may say it and when, and what a reader makes of a line."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from backplane.contract import canonical
+from backplane.contract import envelope as wire
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent
+from backplane.contract.receipt import CONTRACT_VERSION
+from backplane.errors import ProtocolError
+from backplane.protocol.lines import EVIDENCE_BYTES
+
+Sender = Literal["control", "host"]
+
+MESSAGES: Final[dict[str, tuple[type[Any], Sender]]] = {
+    "hello": (wire.Hello, "host"),
+    "run": (wire.Run, "control"),
+    "event": (wire.Event, "host"),
+    "final": (wire.Final, "host"),
+    "fatal": (wire.Fatal, "host"),
+    "cancel": (wire.Cancel, "control"),
+    "input": (wire.Input, "control"),
+    "interrupt": (wire.Interrupt, "control"),
+    "ping": (wire.Ping, "control"),
+    "pong": (wire.Pong, "host"),
+    "ask": (wire.Ask, "host"),
+    "answer": (wire.Answer, "control"),
+    "tree": (wire.Tree, "control"),
+    "patch": (wire.Patch, "host"),
+}
+"""Every message: its shape and who may send it."""
+
+NEEDS_EXTENSION: Final[dict[str, str]] = {
+    "cancel": "cancel/1",
+    "input": "input/1",
+    "interrupt": "interrupt/1",
+    "ping": "ping/1",
+    "pong": "ping/1",
+    "ask": "ask/1",
+    "answer": "ask/1",
+    "tree": "tree/1",
+    "patch": "tree/1",
+}
+"""Messages that are only sent to a peer that announced the extension."""
+
+WRONG_SHAPE: Final[dict[str, str]] = {
+    "hello": "protocol_handshake_failed",
+    "final": "contract_invalid_receipt",
+}
+"""Code for a known message of the wrong shape; the rest are `contract_schema_violation`."""
+
+
+class Events(msgspec.Struct, frozen=True, gc=False):
+    """Events of one run that arrived together."""
+
+    ref_id: str
+    events: list[AgentEvent]
+    lines: bytes
+    """The canonical bytes of each event, in the same order, each ended by a newline."""
+    ours: bool = False
+    """Added by the control plane: not part of what the host said."""
+
+    @classmethod
+    def of(cls, ref_id: str, events: list[AgentEvent], *, ours: bool = False) -> Events:
+        """Events that did not come over a line of their own."""
+        return cls(ref_id, events, b"".join([canonical.encode(event) + b"\n" for event in events]), ours)
+
+    @property
+    def records(self) -> list[bytes]:
+        """The canonical bytes of each event."""
+        return self.lines.split(b"\n")[:-1]
+
+
+class Noise(msgspec.Struct, frozen=True):
+    """A line that is no message: a banner, a prompt, a stray print."""
+
+    line: bytes
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    """A message that has no effect; counted under `why`."""
+
+    why: Literal["foreign_ref_id", "second_hello", "after_end", "unasked_answer"]
+    message: str
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """A message with a `t` this version does not know, kept as it came."""
+
+    t: str
+    ref_id: str | None
+    value: dict[str, Any]
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """The peer broke a rule. At the control end it ends the run; at the host end it is one error."""
+
+    code: str
+    message: str
+    evidence: bytes
+    ref_id: str | None = None
+
+
+Received = (
+    Events | wire.Hello | wire.Run | wire.Final | wire.Fatal | wire.Cancel | wire.Input | wire.Interrupt | wire.Ping
+    | wire.Pong | wire.Ask | wire.Answer | wire.Tree | wire.Patch | Noise | Dropped | Unknown | Broken
+)  # fmt: skip
+
+
+def version_compatible(theirs: str) -> bool:
+    """Whether two ends can speak: the same major number of `abp/vMAJOR.MINOR`."""
+    return _major(theirs) is not None and _major(theirs) == _major(CONTRACT_VERSION)
+
+
+def _major(version: str) -> int | None:
+    prefix, _, number = version.partition("/v")
+    major, dot, minor = number.partition(".")
+    whole = prefix == "abp" and dot and major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()
+    return int(major) if whole and len(major) <= 9 else None
+
+
+encode_line: Final = msgspec.json.Encoder().encode
+
+
+def convert(t: str, value: dict[str, Any], line: bytes) -> Received:
+    shape = MESSAGES[t][0]
+    try:
+        message: Received = msgspec.convert(value, shape)
+        return message
+    except ValueError as error:
+        code = WRONG_SHAPE.get(t, "contract_schema_violation")
+        ref_id = text_or_none(value.get("id" if t == "run" else "ref_id"))
+        return Broken(code, f"{t} has the wrong shape: {error}", line[:EVIDENCE_BYTES], ref_id)
+
+
+def line_of(envelope: msgspec.Struct, line_bytes_max: int) -> bytes:
+    line = encode_line(envelope)
+    if len(line) > line_bytes_max:
+        raise ProtocolError(
+            "protocol_invalid_envelope",
+            f"a message of {len(line)} bytes is over line_bytes_max ({line_bytes_max} bytes)",
+            hint="raise line_bytes_max at both ends, or send less",
+        )
+    return line + b"\n"
+
+
+def text_or_none(value: Json) -> str | None:
+    return value if isinstance(value, str) else None
