@@ -1,7 +1,8 @@
 """The ground a fault is tried on: one command of ours with folders of its own, watched while it runs.
 
-`Ground.run` starts the real program and gives what it did; `Ground.std` is the outcome common to all cases of the
-catalogue, (a) to (f). This process is a subreaper meanwhile, so whatever the command leaves behind is seen as a child.
+`Ground.run` starts the real program and gives what it did; `Ground.amiss` says what differs from the outcome common
+to all cases of the catalogue, (a) to (f). This process is a subreaper meanwhile, so whatever the command leaves
+behind is seen as a child.
 """
 
 from __future__ import annotations
@@ -244,7 +245,7 @@ class Ground:
         with Store.open(self.home, readonly=True) as store:
             return store.list(100_000)
 
-    def std(
+    def amiss(
         self,
         ended: Ended,
         *,
@@ -254,50 +255,56 @@ class Ground:
         accepted: int | None = None,
         bound_s: float = 0.0,
         stored: bool = True,
-    ) -> Row | None:
-        """The common outcome.
+    ) -> list[str]:
+        """What differs from the common outcome, in words; nothing when all of it holds.
 
         Args:
             code: of the error; None for a run that ends without one.
             bound_s: deadline and grace of this case; what every run takes is added.
             stored: False where the case is that it cannot be.
         """
-        assert ended.error == code, ended.stderr[-2000:]
         complete = code is None and outcome == "complete"
         wanted = exit_code if exit_code is not None else 0 if complete else 3 if outcome == "partial" else None
-        assert ended.code == wanted if wanted is not None else ended.code not in (0, None), (ended.code, ended.stderr)
-        assert ended.code >= 0, f"killed by signal {-ended.code}"
-        row = self._stored(ended, outcome, accepted) if stored else None
-        assert ended.left == []
-        self.clean()
         limit_s = (bound_s + self.base_s + AFTER_S_MAX) * sizes.share() + sizes.SLACK_S
-        assert ended.wall_s <= limit_s, f"{ended.wall_s:.2f} s, the bound is {limit_s:.2f} s"
         grown = ended.peak_bytes - self.base_bytes
-        assert grown < GROWTH_BYTES_MAX, f"grew by {grown >> 20} MiB"
-        for word in UGLY:
-            assert word not in ended.stderr + ended.stdout, (ended.stderr + ended.stdout)[-3000:]
-        return row
+        said = ended.stderr + ended.stdout
+        facts = [
+            (ended.error == code, f"the error is {ended.error}, not {code}: {ended.stderr[-2000:]!r}"),
+            (
+                ended.code == wanted if wanted is not None else ended.code > 0,
+                f"the exit code is {ended.code}: {ended.stderr[-2000:]!r}",
+            ),
+            (ended.left == [], f"processes are left: {ended.left}"),
+            (ended.wall_s <= limit_s, f"it took {ended.wall_s:.2f} s, the bound is {limit_s:.2f} s"),
+            (grown < GROWTH_BYTES_MAX, f"it grew by {grown >> 20} MiB"),
+            *((word not in said, f"it says {word!r}: {said[-3000:]!r}") for word in UGLY),
+        ]
+        found = [words for holds, words in facts if not holds] + self.litter()
+        return found + self._badly_stored(ended, outcome, accepted) if stored else found
 
-    def _stored(self, ended: Ended, outcome: str, accepted: int | None) -> Row:
+    def _badly_stored(self, ended: Ended, outcome: str, accepted: int | None) -> list[str]:
         with Store.open(self.home, readonly=True) as store:
-            row = store.list(1)[0]
-            assert (row.outcome, store.verify_all().findings) == (outcome, ())
+            row, findings = store.list(1)[0], store.verify_all().findings
             lines = list(store.trace(row).lines())
-        if accepted is not None:
-            assert len(lines) == accepted
         told = [line for line in ended.stdout.split(b"\n") if line.startswith(b'{"t":"event",')]
-        assert [line.partition(b',"event":')[2][:-1] for line in told] == lines
-        return row
+        facts = [
+            (row.outcome == outcome, f"stored is the outcome {row.outcome}, not {outcome}"),
+            (findings == (), f"the store has findings: {findings}"),
+            (accepted in (None, len(lines)), f"stored are {len(lines)} events, not {accepted}"),
+            (
+                [line.partition(b',"event":')[2][:-1] for line in told] == lines,
+                f"{len(told)} events were told, and the {len(lines)} stored are not the same",
+            ),
+        ]
+        return [words for holds, words in facts if not holds]
 
-    def clean(self) -> None:
-        """Nothing of ours is left on the disk but what is stored."""
-        assert list(self.tmp.iterdir()) == []
-        for name in ("stage",):
-            folder = self.home / name
-            assert not folder.is_dir() or list(folder.iterdir()) == []
-        runs = self.home / "runs"
+    def litter(self) -> list[str]:
+        """What is left of ours on the disk beside what is stored."""
         known = {row.run_id for row in self.rows()}
-        assert {path.name for path in runs.iterdir()} <= known if runs.is_dir() else True
+        left = [path for folder in (self.tmp, self.home / "stage") if folder.is_dir() for path in folder.iterdir()]
+        runs = self.home / "runs"
+        left += [path for path in runs.iterdir() if path.name not in known] if runs.is_dir() else []
+        return [f"{path.relative_to(self.folder)} is left" for path in left]
 
 
 def kill_9(running: Running) -> None:

@@ -37,7 +37,7 @@ def test_f25_banners_and_prompts_between_the_lines_are_counted_and_kept(ground: 
     ]
     banner = "put(b'Welcome to agent 1.0!\\n'); "
     ended = ground.run(banner + written(*noise))
-    ground.std(ended, outcome="complete", accepted=2)
+    assert not ground.amiss(ended, outcome="complete", accepted=2)
     assert ended.own["counts"]["noise_lines"] == 6
     assert "Welcome to agent" in json.dumps(ended.own["noise"])
 
@@ -47,7 +47,7 @@ def test_f25_banners_and_prompts_between_the_lines_are_counted_and_kept(ground: 
 
 def test_f26_a_mark_at_the_start_crlf_and_blank_lines_are_read(ground: Ground) -> None:
     ended = ground.run("put(b'\\xef\\xbb\\xbf'); " + written(b"\r\n", b"\n  \t \r\n"))
-    ground.std(ended, outcome="complete", accepted=2)
+    assert not ground.amiss(ended, outcome="complete", accepted=2)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_f26_a_mark_at_the_start_crlf_and_blank_lines_are_read(ground: Ground) -
 )
 def test_f26_what_is_not_utf_8_ends_the_run_and_is_never_guessed(ground: Ground, line: bytes) -> None:
     ended = ground.run(written(line))
-    ground.std(ended, code="protocol_invalid_envelope", accepted=1, bound_s=STOP_S)
+    assert not ground.amiss(ended, code="protocol_invalid_envelope", accepted=1, bound_s=STOP_S)
     ended.stdout.decode()
 
 
 def test_f26_utf_16_with_its_mark_is_noise_that_is_stored_as_valid_utf_8(ground: Ground) -> None:
     ended = ground.run(written('{"t":"event"}'.encode("utf-16") + b"\n"))
-    ground.std(ended, outcome="complete", accepted=2)
+    assert not ground.amiss(ended, outcome="complete", accepted=2)
     ended.stdout.decode()
 
 
@@ -96,7 +96,7 @@ def test_f28_values_that_are_no_strict_json_are_refused(ground: Ground, name: st
         b'{"t":"event","ref_id":"r","event":{"type":"tool_call","ts":"2026-01-15T12:00:00Z","tool_name":"t","input":'
     )
     ended = ground.run(written(frame + HOSTILE_VALUES[name] + b"}}\n"))
-    ground.std(ended, code="protocol_invalid_envelope", accepted=1, bound_s=1.0 + STOP_S)
+    assert not ground.amiss(ended, code="protocol_invalid_envelope", accepted=1, bound_s=1.0 + STOP_S)
     for line in ended.stdout.splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} was passed on"))
 
@@ -131,7 +131,7 @@ def _raw(data: bytes) -> set[str]:
 
 def test_f32_escapes_are_data_in_json_and_shown_escaped_elsewhere(ground: Ground) -> None:
     ended = ground.run(SPEAKS)
-    ground.std(ended, code="backend_crashed", accepted=4, bound_s=STOP_S)
+    assert not ground.amiss(ended, code="backend_crashed", accepted=4, bound_s=STOP_S)
     assert ended.events[0]["text"] == ESCAPES
     assert _raw(ended.stderr) == set()
     for words in (("list",), ("show", ended.messages[-1]["ref_id"]), ("verify",)):
@@ -189,7 +189,9 @@ def test_f33_legal_json_of_the_wrong_shape_has_its_code_or_is_counted(ground: Gr
     line, code, accepted = WRONG[name]
     rest = "final(); rest()" if code is None else "time.sleep(30)"
     ended = ground.run(f"hello(); take(); event(); {line}; {rest}")
-    ground.std(ended, code=code, outcome="failed" if code else "complete", accepted=accepted, bound_s=STOP_S)
+    assert not ground.amiss(
+        ended, code=code, outcome="failed" if code else "complete", accepted=accepted, bound_s=STOP_S
+    )
 
 
 HELLOS: dict[str, str] = {
@@ -204,7 +206,7 @@ HELLOS: dict[str, str] = {
 def test_f33_a_hello_of_the_wrong_shape_is_a_failed_handshake(ground: Ground, name: str) -> None:
     ended = ground.run(f"{HELLOS[name]}; time.sleep(30)")
     assert ended.error in ("protocol_handshake_failed", "contract_version_mismatch")
-    ground.std(ended, code=ended.error, accepted=0, bound_s=STOP_S)
+    assert not ground.amiss(ended, code=ended.error, accepted=0, bound_s=STOP_S)
 
 
 def test_f33_what_every_stored_receipt_says_can_be_read_by_a_strict_reader(ground: Ground) -> None:
@@ -212,7 +214,7 @@ def test_f33_what_every_stored_receipt_says_can_be_read_by_a_strict_reader(groun
     ended = ground.run(
         f"hello(); take(); say('event', ref_id=RUN['id'], event={odd!r}); say('moo', x=1); final(); rest()"
     )
-    ground.std(ended, outcome="complete", accepted=2)
+    assert not ground.amiss(ended, outcome="complete", accepted=2)
     shown = ground.call("receipts", "show", ended.messages[-1]["ref_id"], "--json").stdout
     verify_bytes(shown.rstrip(b"\n"))
     assert {event["type"] for event in json.loads(shown)["trace"]} == {"warning"}

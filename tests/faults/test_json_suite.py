@@ -399,7 +399,7 @@ for char in os.environ["MY_KEY"] + ".":
 final(); rest()
 """
     ended = ground.run(body, "--env", "MY_KEY=hunter2-x")
-    ground.std(ended, outcome="complete", bound_s=10 * pause_s)
+    assert not ground.amiss(ended, outcome="complete", bound_s=10 * pause_s)
     said = "".join(event["text"] for event in ended.events)
     assert "hunter2-x" not in said
     # What was held for too long was let go; the rest of it was not.
@@ -422,7 +422,7 @@ def test_a_line_full_of_tiny_values_does_not_fill_the_memory(ground: Ground, val
         "put(line.replace(b'\"MANY\"', b'[' + many + b']')); final(); rest()"
     )
     ended = ground.run(body)
-    ground.std(ended, code="protocol_invalid_envelope", accepted=1, bound_s=3.0)
+    assert not ground.amiss(ended, code="protocol_invalid_envelope", accepted=1, bound_s=3.0)
     figure("C7", (ended.peak_bytes - ground.base_bytes) / (1 << 20), what=f"MiB grown, 15 MiB of {value}")
 
 
@@ -438,7 +438,7 @@ put(line.replace(b'"MANY"', b"[" + many + b"]") + b"\\n")
 final(); rest()
 """
     ended = ground.run(body)
-    ground.std(ended, outcome="complete", accepted=1, bound_s=3.0)
+    assert not ground.amiss(ended, outcome="complete", accepted=1, bound_s=3.0)
     figure("C7", (ended.peak_bytes - ground.base_bytes) / (1 << 20), what=f"MiB grown, {count} × {value}, just allowed")
 
 
@@ -460,5 +460,5 @@ line = json.dumps({"t": "final", "ref_id": RUN["id"], "receipt": made}).encode()
 put(line.replace(b'"usage_raw": []', b'"usage_raw": [' + b'{"a":0},' * (15 << 17) + b"0]") + b"\\n"); time.sleep(30)
 """
     ended = ground.run(body)
-    ground.std(ended, code="protocol_invalid_envelope", accepted=1, bound_s=5.0)
+    assert not ground.amiss(ended, code="protocol_invalid_envelope", accepted=1, bound_s=5.0)
     figure("C7", (ended.peak_bytes - ground.base_bytes) / (1 << 20), what="MiB grown, a final of 15 MiB of tiny values")

@@ -18,7 +18,7 @@ MIB = 1 << 20
 def test_f14_64_mib_of_stderr_are_drained_and_the_tail_is_kept(ground: Ground, figure: Figure) -> None:
     flood = "for _ in range(512):\n    put(b'x' * 65535 + b'\\n', 2)\n"
     ended = ground.run(f"{flood}hello(); take(); event()\n{flood}put(b'last words\\n', 2); final(); rest()")
-    ground.std(ended, outcome="complete", accepted=1, bound_s=5.0)
+    assert not ground.amiss(ended, outcome="complete", accepted=1, bound_s=5.0)
     stderr = ended.own["stderr"]
     assert stderr["tail"].endswith("last words\n")
     assert len(stderr["tail"]) == 64 * 1024
@@ -35,7 +35,7 @@ def test_f16_an_order_that_is_not_read_ends_at_the_write_deadline(ground: Ground
         "run", "--order", "order.json", "--sidecar", ground.host("hello(); time.sleep(60)"), "--json",
         env={"BACKPLANE_WRITE_S": "0.5"},
     )  # fmt: skip
-    ground.std(ended, code="backend_timeout", accepted=0, bound_s=0.5 + STOP_S)
+    assert not ground.amiss(ended, code="backend_timeout", accepted=0, bound_s=0.5 + STOP_S)
     assert b"write_s" in ended.stderr
 
 
@@ -44,23 +44,23 @@ def test_f16_an_order_that_is_not_read_ends_at_the_write_deadline(ground: Ground
 
 def test_f17_a_host_that_closes_its_input_before_the_order_is_found(ground: Ground) -> None:
     ended = ground.run("os.close(0); hello(); time.sleep(60)")
-    ground.std(ended, code="stream_closed", accepted=0, bound_s=1.0 + STOP_S)
+    assert not ground.amiss(ended, code="stream_closed", accepted=0, bound_s=1.0 + STOP_S)
 
 
 def test_f17_a_host_that_closes_its_input_after_the_order_may_finish(ground: Ground) -> None:
     ended = ground.run("hello(); take(); os.close(0); event(); final()")
-    ground.std(ended, outcome="complete", accepted=1)
+    assert not ground.amiss(ended, outcome="complete", accepted=1)
 
 
 def test_f17_a_host_that_closes_its_output_and_lives_has_failed_at_once(ground: Ground) -> None:
     ended = ground.run("hello(); take(); event(); os.close(1); time.sleep(60)")
-    ground.std(ended, code="backend_crashed", accepted=1, bound_s=1.0 + STOP_S)
+    assert not ground.amiss(ended, code="backend_crashed", accepted=1, bound_s=1.0 + STOP_S)
 
 
 @pytest.mark.parametrize("fds", ["0, 1, 2", "1, 2", "0, 1"])
 def test_f17_a_host_that_closes_everything_has_failed_at_once(ground: Ground, fds: str) -> None:
     ended = ground.run(f"hello(); take(); event()\nfor fd in ({fds}):\n    os.close(fd)\ntime.sleep(60)")
-    ground.std(ended, code="backend_crashed", accepted=1, bound_s=1.0 + STOP_S)
+    assert not ground.amiss(ended, code="backend_crashed", accepted=1, bound_s=1.0 + STOP_S)
 
 
 def test_a_host_that_closes_and_reopens_its_descriptors_says_no_more(ground: Ground) -> None:
@@ -69,7 +69,7 @@ def test_a_host_that_closes_and_reopens_its_descriptors_says_no_more(ground: Gro
         "os.dup2(keep, 1); event('again'); final(); rest()"
     )
     ended = ground.run(body)
-    ground.std(ended, outcome="complete", accepted=2)
+    assert not ground.amiss(ended, outcome="complete", accepted=2)
 
 
 def test_a_host_whose_output_is_made_nonblocking_and_full_loses_nothing(ground: Ground) -> None:
@@ -83,7 +83,7 @@ while data:
 os.set_blocking(1, True); final(); rest()
 """
     ended = ground.run(body)
-    ground.std(ended, outcome="complete", accepted=5000, bound_s=1.0)
+    assert not ground.amiss(ended, outcome="complete", accepted=5000, bound_s=1.0)
 
 
 # F18: a long line -----------------------------------------------------------------------------------------------------
@@ -98,10 +98,10 @@ def test_f18_a_line_of_a_gibibyte_is_refused_with_its_limit(ground: Ground, firs
     )
     ended = ground.run(body)
     if first == "{":
-        ground.std(ended, code="protocol_invalid_envelope", accepted=1, bound_s=10.0)
+        assert not ground.amiss(ended, code="protocol_invalid_envelope", accepted=1, bound_s=10.0)
         assert b"line_bytes_max" in ended.stderr or b"16 MiB" in ended.stderr or b"16777216" in ended.stderr
     else:
-        ground.std(ended, outcome="complete", accepted=2, bound_s=10.0)
+        assert not ground.amiss(ended, outcome="complete", accepted=2, bound_s=10.0)
     assert ended.wall_s < 10 * sizes.share() + ground.base_s
     figure("C7", (ended.peak_bytes - ground.base_bytes) / MIB, what=f"MiB grown, line of {mib} MiB")
 
@@ -109,7 +109,7 @@ def test_f18_a_line_of_a_gibibyte_is_refused_with_its_limit(ground: Ground, firs
 def test_f18_a_long_line_without_an_end_is_noise(ground: Ground) -> None:
     body = "hello(); take(); event(); put(b'{' + b'x' * (40 << 20)); os._exit(0)"
     ended = ground.run(body)
-    ground.std(ended, code="backend_crashed", accepted=1, bound_s=2.0 + STOP_S)
+    assert not ground.amiss(ended, code="backend_crashed", accepted=1, bound_s=2.0 + STOP_S)
 
 
 # F20: odd cuts --------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ for byte in data * 3:
 final(); rest()
 """
     ended = ground.run(body)
-    ground.std(ended, outcome="complete", accepted=3, bound_s=1.0)
+    assert not ground.amiss(ended, outcome="complete", accepted=3, bound_s=1.0)
     assert [event["text"] for event in ended.events] == [text] * 3
 
 
@@ -143,14 +143,14 @@ final(); {end}
 
 def test_f21_every_event_before_a_hard_exit_is_kept_in_order(ground: Ground) -> None:
     ended = ground.run(MANY.format(count=20_000, end="os._exit(0)"))
-    ground.std(ended, outcome="complete", accepted=20_000, bound_s=3.0)
+    assert not ground.amiss(ended, outcome="complete", accepted=20_000, bound_s=3.0)
     assert [int(event["text"]) for event in ended.events] == list(range(20_000))
 
 
 def test_f24_200_000_events_at_full_speed_are_all_kept(ground: Ground, figure: Figure) -> None:
     count = sizes.of(50_000, 200_000)
     ended = ground.run(MANY.format(count=count, end="rest()"))
-    ground.std(ended, outcome="complete", accepted=count, bound_s=12.0)
+    assert not ground.amiss(ended, outcome="complete", accepted=count, bound_s=12.0)
     figure("C10", ended.wall_s - ground.base_s, what=f"s for {count} events, read back through the CLI as JSON")
     figure("C7", (ended.peak_bytes - ground.base_bytes) / MIB, what=f"MiB grown, {count} events")
 
@@ -182,5 +182,5 @@ threading.Thread(target=flood, args=(2, b"e" * 65536), daemon=True).start()
 flood(1, frame * 60 + b"noise noise\\n" * 100)
 """
     ended = ground.run(body, "--timeout", "1")
-    ground.std(ended, code="backend_timeout", outcome="partial", bound_s=1.0 + STOP_S + 2.0)
+    assert not ground.amiss(ended, code="backend_timeout", outcome="partial", bound_s=1.0 + STOP_S + 2.0)
     assert ended.own["counts"]["noise_lines"] > 0

@@ -55,7 +55,7 @@ def test_f47_every_name_of_a_place_is_judged_alike_through_the_front_door(ground
     policy = ground.folder / "policy.json"
     policy.write_text(json.dumps({"deny_write": [*DENIED], "allowed_tools": []}))
     ended = ground.run(ASKS, "--policy", str(policy))
-    ground.std(ended, outcome="complete", bound_s=2.0)
+    assert not ground.amiss(ended, outcome="complete", bound_s=2.0)
     said = [event["text"] for event in ended.events if event["type"] == "assistant_message"]
     wrong = [(row, answer) for row, answer in zip(ROWS, said, strict=True) if (answer == "deny") != row[1]]
     assert wrong == []
@@ -120,7 +120,7 @@ def test_f48_an_open_ask_is_answered_as_the_caller_said(ground: Ground, how: str
     policy.write_text('{"require_approval_for": ["bash"]}')
     body = ANSWERED + "ask('1')\nevent(json.loads(line())['decision']); final(); rest()"
     ended = ground.run(body, "--policy", str(policy), "--on-ask", how)
-    ground.std(ended, outcome="complete")
+    assert not ground.amiss(ended, outcome="complete")
     assert decision in [event.get("text") for event in ended.events]
 
 
@@ -130,7 +130,7 @@ def test_f48_the_same_ask_twice_at_once_and_asks_after_the_end_change_nothing(gr
         "answers = {json.loads(line())['id'] for _ in range(2)}\nfinal(); ask('3'); ask('4'); rest()"
     )
     ended = ground.run(body)
-    ground.std(ended, outcome="complete")
+    assert not ground.amiss(ended, outcome="complete")
 
 
 def test_f48_a_flood_of_asks_is_answered_and_bounded(ground: Ground) -> None:
@@ -141,13 +141,13 @@ def test_f48_a_flood_of_asks_is_answered_and_bounded(ground: Ground) -> None:
         "for n in range(3000):\n    ask(str(n))\nfinal(); time.sleep(0.2)"
     )
     ended = ground.run(body)
-    ground.std(ended, outcome="complete", bound_s=8.0)
+    assert not ground.amiss(ended, outcome="complete", bound_s=8.0)
 
 
 def test_f48_a_host_that_asks_and_never_reads_is_stuck_and_ended(ground: Ground) -> None:
     body = ANSWERED + "for n in range(100000):\n    ask(str(n))\nfinal(); rest()"
     ended = ground.run(body, env={"BACKPLANE_WRITE_S": "0.5"})
-    ground.std(ended, code="backend_timeout", bound_s=6.0)
+    assert not ground.amiss(ended, code="backend_timeout", bound_s=6.0)
 
 
 # F48, C19: isolation --------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_f48_isolation_required_without_bubblewrap_starts_nothing(ground: Ground
     path = hidden(ground, "bwrap")
     body = f"open({str(started)!r}, 'w'); " + hosts.GOOD
     ended = ground.run(body, "--isolation", "required", env={"PATH": path})
-    ground.std(ended, code="capability_unsupported", exit_code=4, accepted=0)
+    assert not ground.amiss(ended, code="capability_unsupported", exit_code=4, accepted=0)
     assert b"bubblewrap" in ended.stderr
     assert not started.exists()
     figure("C19", 1, what="required refuses without bubblewrap")
@@ -182,7 +182,7 @@ def test_c19_hiding_bubblewrap_changes_the_label(ground: Ground, figure: Figure)
     seen = ground.run(hosts.GOOD).own["enforcement"]
     path = hidden(ground, "bwrap")
     without = ground.run(hosts.GOOD, env={"PATH": path})
-    ground.std(without, outcome="complete", accepted=2)
+    assert not ground.amiss(without, outcome="complete", accepted=2)
     assert "bubblewrap" in json.dumps(seen["kinds"])
     assert '"bubblewrap"' not in json.dumps([kind.get("by") for kind in without.own["enforcement"]["kinds"].values()])
     figure("C19", 1, what="label flips without bubblewrap")
@@ -203,7 +203,7 @@ for path in ({str(outside / "new")!r}, {str(outside / "kept")!r}, {str(ground.wo
 final(); rest()
 """
     ended = ground.run(body, "--isolation", "required")
-    ground.std(ended, outcome="complete", accepted=4, bound_s=1.0)
+    assert not ground.amiss(ended, outcome="complete", accepted=4, bound_s=1.0)
     assert not [event["text"] for event in ended.events if event["text"].startswith("wrote /tmp")]
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"kept": "kept"}
     assert (ground.work / "a.txt").read_text() == "one\n"

@@ -29,7 +29,7 @@ on a loaded machine come before the event."""
 
 def test_f01_a_host_that_never_says_hello_is_found_at_its_deadline(ground: Ground, figure: Figure) -> None:
     ended = ground.run("time.sleep(60)", "--hello-timeout", "0.5")
-    ground.std(ended, code="protocol_handshake_failed", bound_s=0.5 + STOP_S, accepted=0)
+    assert not ground.amiss(ended, code="protocol_handshake_failed", bound_s=0.5 + STOP_S, accepted=0)
     assert b"hello_s" in ended.stderr
 
 
@@ -46,7 +46,7 @@ def test_f01_a_host_that_ends_before_its_hello_is_named_with_its_last_words(
     ground: Ground, body: str, words: bytes
 ) -> None:
     ended = ground.run(body)
-    ground.std(ended, code="protocol_handshake_failed", accepted=0, bound_s=LADDER_S)
+    assert not ground.amiss(ended, code="protocol_handshake_failed", accepted=0, bound_s=LADDER_S)
     assert words in ended.stderr
     assert b"\x1b" not in ended.stderr
 
@@ -68,7 +68,7 @@ def test_f02_a_host_that_dies_in_the_middle_is_named_by_code_or_signal(
     ground: Ground, death: str, words: bytes, end: dict[str, int]
 ) -> None:
     ended = ground.run(f"hello(); take(); event('a'); event('b'); {death}")
-    ground.std(ended, code="backend_crashed", accepted=2, bound_s=STOP_S)
+    assert not ground.amiss(ended, code="backend_crashed", accepted=2, bound_s=STOP_S)
     assert words in ended.stderr
     assert ended.own["end"].items() >= {"reason": "host_exit", **end}.items()
 
@@ -82,10 +82,10 @@ def test_f03_a_host_that_ignores_everything_is_killed_after_the_grace(
 ) -> None:
     if when == "after final":
         ended = ground.run("deaf(); hello(); take(); event(); final(); time.sleep(60)")
-        ground.std(ended, outcome="complete", accepted=1, bound_s=STOP_S)
+        assert not ground.amiss(ended, outcome="complete", accepted=1, bound_s=STOP_S)
     else:
         ended = ground.run("deaf(); hello(); take(); event(); time.sleep(60)", *SILENT)
-        ground.std(ended, code="backend_timeout", outcome="partial", accepted=1, bound_s=SILENT_S + STOP_S)
+        assert not ground.amiss(ended, code="backend_timeout", outcome="partial", accepted=1, bound_s=SILENT_S + STOP_S)
     figure("C3", len(ended.left))
 
 
@@ -97,13 +97,15 @@ line(); time.sleep(1.5); event('late'); final("partial")
 
 def test_f03_a_slow_host_has_its_late_event_and_its_partial_final_kept(ground: Ground) -> None:
     ended = ground.run(SLOW, *SILENT, env={"BACKPLANE_CANCEL_GRACE_S": "3"})
-    ground.std(ended, code="backend_timeout", outcome="partial", accepted=2, bound_s=SILENT_S + 1.5 + LADDER_S)
+    assert not ground.amiss(
+        ended, code="backend_timeout", outcome="partial", accepted=2, bound_s=SILENT_S + 1.5 + LADDER_S
+    )
     assert [event["text"] for event in ended.events] == ["first", "late"]
 
 
 def test_f03_nobody_waits_for_a_host_that_has_ended(ground: Ground, figure: Figure) -> None:
     ended = ground.run("hello(); take(); event(); rest()", *SILENT, env={"BACKPLANE_CANCEL_GRACE_S": "30"})
-    ground.std(ended, code="backend_timeout", outcome="partial", accepted=1, bound_s=SILENT_S)
+    assert not ground.amiss(ended, code="backend_timeout", outcome="partial", accepted=1, bound_s=SILENT_S)
 
 
 # F04, F05: descendants ------------------------------------------------------------------------------------------------
@@ -114,13 +116,13 @@ GRANDCHILD = "if os.fork():\n    os._exit(0)\n"
 def test_f04_a_launcher_whose_grandchild_is_the_agent_ends_with_its_final(ground: Ground, figure: Figure) -> None:
     # The leader stays until the order was taken, as `npx` does; then only the grandchild holds the pipes.
     ended = ground.run("hello(); take(); event()\nif os.fork():\n    os._exit(0)\nfinal(); deaf(); time.sleep(60)")
-    ground.std(ended, outcome="complete", accepted=1, bound_s=2.0)
+    assert not ground.amiss(ended, outcome="complete", accepted=1, bound_s=2.0)
     figure("C3", len(ended.left))
 
 
 def test_f04_a_grandchild_that_holds_both_pipes_after_a_crash_delays_nothing(ground: Ground) -> None:
     ended = ground.run("hello(); take(); event()\nif os.fork():\n    os._exit(3)\ndeaf(); time.sleep(60)")
-    ground.std(ended, code="backend_crashed", accepted=1, bound_s=2.0)
+    assert not ground.amiss(ended, code="backend_crashed", accepted=1, bound_s=2.0)
 
 
 DAEMON = """
@@ -144,7 +146,7 @@ final(); rest()
 
 def test_f05_a_daemon_that_left_session_and_pipes_is_gone_and_counted(ground: Ground, figure: Figure) -> None:
     ended = ground.run(DAEMON, env=OFF)
-    ground.std(ended, outcome="complete", accepted=1, bound_s=STOP_S)
+    assert not ground.amiss(ended, outcome="complete", accepted=1, bound_s=STOP_S)
     pid = int((ground.folder / "host.py.pid").read_text())
     assert not Path(f"/proc/{pid}").exists()
     figure("C3", len(ended.left))
@@ -165,28 +167,28 @@ final(); time.sleep(60)
 
 def test_f05_one_that_forks_into_a_new_session_again_and_again_is_caught(ground: Ground) -> None:
     ended = ground.run(FORKS)
-    ground.std(ended, outcome="complete", accepted=1, bound_s=STOP_S)
+    assert not ground.amiss(ended, outcome="complete", accepted=1, bound_s=STOP_S)
 
 
 def test_a_host_that_becomes_another_program_is_still_held(ground: Ground) -> None:
     ended = ground.run("hello(); take(); event(); os.execv('/bin/sleep', ['sleep', '60'])", *SILENT)
-    ground.std(ended, code="backend_timeout", outcome="partial", accepted=1, bound_s=SILENT_S + STOP_S)
+    assert not ground.amiss(ended, code="backend_timeout", outcome="partial", accepted=1, bound_s=SILENT_S + STOP_S)
 
 
 def test_a_host_that_stops_itself_is_woken_and_ended(ground: Ground) -> None:
     ended = ground.run("hello(); take(); event(); os.kill(os.getpid(), signal.SIGSTOP)", "--idle-timeout", "0.6")
-    ground.std(ended, code="backend_timeout", outcome="partial", accepted=1, bound_s=0.6 + STOP_S)
+    assert not ground.amiss(ended, code="backend_timeout", outcome="partial", accepted=1, bound_s=0.6 + STOP_S)
 
 
 def test_a_host_that_signals_whoever_started_it_harms_nobody(ground: Ground) -> None:
     body = "hello(); take(); event()\nfor n in (2, 15, 1, 3):\n    os.kill(os.getppid(), n)\nfinal(); rest()"
     ended = ground.run(body, env=OFF)
-    ground.std(ended, outcome="complete", accepted=1)
+    assert not ground.amiss(ended, outcome="complete", accepted=1)
 
 
 def test_a_host_that_kills_its_guard_is_a_crash_and_leaves_nothing(ground: Ground) -> None:
     ended = ground.run("hello(); take(); event(); os.kill(os.getppid(), 9); deaf(); time.sleep(60)", env=OFF)
-    ground.std(ended, code="backend_crashed", accepted=1, bound_s=2.0 + STOP_S)
+    assert not ground.amiss(ended, code="backend_crashed", accepted=1, bound_s=2.0 + STOP_S)
 
 
 # F12: spawn fails -----------------------------------------------------------------------------------------------------
@@ -218,13 +220,13 @@ def test_f12_a_host_that_cannot_start_is_named_with_the_errno(ground: Ground, ki
         errno_name = "E2BIG"
     else:
         ended = ground.call("run", "do it", "--sidecar", shlex.join(words), "--json")
-    ground.std(ended, code="sidecar_spawn_failed", accepted=0)
+    assert not ground.amiss(ended, code="sidecar_spawn_failed", accepted=0)
     assert errno_name.encode() in ended.stderr
 
 
 def test_f12_a_missing_workspace_is_its_own_error(ground: Ground) -> None:
     ended = ground.run(hosts.GOOD, "--root", str(ground.folder / "nowhere"))
-    ground.std(ended, code="workspace_init_failed", accepted=0, bound_s=STOP_S)
+    assert not ground.amiss(ended, code="workspace_init_failed", accepted=0, bound_s=STOP_S)
 
 
 @pytest.mark.skipif(

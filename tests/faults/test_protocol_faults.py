@@ -28,7 +28,7 @@ FOREIGN = "'00000000-0000-4000-8000-000000000000'"
 )
 def test_f35_any_message_before_the_hello_is_a_failed_handshake(ground: Ground, first: str) -> None:
     ended = ground.run(f"{first}; hello(); time.sleep(30)")
-    ground.std(ended, code="protocol_handshake_failed", accepted=0, bound_s=STOP_S)
+    assert not ground.amiss(ended, code="protocol_handshake_failed", accepted=0, bound_s=STOP_S)
 
 
 @pytest.mark.parametrize(
@@ -38,14 +38,14 @@ def test_f35_another_version_is_refused_before_the_order_is_sent(ground: Ground,
     seen = ground.folder / "seen"
     body = f"hello(version={version!r})\ndata = os.read(0, 10)\nopen({str(seen)!r}, 'wb').write(data)\n"
     ended = ground.run(body, env=OFF)
-    ground.std(ended, code="contract_version_mismatch", exit_code=4, accepted=0, bound_s=STOP_S)
+    assert not ground.amiss(ended, code="contract_version_mismatch", exit_code=4, accepted=0, bound_s=STOP_S)
     assert not seen.exists() or seen.read_bytes() == b""
 
 
 def test_f35_a_second_hello_changes_nothing_and_is_counted(ground: Ground) -> None:
     second = "hello(capabilities={'tool_bash': 'native'}, backend={**BACKEND, 'id': 'other'})"
     ended = ground.run(f"hello(); take(); event(); {second}; event(); final(); rest()")
-    ground.std(ended, outcome="complete", accepted=2)
+    assert not ground.amiss(ended, outcome="complete", accepted=2)
     assert ended.receipt["capabilities"] == {"streaming": "native"}
     assert ended.receipt["backend"]["id"] == "fault"
     assert ended.own["counts"]["second_hello"] == 1
@@ -53,12 +53,12 @@ def test_f35_a_second_hello_changes_nothing_and_is_counted(ground: Ground) -> No
 
 def test_f35_an_unknown_message_is_kept_and_an_echoed_run_is_not_obeyed(ground: Ground) -> None:
     ended = ground.run("hello(); take(); say('teapot', ref_id=RUN['id'], x=1); final(); rest()")
-    ground.std(ended, outcome="complete", accepted=1)
+    assert not ground.amiss(ended, outcome="complete", accepted=1)
     assert ended.events[0]["ext"]["raw_envelope"]["t"] == "teapot"
     echoed = ground.run(
         "hello(); take(); event(); say('run', **{k: v for k, v in RUN.items() if k != 't'}); time.sleep(30)"
     )
-    ground.std(echoed, code="protocol_unexpected_message", accepted=1, bound_s=STOP_S)
+    assert not ground.amiss(echoed, code="protocol_unexpected_message", accepted=1, bound_s=STOP_S)
 
 
 # F36: foreign ids -----------------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_f36_messages_of_another_run_are_dropped_and_counted(ground: Ground) -> 
         f"say('fatal', ref_id={FOREIGN}, error='no', error_code='internal'); event(); final(); rest()"
     )
     ended = ground.run(body)
-    ground.std(ended, outcome="complete", accepted=2)
+    assert not ground.amiss(ended, outcome="complete", accepted=2)
     assert ended.own["counts"]["foreign_ref_id"] == 3
 
 
@@ -80,7 +80,7 @@ def test_f36_what_comes_after_the_end_is_late_and_a_second_result_changes_nothin
         "say('fatal', ref_id=RUN['id'], error='no', error_code='internal'); time.sleep(30)"
     )
     ended = ground.run(body)
-    ground.std(ended, outcome="partial", accepted=1, bound_s=STOP_S)
+    assert not ground.amiss(ended, outcome="partial", accepted=1, bound_s=STOP_S)
 
 
 # F38: forged facts ----------------------------------------------------------------------------------------------------
@@ -102,8 +102,8 @@ say("final", ref_id=RUN["id"], receipt=made); rest()
 
 def test_f38_what_the_control_plane_saw_stands_and_claims_are_kept_apart(ground: Ground) -> None:
     ended = ground.run(FORGED)
-    row = ground.std(ended, outcome="complete", accepted=1)
-    assert row is not None
+    assert not ground.amiss(ended, outcome="complete", accepted=1)
+    (row,) = ground.rows()
     receipt = ended.receipt
     assert receipt["meta"]["run_id"] == row.run_id != "00000000-0000-4000-8000-000000000000"
     assert receipt["meta"]["started_at"] > "2020"
@@ -124,7 +124,7 @@ def test_f38_what_the_control_plane_saw_stands_and_claims_are_kept_apart(ground:
 def test_f38_an_outcome_is_lowered_and_never_raised(ground: Ground, outcome: str) -> None:
     ended = ground.run(f"hello(); take(); event(); final({outcome!r}); rest()")
     exit_code = {"complete": 0, "partial": 3, "failed": 1}[outcome]
-    ground.std(ended, outcome=outcome, accepted=1, exit_code=exit_code)
+    assert not ground.amiss(ended, outcome=outcome, accepted=1, exit_code=exit_code)
 
 
 # F40: silence ---------------------------------------------------------------------------------------------------------
@@ -144,24 +144,24 @@ def test_f38_an_outcome_is_lowered_and_never_raised(ground: Ground, outcome: str
 )
 def test_f40_silence_after_an_event_is_found_at_the_idle_deadline(ground: Ground, silence: str, figure: Figure) -> None:
     ended = ground.run(f"hello(); take(); event(); {silence}", "--idle-timeout", "0.6")
-    ground.std(ended, code="backend_timeout", outcome="partial", bound_s=0.6 + STOP_S)
+    assert not ground.amiss(ended, code="backend_timeout", outcome="partial", bound_s=0.6 + STOP_S)
 
 
 def test_f40_a_host_that_trickles_a_line_without_an_end_is_silent(ground: Ground) -> None:
     ended = ground.run(
         "hello(); take(); event()\nwhile True:\n    put(b'{'); time.sleep(0.05)", "--idle-timeout", "0.6"
     )
-    ground.std(ended, code="backend_timeout", outcome="partial", accepted=1, bound_s=0.6 + STOP_S)
+    assert not ground.amiss(ended, code="backend_timeout", outcome="partial", accepted=1, bound_s=0.6 + STOP_S)
 
 
 def test_f40_events_that_carry_something_keep_a_run_alive(ground: Ground) -> None:
     body = "hello(); take()\nfor n in range(8):\n    event(str(n)); time.sleep(0.2)\nfinal(); rest()"
     ended = ground.run(body, "--idle-timeout", "0.7")
-    ground.std(ended, outcome="complete", accepted=8, bound_s=1.6)
+    assert not ground.amiss(ended, outcome="complete", accepted=8, bound_s=1.6)
 
 
 def test_a_good_run_is_what_all_this_is_compared_with(ground: Ground) -> None:
     ended = ground.run(hosts.GOOD)
-    row = ground.std(ended, outcome="complete", accepted=2)
-    assert row is not None
+    assert not ground.amiss(ended, outcome="complete", accepted=2)
+    (row,) = ground.rows()
     assert row.reason == "complete"

@@ -45,7 +45,7 @@ def test_f57_a_reader_that_leaves_ends_the_run_and_it_is_stored(ground: Ground) 
     assert ended.wall_s < (ground.base_s + STOP_S + 2) * sizes.share() + sizes.SLACK_S
     (row,) = ground.rows()
     assert (row.outcome, row.reason) == ("partial", "cancelled")
-    ground.clean()
+    assert not ground.litter()
 
 
 def test_f57_a_reader_that_stops_reading_slows_the_run_and_grows_nothing(ground: Ground) -> None:
@@ -62,7 +62,7 @@ def test_f57_a_reader_that_stops_reading_slows_the_run_and_grows_nothing(ground:
     os.close(read_end)
     assert (ended.code, ended.left) == (143, [])
     assert size - ground.base_bytes < 64 << 20
-    ground.clean()
+    assert not ground.litter()
 
 
 def served(ground: Ground, body: str) -> subprocess.Popen[bytes]:
@@ -113,7 +113,7 @@ def test_f57_a_server_whose_peer_goes_away_ends_within_five_seconds(ground: Grou
     if how != "kills":
         (row,) = ground.rows()
         assert (row.outcome, row.reason) == ("partial", "cancelled")
-        ground.clean()
+        assert not ground.litter()
 
 
 # F58: limits ----------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def limited(**limits: int) -> Callable[[], None]:
 
 def test_f58_forty_descriptors_are_enough_for_a_run(ground: Ground) -> None:
     ended = ground.run(hosts.GOOD, preexec_fn=limited(RLIMIT_NOFILE=40))
-    ground.std(ended, outcome="complete", accepted=2)
+    assert not ground.amiss(ended, outcome="complete", accepted=2)
 
 
 @pytest.mark.parametrize("count", [5, 8, 10, 12, 15, 20])
@@ -157,7 +157,7 @@ def test_f58_a_limit_on_file_sizes_is_a_clear_error(ground: Ground, kib: int) ->
 def test_f58_little_memory_for_all_is_a_clear_end(ground: Ground) -> None:
     body = "hello(); take(); event()\ntry:\n    b'x' * (8 << 30)\nexcept MemoryError:\n    os._exit(9)\nfinal(); rest()"
     ended = ground.run(body, preexec_fn=limited(RLIMIT_AS=1 << 30))
-    ground.std(ended, code="backend_crashed", accepted=1, bound_s=2.0)
+    assert not ground.amiss(ended, code="backend_crashed", accepted=1, bound_s=2.0)
     assert b"exit code 9" in ended.stderr
 
 
@@ -172,7 +172,7 @@ for n in range(300):
 event('up'); final(); time.sleep(600)
 """
     ended = ground.run(body)
-    ground.std(ended, outcome="complete", accepted=1, bound_s=STOP_S + 3.0)
+    assert not ground.amiss(ended, outcome="complete", accepted=1, bound_s=STOP_S + 3.0)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="as root no limit on processes holds")
@@ -229,7 +229,7 @@ def test_f58_good_runs_complete_beside_bad_ones(ground: Ground, figure: Figure) 
     anyio.run(main)
     assert outcomes == ["complete"] * 10
     assert set(ends) == set(BAD)
-    ground.clean()
+    assert not ground.litter()
 
 
 # F59, C8, C9: many runs -----------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def test_f59_many_runs_in_a_row_grow_nothing(ground: Ground, figure: Figure) -> 
     anyio.run(main)
     assert leftovers(set()) == []
     assert seen["after"] == seen["before"]
-    ground.clean()
+    assert not ground.litter()
     growth = (sizes_seen["after"] / sizes_seen["before"] - 1) * 100
     figure("C8", growth, what=f"% RSS after {count} runs; fds, threads, zombies, temp +0")
     figure("C3", 0, what=f"of {count} runs in a row")
@@ -332,7 +332,7 @@ def test_f59_a_storm_of_cancels_leaves_nothing(ground: Ground, figure: Figure) -
 
     anyio.run(main)
     assert leftovers(set()) == []
-    ground.clean()
+    assert not ground.litter()
     for name, found in times.items():
         worst = max(found) if len(found) < 100 else statistics.quantiles(found, n=100)[98]
         figure("C4", worst, what=f"s to cancel, {name} host, worst of {len(found)}, 10 at once, grace {GRACE_S} s")
@@ -382,7 +382,7 @@ def test_f59_a_second_signal_still_leaves_nothing(ground: Ground, first: signal.
     assert ended.wall_s < (ground.base_s + 20) * sizes.share()
     (row,) = ground.rows()
     assert (row.outcome, row.reason) == ("partial", "cancelled")
-    ground.clean()
+    assert not ground.litter()
 
 
 # Odd ways to be started -----------------------------------------------------------------------------------------------
@@ -395,7 +395,7 @@ def test_closed_standard_streams_harm_no_run(ground: Ground, closed: str) -> Non
     ended = ground.start(*words, program=("sh", "-c", script, "sh", *PROGRAM)).end()
     assert (ended.code, ended.left) == (0, []), ended.stderr
     assert ground.rows()[0].outcome == "complete"
-    ground.clean()
+    assert not ground.litter()
 
 
 def test_a_deleted_folder_to_start_from_is_a_clear_error(ground: Ground) -> None:
@@ -430,7 +430,7 @@ ODD: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_environment_harms_no_run(ground: Ground, name: str) -> None:
     ended = ground.run(hosts.GOOD.replace("'one'", "'gr\u00fc\u00dfe'"), env=ODD[name])
-    ground.std(ended, outcome="complete", accepted=2, bound_s=1.0)
+    assert not ground.amiss(ended, outcome="complete", accepted=2, bound_s=1.0)
     assert ended.events[0]["text"] == "gr\u00fc\u00dfe"
 
 
@@ -474,7 +474,7 @@ def test_a_state_folder_that_cannot_be_one_is_a_clear_error(ground: Ground, kind
 def test_a_terminal_on_stdin_is_left_alone(ground: Ground) -> None:
     master, slave = pty.openpty()
     ended = ground.run(hosts.GOOD, stdin=slave)
-    ground.std(ended, outcome="complete", accepted=2)
+    assert not ground.amiss(ended, outcome="complete", accepted=2)
     os.close(slave)
     os.close(master)
 
@@ -489,4 +489,4 @@ def test_a_stopped_control_plane_goes_on_where_it_was(ground: Ground) -> None:
         time.sleep(0.005)
     time.sleep(0.8)
     running.process.send_signal(signal.SIGCONT)
-    ground.std(running.end(), outcome="complete", accepted=2, bound_s=1.5)
+    assert not ground.amiss(running.end(), outcome="complete", accepted=2, bound_s=1.5)

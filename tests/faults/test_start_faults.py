@@ -38,7 +38,7 @@ def test_however_it_is_started_a_run_completes_and_leaves_nothing(ground: Ground
         STARTS[how]()
 
     ended = ground.run(hosts.GOOD, preexec_fn=start)
-    ground.std(ended, outcome="complete", accepted=2)
+    assert not ground.amiss(ended, outcome="complete", accepted=2)
     assert (ground.home / "receipts.sqlite").stat().st_mode & 0o077 == 0
 
 
@@ -81,7 +81,7 @@ def test_a_store_that_is_none_is_a_clear_error_for_every_command(ground: Ground,
         assert ended.error in ("receipt_store_failed", None)
     ended = ground.run(hosts.GOOD)
     if kind == "log":
-        ground.std(ended, outcome="complete", accepted=2)
+        assert not ground.amiss(ended, outcome="complete", accepted=2)
     else:
         assert ended.error == "receipt_store_failed"
         assert ended.left == []

@@ -67,7 +67,7 @@ def test_f08_kill_9_at_any_instant_loses_nothing_that_was_said(ground: Ground, f
             acknowledged.add(last["ref_id"])
         # The next start opens the store, seals the orphan and collects what lay about.
         after = ground.run(hosts.GOOD)
-        ground.std(after, outcome="complete", accepted=2, bound_s=5.0)
+        assert not ground.amiss(after, outcome="complete", accepted=2, bound_s=5.0)
         acknowledged.add(after.messages[-1]["ref_id"])
         with Store.open(ground.home, readonly=True) as store:
             rows = {row.run_id: row for row in store.scan()}
@@ -90,7 +90,7 @@ def test_f08_a_kill_while_the_workspace_is_staged_leaves_nothing(ground: Ground)
     kill_9(running)
     running.end()
     ended = ground.run(hosts.GOOD)
-    ground.std(ended, outcome="complete", accepted=2, bound_s=5.0)
+    assert not ground.amiss(ended, outcome="complete", accepted=2, bound_s=5.0)
     assert [row.reason for row in ground.rows()] == ["complete", "interrupted"]
 
 
@@ -180,7 +180,7 @@ BULKY = "hello(); take()\nfor n in range({count}):\n    event('x' * 1000)\nfinal
 def test_f51_a_disk_that_fills_at_any_stage_is_an_error_and_loses_no_output(ground: Ground, free_kib: int) -> None:
     with small_disk(ground.home, "size=1m"):
         first = ground.run(hosts.GOOD)
-        ground.std(first, outcome="complete", accepted=2)
+        assert not ground.amiss(first, outcome="complete", accepted=2)
         filler = ground.home / "filler"
         with filler.open("wb", buffering=0) as file, suppress(OSError):
             while file.write(b"x" * 4096):
@@ -191,7 +191,7 @@ def test_f51_a_disk_that_fills_at_any_stage_is_an_error_and_loses_no_output(grou
         assert ended.messages[-1]["receipt"]["receipt_sha256"]
         filler.unlink()
         again = ground.run(BULKY.format(count=100))
-        ground.std(again, outcome="complete", accepted=100, bound_s=1.0)
+        assert not ground.amiss(again, outcome="complete", accepted=100, bound_s=1.0)
         known = {row.run_id for row in ground.rows()}
         assert first.messages[-1]["ref_id"] in known
 
@@ -199,7 +199,7 @@ def test_f51_a_disk_that_fills_at_any_stage_is_an_error_and_loses_no_output(grou
 @pytest.mark.needs("mount")
 def test_f51_a_read_only_disk_is_an_error_before_anything_is_sent(ground: Ground) -> None:
     with small_disk(ground.home, "size=4m"):
-        ground.std(ground.run(hosts.GOOD), outcome="complete", accepted=2)
+        assert not ground.amiss(ground.run(hosts.GOOD), outcome="complete", accepted=2)
         subprocess.run(["mount", "-o", "remount,ro", str(ground.home)], check=True)
         ended = ground.run("hello(); take(); event(); final(); rest()")
         told_and_clear(ground, ended)
@@ -243,7 +243,7 @@ def test_f51_whichever_call_fails_nothing_is_acknowledged_that_is_not_there(
             assert word not in ended.stderr, (calls, place, ended.stderr[-2000:])
         assert ended.left == []
         after = ground.run(hosts.GOOD)
-        ground.std(after, outcome="complete", accepted=2, bound_s=2.0)
+        assert not ground.amiss(after, outcome="complete", accepted=2, bound_s=2.0)
         known = {row.run_id: row for row in ground.rows()}
         if ended.code == 0:
             final = ended.messages[-1]
@@ -409,13 +409,13 @@ def test_f54_a_wall_clock_that_jumps_changes_no_duration_and_no_order(ground: Gr
     body = f"hello(); take(); event('a'); {jump}; event('b'); time.sleep(0.4); final(); rest()"
     words = ("run", "do it", "--sidecar", ground.host(body), "--json", "--timeout", "20", "--idle-timeout", "10")
     first = ground.start(*words, program=jumpy, env=env).end()
-    ground.std(first, outcome="complete", accepted=2, bound_s=1.0)
+    assert not ground.amiss(first, outcome="complete", accepted=2, bound_s=1.0)
     assert 400 <= first.receipt["meta"]["duration_ms"] < 20_000
     meta = first.receipt["meta"]
     assert (meta["finished_at"] < meta["started_at"]) == (jump_s < 0) or meta["finished_at"] == meta["started_at"]
     clock.write_text("0")
     second = ground.start(*words, program=jumpy, env=env).end()
-    ground.std(second, outcome="complete", accepted=2, bound_s=1.0)
+    assert not ground.amiss(second, outcome="complete", accepted=2, bound_s=1.0)
     assert [row.run_id for row in ground.rows()] == [ended.messages[-1]["ref_id"] for ended in (second, first)]
     assert all(row.duration_ms >= 0 for row in ground.rows())
 
@@ -431,5 +431,5 @@ def test_a_dead_runs_stage_that_cannot_be_removed_keeps_no_other_run_from_its_wo
     with small_disk(held, "size=64k"):
         ended = ground.run(hosts.GOOD)
         assert (ended.code, ended.error, ended.left) == (0, None, [])
-    ground.std(ground.run(hosts.GOOD), outcome="complete", accepted=2)
+    assert not ground.amiss(ground.run(hosts.GOOD), outcome="complete", accepted=2)
     assert [row.reason for row in ground.rows()] == ["complete", "complete", "interrupted"]

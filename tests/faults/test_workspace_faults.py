@@ -52,7 +52,7 @@ os.unlink("file"); open("file", "w").write("mine")
 os.unlink("out"); os.mkdir("out"); open("out/secret", "w").write("mine")
 """
     ended = ground.run(GOOD.format(body=body))
-    ground.std(ended, outcome="complete", accepted=1)
+    assert not ground.amiss(ended, outcome="complete", accepted=1)
     assert (listing(outside), listing(ground.work)) == before
     assert "the secret of the neighbour" not in json.dumps(ended.receipt["verification"]).replace("-the secret", "")
 
@@ -62,7 +62,7 @@ def test_f42_a_link_planted_in_the_stage_is_not_followed_by_the_diff(ground: Gro
         f"os.symlink({str(outside)!r}, 'planted'); os.unlink('a.txt'); os.symlink({str(outside / 'secret')!r}, 'a.txt')"
     )
     ended = ground.run(GOOD.format(body=body))
-    ground.std(ended, outcome="complete", accepted=1)
+    assert not ground.amiss(ended, outcome="complete", accepted=1)
     assert "the secret of the neighbour" not in ended.stdout.decode()
     run_id = ended.messages[-1]["ref_id"]
     applied = ground.call("apply", run_id)
@@ -74,7 +74,7 @@ def test_f42_a_link_planted_in_the_stage_is_not_followed_by_the_diff(ground: Gro
 def test_f42_a_patch_that_reaches_outside_is_refused_by_apply(ground: Ground, outside: Path, name: str) -> None:
     (ground.work / "out").symlink_to(outside)
     ended = ground.run(GOOD.format(body="open('a.txt', 'w').write('two\\n')"))
-    ground.std(ended, outcome="complete", accepted=1)
+    assert not ground.amiss(ended, outcome="complete", accepted=1)
     run_id = ended.messages[-1]["ref_id"]
     patch = ground.home / "runs" / run_id / "patch.diff"
     patch.write_bytes(patch.read_bytes().replace(b"a.txt", name.encode()))
@@ -97,7 +97,7 @@ def test_f42_a_host_that_swaps_its_workspace_for_a_link_loses_its_result_and_not
 ) -> None:
     body = f"root = os.getcwd(); os.chdir('/'); os.rename(root, root + '-gone'); os.symlink({str(outside)!r}, root)"
     ended = ground.run(GOOD.format(body=body), env=OFF)
-    ground.std(ended, code="execution_workspace_error", outcome="partial", accepted=1, exit_code=3)
+    assert not ground.amiss(ended, code="execution_workspace_error", outcome="partial", accepted=1, exit_code=3)
     assert listing(outside) == {"secret": "the secret of the neighbour\n"}
     assert "the secret of the neighbour" not in ended.stdout.decode()
 
@@ -105,7 +105,7 @@ def test_f42_a_host_that_swaps_its_workspace_for_a_link_loses_its_result_and_not
 def test_f42_in_place_a_link_out_of_the_workspace_does_not_leak_into_the_patch(ground: Ground, outside: Path) -> None:
     body = f"os.symlink({str(outside / 'secret')!r}, 'planted')"
     ended = ground.run(GOOD.format(body=body), "--mode", "pass_through")
-    ground.std(ended, outcome="complete", accepted=1)
+    assert not ground.amiss(ended, outcome="complete", accepted=1)
     assert "the secret of the neighbour" not in ended.stdout.decode()
 
 
@@ -134,7 +134,7 @@ def test_a_copy_that_cannot_be_written_takes_no_end_away(ground: Ground) -> None
     ended = ground.run(hosts.GOOD, "--receipt", "/dev/full")
     assert (ended.code, ended.error) == (1, "receipt_store_failed")
     assert [message["t"] for message in ended.messages] == ["event", "event", "final"]
-    ground.std(ended, code="receipt_store_failed", outcome="complete", exit_code=1, accepted=2)
+    assert not ground.amiss(ended, code="receipt_store_failed", outcome="complete", exit_code=1, accepted=2)
 
 
 def test_a_command_that_is_refused_leaves_no_empty_copy(ground: Ground) -> None:
@@ -232,7 +232,7 @@ if os.path.isdir(".git"):
 """
     words = ("--mode", mode, "--lane", lane)
     ended = ground.run(GOOD.format(body=body), *words, env=OFF | {"HOME": str(ground.folder)})
-    ground.std(ended, outcome="complete", accepted=1, bound_s=2.0)
+    assert not ground.amiss(ended, outcome="complete", accepted=1, bound_s=2.0)
     assert "new.txt" in ended.receipt["verification"]["git_diff"]
     if mode == "staged" and lane == "patch_first":
         applied = ground.call("apply", ended.messages[-1]["ref_id"], env={"HOME": str(ground.folder)})
@@ -281,7 +281,7 @@ def test_f45_special_files_odd_names_holes_and_depth_are_survived(ground: Ground
     os.close(deep)
     ended = ground.run(GOOD.format(body=r"open(b'\x1b[32m', 'w').write('new\n')"))
     speaker.close()
-    ground.std(ended, outcome="complete", accepted=1, bound_s=5.0)
+    assert not ground.amiss(ended, outcome="complete", accepted=1, bound_s=5.0)
     assert b"\x1b" not in ended.stderr
     assert b"\x1b" not in ground.call("receipts", "show", ended.messages[-1]["ref_id"]).stdout
     # So deep that not every tool can remove it.
@@ -297,7 +297,7 @@ os.mkfifo("fifo"); os.symlink("nowhere", "dangling")
     ended = ground.run(GOOD.format(body=body))
     assert ended.error in (None, "execution_workspace_error"), ended.stderr
     assert ended.left == []
-    ground.clean()
+    assert not ground.litter()
 
 
 @pytest.mark.skipif(
@@ -310,7 +310,7 @@ def test_f45_a_tree_that_may_not_be_read_is_named_and_nothing_stays(ground: Grou
     shut.chmod(0)
     try:
         ended = ground.run(GOOD.format(body="pass"))
-        ground.std(ended, code="workspace_staging_failed", accepted=0, bound_s=STOP_S)
+        assert not ground.amiss(ended, code="workspace_staging_failed", accepted=0, bound_s=STOP_S)
         assert b"shut" in ended.stderr
     finally:
         shut.chmod(0o700)
@@ -326,14 +326,14 @@ def test_f46_a_tree_over_its_quota_is_refused_and_the_disk_is_as_before(ground: 
     for number in range(100):
         (ground.work / f"f{number}").write_bytes(b"x" * 2000)
     ended = ground.run(GOOD.format(body="pass"), env={name: value})
-    ground.std(ended, code="workspace_staging_failed", accepted=0, bound_s=STOP_S)
+    assert not ground.amiss(ended, code="workspace_staging_failed", accepted=0, bound_s=STOP_S)
     assert value.encode() in ended.stderr.replace(b",", b"") or b"KiB" in ended.stderr or b"files" in ended.stderr
 
 
 def test_f46_a_result_over_its_quota_is_an_error_and_the_disk_is_as_before(ground: Ground) -> None:
     body = "for n in range(200):\n    open(f'big{n}', 'wb').write(os.urandom(2000))"
     ended = ground.run(GOOD.format(body="\n" + body), env={"BACKPLANE_WORKSPACE_BYTES_MAX": "100000"})
-    ground.std(ended, code="execution_workspace_error", outcome="partial", accepted=1, exit_code=3)
+    assert not ground.amiss(ended, code="execution_workspace_error", outcome="partial", accepted=1, exit_code=3)
 
 
 # Of the same classes -----------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_a_tree_of_endless_names_is_an_error_before_it_fills_the_memory(ground: 
     assert (ended.error, ended.code, ended.left) == ("execution_workspace_error", 3, [])
     assert b"MiB together" in ended.stderr
     assert ended.peak_bytes - ground.base_bytes < 256 << 20
-    ground.clean()
+    assert not ground.litter()
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_a_stage_that_is_replaced_is_a_lost_patch_and_nothing_else(ground: Groun
     assert (ended.error, ended.code, ended.left) == ("execution_workspace_error", 3, [])
     assert ended.own["end"]["reason"] == "partial"
     assert os.path.exists("/etc/passwd")
-    ground.clean()
+    assert not ground.litter()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file that cannot be removed")
@@ -375,4 +375,4 @@ def test_a_stage_that_cannot_be_removed_takes_no_result_away(ground: Ground) -> 
     finally:
         subprocess.run(["chattr", "-R", "-i", str(ground.home)], check=False, capture_output=True)
     after = ground.run(hosts.GOOD)
-    ground.std(after, outcome="complete", accepted=2)
+    assert not ground.amiss(after, outcome="complete", accepted=2)
