@@ -30,7 +30,15 @@ from backplane.contract.capability import Manifest, read_manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import Mode, WorkOrder
-from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, WorkspaceError, from_code
+from backplane.errors import (
+    BackendError,
+    BackplaneError,
+    ConfigError,
+    ContractError,
+    StoreError,
+    WorkspaceError,
+    from_code,
+)
 from backplane.hooks import CAPABILITY, Hook, Hooks, above, below, configured
 from backplane.intake import Intake, OnAsk, now
 from backplane.keeper import Keeper, Preparation
@@ -72,6 +80,9 @@ PING_S: Final = 10.0
 
 EXIT_WAIT_S: Final = 1.0
 """How long a child whose output has ended may take to exit before the stop ladder begins."""
+
+_BY_HAND: Final = "it said nothing on stderr: `backplane conform -- COMMAND…` shows how far it gets"
+"""What helps where a host ended without a word."""
 
 
 class ControlPlane:
@@ -125,7 +136,9 @@ class ControlPlane:
 
         Raises:
             BackendError: `rate_limit_exceeded` when too many runs are waiting already.
+            ConfigError: `config_invalid`, the order cannot be said in JSON.
         """
+        _check_sayable(order)
         if self._slots.statistics().tasks_waiting >= self.settings.limits.waiting_max:
             raise BackendError(
                 "rate_limit_exceeded",
@@ -186,6 +199,15 @@ class ControlPlane:
         if run_id is None or not await anyio.to_thread.run_sync(self.keeper.is_new, run_id):
             run_id = str(uuid.uuid4())
         return Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits, run_id, hooks)
+
+
+def _check_sayable(order: WorkOrder) -> None:
+    """Refuse what no host could be told and no receipt could hold: names of files that are no UTF-8, odd objects."""
+    try:
+        msgspec.json.encode(order)
+    except (TypeError, ValueError) as error:
+        fact = f"the order cannot be said in JSON: {error}"
+        raise ConfigError("config_invalid", fact, hint="UTF-8 text and plain values alone") from error
 
 
 def _without_checkpoints(order: WorkOrder) -> WorkOrder:
@@ -896,7 +918,7 @@ class Run:
             "backend_crashed" if said_hello else "protocol_handshake_failed",
             f"{self.backend_id!r} ended before its {'final' if said_hello else 'hello'}: {how}",
             evidence=self.facts.last_words(self._link.stderr_tail),
-            hint="its stderr is in the receipt" if self._link.stderr_tail else None,
+            hint="its stderr is in the receipt" if self._link.stderr_tail else _BY_HAND,
         )
         self.end = End(
             reason="host_exit",

@@ -87,14 +87,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code, one of `EXITS`.
     """
     streams.repair()
-    with streams.Interrupts() as interrupts:
-        try:
+    interrupts = streams.Interrupts()
+    try:
+        with interrupts:
             return _command(list(sys.argv[1:] if argv is None else argv))
-        except SystemExit as end:  # argparse's way to say that the help was printed
-            return end.code if isinstance(end.code, int) else USAGE
-        except BaseException as error:  # the outermost edge: whatever it is, it becomes words and a code
-            code = _report(error)
-            return 128 + interrupts.number if code == INTERRUPTED else code
+    except SystemExit as end:  # argparse's way to say that the help was printed
+        return end.code if isinstance(end.code, int) else USAGE
+    except BaseException as error:  # the outermost edge: whatever it is, it becomes words and a code
+        code = _report(error)
+        return 128 + interrupts.number if code == INTERRUPTED else code
 
 
 def _command(words: list[str]) -> int:
@@ -197,6 +198,9 @@ def _of_the_machine(leaves: list[BaseException]) -> Exception | None:
         number = errno.ENOMEM if isinstance(leaf, MemoryError) else getattr(leaf, "errno", None)
         if "can't start new thread" in str(leaf):
             number = errno.EAGAIN
+        if "No usable temporary directory" in str(leaf):
+            fact = "there is no folder for temporary files that can be written"
+            return BackendError("backend_unavailable", fact, hint="set TMPDIR to one")
         if number in hints:
             fact = f"this machine has no more to give: {errno.errorcode[number]} ({os.strerror(number)})"
             return BackendError("backend_unavailable", fact, hint=hints[number])

@@ -132,11 +132,15 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _sqlite() -> Finding:
-    with (
-        tempfile.TemporaryDirectory(prefix="backplane-doctor-") as folder,
-        closing(sqlite3.connect(os.path.join(folder, "probe.sqlite"))) as connection,
-    ):
-        mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="backplane-doctor-") as folder,
+            closing(sqlite3.connect(os.path.join(folder, "probe.sqlite"))) as connection,
+        ):
+            mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+    except (OSError, sqlite3.Error) as error:
+        fact = f"cannot be tried: {error.strerror if isinstance(error, OSError) and error.filename else error}"
+        return Finding("sqlite", "missing", fact, "set TMPDIR to a folder that can be written and has some space")
     good = mode == "wal" and sqlite3.sqlite_version_info >= SQLITE_MIN
     fact = f"SQLite {sqlite3.sqlite_version}, journal mode {mode}"
     return Finding("sqlite", "ok" if good else "missing", fact, "" if good else "use a Python with a newer SQLite")

@@ -8,7 +8,10 @@ from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_config, add_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from backplane.hooks import Hook
 
 EXAMPLE = """
 backplane run "fix the failing test" --backend shell --root ~/project
@@ -117,8 +120,9 @@ def _run(options: Options) -> int:
     }
     settings = config.load(Path(options.config) if options.config else None, environ, cwd, flags)
     work, own = hooks.taken(order.build(options, environ, cwd, settings.policy))
-    attached = [*own, *(hooks.from_command("pre_tool", command, cwd) for command in options.pre_tool)]
-    attached += [hooks.from_command("post_tool", command, cwd) for command in options.post_tool]
+    typed = [hooks.from_command("pre_tool", command, cwd) for command in options.pre_tool]
+    typed += [hooks.from_command("post_tool", command, cwd) for command in options.post_tool]
+    _check_programs(typed, environ)
     name = options.backend or settings.default_backend
     if options.sidecar is not None:
         words = _sidecar_words(options.sidecar, cwd)
@@ -141,7 +145,7 @@ def _run(options: Options) -> int:
         )
         plan = live.Plan(
             order=work,
-            hooks=tuple(attached),
+            hooks=(*own, *typed),
             backend=backend,
             settings=settings,
             home=config.home(environ),
@@ -152,6 +156,19 @@ def _run(options: Options) -> int:
             patch=patch,
         )
         return live.run(plan)
+
+
+def _check_programs(typed: list[Hook], environ: Mapping[str, str]) -> None:
+    """Refuse a hook whose program is not there: the run would deny every tool, and say so again and again."""
+    import shutil
+
+    from backplane.errors import ConfigError
+
+    for hook in typed:
+        words = hook.run
+        if isinstance(words, tuple) and shutil.which(words[0], path=environ.get("PATH")) is None:
+            fact = f"the hook's program {words[0]!r} is not found or not executable"
+            raise ConfigError("config_invalid", fact, hint=f"correct --{hook.event.replace('_', '-')}")
 
 
 def _sidecar_words(command: str, cwd: Path) -> tuple[str, ...]:

@@ -39,6 +39,18 @@ GIT_NAME: Final = ".git"
 FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
+_HINTS: Final = {
+    errno.EACCES: "give us the right to it, or leave it out with --exclude",
+    errno.EPERM: "give us the right to it, or leave it out with --exclude",
+    errno.ENOSPC: "free some space, point BACKPLANE_HOME to a larger disk, or leave large files out with --exclude",
+    errno.EDQUOT: "free some space, or leave large files out with --exclude",
+    errno.EROFS: "point BACKPLANE_HOME to a disk that can be written",
+    errno.EIO: "check the disk, or leave it out with --exclude",
+    errno.ESTALE: "nobody else may move folders there meanwhile; try again",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+}
+"""What helps against a failure of the system."""
+
 Entry = tuple[str, os.stat_result]
 """A name within its folder and what `lstat` says of it."""
 
@@ -94,8 +106,7 @@ class Scope(msgspec.Struct, frozen=True):
 
     def cannot(self, verb: str, path: str, error: OSError) -> WorkspaceError:
         name = errno.errorcode.get(error.errno or 0, "unknown error")
-        hint = "give us the right to it, or leave it out with --exclude" if error.errno == errno.EACCES else None
-        return self.fail(f"cannot {verb} '{printable(path) or '.'}': {name}", hint)
+        return self.fail(f"cannot {verb} '{printable(path) or '.'}': {name}", _HINTS.get(error.errno or 0))
 
     def go_on(self) -> None:
         if self.stopped():

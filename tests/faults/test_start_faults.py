@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import backplane
+from backplane.contract.work import RuntimeConfig, WorkOrder
+from backplane.errors import ConfigError
 from tests.faults import hosts
-from tests.faults.ground import UGLY, Ground
+from tests.faults.ground import PROGRAM, UGLY, Ground
 from tests.faults.test_resource_faults import limited
 
 
@@ -135,3 +138,33 @@ def test_a_signal_ends_a_command_whose_interrupts_were_ignored(ground: Ground) -
     ended = running.end(30)
     os.close(writer)
     assert (ended.code, ended.stderr) == (143, b"")
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize("words", [("doctor",), ("conform", "--", "true")], ids=lambda words: words[0])
+def test_without_a_folder_for_temporary_files_a_command_says_so(ground: Ground, words: tuple[str, ...]) -> None:
+    closed = ("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--")
+    ended = ground.start(*words, program=(*closed, *PROGRAM), env={"TMPDIR": "/nowhere"}).end(60)
+    assert (ended.code, ended.left) == (1, [])
+    assert b"set TMPDIR to" in ended.stdout + ended.stderr
+    assert not any(word in ended.stderr for word in (*UGLY, b"internal:"))
+
+
+@pytest.mark.parametrize("option", ["--pre-tool", "--post-tool"])
+@pytest.mark.parametrize("program", ["no-such-program", "./no-such-program", "./a.txt"])
+def test_a_hook_whose_program_is_not_there_is_refused_in_one_line(ground: Ground, option: str, program: str) -> None:
+    ended = ground.run(hosts.GOOD, option, program)
+    assert (ended.code, ended.error, ended.messages) == (2, "config_invalid", [])
+    assert ended.stderr.count(b"is not found or not executable") == 1
+
+
+@pytest.mark.parametrize("member", ["task", "root", "env"])
+def test_an_order_that_json_cannot_say_is_refused_through_the_api_too(
+    ground: Ground, member: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ground.work)
+    odd = os.fsdecode(b"\xff\xfe")
+    order = WorkOrder(odd if member == "task" else "x", config=RuntimeConfig(env={"A": odd} if member == "env" else {}))
+    with pytest.raises(ConfigError, match="cannot be said in JSON"):
+        backplane.run(order, backend="shell", root=odd if member == "root" else ground.work, home=ground.home)
+    assert not (ground.home / "runs").exists()
