@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from backplane.contract.events import (
 from backplane.contract.receipt import Receipt, Usage
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError
+from backplane.runtime import Run
 from tests.vendors.found import referee
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -183,21 +184,26 @@ def ask(**call):
 def end(reason="end_turn", **m): say(id=PROMPT["id"], result={"stopReason": reason, **m})
 def fail(code, message): say(id=PROMPT["id"], error={"code": code, "message": message})
 print("a banner that is no message")
-SPOKEN = 1
-while True:
-    m = take()
-    if m.get("method") == "initialize":
-        say(id=m["id"], result={"protocolVersion": SPOKEN, "agentInfo": {"name": "few-lines"}})
-    elif m.get("method") == "session/new":
-        NEW = m["params"]
-        say(id=m["id"], result={"sessionId": "s1", "models": {"availableModels": [{"modelId": "m1"}]}})
-    elif m.get("method") == "session/set_model":
-        say(id=m["id"], result={})
-    elif m.get("method") == "session/prompt":
-        PROMPT = m
-        break
-    else:
-        sys.exit(0)
+SPOKEN, CAPS, OPENED = 1, {}, None
+def prompted():
+    global PROMPT, NEW, OPENED
+    while True:
+        m = take()
+        if m.get("method") == "initialize":
+            info = {"protocolVersion": SPOKEN, "agentInfo": {"name": "few-lines"}, "agentCapabilities": CAPS}
+            say(id=m["id"], result=info)
+        elif m.get("method") in ("session/new", "session/load", "session/resume", "session/fork"):
+            NEW, OPENED = m["params"], m["method"]
+            if OPENED in ("session/load", "session/fork"): text("words of old")
+            id = {"session/fork": "s2", "session/new": "s1"}.get(OPENED)
+            say(id=m["id"], result={"sessionId": id, "models": {"availableModels": [{"modelId": "m1"}]}})
+        elif m.get("method") == "session/set_model":
+            say(id=m["id"], result={})
+        elif m.get("method") == "session/prompt":
+            PROMPT = m
+            return m["params"]["prompt"][-1]["text"]
+        elif "method" not in m:
+            sys.exit(0)
 """
 
 Start = Callable[..., tuple[Receipt, list[Any]]]
@@ -215,13 +221,18 @@ def start(tmp_path: Path, workspace: Path) -> Start:
     """Run an order on an agent whose turn is this piece of Python; its receipt and events."""
 
     def go(
-        body: str, *, silence_s: int = 20, at: str = "", tools: dict[str, str] | None = None, **order: Any
+        body: str,
+        *,
+        at: str = "",
+        do: Callable[[Run], Awaitable[None] | None] = Run.cancel,
+        caps: dict[str, Any] | None = None,
+        options: dict[str, Any] | None = None,
+        **order: Any,
     ) -> tuple[Receipt, list[Any]]:
         agent = tmp_path / "agent.py"
-        agent.write_text(AGENT + body)
-        options: dict[str, Any] = {"program": sys.executable, "arguments": ["-I", str(agent)], "silence_s": silence_s}
-        options["tools"] = tools or {}
-        backends = {"few": BackendSettings(host="acp", options=options)}
+        agent.write_text(f"{AGENT}CAPS = {caps or {}}\nWORDS = prompted()\n{body}")
+        given = {"program": sys.executable, "arguments": ["-I", str(agent)], "silence_s": 20, **(options or {})}
+        backends = {"few": BackendSettings(host="acp", options=given)}
         settings = Settings(backends=backends, isolation="off", limits=Limits(cancel_grace_s=2.0))
         work = WorkOrder("do it", workspace=WorkspaceSpec(root=str(workspace)), **order)
 
@@ -230,8 +241,10 @@ def start(tmp_path: Path, workspace: Path) -> Start:
             async with api.start(work, backend="few", settings=settings) as running:
                 async for event in running:
                     events.append(event)
-                    if at and at in str(event):
-                        await running.cancel()
+                    if at and at in str(event) and not any(at in str(older) for older in events[:-1]):
+                        step = do(running)
+                        if step is not None:
+                            await step
             assert running.receipt is not None
             return running.receipt, events
 
@@ -299,14 +312,16 @@ def test_a_tool_on_the_approval_list_is_denied_where_nobody_answers(start: Start
 @pytest.mark.parametrize("names", [{"disallowed_tools": ("my_write",)}, {"disallowed_tools": ("write",)}])
 def test_a_rule_may_name_the_agents_own_tool_or_the_neutral_one(start: Start, names: dict[str, Any]) -> None:
     body = WRITES.replace('title="write"', 'title="my_write"')
-    receipt, events = start(body, tools={"my_write": "write"}, policy=PolicyProfile(**names))
+    receipt, events = start(body, options={"tools": {"my_write": "write"}}, policy=PolicyProfile(**names))
     assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["n"]
     assert "violations" not in receipt.backplane["enforcement"]
 
 
 def test_an_allow_list_may_name_the_agents_own_tool(start: Start) -> None:
     body = WRITES.replace('title="write"', 'title="my_write"')
-    receipt, _ = start(body, tools={"my_write": "write"}, policy=PolicyProfile(allowed_tools=("my_write",)))
+    receipt, _ = start(
+        body, options={"tools": {"my_write": "write"}}, policy=PolicyProfile(allowed_tools=("my_write",))
+    )
     assert "b.txt" in (receipt.verification.git_diff or "")
     assert "violations" not in receipt.backplane["enforcement"]
 
@@ -335,7 +350,7 @@ def test_an_agent_that_ends_in_the_middle_is_a_crash_with_its_last_words(start: 
 
 
 def test_an_agent_that_says_nothing_is_given_up_by_our_own_clock(start: Start) -> None:
-    receipt, events = start("import time; time.sleep(300)", silence_s=1)
+    receipt, events = start("import time; time.sleep(300)", options={"silence_s": 1})
     assert (receipt.outcome, failure(events)) == ("failed", "backend_timeout")
 
 
@@ -377,9 +392,8 @@ def test_a_model_the_agent_does_not_have_is_named_before_the_work(start: Start) 
     "asked",
     [
         RuntimeConfig(max_budget_usd=1.0),
-        RuntimeConfig(vendor={"abp": {"output_schema": {"type": "object"}}}),
         RuntimeConfig(vendor={"abp": {"session": {"resume": "s1"}}}),
-        RuntimeConfig(vendor={"abp": {"mode": "passthrough"}}),
+        RuntimeConfig(vendor={"abp": {"hooks": [{"event": "post_tool", "command": ["true"], "name": "look"}]}}),
     ],
 )
 def test_what_would_have_no_effect_is_refused(start: Start, asked: RuntimeConfig) -> None:
@@ -392,6 +406,187 @@ def test_turns_of_the_model_are_held(start: Start) -> None:
     call = 'update(sessionUpdate="tool_call_update", toolCallId=str(n), status="completed", rawInput={"n": n})'
     receipt, _ = start(f"for n in range(9): {call}\nend()", config=RuntimeConfig(max_turns=2))
     assert receipt.backplane["end"]["reason"] == "max_turns"
+
+
+# What an order can say ------------------------------------------------------------------------------------------------
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+def abp(**members: Any) -> RuntimeConfig:
+    return RuntimeConfig(vendor={"abp": members})
+
+
+def words(events: list[Any]) -> list[str]:
+    return [event.text for event in events if isinstance(event, AssistantMessage)]
+
+
+def test_an_answer_of_a_shape_is_asked_for_checked_and_asked_for_again(start: Start) -> None:
+    body = """
+assert '"integer"' in WORDS and PROMPT["params"]["prompt"][0]["text"] == "do it"
+text("seven"); end()
+assert "is not one JSON value" in prompted()
+text('{"n": 7}'); end()
+"""
+    receipt, events = start(body, config=abp(output_schema=SCHEMA))
+    assert (receipt.outcome, receipt.usage_raw["structured_output"]) == ("complete", {"n": 7})
+    assert words(events) == ["seven", '{"n": 7}']
+    assert any("repair 1" in str(event) for event in events)
+
+
+def test_an_answer_that_never_has_the_shape_fails_the_run(start: Start) -> None:
+    body = "while True:\n    text('seven'); end(); WORDS = prompted()"
+    receipt, events = start(body, config=abp(output_schema=SCHEMA))
+    assert (receipt.outcome, failure(events), len(words(events))) == ("failed", "validation_failed", 3)
+
+
+def test_a_second_turn_without_a_word_is_no_answer_of_the_first(start: Start) -> None:
+    receipt, events = start("text('seven'); end(); prompted(); end()", config=abp(output_schema=SCHEMA))
+    assert (receipt.outcome, failure(events)) == ("failed", "backend_unavailable")
+
+
+def test_in_passthrough_every_message_of_the_agent_is_kept_with_its_first_event(start: Start) -> None:
+    receipt, events = start('text("Hello."); end()', config=abp(mode="passthrough"))
+    assert receipt.outcome == "complete"
+    kept = [event.ext["raw_message"] for event in events if event.ext and "raw_message" in event.ext]
+    methods = [message.get("method", "an answer") for message in kept]
+    assert methods == ["an answer", "an answer", "session/update", "an answer"]
+    assert all(
+        event.ext["raw_line"].startswith('{"jsonrpc": "2.0"')
+        for event in events
+        if event.ext and "raw_line" in event.ext
+    )
+    assert any("a banner" in str(event) for event in events)
+
+
+RESUMES = {"sessionCapabilities": {"resume": {}, "fork": {}}, "loadSession": True}
+KEEPS = {"sessions": True}
+
+
+@pytest.mark.parametrize(
+    ("caps", "asked", "method", "id"),
+    [
+        (RESUMES, "resume", "session/resume", "s1"),
+        ({"loadSession": True}, "resume", "session/load", "s1"),
+        (RESUMES, "fork", "session/fork", "s2"),
+    ],
+)
+def test_a_kept_conversation_is_gone_on_with_by_the_way_that_the_agent_has(
+    start: Start, caps: dict[str, Any], asked: str, method: str, id: str
+) -> None:
+    first, _ = start("text('noted'); end()", caps=caps, options=KEEPS, config=abp(session={"keep": True}))
+    assert first.outcome == "complete"
+    body = 'text(json.dumps([OPENED, NEW.get("sessionId")])); end()'
+    receipt, events = start(body, caps=caps, options=KEEPS, config=abp(session={asked: "s1"}))
+    assert receipt.outcome == "complete"
+    assert [json.loads(text) for text in words(events)] == [[method, "s1"]], "and no words of old"
+    (named,) = [event.ext["session"] for event in events if event.ext and "session" in event.ext]
+    assert (named["id"], named["kept"], named[f"{asked}ed" if asked == "fork" else "resumed"]) == (id, True, "s1")
+
+
+def test_a_conversation_that_is_not_kept_is_refused_before_the_agent_starts(start: Start) -> None:
+    for id in ("s7", "../s1", "*"):
+        receipt, events = start("", caps=RESUMES, options=KEEPS, config=abp(session={"resume": id}))
+        assert receipt.backplane["end"]["code"] == "config_invalid"
+        assert not words(events)
+
+
+def test_an_agent_that_announces_no_way_to_go_on_is_not_asked_for_one(start: Start) -> None:
+    start("text('noted'); end()", options=KEEPS, config=abp(session={"keep": True}))
+    receipt, _ = start("", options=KEEPS, config=abp(session={"resume": "s1"}))
+    assert receipt.backplane["end"]["code"] == "capability_unsupported"
+
+
+GOES_ON = """
+text("working")
+while (m := take()).get("method") != "session/cancel": pass
+end("cancelled")
+text("heard: " + prompted()); end()
+"""
+
+
+def test_an_interrupted_turn_ends_the_run_as_partial(start: Start) -> None:
+    receipt, _ = start(GOES_ON, at="working", do=Run.interrupt)
+    assert (receipt.outcome, receipt.backplane["end"]["reason"]) == ("partial", "partial")
+    assert receipt.usage_raw["stopReason"] == "cancelled"
+
+
+def test_after_an_interrupt_the_words_that_wait_are_said(start: Start) -> None:
+    def steer(run: Run) -> None:
+        run.input("rather this")
+        run.interrupt()
+
+    receipt, events = start(GOES_ON, at="working", do=steer)
+    assert (receipt.outcome, words(events)[-1]) == ("complete", "heard: rather this")
+
+
+def test_words_during_a_turn_are_said_after_it(start: Start, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    body = f"""
+text("working")
+while not os.path.exists({str(go)!r}): __import__("time").sleep(0.01)
+end(); text("heard: " + prompted()); end()
+"""
+
+    def say(run: Run) -> None:
+        run.input("and this")
+        go.touch()
+
+    receipt, events = start(body, at="working", do=say)
+    assert receipt.outcome == "complete"
+    assert words(events) == ["working", "heard: and this"]
+
+
+PRICED = {"usage": "chunks", "prices": {"input": 1_000_000, "output": 1}}
+
+
+def test_a_budget_is_held_where_tokens_are_told_a_call_and_have_a_price(start: Start) -> None:
+    body = """
+for n in range(9):
+    content = {"type": "text", "text": "a"}
+    update(sessionUpdate="agent_message_chunk", content=content, _meta={"usage": {"inputTokens": 2, "outputTokens": 1}})
+while (m := take()).get("method") != "session/cancel": pass
+end("cancelled")
+"""
+    receipt, _ = start(body, options=PRICED, config=RuntimeConfig(max_budget_usd=5.0))
+    assert (receipt.outcome, receipt.backplane["end"]["reason"]) == ("partial", "budget")
+
+
+def test_a_budget_that_cannot_be_counted_ends_the_run(start: Start) -> None:
+    receipt, events = start('text("x"); end()', options=PRICED, config=RuntimeConfig(max_budget_usd=5.0))
+    assert (receipt.outcome, failure(events)) == ("partial", "policy_denied")
+
+
+def test_a_budget_without_a_price_is_refused(start: Start) -> None:
+    receipt, _ = start("", options={"usage": "chunks"}, config=RuntimeConfig(max_budget_usd=5.0))
+    assert receipt.backplane["end"]["code"] == "config_invalid"
+
+
+def test_servers_of_tools_reach_the_agent_in_the_protocols_words(start: Start) -> None:
+    rows = [{"name": "house", "command": "run-it", "env": {"A": "b"}}, {"name": "far", "url": "http://127.0.0.1:9/"}]
+    body = 'text(json.dumps(NEW["mcpServers"])); end()'
+    _, events = start(body, caps={"mcpCapabilities": {"http": True}}, config=abp(mcp_servers=rows))
+    near, far = json.loads(words(events)[0])
+    assert near == {"name": "house", "command": "run-it", "args": [], "env": [{"name": "A", "value": "b"}]}
+    assert far == {"name": "far", "type": "http", "url": "http://127.0.0.1:9/", "headers": []}
+
+
+def test_a_server_by_its_address_is_refused_where_the_agent_reaches_none(start: Start) -> None:
+    rows = [{"name": "far", "url": "http://127.0.0.1:9/"}]
+    receipt, _ = start("", config=abp(mcp_servers=rows))
+    assert receipt.backplane["end"]["code"] == "capability_unsupported"
+
+
+def test_a_command_is_no_name_of_a_tool(start: Start) -> None:
+    body = """
+outcome = ask(toolCallId="c1", title="ls", kind="execute", rawInput={"command": ["/bin/bash", "-lc", "ls"]})
+text(outcome["optionId"]); end()
+"""
+    _, events = start(body, policy=PolicyProfile(disallowed_tools=("bash",)))
+    (call,) = [event for event in events if isinstance(event, ToolCall)]
+    assert (call.tool_name, call.input["command"]) == ("bash", "ls")
+    assert words(events) == ["n"]
 
 
 SPENDS = """

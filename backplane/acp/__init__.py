@@ -1,10 +1,12 @@
-"""The Agent Client Protocol, version 1, from the client's side: a session with an agent, and its updates as events.
+"""The Agent Client Protocol, version 1, from the client's side: a session with an agent, its updates as events.
 
+The client carries calls and hands on what is told and asked; the story makes events of that; the work is one run.
 Which program speaks it, how it is configured and what its quirks are is a host's affair.
 """
 
 from backplane.acp.client import Client, Session
 from backplane.acp.failure import code_of, said
 from backplane.acp.story import Call, Story
+from backplane.acp.work import Turn, Ways
 
-__all__ = ["Call", "Client", "Session", "Story", "code_of", "said"]
+__all__ = ["Call", "Client", "Session", "Story", "Turn", "Ways", "code_of", "said"]

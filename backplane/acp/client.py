@@ -13,7 +13,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.jsonrpc import METHOD_NOT_FOUND, Asked, Fault, Pipe, Reply, Told, Unread
+from backplane.jsonrpc import METHOD_NOT_FOUND, Asked, Fault, Pipe, Reply, Told, Unread, Watch
 
 PROTOCOL_VERSION: Final = 1
 
@@ -45,16 +45,23 @@ class Client:
     Args:
         update: takes each `session/update`, in order.
         permit: decides each `session/request_permission`.
+        watch: told of every line and what it is, before it is heard or answered.
     """
 
     def __init__(
-        self, write_fd: int, read_fd: int, *, update: Callable[[Json], Awaitable[None]], permit: Permission
+        self,
+        write_fd: int,
+        read_fd: int,
+        *,
+        update: Callable[[Json], Awaitable[None]],
+        permit: Permission,
+        watch: Watch | None = None,
     ) -> None:
         self._update, self._permit = update, permit
         self.unread: list[Unread] = []
         self.agent: dict[str, Any] = {}
         """What it answered to `initialize`."""
-        self._pipe = Pipe(write_fd, read_fd, answer=self._answer, hear=self._hear, unread=self._note)
+        self._pipe = Pipe(write_fd, read_fd, answer=self._answer, hear=self._hear, unread=self._note, watch=watch)
 
     async def run(self) -> None:
         """Read until the agent closes its output."""
@@ -93,6 +100,31 @@ class Client:
         if not isinstance(said.get("sessionId"), str):
             raise BackendError("contract_schema_violation", "the agent's answer to session/new names no session")
         return read_session(said)
+
+    def way_on(self, *, fork: bool) -> str | None:
+        """The call that goes on with a conversation, or with a copy of it; None where the agent announced none."""
+        if fork:
+            return "session/fork" if self.can("sessionCapabilities", "fork") else None
+        if self.can("sessionCapabilities", "resume"):
+            return "session/resume"
+        return "session/load" if self.can("loadSession") else None
+
+    async def old_session(
+        self, method: str, id: str, cwd: str, mcp_servers: list[Json]
+    ) -> tuple[Session | None, Fault | None]:
+        """Go on with a conversation; the agent may tell its history before it answers.
+
+        Returns:
+            The session, under a new id for a fork; None with the agent's refusal.
+
+        Raises:
+            BackendError: `backend_timeout`.
+        """
+        params: Json = {"sessionId": id, "cwd": cwd, "mcpServers": mcp_servers}
+        reply = await self._pipe.call(method, params, timeout_s=START_S)
+        said = _dict(reply.result) | ({} if method == "session/fork" else {"sessionId": id})
+        named = reply.fault is None and isinstance(said.get("sessionId"), str)
+        return (read_session(said) if named else None), reply.fault
 
     async def set(self, method: str, session: str, **params: Json) -> Fault | None:
         """Change a setting of the session: `session/set_mode`, `session/set_model`, `session/set_config_option`."""

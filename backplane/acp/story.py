@@ -6,9 +6,13 @@ input is known, and its result once; what the protocol has no word for is kept a
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.events import (
@@ -23,6 +27,8 @@ from backplane.contract.events import (
     carry,
 )
 from backplane.contract.receipt import Usage
+from backplane.cost import Price, Spent
+from backplane.ir import Usage as Counted
 
 PREVIEW_BYTES_MAX: Final = 8192
 """Longest preview of a command's output, as the contract has it."""
@@ -71,8 +77,6 @@ class Call:
     @property
     def command(self) -> str | None:
         value = self.input.get("command")
-        if isinstance(value, list):
-            return " ".join(str(word) for word in value)
         return value if isinstance(value, str) else None
 
 
@@ -83,9 +87,10 @@ class Story:
         now: gives the time of an event.
         root: of the workspace; paths below it are told relative to it.
         tools: the agent's names of tools → neutral ones.
+        price: of its model, where it is known.
     """
 
-    def __init__(self, now: Callable[[], str], root: str, tools: Mapping[str, str]) -> None:
+    def __init__(self, now: Callable[[], str], root: str, tools: Mapping[str, str], price: Price | None = None) -> None:
         self._now, self._root, self._tools = now, root.rstrip("/") + "/", tools
         self._calls: dict[str, Call] = {}
         self._text: list[str] = []
@@ -95,7 +100,18 @@ class Story:
         """Whether there was an answer in words; a tool call; a denied one."""
         self.usages: list[Usage] = []
         """One a model call, from an agent that reports them so."""
+        self._price, self._spent = price, Spent()
         self.last_words = ""
+
+    def begin(self) -> None:
+        """Another turn of the same session."""
+        self.answered = self.acted = self.denied = self._results_since_output = False
+        self.last_words = ""
+
+    @property
+    def spent(self) -> Usage:
+        """The sum of what was reported a call; what it cost where every call said enough for that."""
+        return msgspec.structs.replace(total(self.usages), estimated_cost_usd=self._spent.usage().estimated_cost_usd)
 
     @property
     def closed_with_words(self) -> bool:
@@ -149,7 +165,10 @@ class Story:
         if usage is None:
             return []
         self.usages.append(usage)
-        body = {name: value for name in _COUNTERS if (value := getattr(total(self.usages), name)) is not None}
+        read, write = usage.cache_read_tokens, usage.cache_write_tokens
+        counted = Counted(input=usage.input_tokens, output=usage.output_tokens, cache_read=read, cache_write=write)
+        self._spent = self._spent.plus(counted, self._price)
+        body = {name: value for name, value in msgspec.to_builtins(self.spent).items() if value is not None}
         return [carry("usage", body, ts=self._now(), message="tokens used so far")]
 
     def _turn(self) -> list[AgentEvent]:
@@ -179,12 +198,14 @@ class Story:
         meta, title, kind = update.get("_meta"), update.get("title"), update.get("kind")
         name = meta.get("toolName") if isinstance(meta, dict) else None
         prefix = id.partition("__call_")[0] if "__call_" in id else None
-        for candidate in (name, prefix, title):
-            if call.name is None and isinstance(candidate, str) and _NAME.fullmatch(candidate):
-                call.name = candidate
         call.kind = kind if isinstance(kind, str) else call.kind
         if isinstance(update.get("rawInput"), dict) and not call.said:
             call.input = {**call.input, **update["rawInput"]}
+            if isinstance(call.input.get("command"), list):
+                call.input["command"] = plain_command(call.input["command"])
+        for candidate in (name, prefix, title if title != call.input.get("command") else None):
+            if call.name is None and isinstance(candidate, str) and _NAME.fullmatch(candidate):
+                call.name = candidate
         if "rawOutput" in update:
             call.output = update["rawOutput"]
         call.text = texts(update.get("content")) or call.text
@@ -290,6 +311,16 @@ class Story:
         return [result]
 
 
+def plain_command(words: list[Json]) -> str:
+    """A command as one line, without the shell that an agent puts around it."""
+    text = [str(word) for word in words]
+    around = len(text) == 3 and os.path.basename(text[0]) in _SHELLS and text[1] in ("-lc", "-c")
+    return text[2] if around else shlex.join(text)
+
+
+_SHELLS: Final = ("bash", "sh", "zsh", "dash", "ash")
+
+
 def texts(content: Json) -> str:
     """The text in a call's content blocks."""
     parts = [block.get("content") for block in content if isinstance(block, dict)] if isinstance(content, list) else []
@@ -340,11 +371,15 @@ _COUNTERS: Final = {
 }
 
 
-def total(usages: list[Usage]) -> Usage:
-    """The sum of what was reported; a counter that nobody reported stays unknown."""
+def total(usages: list[Usage], *, strict: bool = False) -> Usage:
+    """The sum of what was reported; a counter that nobody reported stays unknown.
+
+    Args:
+        strict: so does one that any of them does not have.
+    """
 
     def add(name: str) -> int | None:
         known = [value for usage in usages if (value := getattr(usage, name)) is not None]
-        return sum(known) if known else None
+        return sum(known) if known and (len(known) == len(usages) or not strict) else None
 
     return Usage(**{name: add(name) for name in _COUNTERS})

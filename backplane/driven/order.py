@@ -129,7 +129,29 @@ def place_of(run: HostRun, state: Path, *, own: bool, conversations: str) -> Pla
     return Place(state, config)
 
 
+def keep_name(place: Place, id: str) -> None:
+    """Remember that a conversation is kept, where the agent's own files do not tell: `KEPT` is the pattern then.
+
+    Raises:
+        BackendError: `capability_unsupported`, an id that cannot be asked for again.
+    """
+    if not _ID.fullmatch(id):
+        raise BackendError("capability_unsupported", f"the agent's conversation has an odd id: {id[:80]!r}")
+    if place.config is not None:
+        (place.config / "conversations").mkdir(exist_ok=True)
+        (place.config / "conversations" / id).touch()
+
+
+KEPT: Final = "conversations/{}"
+
+
 # The rest of the order ------------------------------------------------------------------------------------------------
+
+
+def shows_results(run: HostRun) -> bool:
+    """Whether hooks of the order look at what tools gave before the agent does."""
+    rows = run.order.abp("hooks") or ()
+    return any(isinstance(row, dict) and row.get("event") == "post_tool" for row in rows)
 
 
 def own_settings(run: HostRun, agent: str, known: Collection[str]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.cost import price_of
+from backplane.driven.order import shows_results
 from backplane.driven.turn import (
     WORDLESS,
     WORDS_CHARS_MAX,
@@ -70,9 +71,7 @@ class Turn:
         self.told: set[str] = set()
         """Calls that the policy denies and that this was said of, by id."""
         self.allowed: set[str] = set()
-        self.shows = any(
-            isinstance(row, dict) and row.get("event") == "post_tool" for row in run.order.abp("hooks") or ()
-        )
+        self.shows = shows_results(run)
         self.cancelled = self.interrupted = False
         self.withheld: str | None = None
         """Why the model may get nothing more."""
