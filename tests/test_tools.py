@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import anyio
 import pytest
 
 from backplane.errors import ConfigError
-from backplane.tools import SPECS, fault_in
+from backplane.tools import SPECS, fault_in, structured
 from backplane.tools.keys import without
 from backplane.tools.structured import Shape
 from tests.runs import one_loop
@@ -325,3 +327,32 @@ def test_a_schema_that_leads_in_a_circle_or_nowhere_is_an_answer_or_named() -> N
     with pytest.raises(ConfigError, match="names nothing"):
         Shape({"$ref": "#/nope"}).read("1")
     assert "\n" in (Shape({"type": "array", "items": {"type": "string"}}).read("[" + "1," * 100_000 + "1]")[1] or "")
+
+
+DOUBLED: dict[str, Any] = {
+    f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(40)
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "answer"),
+    [
+        ({"pattern": "^(a+)+$"}, '"' + "a" * 40 + '!"'),
+        ({"patternProperties": {"^(a|a)*$": True}}, '{"' + "a" * 60 + '!": 1}'),
+        ({"$ref": "#/$defs/d0", "$defs": {**DOUBLED, "d40": False}}, "1"),
+    ],
+    ids=["pattern", "names", "alternatives"],
+)
+def test_a_schema_that_takes_for_ever_is_given_up(
+    schema: dict[str, Any], answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(structured, "CHECK_S_MAX", 0.2)
+    before = signal.getsignal(signal.SIGVTALRM)
+    assert "cannot be checked" in (Shape(schema).read(answer)[1] or "")
+    assert signal.getsignal(signal.SIGVTALRM) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def test_an_answer_is_checked_outside_of_a_main_thread_too() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(Shape(SCHEMA).read, '{"n": 1}').result(30) == ({"n": 1}, None)

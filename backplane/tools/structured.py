@@ -6,6 +6,10 @@ A JSON Schema and a text come in; the value, or what is wrong with it, comes out
 from __future__ import annotations
 
 import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final
 
@@ -25,7 +29,15 @@ FAULT_CHARS_MAX: Final = 300
 ANSWER_CHARS_MAX: Final = 1024 * 1024
 """Longest answer that is read; models say a quarter of it at most."""
 
+CHECK_S_MAX: Final = 5.0
+"""Of computing, for checking one answer: a schema's patterns and alternatives can take for ever; a good one takes
+milliseconds."""
+
 _FENCED: Final = re.compile(r"```[a-z]*\s*\n(.*?)\n\s*```", re.DOTALL | re.IGNORECASE)
+
+
+class _Slow(Exception):
+    """A check has used up its time."""
 
 
 class Shape:
@@ -74,7 +86,10 @@ class Shape:
         if fault is not None:
             return None, fault
         try:
-            found = list(islice(self._validator.iter_errors(value), FAULTS_READ_MAX))
+            with _bounded():
+                found = list(islice(self._validator.iter_errors(value), FAULTS_READ_MAX))
+        except _Slow:
+            return None, f"the answer cannot be checked against the schema within {CHECK_S_MAX:g} s"
         except Unresolvable as error:
             fact = "a $ref of the output schema names nothing in it"
             raise ConfigError("config_invalid", fact, hint="put what $ref names under $defs") from error
@@ -82,6 +97,30 @@ class Shape:
             return None, "the schema and the answer lead into each other deeper than can be checked"
         faults = [f"{_place(fault)}: {fault.message[:FAULT_CHARS_MAX]}" for fault in found]
         return value, "\n".join(sorted(faults)[:FAULTS_SHOWN]) or None
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Raise _Slow where the block computes too long; only in a main thread, where a host of our kit works.
+
+    A clock of computing time: it is nobody else's, and a loaded machine does not make it run faster.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        raise _Slow
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, CHECK_S_MAX)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    finally:
+        signal.signal(signal.SIGVTALRM, signal.SIG_DFL if before is None else before)
 
 
 def _value(text: str) -> tuple[Json, str | None]:
