@@ -20,15 +20,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests import bench_start
 from tests.bench_workspace import measure as measure_staging
+from tests.vendors import found as agent_programs
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 WORK = str(HERE / "bench_work.py")
 SERVE_WORK = str(HERE / "bench_serve.py")
+AGENT_WORK = str(HERE / "bench_agents.py")
 UPSTREAM_WORK = str(HERE / "bench_upstream.py")
 PEER_WORK = str(HERE / "bench_peers.py")
 PEER_VENV = ROOT / ".venv-bench"
@@ -42,6 +44,7 @@ ROUNDS = 5
 """Odd, so that the middle one is a measurement; more only where one is short."""
 
 Figures = dict[str, Any]
+Measured = TypeVar("Measured")
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def peer(*words: object) -> Figures:
     return worker(PEER_PYTHON, PEER_WORK, *words)
 
 
-def rounds(measures: Sequence[Callable[[], float]], count: int = ROUNDS) -> list[tuple[float, ...]]:
+def rounds(measures: Sequence[Callable[[], Measured]], count: int = ROUNDS) -> list[tuple[Measured, ...]]:
     """Measure everything once a round, in turning order; a row of figures for each round."""
     found = []
     for number in range(count):
@@ -422,6 +425,34 @@ def models() -> list[Line]:
     return lines
 
 
+AGENTS = ("claude", "codex")
+AGENT_ADDED_MS = 100.0
+"""What a host may add to the cold start of its agent's program."""
+AGENT_ROUNDS = 15
+
+
+def agents() -> list[Line]:
+    """From a process's start to the first request at the model: through a host, and the agent's program alone."""
+    lines: list[Line] = []
+    for agent in AGENTS:
+        if not agent_programs.installed(agent):
+            lines.append(Line("agents", agent, note=f"not installed: run `xtask.py vendors {agent}` once"))
+            continue
+        ways = [lambda way=way, agent=agent: worker(sys.executable, AGENT_WORK, agent, way) for way in ("host", "bare")]
+        found = rounds(ways, AGENT_ROUNDS)
+        ours, bare = ([row[column]["ms"] for row in found] for column in (0, 1))
+        cpu_ms = statistics.median(row[0]["cpu_ms"] for row in found)
+        best = f"best {min(ours):.0f} against {min(bare):.0f}, {cpu_ms:.0f} ms of the host's own CPU"
+        added = statistics.median(ours) - statistics.median(bare)
+        whole = Line(
+            "agents", f"{agent}, first request", "ms", statistics.median(ours), statistics.median(bare), "bare"
+        )
+        lines.append(replace(whole, ratio=statistics.median(ours) / statistics.median(bare), note=best))
+        what = f"{agent}, added by the host"
+        lines.append(Line("agents", what, "ms", added, AGENT_ADDED_MS, "ms", added / AGENT_ADDED_MS, gate=1, aim=0.5))
+    return lines
+
+
 def staging() -> list[Line]:
     made = measure_staging(20_000)
     return [
@@ -447,6 +478,7 @@ ROWS: dict[str, Callable[[], list[Line]]] = {
     "14": many_children,
     "serve": through_serve,
     "models": models,
+    "agents": agents,
     "staging": staging,
 }
 """Row → what measures it; the numbers are those of the goals, and some of them have no row yet."""
