@@ -361,11 +361,32 @@ def _from_settings(
     )
 
 
+def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Each configured backend whose shipped host is unknown or would not take its options, and why.
+
+    Nothing of this machine is looked at: neither programs nor keys.
+    """
+    for name, declared in settings.backends.items():
+        if declared.command is not None:
+            continue
+        try:
+            shipped_command(declared.host or name)
+            if declared.host == presets.HOST:
+                presets.read_options(declared.options, f"backends.{name}.options")
+            else:
+                _agent(name, declared)
+        except ConfigError as error:
+            yield name, error.message
+
+
 def _agent(name: str, declared: BackendSettings) -> agents.Agent | None:
     """The program that this backend's shipped host drives. Raises ConfigError."""
     file, *arguments = SHIPPED[declared.host or name]
     where = f"the options of [backends.{name}]"
-    return agents.agent_of(find_shared("hosts") / file, tuple(arguments), declared.options, where)
+    agent = agents.agent_of(find_shared("hosts") / file, tuple(arguments), declared.options, where)
+    if agent is None and declared.options and (declared.host or name) != presets.HOST:
+        raise ConfigError("config_invalid", f"{where}: {declared.host or name!r} takes none", hint="remove them")
+    return agent
 
 
 def _of_service(

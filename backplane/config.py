@@ -208,12 +208,19 @@ _OPTIONS: Final = {"run_s": "--timeout", "idle_s": "--idle-timeout", "hello_s": 
 
 
 def find_file(environ: Environ, cwd: Path) -> Path | None:
-    """The configuration in force: `$BACKPLANE_CONFIG`, else `./backplane.toml`, else the user's, else None."""
+    """The configuration in force: `$BACKPLANE_CONFIG`, else `./backplane.toml`, else the user's, else None.
+
+    Raises:
+        ConfigError: `config_invalid`, one of the latter two is a pipe, a device or the like.
+    """
     if environ.get(PREFIX + "CONFIG"):
         return cwd / environ[PREFIX + "CONFIG"]
     folder = _absolute(environ, "XDG_CONFIG_HOME") or user_folder(environ) / ".config"
     for file in (cwd / FILE_NAME, folder / "backplane" / FILE_NAME):
         if os.path.lexists(file):
+            # Nobody named it: one that waits for a writer or a person is not to keep us.
+            if file.exists() and not (file.is_file() or file.is_dir()):
+                raise ConfigError("config_invalid", f"the configuration {file} is no file", hint="remove it")
             return file
     return None
 

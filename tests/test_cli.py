@@ -359,6 +359,27 @@ def test_validate_names_every_fault_and_recognises_by_content(cli: Cli, work: Pa
     assert "stdin: work_order, valid" in text
 
 
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ('host = "api"\noptions = { preset = "openai", tempo = 2 }', "backends.mine.options has no 'tempo'"),
+        ('host = "acp"\noptions = { profile = "nobody" }', "the options of [backends.mine] name no agent"),
+        ('host = "claude"\noptions = { program = 3 }', "the options of [backends.mine] name no agent"),
+        ('host = "shell"\noptions = { fast = true }', "the options of [backends.mine]: 'shell' takes none"),
+        ('host = "nobody"', "no shipped host 'nobody'"),
+        ('host = "claude"', None),
+        ('host = "api"\noptions = { preset = "openai" }', None),
+    ],
+)
+def test_validate_holds_a_shipped_hosts_options_against_what_it_takes(
+    cli: Cli, work: Path, declared: str, said: str | None
+) -> None:
+    (work / "mine.toml").write_text(f"[backends.mine]\n{declared}\n")
+    done = cli("validate", "mine.toml")
+    words = "configuration, valid" if said is None else f"configuration: /backends/mine: {said}"
+    assert (done.stdout.decode(), done.returncode) == (f"mine.toml: {words}\n", 0 if said is None else 1)
+
+
 def test_conform_says_a_line_a_check_and_the_level(cli: Cli) -> None:
     done = cli("conform", "--", "false")
     assert done.returncode == 1

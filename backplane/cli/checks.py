@@ -52,11 +52,15 @@ def _validate(options: Options) -> int:
     wrong = 0
     for name in options.files:
         shown = streams.source(name)
-        found = validate(streams.read_input(name, BYTES_MAX), name)
-        if found.valid:
+        data = streams.read_input(name, BYTES_MAX)
+        found = validate(data, name)
+        refused = _refused_options(data, shown) if found.valid and found.kind == "configuration" else []
+        if found.valid and not refused:
             streams.write(f"{shown}: {found.kind}, valid\n")
             continue
         wrong += 1
+        for line in refused:
+            streams.write(f"{shown}: configuration: {streams.one_line(line)}\n")
         for finding in found.findings:
             line = f"line {finding.line}: " if finding.line is not None else ""
             place = f"{streams.one_line(finding.pointer)}: " if finding.pointer else ""
@@ -64,6 +68,20 @@ def _validate(options: Options) -> int:
         if found.omitted:
             streams.write(f"{shown}: {found.omitted} more\n")
     return 1 if wrong else 0
+
+
+def _refused_options(data: bytes, source: str) -> list[str]:
+    """What the shipped hosts would say of their options, which no schema knows; and what only the whole file shows."""
+    from pathlib import Path
+
+    from backplane import backends, config
+    from backplane.errors import ConfigError
+
+    try:
+        settings = config.parse(data, source=source, folder=Path.cwd())
+    except ConfigError as error:
+        return [error.message]
+    return [f"/backends/{name}: {why}" for name, why in backends.option_faults(settings)]
 
 
 def _schema(options: Options) -> int:

@@ -168,3 +168,13 @@ def test_an_order_that_json_cannot_say_is_refused_through_the_api_too(
     with pytest.raises(ConfigError, match="cannot be said in JSON"):
         backplane.run(order, backend="shell", root=odd if member == "root" else ground.work, home=ground.home)
     assert not (ground.home / "runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a terminal's device"])
+def test_a_configuration_that_nobody_named_and_that_waits_for_somebody_is_refused(ground: Ground, kind: str) -> None:
+    place = ground.work / "backplane.toml"
+    os.mkfifo(place) if kind == "a pipe" else place.symlink_to("/dev/tty")
+    for words in (("run", "x", "--backend", "shell"), ("doctor",), ("backends",)):
+        ended = ground.start(*words).end(30)
+        assert ended.code == (1 if words == ("doctor",) else 2)
+        assert b"backplane.toml is no file" in ended.stdout + ended.stderr
