@@ -30,6 +30,7 @@ from backplane.sidecar import EXTENSIONS, Done, Host, HostRun, main
 
 if TYPE_CHECKING:
     from backplane.process import Child
+    from backplane.streamjson.work import Turn
 
 TOOLS: Final = {
     "Read": "read_file", "Write": "write_file", "Edit": "edit_file", "Bash": "bash", "Glob": "glob", "Grep": "grep",
@@ -164,7 +165,6 @@ def mcp_servers(run: HostRun, options: Options) -> dict[str, Any]:
 async def drive(run: HostRun, options: Options) -> Done:
     """Have the agent's program run the order."""
     from backplane.driven import program
-    from backplane.streamjson.work import Turn, Ways
 
     shape = shape_of(run)
 
@@ -173,6 +173,8 @@ async def drive(run: HostRun, options: Options) -> Done:
         return prepare(run, options, place)
 
     def speak(child: Child, env: dict[str, str]) -> Turn:
+        from backplane.streamjson.work import Turn, Ways
+
         ways = Ways(prompt_of(run), TOOLS, ALIASES, withheld(run), options.silence_s, shape)
         return Turn(run, ways, child.stdin, child.stdout)
 
