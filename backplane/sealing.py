@@ -78,6 +78,10 @@ def seal_run(
     except BackplaneError as caught:
         error = caught
         end = lowered(end, caught)
+        if workspace is not None and patch is None:
+            # Of no use any more, and on a full disk the receipt needs its space.
+            keeper.let_go(workspace)
+            workspace = None
     trace = journal.trace if journal is not None else Trace(b"", 0, 0)
     claims = _compare_trace(facts, trace)
     if claims:

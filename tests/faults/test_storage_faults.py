@@ -196,6 +196,28 @@ def test_f51_a_disk_that_fills_at_any_stage_is_an_error_and_loses_no_output(grou
         assert first.messages[-1]["ref_id"] in known
 
 
+FILLING = """
+hello(); take(); event('1')
+try:
+    with open(os.path.join({place}, "huge"), "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(65536))
+except OSError:
+    pass
+event('2'); final(); rest()
+"""
+
+
+@pytest.mark.needs("mount")
+@pytest.mark.parametrize("place", ["RUN['work_order']['workspace']['root']", "os.environ['TMPDIR']"])
+def test_f51_a_host_that_fills_the_disk_loses_its_own_work_alone(ground: Ground, place: str) -> None:
+    with small_disk(ground.home, "size=8m"):
+        ended = ground.run(FILLING.format(place=place))
+        assert [row.run_id for row in ground.rows()] == [ended.messages[-1]["ref_id"]]
+        assert ended.error in (None, "execution_workspace_error", "receipt_store_failed")
+        assert not ground.amiss(ground.run(hosts.GOOD), outcome="complete", accepted=2)
+
+
 @pytest.mark.needs("mount")
 def test_f51_a_read_only_disk_is_an_error_before_anything_is_sent(ground: Ground) -> None:
     with small_disk(ground.home, "size=4m"):
