@@ -78,7 +78,7 @@ class ChatReader:
             return self._whole(chunk)
         if not self.began:
             self._begin(chunk, out)
-        for key in chunk.keys() - HEAD:
+        for key in sorted(chunk.keys() - HEAD):
             if key not in NOISE and (key not in self.notes or self.notes[key] != chunk[key]):
                 self.notes[key] = chunk[key]
                 out.append(Noted(key, chunk[key]))

@@ -102,7 +102,7 @@ class GeminiReader:
         if type(usage) is dict and usage != self.usage:
             self.usage = usage
             out.append(UsageSeen(read_usage(usage, "/usageMetadata")))
-        for key in chunk.keys() - HEAD:
+        for key in sorted(chunk.keys() - HEAD):
             self._note(key, chunk[key], None, out)
         if not found and ("promptFeedback" in chunk or "prompt_feedback" in chunk):
             out.append(Stopped(stop="content_filter", at="/promptFeedback"))
@@ -148,7 +148,7 @@ class GeminiReader:
         parts = content.get("parts") if type(content) is dict else None
         for spot, part in enumerate(parts if type(parts) is list else ()):
             self._part(state, part, f"/candidates/{number}/content/parts/{spot}", out)
-        for key in candidate.keys() - BESIDE:
+        for key in sorted(candidate.keys() - BESIDE):
             self._note(key, candidate[key], number, out)
         raw = candidate.get("finishReason", candidate.get("finish_reason"))
         if type(raw) is str and not state.has_stopped:

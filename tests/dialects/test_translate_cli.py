@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,10 @@ S_MAX = 20
 REQUEST = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 
 
-def translate(*words: str, data: bytes) -> subprocess.CompletedProcess[bytes]:
+def translate(*words: str, data: bytes, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "backplane", "translate", *words]
-    return subprocess.run(command, input=data, capture_output=True, timeout=S_MAX, check=False)
+    environ = {**os.environ, **(env or {})}
+    return subprocess.run(command, input=data, env=environ, capture_output=True, timeout=S_MAX, check=False)
 
 
 def test_a_request_goes_in_and_the_other_vendors_comes_out() -> None:
@@ -72,6 +74,16 @@ def test_an_event_that_is_no_json_is_a_loss() -> None:
     done = translate("--from", "openai", "--to", "claude", "--kind", "stream", "--strict", data=data)
     assert done.returncode == 1
     assert "1 of the stream's events could not be read" in json.loads(done.stderr.splitlines()[-1])["reason"]
+
+
+@pytest.mark.parametrize("name", ["openai", "gemini"])
+def test_one_stream_gives_the_same_bytes_in_every_process(name: str) -> None:
+    more = {word: word for word in ("alpha", "beta", "gamma", "delta", "epsilon")}
+    data = b"".join(framing.sse_bytes({**chunk, **more}) for chunk in dialect_corpus.streams(name)[0][1])
+    words = ("--from", name, "--to", name, "--kind", "stream")
+    seen = {translate(*words, data=data, env={"PYTHONHASHSEED": seed}).stdout for seed in "123"}
+    assert len(seen) == 1
+    assert b"epsilon" in seen.pop()
 
 
 def test_an_array_of_chunks_is_a_stream_too() -> None:
