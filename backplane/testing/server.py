@@ -31,7 +31,6 @@ CONNECTIONS_MAX: Final = 256
 WAIT_S: Final = 10.0
 """The bound of a wait for requests, where the caller names none."""
 CLOSE_S_MAX: Final = 5.0
-STOPPED_S: Final = 0.05
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
