@@ -21,7 +21,7 @@ import msgspec
 from backplane import __version__, backends, config
 from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_config, add_json
-from backplane.contain.probe import Name, probe
+from backplane.contain.probe import Name, probe, search_path
 from backplane.errors import BackplaneError, ConfigError
 from backplane.keeper import left_behind
 from backplane.presets import PROTOCOLS
@@ -117,7 +117,7 @@ def _python() -> Finding:
 def _git(environ: Mapping[str, str]) -> Finding:
     fix = f"install git {'.'.join(map(str, GIT_MIN))} or newer"
     try:
-        done = run_tool(["git", "--version"], env={"PATH": environ.get("PATH", os.defpath)}, timeout_s=PROBE_S)
+        done = run_tool(["git", "--version"], env={"PATH": search_path(environ)}, timeout_s=PROBE_S)
     except BackplaneError as error:
         return Finding("git", "missing", error.message, fix)
     text = done.stdout.decode("utf-8", "replace").strip()

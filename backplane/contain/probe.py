@@ -65,8 +65,14 @@ class Probe(msgspec.Struct, frozen=True):
 
 def probe(environ: Mapping[str, str]) -> Probe:
     """Try the layers; blocking for some ms the first time, so call it in a worker thread."""
-    found, network, command = _bubblewrap(shutil.which("bwrap", path=environ.get("PATH")))
+    found, network, command = _bubblewrap(shutil.which("bwrap", path=search_path(environ)))
     return Probe(found, network, _landlock(), _cgroup(), command)
+
+
+def search_path(environ: Mapping[str, str]) -> str:
+    """PATH without its relative entries: the folder we stand in may be somebody else's, with a `bwrap` of theirs."""
+    parts = environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join(part for part in parts if os.path.isabs(part))
 
 
 async def try_layers(environ: Mapping[str, str]) -> Probe:
@@ -79,9 +85,13 @@ async def try_layers(environ: Mapping[str, str]) -> Probe:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(try_them)
         await anyio.lowlevel.checkpoint()
-        # A trial mostly waits for programs; what a contained run needs anyway takes as long to load.
-        importlib.import_module("backplane.contain.run")
+        # A trial mostly waits for programs; what a contained run needs before its host starts takes as long to load.
+        for name in _NEEDED_SOON:
+            importlib.import_module(name)
     return found[0]
+
+
+_NEEDED_SOON: Final = ("backplane.contain.run", "backplane.workspace", "backplane.receipts.store")
 
 
 def without(found: Probe, *names: Name) -> Probe:

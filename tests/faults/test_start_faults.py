@@ -178,3 +178,15 @@ def test_a_configuration_that_nobody_named_and_that_waits_for_somebody_is_refuse
         ended = ground.start(*words).end(30)
         assert ended.code == (1 if words == ("doctor",) else 2)
         assert b"backplane.toml is no file" in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("search", [".:{}", ":{}", "{}:."])
+def test_no_program_of_the_folder_it_stands_in_is_run_whatever_path_says(ground: Ground, search: str) -> None:
+    known = os.environ["PATH"] if search[0] != "{" else "/nowhere"
+    for name in ("bwrap", "git"):
+        planted = ground.work / name
+        planted.write_text(f"#!/bin/sh\necho {name} >> {ground.folder / 'sprung'}\necho bubblewrap 9.9\n")
+        planted.chmod(0o755)
+    for words in (("doctor",), ("run", "x", "--sidecar", ground.host(hosts.GOOD), "--json")):
+        ground.start(*words, env={"PATH": search.format(known)}).end(60)
+        assert not (ground.folder / "sprung").exists()
