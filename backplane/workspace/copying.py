@@ -10,7 +10,6 @@ import contextlib
 import errno
 import itertools
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from backplane.workspace.tree import (
     parent,
     printable,
     read_all,
+    unguessable,
 )
 
 try:
@@ -177,8 +177,7 @@ def remove_tree(path: Path) -> None:
             return
         path.chmod(0o700)
         with opened(open_root(path)) as root:
-            # Unguessable, so that nobody can have put something in the way.
-            names = (f".{secrets.token_hex(8)}" for _ in itertools.count())
+            names = (f".{unguessable()}" for _ in itertools.count())
             waiting = _empty_folder(root, root, names)
             while waiting:
                 name = waiting.pop()

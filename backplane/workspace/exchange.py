@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +22,7 @@ from backplane.locks import try_lock
 from backplane.workspace.copying import remove_tree, write_all
 from backplane.workspace.moves import Intent, Move, Result, Seen, prepare, sync, undo
 from backplane.workspace.patch import failure, names
-from backplane.workspace.tree import open_folder, open_root, opened, printable
+from backplane.workspace.tree import open_folder, open_root, opened, printable, unguessable
 
 INTENT_BYTES_MAX: Final = 256 << 20
 """Read back of an intent at most; a million files of long names are less."""
@@ -67,7 +66,7 @@ def exchange(run_dir: Path, where: Path, root: int, seen: Seen, results: Mapping
         OSError, WorkspaceError: after everything was put back.
     """
     with _begin(run_dir) as (mark, fd):
-        name = f".backplane-{secrets.token_hex(8)}"
+        name = f".backplane-{unguessable()}"
         done = mark.with_suffix(_DONE)
         try:
             _note(fd, {"root": str(where), "depot": name})

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from backplane.errors import BackendError, WorkspaceError
 from backplane.process import Finished, run_tool
 from backplane.workspace.copying import remove_tree
 from backplane.workspace.pack import PACK_NAME, Pack
+from backplane.workspace.tree import unguessable
 
 GIT_S_MAX: Final = 120.0
 """Bound of one git call; a diff of 20,000 changed files takes some seconds."""
@@ -130,7 +130,9 @@ class Scratch(msgspec.Struct, frozen=True):
 @contextmanager
 def scratch(folder: Path, code: str) -> Iterator[Scratch]:
     """Make an empty repository below `folder` and remove it at the end of the block."""
-    made = Scratch(Path(tempfile.mkdtemp(prefix="git-", dir=folder)), code)
+    place = folder / f"git-{unguessable()}"
+    place.mkdir(mode=0o700)
+    made = Scratch(place, code)
     try:
         for part in ("objects/pack", "refs/heads", "info"):
             (made.git_dir / part).mkdir(parents=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -19,7 +18,7 @@ import msgspec
 from backplane.workspace.copying import write_all
 from backplane.workspace.pack import LINK, PROGRAM
 from backplane.workspace.patch import failure
-from backplane.workspace.tree import open_folder, opened, parent, printable
+from backplane.workspace.tree import open_folder, opened, parent, printable, unguessable
 
 SYNC_EACH_MAX: Final = 200
 """Files and folders forced to the disk one by one, some ms each; past it one call for all disks is quicker."""
@@ -237,7 +236,7 @@ def _restore_folder(folder: int, name: str, depot: int, mode: int, owner: int, g
     if _exists(folder, name):
         return
     # Made ready elsewhere: who is killed between two calls shall not leave one with other rights.
-    ready = f"folder-{secrets.token_hex(8)}"
+    ready = f"folder-{unguessable()}"
     os.mkdir(ready, 0o700, dir_fd=depot)
     with contextlib.suppress(PermissionError):
         os.chown(ready, owner, group, dir_fd=depot, follow_symlinks=False)

@@ -129,6 +129,12 @@ def printable(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
+def unguessable() -> str:
+    """Part of a name that nobody can have put in the way."""
+    # `secrets` and `tempfile` say the same, and load generators of numbers on the way to a contained host's start.
+    return os.urandom(8).hex()
+
+
 def identity(path: Path) -> tuple[int, int]:
     facts = path.stat()
     return facts.st_dev, facts.st_ino
