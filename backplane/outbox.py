@@ -6,7 +6,6 @@ Lines go in, in order; a child that reads nothing for too long is reported, not 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -47,7 +46,7 @@ class Outbox:
         self._on_stuck = on_stuck
         self._on_closed = on_closed
         self._idle = anyio.Event()
-        self._backlog: deque[bytes] = deque()
+        self._backlog: list[bytes] = []
         self._writing = False
 
     def write(self, line: bytes) -> None:
@@ -88,7 +87,7 @@ class Outbox:
         with anyio.move_on_after(self._write_s) as waiting:
             try:
                 while self._backlog:
-                    line = self._backlog.popleft()
+                    line = self._backlog.pop(0)
                     while line:
                         await anyio.wait_writable(self._link.stdin)
                         line = line[os.write(self._link.stdin, line) :]

@@ -11,7 +11,6 @@ import functools
 import os
 import time
 import uuid
-from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -65,9 +64,6 @@ EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "s
 
 READ_BYTES_MAX: Final = 64 * 1024
 """One read: the size of a pipe's buffer."""
-
-LOOK_EXIT_S: Final = 60.0
-"""How long one wait for a child's end lasts; the end itself wakes it."""
 
 READER_LOOK_S: Final = 0.01
 """How often a second task looks whether the first has found something."""
@@ -270,7 +266,7 @@ class Run:
         redactor = Redactor((*order.config.env.values(), *backend.secrets))
         self.facts.redactor = redactor
         self._line = ControlEnd(now=now, line_bytes_max=limits.line_bytes_max, redactor=redactor)
-        self._queue: deque[Events] = deque()
+        self._queue: list[Events] = []
         self._rest: Iterator[AgentEvent] = iter(())
         self._journal: Journal | None = None
         self._preparing: Preparation | None = None
@@ -340,7 +336,7 @@ class Run:
                 await self._finish()
                 break
             await self._advance()
-        return self._queue.popleft() if self._queue else None
+        return self._queue.pop(0) if self._queue else None
 
     def receipt_chunks(self) -> Any:
         """The sealed receipt in canonical bytes, in pieces; the run must have ended."""
@@ -558,7 +554,6 @@ class Run:
         )
         self._intake.connect(self._outbox, tasks)
         tasks.start_soon(self._watch)
-        tasks.start_soon(self._watch_exit)
         if self._preparing is not None:
             return
         try:
@@ -809,37 +804,42 @@ class Run:
         await self._intake.over.wait()
 
     async def _watch(self) -> None:
-        """Total and idle deadlines; idle stands still while an ask is open or the consumer is slow."""
-        limits = self._limits
-        while not self._stopping:
-            self._note_progress()
-            now = time.monotonic()
-            left_s = limits.run_s - (now - self._started) if limits.run_s is not None else float("inf")
-            if left_s <= 0:
-                text = f"the run took longer than {limits.run_s:g} s (run_s)"
-                self._decide("deadline", BackendError("backend_timeout", text, hint="raise --timeout"))
-                return
-            if self._sent and not self._intake.asks_open and self._reading_since is not None:
-                idle_left_s = limits.idle_s - self._silent_s - (now - self._reading_since)
-                if idle_left_s <= 0:
-                    text = f"{self.backend_id!r} sent nothing for {limits.idle_s:g} s (idle_s)"
-                    self._decide("idle", BackendError("backend_timeout", text, hint="raise --idle-timeout"))
-                    return
-            else:
-                idle_left_s = LOOK_S
-            await anyio.sleep(max(min(left_s, idle_left_s), 0.001))
+        """Keep the deadlines, and notice the child's end: it says no more, though another may hold its output open.
 
-    async def _watch_exit(self) -> None:
-        """A child that has ended says no more, though one that it started may hold its output open."""
+        One task for both, as each costs an idle run 3 KiB.
+        """
         assert self._link is not None
-        while not self._stopping and await self._link.wait(LOOK_EXIT_S) is None:
-            pass
-        ended = time.monotonic()
+        ended: float | None = None
         while not self._stopping:
-            await anyio.sleep(LOOK_S)
+            left_s = max(self._until_deadline(), 0.001)
+            if self._link.exit is None:
+                await self._link.wait(left_s)
+                continue
+            ended = ended or time.monotonic()
+            await anyio.sleep(min(left_s, LOOK_S))
             # What lies in the pipe is read first, however slow the consumer: only then does the reader wait.
             if self._reading_since is not None and time.monotonic() - max(ended, self._reading_since) > EXIT_WAIT_S:
                 self._decide("host_exit", None)
+
+    def _until_deadline(self) -> float:
+        """Seconds to the next look at the total and idle deadlines; one that has passed ends the run.
+
+        Idle stands still while an ask is open or the consumer is slow.
+        """
+        limits = self._limits
+        self._note_progress()
+        now = time.monotonic()
+        left_s = limits.run_s - (now - self._started) if limits.run_s is not None else float("inf")
+        if left_s <= 0:
+            text = f"the run took longer than {limits.run_s:g} s (run_s)"
+            self._decide("deadline", BackendError("backend_timeout", text, hint="raise --timeout"))
+        if not self._sent or self._intake.asks_open or self._reading_since is None:
+            return min(left_s, LOOK_S)
+        idle_left_s = limits.idle_s - self._silent_s - (now - self._reading_since)
+        if idle_left_s <= 0:
+            text = f"{self.backend_id!r} sent nothing for {limits.idle_s:g} s (idle_s)"
+            self._decide("idle", BackendError("backend_timeout", text, hint="raise --idle-timeout"))
+        return min(left_s, idle_left_s)
 
     async def _finish(self) -> None:
         """End the run whatever state it is in, then seal and store; once, and whoever else comes waits."""
