@@ -24,6 +24,7 @@ from backplane.driven.order import (
     place_of,
     read_options,
     read_session,
+    require_same_folder,
     server_rows,
     shape_of,
     shows_results,
@@ -77,6 +78,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Use the user's own folders and login in place of the session's."""
     sessions: bool = False
     """It keeps conversations in its own folders, and goes on with one in another run."""
+    in_place: bool = False
+    """Its conversations stay with the folder they began in."""
     prices: dict[str, Any] | None = None
     """Dollars for a million tokens: input, output, cache_read, cache_write."""
     silence_s: int = SILENCE_S
@@ -224,6 +227,8 @@ async def drive(run: HostRun, id: str, profile: Profile) -> Done:
 
     def start(state: Path) -> program.Started:
         places.append(place_of(run, state, own=profile.own_state, conversations=KEPT))
+        if profile.in_place:
+            require_same_folder(run, places[0])
         return prepare(run, profile, places[0])
 
     def speak(child: Child, env: dict[str, str]) -> Turn:

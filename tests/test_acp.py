@@ -234,7 +234,7 @@ def start(tmp_path: Path, workspace: Path) -> Start:
         given = {"program": sys.executable, "arguments": ["-I", str(agent)], "silence_s": 20, **(options or {})}
         backends = {"few": BackendSettings(host="acp", options=given)}
         settings = Settings(backends=backends, isolation="off", limits=Limits(cancel_grace_s=2.0))
-        work = WorkOrder("do it", workspace=WorkspaceSpec(root=str(workspace)), **order)
+        work = WorkOrder("do it", **{"workspace": WorkspaceSpec(root=str(workspace)), **order})
 
         async def run() -> tuple[Receipt, list[Any]]:
             events: list[Any] = []
@@ -490,6 +490,21 @@ def test_a_conversation_that_is_not_kept_is_refused_before_the_agent_starts(star
         receipt, events = start("", caps=RESUMES, options=KEEPS, config=abp(session={"resume": id}))
         assert receipt.backplane["end"]["code"] == "config_invalid"
         assert not words(events)
+
+
+def test_a_conversation_that_stays_with_its_folder_is_held_to_it(start: Start, tmp_path: Path) -> None:
+    bound, keep = {**KEEPS, "in_place": True}, abp(session={"keep": True})
+    copied, _ = start("", options=bound, config=keep)
+    assert copied.backplane["end"]["code"] == "capability_unsupported"
+    ends = []
+    for root, session in ((tmp_path / "a", keep), (tmp_path / "b", abp(session={"resume": "s1"}))):
+        root.mkdir()
+        place = WorkspaceSpec(root=str(root), mode="pass_through")
+        ends.append(
+            start("text('x'); end()", caps=RESUMES, options=bound, config=session, workspace=place)[0].backplane["end"]
+        )
+    assert ends[0]["reason"] == "complete"
+    assert ends[1]["code"] == "config_invalid"
 
 
 def test_an_agent_that_announces_no_way_to_go_on_is_not_asked_for_one(start: Start) -> None:

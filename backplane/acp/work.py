@@ -226,7 +226,7 @@ class Turn:
         else:
             session = await self._go_on(asked, servers)
         if asked.kept:
-            keep_name(self.ways.place, session.id)
+            keep_name(self.ways.place, session.id, self.root)
         return session
 
     async def _go_on(self, asked: Asked, servers: list[Any]) -> Session:

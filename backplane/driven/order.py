@@ -129,8 +129,10 @@ def place_of(run: HostRun, state: Path, *, own: bool, conversations: str) -> Pla
     return Place(state, config)
 
 
-def keep_name(place: Place, id: str) -> None:
-    """Remember that a conversation is kept, where the agent's own files do not tell: `KEPT` is the pattern then.
+def keep_name(place: Place, id: str, root: str) -> None:
+    """Remember a kept conversation and where it works, where the agent's own files do not tell.
+
+    `KEPT` is the pattern of conversations then.
 
     Raises:
         BackendError: `capability_unsupported`, an id that cannot be asked for again.
@@ -139,10 +141,27 @@ def keep_name(place: Place, id: str) -> None:
         raise BackendError("capability_unsupported", f"the agent's conversation has an odd id: {id[:80]!r}")
     if place.config is not None:
         (place.config / "conversations").mkdir(exist_ok=True)
-        (place.config / "conversations" / id).touch()
+        (place.config / "conversations" / id).write_text(root, encoding="utf-8")
 
 
 KEPT: Final = "conversations/{}"
+
+
+def require_same_folder(run: HostRun, place: Place) -> None:
+    """Refuse a conversation that stays with its folder, where the run is elsewhere; `keep_name` said where it began.
+
+    Raises:
+        BackendError: `capability_unsupported`, the run is in a copy, which is gone after it.
+        ConfigError: `config_invalid`, the run is in another folder.
+    """
+    asked, spec = read_session(run), run.order.workspace
+    if asked.kept and spec.mode != "pass_through":
+        fact = "this agent's conversations stay with the folder they began in, and a copy of it is gone after the run"
+        raise BackendError("capability_unsupported", f"{fact}; work in place (mode pass_through)")
+    if asked.wanted is not None and place.config is not None:
+        began = (place.config / KEPT.format(asked.wanted)).read_text(encoding="utf-8")
+        if began != spec.root:
+            raise ConfigError("config_invalid", f"the conversation {asked.wanted} began in {began}, and stays there")
 
 
 # The rest of the order ------------------------------------------------------------------------------------------------

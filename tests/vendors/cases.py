@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import anyio
@@ -227,7 +227,7 @@ async def _stopped(ground: Ground) -> None:
             seen.events.append(carried(event))
     assert (seen.receipt.outcome, seen.end["reason"]) == ("partial", "partial")
     assert running(SLEEPER) == []
-    second = await ground.play([Turn(text="zebra")], task="which word?", abp=_session(resume=seen.session))
+    second = await _in(ground, [Turn(text="zebra")], task="which word?", abp=_session(resume=seen.session))
     assert "it is zebra" in json.dumps(second.server.requests[-1].body)
     assert second.receipt.outcome == "complete"
 
@@ -334,11 +334,10 @@ async def _clock(ground: Ground) -> None:
 
 @case("resume, usage of this run alone")
 async def _resume(ground: Ground) -> None:
-    first = await ground.play(
-        [Turn(text="noted", usage=_usage(11, 7))], task="the word is zebra", abp=_session(keep=True)
-    )
+    noted = [Turn(text="noted", usage=_usage(11, 7))]
+    first = await _in(ground, noted, task="the word is zebra", abp=_session(keep=True))
     turns = [Turn(text="zebra", usage=_usage(13, 5))]
-    second = await ground.play(turns, task="which word?", abp=_session(resume=first.session))
+    second = await _in(ground, turns, task="which word?", abp=_session(resume=first.session))
     assert "the word is zebra" in json.dumps(second.server.requests[-1].body)
     assert (second.receipt.usage.input_tokens, second.receipt.usage.output_tokens) == (13, 5)
     assert second.session == first.session
@@ -346,10 +345,10 @@ async def _resume(ground: Ground) -> None:
 
 @case("fork leaves the first as it was")
 async def _fork(ground: Ground) -> None:
-    first = await ground.play([Turn(text="noted")], task="the word is zebra", abp=_session(keep=True))
-    fork = await ground.play([Turn(text="gnu")], task="now it is gnu", abp=_session(fork=first.session))
+    first = await _in(ground, [Turn(text="noted")], task="the word is zebra", abp=_session(keep=True))
+    fork = await _in(ground, [Turn(text="gnu")], task="now it is gnu", abp=_session(fork=first.session))
     assert fork.session != first.session
-    third = await ground.play([Turn(text="zebra")], task="which word?", abp=_session(resume=first.session))
+    third = await _in(ground, [Turn(text="zebra")], task="which word?", abp=_session(resume=first.session))
     asked = json.dumps(third.server.requests[-1].body)
     assert "the word is zebra" in asked
     assert "now it is gnu" not in asked
@@ -357,9 +356,14 @@ async def _fork(ground: Ground) -> None:
 
 @case("resume of what is not kept")
 async def _unknown(ground: Ground) -> None:
-    seen = await ground.play([Turn(text="x")], abp=_session(resume="a956ba33-654c-4669-bc93-a76ba30d05c5"))
+    seen = await _in(ground, [Turn(text="x")], abp=_session(resume="a956ba33-654c-4669-bc93-a76ba30d05c5"))
     assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "config_invalid")
     assert seen.server.requests == ()
+
+
+async def _in(ground: Ground, turns: Sequence[Turn], **more: Any) -> Seen:
+    """A run where the agent's conversations can be."""
+    return await ground.play(turns, mode=ground.agent.conversations_in, **more)
 
 
 def _session(**body: Any) -> dict[str, Any]:
@@ -433,9 +437,9 @@ async def _told(ground: Ground) -> None:
 # The table ------------------------------------------------------------------------------------------------------------
 
 
-def table(agents: Sequence[Agent]) -> str:
+def table(agents: Sequence[Agent], names: Iterable[str] = CASES) -> str:
     """Agent × case, as a page of Markdown."""
     head = ["case", *(agent.name for agent in agents)]
-    rows = [[name, *(agent.labels.get(name, "pass") for agent in agents)] for name in CASES]
+    rows = [[name, *(agent.labels.get(name, "pass") for agent in agents)] for name in names]
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"

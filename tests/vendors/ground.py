@@ -25,6 +25,8 @@ from backplane.testing import SIDE_TURNS, ModelServer, Turn
 
 WAIT_S_MAX = 20.0
 """For something to happen in an agent on a busy machine."""
+BEGUN_S_MAX = 60.0
+"""For an agent of 600 MB to start and do its first step on a machine with other work."""
 POLL_S = 0.02
 
 
@@ -32,6 +34,10 @@ class Agent(Protocol):
     """One driven agent, as its cases need it."""
 
     name: str
+    host: str
+    """The shipped host that drives it."""
+    conversations_in: str
+    """The mode of runs whose conversation is kept: `staged`, or `pass_through` where it stays with its folder."""
     write_tool: str
     """What the contract calls the tool that writes a file."""
     env: dict[str, str]
@@ -134,7 +140,7 @@ class Ground:
         )
         with ModelServer([*SIDE_TURNS, *turns]) as server:
             chosen = {**self.agent.options(url or server.url), **(options or {})}
-            backend = BackendSettings(host=self.agent.name, options=chosen, env=self.agent.variables())
+            backend = BackendSettings(host=self.agent.host, options=chosen, env=self.agent.variables())
             settings = Settings(
                 backends={self.agent.name: backend},
                 limits=limits or Limits(),
@@ -163,7 +169,7 @@ class Ground:
 
 async def until(what: Callable[[], bool]) -> None:
     """Wait for something outside of this program."""
-    with anyio.fail_after(WAIT_S_MAX):
+    with anyio.fail_after(BEGUN_S_MAX):
         while not what():
             await anyio.sleep(POLL_S)
 

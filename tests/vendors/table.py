@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.vendors import found
 from tests.vendors.cases import table
 from tests.vendors.ground import Agent
+from tests.vendors.test_acp_orders import ORDERED, CodexAcp, OpenCode
 from tests.vendors.test_claude import Claude
 from tests.vendors.test_codex import Codex
 
@@ -25,15 +26,32 @@ Each agent is run for real against a scripted model (`tests/vendors/`). `pass`: 
 """
 
 
+ACP = """
+## Agents behind the host `acp`
+
+opencode, Qwen Code, Gemini CLI and codex-acp are driven through answers, tools, denials, a cancel and a refused key
+(`test_acp_agents.py`), and two of them through what an order can say beside that. Whatever the protocol has no word for
+the host does, or the order is refused. Conversations of opencode and Qwen Code stay with the folder they began in, so
+an order that keeps one works in place; Gemini CLI keeps none that could be gone on with safely. A budget is held where
+tokens are told a call (Qwen Code) and `prices` are configured; else it is refused, as are hooks after tools.
+
+"""
+
+
 def agents() -> Sequence[Agent]:
     return (Claude(), Codex())
+
+
+def acp_agents() -> Sequence[Agent]:
+    return (OpenCode(), CodexAcp())
 
 
 def page() -> str:
     """The whole page, with the versions it was found out with."""
     pins = found.pins()
-    versions = ", ".join(f"{agent.name} {found.version(pins[agent.name])}" for agent in agents())
-    return f"{HEAD}Versions: {versions}.\n\n{table(agents())}"
+    names = (*(agent.name for agent in (*agents(), *acp_agents())), "qwen", "gemini")
+    versions = ", ".join(f"{name} {found.version(pins[name])}" for name in names)
+    return f"{HEAD}Versions: {versions}.\n\n{table(agents())}{ACP}{table(acp_agents(), ORDERED)}"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.anyio
 class Claude:
     """How its model calls tools, and how its retries are capped."""
 
-    name = "claude"
+    name = host = "claude"
+    conversations_in = "staged"
     write_tool = "write_file"
 
     def __init__(self) -> None:

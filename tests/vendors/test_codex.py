@@ -30,7 +30,8 @@ SHAPED = "emulated: the host checks the answer and asks again"
 class Codex:
     """How its model calls tools, and how its retries are capped."""
 
-    name = "codex"
+    name = host = "codex"
+    conversations_in = "staged"
     write_tool = "write_file"
 
     def __init__(self) -> None:
