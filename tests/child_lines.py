@@ -49,6 +49,7 @@ class Record:
         self.sources = sources
         self.seen: dict[str, set[int]] = {}
         fd = os.open(os.path.join(folder, f"{os.getpid()}.lines"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.fchmod(fd, 0o600)  # Whatever the mask of the child is: only root could read the record otherwise.
         try:
             self.fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FD_MIN)
             os.close(fd)
