@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -69,6 +69,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[str, str] = {}
     files: dict[str, str] = {}
     config: Config | None = None
+    own_server: str | None = None
     mode: str | None = None
     model: Model = Model()
     usage: Literal["chunks", "quota", "turn", "last_call", "none"] = "none"
@@ -88,12 +89,20 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def spoken(run: HostRun, tools: dict[str, str]) -> dict[str, str]:
-    """The agent's tools that go by their neutral names: not those where a rule is about the agent's own word."""
+    """The agent's tools that go by their neutral names: not those where a rule is about the agent's own word alone."""
 
-    def verdict(name: str) -> str:
-        return run.policy.decide_tool_call(name, {}).allowed
+    def verdict(name: str, neutral: str) -> str:
+        return run.policy.decide_tool_call(name, _ANYWHERE, aliases={name: neutral}).allowed
 
-    return {own: neutral for own, neutral in tools.items() if verdict(own) == verdict(neutral)}
+    def by_own_word(own: str, neutral: str) -> bool:
+        whole = verdict(own, neutral)
+        return verdict(neutral, neutral) != whole and verdict(own, own) == whole
+
+    return {own: neutral for own, neutral in tools.items() if not by_own_word(own, neutral)}
+
+
+_ANYWHERE: Final = {"path": "a", "url": "http://a"}
+"""Of a call that is judged by its name: one without a place is judged by that."""
 
 
 def blocks(run: HostRun) -> tuple[Any, ...]:
@@ -145,9 +154,8 @@ def require_effect(run: HostRun, id: str, profile: Profile) -> None:
 
 
 def names_model(profile: Profile) -> bool:
-    """Whether the model is named before the start and not over the protocol."""
-    by_config = profile.config is not None and profile.config.model is not None
-    return by_config or profile.model.variable is not None or bool(profile.model.arguments)
+    """Whether the model is named before the start alone, and not over the protocol."""
+    return profile.model.variable is not None or bool(profile.model.arguments)
 
 
 def prepare(run: HostRun, profile: Profile, place: Place) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -159,6 +167,9 @@ def prepare(run: HostRun, profile: Profile, place: Place) -> tuple[tuple[str, ..
     # What this process was given is for the agent: its keys, its addresses, the order's own variables.
     env = {**os.environ, **run.order.config.env, "TMPDIR": str(place.state / "tmp"), **profile.env}
     env.pop(STATE, None)
+    if profile.own_server is not None:
+        for name in ("NO_PROXY", "no_proxy"):
+            env[name] = ",".join(filter(None, (env.get(name), profile.own_server)))
     program = found(profile.program, profile.install, env)
     if place.config is not None:
         for variable, folder in profile.home.items():
@@ -208,6 +219,7 @@ def ways_of(run: HostRun, profile: Profile, place: Place, shape: Shape | None) -
         servers=servers(run, profile),
         mode=profile.mode,
         model=None if names_model(profile) else run.order.config.model,
+        configured=profile.config is not None and profile.config.model is not None,
         usage=profile.usage,
         silence_s=profile.silence_s,
         asked=read_session(run),

@@ -75,15 +75,15 @@ def test_thoughts_are_reasoning_and_no_answer() -> None:
 
 
 def test_a_call_is_told_once_its_input_is_known_and_its_result_once() -> None:
-    told = story({"write_file": "write"})
-    first = {"sessionUpdate": "tool_call", "toolCallId": "c1", "title": "write_file", "kind": "edit", "rawInput": {}}
+    told = story({"write": "write_file"})
+    first = {"sessionUpdate": "tool_call", "toolCallId": "c1", "title": "write", "kind": "edit", "rawInput": {}}
     diff = {"type": "diff", "path": "/w/a.txt", "oldText": "", "newText": "x"}
     events = told.update({**first, "status": "pending"})
     events += told.update(call("in_progress", rawInput={"path": "/w/a.txt"}))
     events += told.update(call("completed", title="a.txt", content=[diff]))
     events += told.update(call("completed"))
     assert kinds(events) == ["ToolCall", "FileChanged", "ToolResult"]
-    assert next(event.tool_name for event in events if isinstance(event, ToolCall)) == "write"
+    assert next(event.tool_name for event in events if isinstance(event, ToolCall)) == "write_file"
     assert next(event.path for event in events if isinstance(event, FileChanged)) == "a.txt"
 
 
@@ -109,6 +109,23 @@ def test_a_question_without_a_call_before_it_tells_the_call() -> None:
     assert isinstance(result, ToolResult)
     assert result.is_error
     assert told.update({**call("failed"), "toolCallId": "write_file__call_1"}) == []
+
+
+def test_a_command_is_one_whatever_its_agent_takes_it_for() -> None:
+    told = story()
+    reads = call("in_progress", title="Read a.txt", kind="read", rawInput={"command": ["/bin/sh", "-c", "cat a.txt"]})
+    events = told.update(reads) + told.update(call("completed", rawOutput={"exit_code": 0}))
+    assert kinds(events) == ["ToolCall", "CommandExecuted", "ToolResult"]
+    assert (events[0].tool_name, events[1].command) == ("bash", "cat a.txt")
+
+
+def test_a_question_about_less_takes_nothing_from_what_is_known() -> None:
+    told = story({"write": "write_file"})
+    told.update(call("pending", title="write", kind="edit", rawInput={}))
+    told.asked({"toolCallId": "c1", "title": "/o", "kind": "other", "rawInput": {"parentDir": "/o"}})
+    asked, _ = told.asked({"toolCallId": "c1", "kind": "edit", "rawInput": {"filepath": "/o/x"}})
+    assert (told.name(asked), asked.kind) == ("write_file", "edit")
+    assert asked.input == {"parentDir": "/o", "filepath": "/o/x"}
 
 
 def test_what_is_open_at_the_end_of_the_turn_gets_its_result() -> None:
@@ -309,20 +326,54 @@ def test_a_tool_on_the_approval_list_is_denied_where_nobody_answers(start: Start
     assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["n"]
 
 
-@pytest.mark.parametrize("names", [{"disallowed_tools": ("my_write",)}, {"disallowed_tools": ("write",)}])
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"disallowed_tools": ("my_write",)},
+        {"disallowed_tools": ("write_file",)},
+        {"require_approval_for": ("my_write",)},
+        {"require_approval_for": ("write_file",)},
+    ],
+)
 def test_a_rule_may_name_the_agents_own_tool_or_the_neutral_one(start: Start, names: dict[str, Any]) -> None:
     body = WRITES.replace('title="write"', 'title="my_write"')
-    receipt, events = start(body, options={"tools": {"my_write": "write"}}, policy=PolicyProfile(**names))
+    receipt, events = start(body, options={"tools": {"my_write": "write_file"}}, policy=PolicyProfile(**names))
     assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["n"]
     assert "violations" not in receipt.backplane["enforcement"]
 
 
-def test_an_allow_list_may_name_the_agents_own_tool(start: Start) -> None:
+@pytest.mark.parametrize("name", ["my_write", "write_file"])
+def test_an_allow_list_may_name_the_agents_own_tool_or_the_neutral_one(start: Start, name: str) -> None:
     body = WRITES.replace('title="write"', 'title="my_write"')
-    receipt, _ = start(
-        body, options={"tools": {"my_write": "write"}}, policy=PolicyProfile(allowed_tools=("my_write",))
-    )
+    receipt, _ = start(body, options={"tools": {"my_write": "write_file"}}, policy=PolicyProfile(allowed_tools=(name,)))
     assert "b.txt" in (receipt.verification.git_diff or "")
+    assert "violations" not in receipt.backplane["enforcement"]
+
+
+@pytest.mark.parametrize("names", [("edit_file",), ("Edit",)])
+def test_a_rule_about_a_kind_of_tool_holds_one_of_a_name_that_nobody_knows(start: Start, names: tuple[str]) -> None:
+    body = WRITES.replace('title="write"', 'title="scribble"')
+    _, events = start(body, policy=PolicyProfile(require_approval_for=names))
+    assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["n"]
+
+
+OUTSIDE = [
+    'ask(toolCallId="c1", title="write", kind="edit", rawInput={"filePath": "/nowhere/b.txt"})',
+    'ask(toolCallId="c1", title="write", kind="edit", rawInput={"content": "x"}, locations=[{"path": "/nowhere/b"}])',
+    'ask(toolCallId="c1", title="Edit", kind="edit", rawInput={"changes": {"/nowhere/b.txt": {"type": "add"}}},'
+    ' content=[{"type": "diff", "path": "/nowhere/b.txt", "newText": "x"}])',
+    'ask(toolCallId="c1", title="Delete it", kind="delete", locations=[{"path": "a"}, {"path": "/nowhere/b.txt"}])',
+    'ask(toolCallId="c1", title="write", kind="edit", rawInput={"path": "b.txt"});'
+    ' outcome = ask(toolCallId="c1", kind="edit", rawInput={"path": "/nowhere/b.txt"})',
+]
+
+
+@pytest.mark.parametrize("question", OUTSIDE)
+def test_a_write_outside_is_denied_wherever_the_agent_says_its_place(start: Start, question: str) -> None:
+    body = f"outcome = {question}\ntext(outcome.get('optionId', outcome['outcome'])); end()"
+    receipt, events = start(body)
+    assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["n"]
+    assert next(event for event in events if isinstance(event, ToolResult)).is_error
     assert "violations" not in receipt.backplane["enforcement"]
 
 
@@ -386,6 +437,23 @@ def test_a_model_the_agent_does_not_have_is_named_before_the_work(start: Start) 
     receipt, _ = start('text("x"); end()', config=RuntimeConfig(model="m9"))
     assert receipt.backplane["end"]["code"] == "backend_model_not_found"
     assert start('text("x"); end()', config=RuntimeConfig(model="m1"))[0].outcome == "complete"
+
+
+def test_a_model_of_the_configuration_is_looked_for_among_those_the_agent_has(start: Start) -> None:
+    # An agent that does not find the model of its configuration takes another one, and another service.
+    options = {"config": {"variable": "CONFIGURED", "model": "model"}}
+    receipt, _ = start('text("x"); end()', config=RuntimeConfig(model="m9"), options=options)
+    assert receipt.backplane["end"]["code"] == "backend_model_not_found"
+    _, events = start('text(os.environ["CONFIGURED"]); end()', config=RuntimeConfig(model="m1"), options=options)
+    assert [event.text for event in events if isinstance(event, AssistantMessage)] == ['{"model":"m1"}']
+
+
+def test_an_agents_own_server_is_asked_for_by_no_proxy(start: Start) -> None:
+    body = 'text(json.dumps([os.environ[name].split(",")[-2:] for name in ("NO_PROXY", "no_proxy")])); end()'
+    config = RuntimeConfig(env={"NO_PROXY": "house.example", "no_proxy": ""})
+    _, events = start(body, config=config, options={"own_server": "127.0.0.1:9"})
+    (told,) = [event.text for event in events if isinstance(event, AssistantMessage)]
+    assert json.loads(told) == [["[redacted]", "127.0.0.1:9"], ["127.0.0.1:9"]], "the order's own value stays, unseen"
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ class Session(msgspec.Struct, frozen=True):
     options: dict[str, tuple[str, ...]] = {}
     """Its own settings: id → values to choose from."""
     models: tuple[str, ...] = ()
+    model: str | None = None
+    """The one it has now."""
 
 
 class Client:
@@ -193,12 +195,15 @@ def read_session(said: dict[str, Any]) -> Session:
         str(option.get("id")): _ids(option.get("options"), "value") for option in _dicts(said.get("configOptions"))
     }
     current = modes.get("currentModeId")
+    chosen = [option.get("currentValue") for option in _dicts(said.get("configOptions")) if option.get("id") == "model"]
+    model = next((one for one in (*chosen, models.get("currentModelId")) if isinstance(one, str)), None)
     return Session(
         id=said["sessionId"],
         modes=_ids(modes.get("availableModes"), "id"),
         mode=current if isinstance(current, str) else None,
         options=options,
         models=_ids(models.get("availableModels"), "modelId"),
+        model=model,
     )
 
 

@@ -46,10 +46,10 @@ SILENT: Final = frozenset(
 """Updates that say nothing about the work."""
 
 NEUTRAL: Final[Mapping[str, str]] = {
-    "read": "read", "edit": "edit", "delete": "delete", "move": "move", "search": "grep", "execute": "bash",
-    "fetch": "web_fetch", "think": "think", "switch_mode": "switch_mode", "other": "other",
+    "read": "read_file", "edit": "edit_file", "delete": "edit_file", "move": "edit_file", "search": "grep",
+    "execute": "bash", "fetch": "web_fetch", "think": "think", "switch_mode": "switch_mode", "other": "other",
 }  # fmt: skip
-"""Kinds of the protocol → names of tools, for an agent that says no better one."""
+"""Kinds of the protocol → the names that rules know, for an agent that says no better one."""
 
 _WRITING: Final = frozenset({"edit", "delete", "move"})
 _PATH_NAMES: Final = ("filePath", "file_path", "filepath", "path", "absolute_path")
@@ -78,6 +78,13 @@ class Call:
     def command(self) -> str | None:
         value = self.input.get("command")
         return value if isinstance(value, str) else None
+
+    def name_places(self) -> None:
+        """Have its input name every file that it is said to change: rules look at nothing else."""
+        named = [value for value in self.input.values() if isinstance(value, str)]
+        missing = [path for path in dict.fromkeys((*self.paths, *self.places)) if path not in named]
+        if missing and self.kind in _WRITING:
+            self.input = {**self.input, "changed_paths": missing}
 
 
 class Story:
@@ -198,14 +205,17 @@ class Story:
         meta, title, kind = update.get("_meta"), update.get("title"), update.get("kind")
         name = meta.get("toolName") if isinstance(meta, dict) else None
         prefix = id.partition("__call_")[0] if "__call_" in id else None
-        call.kind = kind if isinstance(kind, str) else call.kind
-        if isinstance(update.get("rawInput"), dict) and not call.said:
+        # A question may call a tool "other" whose kind is known; what is asked may be told already, and go further.
+        call.kind = kind if isinstance(kind, str) and kind != "other" else call.kind
+        if isinstance(update.get("rawInput"), dict):
             call.input = {**call.input, **update["rawInput"]}
             if isinstance(call.input.get("command"), list):
                 call.input["command"] = plain_command(call.input["command"])
         for candidate in (name, prefix, title if title != call.input.get("command") else None):
             if call.name is None and isinstance(candidate, str) and _NAME.fullmatch(candidate):
                 call.name = candidate
+        if call.command is not None and call.name is None:
+            call.kind = "execute"  # Whatever the agent takes the command for: `cat` is none the less one.
         if "rawOutput" in update:
             call.output = update["rawOutput"]
         call.text = texts(update.get("content")) or call.text
@@ -232,6 +242,7 @@ class Story:
             paths = [*call.paths, *call.places]
             if paths:
                 call.input["path"] = paths[0]
+        call.name_places()
         return call, [*(self._turn() if fresh else []), *self.say(call)]
 
     def say(self, call: Call) -> list[AgentEvent]:
@@ -241,6 +252,7 @@ class Story:
         call.said = self.acted = True
         if not call.input and (paths := [*call.paths, *call.places]):
             call.input = {"path": paths[0]}
+        call.name_places()
         told = ToolCall(ts=self._now(), tool_name=self.name(call), input=call.input, tool_use_id=call.id)
         return [*self.message(), told]
 

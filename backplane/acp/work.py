@@ -24,6 +24,7 @@ from backplane.errors import BackendError, ConfigError
 from backplane.jsonrpc import Asked as Question
 from backplane.jsonrpc import Received, Reply, Told, Unread
 from backplane.sidecar import Done, HostRun
+from backplane.targets import TOOLS
 
 if TYPE_CHECKING:
     from backplane.tools.structured import Shape
@@ -48,6 +49,8 @@ class Ways(msgspec.Struct, frozen=True):
     """Set when the session is open, where the agent has it."""
     model: str | None
     """Set over the protocol; None where it was named otherwise, or nowhere."""
+    configured: bool
+    """Whether the model stands in the agent's configuration, too: an agent that offers none may have it."""
     usage: str
     """Where the agent tells its tokens: chunks (one a model call), quota or turn (at a turn's end), last_call, none."""
     silence_s: int
@@ -139,13 +142,15 @@ class Turn:
         name = self.story.name(call)
         own = call.name or name
         # By every name that the tool has; the control plane is told one of them.
-        neutral = self.ways.tools.get(own) or NEUTRAL.get(call.kind, own)
+        neutral = self.ways.tools.get(own) or (own if own in TOOLS else NEUTRAL.get(call.kind, own))
         decision = self.run.policy.decide_tool_call(
             own, call.input, root=self.root, cwd=self.root, aliases={own: neutral}
         )
         if decision.allowed == "deny":
             await record_denied(self.run, name, call.input)
             return decision.reason
+        if self.run.policy.decide_tool_call(name, call.input, root=self.root).allowed != decision.allowed:
+            name = neutral  # What is told above has to be decided there as it is here.
         verdict = await self.run.may(name, call.input, command=call.command, cwd=self.root)
         if verdict.decision == "modify":
             return "the input was changed, and this agent takes no other input than its own"
@@ -243,12 +248,15 @@ class Turn:
         return session
 
     async def _set_model(self, session: Session, model: str) -> None:
+        offers = (*session.options.get("model", ()), *session.models)
+        if model == session.model or (self.ways.configured and not offers):
+            return
         if model in session.options.get("model", ()):
             fault = await self.client.set("session/set_config_option", session.id, configId="model", value=model)
         elif model in session.models:
             fault = await self.client.set("session/set_model", session.id, modelId=model)
         else:
-            offered = ", ".join((*session.options.get("model", ()), *session.models)[:20]) or "none by name"
+            offered = ", ".join(offers[:20]) or "none by name"
             raise BackendError("backend_model_not_found", f"the agent has no model {model!r}", hint=f"it has {offered}")
         if fault is not None:
             raise BackendError("backend_model_not_found", f"the model {model!r} cannot be set: {fault.message}")
