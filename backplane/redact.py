@@ -32,6 +32,9 @@ _RUN_BYTES: Final = 14
 """Letters and digits in a row that make a line worth a closer look. Longer than the words, field names, times
 and groups of a UUID that every line has; shorter than what is random in a key."""
 
+_PIECE_BYTES: Final = 1 << 20
+"""As much is looked through for runs at once: a look takes twice the memory of what it looks at."""
+
 _DEPTH_MAX: Final = 200
 """Deeper JSON is replaced whole; the reader of lines takes 128."""
 
@@ -182,8 +185,7 @@ class Redactor:
         """Where secrets stand in a text; those that overlap or touch are one."""
         if len(text) < self._shortest:
             return []
-        data = _encode(text)
-        if _RUN not in _runs(data) and not self._unrun_found(data.decode("latin-1")):
+        if not _has_run(text) and not self._unrun_found(_latin(text)):
             return []
         return _merged(_found_spans(text, self._texts, self._shapes))
 
@@ -348,19 +350,33 @@ def _unescaped(escape: re.Match[bytes]) -> bytes:
     return b"\\" + character if character in b'"\\' else character
 
 
+def _latin(text: str) -> str:
+    """The text's bytes, each as one character."""
+    return text if text.isascii() else _encode(text).decode("latin-1")
+
+
 def _runs(data: bytes) -> str:
     return data.translate(_RUNS).decode("latin-1")
 
 
 def _lines_with_runs(data: bytes, text: str) -> Iterator[str]:
     """The lines that need a closer look. One pass over a whole read costs a fifth of one a line."""
-    runs = _runs(data)
-    at = runs.find(_RUN)
-    while at != -1:
-        start, stop = text.rfind("\n", 0, at) + 1, text.find("\n", at)
-        stop = len(text) if stop == -1 else stop
-        yield text[start:stop]
-        at = runs.find(_RUN, stop)
+    done = 0
+    for start in range(0, len(data), _PIECE_BYTES):
+        runs = _runs(data[start : start + _PIECE_BYTES + _RUN_BYTES - 1])
+        at = runs.find(_RUN, max(0, done - start))
+        while at != -1:
+            begin, stop = text.rfind("\n", 0, start + at) + 1, text.find("\n", start + at)
+            done = len(text) if stop == -1 else stop
+            yield text[begin:done]
+            at = runs.find(_RUN, done - start)
+
+
+def _has_run(text: str) -> bool:
+    if len(text) <= _PIECE_BYTES:
+        return _RUN in _runs(_encode(text))
+    pieces = range(0, len(text), _PIECE_BYTES)
+    return any(_RUN in _runs(_encode(text[start : start + _PIECE_BYTES + _RUN_BYTES - 1])) for start in pieces)
 
 
 def _forms(secret: str) -> Iterator[str]:
