@@ -31,10 +31,11 @@ from backplane.driven.order import (
     snippets,
 )
 from backplane.errors import BackendError, ConfigError
-from backplane.sidecar import EXTENSIONS, Done, Host, HostRun, main
+from backplane.sidecar import EXTENSIONS, Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
     from backplane.acp import Turn, Ways
+    from backplane.driven.begin import Started
     from backplane.process import Child
     from backplane.tools.structured import Shape
 
@@ -158,7 +159,7 @@ def names_model(profile: Profile) -> bool:
     return profile.model.variable is not None or bool(profile.model.arguments)
 
 
-def prepare(run: HostRun, profile: Profile, place: Place) -> tuple[tuple[str, ...], dict[str, str]]:
+def prepare(run: Given, profile: Profile, place: Place) -> tuple[tuple[str, ...], dict[str, str]]:
     """The command and its environment; the session's own folders are made.
 
     Raises:
@@ -237,7 +238,7 @@ async def drive(run: HostRun, id: str, profile: Profile) -> Done:
     shape = shape_of(run)
     places: list[Place] = []
 
-    def start(state: Path) -> program.Started:
+    def start(run: Given, state: Path) -> Started:
         places.append(place_of(run, state, own=profile.own_state, conversations=KEPT))
         if profile.in_place:
             require_same_folder(run, places[0])

@@ -6,6 +6,7 @@ is compiled into those settings as well. What the agent says of its own success 
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,9 +27,10 @@ from backplane.driven.order import (
     server_rows,
     shape_of,
 )
-from backplane.sidecar import EXTENSIONS, Done, Host, HostRun, main
+from backplane.sidecar import EXTENSIONS, Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
+    from backplane.driven.begin import Program, Started
     from backplane.process import Child
     from backplane.streamjson.work import Turn
 
@@ -82,7 +84,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # What the order says, as the program takes it -------------------------------------------------------------------------
 
 
-def prepare(run: HostRun, options: Options, place: Place) -> tuple[tuple[str, ...], dict[str, str]]:
+def prepare(run: Given, options: Options, place: Place) -> tuple[tuple[str, ...], dict[str, str]]:
     """The command and its environment. Raises BackendError: `backend_unavailable`, the program is not there."""
     env = {**os.environ, **QUIET, "TMPDIR": str(place.state / "tmp"), "CLAUDE_CODE_TMPDIR": str(place.state / "tmp")}
     env.pop("CLAUDECODE", None)
@@ -97,7 +99,7 @@ def prepare(run: HostRun, options: Options, place: Place) -> tuple[tuple[str, ..
     return (found(options.program, options.install, env), *arguments(run, options, place)), env
 
 
-def arguments(run: HostRun, options: Options, place: Place) -> list[str]:
+def arguments(run: Given, options: Options, place: Place) -> list[str]:
     """The order in the program's own words."""
     order, asked = run.order, read_session(run)
     words = "-p --output-format stream-json --verbose --include-partial-messages --input-format stream-json "
@@ -133,7 +135,7 @@ def arguments(run: HostRun, options: Options, place: Place) -> list[str]:
     return made
 
 
-def withheld(run: HostRun) -> frozenset[str]:
+def withheld(run: Given) -> frozenset[str]:
     """The tools that the policy forbids by name, whatever their input is: the model is not told of them."""
     names: set[str] = set()
     for tool in OFFERED:
@@ -143,7 +145,7 @@ def withheld(run: HostRun) -> frozenset[str]:
     return frozenset(names)
 
 
-def settings_of(run: HostRun) -> dict[str, Any]:
+def settings_of(run: Given) -> dict[str, Any]:
     """The policy in the agent's own settings: the second lock, as its patterns are not quite ours."""
     profile = run.policy.profile
     deny = [f"Read({pattern})" for pattern in profile.deny_read]
@@ -154,12 +156,18 @@ def settings_of(run: HostRun) -> dict[str, Any]:
     return {"disableAllHooks": True, "permissions": {"deny": deny}, "sandbox": {"enabled": False}}
 
 
-def mcp_servers(run: HostRun, options: Options) -> dict[str, Any]:
+def mcp_servers(run: Given, options: Options) -> dict[str, Any]:
     """The servers of the configuration and of the order, as the program reads them. Raises ConfigError."""
     return {
         name: {"type": "http" if "url" in row else "stdio", **row}
         for name, row in server_rows(run, options.mcp_servers).items()
     }
+
+
+def start(options: Options, run: Given, state: Path) -> Started:
+    """What is started for an order. Raises ConfigError, BackendError."""
+    place = place_of(run, state, own=options.own_state, conversations="projects/*/{}.jsonl")
+    return prepare(run, options, place)
 
 
 async def drive(run: HostRun, options: Options) -> Done:
@@ -168,17 +176,13 @@ async def drive(run: HostRun, options: Options) -> Done:
 
     shape = shape_of(run)
 
-    def start(state: Path) -> program.Started:
-        place = place_of(run, state, own=options.own_state, conversations="projects/*/{}.jsonl")
-        return prepare(run, options, place)
-
     def speak(child: Child, env: dict[str, str]) -> Turn:
         from backplane.streamjson.work import Turn, Ways
 
         ways = Ways(prompt_of(run), TOOLS, ALIASES, withheld(run), options.silence_s, shape)
         return Turn(run, ways, child.stdin, child.stdout)
 
-    return await program.drive(run, start, speak)
+    return await program.drive(run, functools.partial(start, options), speak)
 
 
 if __name__ == "__main__":
@@ -187,4 +191,9 @@ if __name__ == "__main__":
     async def work(run: HostRun) -> Done:
         return await drive(run, ROW)
 
-    main(HOST, work)
+    def early(run: Given) -> Program | None:
+        from backplane.driven.begin import begin_early
+
+        return begin_early(run, functools.partial(start, ROW))
+
+    main(HOST, work, early=early)

@@ -6,6 +6,7 @@ order's policy is compiled into those settings as well. What the agent says of i
 
 from __future__ import annotations
 
+import functools
 import os
 from decimal import Decimal
 from pathlib import Path
@@ -28,10 +29,11 @@ from backplane.driven.order import (
     shape_of,
 )
 from backplane.errors import BackendError
-from backplane.sidecar import EXTENSIONS, Done, Host, HostRun, main
+from backplane.sidecar import EXTENSIONS, Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
     from backplane.appserver import Turn, Ways
+    from backplane.driven.begin import Program, Started
     from backplane.process import Child
 
 NATIVELY: Final = (
@@ -108,7 +110,7 @@ def prepare(options: Options, place: Place, given: dict[str, str]) -> tuple[tupl
     return (program, "app-server", *(word for setting in QUIET for word in ("-c", setting))), env
 
 
-def thread_of(run: HostRun, options: Options, env: dict[str, str]) -> tuple[str, dict[str, Any]]:
+def thread_of(run: Given, options: Options, env: dict[str, str]) -> tuple[str, dict[str, Any]]:
     """The call that opens the thread, and the order in it."""
     asked, own = read_session(run), own_settings(run, "codex", SETTINGS)
     params: dict[str, Any] = {
@@ -128,7 +130,7 @@ def thread_of(run: HostRun, options: Options, env: dict[str, str]) -> tuple[str,
     return "thread/start", {**params, "ephemeral": not (asked.keep or options.own_state)}
 
 
-def settings_of(run: HostRun, options: Options, env: dict[str, str]) -> dict[str, Any]:
+def settings_of(run: Given, options: Options, env: dict[str, str]) -> dict[str, Any]:
     """The policy and the model's service in the agent's own settings."""
     own, profile = own_settings(run, "codex", SETTINGS), run.policy.profile
     networked = bool(profile.allow_network or profile.deny_network)
@@ -165,7 +167,7 @@ def provider_of(options: Options, env: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def mcp_servers(run: HostRun, options: Options) -> dict[str, Any]:
+def mcp_servers(run: Given, options: Options) -> dict[str, Any]:
     """The servers of the configuration and of the order, as the program reads them. Raises ConfigError."""
     names = {"headers": "http_headers"}
     return {
@@ -183,7 +185,7 @@ class Hooks(msgspec.Struct, frozen=True):
     """Somebody is to see results before the model does."""
 
 
-def hooks_of(run: HostRun, options: Options) -> Hooks:
+def hooks_of(run: Given, options: Options) -> Hooks:
     """What the order's hooks ask for. Raises BackendError: `capability_unsupported`, they could not be kept."""
     events = {row.get("event") for row in run.order.abp("hooks") or () if isinstance(row, dict)}
     after = "post_tool" in events
@@ -201,7 +203,7 @@ def hooks_of(run: HostRun, options: Options) -> Hooks:
     return Hooks(after or (before and not options.own_state), after)
 
 
-def ways_of(run: HostRun, options: Options, env: dict[str, str]) -> Ways:
+def ways_of(run: Given, options: Options, env: dict[str, str]) -> Ways:
     """The whole order, as the run with the agent takes it. Raises ConfigError, BackendError."""
     from backplane.appserver import Ways, hooked
     from backplane.cost import micros, read_price
@@ -246,27 +248,29 @@ def is_strict(schema: Any) -> bool:
 # The run --------------------------------------------------------------------------------------------------------------
 
 
+def start(options: Options, run: Given, state: Path) -> Started:
+    """What is started for an order. Raises ConfigError, BackendError."""
+    place = place_of(run, state, own=options.own_state, conversations="sessions/*/*/*/*{}.jsonl*")
+    argv, env = prepare(options, place, run.order.config.env)
+    hooks = hooks_of(run, options)
+    if not hooks.before:
+        return argv, env
+    from backplane.appserver import hooked
+
+    asks = [word for setting in hooked.settings(after=hooks.after) for word in ("-c", setting)]
+    return (*argv, *asks), {**env, hooked.SOCKET: str(state / "hooks")}
+
+
 async def drive(run: HostRun, options: Options) -> Done:
     """Have the agent's program run the order."""
     from backplane.driven import program
-
-    def start(state: Path) -> program.Started:
-        place = place_of(run, state, own=options.own_state, conversations="sessions/*/*/*/*{}.jsonl*")
-        argv, env = prepare(options, place, run.order.config.env)
-        hooks = hooks_of(run, options)
-        if not hooks.before:
-            return argv, env
-        from backplane.appserver import hooked
-
-        asks = [word for setting in hooked.settings(after=hooks.after) for word in ("-c", setting)]
-        return (*argv, *asks), {**env, hooked.SOCKET: str(state / "hooks")}
 
     def speak(child: Child, env: dict[str, str]) -> Turn:
         from backplane.appserver import Turn
 
         return Turn(run, ways_of(run, options, env), child.stdin, child.stdout)
 
-    return await program.drive(run, start, speak)
+    return await program.drive(run, functools.partial(start, options), speak)
 
 
 if __name__ == "__main__":
@@ -275,4 +279,9 @@ if __name__ == "__main__":
     async def work(run: HostRun) -> Done:
         return await drive(run, ROW)
 
-    main(HOST, work)
+    def early(run: Given) -> Program | None:
+        from backplane.driven.begin import begin_early
+
+        return begin_early(run, functools.partial(start, ROW))
+
+    main(HOST, work, early=early)

@@ -26,9 +26,9 @@ import msgspec
 from backplane.agents import OPTIONS
 from backplane.contract import envelope as wire
 from backplane.contract.work import WorkOrder, WorkspaceSpec
+from backplane.driven.begin import Started
 from backplane.driven.order import place_of, prompt_of, read_options
-from backplane.driven.program import Started
-from backplane.sidecar import HostRun
+from backplane.sidecar import Given
 from backplane.streamjson import answers
 from backplane.streamjson.work import HOOK_S
 from backplane.testing import SIDE_TURNS, ModelServer, Turn
@@ -108,7 +108,7 @@ def bare(agent: str) -> Json:
 
 async def ready(agent: str, server: ModelServer, message: wire.Run, state: Path) -> tuple[Started, Speak]:
     """The command that our host would start, and what says its words."""
-    run = HostRun(None, message)  # type: ignore[arg-type]  # Only the order of it is asked for.
+    run = Given(message)
     given = json.dumps(options_of(agent, server.url))
     options: Any = read_options(HOSTS[agent].__file__, agent, given, HOSTS[agent].Options)
     place = place_of(run, state, own=False, conversations="")

@@ -18,7 +18,7 @@ from backplane.agents import STATE
 from backplane.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
-    from backplane.sidecar import HostRun
+    from backplane.sidecar import Given
     from backplane.tools.structured import Shape
 
 SILENCE_S: Final = 240
@@ -80,7 +80,7 @@ class Asked(msgspec.Struct, frozen=True):
         return self.keep or self.wanted is not None
 
 
-def read_session(run: HostRun) -> Asked:
+def read_session(run: Given) -> Asked:
     """Which conversation the order wants. Raises ConfigError: `config_invalid`."""
     said = run.order.abp("session")
     try:
@@ -103,7 +103,7 @@ class Place(msgspec.Struct, frozen=True):
     """Its configuration and conversations; None is the user's own."""
 
 
-def place_of(run: HostRun, state: Path, *, own: bool, conversations: str) -> Place:
+def place_of(run: Given, state: Path, *, own: bool, conversations: str) -> Place:
     """Make the folders, and look whether the conversation is there.
 
     Args:
@@ -147,7 +147,7 @@ def keep_name(place: Place, id: str, root: str) -> None:
 KEPT: Final = "conversations/{}"
 
 
-def require_same_folder(run: HostRun, place: Place) -> None:
+def require_same_folder(run: Given, place: Place) -> None:
     """Refuse a conversation that stays with its folder, where the run is elsewhere; `keep_name` said where it began.
 
     Raises:
@@ -167,13 +167,13 @@ def require_same_folder(run: HostRun, place: Place) -> None:
 # The rest of the order ------------------------------------------------------------------------------------------------
 
 
-def shows_results(run: HostRun) -> bool:
+def shows_results(run: Given) -> bool:
     """Whether hooks of the order look at what tools gave before the agent does."""
     rows = run.order.abp("hooks") or ()
     return any(isinstance(row, dict) and row.get("event") == "post_tool" for row in rows)
 
 
-def own_settings(run: HostRun, agent: str, known: Collection[str]) -> dict[str, Any]:
+def own_settings(run: Given, agent: str, known: Collection[str]) -> dict[str, Any]:
     """What the order says to this agent alone, under `config.vendor`. Raises ConfigError: `config_invalid`."""
     own = run.order.config.vendor.get(agent, {})
     unknown = sorted(set(own) - set(known)) if isinstance(own, dict) else [agent]
@@ -182,7 +182,7 @@ def own_settings(run: HostRun, agent: str, known: Collection[str]) -> dict[str, 
     return dict(own)
 
 
-def server_rows(run: HostRun, configured: Collection[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def server_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The MCP servers of the configuration and of the order: name → its other members. Raises ConfigError."""
     made: dict[str, dict[str, Any]] = {}
     for row in (*configured, *(run.order.abp("mcp_servers") or ())):
@@ -192,7 +192,7 @@ def server_rows(run: HostRun, configured: Collection[Mapping[str, Any]]) -> dict
     return made
 
 
-def shape_of(run: HostRun) -> Shape | None:
+def shape_of(run: Given) -> Shape | None:
     """The shape that the answer has to have. Raises ConfigError: `config_invalid`."""
     schema = run.order.abp("output_schema")
     if schema is None:
@@ -202,7 +202,7 @@ def shape_of(run: HostRun) -> Shape | None:
     return Shape(schema)
 
 
-def snippets(run: HostRun) -> list[str]:
+def snippets(run: Given) -> list[str]:
     """The order's snippets in words. Raises BackendError: `backend_context_length`."""
     parts = [f"Context, {snippet.name}:\n{snippet.content}" for snippet in run.order.context.snippets]
     if sum(len(part.encode()) for part in parts) > CONTEXT_BYTES_MAX:
@@ -210,7 +210,7 @@ def snippets(run: HostRun) -> list[str]:
     return parts
 
 
-def prompt_of(run: HostRun) -> str:
+def prompt_of(run: Given) -> str:
     """The first words to the agent: snippets, names of files, the task. Raises BackendError."""
     files = run.order.context.files
     named = [f"Files to look at first: {', '.join(files)}"] if files else []

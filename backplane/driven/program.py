@@ -6,15 +6,16 @@ What is said to it while it runs is the run's own affair.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
 import anyio
 
+from backplane.driven.begin import Program, Start, begin
 from backplane.errors import BackendError, BackplaneError
-from backplane.process import Child, Command, open_child
+from backplane.process import Child, open_child
 from backplane.sidecar import Done, HostRun
 
 CANCEL_SHARE: Final = 0.5
@@ -23,9 +24,6 @@ STOP_GRACE_S: Final = 1.0
 """For the program, whose stdin is closed by then: a tenth of that is usual."""
 LADDER_S: Final = 0.5
 STDERR_CHARS: Final = 2000
-
-Started = tuple[tuple[str, ...], dict[str, str]]
-"""A command and its environment."""
 
 
 class Turn(Protocol):
@@ -37,22 +35,20 @@ class Turn(Protocol):
     async def interrupt(self) -> None: ...
 
 
-async def drive(run: HostRun, start: Callable[[Path], Started], speak: Callable[[Child, dict[str, str]], Turn]) -> Done:
-    """Start the agent's program, run the order, and leave nothing of either.
+async def drive(run: HostRun, start: Start, speak: Callable[[Child, dict[str, str]], Turn]) -> Done:
+    """Start the agent's program where it was not begun before, run the order, and leave nothing of either.
 
     Args:
-        start: what is started, with an empty folder for its state.
         speak: called when the program was started: what it takes is done while the program loads.
     """
     if run.order.config.max_turns == 0:
         await run.carry("turn", {"stop_reason": "max_turns"}, "the limit of 0 turns (max_turns)")
         return Done(outcome="partial")
-    state = Path(tempfile.mkdtemp(prefix="backplane-agent-"))
+    begun, run.begun = run.begun or begin(run, start), None
     try:
-        argv, env = start(state)
-        async with open_child(Command(argv=argv, env=env, cwd=run.order.workspace.root)) as child:
+        async with open_child(begun.launched.command, launched=begun.launched) as child:
             try:
-                turn = speak(child, env)
+                turn = speak(child, begun.env)
                 run.on_cancel, run.on_input, run.on_interrupt = turn.cancel, turn.more, turn.interrupt
                 return await turn.go()
             except BaseExceptionGroup as group:
@@ -61,8 +57,21 @@ async def drive(run: HostRun, start: Callable[[Path], Started], speak: Callable[
                 with anyio.CancelScope(shield=True):
                     await child.stop(grace_s=max(min(run.grace_s * CANCEL_SHARE - LADDER_S, STOP_GRACE_S), 0.1))
     finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(lambda: shutil.rmtree(state, ignore_errors=True))
+        await _remove(begun.state)
+
+
+async def leave(begun: Program) -> None:
+    """End a program that no run took, and what it left."""
+    with anyio.CancelScope(shield=True):
+        with suppress(BackplaneError):
+            async with open_child(begun.launched.command, launched=begun.launched):
+                pass
+        await _remove(begun.state)
+
+
+async def _remove(state: Path) -> None:
+    with anyio.CancelScope(shield=True):
+        await anyio.to_thread.run_sync(lambda: shutil.rmtree(state, ignore_errors=True))
 
 
 def with_words(group: BaseExceptionGroup[BaseException], child: Child) -> BaseException:

@@ -2,11 +2,19 @@
 
 A command goes in; bytes, an exit and a promise come out: when the block is left, or the call
 returns, nothing that was started is alive any more. What the bytes mean is not known here.
+Nothing is loaded until it is used: a host starts its agent before it loads its event loop.
 """
 
-from backplane.process.child import Child, Exit
-from backplane.process.start import GUARD_WORKS, NO_CAGE, Cage, Command, guard_command, open_child
-from backplane.process.tool import Finished, run_tool
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from backplane.process.child import Child, Exit
+    from backplane.process.launch import GUARD_WORKS, NO_CAGE, Cage, Command, Launched, guard_command, launch
+    from backplane.process.start import open_child
+    from backplane.process.tool import Finished, run_tool
 
 __all__ = [
     "GUARD_WORKS",
@@ -16,7 +24,22 @@ __all__ = [
     "Command",
     "Exit",
     "Finished",
+    "Launched",
     "guard_command",
+    "launch",
     "open_child",
     "run_tool",
 ]
+
+_HOME: Final[dict[str, str]] = {
+    **dict.fromkeys(("Child", "Exit"), "child"),
+    **dict.fromkeys(("GUARD_WORKS", "NO_CAGE", "Cage", "Command", "Launched", "guard_command", "launch"), "launch"),
+    "open_child": "start",
+    **dict.fromkeys(("Finished", "run_tool"), "tool"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'backplane.process' has no attribute {name!r}")
+    return getattr(import_module(f"backplane.process.{_HOME[name]}"), name)

@@ -14,7 +14,7 @@ import msgspec
 
 from backplane.errors import BackendError
 from backplane.process.child import READ_BYTES_MAX, has_ended, kill_group
-from backplane.process.start import Command, spawn
+from backplane.process.launch import Command, spawn
 
 TOOL_S_MAX: Final = 120.0
 """Default bound of one tool call; a `git diff` of a large tree stays under it, a hung network mount does not."""

@@ -25,8 +25,8 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import RunCompleted, RunStarted
 from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import BackplaneError
-from backplane.protocol import LINE_BYTES_MAX, Broken, HostEnd, Received
-from backplane.sidecar.run import GRACE_S, Done, Host, HostRun, Told, Work
+from backplane.protocol import Broken, HostEnd, Received
+from backplane.sidecar.run import GRACE_S, Begun, Done, Host, HostRun, Told, Work
 
 GRACE_MARGIN_S: Final = 0.3
 """Kept back from a named grace, so that nested ends finish inside one another."""
@@ -51,14 +51,26 @@ class Link:
     """The host's end over two file descriptors."""
 
     def __init__(
-        self, host: Host, work: Work, stdin: int, stdout: int, *, owns_process: bool, line_bytes_max: int | None
+        self,
+        host: Host,
+        work: Work,
+        stdin: int,
+        stdout: int,
+        end: HostEnd,
+        *,
+        owns_process: bool,
+        first: Iterable[Received] = (),
+        begun: Begun | None = None,
     ) -> None:
         self.host = host
         self._work = work
         self._stdin = stdin
         self._stdout = stdout
         self._owns_process = owns_process
-        self._end = HostEnd(line_bytes_max=LINE_BYTES_MAX if line_bytes_max is None else line_bytes_max)
+        self._end = end
+        self._first = first
+        """What was read before the loop was there; the first of it is the order that something was begun for."""
+        self._begun = begun
         self._runs: dict[str, HostRun] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
         """Where runs and what belongs to them live."""
@@ -131,12 +143,8 @@ class Link:
         self._gave_up_reader = True
         anyio.notify_closing(self._stdout)
 
-    async def serve(self, *, said_hello: bool) -> None:
-        """Take runs until stdin ends and the last run is over."""
-        if said_hello:
-            self._end.send(self.host.hello())
-        else:
-            await self.send(self.host.hello())
+    async def serve(self) -> None:
+        """Take runs until stdin ends and the last run is over; the hello was said before."""
         async with anyio.create_task_group() as tasks:
             if self._owns_process:
                 tasks.start_soon(self._heed_signals, tasks.cancel_scope)
@@ -156,6 +164,8 @@ class Link:
             tasks.cancel_scope.cancel()
 
     async def _read(self) -> None:
+        for received in self._first:
+            await self._take(received)
         while True:
             try:
                 await anyio.wait_readable(self._stdin)
@@ -208,8 +218,9 @@ class Link:
         await self.write(self._end.refuse(broken))
 
     async def _begin(self, message: wire.Run) -> None:
+        begun, self._begun = self._begun, None
         try:
-            run = HostRun(self, message)
+            run = HostRun(self, message, begun)
         except BackplaneError as error:
             await self.send(wire.Fatal(ref_id=message.id, error=error.message, error_code=error.code))
             return
@@ -243,7 +254,11 @@ class Link:
 
     async def _run(self, run: HostRun) -> None:
         try:
-            ending = await self._do(run)
+            try:
+                ending = await self._do(run)
+            finally:
+                if run.begun is not None:
+                    await run.begun.leave()
             with anyio.CancelScope(shield=True):
                 await self._tell_end(run, ending)
         except BackplaneError as error:

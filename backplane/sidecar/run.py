@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-import anyio
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -37,8 +36,8 @@ from backplane.contract.receipt import (
 )
 from backplane.contract.work import WorkOrder
 
-if TYPE_CHECKING:  # The hello does not wait for them to be loaded.
-    import anyio.lowlevel
+if TYPE_CHECKING:  # Neither the hello nor what is begun early waits for them to be loaded.
+    import anyio
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
     from backplane.policy import Policy
@@ -110,16 +109,41 @@ class Verdict(msgspec.Struct, frozen=True):
     remember: Literal["once", "run"] = "once"
 
 
-class HostRun:
-    """One run, seen from the host: the order, and the ways to say what happens."""
+class Given:
+    """What a run was given, all that is known of it before it begins. Raises PolicyError, see `compile_policy`."""
 
-    def __init__(self, link: Link, message: wire.Run) -> None:
+    def __init__(self, message: wire.Run) -> None:
         from backplane.policy import compile_policy
 
         self.id = message.id
         self.order: WorkOrder = message.work_order
         self.extensions = message.extensions
         self.policy: Policy = compile_policy(self.order.policy)
+
+
+class Begun(Protocol):
+    """What was begun for a run before the event loop was there."""
+
+    async def leave(self) -> None:
+        """End what no run took."""
+
+
+Early = Callable[[Given], Begun | None]
+"""Begins what a run will need and what takes its time; None where that is to wait for the run.
+
+An error that it raises is not told: the run meets it again.
+"""
+
+
+class HostRun(Given):
+    """One run, seen from the host: the order, and the ways to say what happens."""
+
+    def __init__(self, link: Link, message: wire.Run, begun: Begun | None = None) -> None:
+        import anyio
+
+        super().__init__(message)
+        self.begun: Any = begun
+        """What the host began for this run, until its `work` takes it."""
         self.grace_s = GRACE_S
         """Time the host's own clean-up may take once the run is cancelled."""
         self.cancelled_because: str | None = None
@@ -151,7 +175,9 @@ class HostRun:
         self.emitted += 1
         await self._link.send(wire.Event(ref_id=self.id, event=event))
         if self.emitted % EMITS_PER_YIELD == 0:
-            await anyio.lowlevel.checkpoint()
+            from anyio.lowlevel import checkpoint
+
+            await checkpoint()
 
     async def delta(self, text: str) -> None:
         await self.emit(AssistantDelta(ts=self.now(), text=text))
@@ -249,6 +275,8 @@ class HostRun:
         return verdict
 
     async def _ask(self, **members: Any) -> Verdict:
+        import anyio
+
         self._asked += 1
         ask = wire.Ask(ref_id=self.id, id=f"ask-{self._asked}", deadline_ms=int(ASK_S * 1000), **members)
         arrived: anyio.Event = anyio.Event()
