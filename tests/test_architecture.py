@@ -62,7 +62,7 @@ ROOMS = {
     "sidecar": f"{SHAPES} protocol policy",
     "pipes": "",
     "jsonrpc": f"{SHAPES} pipes protocol",
-    "acp": f"{SHAPES} cost driven ir jsonrpc sidecar tools",
+    "acp": f"{SHAPES} cost driven ir jsonrpc sidecar targets tools",
     "driven": f"{SHAPES} agents process sidecar tools",
     "streamjson": f"{SHAPES} cost driven pipes policy protocol sidecar tools",
     "appserver": f"{SHAPES} cost driven ir jsonrpc policy protocol sidecar tools",
