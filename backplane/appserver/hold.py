@@ -8,7 +8,19 @@ from __future__ import annotations
 import shlex
 from typing import Final
 
-_HOLD: Final = ("sh", "-c", 'f=$(mktemp)||exit 125;"$1" -c "$2">"$f" 2>&1;s=$?;cat "$f";rm -f "$f";exit $s', "hold")
+HELD_BYTES_MAX: Final = 64 << 20
+"""Of what a command says until its end; an agent itself keeps a megabyte of it. It is looked at once a second, so a
+fast command has a second more; what is over goes, and the command goes on."""
+
+_WATCH: Final = f'while sleep 1&&kill -0 $$&&n=$(wc -c<"$f");do [ $n -gt {HELD_BYTES_MAX} ]&&: >"$f.cut"&&: >"$f";done'
+_CUT: Final = f"echo '[over {HELD_BYTES_MAX >> 20} MiB: what the command said first is left out]'"
+_HOLD: Final = (
+    "sh",
+    "-c",
+    f'f=$(mktemp)||exit 125;({_WATCH})</dev/null >/dev/null 2>&1&"$1" -c "$2">>"$f" 2>&1;s=$?;'
+    f'[ -e "$f.cut" ]&&{_CUT};cat "$f";rm -f "$f" "$f.cut";exit $s',
+    "hold",
+)
 
 
 def held(command: str) -> str:
