@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,14 @@ BEGUN_S_MAX = 60.0
 POLL_S = 0.02
 
 
+HOUSE = Path(__file__).with_name("house_mcp.py")
+
+
+def house(*word: str, **env: str) -> dict[str, Any]:
+    """An order's row for a server of tools named `house`."""
+    return {"name": "house", "command": sys.executable, "args": [str(HOUSE), *word], **({"env": env} if env else {})}
+
+
 class Agent(Protocol):
     """One driven agent, as its cases need it."""
 
@@ -54,6 +63,14 @@ class Agent(Protocol):
     def variables(self) -> dict[str, str]:
         """Its backend's own variables: a key."""
         ...
+
+    def endpoints(self, url: str) -> tuple[str, ...]:
+        """What its backend declares of the network, where the host does not find it in the options."""
+        return ()
+
+    def model(self, name: str) -> str:
+        """How an order names a model of this service."""
+        return name
 
     def writes(self, path: str, content: str) -> Turn: ...
     def runs(self, command: str) -> Turn: ...
@@ -140,7 +157,12 @@ class Ground:
         )
         with ModelServer([*SIDE_TURNS, *turns]) as server:
             chosen = {**self.agent.options(url or server.url), **(options or {})}
-            backend = BackendSettings(host=self.agent.host, options=chosen, env=self.agent.variables())
+            backend = BackendSettings(
+                host=self.agent.host,
+                options=chosen,
+                env=self.agent.variables(),
+                endpoints=self.agent.endpoints(server.url),
+            )
             settings = Settings(
                 backends={self.agent.name: backend},
                 limits=limits or Limits(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,12 +15,12 @@ from backplane.contract.work import PolicyProfile
 from backplane.testing import Call, Turn, Usage, When
 from tests.vendors.cases import CASES, SCHEMA
 from tests.vendors.found import vendor
-from tests.vendors.ground import Ground, Seen
+from tests.vendors.ground import Agent, Ground, Seen, house
 
 pytestmark = pytest.mark.anyio
 
 
-class Claude:
+class Claude(Agent):
     """How its model calls tools, and how its retries are capped."""
 
     name = host = "claude"
@@ -50,18 +49,9 @@ class Claude:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """Each case starts a program of 200 MB: once is enough, the host's own side is tested on both loops."""
-    return "asyncio"
-
-
-@pytest.fixture
-def ground(tmp_path: Path) -> Ground:
+def agent() -> Agent:
     vendor("claude")
-    root = tmp_path / "work"
-    root.mkdir()
-    (root / "a.txt").write_text("one\n")
-    return Ground(Claude(), root)
+    return Claude()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -173,32 +163,11 @@ async def test_a_sub_agents_words_are_a_tasks_and_its_tools_have_a_parent(ground
 
 
 async def test_a_server_of_tools_is_started_and_its_tools_are_asked_about(ground: Ground) -> None:
-    script = ground.root.parent / "server.py"
-    script.write_text(MCP_SERVER)
-    servers = [{"name": "house", "command": sys.executable, "args": [str(script)], "env": {"WORD": "walrus"}}]
+    servers = [house(WORD="walrus")]
     turns = [Turn(calls=(Call(name="mcp__house__word", input={}),)), Turn(text="done")]
     seen = await ground.play(turns, abp={"mcp_servers": servers})
     assert "walrus" in seen.of(ToolResult)[0].output or "****" in seen.of(ToolResult)[0].output
     assert "mcp__house__word" in [event.body.get("name") for event in seen.of(AskRaised)]
-
-
-MCP_SERVER = """
-import json, os, sys
-for line in sys.stdin:
-    asked = json.loads(line)
-    if "id" not in asked:
-        continue
-    result = {}
-    if asked["method"] == "initialize":
-        version = asked["params"]["protocolVersion"]
-        who = {"name": "house", "version": "1"}
-        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": who}
-    elif asked["method"] == "tools/list":
-        result = {"tools": [{"name": "word", "description": "the word", "inputSchema": {"type": "object"}}]}
-    elif asked["method"] == "tools/call":
-        result = {"content": [{"type": "text", "text": os.environ["WORD"]}]}
-    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
-"""
 
 
 async def test_an_answer_of_the_wrong_shape_is_asked_for_again(ground: Ground) -> None:

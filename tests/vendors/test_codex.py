@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +17,7 @@ from backplane.hooks import Hook
 from backplane.testing import Call, Turn, Usage
 from tests.vendors.cases import CASES, MODEL, SCHEMA
 from tests.vendors.found import vendor
-from tests.vendors.ground import Ground, Seen
+from tests.vendors.ground import Agent, Ground, Seen, house
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +25,7 @@ pytestmark = pytest.mark.anyio
 SHAPED = "emulated: the host checks the answer and asks again"
 
 
-class Codex:
+class Codex(Agent):
     """How its model calls tools, and how its retries are capped."""
 
     name = host = "codex"
@@ -47,9 +45,7 @@ class Codex:
         return {"OPENAI_API_KEY": "scripted-key-1"}
 
     def writes(self, path: str, content: str) -> Turn:
-        lines = "".join(f"+{line}\n" for line in content.splitlines())
-        patch = f"*** Begin Patch\n*** Add File: {path}\n{lines}*** End Patch\n"
-        return Turn(calls=(Call(name="apply_patch", input=patch, kind="custom"),))
+        return adds(path, content)
 
     def runs(self, command: str) -> Turn:
         return Turn(calls=(Call(name="exec_command", input={"cmd": command}),))
@@ -58,19 +54,17 @@ class Codex:
         return (Turn(text=json.dumps(value)),)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Each case starts a program of 150 MB: once is enough, the host's own side is tested on both loops."""
-    return "asyncio"
+def adds(path: str, content: str) -> Turn:
+    """A patch that adds a file, as the models of this family write it."""
+    lines = "".join(f"+{line}\n" for line in content.splitlines())
+    patch = f"*** Begin Patch\n*** Add File: {path}\n{lines}*** End Patch\n"
+    return Turn(calls=(Call(name="apply_patch", input=patch, kind="custom"),))
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Ground:
+def agent() -> Agent:
     vendor("codex")
-    root = tmp_path / "work"
-    root.mkdir()
-    (root / "a.txt").write_text("one\n")
-    return Ground(Codex(), root)
+    return Codex()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -155,12 +149,9 @@ async def test_a_servers_tool_gets_its_changed_input(ground: Ground) -> None:
     def answer(call: HookCall) -> Decision:
         return Decision(decision="modify", input={"of": "badger"})
 
-    script = ground.root.parent / "server.py"
-    script.write_text(MCP_SERVER)
-    servers = [{"name": "house", "command": sys.executable, "args": [str(script)]}]
     turns = [asks("word", {}, namespace="mcp__house"), Turn(text="done")]
     seen = await ground.play(
-        turns, abp={"mcp_servers": servers}, model=MODEL, hooks=(Hook("pre_tool", answer, ("mcp__*",)),)
+        turns, abp={"mcp_servers": [house("walrus")]}, model=MODEL, hooks=(Hook("pre_tool", answer, ("mcp__*",)),)
     )
     assert "badger" in last_result(seen)
     assert seen.receipt.outcome == "complete"
@@ -266,33 +257,10 @@ async def test_the_users_profile_and_the_workspaces_settings_are_not_run(ground:
 
 
 async def test_a_server_of_tools_is_started_and_its_tools_are_asked_about(ground: Ground) -> None:
-    script = ground.root.parent / "server.py"
-    script.write_text(MCP_SERVER)
-    servers = [{"name": "house", "command": sys.executable, "args": [str(script)]}]
     turns = [asks("word", {}, namespace="mcp__house"), Turn(text="done")]
-    seen = await ground.play(turns, abp={"mcp_servers": servers}, model=MODEL)
+    seen = await ground.play(turns, abp={"mcp_servers": [house("walrus")]}, model=MODEL)
     assert "mcp__house__word" in [event.body.get("name") for event in seen.of(AskRaised)]
     assert "walrus" in str(seen.of(ToolResult)[0].output)
-
-
-MCP_SERVER = """
-import json, sys
-for line in sys.stdin:
-    asked = json.loads(line)
-    if "id" not in asked:
-        continue
-    result = {}
-    if asked["method"] == "initialize":
-        version = asked["params"]["protocolVersion"]
-        info = {"name": "house", "version": "1"}
-        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
-    elif asked["method"] == "tools/list":
-        tool = {"name": "word", "description": "the word", "inputSchema": {"type": "object", "properties": {}}}
-        result = {"tools": [tool]}
-    elif asked["method"] == "tools/call":
-        result = {"content": [{"type": "text", "text": "walrus " + json.dumps(asked["params"].get("arguments"))}]}
-    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
-"""
 
 
 async def test_an_answer_of_the_wrong_shape_is_asked_for_again(ground: Ground) -> None:

@@ -1,0 +1,23 @@
+"""What the tests of every driven agent start from; which agent it is says each file by its fixture `agent`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.vendors.ground import Agent, Ground
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Each case starts a program of up to 600 MB: once is enough, the host's own side is tested on both loops."""
+    return "asyncio"
+
+
+@pytest.fixture
+def ground(agent: Agent, tmp_path: Path) -> Ground:
+    root = tmp_path / "work"
+    root.mkdir()
+    (root / "a.txt").write_text("one\n")
+    return Ground(agent, root)
