@@ -16,4 +16,4 @@ def test_the_page_is_that_of_today() -> None:
 def test_a_label_is_about_a_case_and_says_why() -> None:
     for agent in (*table.agents(), *table.acp_agents()):
         assert set(agent.labels) <= set(CASES)
-        assert all(re.match(r"(emulated|refused): .+", label) for label in agent.labels.values())
+        assert all(re.match(r"(emulated|refused|cut): .+", label) for label in agent.labels.values())

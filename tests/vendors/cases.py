@@ -1,7 +1,7 @@
 """What every driven agent must show: one case a promise, shared by all of them, run for real against a scripted model.
 
-An agent says how its model calls tools, and of which cases it can only be said that they are emulated or refused, and
-why. `table` prints all of them; `test_cases.py` holds the page `contracts/agents.md` to it.
+An agent says how its model calls tools, and of which cases it can only be said that they are emulated, cut or refused,
+and why. `table` prints all of them; `test_cases.py` holds the page `contracts/agents.md` to it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ async def _model(ground: Ground) -> None:
     # A value of the environment is a secret: it is told as stars, so the command compares it.
     command = 'test "$CASE_WORD" = given-word && echo equal > word.txt'
     turns = [ground.agent.runs(command), Turn(text="done")]
-    seen = await ground.play(turns, env={"CASE_WORD": "given-word"}, model=MODEL)
+    seen = await ground.play(turns, env={"CASE_WORD": "given-word"}, model=ground.agent.model(MODEL))
     assert "+equal" in seen.patch
     assert seen.server.requests[-1].body["model"] == MODEL
 

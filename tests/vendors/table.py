@@ -22,6 +22,7 @@ HEAD = """# Driven agents, case by case
 
 Each agent is run for real against a scripted model (`tests/vendors/`). `pass`: it does so by itself or by its host.
 `emulated`: the host or the control plane does what the agent cannot. `refused`: an order that asks for it is refused.
+`cut`: the agent shows its model less, and the host tells what the model was shown.
 
 """
 
@@ -34,6 +35,10 @@ opencode, Qwen Code, Gemini CLI and codex-acp are driven through answers, tools,
 the host does, or the order is refused. Conversations of opencode and Qwen Code stay with the folder they began in, so
 an order that keeps one works in place; Gemini CLI keeps none that could be gone on with safely. A budget is held where
 tokens are told a call (Qwen Code) and `prices` are configured; else it is refused, as are hooks after tools.
+
+Codex behind codex-acp asks nobody about commands that it holds for harmless (`cat`, `ls`): they are on record, and a
+rule that forbids them shows as violated. A denied tool ends the turn there and in Qwen Code. opencode talks to a server
+of its own at 127.0.0.1:4096, so it runs where the network is held by a namespace, and not by a port alone.
 
 """
 

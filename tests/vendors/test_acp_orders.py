@@ -4,42 +4,46 @@ from __future__ import annotations
 
 import json
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from backplane.contract.events import CommandExecuted, ToolResult
+from backplane.contract.work import PolicyProfile
 from backplane.share import find
 from backplane.testing import Call, Turn, Usage
-from tests.vendors.cases import CASES
+from tests.vendors.cases import CASES, MODEL
 from tests.vendors.found import vendor
-from tests.vendors.ground import Ground
+from tests.vendors.ground import Agent, Ground
+from tests.vendors.test_codex import adds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 FORK = "fork leaves the first as it was"
+LARGE = "one megabyte of output"
+MODELS = "model and environment"
 
 
-class OpenCode:
+class OpenCode(Agent):
     """How its model calls tools, and where its model is."""
 
     name = "opencode"
     host = "acp"
     conversations_in = "pass_through"
-    write_tool = "write"
+    write_tool = "write_file"
 
     def __init__(self) -> None:
         self.env: dict[str, str] = {}
         self.patient: dict[str, Any] = {}
-        self.labels = dict(LABELS)
+        self.labels = {**LABELS, LARGE: "cut: the agent shows its model whole lines, so nothing of a line of that size"}
 
     def options(self, url: str) -> dict[str, Any]:
         service: dict[str, Any] = {
             "npm": "@ai-sdk/openai-compatible",
             "options": {"baseURL": f"{url}/v1", "apiKey": "scripted-key-1"},
-            "models": {"scripted-model": {}},
+            "models": {"scripted-model": {}, MODEL: {}},
         }
         models = dict.fromkeys(("model", "small_model"), "scripted/scripted-model")
         content = {"provider": {"scripted": service}, **models}
@@ -48,6 +52,12 @@ class OpenCode:
 
     def variables(self) -> dict[str, str]:
         return {}
+
+    def endpoints(self, url: str) -> tuple[str, ...]:
+        return (url.removeprefix("http://"),)
+
+    def model(self, name: str) -> str:
+        return f"scripted/{name}"
 
     def writes(self, path: str, content: str) -> Turn:
         return Turn(calls=(Call(name="write", input={"filePath": path, "content": content}),))
@@ -63,11 +73,16 @@ class CodexAcp(OpenCode):
     """The same of it; its model's address goes by arguments alone."""
 
     name = "codex-acp"
+    write_tool = "edit_file"
     conversations_in = "staged"
 
     def __init__(self) -> None:
         super().__init__()
-        self.labels[FORK] = "refused: the agent announces no fork"
+        self.labels = {
+            **LABELS,
+            FORK: "refused: the agent announces no fork",
+            MODELS: "refused: the agent offers its own models alone",
+        }
 
     def options(self, url: str) -> dict[str, Any]:
         service = {"name": "scripted", "base_url": f"{url}/v1", "env_key": "OPENAI_API_KEY", "request_max_retries": 1}
@@ -78,6 +93,12 @@ class CodexAcp(OpenCode):
 
     def variables(self) -> dict[str, str]:
         return {"OPENAI_API_KEY": "scripted-key-1"}
+
+    def model(self, name: str) -> str:
+        return name
+
+    def writes(self, path: str, content: str) -> Turn:
+        return adds(path, content)
 
     def runs(self, command: str) -> Turn:
         return Turn(calls=(Call(name="exec_command", input={"cmd": command}),))
@@ -91,6 +112,9 @@ class Qwen(OpenCode):
     def options(self, url: str) -> dict[str, Any]:
         model = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "scripted-key-1", "OPENAI_MODEL": "scripted-model"}
         return {"profile": "qwen", "program": vendor("qwen"), "env": {**row("qwen")["env"], **model}}
+
+    def writes(self, path: str, content: str) -> Turn:
+        return Turn(calls=(Call(name="write_file", input={"file_path": path, "content": content}),))
 
     def runs(self, command: str) -> Turn:
         return Turn(calls=(Call(name="run_shell_command", input={"command": command, "description": "a step"}),))
@@ -110,22 +134,16 @@ def row(name: str) -> Any:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """Each case starts a program of up to 600 MB: once is enough, the host's own side is tested on both loops."""
-    return "asyncio"
-
-
-@pytest.fixture
-def ground(name: str, tmp_path: Path) -> Ground:
-    agent = AGENTS[name]()
-    agent.options("")
-    root = tmp_path / "work"
-    root.mkdir()
-    (root / "a.txt").write_text("one\n")
-    return Ground(agent, root)
+def agent(name: str) -> Agent:
+    vendor(name)
+    return AGENTS[name]()
 
 
 ORDERED = (
+    MODELS,
+    LARGE,
+    "policy stops a write outside",
+    "commands held by the operating system",
     "the turn is stopped, the conversation goes on",
     "more words during the work",
     "resume of what is not kept",
@@ -140,9 +158,10 @@ ORDERED = (
 @pytest.mark.parametrize(
     ("name", "case"),
     [
-        *(("opencode", case) for case in ORDERED),
-        *(("codex-acp", case) for case in ORDERED if case != FORK),
+        *(("opencode", case) for case in ORDERED if case != LARGE),
+        *(("codex-acp", case) for case in ORDERED if case not in (FORK, MODELS)),
         ("qwen", "resume, usage of this run alone"),
+        ("qwen", "policy stops a write outside"),
     ],
 )
 async def test_an_agent_of_the_protocol_holds(name: str, case: str, ground: Ground) -> None:
@@ -155,6 +174,31 @@ async def test_an_agent_that_announces_no_fork_is_not_asked_for_one(ground: Grou
     seen = await ground.play([Turn(text="x")], abp={"session": {"fork": first.session}})
     assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "capability_unsupported")
     assert seen.server.requests == ()
+
+
+@pytest.mark.parametrize("name", ["opencode"])
+async def test_what_an_agent_cuts_of_a_large_output_is_told_as_its_model_has_it(ground: Ground) -> None:
+    command = "python3 -c \"print('x' * 1000000); print('marmot\\n' * 20000)\""
+    seen = await ground.play([ground.agent.runs(command), Turn(text="done")])
+    (told,) = [event.output for event in seen.of(ToolResult)]
+    assert told.count("marmot") > 1000
+    assert "output truncated" in told
+    assert told == seen.server.requests[-1].body["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize("name", ["opencode", "codex-acp"])
+async def test_a_model_that_the_agent_does_not_have_is_not_exchanged_for_another(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="x")], model="scripted/of-nobody")
+    assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "backend_model_not_found")
+    assert seen.server.requests == ()
+
+
+@pytest.mark.parametrize("name", ["codex-acp"])
+async def test_a_command_that_the_agent_asks_nobody_about_is_on_record(ground: Ground) -> None:
+    policy = PolicyProfile(disallowed_tools=("bash",))
+    seen = await ground.play([ground.agent.runs("cat a.txt"), Turn(text="done")], policy=policy)
+    assert [event.command for event in seen.of(CommandExecuted)] == ["cat a.txt"]
+    assert seen.receipt.backplane["enforcement"]["violations"]
 
 
 @pytest.mark.parametrize("name", ["opencode"])
