@@ -21,11 +21,11 @@ import msgspec
 from backplane import __version__, backends, config
 from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_config, add_json
-from backplane.contain.probe import Name, probe, search_path
+from backplane.contain.probe import Name, probe
 from backplane.errors import BackplaneError, ConfigError
 from backplane.keeper import left_behind
 from backplane.presets import PROTOCOLS
-from backplane.process import GUARD_WORKS, run_tool
+from backplane.process import GUARD_WORKS, run_tool, search_path
 from backplane.receipts import Store
 
 PYTHON_MIN: Final = (3, 11)

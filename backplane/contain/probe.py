@@ -18,7 +18,7 @@ import msgspec
 
 from backplane.contain import cgroup, landlock
 from backplane.errors import BackplaneError
-from backplane.process import GUARD_WORKS, run_tool
+from backplane.process import GUARD_WORKS, run_tool, search_path
 
 TRIAL_S_MAX: Final = 10.0
 """For one trial; it takes some ms."""
@@ -67,12 +67,6 @@ def probe(environ: Mapping[str, str]) -> Probe:
     """Try the layers; blocking for some ms the first time, so call it in a worker thread."""
     found, network, command = _bubblewrap(shutil.which("bwrap", path=search_path(environ)))
     return Probe(found, network, _landlock(), _cgroup(), command)
-
-
-def search_path(environ: Mapping[str, str]) -> str:
-    """PATH without its relative entries: the folder we stand in may be somebody else's, with a `bwrap` of theirs."""
-    parts = environ.get("PATH", os.defpath).split(os.pathsep)
-    return os.pathsep.join(part for part in parts if os.path.isabs(part))
 
 
 async def try_layers(environ: Mapping[str, str]) -> Probe:

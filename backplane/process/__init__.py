@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from backplane.process.child import Child, Exit
     from backplane.process.launch import GUARD_WORKS, NO_CAGE, Cage, Command, Launched, guard_command, launch
     from backplane.process.start import open_child
-    from backplane.process.tool import Finished, run_tool
+    from backplane.process.tool import Finished, run_tool, search_path
 
 __all__ = [
     "GUARD_WORKS",
@@ -29,13 +29,14 @@ __all__ = [
     "launch",
     "open_child",
     "run_tool",
+    "search_path",
 ]
 
 _HOME: Final[dict[str, str]] = {
     **dict.fromkeys(("Child", "Exit"), "child"),
     **dict.fromkeys(("GUARD_WORKS", "NO_CAGE", "Cage", "Command", "Launched", "guard_command", "launch"), "launch"),
     "open_child": "start",
-    **dict.fromkeys(("Finished", "run_tool"), "tool"),
+    **dict.fromkeys(("Finished", "run_tool", "search_path"), "tool"),
 }
 
 

@@ -52,6 +52,15 @@ class Finished(msgspec.Struct, frozen=True):
     """The first 64 KiB."""
 
 
+def search_path(environ: Mapping[str, str]) -> str:
+    """PATH without its relative entries, never empty: where a tool of our own is looked for.
+
+    The folder we stand in may be somebody else's, with a `git` of theirs; and exec reads an empty PATH as that folder.
+    """
+    parts = environ.get("PATH", "").split(os.pathsep)
+    return os.pathsep.join(part for part in parts if os.path.isabs(part)) or os.defpath
+
+
 def run_tool(
     argv: Sequence[str],
     *,

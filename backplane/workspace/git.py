@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from backplane.errors import BackendError, WorkspaceError
-from backplane.process import Finished, run_tool
+from backplane.process import Finished, run_tool, search_path
 from backplane.workspace.copying import remove_tree
 from backplane.workspace.pack import PACK_NAME, Pack
 from backplane.workspace.tree import unguessable
@@ -144,18 +144,13 @@ def scratch(folder: Path, code: str) -> Iterator[Scratch]:
         remove_tree(made.folder)
 
 
-def _search_path() -> str:
-    # A relative entry would be looked up in a folder that somebody else fills.
-    return os.pathsep.join(part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(part))
-
-
 def _program() -> str:
-    return shutil.which("git", path=_search_path()) or "git"
+    return shutil.which("git", path=search_path(os.environ)) or "git"
 
 
 def _environment(at: Scratch) -> dict[str, str]:
     return {
-        "PATH": _search_path(),
+        "PATH": search_path(os.environ),
         "HOME": str(at.folder),
         "XDG_CONFIG_HOME": str(at.folder),
         "LC_ALL": "C",
