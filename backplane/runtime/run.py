@@ -10,9 +10,8 @@ from __future__ import annotations
 import functools
 import os
 import time
-import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,55 +20,39 @@ import anyio.abc
 import anyio.to_thread
 import msgspec
 
-from backplane.backends import Backend, Link, Opener, ProcessBackend
-from backplane.checkpoints import automatic
-from backplane.config import Limits, Settings, tighter
+from backplane.backends import Backend, Link
+from backplane.config import Limits, tighter
 from backplane.contract import envelope as wire
-from backplane.contract.capability import Manifest, read_manifest
+from backplane.contract.capability import read_manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import Mode, WorkOrder
-from backplane.errors import (
-    BackendError,
-    BackplaneError,
-    ConfigError,
-    ContractError,
-    StoreError,
-    WorkspaceError,
-    from_code,
-)
-from backplane.hooks import CAPABILITY, Hook, Hooks, above, below, configured
+from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, from_code
+from backplane.hooks import Hook, Hooks, above, configured
 from backplane.intake import Intake, OnAsk, now
-from backplane.keeper import Keeper, Preparation
-from backplane.negotiate import negotiate, refusal, supplied
 from backplane.outbox import Outbox
 from backplane.policy import compile_policy
 from backplane.protocol import ControlEnd, Events, version_compatible
 from backplane.readable import Readable
 from backplane.record import End, Facts
 from backplane.redact import Redactor
+from backplane.runtime.deadlines import LOOK_S, Deadlines
+from backplane.runtime.premises import Premises
+from backplane.runtime.terms import EXTENSIONS, Terms
 from backplane.splits import HOLD_S_MAX
 
 if TYPE_CHECKING:
-    from backplane.contain.probe import Probe
-    from backplane.contain.run import Cell
-    from backplane.receipts.journal import Journal
     from backplane.remote import Remote
+    from backplane.runtime import ControlPlane
     from backplane.sealing import Sealed
     from backplane.workspace import Workspace
     from backplane.workspace.checkpoints import Checkpoint
-
-EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "session/1")
-"""What this control plane announces with every run."""
 
 READ_BYTES_MAX: Final = 64 * 1024
 """One read: the size of a pipe's buffer."""
 
 READER_LOOK_S: Final = 0.01
 """How often a second task looks whether the first has found something."""
-
-LOOK_S: Final = 0.25
-"""How often the deadlines are looked at while the consumer, not the child, keeps us waiting."""
 
 PING_S: Final = 10.0
 """For the answer to a ping: as long as a hello may take."""
@@ -79,155 +62,6 @@ EXIT_WAIT_S: Final = 1.0
 
 _BY_HAND: Final = "it said nothing on stderr: `backplane conform -- COMMAND…` shows how far it gets"
 """What helps where a host ended without a word."""
-
-
-class ControlPlane:
-    """Runs orders on backends, a bounded number at once, and keeps their receipts.
-
-    Use it as an async context manager; it may be shared by any number of tasks.
-
-    Args:
-        settings: see `config.load`.
-        home: the state folder (see `config.home`).
-        environ: what a child's environment is chosen from.
-    """
-
-    def __init__(self, settings: Settings, home: Path, environ: Mapping[str, str]) -> None:
-        self.settings = settings
-        self.home = home
-        self.environ = environ
-        self._slots = anyio.Semaphore(settings.limits.runs_max)
-        self.keeper = Keeper(home)
-        self.layers: Probe | None = None
-        """What contains hosts on this machine; None finds out when it is needed."""
-
-    async def __aenter__(self) -> ControlPlane:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self.keeper.close)
-
-    @asynccontextmanager
-    async def start(
-        self,
-        order: WorkOrder,
-        backend: Backend,
-        *,
-        on_ask: OnAsk | None = None,
-        hooks: Sequence[Hook] = (),
-        limits: Limits | None = None,
-        run_id: str | None = None,
-    ) -> AsyncIterator[Run]:
-        """Run one order; leaving the block early cancels the run in order.
-
-        The run never raises for what a host does: `run.error` and `run.receipt` say how it ended.
-
-        Args:
-            on_ask: answers what the policy leaves open; without it the ask's default decides.
-            hooks: asked before tools run and after, beside those of the settings and those of the order that lie
-                with whoever gave it.
-            limits: in place of the backend's and the settings'.
-            run_id: a UUID for the run, taken unless a run has it already; None makes one.
-
-        Raises:
-            BackendError: `rate_limit_exceeded` when too many runs are waiting already.
-            ConfigError: `config_invalid`, the order cannot be said in JSON.
-        """
-        _check_sayable(order)
-        if self._slots.statistics().tasks_waiting >= self.settings.limits.waiting_max:
-            raise BackendError(
-                "rate_limit_exceeded",
-                f"{self.settings.limits.waiting_max} runs wait for one of {self.settings.limits.runs_max} places",
-                hint="try again later, or raise runs_max or waiting_max",
-            )
-        failure: Exception | None = None
-        async with self._slots, AsyncExitStack() as stack:
-            run = await self._run(order, backend, on_ask, limits, run_id, hooks)
-            tasks: anyio.abc.TaskGroup | None = None
-            if run._admit():
-                try:
-                    link = await stack.enter_async_context(await run._open())
-                except BackplaneError as error:
-                    run._fail(error)
-                except BaseException:  # Cancelled: what was prepared already is sealed and removed.
-                    await run._finish()
-                    raise
-                else:
-                    tasks = await stack.enter_async_context(anyio.create_task_group())
-                    run._connect(link, tasks)
-            try:
-                yield run
-            except Exception as caught:  # Raised again below: a task group would wrap it in a group of its own.
-                failure = caught
-            finally:
-                await run._finish()
-                if tasks is not None:
-                    tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-
-    async def end_unstarted(
-        self, order: WorkOrder, backend: Backend, why: str | BackplaneError, *, run_id: str | None = None
-    ) -> Run:
-        """Give the receipt of a run that ended while it waited for its place: nothing of it was started.
-
-        Args:
-            why: in words when it was cancelled, else what went wrong.
-        """
-        run = await self._run(order, backend, None, None, run_id)
-        if isinstance(why, BackplaneError):
-            run._fail(why)
-        else:
-            await run.cancel(why)
-        await run._finish()
-        return run
-
-    async def _run(
-        self,
-        order: WorkOrder,
-        backend: Backend,
-        on_ask: OnAsk | None,
-        limits: Limits | None,
-        run_id: str | None,
-        hooks: Sequence[Hook] = (),
-    ) -> Run:
-        if run_id is None or not await anyio.to_thread.run_sync(self.keeper.is_new, run_id):
-            run_id = str(uuid.uuid4())
-        return Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits, run_id, hooks)
-
-
-def _check_sayable(order: WorkOrder) -> None:
-    """Refuse what no host could be told and no receipt could hold: names of files that are no UTF-8, odd objects."""
-    try:
-        msgspec.json.encode(order)
-    except (TypeError, ValueError) as error:
-        fact = f"the order cannot be said in JSON: {error}"
-        raise ConfigError("config_invalid", fact, hint="UTF-8 text and plain values alone") from error
-
-
-def _without_checkpoints(order: WorkOrder) -> WorkOrder:
-    """They are made here, so a control plane below is not to make them once more."""
-    vendor = {name: value for name, value in order.config.vendor.items() if name != "abp.checkpoints"}
-    if isinstance(vendor.get("abp"), dict):
-        vendor["abp"] = {name: value for name, value in vendor["abp"].items() if name != "checkpoints"}
-    if vendor == order.config.vendor:
-        return order
-    return msgspec.structs.replace(order, config=msgspec.structs.replace(order.config, vendor=vendor))
-
-
-def _offers(hello: wire.Hello, whole: Manifest, order: WorkOrder, backend_id: str) -> list[Manifest]:
-    """What one agent behind a host can have: all of it, or of a control plane that of each backend it has."""
-    if hello.backends is msgspec.UNSET:
-        return [whole]
-    named = order.abp("backend")
-    entries = [
-        read_manifest(entry["capabilities"])
-        for entry in hello.backends
-        if isinstance(entry.get("capabilities"), dict)
-        and (entry.get("id") == named if named not in (None, backend_id) else entry.get("ready") is True)
-    ]
-    return entries or [Manifest()]
 
 
 class Run:
@@ -249,11 +83,9 @@ class Run:
         on_ask: OnAsk | None,
         limits: Limits,
         run_id: str,
-        hooks: Sequence[Hook],
     ) -> None:
         self.id = run_id
         self.order = order
-        self.backend_id = backend.id
         self.receipt: Receipt | None = None
         self.error: BackplaneError | None = None
         self.end: End | None = None
@@ -262,14 +94,14 @@ class Run:
         self._plane = plane
         self._backend = backend
         self._limits = limits
-        self._started = time.monotonic()
+        self._deadlines = Deadlines(limits, backend.id, self._decide)
         redactor = Redactor((*order.config.env.values(), *backend.secrets))
         self.facts.redactor = redactor
         self._line = ControlEnd(now=now, line_bytes_max=limits.line_bytes_max, redactor=redactor)
         self._queue: list[Events] = []
         self._rest: Iterator[AgentEvent] = iter(())
-        self._journal: Journal | None = None
-        self._preparing: Preparation | None = None
+        self._premises = Premises(plane.keeper, self.facts, limits, lambda: self._stopping and not self._sent)
+        self._terms: Terms | None = None
         self._link: Link | None = None
         self._readable: Readable | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -277,12 +109,7 @@ class Run:
         self._intake = Intake(
             self.id, self.facts, limits, self._line, on_ask=on_ask, decide=self._decide, hand_on=self._hand_in
         )
-        self._hooks = tuple(hooks)
-        """All of them once the run is admitted."""
         self._remote: Remote | None = None
-        self._cell: Cell | None = None
-        self._left = False
-        """Whoever wanted the run has gone before it began."""
         self._begun = False
         self._sent = False
         self._gone = anyio.Event()
@@ -291,22 +118,17 @@ class Run:
         self._stopping = False
         self._finished = False
         self._sealed = anyio.Event()
-        self._reading_since: float | None = None
-        """When the read began that waits now; None while nobody pulls."""
-        self._silent_s = 0.0
-        """Spent in reads that ended since the last progress."""
 
-    def _way_there(self) -> Remote:
-        # Who runs everything here shall not pay for loading it.
-        from backplane.remote import Remote
-
-        isolation = tighter(self._plane.settings.isolation, self.order.abp("isolation"))
-        return Remote(self.id, below(self.order, self._hooks), self.backend_id, self._limits, isolation)
+    @property
+    def backend_id(self) -> str:
+        """The name of what the run is on, as it is known here."""
+        return self._backend.id
 
     @property
     def folder(self) -> Path | None:
         """The run's own folder in the state directory; None when nothing was started."""
-        return self._journal.folder if self._journal is not None else None
+        journal = self._premises.journal
+        return journal.folder if journal is not None else None
 
     # Iterators and not generators: one that is left half-way would be finalized by the collector, with a warning.
 
@@ -328,7 +150,7 @@ class Run:
 
     async def _next_batch(self) -> Events | None:
         """The next events; None when the run has ended, which it then has with its receipt."""
-        if self._preparing is not None and not self._begun and not self._stopping:
+        if self._premises.prepared and not self._begun and not self._stopping:
             await self._begin()
             self._begun = True
         while not self._queue:
@@ -414,135 +236,94 @@ class Run:
         """
         return await self._intake.checkpoints.rewind(name, self._intake.tools_asked)
 
+    # What a control plane does with it.
+
+    async def start(self, hooks: Sequence[Hook], stack: AsyncExitStack) -> None:
+        """Start the host, unless the run is refused.
+
+        Args:
+            hooks: the caller's own.
+            stack: holds what must be left after `close`: the host and the run's tasks.
+        """
+        if not self._admit(hooks):
+            return
+        try:
+            link = await stack.enter_async_context(await self._open())
+        except BackplaneError as error:
+            self._fail(error)
+        except BaseException:  # Cancelled: what was prepared already is sealed and removed.
+            await self._finish()
+            raise
+        else:
+            self._connect(link, await stack.enter_async_context(anyio.create_task_group()))
+
+    async def close(self) -> None:
+        """End and seal the run, unless it has ended, and let go of its tasks."""
+        await self._finish()
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
+
+    async def end_unstarted(self, why: str | BackplaneError) -> None:
+        """End and seal a run of which nothing was started.
+
+        Args:
+            why: in words when it was cancelled, else what went wrong.
+        """
+        if isinstance(why, BackplaneError):
+            self._fail(why)
+        else:
+            await self.cancel(why)
+        await self._finish()
+
     # Before the order is sent.
 
-    def _admit(self) -> bool:
+    def _admit(self, given: Sequence[Hook]) -> bool:
         """Everything that can be decided without starting anything; False when the run is refused."""
         try:
             self.facts.policy = compile_policy(self.order.policy)
-            self._attach()
+            terms = self._terms = self._attach(given)
             kept = self._plane.keeper.kept_manifest(self._backend.key)
             if kept is not None:
-                self._negotiate(self._with_ours(read_manifest(kept), EXTENSIONS))
+                terms.check(terms.supply(read_manifest(kept), EXTENSIONS))
         except BackplaneError as error:
             self._decide("refused", error)
             return False
         return True
 
-    def _attach(self) -> None:
+    def _attach(self, given: Sequence[Hook]) -> Terms:
         """The hooks of the configuration, the caller and the order, and when to keep the workspace's state.
 
         Raises:
             ConfigError, PolicyError, CapabilityError: something of it is wrong, or nobody would answer.
         """
-        intake = self._intake
-        self._hooks = (*configured(self._plane.settings.hooks), *self._hooks, *above(self.order))
-        if self._hooks:
-            environ = self._plane.environ
-            intake.hooks = Hooks(self._hooks, self.id, environ, self.facts.redactor, intake.put_above)
-        auto = automatic(self.order)
-        # On another machine they are made there, by the same word of the order.
-        intake.checkpoints.auto = auto and not self._backend.remote
-        self._remote = self._way_there() if self._backend.remote else None
+        intake, remote = self._intake, self._backend.remote
+        hooks = (*configured(self._plane.settings.hooks), *given, *above(self.order))
+        if hooks:
+            intake.hooks = Hooks(hooks, self.id, self._plane.environ, self.facts.redactor, intake.put_above)
+        terms = Terms(self.facts, self.backend_id, hooks, remote=remote)
+        intake.checkpoints.auto = terms.checkpoints
+        self._remote = self._way_there(terms.order) if remote else None
+        return terms
 
-    def _with_ours(self, manifest: Manifest, extensions: tuple[str, ...]) -> Manifest:
-        """What a backend has, and what is wanted of it and supplied here."""
-        wanted = {requirement.capability for requirement in self.order.requirements.required}
-        wanted |= {CAPABILITY[hook.event] for hook in self._hooks}
-        wanted |= {"checkpointing"} if self._intake.checkpoints.auto else set()
-        here = set(CAPABILITY.values()) if "ask/1" in extensions else set()
-        here |= {"checkpointing"} if self._remote is None else set()
-        return supplied(manifest, wanted & here)
+    def _way_there(self, order: WorkOrder) -> Remote:
+        # Who runs everything here shall not pay for loading it.
+        from backplane.remote import Remote
+
+        isolation = tighter(self._plane.settings.isolation, order.abp("isolation"))
+        return Remote(self.id, order, self.backend_id, self._limits, isolation)
 
     async def _open(self) -> AbstractAsyncContextManager[Link]:
-        """The way to start the host, contained as far as was asked for and can be had.
-
-        Raises:
-            BackplaneError: refused; or the place to work in, which comes first then, could not be made.
-        """
-        environ = self._plane.environ
+        """The way to start the host. Raises as `Premises.open`."""
+        plane = self._plane
         if self._remote is not None:
             # Here is only the way there: what has to hold the agent holds it where it works.
-            self.facts.isolation = "off"
-            return self._backend.open(self.order, environ)
-        program = self._backend if isinstance(self._backend, ProcessBackend) and self._backend.guard else None
-        self.facts.guarded = program is not None
-        demanded = self.order.abp("enforcement")
-        isolation = tighter(self._plane.settings.isolation, self.order.abp("isolation"))
-        self.facts.isolation = isolation
-        if isolation == "off" and demanded is None:
-            return self._backend.open(self.order, environ)
-        # Not before: who does not want it shall not pay for loading it.
-        from backplane.contain.probe import try_layers
-
-        contained = program is not None and isolation != "off"
-        layers = (self._plane.layers or await try_layers(environ)) if contained else None
-        from backplane.contain.run import Cell
-
-        assert self.facts.policy is not None
-        self._cell = Cell(self.facts.policy, isolation, demanded, layers, filtered=self.order.abp("seccomp") is True)
-        if program is None or not contained:
-            return self._backend.open(self.order, environ)
-        opener = await self._contain(program, self._cell)
-        return program.open(self.order, environ, opener)
-
-    async def _contain(self, program: ProcessBackend, cell: Cell) -> Opener:
-        """Put the cage on; what is staged must be there already, or a rule on a file would find nothing to cover."""
-        from backplane.contain.run import place_of
-
-        keeper, spec = self._plane.keeper, self.order.workspace
-        # First, as only what has a journal of a living run is safe from being swept as a leftover.
-        self._journal = keeper.journal(self.facts)
-        root, original = spec.root, None
-        if spec.mode == "staged":
-            workspace = await self._stage_first()
-            root, original = str(workspace.root), spec.root
-        elif not await anyio.to_thread.run_sync(os.path.isdir, root):
-            # Said here, as a cage around a place that is not there would only fail to start.
-            raise WorkspaceError("workspace_init_failed", f"the workspace {root!r} is not a folder")
-        place = place_of(root, original=original, home=keeper.home, scratch=keeper.scratch_of(self.id))
-        command = program.command(self.order, self._plane.environ)
-        held = await cell.put_on(place, command, program.writable, program.endpoints)
-        self.facts.contained, self.facts.held_by_system = held.label, held.gaps
-        if held.policy is not None:
-            self.facts.added["endpoints"] = list(held.endpoints)
-        return functools.partial(cell.open, held)
-
-    async def _stage_first(self) -> Workspace:
-        assert self._journal is not None
-        preparing = self._preparing = self._prepare()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(preparing.run, self._journal.folder)
-            try:
-                await preparing.settled()
-            finally:
-                self._left = True
-        self._left = False
-        workspace = await preparing.wait()
-        assert workspace is not None
-        return workspace
-
-    def _prepare(self) -> Preparation:
-        def stopped() -> bool:
-            return self._left or (self._stopping and not self._sent)
-
-        mode: Mode | None = self.order.workspace.mode
-        if self._remote is not None:
-            mode = "staged" if self._remote.root is None else None
-        return Preparation(self._plane.keeper, self.facts, self._limits, stopped, mode)
+            return self._backend.open(self.order, plane.environ)
+        return await self._premises.open(self._backend, plane.environ, plane.settings.isolation, plane.layers)
 
     def _fail(self, error: BackplaneError) -> None:
         """End a run that did not come to its order."""
         refused = error.facts.exit_code == 4
         self._decide("store" if error.code == "receipt_store_failed" else "refused" if refused else "failed", error)
-
-    def _negotiate(self, *offers: Manifest) -> None:
-        """Hold the order against what is offered: some one of these must satisfy all of it."""
-        all_found = [negotiate(self.order.requirements, manifest) for manifest in offers]
-        found = next((found for found in all_found if found.satisfied), all_found[0])
-        self.facts.added["negotiation"] = found.to_wire()
-        if not found.satisfied:
-            raise refusal(found, self.backend_id)
 
     def _connect(self, link: Link, tasks: anyio.abc.TaskGroup) -> None:
         """The host is starting: journal, store and workspace start beside it."""
@@ -554,33 +335,24 @@ class Run:
         )
         self._intake.connect(self._outbox, tasks)
         tasks.start_soon(self._watch)
-        if self._preparing is not None:
-            return
+        mode: Mode | None = self.order.workspace.mode
+        if self._remote is not None:
+            mode = "staged" if self._remote.root is None else None
         try:
-            self._journal = self._journal or self._plane.keeper.journal(self.facts)
+            self._premises.prepare(tasks, mode)
         except BackplaneError as error:
             self._decide("store", error)
-            return
-        self._preparing = self._prepare()
-        tasks.start_soon(self._preparing.run, self._journal.folder)
 
     async def _begin(self) -> None:
         """Hear the hello, check it, and send the order once its place to work in is there."""
-        assert self._preparing is not None
-        assert self._journal is not None
         try:
             await self._await_hello()
             if self._line.hello is None or self._stopping:
                 return
             self._check_hello(self._line.hello)
-            workspace = await self._preparing.wait()
-            if self._stopping:
-                return
-            self._intake.checkpoints.open(workspace if self._remote is None else None, self._journal.folder)
-            if self._remote is not None:
-                self._send_away(self._remote, workspace)
-            elif workspace is not None:
-                self._send_order(str(workspace.root))
+            workspace = await self._premises.workspace()
+            if not self._stopping:
+                self._send_order(workspace)
         except BackplaneError as error:
             self._fail(error)
 
@@ -596,10 +368,11 @@ class Run:
         )
 
     def _check_hello(self, hello: wire.Hello) -> None:
-        manifest = self._with_ours(read_manifest(hello.capabilities), hello.extensions)
+        assert self._terms is not None
+        assert self._premises.journal is not None
+        manifest = self._terms.supply(read_manifest(hello.capabilities), hello.extensions)
         self.facts.hello(hello, manifest)
-        assert self._journal is not None
-        self._journal.note({"fact": "hello", "hello": msgspec.to_builtins(hello)})
+        self._premises.journal.note({"fact": "hello", "hello": msgspec.to_builtins(hello)})
         if not version_compatible(hello.contract_version):
             raise ContractError(
                 "contract_version_mismatch",
@@ -608,37 +381,39 @@ class Run:
             )
         with suppress(StoreError):  # Only a cache: the run can do without.
             self._plane.keeper.keep_manifest(self._backend.key, hello.capabilities)
-        if self._cell is not None:
-            self._cell.check_asks(hello.extensions)
+        self._premises.check_asks(hello.extensions)
         if self._remote is not None:
             self._remote.check(hello)
-        offers = _offers(hello, manifest, self.order, self.backend_id)
-        self._negotiate(*[self._with_ours(offer, hello.extensions) for offer in offers])
+        self._terms.check_hello(hello, manifest)
         if self._intake.hooks is not None:
             self._intake.hooks.check_asks(hello.extensions, self.backend_id)
         self._intake.checkpoints.check_asks(hello.extensions, self.backend_id)
 
-    def _send_order(self, root: str) -> None:
-        """The order as the host gets it: whole, with the place to work in as its root."""
-        self.facts.root = root
-        workspace = msgspec.structs.replace(self.order.workspace, root=root)
-        sent = _without_checkpoints(below(self.order, self._hooks))
-        self._send_run(msgspec.structs.replace(sent, workspace=workspace), EXTENSIONS)
+    def _send_order(self, workspace: Workspace | None) -> None:
+        """The order, whole, with the place to work in: here, or on another machine."""
+        assert self._terms is not None
+        assert self._premises.journal is not None
+        folder = self._premises.journal.folder
+        self._intake.checkpoints.open(workspace if self._remote is None else None, folder)
+        if self._remote is not None:
+            self._send_away(self._remote, workspace, folder)
+        elif workspace is not None:
+            self.facts.root = str(workspace.root)
+            self._send_run(self._terms.at(self.facts.root), EXTENSIONS)
 
     def _send_run(self, order: WorkOrder, extensions: tuple[str, ...]) -> None:
         self._say(self._line.send(wire.Run(id=self.id, work_order=order, extensions=extensions)))
         self._sent = True
-        self._silent_s = 0.0
+        self._deadlines.restart()
 
-    def _send_away(self, remote: Remote, workspace: Workspace | None) -> None:
+    def _send_away(self, remote: Remote, workspace: Workspace | None, folder: Path) -> None:
         """The order to another machine, and after it the workspace, if it travels."""
         assert self._tasks is not None
-        assert self._journal is not None
         # Where it lies there is not known here; paths are judged there, by the same policy.
         self.facts.root = "/"
         self._send_run(remote.order(), (*EXTENSIONS, *remote.extensions))
         if workspace is not None:
-            remote.expect(self._journal.folder)
+            remote.expect(folder)
             self._intake.on_patch = remote.take
             self._tasks.start_soon(self._send_tree, remote, workspace)
 
@@ -661,25 +436,22 @@ class Run:
 
     async def _advance(self) -> None:
         """Wait for the child's next output and take it in; until something carries progress, that is its silence."""
-        if self._reading_since is not None:
+        if self._deadlines.reading_since is not None:
             # Another task reads this run: what it finds is found for both.
             await anyio.sleep(READER_LOOK_S)
             return
-        self._reading_since = time.monotonic()
+        self._deadlines.begin_read()
         try:
             await self._read_once()
         finally:
-            self._silent_s += time.monotonic() - self._reading_since
-            self._reading_since = None
+            self._deadlines.end_read()
         self._note_progress()
 
     def _note_progress(self) -> None:
         """Begin to count the child's silence anew when something came, and all the while an ask is open."""
         if self._intake.progressed or self._intake.asks_open:
             self._intake.progressed = False
-            self._silent_s = 0.0
-            if self._reading_since is not None:
-                self._reading_since = time.monotonic()
+            self._deadlines.restart()
 
     async def _read_once(self) -> None:
         """Take in what there is to read; wait for it until there is something for whoever pulls, or for a deadline."""
@@ -719,11 +491,12 @@ class Run:
         """Journal what came, then put it where the consumer finds it."""
         # All of a batch may be held back as what may be the beginning of a secret.
         batches = [batch for batch in batches if batch.events]
-        if not batches or self._journal is None:
+        journal = self._premises.journal
+        if not batches or journal is None:
             return
         lines = b"".join([batch.lines for batch in batches])
         try:
-            self._journal.append(lines, sum(len(batch.events) for batch in batches))
+            journal.append(lines, sum(len(batch.events) for batch in batches))
         except BackplaneError as error:
             # Even after a good final: events that are not kept make another run of it.
             self.end = self.end or End(reason="store", code=error.code)
@@ -811,35 +584,18 @@ class Run:
         assert self._link is not None
         ended: float | None = None
         while not self._stopping:
-            left_s = max(self._until_deadline(), 0.001)
+            self._note_progress()
+            expected = self._sent and not self._intake.asks_open
+            left_s = max(self._deadlines.left_s(expected=expected), 0.001)
             if self._link.exit is None:
                 await self._link.wait(left_s)
                 continue
             ended = ended or time.monotonic()
             await anyio.sleep(min(left_s, LOOK_S))
             # What lies in the pipe is read first, however slow the consumer: only then does the reader wait.
-            if self._reading_since is not None and time.monotonic() - max(ended, self._reading_since) > EXIT_WAIT_S:
+            since = self._deadlines.reading_since
+            if since is not None and time.monotonic() - max(ended, since) > EXIT_WAIT_S:
                 self._decide("host_exit", None)
-
-    def _until_deadline(self) -> float:
-        """Seconds to the next look at the total and idle deadlines; one that has passed ends the run.
-
-        Idle stands still while an ask is open or the consumer is slow.
-        """
-        limits = self._limits
-        self._note_progress()
-        now = time.monotonic()
-        left_s = limits.run_s - (now - self._started) if limits.run_s is not None else float("inf")
-        if left_s <= 0:
-            text = f"the run took longer than {limits.run_s:g} s (run_s)"
-            self._decide("deadline", BackendError("backend_timeout", text, hint="raise --timeout"))
-        if not self._sent or self._intake.asks_open or self._reading_since is None:
-            return min(left_s, LOOK_S)
-        idle_left_s = limits.idle_s - self._silent_s - (now - self._reading_since)
-        if idle_left_s <= 0:
-            text = f"{self.backend_id!r} sent nothing for {limits.idle_s:g} s (idle_s)"
-            self._decide("idle", BackendError("backend_timeout", text, hint="raise --idle-timeout"))
-        return min(left_s, idle_left_s)
 
     async def _finish(self) -> None:
         """End the run whatever state it is in, then seal and store; once, and whoever else comes waits."""
@@ -867,8 +623,7 @@ class Run:
         self._explain_exit()
         if self.end is None:
             self.end = End(reason=self.facts.claimed_outcome)
-        if self._preparing is not None:
-            await self._preparing.settled()
+        await self._premises.settled()
         self._intake.checkpoints.close()
         async with self._intake.checkpoints.turn:
             pass  # Whoever looks at the tree just now does so to the end.
@@ -880,7 +635,6 @@ class Run:
         # In a worker thread: what it needs was loaded by the preparation, or is loaded here.
         from backplane import sealing
 
-        workspace = self._preparing.workspace if self._preparing is not None else None
         if self._link is not None:
             link = self._link
             if self._outbox is not None:
@@ -891,18 +645,13 @@ class Run:
             self.facts.ended(link.stderr_tail, link.stderr_dropped, link.swept)
             if link.guard_lost:
                 self.facts.added["guard"] = "lost"
-        if self._cell is not None:
-            self._cell.close(self.facts.added)
-        if workspace is not None and not self._sent:
-            workspace.close()
-            workspace = None
         return sealing.seal_run(
             self._plane.keeper,
             self.facts,
-            self._journal,
-            workspace,
+            self._premises.journal,
+            self._premises.leave(self.facts.added, used=self._sent),
             end,
-            duration_s=time.monotonic() - self._started,
+            duration_s=self._deadlines.run_s,
             cleaned=self._link is not None and self._link.swept == 0 and not self._link.guard_lost,
             remote=self._remote,
         )

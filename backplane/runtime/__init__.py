@@ -1,0 +1,132 @@
+"""A control plane: orders come in and are run on backends, a bounded number at once; receipts stay.
+
+What a run is, from its order to its receipt, is in `run`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from backplane.backends import Backend
+from backplane.config import Limits, Settings
+from backplane.contract.work import WorkOrder
+from backplane.errors import BackendError, BackplaneError, ConfigError
+from backplane.hooks import Hook
+from backplane.intake import OnAsk
+from backplane.keeper import Keeper
+from backplane.runtime.run import Run
+
+if TYPE_CHECKING:
+    from backplane.contain.probe import Probe
+
+__all__ = ["ControlPlane", "Run"]
+
+
+class ControlPlane:
+    """Runs orders on backends, a bounded number at once, and keeps their receipts.
+
+    Use it as an async context manager; it may be shared by any number of tasks.
+
+    Args:
+        settings: see `config.load`.
+        home: the state folder (see `config.home`).
+        environ: what a child's environment is chosen from.
+    """
+
+    def __init__(self, settings: Settings, home: Path, environ: Mapping[str, str]) -> None:
+        self.settings = settings
+        self.home = home
+        self.environ = environ
+        self._slots = anyio.Semaphore(settings.limits.runs_max)
+        self.keeper = Keeper(home)
+        self.layers: Probe | None = None
+        """What contains hosts on this machine; None finds out when it is needed."""
+
+    async def __aenter__(self) -> ControlPlane:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.keeper.close)
+
+    @asynccontextmanager
+    async def start(
+        self,
+        order: WorkOrder,
+        backend: Backend,
+        *,
+        on_ask: OnAsk | None = None,
+        hooks: Sequence[Hook] = (),
+        limits: Limits | None = None,
+        run_id: str | None = None,
+    ) -> AsyncIterator[Run]:
+        """Run one order; leaving the block early cancels the run in order.
+
+        The run never raises for what a host does: `run.error` and `run.receipt` say how it ended.
+
+        Args:
+            on_ask: answers what the policy leaves open; without it the ask's default decides.
+            hooks: asked before tools run and after, beside those of the settings and those of the order that lie
+                with whoever gave it.
+            limits: in place of the backend's and the settings'.
+            run_id: a UUID for the run, taken unless a run has it already; None makes one.
+
+        Raises:
+            BackendError: `rate_limit_exceeded` when too many runs are waiting already.
+            ConfigError: `config_invalid`, the order cannot be said in JSON.
+        """
+        _check_sayable(order)
+        if self._slots.statistics().tasks_waiting >= self.settings.limits.waiting_max:
+            raise BackendError(
+                "rate_limit_exceeded",
+                f"{self.settings.limits.waiting_max} runs wait for one of {self.settings.limits.runs_max} places",
+                hint="try again later, or raise runs_max or waiting_max",
+            )
+        failure: Exception | None = None
+        async with self._slots, AsyncExitStack() as stack:
+            run = await self._run(order, backend, on_ask, limits, run_id)
+            await run.start(hooks, stack)
+            try:
+                yield run
+            except Exception as caught:  # Raised again below: a task group would wrap it in a group of its own.
+                failure = caught
+            finally:
+                await run.close()
+        if failure is not None:
+            raise failure
+
+    async def end_unstarted(
+        self, order: WorkOrder, backend: Backend, why: str | BackplaneError, *, run_id: str | None = None
+    ) -> Run:
+        """Give the receipt of a run that ended while it waited for its place: nothing of it was started.
+
+        Args:
+            why: in words when it was cancelled, else what went wrong.
+        """
+        run = await self._run(order, backend, None, None, run_id)
+        await run.end_unstarted(why)
+        return run
+
+    async def _run(
+        self, order: WorkOrder, backend: Backend, on_ask: OnAsk | None, limits: Limits | None, run_id: str | None
+    ) -> Run:
+        if run_id is None or not await anyio.to_thread.run_sync(self.keeper.is_new, run_id):
+            run_id = str(uuid.uuid4())
+        return Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits, run_id)
+
+
+def _check_sayable(order: WorkOrder) -> None:
+    """Refuse what no host could be told and no receipt could hold: names of files that are no UTF-8, odd objects."""
+    try:
+        msgspec.json.encode(order)
+    except (TypeError, ValueError) as error:
+        fact = f"the order cannot be said in JSON: {error}"
+        raise ConfigError("config_invalid", fact, hint="UTF-8 text and plain values alone") from error

@@ -1,0 +1,176 @@
+"""Where one run happens on this machine: its journal, its place to work in, and the cage around its host.
+
+An order and a way to start its host come in; an open link comes out, and a workspace. What is
+said on the link is not known here, nor how the run ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+
+from backplane.backends import Backend, Link, Opener, ProcessBackend
+from backplane.config import Isolation, Limits, tighter
+from backplane.contract.canonical import Json
+from backplane.contract.work import Mode
+from backplane.errors import WorkspaceError
+from backplane.keeper import Keeper, Preparation
+from backplane.record import Facts
+
+if TYPE_CHECKING:
+    from backplane.contain.probe import Probe
+    from backplane.contain.run import Cell
+    from backplane.receipts.journal import Journal
+    from backplane.workspace import Workspace
+
+
+class Premises:
+    """The premises of one run.
+
+    Args:
+        ended: whether the run ends before its order was sent.
+    """
+
+    def __init__(self, keeper: Keeper, facts: Facts, limits: Limits, ended: Callable[[], bool]) -> None:
+        self.journal: Journal | None = None
+        """None until something of the run is about to be started."""
+        self._keeper = keeper
+        self._facts = facts
+        self._limits = limits
+        self._ended = ended
+        self._preparing: Preparation | None = None
+        self._cell: Cell | None = None
+        self._left = False
+        """Whoever wanted the run has gone before it began."""
+
+    async def open(
+        self, backend: Backend, environ: Mapping[str, str], configured: Isolation, layers: Probe | None
+    ) -> AbstractAsyncContextManager[Link]:
+        """The way to start the host, contained as far as was asked for and can be had.
+
+        Args:
+            configured: the least isolation there is to be.
+            layers: what contains hosts on this machine; None finds out.
+
+        Raises:
+            BackplaneError: refused; or the place to work in, which comes first then, could not be made.
+        """
+        order = self._facts.order
+        program = backend if isinstance(backend, ProcessBackend) and backend.guard else None
+        self._facts.guarded = program is not None
+        demanded = order.abp("enforcement")
+        isolation = self._facts.isolation = tighter(configured, order.abp("isolation"))
+        if isolation == "off" and demanded is None:
+            return backend.open(order, environ)
+        # Not before: who does not want it shall not pay for loading it.
+        from backplane.contain.probe import try_layers
+
+        contained = program is not None and isolation != "off"
+        found = (layers or await try_layers(environ)) if contained else None
+        from backplane.contain.run import Cell
+
+        assert self._facts.policy is not None
+        self._cell = Cell(self._facts.policy, isolation, demanded, found, filtered=order.abp("seccomp") is True)
+        if program is None or not contained:
+            return backend.open(order, environ)
+        opener = await self._contain(program, self._cell, environ)
+        return program.open(order, environ, opener)
+
+    async def _contain(self, program: ProcessBackend, cell: Cell, environ: Mapping[str, str]) -> Opener:
+        """Put the cage on; what is staged must be there already, or a rule on a file would find nothing to cover."""
+        from backplane.contain.run import place_of
+
+        keeper, spec = self._keeper, self._facts.order.workspace
+        # First, as only what has a journal of a living run is safe from being swept as a leftover.
+        self.journal = keeper.journal(self._facts)
+        root, original = spec.root, None
+        if spec.mode == "staged":
+            workspace = await self._stage_first(self.journal.folder)
+            root, original = str(workspace.root), spec.root
+        elif not await anyio.to_thread.run_sync(os.path.isdir, root):
+            # Said here, as a cage around a place that is not there would only fail to start.
+            raise WorkspaceError("workspace_init_failed", f"the workspace {root!r} is not a folder")
+        place = place_of(root, original=original, home=keeper.home, scratch=keeper.scratch_of(self._facts.run_id))
+        command = program.command(self._facts.order, environ)
+        held = await cell.put_on(place, command, program.writable, program.endpoints)
+        self._facts.contained, self._facts.held_by_system = held.label, held.gaps
+        if held.policy is not None:
+            self._facts.added["endpoints"] = list(held.endpoints)
+        return functools.partial(cell.open, held)
+
+    async def _stage_first(self, folder: Path) -> Workspace:
+        preparing = self._preparing = self._prepare("staged")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(preparing.run, folder)
+            try:
+                await preparing.settled()
+            finally:
+                self._left = True
+        self._left = False
+        workspace = await preparing.wait()
+        assert workspace is not None
+        return workspace
+
+    def _prepare(self, mode: Mode | None) -> Preparation:
+        return Preparation(self._keeper, self._facts, self._limits, lambda: self._left or self._ended(), mode)
+
+    def prepare(self, tasks: anyio.abc.TaskGroup, mode: Mode | None) -> None:
+        """Journal, store and workspace begin beside the host, unless they had to be there before it.
+
+        Args:
+            mode: how the place to work in is made; None when it is not here.
+
+        Raises:
+            StoreError: `receipt_store_failed`.
+        """
+        if self._preparing is None:
+            self.journal = self.journal or self._keeper.journal(self._facts)
+            self._preparing = self._prepare(mode)
+            tasks.start_soon(self._preparing.run, self.journal.folder)
+
+    @property
+    def prepared(self) -> bool:
+        """There is, or will be, a place to work in; or what is wrong with it."""
+        return self._preparing is not None
+
+    async def workspace(self) -> Workspace | None:
+        """Wait for the place to work in; None when there is none here.
+
+        Raises:
+            BackplaneError: of the store or the workspace.
+        """
+        assert self._preparing is not None
+        return await self._preparing.wait()
+
+    async def settled(self) -> None:
+        """Wait until nothing is being made here any more."""
+        if self._preparing is not None:
+            await self._preparing.settled()
+
+    def check_asks(self, extensions: tuple[str, ...]) -> None:
+        """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
+        if self._cell is not None:
+            self._cell.check_asks(extensions)
+
+    def leave(self, added: dict[str, Json], *, used: bool) -> Workspace | None:
+        """The host is gone: take its cage away; what it was working in comes back. Blocking.
+
+        Args:
+            added: members of the receipt's own part.
+            used: the order was sent. Else the place to work in is removed.
+        """
+        if self._cell is not None:
+            self._cell.close(added)
+        workspace = self._preparing.workspace if self._preparing is not None else None
+        if workspace is not None and not used:
+            workspace.close()
+            return None
+        return workspace
