@@ -29,7 +29,7 @@ from backplane.contract.events import (
     carried,
 )
 from backplane.contract.work import PolicyProfile
-from backplane.testing import Fault, Turn
+from backplane.testing import Fault, Turn, Usage
 from tests.vendors.ground import WAIT_S_MAX, Agent, Ground, Seen, running, until
 
 SLEEPER = "import time; open('began', 'w').close(); time.sleep(297)"
@@ -40,7 +40,6 @@ SCHEMA = {
     "additionalProperties": False,
 }
 USAGE = {"input": 130, "output": 7, "cache_read": 50, "cache_write": 30}
-
 
 Check = Callable[[Ground], Awaitable[None]]
 CASES: dict[str, Check] = {}
@@ -334,9 +333,9 @@ async def _clock(ground: Ground) -> None:
 
 @case("resume, usage of this run alone")
 async def _resume(ground: Ground) -> None:
-    noted = [Turn(text="noted", usage=_usage(11, 7))]
+    noted = [Turn(text="noted", usage=Usage(input=11, output=7))]
     first = await _in(ground, noted, task="the word is zebra", abp=_session(keep=True))
-    turns = [Turn(text="zebra", usage=_usage(13, 5))]
+    turns = [Turn(text="zebra", usage=Usage(input=13, output=5))]
     second = await _in(ground, turns, task="which word?", abp=_session(resume=first.session))
     assert "the word is zebra" in json.dumps(second.server.requests[-1].body)
     assert (second.receipt.usage.input_tokens, second.receipt.usage.output_tokens) == (13, 5)
@@ -370,12 +369,6 @@ def _session(**body: Any) -> dict[str, Any]:
     return {"session": body}
 
 
-def _usage(input: int, output: int) -> Any:
-    from backplane.testing import Usage
-
-    return Usage(input=input, output=output)
-
-
 @case("structured output right")
 async def _right(ground: Ground) -> None:
     seen = await ground.play(ground.agent.structured({"n": 7}), abp={"output_schema": SCHEMA})
@@ -398,8 +391,6 @@ async def _absent(ground: Ground) -> None:
 
 @case("usage as the model's service told it")
 async def _used(ground: Ground) -> None:
-    from backplane.testing import Usage
-
     usage = Usage(**USAGE)
     first = msgspec.structs.replace(ground.agent.runs("echo again"), usage=usage)
     seen = await ground.play([first, Turn(text="done", usage=usage)], model=MODEL)
