@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import backplane
+from backplane.asks import Decision
 from backplane.config import BackendSettings, Settings
-from backplane.contract.events import AgentEvent, AssistantMessage, Failed, Warned, carried
+from backplane.contract.events import (
+    AgentEvent,
+    AssistantMessage,
+    CommandExecuted,
+    Failed,
+    FileChanged,
+    ToolResult,
+    Warned,
+    carried,
+)
 from backplane.contract.work import RuntimeConfig, WorkOrder
+from backplane.hooking import Call as HookCall
+from backplane.hooks import Hook
 from backplane.runtime import Run
 
 pytestmark = pytest.mark.anyio
@@ -37,13 +50,29 @@ def text(words):
     block = {{"type": "text", "text": words}}
     say(type="assistant", message={{"id": "1", "content": [block]}}, parent_tool_use_id=None)
 
+def call(name, input):
+    block = {{"type": "tool_use", "id": "t1", "name": name, "input": input}}
+    say(type="assistant", message={{"id": "1", "content": [block]}}, parent_tool_use_id=None)
+
+def hook(when, name, input, **more):
+    body = {{"tool_name": name, "tool_input": input, "tool_use_id": "t1", **more}}
+    say(type="control_request", request_id=when,
+        request={{"subtype": "hook_callback", "callback_id": when, "input": body}})
+    return hear()["response"]["response"].get("hookSpecificOutput", {{}})
+
+def came(content, **more):
+    block = {{"type": "tool_result", "tool_use_id": "t1", "content": content, "is_error": False}}
+    say(type="user", message={{"content": [block]}}, parent_tool_use_id=None, **more)
+
 hello = hear()
 say(type="control_response", response={{"subtype": "success", "request_id": hello["request_id"], "response": {{}}}})
 assert hear()["type"] == "user"
 """
 
 
-async def play(tmp_path: Path, script: str, **options: Any) -> tuple[Run, list[AgentEvent]]:
+async def play(
+    tmp_path: Path, script: str, *, hooks: Sequence[Hook] = (), **options: Any
+) -> tuple[Run, list[AgentEvent]]:
     """A run with an agent of these lines, told as events."""
     program = tmp_path / "agent"
     program.write_text(BEGIN.format(python=sys.executable) + script)
@@ -55,7 +84,7 @@ async def play(tmp_path: Path, script: str, **options: Any) -> tuple[Run, list[A
     )
     order = WorkOrder("work", config=RuntimeConfig())
     events = []
-    async with backplane.start(order, backend="driven", root=tmp_path / "work", settings=settings) as run:
+    async with backplane.start(order, backend="driven", root=tmp_path / "work", settings=settings, hooks=hooks) as run:
         async for event in run:
             events.append(carried(event))
     return run, events
@@ -139,3 +168,63 @@ async def test_a_question_that_is_not_understood_is_refused_and_not_left_open(tm
     )
     _, events = await play(tmp_path, script)
     assert of(events, AssistantMessage)[0].text == "error: this host answers no riddle"
+
+
+async def test_an_event_names_what_ran_and_not_what_the_model_wanted(tmp_path: Path) -> None:
+    inputs = {"bash": {"command": "echo other"}, "write_file": {"file_path": "other.txt", "content": ""}}
+
+    def answer(call: HookCall) -> Decision:
+        return Decision(decision="modify", input=inputs[call.tool])
+
+    script = (
+        'for name, input in (("Bash", {"command": "echo first"}), ("Write", {"file_path": "first.txt"})):\n'
+        '    call(name, input); got = hook("before", name, input)["updatedInput"]; came("ok", tool_use_result={})\n'
+        'text("done"); result()'
+    )
+    run, events = await play(tmp_path, script, hooks=(Hook("pre_tool", answer),))
+    assert [event.command for event in of(events, CommandExecuted)] == ["echo other"]
+    assert [event.path for event in of(events, FileChanged)] == ["other.txt"]
+    assert run.receipt is not None
+    assert run.receipt.outcome == "complete"
+
+
+async def withheld(tmp_path: Path, tool: str, input: str, output: str) -> tuple[Run, list[AgentEvent]]:
+    """A tool that went well, and a hook that lets nobody have its result; the agent knows no error that it gave."""
+    script = (
+        f'call("{tool}", {input}); hook("before", "{tool}", {input})\n'
+        f'hook("after", "{tool}", {input}, tool_response={output})\n'
+        'came("as the agent shows it", tool_use_result={})\n'
+        'text("done"); result()'
+    )
+
+    def deny(call: HookCall) -> Decision:
+        return Decision(decision="deny", reason="not for models")
+
+    return await play(tmp_path, script, hooks=(Hook("post_tool", deny, name="look"),))
+
+
+@pytest.mark.parametrize(
+    ("tool", "output"),
+    [
+        ("Bash", '{"stdout": "walrus"}'),
+        ("Read", '{"file": {"content": "walrus"}}'),
+        ("Grep", '{"content": "walrus"}'),
+        ("Glob", '{"filenames": ["walrus"]}'),
+        ("mcp__house__word", '"walrus"'),
+    ],
+)
+async def test_a_result_that_a_hook_withholds_is_told_as_an_error(tmp_path: Path, tool: str, output: str) -> None:
+    run, events = await withheld(tmp_path, tool, '{"command": "ls"}', output)
+    (told,) = of(events, ToolResult)
+    assert (told.is_error, told.output) == (True, "policy_denied: hook 'look': not for models")
+    assert [event.exit_code for event in of(events, CommandExecuted)] == ([0] if tool == "Bash" else [])
+    assert run.receipt is not None
+    assert run.receipt.outcome == "complete"
+
+
+async def test_a_file_that_was_written_is_told_though_the_result_is_withheld(tmp_path: Path) -> None:
+    run, events = await withheld(tmp_path, "Write", '{"file_path": "new.txt", "content": "1"}', '{"type": "create"}')
+    assert [event.path for event in of(events, FileChanged)] == ["new.txt"]
+    assert of(events, ToolResult)[-1].is_error
+    assert run.receipt is not None
+    assert run.receipt.outcome == "failed"

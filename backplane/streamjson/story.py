@@ -110,7 +110,9 @@ class Story:
         """The agent's own word for a failure of its model."""
         self.results: list[Result] = []
         self.hidden: dict[str, str] = {}
-        """By a call's id: what is told in place of a result that nobody may see."""
+        """By a call's id: what is told, as an error, in place of a result that nobody may see."""
+        self.given: dict[str, Json] = {}
+        """By a call's id: the input that its tool got in place of its model's."""
         self._streamed: set[str] = set()
         self._open: str | None = None
         self._live: dict[str, dict[str, int]] = {}
@@ -297,14 +299,16 @@ class Story:
 
     def _ended(self, block: dict[str, Any], details: Json) -> list[AgentEvent]:
         id = str(block.get("tool_use_id"))
-        call = self.calls.pop(id, None)
+        call, given = self.calls.pop(id, None), self.given.pop(id, None)
         if call is None:
             return []
+        if given is not None:
+            call.input = given
         failed = block.get("is_error") is True
         output = said(block.get("content"))
         code = exit_code(output, details, failed)
-        if id in self.hidden:
-            output, failed = self.hidden.pop(id), True
+        hidden = self.hidden.pop(id, None)
+        output = output if hidden is None else hidden
         events: list[AgentEvent] = []
         if call.name == COMMAND and isinstance(call.input, dict) and (code is not None or isinstance(details, dict)):
             preview = (
@@ -322,7 +326,7 @@ class Story:
         if isinstance(path, str) and not failed:
             how = details.get("type") if isinstance(details, dict) else None
             events.append(FileChanged(ts=self._now(), path=self._relative(path), summary=str(how or call.name.lower())))
-        return [*events, self._result(id, call, output, failed=failed)]
+        return [*events, self._result(id, call, output, failed=failed or hidden is not None)]
 
     def _result(self, id: str, call: Call, output: Json, *, failed: bool) -> ToolResult:
         return ToolResult(

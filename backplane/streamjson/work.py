@@ -137,6 +137,8 @@ class Turn:
         if local.allowed == "deny":
             return answers.deny(question, f"policy_denied: {local.reason}")
         self.allowed.add(question.id)
+        if verdict.decision == "modify":
+            self.story.given[question.id] = input
         if question.when == "permission" and question.tool == "AskUserQuestion":
             return await self._people(question)
         return answers.allow(question, input if verdict.decision == "modify" else None)
@@ -149,9 +151,10 @@ class Turn:
         if shown == text and is_error == failed:
             return {}
         changed = answers.with_text(question, str(shown))
+        if is_error or changed is None:
+            self.story.hidden[question.id] = str(shown)
         if changed is not None:
             return answers.show(question, changed)
-        self.story.hidden[question.id] = str(shown)
         self.withheld = f"the result of {question.tool} cannot be changed, and was not to be seen as it is"
         if failed:  # After a tool that failed the word to stop is not heard.
             await self.client.call("interrupt")

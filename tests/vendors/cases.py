@@ -146,6 +146,19 @@ async def _unanswered(ground: Ground) -> None:
     assert seen.of(ToolResult)[0].is_error
 
 
+@case("a hook changes the command, and the event names what ran")
+async def _modified(ground: Ground) -> None:
+    async def answer(ask: AskRaised) -> Decision:
+        return Decision(decision="modify", input={"command": "echo other > other.txt"})
+
+    turns = [ground.agent.runs("echo first > first.txt"), Turn(text="done")]
+    seen = await ground.play(turns, on_ask=answer, policy=PolicyProfile(require_approval_for=("bash",)))
+    assert "other.txt" in seen.patch
+    assert "first.txt" not in seen.patch
+    assert [event.command for event in seen.of(CommandExecuted)] == ["echo other > other.txt"]
+    assert len(seen.of(AskRaised)) == 1
+
+
 @case("policy stops a write outside")
 async def _outside(ground: Ground) -> None:
     target = ground.root.parent / "outside.txt"

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from backplane.asks import Decision
-from backplane.contract.events import AskRaised, TaskReported, ToolCall, ToolResult, Warned
-from backplane.contract.work import PolicyProfile
+from backplane.contract.events import AskRaised, CommandExecuted, TaskReported, ToolCall, ToolResult, Warned
 from backplane.testing import Call, Turn, Usage, When
 from tests.vendors.cases import CASES, SCHEMA
 from tests.vendors.found import vendor
@@ -95,17 +94,6 @@ async def test_a_question_that_nobody_answers_is_left_to_the_model(ground: Groun
     assert seen.receipt.outcome == "complete"
 
 
-async def test_a_hook_changes_the_input_of_a_tool(ground: Ground) -> None:
-    async def answer(ask: AskRaised) -> Decision:
-        return Decision(decision="modify", input={**ask.body["input"], "command": "echo other > other.txt"})
-
-    turns = [ground.agent.runs("echo first > first.txt"), Turn(text="done")]
-    policy = PolicyProfile(require_approval_for=("bash",))
-    seen = await ground.play(turns, on_ask=answer, policy=policy)
-    assert "other.txt" in seen.patch
-    assert "first.txt" not in seen.patch
-
-
 def shown(ground: Ground, event: dict[str, Any]) -> list[dict[str, Any]]:
     """A hook after tools that answers with this."""
     script = ground.root.parent / "hook.py"
@@ -120,6 +108,28 @@ async def test_a_hook_changes_what_the_model_is_shown(ground: Ground) -> None:
     assert "nothing to see" in last_result(seen)
     assert "one" not in json.dumps(seen.server.requests[-1].body["messages"][-1])
     assert seen.of(ToolResult)[-1].output == "nothing to see"
+
+
+async def test_a_result_that_a_hook_withholds_is_an_error_and_ends_nothing(ground: Ground) -> None:
+    (ground.root / "notes.txt").write_text("walrus\n")
+    calls = {
+        "Bash": {"command": "cat notes.txt"},
+        "Read": {"file_path": str(ground.root / "notes.txt")},
+        "Grep": {"pattern": "wal.us", "output_mode": "content"},
+        "Glob": {"pattern": "*.txt"},
+        "mcp__house__word": {},
+    }
+    turns = [*(Turn(calls=(Call(name=name, input=input),)) for name, input in calls.items()), Turn(text="done")]
+    hooks = shown(ground, {"decision": "deny", "reason": "not for models"})
+    seen = await ground.play(turns, abp={"hooks": hooks, "mcp_servers": [house("walrus")]}, mode="pass_through")
+    assert (seen.receipt.outcome, seen.words) == ("complete", "done")
+    told = {(event.is_error, event.output) for event in seen.of(ToolResult)}
+    assert told == {(True, "policy_denied: hook 'look': not for models")}
+    assert len(seen.of(ToolResult)) == len(calls)
+    assert [event.exit_code for event in seen.of(CommandExecuted)] == [0]
+    asked = json.dumps(seen.server.requests[-1].body["messages"])
+    assert asked.count("not for models") == len(calls)
+    assert "walrus" not in asked
 
 
 async def test_a_result_that_cannot_be_changed_ends_the_run_unseen(ground: Ground) -> None:
