@@ -44,8 +44,8 @@ def parser(name: str) -> Parser:
     _add_limits(made)
     output = made.add_argument_group("output")
     add_json(output, "the protocol's own messages, one a line")  # type: ignore[arg-type]
-    output.add_argument("--receipt", metavar="FILE", help="write the receipt there, too")
-    output.add_argument("--patch", metavar="FILE", help="write the patch there, too")
+    output.add_argument("--receipt", metavar="FILE", help="write the receipt there, too; - for stdout")
+    output.add_argument("--patch", metavar="FILE", help="write the patch there, too; - for stdout")
     return made
 
 
@@ -140,7 +140,7 @@ def _run(options: Options) -> int:
         )
     with ExitStack() as opened:
         receipt, patch = (
-            opened.enter_context(closing(Copy(file))) if file is not None else None
+            opened.enter_context(closing(Copy(file, stdout_taken=options.json))) if file is not None else None
             for file in (options.receipt, options.patch)
         )
         plan = live.Plan(

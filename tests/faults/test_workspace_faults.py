@@ -109,17 +109,76 @@ def test_f42_in_place_a_link_out_of_the_workspace_does_not_leak_into_the_patch(g
     assert "the secret of the neighbour" not in ended.stdout.decode()
 
 
+PLANTED = {
+    "a link": "os.symlink({secret!r}, 'copy')",
+    "a hard link": "os.link({secret!r}, 'copy')",
+    "a pipe": "os.mkfifo('copy')",
+    "nothing": "pass",
+}
+
+
 @pytest.mark.parametrize("option", ["--receipt", "--patch"])
-@pytest.mark.parametrize("planted", ["a link", "nothing"])
-def test_a_copy_of_the_result_goes_to_the_file_that_was_named_and_to_no_place_that_a_host_chose(
-    ground: Ground, outside: Path, option: str, planted: str
+@pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.parametrize("before", ["", "old"])
+def test_a_copy_of_the_result_goes_to_the_name_that_was_given_and_to_no_place_that_a_host_chose(
+    ground: Ground, outside: Path, option: str, planted: str, before: str
 ) -> None:
-    body = "os.unlink('copy')" + (f"; os.symlink({str(outside / 'secret')!r}, 'copy')" if planted == "a link" else "")
-    ended = ground.run(GOOD.format(body=body), "--mode", "pass_through", option, str(ground.work / "copy"))
-    assert (ended.code, ended.error) == (1, "receipt_store_failed")
-    assert b"removed or replaced" in ended.stderr
-    assert [message["t"] for message in ended.messages] == ["event", "final"]
+    copy = ground.work / "copy"
+    if before:
+        copy.write_text(before)
+    body = ("os.unlink('copy'); " if before else "") + PLANTED[planted].format(secret=str(outside / "secret"))
+    ended = ground.run(GOOD.format(body=body), "--mode", "pass_through", option, str(copy), env=OFF)
+    assert (ended.code, ended.stderr) == (0, b"")
     assert listing(outside) == {"secret": "the secret of the neighbour\n"}
+    assert not copy.is_symlink()
+    assert sorted(os.listdir(ground.work)) == ["a.txt", "copy"]
+    if option == "--receipt":
+        assert json.loads(copy.read_bytes()) == ended.receipt
+    else:
+        assert copy.read_text() == ended.receipt["verification"]["git_diff"] or ""
+
+
+@pytest.mark.parametrize("mode", ["staged", "pass_through"])
+def test_a_copy_that_is_to_be_made_is_not_seen_by_the_agent(ground: Ground, mode: str) -> None:
+    seen = ground.folder / "seen"
+    body = f"open({str(seen)!r}, 'w').write(' '.join(sorted({{*os.listdir()}} - {{'.git'}})))"
+    copies = ("--receipt", str(ground.work / "r.json"), "--patch", str(ground.work / "p.diff"))
+    ended = ground.run(GOOD.format(body=body), "--mode", mode, *copies, env=OFF)
+    assert (ended.code, seen.read_text()) == (0, "a.txt")
+    assert sorted(os.listdir(ground.work)) == ["a.txt", "p.diff", "r.json"]
+
+
+def test_a_copy_whose_folder_is_moved_away_by_a_host_is_missed_aloud(ground: Ground, outside: Path) -> None:
+    (ground.work / "out").mkdir()
+    body = f"os.rename('out', 'moved'); os.symlink({str(outside)!r}, 'out')"
+    ended = ground.run(
+        GOOD.format(body=body), "--mode", "pass_through", "--patch", str(ground.work / "out" / "secret"), env=OFF
+    )
+    assert (ended.code, ended.error) == (1, "receipt_store_failed")
+    assert b"its folder was moved or replaced" in ended.stderr
+    assert listing(outside) == {"secret": "the secret of the neighbour\n"}
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "-"])
+def test_a_copy_to_stdout_comes_after_what_is_there(ground: Ground, name: str) -> None:
+    log = ground.folder / "log"
+    log.write_text("earlier\n")
+    for _ in range(2):
+        with log.open("ab") as file:
+            body = "open('b.txt', 'w').write('new\\n')"
+            words = ("run", "do it", "--sidecar", ground.host(GOOD.format(body=body)), "--patch", name)
+            assert ground.start(*words, stdout=file, env=OFF).end().code == 0
+    text = log.read_text()
+    assert text.startswith("earlier\n")
+    assert text.count("+new\n") == 2
+    assert text.count("complete") >= 2
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "-"])
+def test_a_copy_never_comes_between_the_messages_of_json(ground: Ground, name: str) -> None:
+    ended = ground.run(hosts.GOOD, "--receipt", name)
+    assert (ended.code, ended.error, ended.messages) == (2, "config_invalid", [])
+    assert b"--json" in ended.stderr
 
 
 @pytest.mark.parametrize("option", ["--receipt", "--patch"])
