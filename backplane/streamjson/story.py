@@ -408,13 +408,6 @@ def said(content: Json) -> str:
     return "\n".join(str(one["text"]) for one in parts if isinstance(one.get("text"), str))
 
 
-def printed(output: str, details: Json) -> str:
-    """What a command wrote: the agent cuts what it shows its model, and puts the exit code before it."""
-    parts = [details.get(name) for name in ("stdout", "stderr")] if isinstance(details, dict) else []
-    texts = [part for part in parts if isinstance(part, str) and part]
-    return "\n".join(texts) if texts else _EXIT.sub("", output, count=1)
-
-
 def exit_code(output: str, details: Json, failed: bool) -> int | None:
     """A command's exit code: none is said of one that went well, words say that of another; None where it goes on."""
     if not failed:
