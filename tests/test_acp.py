@@ -595,6 +595,28 @@ def test_an_interrupted_turn_ends_the_run_as_partial(start: Start) -> None:
     assert receipt.usage_raw["stopReason"] == "cancelled"
 
 
+ASKS_TOO_LATE = """
+text("working"); m = take(); assert m["method"] == "session/cancel"
+say(method="session/update", params={"update": {"sessionUpdate": "tool_call", "toolCallId": "c", "kind": "execute",
+    "status": "pending", "rawInput": {"command": "true"}}})
+assert ask(toolCallId="c") == {"outcome": "cancelled"}
+say(method="session/update", params={"update": {"sessionUpdate": "tool_call_update", "toolCallId": "c",
+    "status": "failed"}})
+end("cancelled"); prompted(); __import__("time").sleep(300)
+"""
+
+
+def test_a_question_after_an_interrupt_is_no_reason_to_wait_for_ever(start: Start) -> None:
+    def steer(run: Run) -> None:
+        run.input("rather this")
+        run.interrupt()
+
+    receipt, events = start(ASKS_TOO_LATE, at="working", do=steer, options={"silence_s": 1})
+    assert (receipt.outcome, failure(events)) == ("failed", "backend_timeout")
+    assert not any(isinstance(event, CommandExecuted) for event in events)
+    assert [event.is_error for event in events if isinstance(event, ToolResult)] == [True]
+
+
 def test_after_an_interrupt_the_words_that_wait_are_said(start: Start) -> None:
     def steer(run: Run) -> None:
         run.input("rather this")

@@ -34,6 +34,8 @@ SETTLE_S: Final = 0.1
 
 UNCOUNTED: Final = "what this costs is not known any more, so the budget cannot be held (max_budget_usd)"
 
+WITHDRAWN: Final = "the turn was stopped before anybody had answered"
+
 
 class Ways(msgspec.Struct, frozen=True):
     """What a host says of its agent and of this run."""
@@ -122,20 +124,18 @@ class Turn:
         call, events = self.story.asked(tool_call)
         for event in events:
             await self.run.emit(event)
-        with anyio.CancelScope() as scope:
-            self.asking.add(scope)
-            if self.stopping:
-                return None
-            try:
-                refused = await self._may(call)
-            finally:
-                self.asking.discard(scope)
-                self.silence.heard()
-        if scope.cancelled_caught:
-            return None
+        refused: str | None = WITHDRAWN
+        if not self.stopping:
+            with anyio.CancelScope() as scope:
+                self.asking.add(scope)
+                try:
+                    refused = await self._may(call)
+                finally:
+                    self.asking.discard(scope)
+                    self.silence.heard()
         for event in [] if refused is None else self.story.deny(call, refused):
             await self.run.emit(event)
-        return refused is None
+        return None if refused is WITHDRAWN else refused is None
 
     async def _may(self, call: Call) -> str | None:
         """Why a call may not run; None when it may."""
