@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 import anyio
 import msgspec
 
-from backplane import agents, presets
+from backplane import agent_options, agents, presets
 from backplane.config import BackendSettings, Limits, Settings, child_environment, home_path, user_folder
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError
@@ -305,7 +305,7 @@ def find(name: str, settings: Settings, environ: Mapping[str, str]) -> ProcessBa
         raise BackendError(
             "backend_not_found",
             f"no backend {name!r}",
-            hint=f"choose one of: {names}; or name a program with --sidecar",
+            hint=f"choose one of: {names}; or declare [backends.NAME] in the configuration",
         )
     return _from_settings(name, declared or BackendSettings(host=name), settings, environ)
 
@@ -376,7 +376,7 @@ def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
             else:
                 _agent(name, declared)
         except ConfigError as error:
-            yield name, error.message
+            yield name, f"{error.message}; {error.hint}" if error.hint else error.message
 
 
 def _agent(name: str, declared: BackendSettings) -> agents.Agent | None:
@@ -386,6 +386,8 @@ def _agent(name: str, declared: BackendSettings) -> agents.Agent | None:
     agent = agents.agent_of(find_shared("hosts") / file, tuple(arguments), declared.options, where)
     if agent is None and declared.options and (declared.host or name) != presets.HOST:
         raise ConfigError("config_invalid", f"{where}: {declared.host or name!r} takes none", hint="remove them")
+    if agent is not None:
+        agent_options.read(find_shared("hosts") / file, agent.row, declared.options)
     return agent
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from backplane.agent_options import Config, Profile
 from backplane.agents import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, Level
 from backplane.driven.order import (
     KEPT,
-    SILENCE_S,
     Place,
     found,
     own_settings,
@@ -41,52 +41,6 @@ if TYPE_CHECKING:
 
 EMULATED_FOR_ALL = ("structured_output_json_schema",)
 """What the host does in place of any such agent."""
-
-
-class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How an agent is told its model."""
-
-    variable: str | None = None
-    arguments: tuple[str, ...] = ()
-    default: str | None = None
-    """Named where an order names none: an agent may ask another model first which one to take."""
-
-
-class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A variable that holds the agent's configuration."""
-
-    variable: str
-    content: dict[str, Any] = {}
-    model: str | None = None
-
-
-class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What has to be known of one agent; the members are explained in `acp.toml`."""
-
-    program: str
-    arguments: tuple[str, ...] = ()
-    install: str = ""
-    home: dict[str, str] = {}
-    env: dict[str, str] = {}
-    files: dict[str, str] = {}
-    config: Config | None = None
-    own_server: str | None = None
-    mode: str | None = None
-    model: Model = Model()
-    usage: Literal["chunks", "quota", "turn", "last_call", "none"] = "none"
-    tools: dict[str, str] = {}
-    capabilities: dict[str, str] = msgspec.field(default_factory=lambda: {"streaming": "native"})
-    own_state: bool = False
-    """Use the user's own folders and login in place of the session's."""
-    sessions: bool = False
-    """It keeps conversations in its own folders, and goes on with one in another run."""
-    in_place: bool = False
-    """Its conversations stay with the folder they began in."""
-    prices: dict[str, Any] | None = None
-    """Dollars for a million tokens: input, output, cache_read, cache_write."""
-    silence_s: int = SILENCE_S
-    mcp_servers: tuple[dict[str, Any], ...] = ()
-    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
 def spoken(run: HostRun, tools: dict[str, str]) -> dict[str, str]:

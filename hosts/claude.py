@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from backplane.agent_options import Claude as Options
 from backplane.agents import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE
 from backplane.driven.order import (
-    SILENCE_S,
     Place,
     found,
     own_settings,
@@ -62,23 +62,6 @@ QUIET: Final = {
 
 SETTINGS: Final = {"effort": "--effort", "system": "--append-system-prompt", "fallback_model": "--fallback-model"}
 """What an order may set under `config.vendor.claude`, and the program's argument for it."""
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The row of `claude.toml` with a backend's options over it."""
-
-    program: str
-    install: str = ""
-    key_env: str | None = None
-    base_url: str | None = None
-    sessions: bool = True
-    own_state: bool = False
-    """Use the user's own folder and login in place of the session's."""
-    project_settings: bool = False
-    """Take the workspace's own settings for the agent, too: they can start programs that nobody is asked about."""
-    silence_s: int = SILENCE_S
-    mcp_servers: tuple[dict[str, Any], ...] = ()
-    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
 # What the order says, as the program takes it -------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from backplane.agent_options import Codex as Options
 from backplane.agents import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE, restricted
 from backplane.driven.order import (
-    SILENCE_S,
     Place,
     found,
     own_settings,
@@ -70,30 +70,8 @@ FEATURES: Final = {
     "default_mode_request_user_input": True,
 }  # fmt: skip
 
-RETRIES: Final = 4
-"""Of a request and of a stream: as the agent has it by itself; an order's own clock may be shorter."""
 SETTINGS: Final = ("effort", "summary", "system", "verbosity")
 """What an order may set under `config.vendor.codex`."""
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The row of `codex.toml` with a backend's options over it."""
-
-    program: str
-    install: str = ""
-    key_env: str | None = None
-    base_url: str | None = None
-    sessions: bool = True
-    own_state: bool = False
-    """Use the user's own folder, login and model service in place of the session's."""
-    model: str | None = None
-    """Where the order names none; else the agent's own choice."""
-    retries: int = RETRIES
-    silence_s: int = SILENCE_S
-    prices: dict[str, Any] | None = None
-    """Dollars for a million tokens: input, output, cache_read."""
-    mcp_servers: tuple[dict[str, Any], ...] = ()
-    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
 # What the order says, as the program takes it -------------------------------------------------------------------------

@@ -63,13 +63,14 @@ ROOMS = {
     "pipes": "",
     "jsonrpc": f"{SHAPES} pipes protocol",
     "acp": f"{SHAPES} cost driven ir jsonrpc sidecar targets tools",
-    "driven": f"{SHAPES} agents process sidecar tools",
+    "driven": f"{SHAPES} agent_options agents process sidecar tools",
     "streamjson": f"{SHAPES} cost driven pipes policy protocol sidecar tools",
     "appserver": f"{SHAPES} cost driven ir jsonrpc policy protocol sidecar tools",
     "tools": f"{SHAPES} globs ir packed policy process programs",
     "presets": "errors",
     "agents": "errors",
-    "backends": f"{SHAPES} agents config presets process share",
+    "agent_options": "errors",
+    "backends": f"{SHAPES} agent_options agents config presets process share",
     "keeper": f"{SHAPES} config contain record receipts workspace",
     "parcel": f"{SHAPES} locks workspace",
     "remote": f"{SHAPES} config parcel workspace",
@@ -104,8 +105,8 @@ ROOMS = {
     "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",
     # the far side of the line
     "hosts": (
-        f"{SHAPES} agents config cost driven ir presets sidecar dialects turn upstream process programs policy acp "
-        "appserver streamjson tools"
+        f"{SHAPES} agent_options agents config cost driven ir presets sidecar dialects turn upstream process programs "
+        "policy acp appserver streamjson tools"
     ),
 }
 """Room → the rooms that it may import. A row may stand here before its room does."""
@@ -192,7 +193,7 @@ STARTING_CALLS = {
 PRINTS = {"cli", "demo", "schemas", "sidecar"}
 """The kit writes a host's own bug to its stderr, as a traceback would be; its stdout belongs to the protocol."""
 VENDORS = ("claude", "codex", "gemini", "copilot", "kimi", "openai", "anthropic")
-NAMES_VENDORS = {"agents", "dialects", "upstream", "hosts", "cost", "config", "presets", "testing"}
+NAMES_VENDORS = {"agent_options", "agents", "dialects", "upstream", "hosts", "cost", "config", "presets", "testing"}
 
 FLOATS_OF_THE_CONTRACT = {
     "RuntimeConfig.max_budget_usd",

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from backplane import agent_options
 from backplane.agents import STATE
 from backplane.errors import BackendError, ConfigError
 
@@ -21,42 +21,31 @@ if TYPE_CHECKING:
     from backplane.sidecar import Given
     from backplane.tools.structured import Shape
 
-SILENCE_S: Final = 240
-"""Without a sign from the agent while no tool runs: below the control plane's 300 s, so that the reason can be told."""
 CONTEXT_BYTES_MAX: Final = 1024 * 1024
 """Snippets of an order that travel in the prompt."""
-OF_TRIALS: Final = ("trials", "trial_options")
-"""Members of a row that are for `backends --probe` alone."""
-OF_BACKENDS: Final = ("profile",)
-"""Options that were heard before the host was started."""
-
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 """Of a conversation: it becomes part of a path."""
 
-Options = TypeVar("Options")
+Options = TypeVar("Options", bound=agent_options.Options)
 
 
 def read_options(file: str, row: str, options: str, kind: type[Options]) -> Options:
-    """A row of the table beside a host's file, with a backend's options over it.
+    """A host's row with a backend's options over it, see `agent_options.read`.
 
     Args:
         file: the host's own.
-        row: its name; a row that is not there is empty.
         options: JSON.
+        kind: the host's own.
 
     Raises:
         ConfigError: `config_invalid`.
     """
-    table = Path(file).with_suffix(".toml")
-    rows = tomllib.loads(table.read_text(encoding="utf-8"))
-    kept = {name: value for name, value in rows.get(row, {}).items() if name not in OF_TRIALS}
     try:
-        given = msgspec.json.decode(options, type=dict[str, Any])
-        said = {name: value for name, value in given.items() if name not in OF_BACKENDS}
-        return msgspec.convert({**kept, **said}, kind)
+        read = agent_options.read(Path(file), row, msgspec.json.decode(options, type=dict[str, Any]))
     except msgspec.MsgspecError as error:
-        fix = f"known are {', '.join(kind.__struct_fields__)}; rows of {table.name} are {', '.join(rows)}"  # type: ignore[attr-defined]
-        raise ConfigError("config_invalid", f"options of the host {table.stem}: {error}", hint=fix) from error
+        raise ConfigError("config_invalid", f"the options are no JSON object: {error}") from error
+    assert isinstance(read, kind)
+    return read
 
 
 # The conversation -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,136 @@
+"""What a backend's options may say of each driven agent, and its host's table the rest.
+
+A host reads them at its start; whoever holds a configuration reads them to name what is wrong before that.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from backplane.errors import ConfigError
+
+SILENCE_S: Final = 240
+"""Without a sign from the agent while no tool runs: below the control plane's 300 s, so that the reason can be told."""
+RETRIES: Final = 4
+"""Of a request and of a stream: as the agent has it by itself; an order's own clock may be shorter."""
+OF_TRIALS: Final = ("trials", "trial_options")
+"""Members of a row that are for `backends --probe` alone."""
+OF_BACKENDS: Final = ("profile",)
+"""Options that were heard before the host was started."""
+
+
+class Claude(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The row of `claude.toml` with a backend's options over it."""
+
+    program: str
+    install: str = ""
+    key_env: str | None = None
+    base_url: str | None = None
+    sessions: bool = True
+    own_state: bool = False
+    """Use the user's own folder and login in place of the session's."""
+    project_settings: bool = False
+    """Take the workspace's own settings for the agent, too: they can start programs that nobody is asked about."""
+    silence_s: int = SILENCE_S
+    mcp_servers: tuple[dict[str, Any], ...] = ()
+    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
+
+
+class Codex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The row of `codex.toml` with a backend's options over it."""
+
+    program: str
+    install: str = ""
+    key_env: str | None = None
+    base_url: str | None = None
+    sessions: bool = True
+    own_state: bool = False
+    """Use the user's own folder, login and model service in place of the session's."""
+    model: str | None = None
+    """Where the order names none; else the agent's own choice."""
+    retries: int = RETRIES
+    silence_s: int = SILENCE_S
+    prices: dict[str, Any] | None = None
+    """Dollars for a million tokens: input, output, cache_read."""
+    mcp_servers: tuple[dict[str, Any], ...] = ()
+    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How an agent is told its model."""
+
+    variable: str | None = None
+    arguments: tuple[str, ...] = ()
+    default: str | None = None
+    """Named where an order names none: an agent may ask another model first which one to take."""
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A variable that holds the agent's configuration."""
+
+    variable: str
+    content: dict[str, Any] = {}
+    model: str | None = None
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What has to be known of one agent; the members are explained in `acp.toml`."""
+
+    program: str
+    arguments: tuple[str, ...] = ()
+    install: str = ""
+    home: dict[str, str] = {}
+    env: dict[str, str] = {}
+    files: dict[str, str] = {}
+    config: Config | None = None
+    own_server: str | None = None
+    mode: str | None = None
+    model: Model = Model()
+    usage: Literal["chunks", "quota", "turn", "last_call", "none"] = "none"
+    tools: dict[str, str] = {}
+    capabilities: dict[str, str] = msgspec.field(default_factory=lambda: {"streaming": "native"})
+    own_state: bool = False
+    """Use the user's own folders and login in place of the session's."""
+    sessions: bool = False
+    """It keeps conversations in its own folders, and goes on with one in another run."""
+    in_place: bool = False
+    """Its conversations stay with the folder they began in."""
+    prices: dict[str, Any] | None = None
+    """Dollars for a million tokens: input, output, cache_read, cache_write."""
+    silence_s: int = SILENCE_S
+    mcp_servers: tuple[dict[str, Any], ...] = ()
+    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
+
+
+Options = Claude | Codex | Profile
+
+KINDS: Final[dict[str, type[Options]]] = {"claude": Claude, "codex": Codex, "acp": Profile}
+"""By the name of the host's file."""
+
+
+def read(host: Path, row: str, given: Mapping[str, Any]) -> Options:
+    """A row of the table beside a host's file, with a backend's options over it.
+
+    Args:
+        host: the host's file.
+        row: its name; a row that is not there is empty.
+        given: the options.
+
+    Raises:
+        ConfigError: `config_invalid`, an option that is not known or has the wrong type.
+    """
+    table = host.with_suffix(".toml")
+    rows = tomllib.loads(table.read_text(encoding="utf-8"))
+    kept = {name: value for name, value in rows.get(row, {}).items() if name not in OF_TRIALS}
+    said = {name: value for name, value in given.items() if name not in OF_BACKENDS}
+    kind = KINDS[table.stem]
+    try:
+        return msgspec.convert({**kept, **said}, kind)
+    except msgspec.ValidationError as error:
+        fix = f"known are {', '.join(kind.__struct_fields__)}; rows of {table.name} are {', '.join(rows)}"
+        raise ConfigError("config_invalid", f"options of the host {table.stem}: {error}", hint=fix) from error
