@@ -19,6 +19,7 @@ from backplane.contract.events import (
     CommandExecuted,
     Failed,
     FileChanged,
+    RetryReported,
     ToolResult,
     Warned,
     carried,
@@ -138,6 +139,23 @@ async def test_an_error_that_calls_itself_a_success_is_none(tmp_path: Path) -> N
     assert run.receipt is not None
     assert run.receipt.outcome == "failed"
     assert of(events, Failed)[-1].error_code == "backend_auth_failed"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_key_ends_the_run_though_the_agent_would_ask_for_minutes(tmp_path: Path, status: int) -> None:
+    script = f'[say(type="system", subtype="api_retry", attempt=n, error_status={status}) for n in (1, 2)]; hear()'
+    run, events = await play(tmp_path, script)
+    assert run.receipt is not None
+    assert run.receipt.outcome == "failed"
+    assert of(events, Failed)[-1].error_code == "backend_auth_failed"
+    assert len(of(events, RetryReported)) == 2
+
+
+async def test_a_login_that_is_renewed_after_a_refusal_goes_on(tmp_path: Path) -> None:
+    script = 'say(type="system", subtype="api_retry", attempt=1, error_status=401); text("done"); result()'
+    run, _ = await play(tmp_path, script)
+    assert run.receipt is not None
+    assert run.receipt.outcome == "complete"
 
 
 async def test_a_prompt_that_is_too_long_is_the_callers(tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ SILENT: Final = frozenset(
 )
 """Messages of the system that say nothing about the work."""
 
+REFUSALS: Final = (401, 403)
+"""Answers of the model's service that another try does not change, except where a login is renewed for it."""
+RETRIES_REFUSED_MAX: Final = 1
+
 TASKS: Final = frozenset({"task_started", "task_updated", "task_progress", "task_notification"})
 
 WRITING: Final = {"Write": "file_path", "Edit": "file_path", "MultiEdit": "file_path", "NotebookEdit": "notebook_path"}
@@ -109,6 +113,8 @@ class Story:
         self.error: str | None = None
         """The agent's own word for a failure of its model."""
         self.results: list[Result] = []
+        self.refused = False
+        """Whether its last result is ours: the agent goes on to ask a service that refuses it."""
         self.hidden: dict[str, str] = {}
         """By a call's id: what is told, as an error, in place of a result that nobody may see."""
         self.given: dict[str, Json] = {}
@@ -154,6 +160,7 @@ class Story:
         if kind == "init":
             return self._session(message)
         if kind == "api_retry":
+            self._look_at_refusal(message)
             body: dict[str, Json] = {
                 name: message[name]
                 for name in ("attempt", "max_retries", "retry_delay_ms", "error_status", "error")
@@ -167,6 +174,13 @@ class Story:
         if kind == "permission_denied":
             return [Warned(ts=self._now(), message=f"{message.get('tool_name')} was not allowed by the agent itself")]
         return [self._kept(message)]
+
+    def _look_at_refusal(self, message: dict[str, Any]) -> None:
+        status, attempt = message.get("error_status"), message.get("attempt")
+        if status in REFUSALS and isinstance(attempt, int) and attempt > RETRIES_REFUSED_MAX:
+            words = f"the model's service refuses the key or login ({status}, {message.get('error')})"
+            self.results.append(Result("refused", True, "api_error", status, words, None, False, message))
+            self.refused = True
 
     def _session(self, message: dict[str, Any]) -> list[AgentEvent]:
         first = self.offered is None
@@ -316,10 +330,7 @@ class Story:
             )
             events.append(
                 CommandExecuted(
-                    ts=self._now(),
-                    command=str(call.input.get("command")),
-                    exit_code=code,
-                    output_preview=preview,
+                    ts=self._now(), command=str(call.input.get("command")), exit_code=code, output_preview=preview
                 )
             )
         path = call.input.get(WRITING[call.name]) if call.name in WRITING and isinstance(call.input, dict) else None

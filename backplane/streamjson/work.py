@@ -223,7 +223,7 @@ class Turn:
     async def _result(self, number: int) -> Result | None:
         """Wait for the result after `number` others, and for the agent to be idle; None when its program ended."""
         late = False
-        while not self.client.ended.is_set():
+        while not self.client.ended.is_set() and not self.story.refused:
             ready = len(self.story.results) > number and not self.story.tasks and not self.story.results[-1].queued
             if ready and (self.story.idle or late):
                 break

@@ -11,7 +11,7 @@ import pytest
 
 from backplane.asks import Decision
 from backplane.contract.events import AskRaised, CommandExecuted, TaskReported, ToolCall, ToolResult, Warned
-from backplane.testing import Call, Turn, Usage, When
+from backplane.testing import Call, Fault, Turn, Usage, When
 from tests.vendors.cases import CASES, SCHEMA
 from tests.vendors.found import vendor
 from tests.vendors.ground import Agent, Ground, Seen, house
@@ -193,6 +193,13 @@ async def test_an_order_that_says_what_the_agent_cannot_hear_is_refused(ground: 
     seen = await ground.play([Turn(text="x")], vendor={"claude": {"colour": "red"}})
     assert seen.end["code"] == "config_invalid"
     assert "colour" in str(seen.run.error)
+
+
+async def test_a_refused_key_is_told_at_once_though_the_agent_would_ask_again(ground: Ground) -> None:
+    turn = Turn(times=None, fault=Fault(status=401, message="no such key"))
+    seen = await ground.play([turn], **ground.agent.patient)
+    assert (seen.receipt.outcome, seen.codes[-1:]) == ("failed", ["backend_auth_failed"])
+    assert len(seen.server.requests) < 4
 
 
 async def test_a_budget_ends_the_run(ground: Ground) -> None:
