@@ -163,6 +163,7 @@ class Pipe:
         unread: told of a line that is no message.
         strict: answer such a line with an error, as the protocol asks of a server.
         watch: told of every line.
+        rest_s: for answering what was asked before the other end was done.
     """
 
     def __init__(
@@ -175,20 +176,28 @@ class Pipe:
         unread: Callable[[Unread], None] = lambda line: None,
         strict: bool = False,
         watch: Watch | None = None,
+        rest_s: float = 0.0,
         line_bytes_max: int = LINE_BYTES_MAX,
     ) -> None:
-        self._watch = watch
+        self._watch, self._rest_s = watch, rest_s
         self._peer = Peer(line_bytes_max)
         self._ends = Pair(write_fd, read_fd)
         self._answer, self._hear, self._unread = answer, hear, unread
         self._waiting: dict[int, tuple[anyio.Event, list[Reply]]] = {}
         self._strict = strict
         self._asked: dict[Id, anyio.CancelScope] = {}
-        self.ended = False
+        self._ended = anyio.Event()
+
+    @property
+    def ended(self) -> bool:
         """The other end says nothing more."""
+        return self._ended.is_set()
+
+    async def wait_ended(self) -> None:
+        await self._ended.wait()
 
     async def run(self) -> None:
-        """Read until the other end is done; then every open call fails."""
+        """Read until the other end is done; then every open call fails, and its questions have `rest_s` left."""
         async with anyio.create_task_group() as tasks:
             while data := await self._ends.more():
                 for line in self._peer.lines(data):
@@ -196,10 +205,10 @@ class Pipe:
                     if self._watch is not None:
                         await self._watch(line, received)
                     await self._take(received, tasks)
-            self.ended = True
+            self._ended.set()
             for arrived, _ in self._waiting.values():
                 arrived.set()
-            tasks.cancel_scope.cancel()
+            tasks.cancel_scope.deadline = anyio.current_time() + self._rest_s
 
     async def _take(self, received: Received, tasks: anyio.abc.TaskGroup) -> None:
         if isinstance(received, Told):

@@ -1,7 +1,7 @@
 """The backplane as a server of the Model Context Protocol: `run`, `receipts` and `validate` for agents that call it.
 
 JSON-RPC lines on two descriptors. Asks of a run that the policy leaves open are denied: nobody is asked through here.
-A run ends with its request, and all of them end when the client goes away.
+A run ends with its request, and all of them end when the client goes away: what it asked before is answered then.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from backplane.errors import BackplaneError, ConfigError
 from backplane.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Asked, Fault, Pipe, Told
 from backplane.policy import PROFILES, parse_policy
 from backplane.receipts import Store
+from backplane.runtime import Run
 from backplane.validate import validate
 
 VERSIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
@@ -37,6 +38,12 @@ FINDINGS_MAX: Final = 50
 
 LINE_CHARS: Final = 200
 """Longest line of progress."""
+
+RUN_REST_S: Final = 1.0
+"""For a run to end once stdin has: its cancellation follows, and clients wait for two seconds until SIGTERM."""
+
+REST_S: Final = 15.0
+"""For all that was asked to be answered once stdin has ended: that, and the cancelling of a host that resists."""
 
 
 class RunInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,12 +147,12 @@ class Server:
         }
 
     async def serve(self, stdin: int, stdout: int) -> int | None:
-        """Answer until stdin ends or a signal comes; runs that are open then are cancelled in order.
+        """Answer until stdin ends or a signal comes; runs that are open then, or soon after, are cancelled in order.
 
         Returns:
             The signal; None for the end of stdin.
         """
-        self._pipe = Pipe(stdout, stdin, answer=self._answer, hear=self._hear, strict=True)
+        self._pipe = Pipe(stdout, stdin, answer=self._answer, hear=self._hear, strict=True, rest_s=REST_S)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._heed, tasks.cancel_scope)
             await self._pipe.run()
@@ -205,14 +212,25 @@ class Server:
         order = self._order(given, settings.policy)
         tell = self._progress(asked)
         answer = error = None
-        async with api.start(order, backend=given.backend, settings=settings, home=config.home(self._environ)) as run:
+        async with (
+            api.start(order, backend=given.backend, settings=settings, home=config.home(self._environ)) as run,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(self._end_with_client, run)
             async for event in run:
                 answer = event.text if isinstance(event, AssistantMessage) else answer
                 error = event.message if isinstance(event, Failed) else error
                 await tell(event)
+            tasks.cancel_scope.cancel()
         assert run.receipt is not None, "a run whose events were all read is sealed"
         said = {**told(run.receipt), "answer": _cut(answer), "error": error}
         return _result(said, is_error=run.receipt.outcome == "failed")
+
+    async def _end_with_client(self, run: Run) -> None:
+        assert self._pipe is not None
+        await self._pipe.wait_ended()
+        await anyio.sleep(RUN_REST_S)
+        await run.cancel("the client said nothing more")
 
     def _order(self, given: RunInput, policy: str | None) -> WorkOrder:
         if not given.task.strip():

@@ -203,6 +203,36 @@ def test_a_cancelled_call_ends_its_run_in_order_and_gets_no_answer(
     assert receipt.backplane["end"]["reason"] == "cancelled"
 
 
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("tools/list", {}),
+        ("tools/call", {"name": "validate", "arguments": {"document": "{}"}}),
+        ("tools/call", {"name": "receipts", "arguments": {}}),
+    ],
+)
+def test_what_was_asked_before_the_end_of_stdin_is_answered(client: Client, method: str, params: Any) -> None:
+    client.say(id="last", method=method, params=params)
+    assert client.process.stdin is not None
+    client.process.stdin.close()
+    answer = client.next()
+    assert (answer["id"], "result" in answer) == ("last", True)
+
+
+def test_a_run_that_is_open_at_the_end_of_stdin_is_cancelled_and_answered(tmp_path: Path, client: Client) -> None:
+    begin_slow_run(client, tmp_path)
+    assert client.process.stdin is not None
+    client.process.stdin.close()
+    answer = client.next()
+    assert answer["id"] == "slow"
+    assert answer["result"]["structuredContent"]["end"]["reason"] == "cancelled"
+
+
+def test_its_errors_name_no_option_of_the_command_line(client: Client) -> None:
+    said = client.call("run", task="x", backend="nobody")["structuredContent"]
+    assert "--" not in said["error"] + said["hint"]
+
+
 @pytest.mark.parametrize("way", ["stdin", "signal"])
 def test_a_client_that_goes_away_ends_its_runs(tmp_path: Path, backplane_home: Path, way: str) -> None:
     with serving(tmp_path, code=143 if way == "signal" else 0) as client:
