@@ -150,6 +150,24 @@ async def test_whatever_a_hosts_own_code_does_each_run_has_one_end(
     assert {message["ref_id"] for message in after} == {"good"}
 
 
+@pytest.mark.parametrize(
+    ("message", "hint", "told"),
+    [
+        ("no key", "export KEY=…", "no key; export KEY=…"),
+        ("no key; export KEY=…", "export KEY=…", "no key; export KEY=…"),
+        ("no key", None, "no key"),
+        ("x" * 9000, "try another", "x" * (8192 - len("; try another")) + "; try another"),
+    ],
+)
+async def test_the_next_step_reaches_whoever_gave_the_order(message: str, hint: str | None, told: str) -> None:
+    async def work(host_run: HostRun) -> Done:
+        raise BackendError("backend_auth_failed", message, hint=hint)
+
+    async with talk(HOST, work) as line:
+        line.send(run())
+        assert (await line.until("fatal"))[-1]["error"] == told
+
+
 async def test_a_run_that_cannot_be_taken_up_is_one_fatal() -> None:
     async with talk(HOST, hello_world) as line:
         line.send(run("r1", policy={"deny_read": ["{" * 40]}))

@@ -114,7 +114,7 @@ def place_of(run: Given, state: Path, *, own: bool, conversations: str) -> Place
     config.mkdir(parents=True, exist_ok=True)
     if asked.wanted is not None and not any(config.glob(conversations.format(asked.wanted))):
         fix = 'run with config.vendor.abp.session = {"keep": true} first; its event names the id'
-        raise ConfigError("config_invalid", f"no conversation {asked.wanted} is kept here; {fix}")
+        raise ConfigError("config_invalid", f"no conversation {asked.wanted} is kept here", hint=fix)
     return Place(state, config)
 
 
@@ -146,7 +146,7 @@ def require_same_folder(run: Given, place: Place) -> None:
     asked, spec = read_session(run), run.order.workspace
     if asked.kept and spec.mode != "pass_through":
         fact = "this agent's conversations stay with the folder they began in, and a copy of it is gone after the run"
-        raise BackendError("capability_unsupported", f"{fact}; work in place (mode pass_through)")
+        raise BackendError("capability_unsupported", fact, hint="work in place (mode pass_through)")
     if asked.wanted is not None and place.config is not None:
         began = (place.config / KEPT.format(asked.wanted)).read_text(encoding="utf-8")
         if began != spec.root:
@@ -213,5 +213,5 @@ def found(program: str, install: str, env: Mapping[str, str]) -> str:
     path = shutil.which(program, path=env.get("PATH"))
     if path is None:
         fix = f"install it: {install}" if install else "name it with the option `program`"
-        raise BackendError("backend_unavailable", f"{program} is not found or not executable; {fix}")
+        raise BackendError("backend_unavailable", f"{program} is not found or not executable", hint=fix)
     return path

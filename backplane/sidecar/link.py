@@ -46,6 +46,9 @@ RUNS_END_POLL_S: Final = 0.01
 ERROR_CHARS_MAX: Final = 8192
 """Longest text of an error on the line: more than anybody reads, far below what a line takes."""
 
+HINT_CHARS_MAX: Final = 1024
+"""Of that for the next step: a sentence, and a list of names where there is one."""
+
 
 class Link:
     """The host's end over two file descriptors."""
@@ -222,7 +225,7 @@ class Link:
         try:
             run = HostRun(self, message, begun)
         except BackplaneError as error:
-            await self.send(wire.Fatal(ref_id=message.id, error=error.message, error_code=error.code))
+            await self.send(_failure(message.id, error))
             return
         self._runs[run.id] = run
         assert self._tasks is not None
@@ -351,9 +354,14 @@ def _checked(receipt: Receipt) -> Json:
 
 
 def _text(error: Exception) -> str:
-    text = error.message if isinstance(error, BackplaneError) else f"{type(error).__name__}: {error}"
+    """What a `fatal` says: it has one text, so the next step travels in it, and is not what is cut."""
+    text, hint = f"{type(error).__name__}: {error}", ""
+    if isinstance(error, BackplaneError):
+        text = error.message
+        hint = f"; {error.hint}"[:HINT_CHARS_MAX] if error.hint and not text.endswith(error.hint) else ""
+    text = text[: ERROR_CHARS_MAX - len(hint)] + hint
     # A name of a file may hold bytes that are no text, and they are no reason to say nothing.
-    return text[:ERROR_CHARS_MAX].encode("utf-8", "backslashreplace").decode()
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _failure(run_id: str, error: Exception) -> wire.Fatal:
