@@ -560,6 +560,13 @@ def test_a_conversation_that_is_not_kept_is_refused_before_the_agent_starts(star
         assert not words(events)
 
 
+@pytest.mark.parametrize("wish", [{"resum": "s1"}, {"resume": "s1", "fork": "s1"}, {"keep": "yes"}, "s1"])
+def test_a_wish_for_a_conversation_that_is_not_understood_is_refused(start: Start, wish: Any) -> None:
+    receipt, events = start("", caps=RESUMES, options=KEEPS, config=abp(session=wish))
+    assert receipt.backplane["end"]["code"] == "config_invalid"
+    assert not words(events)
+
+
 def test_a_conversation_that_stays_with_its_folder_is_held_to_it(start: Start, tmp_path: Path) -> None:
     bound, keep = {**KEEPS, "in_place": True}, abp(session={"keep": True})
     copied, _ = start("", options=bound, config=keep)

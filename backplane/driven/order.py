@@ -51,8 +51,11 @@ def read_options(file: str, row: str, options: str, kind: type[Options]) -> Opti
 # The conversation -----------------------------------------------------------------------------------------------------
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What an order asks of the conversation."""
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an order asks of the conversation: one wish at most, and none that we do not know.
+
+    In silence such an order would begin a conversation that nobody meant.
+    """
 
     keep: bool = False
     resume: str | None = None
@@ -74,6 +77,8 @@ def read_session(run: Given) -> Asked:
     said = run.order.abp("session")
     try:
         asked = msgspec.convert({} if said is None else said, Asked)
+        if asked.resume is not None and asked.fork is not None:
+            raise ValueError("resume and fork exclude each other")
         wrong = [id for id in (asked.resume, asked.fork) if id is not None and not _ID.fullmatch(id)]
         if wrong:
             raise ValueError(f"{wrong[0][:80]!r} is no id of a conversation")
