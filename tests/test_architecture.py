@@ -86,7 +86,7 @@ ROOMS = {
     ),
     "proof": f"{SHAPES} agents api asks backends config receipts share testing",
     "matrix": f"{SHAPES} share",
-    "mcp": f"{SHAPES} api config jsonrpc policy receipts validate",
+    "mcp": f"{SHAPES} api config jsonrpc policy receipts runtime validate",
     "providers": f"{SHAPES} ir backends sessions",
     "relay": f"{SHAPES} receipts record runtime",
     "server": f"{SHAPES} asks backends config intake negotiate parcel receipts relay runtime sidecar workspace",
