@@ -104,7 +104,9 @@ def thread_of(run: Given, options: Options, env: dict[str, str]) -> tuple[str, d
         params["modelProvider"] = "backplane"
     params = {name: value for name, value in params.items() if value is not None}
     if asked.wanted is not None:
-        return "thread/resume" if asked.resume else "thread/fork", {"threadId": asked.wanted, **params}
+        # What was said before is the agent's affair; told to us whole it is a line as long as the conversation.
+        params |= {"threadId": asked.wanted, "excludeTurns": True}
+        return "thread/resume" if asked.resume else "thread/fork", params
     return "thread/start", {**params, "ephemeral": not (asked.keep or options.own_state)}
 
 

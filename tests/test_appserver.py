@@ -17,7 +17,7 @@ from backplane.appserver.failure import code_of
 from backplane.appserver.items import called, plain_command
 from backplane.appserver.story import Story
 from backplane.config import BackendSettings, Settings
-from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, ToolResult, carried
+from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, ToolResult, Warned, carried
 from backplane.contract.work import WorkOrder, WorkspaceSpec
 
 ROOT = "/work"
@@ -86,6 +86,16 @@ def test_what_has_no_word_here_is_kept_as_it_came() -> None:
         (event,) = made.take(method, params)
         assert event.ext["raw_message"]  # type: ignore[index]
     assert made.take("item/completed", item(type="userMessage")) == []
+
+
+def test_a_warning_is_told_unless_it_is_of_a_sandbox_that_is_off() -> None:
+    made = story()
+    sandbox = {"summary": "Codex's Linux sandbox uses bubblewrap and needs access to create user namespaces."}
+    assert made.take("configWarning", sandbox) == []
+    assert made.take("thread/goal/cleared", {"threadId": "t"}) == []
+    (event,) = made.take("deprecationNotice", {"summary": "an old word", "details": None})
+    assert isinstance(event, Warned)
+    assert event.message == "the agent warns: an old word"
 
 
 def test_counters_of_another_turn_or_thread_are_not_this_runs() -> None:

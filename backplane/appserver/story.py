@@ -46,9 +46,13 @@ SILENT: Final = frozenset(
      "serverRequest/resolved", "item/reasoning/summaryPartAdded", "item/fileChange/outputDelta",
      "item/fileChange/patchUpdated", "item/plan/delta", "item/mcpToolCall/progress", "thread/name/updated",
      "item/commandExecution/terminalInteraction", "thread/closed", "hook/started", "hook/completed", "thread/compacted",
-     "thread/environment/connected", "skills/changed", "app/list/updated", "mcpServer/startupStatus/updated"}
+     "thread/environment/connected", "thread/goal/cleared", "skills/changed", "app/list/updated",
+     "mcpServer/startupStatus/updated"}
 )  # fmt: skip
 """Notifications that say nothing about the work, or nothing that an item does not say, too."""
+
+QUIET_WARNING: Final = "bubblewrap"
+"""In a warning: the agent's own sandbox lacks something here. It is off, whatever is there."""
 
 QUIET_ITEMS: Final = frozenset({"userMessage", "hookPrompt"})
 
@@ -338,8 +342,9 @@ class Story:
     # Words ------------------------------------------------------------------------------------------------------------
 
     def _warning(self, params: dict[str, Any]) -> list[AgentEvent]:
-        words = params.get("message") or params.get("summary")
-        return [Warned(ts=self._now(), message=f"the agent warns: {str(words)[:500]}")] if words else []
+        words = str(params.get("message") or params.get("summary") or "")
+        told = words and QUIET_WARNING not in words
+        return [Warned(ts=self._now(), message=f"the agent warns: {words[:500]}")] if told else []
 
     def _plan(self, params: dict[str, Any]) -> list[AgentEvent]:
         return [carry("task", {"plan": params.get("plan")}, ts=self._now(), message="the agent told its plan")]
@@ -365,6 +370,7 @@ _TAKE: Final[dict[str, Callable[[Story, dict[str, Any]], list[AgentEvent]]]] = {
     "warning": Story._warning,
     "guardianWarning": Story._warning,
     "configWarning": Story._warning,
+    "deprecationNotice": Story._warning,
     "model/rerouted": Story._rerouted,
 }
 

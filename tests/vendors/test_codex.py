@@ -254,6 +254,16 @@ async def test_a_server_of_tools_is_started_and_its_tools_are_asked_about(ground
     assert "walrus" in str(seen.of(ToolResult)[0].output)
 
 
+async def test_no_run_warns_of_what_a_user_need_not_know(ground: Ground) -> None:
+    runs: list[Seen] = []
+    for wish in ("keep", "resume", "fork"):
+        session = {wish: runs[0].session if runs else True}
+        runs.append(await ground.play([Turn(text="done")], abp={"session": session}, env={"PATH": str(ground.root)}))
+    warned = [event.message for seen in runs for event in seen.of(Warned) if type(event) is Warned]
+    assert warned == []
+    assert [seen.receipt.outcome for seen in runs] == ["complete"] * 3
+
+
 async def test_an_answer_of_the_wrong_shape_is_asked_for_again(ground: Ground) -> None:
     turns = [Turn(text="in words"), *ground.agent.structured({"n": 7})]
     seen = await ground.play(turns, abp={"output_schema": SCHEMA})
