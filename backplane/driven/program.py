@@ -5,6 +5,7 @@ What is said to it while it runs is the run's own affair.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,13 @@ STOP_GRACE_S: Final = 1.0
 """For the program, whose stdin is closed by then: a tenth of that is usual."""
 LADDER_S: Final = 0.5
 STDERR_CHARS: Final = 2000
+OF_PROGRAM: Final = frozenset({"backend_crashed", "backend_unavailable", "backend_timeout"})
+"""Failures that the program's own words may explain; to any other they are noise, as most of them are warnings."""
+
+_CONTROLS: Final = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+"""A terminal's colours, titles and moves, and what else is no text."""
 
 
 class Turn(Protocol):
@@ -75,12 +83,14 @@ async def _remove(state: Path) -> None:
 
 
 def with_words(group: BaseExceptionGroup[BaseException], child: Child) -> BaseException:
-    """The first failure, with the agent's last words."""
+    """The first failure, with the agent's exit and last words where they can be its cause."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if not isinstance(error, BackplaneError):
         return group
+    if error.code not in OF_PROGRAM:
+        return error
     how = f" ({child.exit.describe()})" if child.exit is not None else ""
-    tail = child.stderr_tail.decode("utf-8", "replace").strip()[-STDERR_CHARS:]
+    tail = _CONTROLS.sub("", child.stderr_tail.decode("utf-8", "replace")).strip()[-STDERR_CHARS:]
     return BackendError(error.code, f"{error.message}{how}{': ' if tail else ''}{tail}", hint=error.hint)
