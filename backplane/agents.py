@@ -44,6 +44,8 @@ class Agent(msgspec.Struct, frozen=True):
     """Variable with the key of its model's service, given to the host where it is set."""
     base_url: str | None = None
     """Where its model is: always open to it, whatever an order's rules on the network."""
+    own_state: bool = False
+    """It uses the login and settings that the user has for it."""
     sessions: bool = False
     """It keeps conversations beyond a run, where an order wants that."""
 

@@ -288,6 +288,7 @@ class BackendStatus(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     """Why it is not ready; empty when it is."""
     fix: str = ""
+    """What to do about it, or about what else is missing: a key that the agent may do without."""
     command: tuple[str, ...] = ()
     manifest: dict[str, Any] | None = None
     """Of its last hello; None when it never said one here."""
@@ -450,7 +451,15 @@ def _status(name: str, settings: Settings, environ: Mapping[str, str]) -> Backen
     fault = missing_program(backend, environ)
     if fault is not None:
         return BackendStatus(id=name, ready=False, why=fault.message, fix=fault.hint or "", command=backend.argv)
-    return BackendStatus(id=name, ready=True, command=backend.argv)
+    return BackendStatus(id=name, ready=True, fix=_without_key(backend), command=backend.argv)
+
+
+def _without_key(backend: ProcessBackend) -> str:
+    """What an agent without its key needs; it may still have another, so that this keeps nothing from a try."""
+    agent = backend.agent
+    if agent is None or agent.key_env is None or agent.own_state or agent.key_env in backend.env:
+        return ""
+    return f"no key: {agent.key_env} is not set; export it, or use your own login with options = {{own_state = true}}"
 
 
 def missing_program(backend: ProcessBackend, environ: Mapping[str, str]) -> BackendError | None:

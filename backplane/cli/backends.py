@@ -58,7 +58,7 @@ def _list(found: list[BackendStatus], settings: Settings, options: Options) -> i
         mark = " (default)" if status.id == settings.default_backend else ""
         state = "ready" if status.ready else f"not ready: {status.why}"
         streams.write(f"{status.id:<{width}}  {streams.one_line(state)}{mark}\n")
-        if not status.ready and status.fix:
+        if status.fix:
             streams.write(f"{'':<{width}}  {streams.one_line(status.fix)}\n")
         if status.manifest:
             streams.write(f"{'':<{width}}  {streams.one_line(abilities(status.manifest), 4000)}\n")
