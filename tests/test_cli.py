@@ -631,6 +631,24 @@ def test_what_a_child_says_is_shown_escaped(cli: Cli) -> None:
     assert b"gotcha" in done.stdout
 
 
+KEEPER = """
+from backplane.sidecar import EXTENSIONS, Done, Host, main
+async def work(run):
+    await run.carry("session", {"id": "s-1"}, "session s-1")
+    return Done()
+main(Host(id="keeper", capabilities={}, extensions=(*EXTENSIONS, "session/1")), work)
+"""
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_id_of_a_conversation_that_is_kept_is_shown(cli: Cli, work: Path, kept: bool) -> None:
+    (work / "keeper.py").write_text(KEEPER)
+    wish = ["--param", 'abp.session={"keep": true}'] if kept else []
+    done = cli("run", "task", "--sidecar", f"{sys.executable} {work / 'keeper.py'}", *wish)
+    assert done.returncode == 0
+    assert ("conversation: s-1\n" in done.stdout.decode()) == kept
+
+
 def test_piped_output_is_readable_text(cli: Cli) -> None:
     done = cli("run", "task", *mock({"delta": "hel"}, {"delta": "lo"}, {"say": "hello"}, {"say": "bye"}))
     text = done.stdout.decode()

@@ -103,7 +103,8 @@ class _Live:
         self.plan = plan
         self.run: Run | None = None
         self.signal: int | None = None
-        self.look = show.Look(terminal=not plan.json and streams.is_terminal(streams.STDOUT))
+        terminal = not plan.json and streams.is_terminal(streams.STDOUT)
+        self.look = show.Look(terminal, sessions=plan.order.abp("session") is not None)
         self.outlet = Outlet()
         self.left_behind: tuple[str, ...] = ()
         """What was found of runs that were cut off, a line each."""

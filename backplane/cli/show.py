@@ -35,8 +35,10 @@ _COLOURS: Final = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow"
 class Look:
     """How text is dressed: on a terminal with marks and colours, elsewhere in words."""
 
-    def __init__(self, terminal: bool) -> None:
+    def __init__(self, terminal: bool, *, sessions: bool = False) -> None:
         self.terminal = terminal
+        self.sessions = sessions
+        """Whether a conversation's id is of use after the run."""
         self._streamed = ""
         self._live_output = False
         self.open_line = False
@@ -148,6 +150,11 @@ def _note(look: Look, event: Any) -> str:
     return look._line("·", "note", "dim", one_line(event.message))
 
 
+def _session(look: Look, event: Any) -> str:
+    # The id alone is what is typed into the next order; the message may be anything.
+    return look._line("·", "conversation", "dim", one_line(event.body.get("id"))) if look.sessions else ""
+
+
 _SHOWN: Final[dict[type[Any], Callable[[Look, Any], str]]] = {
     kinds.Reasoning: _reasoning,
     kinds.ToolCall: _tool_call,
@@ -162,6 +169,7 @@ _SHOWN: Final[dict[type[Any], Callable[[Look, Any], str]]] = {
     kinds.TaskReported: _note,
     kinds.RetryReported: _note,
     kinds.LossReported: _note,
+    kinds.SessionNamed: _session,
     kinds.Unread: _warning,
 }
 """What is shown of an event and how; a type that is not here is for programs."""
