@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,3 +88,11 @@ def test_an_agent_that_does_nothing_proves_nothing(settings: Settings, tmp_path:
     assert not any(finding.proved for finding in told.findings)
     assert "ended" in told.findings[0].why
     assert proof.kept_proof("driven", tmp_path / "home") == told
+
+
+def test_a_backend_that_cannot_be_tried_has_no_bare_table_and_no_command_that_is_refused(tmp_path: Path) -> None:
+    words = (sys.executable, "-m", "backplane", "backends", "--matrix", "shell")
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == [
+        "shell: there is nothing to try: it drives no agent whose model can be a scripted one"
+    ]

@@ -113,8 +113,15 @@ def _matrix(found: list[BackendStatus], settings: Settings, environ: dict[str, s
             told = {"id": status.id, "on": kept.on if kept is not None else None, "rows": rows}
             streams.write_bytes(msgspec.json.encode(told) + b"\n")
             continue
-        when = f"tried {kept.on}" if kept is not None else "never tried: backplane backends --probe " + status.id
-        streams.write(f"{status.id}: {when}\n  {'ability':<30} {'document':<11} {'manifest':<11} proof\n")
+        if kept is not None:
+            when = f"tried {kept.on}"
+        elif proof.provable(backend):
+            when = f"never tried: backplane backends --probe {status.id}"
+        else:
+            when = "there is nothing to try: it drives no agent whose model can be a scripted one"
+        streams.write(f"{status.id}: {when}\n")
+        if rows:
+            streams.write(f"  {'ability':<30} {'document':<11} {'manifest':<11} proof\n")
         for row in rows:
             streams.write(f"  {row.ability:<30} {row.document:<11} {row.manifest:<11} {row.proof}\n")
             if row.reason:
