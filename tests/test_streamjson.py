@@ -141,6 +141,15 @@ async def test_an_error_that_calls_itself_a_success_is_none(tmp_path: Path) -> N
     assert of(events, Failed)[-1].error_code == "backend_auth_failed"
 
 
+async def test_who_is_not_logged_in_is_told_what_helps_here(tmp_path: Path) -> None:
+    _, events = await play(tmp_path, 'result(is_error=True, result="Not logged in · Please run /login")')
+    failure = of(events, Failed)[-1]
+    assert failure.error_code == "backend_auth_failed"
+    assert failure.message.startswith("Not logged in")
+    assert "`backplane backends` names the variable" in failure.message
+    assert "own_state" in failure.message
+
+
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_refused_key_ends_the_run_though_the_agent_would_ask_for_minutes(tmp_path: Path, status: int) -> None:
     script = f'[say(type="system", subtype="api_retry", attempt=n, error_status={status}) for n in (1, 2)]; hear()'

@@ -37,6 +37,17 @@ WORDS: Final = (
     (("timed out", "timeout"), "backend_timeout"),
 )
 
+LOGIN: Final = (
+    "export its key (`backplane backends` names the variable), or use your own login with options = {own_state = true}"
+)
+"""What helps against a missing login: the agent names a command of its own window, which nobody has here."""
+
+
+def words_of(result: Result) -> str:
+    """What a person is told of a result that is an error."""
+    words = result.text or result.subtype
+    return f"{words}; {LOGIN}" if "/login" in words else words
+
 
 def code_of(result: Result, error: str | None) -> str:
     """The code of a result that is an error.

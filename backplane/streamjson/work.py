@@ -32,7 +32,7 @@ from backplane.sidecar import Done, HostRun
 from backplane.streamjson import answers
 from backplane.streamjson.answers import Question
 from backplane.streamjson.client import Client, Message, Refused
-from backplane.streamjson.failure import code_of
+from backplane.streamjson.failure import code_of, words_of
 from backplane.streamjson.story import Result, Story
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ class Turn:
         if result.reason in ("max_turns", "budget_exhausted"):
             return await self._stopped(result)
         if result.is_error or result.subtype != "success" or result.reason == "hook_stopped":
-            return await self._failed(code_of(result, self.story.error), result.text or result.subtype, result)
+            return await self._failed(code_of(result, self.story.error), words_of(result), result)
         if result.raw.get("stop_reason") == "refusal":
             return await self._failed("backend_content_filtered", "the model refused to go on", result)
         if not result.text and result.structured is None:
