@@ -14,11 +14,12 @@ import pytest
 import backplane
 from backplane.appserver.answers import read_question
 from backplane.appserver.failure import code_of
-from backplane.appserver.items import called, plain_command
+from backplane.appserver.items import called
 from backplane.appserver.story import Story
 from backplane.config import BackendSettings, Settings
 from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, ToolResult, Warned, carried
 from backplane.contract.work import WorkOrder, WorkspaceSpec
+from backplane.driven.command import plain_command
 
 ROOT = "/work"
 
@@ -128,9 +129,11 @@ def test_a_call_that_is_open_at_the_end_gets_its_result() -> None:
         ("python3 -c 'print(1)'", "python3 -c 'print(1)'"),
         ("echo 'unclosed", "echo 'unclosed"),
         ("", ""),
+        (["/bin/zsh", "-lc", "ls | wc"], "ls | wc"),
+        (["ls", "a b"], "ls 'a b'"),
     ],
 )
-def test_a_command_is_shown_without_the_shell_around_it(command: str, plain: str) -> None:
+def test_a_command_is_shown_without_the_shell_around_it(command: str | list[Any], plain: str) -> None:
     assert plain_command(command) == plain
 
 

@@ -6,9 +6,7 @@ input is known, and its result once; what the protocol has no word for is kept a
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -28,6 +26,7 @@ from backplane.contract.events import (
 )
 from backplane.contract.receipt import Usage
 from backplane.cost import Price, Spent
+from backplane.driven.command import plain_command
 from backplane.ir import Usage as Counted
 
 PREVIEW_BYTES_MAX: Final = 8192
@@ -321,16 +320,6 @@ class Story:
             ts=self._now(), tool_name=self.name(call), output=output, is_error=failed, tool_use_id=call.id
         )
         return [result]
-
-
-def plain_command(words: list[Json]) -> str:
-    """A command as one line, without the shell that an agent puts around it."""
-    text = [str(word) for word in words]
-    around = len(text) == 3 and os.path.basename(text[0]) in _SHELLS and text[1] in ("-lc", "-c")
-    return text[2] if around else shlex.join(text)
-
-
-_SHELLS: Final = ("bash", "sh", "zsh", "dash", "ash")
 
 
 def texts(content: Json) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.driven.command import plain_command
 
 
 class Call(msgspec.Struct):
@@ -49,19 +49,6 @@ def operations(patch: Json) -> list[str]:
     changes = mapping(patch).get("changes")
     kinds = [change["kind"] for change in changes if isinstance(change, dict)] if isinstance(changes, list) else []
     return list(dict.fromkeys("write_file" if kind == "add" else "edit_file" for kind in kinds))
-
-
-def plain_command(command: str) -> str:
-    """A command without the shell that the agent puts around it."""
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        return command
-    around = len(words) == 3 and os.path.basename(words[0]) in _SHELLS and words[1] in ("-lc", "-c")
-    return words[2] if around else command
-
-
-_SHELLS: Final = ("bash", "sh", "zsh", "dash", "ash")
 
 
 def _change(change: Mapping[str, Any], root: str) -> dict[str, Json]:
