@@ -730,12 +730,11 @@ def test_a_profile_nobody_knows_is_refused_with_those_there_are() -> None:
     assert "opencode, qwen" in str(caught.value.hint)
 
 
-def test_an_option_nobody_knows_is_named(start: Start, tmp_path: Path) -> None:
+def test_an_option_nobody_knows_is_named() -> None:
     options = {"program": sys.executable, "bogus": 1}
-    settings = Settings(backends={"x": BackendSettings(host="acp", options=options)}, isolation="off")
-    done = api.run(WorkOrder("t", workspace=WorkspaceSpec(root=str(tmp_path))), backend="x", settings=settings)
-    assert done.receipt is not None
-    assert "bogus" in done.receipt.backplane["stderr"]["tail"]
+    settings = Settings(backends={"x": BackendSettings(host="acp", options=options)})
+    with pytest.raises(ConfigError, match="bogus"):
+        find("x", settings, {"PATH": ""})
 
 
 # The public SDK -------------------------------------------------------------------------------------------------------
