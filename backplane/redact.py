@@ -41,7 +41,7 @@ _DEPTH_MAX: Final = 200
 _SHAPE: Final = (
     # Not inside a word: `task-3fa85f64…` has the same three letters.
     r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt]))(?:"
-    r"sk-(?=[A-Za-z_-]{0,64}+[0-9])(?=[A-Za-z0-9_-]{0,64}[A-Za-z0-9]{14})[A-Za-z0-9_-]{20,}"
+    r"sk-(?=[A-Za-z_-]{0,64}[0-9])(?=[A-Za-z0-9_-]{0,64}[A-Za-z0-9]{14})[A-Za-z0-9_-]{20,}"
     r"|gh[pousr]_[A-Za-z0-9]{30,}"
     r"|github_pat_[A-Za-z0-9]{14}[A-Za-z0-9_]{8,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"

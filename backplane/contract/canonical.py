@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
-from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
@@ -28,17 +28,9 @@ _DIGITS_ALIKE: Final = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in 
 _ODD_NUMBERS: Final = (b"0e0", b"0" * 20, b"-" + b"0" * 19)
 """What the fast encoder prints differently, with every digit as a zero: an exponent without its plus sign, an
 integer beyond 64 bits. Looking for these costs a tenth of one regular expression for all."""
-_ODD: Final = rb"(?:-?[0-9.]++e[0-9]|-[0-9]{19}|(?:1[89]|[2-9][0-9])[0-9]{18}|[0-9]{21})"
-_ODD_NUMBER: Final = re.compile(rb"[\[:,]" + _ODD)
+_ODD_NUMBER: Final = re.compile(rb"(?:^|[\[:,])-?(?:[0-9.]++e[0-9]|[0-9]{19})")
 """The same exactly, or in a text; the quick look finds an `e` between digits in most hashes, too."""
-_NUMBER: Final = rb"-?[0-9.]++(?:e-?[0-9]++)?+"
-_TO_ODD_NUMBER: Final = (
-    rb'(?s)((?:[^"0-9-]++|"(?:[^"\\]++|\\.)*+"|(?!' + _ODD + rb")" + _NUMBER + rb"){0,1024}+)(" + _NUMBER + rb"|)"
-)
-"""What stands before an odd number, and the number, if there is one so near: repeating takes memory each time."""
 _MINUS_ZERO: Final = re.compile(rb"-0(?![0-9.eE])")
-_TO_MINUS_ZERO: Final = rb'(?s)((?:[^"-]++|"(?:[^"\\]++|\\.)*+"|-(?!0(?![0-9.eE]))){0,1024}+)(-0|)'
-_decode_floats: Final = msgspec.json.Decoder(list[float]).decode
 _escape: Final = msgspec.json.Encoder().encode
 
 
@@ -49,31 +41,44 @@ def encode(value: Json) -> bytes:
         ValueError: an integer too large for a float.
     """
     data = _encode_sorted(value)
-    if data.startswith((b"{", b"[", b'"')):
-        alike = data.translate(_DIGITS_ALIKE)
-        if not any(odd in alike for odd in _ODD_NUMBERS) or _ODD_NUMBER.search(data) is None:
-            return data
-    # All numbers in one list: a call of a function for each is a tenth of a second for a line that is full of them.
-    found = re.findall(_TO_ODD_NUMBER, data)
-    printed = _printed([number for _, number in found])
-    return b"".join([before + number for (before, _), number in zip(found, printed, strict=True)])
+    alike = data.translate(_DIGITS_ALIKE)
+    if not any(odd in alike for odd in _ODD_NUMBERS) or _ODD_NUMBER.search(data) is None:
+        return data
+    out: list[bytes] = []
+    _write(msgspec.to_builtins(value), out.append)
+    return b"".join(out)
 
 
-def _printed(numbers: list[bytes]) -> list[bytes]:
-    """Odd numbers as the contract prints them; an empty one stays empty."""
-    try:
-        floats = _decode_floats(b"[" + b",".join([number or b"0" for number in numbers]) + b"]")
-    except msgspec.ValidationError:
-        raise ValueError("an integer of more than 308 digits has no canonical form") from None
-    printed = _escape(floats)[1:-1].replace(b"e", b"e+").split(b",")
-    return [
-        number if len(number) <= 20 and _is_exact(number) else text
-        for number, text in zip(numbers, printed, strict=True)
-    ]
+def _write(value: Json, put: Callable[[bytes], None]) -> None:
+    if isinstance(value, dict):
+        # Code points sort as their UTF-8 bytes do, so plain string order is the contract's order.
+        separator = b"{"
+        for key in sorted(value):
+            put(separator + _escape(key) + b":")
+            _write(value[key], put)
+            separator = b","
+        put(b"}" if value else b"{}")
+    elif isinstance(value, list):
+        separator = b"["
+        for item in value:
+            put(separator)
+            _write(item, put)
+            separator = b","
+        put(b"]" if value else b"[]")
+    else:
+        put(_scalar(value))
 
 
-def _is_exact(number: bytes) -> bool:
-    return not number or (b"e" not in number and INT_MIN <= int(number) <= INT_MAX)
+def _scalar(value: Json) -> bytes:
+    if isinstance(value, int) and not isinstance(value, bool) and not INT_MIN <= value <= INT_MAX:
+        try:
+            value = float(value)
+        except OverflowError:
+            raise ValueError("an integer of more than 308 digits has no canonical form") from None
+    data = _escape(value)
+    if isinstance(value, float) and b"e" in data and b"e-" not in data:
+        return data.replace(b"e", b"e+")
+    return data
 
 
 def decode(data: bytes | str) -> Json:
@@ -85,41 +90,10 @@ def decode(data: bytes | str) -> Json:
     raw = data.encode() if isinstance(data, str) else data
     value = _decode_any(raw)
     if _MINUS_ZERO.search(raw) is not None:
-        pieces = re.findall(_TO_MINUS_ZERO, raw)
-        value = _decode_any(b"".join([before + b"-0.0" if zero else before for before, zero in pieces]))
+        import json
+
+        return json.loads(raw, parse_int=_integer)
     return value
-
-
-_STEPS: Final = bytes.maketrans(b"[{]}", b"\1\1\xff\xff")
-_NO_STEPS: Final = bytes(byte for byte in range(256) if byte not in b'[]{}"')
-_STEPS_AT_ONCE: Final = 65_536
-"""As many depths are numbers in a list; a text full of brackets has millions."""
-
-
-def deeper(data: bytes, levels: int) -> bool:
-    """Whether JSON is nested deeper than so many levels; looked at before anything reads it."""
-    if data.count(b"{") + data.count(b"[") <= levels:
-        return False
-    if b"\\" in data:
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Most texts hold no bracket, and go in pairs of quotation marks; of the others every second piece is a text.
-    steps = data.translate(_STEPS, _NO_STEPS).replace(b'""', b"")
-    up_and_down = memoryview(b"".join(steps.split(b'"')[::2])).cast("b")
-    depth = 0
-    for start in range(0, len(up_and_down), _STEPS_AT_ONCE):
-        depths = list(accumulate(up_and_down[start : start + _STEPS_AT_ONCE], initial=depth))
-        if max(depths) > levels:
-            return True
-        depth = depths[-1]
-    return False
-
-
-def long_number(data: bytes) -> bool:
-    """Whether so many digits stand in a row that, as an integer, they may have no value; perhaps in a text."""
-    return len(data) >= _DIGITS_LONG and b"0" * _DIGITS_LONG in data.translate(_DIGITS_ALIKE)
-
-
-_DIGITS_LONG: Final = 309
 
 
 def decode_inexact(data: bytes) -> Json:

@@ -179,7 +179,7 @@ class ControlEnd:
                 continue
             try:
                 if len(line) > VALUES_MAX:
-                    raise ValueError("a long line is read once, in full")
+                    bounded(line)
                 envelope = _decode_event(line)
                 event = envelope.event
                 record = _encode(event)
@@ -196,7 +196,7 @@ class ControlEnd:
                 received = self._other(line)
                 if received is None:
                     continue
-                if type(received) is not Events or len(line) > VALUES_MAX:
+                if type(received) is not Events:
                     out.append(received)
                     of = None
                     continue

@@ -6,6 +6,7 @@ What a line means is not known here; `messages` knows the shapes.
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -110,11 +111,10 @@ def strict(line: bytes) -> Json:
     """
     if not line.isascii():
         line.decode()
-    if len(line) > _DEPTH_BYTES and canonical.deeper(line, DEPTH_MAX):
+    if len(line) > _DEPTH_BYTES and _too_deep(line):
         raise ValueError(f"nested deeper than {DEPTH_MAX} levels")
-    long_number = canonical.long_number(line)
     value = canonical.decode(line)
-    if long_number:
+    if len(line) > 308:
         canonical.encode(value)  # An integer of over 308 digits has no value that a peer could read.
     return value
 
@@ -124,10 +124,8 @@ class _Tag(msgspec.Struct):
 
 
 _decode_tag: Final = msgspec.json.Decoder(_Tag).decode
-# Possessive: linear in whatever is sent. Where it stops, no reader of JSON gets any further.
-_MARKS: Final = rb'(?s)(?:[^",\[{\\]*+(?:"(?:[^"\\]++|\\.)*+"|[,\[{])){%d}'
-_MARKS_AT_ONCE: Final = 4096
-"""Each takes 100 bytes while they are counted."""
+# Possessive, and with escapes outside of strings, too: linear in whatever is sent.
+_MARKS: Final = re.compile(rb'(?s)"(?:[^"\\]++|\\.)*+"|\\.|[,\[{]')
 
 
 def bounded(line: bytes) -> None:
@@ -139,18 +137,28 @@ def bounded(line: bytes) -> None:
     if len(line) <= VALUES_MAX:
         return
     limit = FINAL_VALUES_MAX if _decode_tag(line).t == "final" else VALUES_MAX
-    # Those inside of strings counted as well there are seldom too many.
-    marks = line.count(b",") + line.count(b"[") + line.count(b"{") + line.count(b'"') // 2
-    if marks > 2 * limit and _has_marks(line, 2 * limit + 1):
+    if len(line) > limit and next(islice(_MARKS.finditer(line), 2 * limit, None), None) is not None:
         raise ValueError(f"more than {limit} values in a line")
 
 
-def _has_marks(line: bytes, count: int) -> bool:
-    at = 0
-    while count:
-        few = min(count, _MARKS_AT_ONCE)
-        match = re.compile(_MARKS % few).match(line, at)
-        if match is None:
-            return False
-        at, count = match.end(), count - few
-    return True
+def _too_deep(line: bytes) -> bool:
+    if line.count(b"{") + line.count(b"[") <= DEPTH_MAX:
+        return False
+    depth, inside, escaped = 0, False, False
+    for byte in line:
+        if inside:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                inside = False
+        elif byte == 0x22:
+            inside = True
+        elif byte in b"{[":
+            depth += 1
+            if depth > DEPTH_MAX:
+                return True
+        elif byte in b"}]":
+            depth -= 1
+    return False
