@@ -102,6 +102,9 @@ def test_a_warning_is_told_unless_it_is_of_a_sandbox_that_is_off() -> None:
 def test_counters_of_another_turn_or_thread_are_not_this_runs() -> None:
     made = story()
     usage = {"last": {"inputTokens": 5, "outputTokens": 2}, "total": {"inputTokens": 500, "outputTokens": 200}}
+    made.thread = ""
+    assert made.take("thread/tokenUsage/updated", {"threadId": "t", "turnId": "older", "tokenUsage": usage}) == []
+    made.thread = "t"
     made.take("thread/tokenUsage/updated", {"threadId": "t", "turnId": "older", "tokenUsage": usage})
     assert made.used().input_tokens is None
     for _ in range(2):

@@ -40,6 +40,7 @@ UNSEEN_MAX: Final = 100
 CALLS_MAX: Final = 10_000
 """Calls that are open at once and remembered: an agent with more of them is in a loop."""
 
+USED: Final = "thread/tokenUsage/updated"
 SILENT: Final = frozenset(
     {"thread/started", "thread/status/changed", "thread/readState/changed", "thread/settings/updated",
      "turn/diff/updated", "account/rateLimits/updated", "account/updated", "remoteControl/status/changed",
@@ -139,7 +140,8 @@ class Story:
         other = params.get("threadId") not in (None, self.thread)
         if take is not None and not other:
             return take(self, params)
-        if method in SILENT:
+        if method in SILENT or (method == USED and not self.thread):
+            # What a conversation has used so far is told before it is open again, and is not of this run.
             return []
         return [self._kept(method, params)]
 
@@ -362,7 +364,7 @@ _TAKE: Final[dict[str, Callable[[Story, dict[str, Any]], list[AgentEvent]]]] = {
     "hook/completed": Story._hooked,
     "item/started": Story._begun,
     "item/completed": Story._whole,
-    "thread/tokenUsage/updated": Story._used,
+    USED: Story._used,
     "turn/plan/updated": Story._plan,
     "turn/started": Story._started,
     "turn/completed": Story._over,
