@@ -16,7 +16,7 @@ import anyio
 
 from backplane.driven.begin import Program, Start, begin
 from backplane.errors import BackendError, BackplaneError
-from backplane.process import Child, open_child
+from backplane.process import Child, take_over
 from backplane.sidecar import Done, HostRun
 
 CANCEL_SHARE: Final = 0.5
@@ -54,7 +54,7 @@ async def drive(run: HostRun, start: Start, speak: Callable[[Child, dict[str, st
         return Done(outcome="partial")
     begun, run.begun = run.begun or begin(run, start), None
     try:
-        async with open_child(begun.launched.command, launched=begun.launched) as child:
+        async with take_over(begun.launched) as child:
             try:
                 turn = speak(child, begun.env)
                 run.on_cancel, run.on_input, run.on_interrupt = turn.cancel, turn.more, turn.interrupt
@@ -72,7 +72,7 @@ async def leave(begun: Program) -> None:
     """End a program that no run took, and what it left."""
     with anyio.CancelScope(shield=True):
         with suppress(BackplaneError):
-            async with open_child(begun.launched.command, launched=begun.launched):
+            async with take_over(begun.launched):
                 pass
         await _remove(begun.state)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from backplane.process.child import Child, Exit
     from backplane.process.launch import GUARD_WORKS, NO_CAGE, Cage, Command, Launched, guard_command, launch
-    from backplane.process.start import open_child
+    from backplane.process.start import open_child, take_over
     from backplane.process.tool import Finished, run_tool, search_path
 
 __all__ = [
@@ -30,12 +30,13 @@ __all__ = [
     "open_child",
     "run_tool",
     "search_path",
+    "take_over",
 ]
 
 _HOME: Final[dict[str, str]] = {
     **dict.fromkeys(("Child", "Exit"), "child"),
     **dict.fromkeys(("GUARD_WORKS", "NO_CAGE", "Cage", "Command", "Launched", "guard_command", "launch"), "launch"),
-    "open_child": "start",
+    **dict.fromkeys(("open_child", "take_over"), "start"),
     **dict.fromkeys(("Finished", "run_tool", "search_path"), "tool"),
 }
 

@@ -247,7 +247,7 @@ GUARD_WORKS: Final = sys.platform == "linux" and hasattr(os, "pidfd_open") and b
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """A program that was started, and that nobody looks after yet: `open_child` takes it over."""
+    """A program that was started, and that nobody looks after yet: `take_over` does."""
 
     command: Command
     leader: subprocess.Popen[bytes]
@@ -261,7 +261,7 @@ class Launched(msgspec.Struct, frozen=True):
 
 
 def launch(command: Command, *, guard: bool = True, pass_fds: tuple[int, ...] = (), cage: Cage = NO_CAGE) -> Launched:
-    """Start a program; the arguments are those of `open_child`, which has to take it over.
+    """Start a program; the arguments are those of `open_child`; `take_over` has to follow.
 
     Raises:
         BackendError: `sidecar_spawn_failed`, with the errno's name.

@@ -22,7 +22,6 @@ async def open_child(
     stderr_bytes_max: int = STDERR_BYTES_MAX,
     pass_fds: tuple[int, ...] = (),
     cage: Cage = NO_CAGE,
-    launched: Launched | None = None,
 ) -> AsyncIterator[Child]:
     """Start a child; when the block is left, nothing of it is alive any more, whatever happened in between.
 
@@ -34,21 +33,43 @@ async def open_child(
         stderr_bytes_max: how much of the end of its stderr is kept.
         pass_fds: inherited by the child under the same numbers.
         cage: what holds the child, put on by the guard; nothing without one.
-        launched: take over what was started before; the other arguments are not looked at then, but for stderr's.
 
     Raises:
         BackendError: `sidecar_spawn_failed`, with the errno's name.
     """
-    begun = launched or launch(command, guard=guard, pass_fds=pass_fds, cage=cage)
-    child = Child(begun.leader, begun.guard, begun.pipes, begun.line, stderr_bytes_max, namespaced=begun.namespaced)
-    async with look_after(child):
-        word = await child.arrived(START_S_MAX)
-        if word.startswith(b"spawn_error "):
-            raise refusal(command, word)
-        if not word:
-            await child.stop(grace_s=0)
-            fault = refused(command, b"exec", errno.ECHILD)
-            fault.hint = "its guard did not start; see the evidence, or run it without a guard"
-            fault.evidence = child.stderr_tail.decode("utf-8", "replace")
-            raise fault
+    launched = launch(command, guard=guard, pass_fds=pass_fds, cage=cage)
+    async with look_after(_child(launched, stderr_bytes_max)) as child:
+        await _arrive(child, command)
         yield child
+
+
+@asynccontextmanager
+async def take_over(launched: Launched) -> AsyncIterator[Child]:
+    """The same for what was started before, without an event loop; raises as `open_child` does."""
+    async with look_after(_child(launched, STDERR_BYTES_MAX)) as child:
+        await _arrive(child, launched.command)
+        yield child
+
+
+def _child(launched: Launched, stderr_bytes_max: int) -> Child:
+    return Child(
+        launched.leader,
+        launched.guard,
+        launched.pipes,
+        launched.line,
+        stderr_bytes_max,
+        namespaced=launched.namespaced,
+    )
+
+
+async def _arrive(child: Child, command: Command) -> None:
+    """Wait until the program itself was started. Raises BackendError: `sidecar_spawn_failed`."""
+    word = await child.arrived(START_S_MAX)
+    if word.startswith(b"spawn_error "):
+        raise refusal(command, word)
+    if not word:
+        await child.stop(grace_s=0)
+        fault = refused(command, b"exec", errno.ECHILD)
+        fault.hint = "its guard did not start; see the evidence, or run it without a guard"
+        fault.evidence = child.stderr_tail.decode("utf-8", "replace")
+        raise fault
