@@ -113,24 +113,28 @@ KINDS: Final[dict[str, type[Options]]] = {"claude": Claude, "codex": Codex, "acp
 """By the name of the host's file."""
 
 
-def read(host: Path, row: str, given: Mapping[str, Any]) -> Options:
-    """A row of the table beside a host's file, with a backend's options over it.
+def rows_of(host: Path) -> dict[str, Any]:
+    """The table beside a host's file: an agent a row."""
+    return tomllib.loads(host.with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+def read(host: Path, rows: Mapping[str, Any], row: str, given: Mapping[str, Any]) -> Options:
+    """A row of a host's table, with a backend's options over it.
 
     Args:
         host: the host's file.
+        rows: its table.
         row: its name; a row that is not there is empty.
         given: the options.
 
     Raises:
         ConfigError: `config_invalid`, an option that is not known or has the wrong type.
     """
-    table = host.with_suffix(".toml")
-    rows = tomllib.loads(table.read_text(encoding="utf-8"))
     kept = {name: value for name, value in rows.get(row, {}).items() if name not in OF_TRIALS}
     said = {name: value for name, value in given.items() if name not in OF_BACKENDS}
-    kind = KINDS[table.stem]
+    kind = KINDS[host.stem]
     try:
         return msgspec.convert({**kept, **said}, kind)
     except msgspec.ValidationError as error:
-        fix = f"known are {', '.join(kind.__struct_fields__)}; rows of {table.name} are {', '.join(rows)}"
-        raise ConfigError("config_invalid", f"options of the host {table.stem}: {error}", hint=fix) from error
+        fix = f"known are {', '.join(kind.__struct_fields__)}; rows of {host.stem}.toml are {', '.join(rows)}"
+        raise ConfigError("config_invalid", f"options of the host {host.stem}: {error}", hint=fix) from error

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from backplane.agent_options import Options, Profile, read, rows_of
 from backplane.errors import ConfigError
 
 OPTIONS: Final = "BACKPLANE_AGENT_OPTIONS"
@@ -33,21 +34,20 @@ STATE: Final = "BACKPLANE_AGENT_STATE"
 
 
 class Agent(msgspec.Struct, frozen=True):
-    """A row of the table, as far as it is of interest here."""
+    """What its host will read: a row of the table, with a backend's options over it."""
 
     row: str
-    program: str
-    """A name to be looked for on PATH, or a path."""
-    install: str = ""
-    """The command that installs it."""
-    key_env: str | None = None
-    """Variable with the key of its model's service, given to the host where it is set."""
-    base_url: str | None = None
-    """Where its model is: always open to it, whatever an order's rules on the network."""
-    own_state: bool = False
-    """It uses the login and settings that the user has for it."""
-    sessions: bool = False
-    """It keeps conversations beyond a run, where an order wants that."""
+    options: Options
+
+    @property
+    def key_env(self) -> str | None:
+        """Variable with the key of its model's service, given to the host where it is set."""
+        return None if isinstance(self.options, Profile) else self.options.key_env
+
+    @property
+    def base_url(self) -> str | None:
+        """Where its model is: always open to it, whatever an order's rules on the network."""
+        return None if isinstance(self.options, Profile) else self.options.base_url
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -70,21 +70,14 @@ def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any],
         where: what an error calls the options.
 
     Raises:
-        ConfigError: `config_invalid`, neither a row nor a program is named.
+        ConfigError: `config_invalid`: neither a row nor a program is named, or the host would not take an option.
     """
-    table = host.with_suffix(".toml")
-    if not table.is_file():
+    if not host.with_suffix(".toml").is_file():
         return None
-    import tomllib
-
-    rows = tomllib.loads(table.read_text(encoding="utf-8"))
+    rows = rows_of(host)
     row = options.get("profile", arguments[0] if arguments else "")
     program = options.get("program", rows.get(row, {}).get("program") if isinstance(row, str) else None)
     if not isinstance(program, str) or not isinstance(row, str):
         fix = f'give profile = one of {", ".join(rows)}; or program = "…" with its arguments'
         raise ConfigError("config_invalid", f"{where} name no agent", hint=fix)
-    told = {**rows.get(row, {}), **options, "program": program}
-    try:
-        return msgspec.convert({"row": row, **told}, Agent)
-    except msgspec.ValidationError as error:
-        raise ConfigError("config_invalid", f"{where}: {error}") from error
+    return Agent(row, read(host, rows, row, options))

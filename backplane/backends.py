@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 import anyio
 import msgspec
 
-from backplane import agent_options, agents, presets
+from backplane import agents, presets
 from backplane.config import BackendSettings, Limits, Settings, child_environment, home_path, user_folder
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError
@@ -345,7 +345,7 @@ def _from_settings(
         if agent.key_env is not None and key:
             env[agent.key_env] = key
             secrets.append(key)
-        if agent.sessions:
+        if agent.options.sessions:
             env[agents.STATE] = str(home_path(environ) / "agents" / name)
             writable = (*writable, env[agents.STATE])
     home = str(user_folder(environ))
@@ -387,8 +387,6 @@ def _agent(name: str, declared: BackendSettings) -> agents.Agent | None:
     agent = agents.agent_of(find_shared("hosts") / file, tuple(arguments), declared.options, where)
     if agent is None and declared.options and (declared.host or name) != presets.HOST:
         raise ConfigError("config_invalid", f"{where}: {declared.host or name!r} takes none", hint="remove them")
-    if agent is not None:
-        agent_options.read(find_shared("hosts") / file, agent.row, declared.options)
     return agent
 
 
@@ -457,7 +455,7 @@ def _status(name: str, settings: Settings, environ: Mapping[str, str]) -> Backen
 def _without_key(backend: ProcessBackend) -> str:
     """What an agent without its key needs; it may still have another, so that this keeps nothing from a try."""
     agent = backend.agent
-    if agent is None or agent.key_env is None or agent.own_state or agent.key_env in backend.env:
+    if agent is None or agent.key_env is None or agent.options.own_state or agent.key_env in backend.env:
         return ""
     return f"no key: {agent.key_env} is not set; export it, or use your own login with options = {{own_state = true}}"
 
@@ -468,9 +466,10 @@ def missing_program(backend: ProcessBackend, environ: Mapping[str, str]) -> Back
     if _found(backend.argv[0], search) is None:
         fix = f"install it, or correct the command of [backends.{backend.id}]"
         return BackendError("backend_unavailable", f"{backend.argv[0]} is not found or not executable", hint=fix)
-    if backend.agent is None or _found(backend.agent.program, search) is not None:
+    agent = backend.agent.options if backend.agent is not None else None
+    if agent is None or _found(agent.program, search) is not None:
         return None
     fix = "name it with the option `program`"
-    if backend.agent.install:
-        fix = f"install it: {backend.agent.install}; or {fix}"
-    return BackendError("backend_unavailable", f"{backend.agent.program} is not found or not executable", hint=fix)
+    if agent.install:
+        fix = f"install it: {agent.install}; or {fix}"
+    return BackendError("backend_unavailable", f"{agent.program} is not found or not executable", hint=fix)

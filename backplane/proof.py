@@ -318,7 +318,7 @@ def stamp(backend: backends.Backend, environ: Mapping[str, str]) -> str:
     """Names the host and the agent's program as they are now: another version is another name."""
     agent = getattr(backend, "agent", None)
     words = [backend.key]
-    path = shutil.which(agent.program, path=environ.get("PATH")) if agent is not None else None
+    path = shutil.which(agent.options.program, path=environ.get("PATH")) if agent is not None else None
     if path is not None:
         real = os.path.realpath(path)
         facts = os.stat(real)

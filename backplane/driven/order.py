@@ -41,9 +41,10 @@ def read_options(file: str, row: str, options: str, kind: type[Options]) -> Opti
         ConfigError: `config_invalid`.
     """
     try:
-        read = agent_options.read(Path(file), row, msgspec.json.decode(options, type=dict[str, Any]))
+        given = msgspec.json.decode(options, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise ConfigError("config_invalid", f"the options are no JSON object: {error}") from error
+    read = agent_options.read(Path(file), agent_options.rows_of(Path(file)), row, given)
     assert isinstance(read, kind)
     return read
 
