@@ -21,13 +21,13 @@ NONE: Final = "-"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One ability of one backend."""
+    """One ability: its level in the document and in the manifest (`-`: not there), and its proof: proved, failed, stale
+    or `-` where it was not tried."""
 
     ability: str
     document: str
     manifest: str
     proof: str
-    """proved, failed, stale, or `-` where it was not tried."""
     reason: str = ""
 
     @property
@@ -40,6 +40,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         if self.manifest in ("native", "emulated") and self.proof == NONE:
             return f"{self.ability}: {self.manifest} in the manifest and shown by no trial"
         return None
+
+
+class Matrix(msgspec.Struct, frozen=True, kw_only=True):
+    """The abilities of one backend."""
+
+    id: str
+    on: str | None
+    """When it was tried last; None where it never was."""
+    rows: list[Row]
 
 
 def columns() -> dict[str, Any]:

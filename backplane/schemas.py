@@ -1,10 +1,10 @@
 """JSON Schema (draft 2020-12) of every shape of the contract, written from its structs.
 
 `python -m backplane.schemas` writes `schemas/`, `--check` only compares. A plain name is what a
-reader takes (defaults may be left out); a name that ends in `_written` is what we write: every
-member there. Unknown members are allowed, but not in a policy or a configuration, where they
-are mistakes. What our reader forgives beyond that (an unknown event type, say) is no promise
-and stands in no schema.
+reader takes (defaults may be left out); a name that ends in `_written`, or begins with `cli_` for
+what a command prints, is what we write: every member there. Unknown members are allowed, but not
+in a policy or a configuration, where they are mistakes. What our reader forgives beyond that (an
+unknown event type, say) is no promise and stands in no schema.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from backplane.contract.events import EVENT_TYPES, AgentEvent
 from backplane.contract.receipt import CONTRACT_VERSION, Receipt
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import CODES, ConfigError
+from backplane.ir import LOSS_CODES
 
 _DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 _ID: Final = f"urn:{CONTRACT_VERSION.replace('/', ':')}:"
@@ -89,6 +91,7 @@ _FIELDS: Final[dict[tuple[str, str], Json]] = {
 _RULES: Final[dict[str, Json]] = {"BackendSettings": {"oneOf": [{"required": ["command"]}, {"required": ["host"]}]}}
 """What holds between the members of one struct."""
 
+_LINK: Final[Json] = {"pattern": "^[0-9a-f]{64}$"}
 _FIELDS_WRITTEN: Final[dict[tuple[str, str], Json]] = {
     ("WorkOrder", "id"): {"pattern": _UUID_WRITTEN},
     ("RunMetadata", "run_id"): {"pattern": _UUID_WRITTEN},
@@ -98,7 +101,20 @@ _FIELDS_WRITTEN: Final[dict[tuple[str, str], Json]] = {
     ("RunMetadata", "finished_at"): {"pattern": _TIME_WRITTEN},
     **{(kind.__name__, "ts"): {"pattern": _TIME_WRITTEN} for kind in EVENT_TYPES.values()},
     ("Receipt", "usage_raw"): {"type": "object", "properties": {"backplane": {"$ref": "#/$defs/Backplane"}}},
+    ("cli_backends", "manifest"): {"type": ["object", "null"], "additionalProperties": _LEVEL},
+    ("cli_checkpoints", "at"): {"pattern": _TIME_WRITTEN},
+    ("cli_checkpoints", "tree"): {"pattern": "^[0-9a-f]{40}$"},
+    ("cli_receipts_checkpoint", "link"): _LINK,
+    ("cli_receipts_checkpoint", "time"): {"pattern": _TIME_WRITTEN},
+    ("cli_receipts_list", "run_id"): {"pattern": _UUID_WRITTEN},
+    ("cli_receipts_list", "work_order_id"): {"pattern": _UUID_WRITTEN},
+    ("cli_receipts_list", "outcome"): {"enum": ["complete", "failed", "partial"]},
+    ("cli_receipts_list", "started_at"): {"pattern": _TIME_WRITTEN},
+    ("cli_receipts_list", "finished_at"): {"pattern": _TIME_WRITTEN},
+    **{("cli_receipts_list", name): _LINK for name in ("sha256", "previous_link", "link")},
+    ("cli_translate_loss", "code"): {"enum": list(LOSS_CODES)},
 }
+"""The same of what we write; what a command prints goes by its schema's name, as its types share theirs."""
 
 _WRITTEN_THOUGH_MADE: Final = {"WorkOrder": "id"}
 """Members whose default is made anew each time, so that no default stands in the schema, and yet we write them."""
@@ -246,6 +262,19 @@ _ENVELOPES: Final[dict[str, Any]] = {
     "patch": envelope.Patch,
 }
 
+_PRINTED: Final = {
+    "cli_backends": "backplane.backends:BackendStatus",
+    "cli_backends_matrix": "backplane.matrix:Matrix",
+    "cli_backends_probe": "backplane.proof:Proof",
+    "cli_checkpoints": "backplane.workspace.checkpoints:Checkpoint",
+    "cli_conform": "backplane.conform:Report",
+    "cli_doctor": "backplane.cli.doctor:Finding",
+    "cli_receipts_checkpoint": "backplane.receipts:Checkpoint",
+    "cli_receipts_list": "backplane.receipts:Row",
+    "cli_translate_loss": "backplane.ir:Loss",
+}
+"""What commands print that is no shape of the contract, as places of types: only who writes schemas loads them."""
+
 SHAPES: Final[dict[str, Any]] = {
     "work_order": WorkOrder,
     "work_order_written": WorkOrder,
@@ -258,8 +287,9 @@ SHAPES: Final[dict[str, Any]] = {
     "configuration": Settings,
     **{f"envelope_{name}": kind for name, kind in _ENVELOPES.items()},
     "envelope_run_written": envelope.Run,
+    **_PRINTED,
 }
-"""Name of a schema → the type it describes; None for the one that is written here by hand."""
+"""Name of a schema → the type it describes, or where that stands; None for the one that is written here by hand."""
 
 _CLOSED: Final = ("policy", "configuration")
 
@@ -272,13 +302,17 @@ def names() -> tuple[str, ...]:
 def build(name: str) -> Json:
     """Make one schema from the contract's structs."""
     head = {"$schema": _DRAFT, "$id": _ID + name, "title": name}
-    kind, written = SHAPES[name], name.endswith("_written")
+    kind, written = SHAPES[name], name.endswith("_written") or name in _PRINTED
     if kind is None:
         return head | _BACKPLANE
+    if name in _PRINTED:
+        module, _, struct = kind.partition(":")
+        kind = getattr(import_module(module), struct)
     extra = [Receipt] if kind in (envelope.Final, envelope.Fatal) else []
     (root, *_), found = msgspec.json.schema_components([kind, *extra], ref_template="#/$defs/{name}")
     definitions = {key: _tidy(body) for key, body in found.items()}
     for (owner, field), more in (_FIELDS | _FIELDS_WRITTEN if written else _FIELDS).items():
+        owner = kind.__name__ if owner == name else owner
         if owner in definitions:
             definitions[owner]["properties"][field] |= more
     for owner, body in definitions.items():

@@ -18,7 +18,9 @@ from backplane.validate import FINDINGS_MAX, Findings, validate
 EXAMPLES = share.find("contracts") / "examples"
 NO_CONTENT = ("empty", "refused")
 """An empty policy or configuration could be either; what stands under `usage_raw.backplane` never stands alone."""
-GOOD = sorted(path for path in EXAMPLES.glob("*/*") if path.parent.name != "bad" and path.stem not in NO_CONTENT)
+SHAPES = [folder for folder in EXAMPLES.iterdir() if folder.name != "bad" and not folder.name.startswith("cli_")]
+"""What a command prints is no document of the contract: nobody hands it on."""
+GOOD = sorted(path for folder in SHAPES for path in folder.iterdir() if path.stem not in NO_CONTENT)
 BAD = sorted((EXAMPLES / "bad").glob("*.json"))
 
 

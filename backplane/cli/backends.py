@@ -23,7 +23,7 @@ def parser(name: str) -> Parser:
     what.add_argument("--probe", action="store_true", help="let each agent show its abilities to a scripted model")
     what.add_argument("--matrix", action="store_true", help="abilities as documented, as said, and as shown")
     add_config(made)
-    add_json(made, "one JSON object a backend and line")
+    add_json(made, "one JSON object a backend and line", "cli_backends", "cli_backends_probe", "cli_backends_matrix")
     return made
 
 
@@ -110,7 +110,7 @@ def _matrix(found: list[BackendStatus], settings: Settings, environ: dict[str, s
         findings = proof.findings(kept, proof.stamp(backend, environ)) if kept is not None else {}
         rows = matrix.rows(status.id, manifest, findings)
         if options.json:
-            told = {"id": status.id, "on": kept.on if kept is not None else None, "rows": rows}
+            told = matrix.Matrix(id=status.id, on=kept.on if kept is not None else None, rows=rows)
             streams.write_bytes(msgspec.json.encode(told) + b"\n")
             continue
         if kept is not None:

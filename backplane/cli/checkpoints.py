@@ -18,7 +18,7 @@ def parser(name: str) -> Parser:
     if name == "checkpoints":
         about, example = "List the checkpoints of a run that has ended.", "backplane checkpoints 3f2a"
         made = Parser(f"backplane {name}", about, example, _list)
-        add_json(made)
+        add_json(made, "one JSON object a checkpoint and line", "cli_checkpoints")
     else:
         made = Parser(
             f"backplane {name}",

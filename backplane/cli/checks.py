@@ -41,7 +41,7 @@ def _for_conform(name: str) -> Parser:
         "backplane conform -- node my-host.mjs",
         _conform,
     )
-    add_json(made, "one JSON object with everything")
+    add_json(made, "one JSON object with everything", "cli_conform")
     made.add_argument("command", nargs="+", metavar="COMMAND", help="after --: the program and its arguments")
     return made
 

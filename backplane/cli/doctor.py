@@ -64,7 +64,7 @@ def parser(name: str) -> Parser:
     made.add_argument("--key-env", metavar="NAME", help="the variable that holds the key")
     made.add_argument("--model", metavar="M", help="the model to ask; else the first that is listed")
     add_config(made)
-    add_json(made, "one JSON object a finding and line")
+    add_json(made, "one JSON object a finding and line", "cli_doctor")
     return made
 
 

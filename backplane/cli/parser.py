@@ -61,5 +61,6 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="configuration instead of ./backplane.toml or the user's")
 
 
-def add_json(parser: argparse.ArgumentParser, what: str = "print JSON for programs") -> None:
-    parser.add_argument("--json", action="store_true", help=what)
+def add_json(parser: argparse._ActionsContainer, what: str, *schemas: str) -> None:
+    """The option `--json`; its help names the schemas of what is printed then."""
+    parser.add_argument("--json", action="store_true", help=f"{what}; schema: {', '.join(schemas)}")

@@ -39,10 +39,10 @@ def parser(name: str) -> Parser:
 
     part = add("list", "list receipts, newest first", "backplane receipts list --limit 5", _list)
     part.add_argument("--limit", type=int, default=ROWS_SHOWN, metavar="N", help=f"at most so many ({ROWS_SHOWN})")
-    add_json(part, "one JSON object a receipt and line")
+    add_json(part, "one JSON object a receipt and line", "cli_receipts_list")
     part = add("show", "show one receipt", "backplane receipts show 3f2a --json", _show)
     part.add_argument("id", metavar="ID", help="run id or its beginning")
-    add_json(part, "the whole receipt in canonical bytes")
+    add_json(part, "the whole receipt in canonical bytes", "receipt_written")
     part = add(
         "verify",
         "check hashes, of everything stored if nothing is named",

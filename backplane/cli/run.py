@@ -43,7 +43,7 @@ def parser(name: str) -> Parser:
     _add_permissions(made)
     _add_limits(made)
     output = made.add_argument_group("output")
-    add_json(output, "the protocol's own messages, one a line")  # type: ignore[arg-type]
+    add_json(output, "the protocol's own messages, one a line", "envelope_event", "envelope_final", "envelope_fatal")
     output.add_argument("--receipt", metavar="FILE", help="write the receipt there, too; - for stdout")
     output.add_argument("--patch", metavar="FILE", help="write the patch there, too; - for stdout")
     return made

@@ -1,0 +1,154 @@
+"""What every command prints for programs, held against the schema that its help names."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from backplane import schemas
+from backplane.cli import COMMANDS
+from backplane.cli.parser import Parser
+from backplane.schemas import load_schema
+
+WAIT_S = 60
+"""Bound of one call: a trial of an agent takes longest, ten seconds on a busy machine."""
+
+MOCK = ("--backend", "mock", "--param")
+WRITES = 'mock.scenario=[{"write": {"path": "b.txt", "content": "x"}}]'
+CRASHES = 'mock.scenario=[{"exit": 7}]'
+
+PRINTED: dict[str, list[tuple[str, ...]]] = {
+    "run": [("run", "task", *MOCK, WRITES, "--json"), ("run", "task", *MOCK, CRASHES, "--json")],
+    "backends": [
+        ("backends", "--json"),
+        ("backends", "--json", "--probe", "mine"),
+        ("backends", "--json", "--matrix", "mine", "mock"),
+    ],
+    "receipts list": [("receipts", "list", "--json")],
+    "receipts show": [("receipts", "show", "RUN", "--json")],
+    "checkpoints": [("checkpoints", "RUN", "--json")],
+    "conform": [("conform", "--json", "--", "false")],
+    "doctor": [
+        ("doctor", "--json"),
+        ("doctor", "--json", "--url", "http://127.0.0.1:9/v1", "--protocol", "openai_compatible"),
+    ],
+}
+"""Calls of every command that has `--json`, which print each of its shapes; RUN is a run with a checkpoint."""
+
+AGENT = "#!/bin/sh\nexit 3\n"
+CONFIGURATION = '[backends.mine]\nhost = "claude"\noptions = { program = "./agent" }\n'
+
+
+def parsers() -> Iterator[tuple[str, Parser]]:
+    """Every command's parser, and those of its own commands."""
+    for name, (group, _) in COMMANDS.items():
+        made: Parser = importlib.import_module(f"backplane.cli.{group}").parser(name)
+        yield name, made
+        for action in made._actions:
+            if action.dest == "what":
+                assert isinstance(action.choices, dict)
+                yield from ((f"{name} {part}", inner) for part, inner in action.choices.items())
+
+
+def promised() -> dict[str, list[str]]:
+    """Command → the schemas that the help of its `--json` names."""
+    found = {}
+    for name, parser in parsers():
+        for action in parser._actions:
+            if "--json" in action.option_strings:
+                found[name] = str(action.help).partition("schema: ")[2].split(", ")
+    return found
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A folder with a backend whose agent can be tried, and ends at once."""
+    (tmp_path / "agent").write_text(AGENT)
+    (tmp_path / "agent").chmod(0o755)
+    (tmp_path / "backplane.toml").write_text(CONFIGURATION.replace("./agent", str(tmp_path / "agent")))
+    return tmp_path
+
+
+def printed(work: Path, *words: str, stdin: bytes = b"") -> tuple[list[bytes], list[bytes]]:
+    """The lines that one command writes to stdout and to stderr."""
+    command = [sys.executable, "-m", "backplane", *words]
+    done = subprocess.run(command, cwd=work, input=stdin, capture_output=True, timeout=WAIT_S, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout.splitlines(), done.stderr.splitlines()
+
+
+def stored_run(work: Path) -> str:
+    """The id of a stored run that has a checkpoint."""
+    printed(work, "run", "task", *MOCK, WRITES, "--checkpoints")
+    (line,), _ = printed(work, "receipts", "list", "--json")
+    return str(json.loads(line)["run_id"])
+
+
+def fits(name: str, line: bytes) -> bool:
+    """Whether a line is of this shape and has its members, all of them, in their order and no others."""
+    document, schema = json.loads(line), json.loads(load_schema(name))
+    if any(True for _ in jsonschema.Draft202012Validator(schema).iter_errors(document)):
+        return False
+    return not name.startswith("cli_") or list(document) == list(schema["properties"]) == schema["required"]
+
+
+def test_every_command_with_json_names_schemas_that_there_are_and_is_called_here() -> None:
+    found = promised()
+    assert found.keys() == PRINTED.keys()
+    assert {name for names in found.values() for name in names} <= set(schemas.names())
+
+
+@pytest.mark.parametrize("command", PRINTED)
+def test_what_a_command_prints_fits_a_schema_that_its_help_names(command: str, work: Path) -> None:
+    run = stored_run(work) if command.startswith(("receipts", "checkpoints")) else ""
+    seen = set()
+    for words in PRINTED[command]:
+        lines, complaints = printed(work, *(run if word == "RUN" else word for word in words))
+        assert lines, complaints
+        for line in lines:
+            of = [name for name in promised()[command] if fits(name, line)]
+            assert len(of) == 1, (of, line)
+            seen.update(of)
+    assert seen == set(promised()[command])
+
+
+@pytest.mark.parametrize("where", ["stderr", "file"])
+def test_losses_of_a_translation_fit_their_schema(where: str, work: Path) -> None:
+    request = b'{"model":"m","max_tokens":3,"top_k":4,"messages":[{"role":"user","content":"hi"}]}'
+    words = ("translate", "--from", "claude", "--to", "openai")
+    if where == "file":
+        printed(work, *words, "--losses", "losses.jsonl", stdin=request)
+        lines = (work / "losses.jsonl").read_bytes().splitlines()
+    else:
+        _, lines = printed(work, *words, stdin=request)
+    assert lines
+    assert all(fits("cli_translate_loss", line) for line in lines)
+
+
+def test_the_head_of_the_chain_fits_its_schema(work: Path) -> None:
+    stored_run(work)
+    (line,), _ = printed(work, "receipts", "checkpoint")
+    assert fits("cli_receipts_checkpoint", line)
+
+
+def test_every_schema_of_what_is_printed_is_named_by_a_command() -> None:
+    told: set[str] = {name for names in promised().values() for name in names}
+    told |= {"cli_translate_loss", "cli_receipts_checkpoint"}
+    assert {name for name in schemas.names() if name.startswith("cli_")} <= told
+
+
+def test_a_number_in_place_of_a_word_fits_no_schema(work: Path) -> None:
+    lines, _ = printed(work, "doctor", "--json")
+    finding: dict[str, Any] = json.loads(lines[0])
+    for member in finding:
+        assert not fits("cli_doctor", json.dumps({**finding, member: 7}).encode())
+        cut = {name: value for name, value in finding.items() if name != member}
+        assert not fits("cli_doctor", json.dumps(cut).encode())
