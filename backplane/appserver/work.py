@@ -21,6 +21,7 @@ from backplane.appserver.verdicts import Verdicts
 from backplane.contract.canonical import Json
 from backplane.cost import MICROS, Price, price_of
 from backplane.driven.turn import (
+    AGAIN,
     WORDLESS,
     WORDS_CHARS_MAX,
     Silence,
@@ -244,8 +245,7 @@ class Turn:
 
     async def _say(self, fault: str | None) -> str | None:
         """The order, or what is wrong with the answer; and what a user said meanwhile."""
-        again = f"This does not satisfy the JSON Schema:\n{fault}\nAnswer with the corrected JSON value alone."
-        ending = await self._turn(self.ways.prompt if fault is None else again)
+        ending = await self._turn(self.ways.prompt if fault is None else AGAIN.format(fault=fault))
         while self.waiting and not self.cancelled:
             ending = await self._turn(self.waiting.pop(0))
         whole = ending.status == "completed" and self.story.spoke and not self.cancelled

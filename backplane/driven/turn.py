@@ -30,6 +30,8 @@ REPAIRS_MAX: Final = 2
 WORDS_CHARS_MAX: Final = 2000
 """Of an agent's own words for a failure."""
 WORDLESS: Final = "the agent ended without a word"
+AGAIN: Final = "This does not satisfy the JSON Schema:\n{fault}\nAnswer with the corrected JSON value alone."
+"""To an agent that answers in words."""
 
 
 class Silence:
