@@ -427,6 +427,13 @@ def test_backends_are_listed_with_what_keeps_them_from_being_ready(cli: Cli, wor
     assert "mine not ready: surely-not-there" in " ".join(cli("backends").stdout.decode().split())
 
 
+def test_backends_are_listed_with_what_they_said_of_themselves_last(cli: Cli) -> None:
+    assert json.loads(cli("backends", "--json", "mock").stdout)["manifest"] is None
+    assert cli("run", "task", "--backend", "mock").returncode == 0
+    assert json.loads(cli("backends", "--json", "mock").stdout)["manifest"]["tool_edit"] == "emulated"
+    assert "tool_edit (emulated), tool_read" in cli("backends", "mock").stdout.decode()
+
+
 def test_an_agent_without_its_key_is_told_which_one_unless_it_has_a_login(cli: Cli, work: Path) -> None:
     program = f'program = "{sys.executable}"'
     (work / "backplane.toml").write_text(

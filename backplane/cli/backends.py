@@ -44,12 +44,13 @@ def _backends(options: Options) -> int:
     found = [status for status in found if status.id in options.names or not options.names]
     if options.probe:
         return _probe(found, settings, environ, options)
-    return _matrix(found, settings, environ, options) if options.matrix else _list(found, settings, options)
+    return (_matrix if options.matrix else _list)(found, settings, environ, options)
 
 
-def _list(found: list[BackendStatus], settings: Settings, options: Options) -> int:
+def _list(found: list[BackendStatus], settings: Settings, environ: dict[str, str], options: Options) -> int:
     import msgspec
 
+    found = [_with_manifest(status, settings, environ) if status.ready else status for status in found]
     if options.json:
         streams.write_bytes(b"".join(msgspec.json.encode(status) + b"\n" for status in found))
         return 0
@@ -63,6 +64,17 @@ def _list(found: list[BackendStatus], settings: Settings, options: Options) -> i
         if status.manifest:
             streams.write(f"{'':<{width}}  {streams.one_line(abilities(status.manifest), 4000)}\n")
     return 0
+
+
+def _with_manifest(status: BackendStatus, settings: Settings, environ: dict[str, str]) -> BackendStatus:
+    """The same with what the backend said of itself in its last hello here, if it ever said one."""
+    import msgspec
+
+    from backplane import backends, config
+    from backplane.receipts import kept_manifest
+
+    key = backends.find(status.id, settings, environ).key
+    return msgspec.structs.replace(status, manifest=kept_manifest(config.home_path(environ), key))
 
 
 def _probe(found: list[BackendStatus], settings: Settings, environ: dict[str, str], options: Options) -> int:
