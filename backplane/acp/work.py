@@ -19,7 +19,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.receipt import Usage
 from backplane.cost import Price
 from backplane.driven.order import Asked, Place, keep_name
-from backplane.driven.turn import Silence, answered, passed_through, record_denied, wind_up
+from backplane.driven.turn import AGAIN, Silence, answered, passed_through, record_denied, wind_up
 from backplane.errors import BackendError, ConfigError
 from backplane.jsonrpc import Asked as Question
 from backplane.jsonrpc import Received, Reply, Told, Unread
@@ -135,7 +135,7 @@ class Turn:
                     self.silence.heard()
         for event in [] if refused is None else self.story.deny(call, refused):
             await self.run.emit(event)
-        return None if refused is WITHDRAWN else refused is None
+        return None if refused == WITHDRAWN else refused is None
 
     async def _may(self, call: Call) -> str | None:
         """Why a call may not run; None when it may."""
@@ -263,8 +263,8 @@ class Turn:
 
     async def _work(self, session: Session) -> Done:
         async def say(fault: str | None) -> str | None:
-            again = f"This does not satisfy the JSON Schema:\n{fault}\nAnswer with the corrected JSON value alone."
-            await self._prompt(session, list(self.ways.prompt) if fault is None else [text_block(again)])
+            again = [text_block(AGAIN.format(fault=fault))]
+            await self._prompt(session, list(self.ways.prompt) if fault is None else again)
             while self.waiting and self.reply.fault is None and not self.cancelled:
                 await self._prompt(session, [text_block(self.waiting.pop(0))])
             whole = self._stop_reason == "end_turn" and self.story.closed_with_words and not self.cancelled
