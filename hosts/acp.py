@@ -100,12 +100,11 @@ def require_effect(run: HostRun, id: str, profile: Profile) -> None:
     }
     for name, (is_asked, why) in asked.items():
         if is_asked:
-            raise BackendError("capability_unsupported", f"{name} would have no effect: {why}; leave it out")
+            raise BackendError("capability_unsupported", f"{name} would have no effect: {why}", hint="leave it out")
     if budget and profile.prices is None:
         fact = "max_budget_usd cannot be held: what the model costs is not known"
-        raise ConfigError(
-            "config_invalid", f"{fact}; give options = {{prices = {{input = …, output = …}}}}, in dollars"
-        )
+        fix = "give options = {prices = {input = …, output = …}}, in dollars"
+        raise ConfigError("config_invalid", fact, hint=fix)
 
 
 def names_model(profile: Profile) -> bool:
