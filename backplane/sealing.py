@@ -101,19 +101,29 @@ def seal_run(
             inner_verified=_inner_holds(facts, trace),
         )
     )
+    not_stored = _store(keeper, receipt, journal, workspace)
+    if not_stored is not None:
+        error = not_stored
+        end = msgspec.structs.replace(end, reason="store", code=not_stored.code)
+    return Sealed(
+        receipt=receipt, end=end, error=error, patch=patch.path if patch is not None and patch.bytes else None
+    )
+
+
+def _store(
+    keeper: Keeper, receipt: Receipt, journal: Journal | None, workspace: Workspace | None
+) -> BackplaneError | None:
+    """Store the receipt, and let go of what was needed for it; what kept it from that is told, not raised."""
     try:
         keeper.store().append(receipt, journal)
-    except BackplaneError as caught:
-        error = caught
-        end = msgspec.structs.replace(end, reason="store", code=caught.code)
+    except BackplaneError as error:
+        return error
     finally:
         if workspace is not None:
             keeper.let_go(workspace)
         if journal is not None:
             journal.close()
-    return Sealed(
-        receipt=receipt, end=end, error=error, patch=patch.path if patch is not None and patch.bytes else None
-    )
+    return None
 
 
 def lowered(end: End, error: BackplaneError) -> End:
