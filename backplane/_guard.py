@@ -85,10 +85,10 @@ def look_at(pid: int) -> "tuple[int, int, int, int, int] | None":
 def main(role: str, socket_or_pipe: int, order: int) -> None:
     """Read the order, a file of marshalled (argv, env, cwd, fds, cage), and start it as a guard or in our own place.
 
-    The cage, where there is one, says what holds the host: `first` (we are the first process of a namespace of
-    our own), `stdio` (its three descriptors under other numbers), `door` (where to send a listening socket, and
-    its port), `cgroup` (its open `cgroup.procs`), `limits` (numbers and values), `seccomp` (a filter's program)
-    and `landlock` (see `confine`).
+    The cage, where there is one, says what holds the host: `held` (it starts once we hear "go"), `first` (we are
+    the first process of a namespace of our own), `stdio` (its three descriptors under other numbers), `door` (where
+    to send a listening socket, and its port), `cgroup` (its open `cgroup.procs`), `limits` (numbers and values),
+    `seccomp` (a filter's program) and `landlock` (see `confine`).
     """
     argv, env, cwd, handed, cage = marshal.loads(posix.pread(order, posix.fstat(order).st_size, 0))
     posix.close(order)
@@ -110,7 +110,7 @@ def guard(
     """Start the host and stay until all of it is gone.
 
     Says "pid PID START" or "spawn_error WHERE ERRNO", then "exit CODE" or "signal NUMBER", at the end "swept COUNT".
-    Hears "term" and "kill".
+    Hears "go" before the start of one that is held, then "term" and "kill".
     """
     for number in (_signal.SIGINT, _signal.SIGHUP, _signal.SIGTERM, _signal.SIGQUIT):
         _signal.signal(number, _signal.SIG_IGN)
@@ -130,6 +130,9 @@ def guard(
     stdio = cage.get("stdio", ())
     for fd in stdio:  # type: ignore[attr-defined]  # a tuple
         posix.set_inheritable(fd, False)
+    if cage.get("held") and not _released(control, plane):
+        _say(control, b"swept 0")
+        return
     host, fault = _start(argv, env, cwd, cage)
     _let_go([*handed, *stdio])  # type: ignore[misc]
     if fault:
@@ -243,6 +246,15 @@ def _join(cgroup: int) -> None:
         posix.write(cgroup, b"0")
     finally:
         posix.close(cgroup)
+
+
+def _released(control: int, plane: int) -> bool:
+    """Wait for the word to start; False when there will be nothing to start."""
+    events = select.poll()
+    for fd in (control, plane):
+        if fd >= 0:
+            events.register(fd, select.POLLIN)
+    return all(fd == control for fd, _ in events.poll()) and _heard(control) == b"go"
 
 
 def _send_door(line: int, port: int) -> None:

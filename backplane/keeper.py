@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from backplane.config import Limits
@@ -99,6 +100,23 @@ class Keeper:
     def stage_of(self, run_id: str) -> Path:
         return self.home / "stage" / run_id
 
+    def make_tree(self, run_id: str) -> Path | None:
+        """The folder that a run's copy will fill: what is put around it need not wait for that.
+
+        Of its files it has those of git's own that are the same in each copy and that a policy can name. None where
+        it cannot be made; whoever makes the copy says why.
+        """
+        tree = self.stage_of(run_id) / "tree"
+        with suppress(OSError):
+            (tree / ".git/hooks").mkdir(mode=0o700, parents=True)
+            (tree / ".git/config").touch(mode=0o600)
+            return tree
+        return None
+
+    def drop_stage(self, run_id: str) -> None:
+        """Remove what is left of a run's stage that never became a workspace."""
+        self._collect(self.stage_of(run_id))
+
     def scratch_of(self, run_id: str) -> Path:
         """Where a contained host puts its temporary files."""
         return self.home / "scratch" / run_id
@@ -169,28 +187,44 @@ class Preparation:
 
     Args:
         mode: how the place to work in is made; None when it is not here.
+        tree: where a copy is to be, if that was made already.
     """
 
     def __init__(
-        self, keeper: Keeper, facts: Facts, limits: Limits, stopped: Callable[[], bool], mode: Mode | None
+        self,
+        keeper: Keeper,
+        facts: Facts,
+        limits: Limits,
+        stopped: Callable[[], bool],
+        mode: Mode | None,
+        tree: Path | None,
     ) -> None:
         self.workspace: Workspace | None = None
         self._mode = mode
+        self._tree = tree
         self._keeper = keeper
         self._facts = facts
         self._limits = limits
         self._stopped = stopped
         self._error: BackplaneError | None = None
+        self._placed = anyio.Event()
         self._done = anyio.Event()
 
     async def run(self, folder: Path) -> None:
         try:
             with anyio.CancelScope(shield=True):
-                self.workspace = await anyio.to_thread.run_sync(self._open, folder)
+                await anyio.to_thread.run_sync(self._open, folder)
         except BackplaneError as error:
             self._error = error
         finally:
+            self._placed.set()
             self._done.set()
+
+    async def placed(self) -> None:
+        """Wait for the place to work in alone. Raises WorkspaceError."""
+        await self._placed.wait()
+        if self._error is not None:
+            raise self._error
 
     async def settled(self) -> None:
         """Wait until nothing of it runs any more, however it ended."""
@@ -207,20 +241,24 @@ class Preparation:
             raise self._error
         return self.workspace
 
-    def _open(self, folder: Path) -> Workspace | None:
+    def _open(self, folder: Path) -> None:
+        if self._mode is not None:
+            self._place(folder, self._mode)
+            anyio.from_thread.run_sync(self._placed.set)
+        self._keeper.store()
+
+    def _place(self, folder: Path, mode: Mode) -> None:
         from backplane.workspace import Quota, open_workspace
 
-        self._keeper.store()
-        if self._mode is None:
-            return None
         spec = self._facts.order.workspace
-        return open_workspace(
+        self.workspace = open_workspace(
             os.path.abspath(spec.root),
-            mode=self._mode,
+            mode=mode,
             include=spec.include,
             exclude=spec.exclude,
             run_dir=folder,
             stage_dir=self._keeper.stage_of(self._facts.run_id),
+            tree=self._tree,
             quota=Quota(bytes_max=self._limits.workspace_bytes_max, files_max=self._limits.workspace_files_max),
             stopped=self._stopped,
         )

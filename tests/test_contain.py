@@ -206,6 +206,24 @@ async def test_what_may_not_be_read_is_hidden_in_the_copy_and_in_the_original(
     assert held["kinds"]["files"]["state"] == "partial"
 
 
+def test_only_rules_on_more_than_gits_own_files_need_the_tree_first() -> None:
+    git, more = ("**/.git/hooks/**", ".git/config"), ("**/.git/hooks/**", "**/.github/**")
+    assert [masks.needs_tree(policy(deny_write=patterns)) for patterns in ((), git, more)] == [False, False, True]
+    assert masks.needs_tree(policy(deny_read=git))
+
+
+async def test_a_workspace_that_is_not_there_starts_no_host_and_leaves_no_stage(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    async with control(backplane_home) as plane:
+        run, _ = await go(plane, order(root / "nowhere", mode="staged"), cell(tmp_path / "bin", "1"))
+    assert run.error is not None
+    assert run.error.code == "workspace_init_failed"
+    assert run.receipt is not None
+    assert "host" not in run.receipt.backplane
+    assert [*(backplane_home / "stage").iterdir(), *(backplane_home / "scratch").iterdir()] == []
+
+
 async def test_a_folder_that_may_not_be_written_cannot_be_filled_or_moved_away(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

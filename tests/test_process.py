@@ -405,6 +405,60 @@ async def test_a_program_that_cannot_start_is_sidecar_spawn_failed_with_the_errn
 
 
 @pytest.mark.anyio
+async def test_a_program_is_started_once_what_it_needs_is_there(place: Place, guard: bool) -> None:
+    needed = place.folder / "needed"
+
+    async def ready() -> None:
+        assert place.alive() == []
+        await anyio.sleep(0.05)
+        needed.write_text("there")
+
+    async with open_child(
+        place.python("print(open({path!r}).read())", path=str(needed)), guard=guard, ready=ready
+    ) as child:
+        assert await read_all(child.stdout) == b"there\n"
+    assert children() == []
+
+
+@pytest.mark.anyio
+async def test_a_program_whose_needs_cannot_be_had_is_never_started(place: Place, guard: bool) -> None:
+    before, started = open_fds(), place.folder / "started"
+
+    async def ready() -> None:
+        raise BackendError("backend_timeout", "nothing came")
+
+    with pytest.raises(BackendError, match="nothing came"):
+        async with open_child(place.python("open({path!r}, 'w')", path=str(started)), guard=guard, ready=ready):
+            pytest.fail("it cannot have started")
+    assert (open_fds(), children(), started.exists()) == (before, [], False)
+
+
+def test_a_plane_killed_while_its_host_is_held_leaves_no_guard(place: Place) -> None:
+    code = """
+import os
+import anyio
+from backplane._guard import PARENT, look
+from backplane.process import Command, open_child
+
+async def ready():
+    print([pid for pid, row in look().items() if row[PARENT] == os.getpid()][0], flush=True)
+    await anyio.sleep(60)
+
+async def main():
+    async with open_child(Command(("/bin/true",), {}), ready=ready):
+        pass
+
+anyio.run(main)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as plane:
+        assert plane.stdout is not None
+        guard = int(plane.stdout.readline())
+        assert guard in look()
+        plane.kill()
+    anyio.run(until, lambda: guard not in look() or state_of(guard) in "ZX")
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(("guarded", "tries"), [(False, 1000), (True, 50)])
 async def test_failed_starts_leave_no_descriptor_and_no_child(place: Place, guarded: bool, tries: int) -> None:
     before = open_fds()

@@ -20,7 +20,7 @@ from backplane.contain.plan import Contained
 from backplane.contain.proxy import Judge, serve
 from backplane.contain.tally import Tally
 from backplane.errors import BackendError
-from backplane.process import Child, Command, open_child
+from backplane.process import Child, Command, Ready, open_child
 
 PORT: Final = 3128
 """Of the door inside a namespace, where nobody else listens; the usual one of HTTP proxies."""
@@ -34,12 +34,13 @@ WAITING_MAX: Final = 64
 
 @asynccontextmanager
 async def open_contained(
-    command: Command, held: Contained, tally: Tally, *, stderr_bytes_max: int
+    command: Command, held: Contained, tally: Tally, *, stderr_bytes_max: int, ready: Ready | None = None
 ) -> AsyncIterator[Child]:
     """Start a child in its cage; when the block is left, nothing of it is alive, nor of its network.
 
     Args:
         tally: filled with what went through the door.
+        ready: as for `open_child`.
 
     Raises:
         BackendError: `sidecar_spawn_failed`.
@@ -58,7 +59,7 @@ async def open_contained(
             rules = landlock.rules(held.interface, list(held.writable), tcp_port=port)
             cage, ours = msgspec.structs.replace(held.cage, landlock=rules), None
         caged = msgspec.structs.replace(command, env=env | variables(port))
-        async with open_child(caged, cage=cage, stderr_bytes_max=stderr_bytes_max) as child:
+        async with open_child(caged, cage=cage, stderr_bytes_max=stderr_bytes_max, ready=ready) as child:
             if ours is not None:
                 theirs.close()
                 door = opened.enter_context(await _receive(ours))

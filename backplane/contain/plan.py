@@ -7,7 +7,6 @@ import resource
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -104,8 +103,6 @@ def plan(
     wrapper: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
     if found.bubblewrap.usable:
-        if place.original is not None:
-            _make_hooks(place.root)
         private = _private({place.root, *own})
         covered = masks.work_out(
             profile, place.root, (place.original,) if place.original else (), command.env.get("HOME")
@@ -154,12 +151,6 @@ def _limits(*, counted: bool) -> tuple[tuple[int, int], ...]:
 
 def _at_most(wanted: int, hard: int) -> int:
     return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-
-
-def _make_hooks(root: str) -> None:
-    """A folder for hooks in the agent's fresh repository, so that it can be closed: what is not there cannot be."""
-    with suppress(OSError):
-        os.mkdir(os.path.join(root, ".git", "hooks"), 0o700)
 
 
 def _private(taken: set[str]) -> tuple[str, ...]:

@@ -8,17 +8,15 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final, Literal
 
-import anyio
-import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
 from backplane.contain import cgroup, landlock
 from backplane.errors import BackplaneError
-from backplane.process import GUARD_WORKS, run_tool, search_path
+from backplane.process import GUARD_WORKS, Tool, begin_tool, search_path
 
 TRIAL_S_MAX: Final = 10.0
 """For one trial; it takes some ms."""
@@ -65,27 +63,28 @@ class Probe(msgspec.Struct, frozen=True):
 
 def probe(environ: Mapping[str, str]) -> Probe:
     """Try the layers; blocking for some ms the first time, so call it in a worker thread."""
-    found, network, command = _bubblewrap(shutil.which("bwrap", path=search_path(environ)))
-    return Probe(found, network, _landlock(), _cgroup(), command)
+    path = _path(environ)
+    with _begun(path) as trial:
+        return _probe(path, trial)
 
 
 async def try_layers(environ: Mapping[str, str]) -> Probe:
-    """Try the layers in a worker thread; meanwhile the rest of this room is loaded."""
-    found: list[Probe] = []
-
-    async def try_them() -> None:
-        found.append(await anyio.to_thread.run_sync(probe, environ))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(try_them)
-        await anyio.lowlevel.checkpoint()
-        # A trial mostly waits for programs; what a contained run needs before its host starts takes as long to load.
-        for name in _NEEDED_SOON:
-            importlib.import_module(name)
-    return found[0]
+    """Try the layers; while the first trial's program works, the rest of this room is loaded."""
+    path = _path(environ)
+    with _begun(path) as trial:
+        importlib.import_module("backplane.contain.run")
+        return await anyio.to_thread.run_sync(_probe, path, trial)
 
 
-_NEEDED_SOON: Final = ("backplane.contain.run", "backplane.workspace", "backplane.receipts.store")
+def _probe(path: str | None, trial: Tool | None) -> Probe:
+    if path not in _known:
+        _known[path] = _bubblewrap(path, trial)
+    found, network, command = _known[path]
+    return Probe(found, network, _landlock(), _cgroup(), command)
+
+
+_known: Final[dict[str | None, tuple[Layer, Layer, tuple[str, ...]]]] = {}
+"""What was found by the path of bubblewrap: once a process."""
 
 
 def without(found: Probe, *names: Name) -> Probe:
@@ -105,17 +104,40 @@ def without(found: Probe, *names: Name) -> Probe:
 _NO_NETWORK: Final = Layer("network namespace", False, "", "bubblewrap is missing")
 
 
-@functools.cache
-def _bubblewrap(path: str | None) -> tuple[Layer, Layer, tuple[str, ...]]:
-    """Bubblewrap, its network namespace, and the options that worked. One trial of both, as most machines have both."""
-    if path is None or not GUARD_WORKS:
+def _path(environ: Mapping[str, str]) -> str | None:
+    return shutil.which("bwrap", path=search_path(environ)) if GUARD_WORKS else None
+
+
+def _begun(path: str | None) -> AbstractContextManager[Tool | None]:
+    """The first trial, at work; None where there will be none."""
+    if path is not None and path not in _known:
+        with suppress(BackplaneError):  # The trial itself says why.
+            return _start((path, *BASE, *_rights()[0], "--unshare-net"), path)
+    return nullcontext()
+
+
+def _rights() -> tuple[tuple[str, ...], ...]:
+    """Options to be tried one after the other.
+
+    Root keeps its rights over files where it may; in a namespace of users it has none over those of others.
+    """
+    return (_AS_ROOT, ("--unshare-user",)) if os.geteuid() == 0 else ((),)
+
+
+def _bubblewrap(path: str | None, begun: Tool | None) -> tuple[Layer, Layer, tuple[str, ...]]:
+    """Bubblewrap, its network namespace, and the options that worked. One trial of both, as most machines have both.
+
+    Args:
+        begun: the first trial.
+    """
+    if path is None:
         why = "bwrap is not found" if sys.platform.startswith("linux") else "only Linux has it"
         return Layer("bubblewrap", False, "", why, "install bubblewrap"), _NO_NETWORK, ()
     why = ""
-    # Root keeps its rights over files where it may; in a namespace of users it has none over those of others.
-    for rights in (_AS_ROOT, ("--unshare-user",)) if os.geteuid() == 0 else ((),):
+    for rights in _rights():
         command = (path, *BASE, *rights)
-        no_network, said = _trial((*command, "--unshare-net"), path)
+        no_network, said = _trial((*command, "--unshare-net"), path, begun)
+        begun = None
         if no_network:
             why, said = _trial(command, path)
         if not no_network or not why:
@@ -126,10 +148,16 @@ def _bubblewrap(path: str | None) -> tuple[Layer, Layer, tuple[str, ...]]:
     return Layer("bubblewrap", False, "", why, fix), _NO_NETWORK, ()
 
 
-def _trial(command: tuple[str, ...], path: str) -> tuple[str, str]:
-    """Run bubblewrap inside itself, with all that a run needs: why it fails or "", and the version it says."""
+def _start(command: tuple[str, ...], path: str) -> Tool:
+    """Bubblewrap inside itself, with all that a run needs."""
+    return begin_tool([*command, *MOUNTS, path, "--version"], env={}, timeout_s=TRIAL_S_MAX)
+
+
+def _trial(command: tuple[str, ...], path: str, begun: Tool | None = None) -> tuple[str, str]:
+    """Run a trial to its end, one that was begun or a new one: why it fails or "", and the version it says."""
     try:
-        done = run_tool([*command, *MOUNTS, path, "--version"], env={}, timeout_s=TRIAL_S_MAX)
+        with begun or _start(command, path) as tool:
+            done = tool.finish()
     except BackplaneError as error:
         return error.message, ""
     if done.code != 0:

@@ -12,13 +12,13 @@ import anyio.to_thread
 import msgspec
 
 from backplane.config import Isolation
-from backplane.contain import admit, cgroup, plan
+from backplane.contain import admit, cgroup, masks, plan
 from backplane.contain.probe import Probe
 from backplane.contain.tally import Tally
 from backplane.contract.canonical import Json
 from backplane.errors import WorkspaceError
 from backplane.policy import Policy
-from backplane.process import Child, Command, open_child
+from backplane.process import Child, Command, Ready, open_child
 from backplane.targets import network_rules
 
 
@@ -48,6 +48,11 @@ class Cell:
         self._leaf: Path | None = None
         self._group: int | None = None
         admit.refuse(isolation, self._demands, policy.profile, found, filtered=filtered)
+
+    @property
+    def needs_tree(self) -> bool:
+        """Whether the files have to be there before the cage can be worked out."""
+        return masks.needs_tree(self._policy.profile)
 
     def check_asks(self, extensions: tuple[str, ...]) -> None:
         """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
@@ -98,26 +103,28 @@ class Cell:
         return held
 
     @asynccontextmanager
-    async def open(self, held: plan.Contained, command: Command, stderr_bytes_max: int) -> AsyncIterator[Child]:
-        """Start the command in its cage."""
+    async def open(
+        self, held: plan.Contained, ready: Ready | None, command: Command, stderr_bytes_max: int
+    ) -> AsyncIterator[Child]:
+        """Start the command in its cage; `ready` is awaited while that is put up."""
         held = msgspec.structs.replace(held, cage=msgspec.structs.replace(held.cage, cgroup=self._group))
         try:
-            async with self._opener(held, command, stderr_bytes_max) as child:
+            async with self._opener(held, ready, command, stderr_bytes_max) as child:
                 self._close_group()
                 yield child
         finally:
             self._close_group()
 
     def _opener(
-        self, held: plan.Contained, command: Command, stderr_bytes_max: int
+        self, held: plan.Contained, ready: Ready | None, command: Command, stderr_bytes_max: int
     ) -> AbstractAsyncContextManager[Child]:
         if held.policy is None:
             caged = msgspec.structs.replace(command, env=command.env | held.env)
-            return open_child(caged, cage=held.cage, stderr_bytes_max=stderr_bytes_max)
+            return open_child(caged, cage=held.cage, stderr_bytes_max=stderr_bytes_max, ready=ready)
         # Only where the network is ruled, as a third of the loading is the proxy's.
         from backplane.contain.door import open_contained
 
-        return open_contained(command, held, self.tally, stderr_bytes_max=stderr_bytes_max)
+        return open_contained(command, held, self.tally, stderr_bytes_max=stderr_bytes_max, ready=ready)
 
     def _make_group(self, home: Path, run_id: str) -> None:
         """A group of its own, where no namespace ends with the control plane. Raises OSError."""

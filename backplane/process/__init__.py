@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from backplane.process.child import Child, Exit
     from backplane.process.launch import GUARD_WORKS, NO_CAGE, Cage, Command, Launched, guard_command, launch
-    from backplane.process.start import open_child, take_over
-    from backplane.process.tool import Finished, run_tool, search_path
+    from backplane.process.start import Ready, open_child, take_over
+    from backplane.process.tool import Finished, Tool, begin_tool, run_tool, search_path
 
 __all__ = [
     "GUARD_WORKS",
@@ -25,6 +25,9 @@ __all__ = [
     "Exit",
     "Finished",
     "Launched",
+    "Ready",
+    "Tool",
+    "begin_tool",
     "guard_command",
     "launch",
     "open_child",
@@ -36,8 +39,8 @@ __all__ = [
 _HOME: Final[dict[str, str]] = {
     **dict.fromkeys(("Child", "Exit"), "child"),
     **dict.fromkeys(("GUARD_WORKS", "NO_CAGE", "Cage", "Command", "Launched", "guard_command", "launch"), "launch"),
-    **dict.fromkeys(("open_child", "take_over"), "start"),
-    **dict.fromkeys(("Finished", "run_tool", "search_path"), "tool"),
+    **dict.fromkeys(("Ready", "open_child", "take_over"), "start"),
+    **dict.fromkeys(("Finished", "Tool", "begin_tool", "run_tool", "search_path"), "tool"),
 }
 
 

@@ -117,6 +117,10 @@ class Child:
             await self._until(lambda: bool(self._first_word) or self._line_ended)
         return self._first_word
 
+    def release(self) -> None:
+        """Have the guard of a child that is held start it."""
+        self._tell(b"go")
+
     def close_stdin(self) -> None:
         """Tell the child that nothing more will come."""
         fd, self.stdin = self.stdin, -1

@@ -60,6 +60,8 @@ class Cage(msgspec.Struct, frozen=True):
     """Of the system on each process: numbers of `resource` and values, soft and hard."""
     cgroup: int | None = None
     """Open `cgroup.procs` of a group that the guard joins; ours to close once the child is there."""
+    held: bool = False
+    """The guard starts the program when it is told to: its own start takes as long as much that has to come first."""
 
 
 NO_CAGE: Final = Cage()
@@ -127,6 +129,8 @@ def _spawn_guard(
 ) -> subprocess.Popen[bytes]:
     """Start `_guard.py`; the command travels in a file, so that its environment is not the guard's own."""
     inside: dict[str, object] = {"landlock": cage.landlock} if cage.landlock else {}
+    if cage.held:
+        inside["held"] = True
     if cage.limits:
         inside["limits"] = cage.limits
     if cage.seccomp is not None:

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
+import msgspec
+
 from backplane.process.child import Child, look_after
-from backplane.process.launch import NO_CAGE, START_S_MAX, Cage, Command, Launched, launch, refusal, refused
+from backplane.process.launch import (
+    GUARD_WORKS,
+    NO_CAGE,
+    START_S_MAX,
+    Cage,
+    Command,
+    Launched,
+    launch,
+    refusal,
+    refused,
+)
 
 STDERR_BYTES_MAX: Final = 64 * 1024
 """Kept of a child's stderr, its end; the contract's number."""
+
+
+Ready = Callable[[], Awaitable[object]]
+"""Comes back when what a program needs is there."""
 
 
 @asynccontextmanager
@@ -22,6 +38,7 @@ async def open_child(
     stderr_bytes_max: int = STDERR_BYTES_MAX,
     pass_fds: tuple[int, ...] = (),
     cage: Cage = NO_CAGE,
+    ready: Ready | None = None,
 ) -> AsyncIterator[Child]:
     """Start a child; when the block is left, nothing of it is alive any more, whatever happened in between.
 
@@ -33,12 +50,20 @@ async def open_child(
         stderr_bytes_max: how much of the end of its stderr is kept.
         pass_fds: inherited by the child under the same numbers.
         cage: what holds the child, put on by the guard; nothing without one.
+        ready: awaited before the program itself is started, while its guard is; what it raises comes out here.
 
     Raises:
         BackendError: `sidecar_spawn_failed`, with the errno's name.
     """
+    guard = guard and GUARD_WORKS
+    if ready is not None and not guard:
+        await ready()
+    cage = msgspec.structs.replace(cage, held=ready is not None)
     launched = launch(command, guard=guard, pass_fds=pass_fds, cage=cage)
     async with look_after(_child(launched, stderr_bytes_max)) as child:
+        if ready is not None and guard:
+            await ready()
+            child.release()
         await _arrive(child, command)
         yield child
 

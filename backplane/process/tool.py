@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Final
+from typing import IO, Final
 
 import msgspec
 
@@ -90,16 +90,46 @@ def run_tool(
     with ExitStack() as opened:
         source = opened.enter_context(open(stdin_path, "rb")) if stdin_path else subprocess.PIPE
         sink = opened.enter_context(open(stdout_path, "wb", opener=_private)) if stdout_path else None
-        tool = spawn(Command(tuple(argv), dict(env), cwd), (source, subprocess.PIPE, subprocess.PIPE))
-        opened.callback(_end_tool, tool)
-        talk = _Talk(tool, stdin, limits, sink.write if sink else None)
-        opened.callback(talk.close)
+        tool = opened.enter_context(Tool(Command(tuple(argv), dict(env), cwd), stdin, limits, source, sink))
+        return tool.finish()
+
+
+def begin_tool(argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float) -> Tool:
+    """Start what `run_tool` runs, so that something else can be done meanwhile. Raises BackendError as it does."""
+    limits = _Limits(argv[0], timeout_s, time.monotonic() + timeout_s, TOOL_OUTPUT_BYTES_MAX)
+    return Tool(Command(tuple(argv), dict(env)), b"", limits, subprocess.PIPE, None)
+
+
+class Tool:
+    """A short program at work: a block that ends it, whatever happens."""
+
+    def __init__(
+        self, command: Command, stdin: bytes, limits: _Limits, source: IO[bytes] | int, sink: IO[bytes] | None
+    ) -> None:
+        self._limits = limits
+        self._tool = spawn(command, (source, subprocess.PIPE, subprocess.PIPE))
+        self._talk = _Talk(self._tool, stdin, limits, sink.write if sink else None)
+        self._opened = ExitStack()
+        self._opened.callback(_end_tool, self._tool)
+        self._opened.callback(self._talk.close)
+
+    def __enter__(self) -> Tool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def finish(self) -> Finished:
+        """Wait for its end; blocking, raises as `run_tool`."""
+        tool, talk = self._tool, self._talk
         while not has_ended(tool):
-            talk.step(limits.left_s(_LOOK_S if talk.silent else _LEADER_LOOK_S))
+            talk.step(self._limits.left_s(_LOOK_S if talk.silent else _LEADER_LOOK_S))
         # Whoever still holds the pipes is a leftover of the tool; what it wrote itself is in them already.
         kill_group(tool)
         talk.rest()
-    return Finished(tool.returncode, bytes(talk.stdout), bytes(talk.stderr))
+        # Reaped by that, so its code is known.
+        self._opened.close()
+        return Finished(tool.returncode, bytes(talk.stdout), bytes(talk.stderr))
 
 
 class _Limits(msgspec.Struct, frozen=True):

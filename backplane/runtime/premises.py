@@ -50,6 +50,8 @@ class Premises:
         self._cell: Cell | None = None
         self._left = False
         """Whoever wanted the run has gone before it began."""
+        self._tree: Path | None = None
+        """Where the copy will be, when the cage is put around it before that is made."""
 
     async def open(
         self, backend: Backend, environ: Mapping[str, str], configured: Isolation, layers: Probe | None
@@ -85,7 +87,7 @@ class Premises:
         return program.open(order, environ, opener)
 
     async def _contain(self, program: ProcessBackend, cell: Cell, environ: Mapping[str, str]) -> Opener:
-        """Put the cage on; what is staged must be there already, or a rule on a file would find nothing to cover."""
+        """Work the cage out. With rules on files what is staged must be there, or they would find nothing to cover."""
         from backplane.contain.run import place_of
 
         keeper, spec = self._keeper, self._facts.order.workspace
@@ -93,8 +95,10 @@ class Premises:
         self.journal = keeper.journal(self._facts)
         root, original = spec.root, None
         if spec.mode == "staged":
-            workspace = await self._stage_first(self.journal.folder)
-            root, original = str(workspace.root), spec.root
+            original = spec.root
+            if not cell.needs_tree:
+                self._tree = keeper.make_tree(self._facts.run_id)
+            root = str(self._tree or (await self._stage_first(self.journal.folder)).root)
         elif not await anyio.to_thread.run_sync(os.path.isdir, root):
             # Said here, as a cage around a place that is not there would only fail to start.
             raise WorkspaceError("workspace_init_failed", f"the workspace {root!r} is not a folder")
@@ -104,7 +108,7 @@ class Premises:
         self._facts.contained, self._facts.held_by_system = held.label, held.gaps
         if held.policy is not None:
             self._facts.added["endpoints"] = list(held.endpoints)
-        return functools.partial(cell.open, held)
+        return functools.partial(cell.open, held, self._placed if self._tree is not None else None)
 
     async def _stage_first(self, folder: Path) -> Workspace:
         preparing = self._preparing = self._prepare("staged")
@@ -120,10 +124,13 @@ class Premises:
         return workspace
 
     def _prepare(self, mode: Mode | None) -> Preparation:
-        return Preparation(self._keeper, self._facts, self._limits, lambda: self._left or self._ended(), mode)
+        return Preparation(self._keeper, self._facts, self._limits, self._unwanted, mode, self._tree)
+
+    def _unwanted(self) -> bool:
+        return self._left or self._ended()
 
     def prepare(self, tasks: anyio.abc.TaskGroup, mode: Mode | None) -> None:
-        """Journal, store and workspace begin beside the host, unless they had to be there before it.
+        """Journal, store and workspace begin while the host starts, unless they had to be there before it.
 
         Args:
             mode: how the place to work in is made; None when it is not here.
@@ -135,6 +142,10 @@ class Premises:
             self.journal = self.journal or self._keeper.journal(self._facts)
             self._preparing = self._prepare(mode)
             tasks.start_soon(self._preparing.run, self.journal.folder)
+
+    async def _placed(self) -> None:
+        assert self._preparing is not None
+        await self._preparing.placed()
 
     @property
     def prepared(self) -> bool:
@@ -170,6 +181,8 @@ class Premises:
         if self._cell is not None:
             self._cell.close(added)
         workspace = self._preparing.workspace if self._preparing is not None else None
+        if workspace is None and self._tree is not None:
+            self._keeper.drop_stage(self._facts.run_id)
         if workspace is not None and not used:
             workspace.close()
             return None

@@ -248,20 +248,22 @@ class Run:
         if not self._admit(hooks):
             return
         try:
-            link = await stack.enter_async_context(await self._open())
+            opening = await self._open()
+            tasks = self._tasks = await stack.enter_async_context(anyio.create_task_group())
+            # Left in this order: the host, then what is still at work for it.
+            stack.callback(tasks.cancel_scope.cancel)
+            # It begins while the host starts, which is the first that is waited for.
+            self._premises.prepare(tasks, self._mode())
+            self._connect(await stack.enter_async_context(opening), tasks)
         except BackplaneError as error:
             self._fail(error)
         except BaseException:  # Cancelled: what was prepared already is sealed and removed.
             await self._finish()
             raise
-        else:
-            self._connect(link, await stack.enter_async_context(anyio.create_task_group()))
 
     async def close(self) -> None:
-        """End and seal the run, unless it has ended, and let go of its tasks."""
+        """End and seal the run, unless it has ended."""
         await self._finish()
-        if self._tasks is not None:
-            self._tasks.cancel_scope.cancel()
 
     async def end_unstarted(self, why: str | BackplaneError) -> None:
         """End and seal a run of which nothing was started.
@@ -326,22 +328,19 @@ class Run:
         self._decide("store" if error.code == "receipt_store_failed" else "refused" if refused else "failed", error)
 
     def _connect(self, link: Link, tasks: anyio.abc.TaskGroup) -> None:
-        """The host is starting: journal, store and workspace start beside it."""
         self._link = link
         self._readable = Readable(link.stdout)
-        self._tasks = tasks
         self._outbox = Outbox(
             link, tasks, write_s=self._limits.write_s, on_stuck=self._input_unread, on_closed=self._input_closed
         )
         self._intake.connect(self._outbox, tasks)
         tasks.start_soon(self._watch)
-        mode: Mode | None = self.order.workspace.mode
+
+    def _mode(self) -> Mode | None:
+        """How the place to work in is made; None when it is not here."""
         if self._remote is not None:
-            mode = "staged" if self._remote.root is None else None
-        try:
-            self._premises.prepare(tasks, mode)
-        except BackplaneError as error:
-            self._decide("store", error)
+            return "staged" if self._remote.root is None else None
+        return self.order.workspace.mode
 
     async def _begin(self) -> None:
         """Hear the hello, check it, and send the order once its place to work in is there."""

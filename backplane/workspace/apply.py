@@ -75,7 +75,7 @@ def apply_patch(
         return put(saved, run_dir, where, check=check, merge=merge, done=done)
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "unknown error")
-        about = printable(str(error.filename or run_dir))
+        about = printable(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(run_dir))
         raise failure(f"the patch cannot be applied: {name} at '{about}'", "nothing was changed") from error
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from backplane.workspace.git import RULES_BYTES_MAX
 from backplane.workspace.pack import FILE, LINK, PROGRAM, Leaf, Pack, blob_id
-from backplane.workspace.tree import Folder, Listing, Scope, open_known, opened, read_file
+from backplane.workspace.tree import Folder, Listing, Scope, give_rights, open_known, opened, read_file
 
 BLOB_BYTES_MAX: Final = 64 << 20
 """Largest file that is compared by content and can be in a patch. A binary patch costs git some
@@ -188,7 +188,7 @@ def _read(
                 target = os.fsencode(os.readlink(name, dir_fd=handle))
                 return Leaf(LINK, blob_id(target)), target
             if scope.mend and not facts.st_mode & 0o400:
-                os.chmod(name, facts.st_mode | 0o400, dir_fd=handle)
+                give_rights(name, facts.st_mode | 0o400, handle)
             found = read_file(handle, name, BLOB_BYTES_MAX)
     except FileNotFoundError:
         return None

@@ -20,6 +20,7 @@ from backplane.workspace.tree import (
     FILE_FLAGS,
     FOLDER_FLAGS,
     READ_BYTES,
+    give_rights,
     open_quick,
     open_root,
     opened,
@@ -175,7 +176,7 @@ def remove_tree(path: Path) -> None:
         if not path.is_dir() or path.is_symlink():
             path.unlink(missing_ok=True)
             return
-        path.chmod(0o700)
+        give_rights(str(path), 0o700)
         with opened(open_root(path)) as root:
             names = (f".{unguessable()}" for _ in itertools.count())
             waiting = _empty_folder(root, root, names)
@@ -202,7 +203,7 @@ def _empty_folder(folder: int, root: int, names: Iterator[str]) -> list[str]:
             os.unlink(name, dir_fd=folder)
             continue
         if mode & 0o700 != 0o700:
-            os.chmod(name, 0o700, dir_fd=folder)
+            give_rights(name, 0o700, folder)
         found.append(name if folder == root else next(names))
         if folder != root:
             os.rename(name, found[-1], src_dir_fd=folder, dst_dir_fd=root)

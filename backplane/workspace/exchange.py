@@ -63,11 +63,13 @@ def exchange(run_dir: Path, where: Path, root: int, seen: Seen, results: Mapping
         The mark that says it is done, for `tidy`; until then a later start may say so, too.
 
     Raises:
-        OSError, WorkspaceError: after everything was put back.
+        OSError, WorkspaceError: after everything was put back, or with what could not be: then the mark stays
+            for `settle`, and the old files where they are.
     """
     with _begin(run_dir) as (mark, fd):
         name = f".backplane-{unguessable()}"
         done = mark.with_suffix(_DONE)
+        stuck: tuple[str, ...] = ()
         try:
             _note(fd, {"root": str(where), "depot": name})
             os.mkdir(name, 0o700, dir_fd=root)
@@ -82,13 +84,19 @@ def exchange(run_dir: Path, where: Path, root: int, seen: Seen, results: Mapping
                     _sync_folder(mark.parent)
                 except BaseException:
                     # An interrupt must not leave half of a patch either.
-                    undo(root, depot, intent)
+                    stuck = tuple(step.path for step in intent.steps)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.rename(done, mark)
+                    stuck = undo(root, depot, intent)
                     raise
-        except BaseException:
+        except BaseException as error:
+            if stuck:
+                fact = f"the patch cannot be applied, and not all of it was put back: {names(list(stuck))}"
+                left = f"what was there before lies in '{printable(str(where / name))}'; the next start tries again"
+                raise failure(f"{fact}; {left}", "let nobody else change this folder meanwhile") from error
             with contextlib.suppress(WorkspaceError):
                 remove_tree(where / name)
                 mark.unlink(missing_ok=True)
-                done.unlink(missing_ok=True)
             raise
         return done
 

@@ -168,7 +168,7 @@ class Move:
 
 
 def undo(root: int, depot: int, intent: Intent) -> tuple[str, ...]:
-    """Put everything back, however far it came; returns the paths that somebody has changed since. Raises OSError."""
+    """Put everything back, however far it came; returns the paths that somebody keeps from it. Raises OSError."""
     for step in reversed(intent.steps):
         if step.new is not None:
             _at(root, step.path, _unlink, step.made)
@@ -179,7 +179,7 @@ def undo(root: int, depot: int, intent: Intent) -> tuple[str, ...]:
     for step in intent.steps:
         if _exists(depot, step.old):
             _at(root, step.path, _bring_back, depot, step.old)
-    return tuple(sorted(step.path for step in intent.steps if _exists(depot, step.old)))
+    return tuple(sorted(step.path for step in intent.steps if _exists(depot, step.old) or _lingers(depot, step)))
 
 
 def _at(root: int, path: str, act: Callable[..., object], *arguments: object) -> None:
@@ -205,6 +205,14 @@ def _unlink(folder: int, name: str, made: tuple[int, ...]) -> None:
     with contextlib.suppress(FileNotFoundError):
         if _identity(os.stat(name, dir_fd=folder, follow_symlinks=False)) == made:
             os.unlink(name, dir_fd=folder)
+
+
+def _lingers(depot: int, step: Step) -> bool:
+    """Whether the new file is still as it was made in a place that cannot be reached just now."""
+    if step.new is None or not _exists(depot, step.new):
+        return False
+    facts = os.stat(step.new, dir_fd=depot, follow_symlinks=False)
+    return facts.st_nlink > 1 and _identity(facts) == step.made
 
 
 def _exists(folder: int, name: str) -> bool:

@@ -219,7 +219,8 @@ def write_repository(
     """Make a repository of one commit whose index is fresh, so that the agent's `git status` reads no file.
 
     Args:
-        git_dir: the new `.git`, for the agent to do with as it likes: it gets a copy of the pack.
+        git_dir: the new `.git`, for the agent to do with as it likes: it gets a copy of the pack. Its config and its
+            folder of hooks may be there already.
         pack: holds the blobs already; finished here.
         facts: `lstat` of each file, by path.
         excluded: content of `info/exclude`.
@@ -229,8 +230,9 @@ def write_repository(
     text = f"tree {tree.hex()}\nauthor {who}\ncommitter {who}\n\nbaseline\n"
     commit = pack.add("commit", text.encode())
     pack_index = pack.finish()
-    for name in ("refs/heads", "refs/tags", "info", "objects/info", "objects/pack"):
-        (git_dir / name).mkdir(parents=True)
+    # Hooks as well, so that a cage can close them: what is not there cannot be.
+    for name in ("refs/heads", "refs/tags", "info", "objects/info", "objects/pack", "hooks"):
+        (git_dir / name).mkdir(parents=True, exist_ok=True)
     copy_whole(pack.path, git_dir / "objects/pack" / f"{PACK_NAME}.pack")
     (git_dir / "objects/pack" / f"{PACK_NAME}.idx").write_bytes(pack_index)
     (git_dir / "HEAD").write_text("ref: refs/heads/main\n")

@@ -44,7 +44,7 @@ class Stage:
         self._large: list[str] = []
 
     def fill(self, source: int, listing: Listing, excluded: bytes) -> None:
-        self._root.mkdir(mode=0o700)
+        self._root.mkdir(mode=0o700, exist_ok=True)
         git_dir = self._root / GIT_NAME
         with opened(open_root(self._root)) as target:
             for folder in listing.folders:

@@ -47,6 +47,8 @@ _HINTS: Final = {
     errno.EROFS: "point BACKPLANE_HOME to a disk that can be written",
     errno.EIO: "check the disk, or leave it out with --exclude",
     errno.ESTALE: "nobody else may move folders there meanwhile; try again",
+    errno.ENOTDIR: "nobody else may move folders there meanwhile; try again",
+    errno.ELOOP: "nobody else may move folders there meanwhile; try again",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
 """What helps against a failure of the system."""
@@ -249,8 +251,18 @@ def _enter(root: int, folder: Folder, scope: Scope) -> int:
             raise
     above = parent(folder.path[:-1])
     with opened(open_quick(root, above)) as handle:
-        os.chmod(folder.path[len(above) : -1], 0o700, dir_fd=handle)
+        give_rights(folder.path[len(above) : -1], 0o700, handle)
     return open_known(root, folder)
+
+
+def give_rights(name: str, mode: int, folder: int | None = None) -> None:
+    """Change the mode of a file or folder, and of nothing that a link in its place points to. Raises OSError."""
+    if not hasattr(os, "O_PATH"):  # pragma: no cover - not Linux, where a link is not followed when asked not to be
+        os.chmod(name, mode, dir_fd=folder, follow_symlinks=False)
+        return
+    # Nobody can put another one in the place of what is open; to open it so needs no rights to it.
+    with opened(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)) as handle:
+        os.chmod(f"/proc/self/fd/{handle}", mode)
 
 
 def _name(entry: os.DirEntry[str]) -> str:
