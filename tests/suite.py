@@ -34,7 +34,7 @@ LOWEST_SHOWN = 8
 PTH = (
     # Some environments process a `.pth` twice in one start, `lib` and `lib64` being the same folder.
     "import os, sys; 'child_lines' in sys.modules or not os.path.isdir(sys.prefix + '/suites') "
-    "or __import__('child_lines').start()\n"
+    "or os.listdir(sys.prefix + '/suites') and __import__('child_lines').start()\n"
 )
 
 
