@@ -153,7 +153,7 @@ def test_a_turn_of_the_model_ends_when_something_new_follows_a_result() -> None:
 def test_no_update_is_too_odd_to_be_taken(update: Any) -> None:
     told = story()
     told.update(update)
-    told.end("end_turn")
+    assert kinds(told.end("end_turn"))[-1] == "TurnEnded"
 
 
 def test_an_update_of_an_unknown_kind_is_kept() -> None:

@@ -283,7 +283,7 @@ def allowed(room: str) -> set[str]:
     return set(ROOMS.get(room, "").split())
 
 
-def fail_with(title: str, found: list[str]) -> None:
+def check_none(title: str, found: list[str]) -> None:
     if found:
         pytest.fail("\n  ".join([title, *dict.fromkeys(found)]), pytrace=False)
 
@@ -293,12 +293,12 @@ def fail_with(title: str, found: list[str]) -> None:
 
 def test_every_module_is_on_the_map() -> None:
     unknown = [f"{module.path.relative_to(ROOT)}" for module in modules() if module.room not in ROOMS]
-    fail_with("not on the map; add a row to ROOMS in tests/test_architecture.py:", unknown)
+    check_none("not on the map; add a row to ROOMS in tests/test_architecture.py:", unknown)
 
 
 def test_the_map_names_only_its_own_rooms() -> None:
     wrong = [f"{room}: {name}" for room in ROOMS for name in sorted(allowed(room) - set(ROOMS))]
-    fail_with("ROOMS in tests/test_architecture.py allows rooms that have no row:", wrong)
+    check_none("ROOMS in tests/test_architecture.py allows rooms that have no row:", wrong)
 
 
 def test_rooms_import_only_what_the_map_allows() -> None:
@@ -308,7 +308,7 @@ def test_rooms_import_only_what_the_map_allows() -> None:
         for node, room in rooms_used(module)
         if module.room in ROOMS and room not in allowed(module.room)
     ]
-    fail_with("not allowed by ROOMS in tests/test_architecture.py:", wrong)
+    check_none("not allowed by ROOMS in tests/test_architecture.py:", wrong)
 
 
 def test_the_map_and_the_house_are_free_of_cycles() -> None:
@@ -329,7 +329,7 @@ def test_errors_and_contract_import_nothing_of_ours() -> None:
 
 def test_pure_rooms_stand_only_on_pure_rooms() -> None:
     wrong = [f"{room}: {name}" for room in sorted(PURE) for name in sorted(allowed(room) - PURE - GROUND)]
-    fail_with("a pure room may import something that is not pure:", wrong)
+    check_none("a pure room may import something that is not pure:", wrong)
 
 
 def test_pure_rooms_have_no_io_clock_randomness_or_environment() -> None:
@@ -344,7 +344,7 @@ def test_pure_rooms_have_no_io_clock_randomness_or_environment() -> None:
         for node in nodes(module):
             if isinstance(node, ast.Call) and called(node) in PURE_NEVER_CALLS and module.room in PURE:
                 wrong.append(f"{module.at(node)}: calls {called(node)}")
-    fail_with("these rooms are pure:", wrong)
+    check_none("these rooms are pure:", wrong)
 
 
 def test_rooms_use_only_the_packages_that_are_open_to_them() -> None:
@@ -359,7 +359,7 @@ def test_rooms_use_only_the_packages_that_are_open_to_them() -> None:
                 continue
             if module.room not in THIRD_PARTY.get(package, set()):
                 wrong.append(f"{module.at(node)}: {module.room} imports {package}")
-    fail_with("not allowed by THIRD_PARTY in tests/test_architecture.py:", wrong)
+    check_none("not allowed by THIRD_PARTY in tests/test_architecture.py:", wrong)
 
 
 def test_processes_start_only_in_their_room() -> None:
@@ -373,7 +373,7 @@ def test_processes_start_only_in_their_room() -> None:
         for node in nodes(module):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and called(node) in STARTING_CALLS:
                 wrong.append(f"{module.at(node)}: calls {ast.unparse(node.func)}")
-    fail_with(f"only {', '.join(sorted(STARTS_PROCESSES))} may start a process:", wrong)
+    check_none(f"only {', '.join(sorted(STARTS_PROCESSES))} may start a process:", wrong)
 
 
 def test_only_the_programs_print() -> None:
@@ -386,7 +386,7 @@ def test_only_the_programs_print() -> None:
                 target = ast.unparse(node.func)
                 if target == "print" or target.startswith(("sys.stdout.write", "sys.stderr.write", "pprint")):
                     wrong.append(f"{module.at(node)}: {target}")
-    fail_with(f"only {', '.join(sorted(PRINTS))} may print:", wrong)
+    check_none(f"only {', '.join(sorted(PRINTS))} may print:", wrong)
 
 
 def docstrings(tree: ast.Module) -> set[int]:
@@ -413,7 +413,7 @@ def test_no_vendor_is_named_outside_the_vendors_rooms() -> None:
         for node, word in words(module):
             if named := [vendor for vendor in VENDORS if vendor in word.lower()]:
                 wrong.append(f"{module.at(node)}: {', '.join(named)} in {word[:60]!r}")
-    fail_with(f"vendors are named only in {', '.join(sorted(NAMES_VENDORS))}:", wrong)
+    check_none(f"vendors are named only in {', '.join(sorted(NAMES_VENDORS))}:", wrong)
 
 
 def test_hosts_never_import_the_runtime() -> None:
@@ -436,7 +436,7 @@ def test_no_struct_has_a_float_of_our_own() -> None:
             is_time_setting = module.room in SETTINGS and name.endswith("_s")
             if "float" in types and name not in FLOATS_OF_THE_CONTRACT and not is_time_setting:
                 wrong.append(f"{module.at(field)}: {name}")
-    fail_with("a float; use an integer with its unit in the name (or see FLOATS_OF_THE_CONTRACT, SETTINGS):", wrong)
+    check_none("a float; use an integer with its unit in the name (or see FLOATS_OF_THE_CONTRACT, SETTINGS):", wrong)
 
 
 def is_mutable(value: ast.expr | None) -> bool:
@@ -457,7 +457,7 @@ def test_modules_keep_no_state() -> None:
                 names = [ast.unparse(target) for target in targets]
                 # A table written in capitals is a constant; `__all__` is Python's own.
                 wrong += [f"{module.at(node)}: {name}" for name in names if name != "__all__" and not name.isupper()]
-    fail_with("module-level state:", wrong)
+    check_none("module-level state:", wrong)
 
 
 def test_the_schemas_are_what_the_contract_generates() -> None:
