@@ -387,7 +387,7 @@ def load_schema(name: str) -> bytes:
     """
     path = share.find("schemas") / f"{name}.json"
     if name not in names() or not path.is_file():
-        raise ConfigError("config_invalid", f"no schema named {name!r}", hint="one of: " + ", ".join(names()))
+        raise ConfigError("config_invalid", f"no schema named {name!r}", hint="`backplane schema` lists them")
     return path.read_bytes()
 
 

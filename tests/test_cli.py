@@ -125,7 +125,10 @@ def test_every_commands_help_shows_an_example(cli: Cli, words: list[str]) -> Non
     done = cli(*words, "--help")
     assert done.returncode == 0
     assert not done.stderr
-    assert f"example:\n  backplane {' '.join(words)}" in done.stdout.decode()
+    about, mark, example = done.stdout.decode().partition("example:\n")
+    assert mark
+    assert example.startswith(f"  backplane {' '.join(words)}")
+    assert all(len(line) <= 100 for line in about.splitlines())
 
 
 def test_the_help_names_every_command_and_exit_code() -> None:
@@ -214,6 +217,8 @@ def test_wrong_usage_is_exit_code_2_and_says_why(cli: Cli, words: list[str], bac
         (["translate", "--from", "openai", "--to", "claude", "-"], "stdin is no JSON"),
         (["receipts", "show", "ab"], "backplane receipts list"),
         (["receipts", "prune", "--keep", "-1"], "--keep -1 is no number of receipts"),
+        (["receipts", "list", "--limit", "-1"], "--limit -1 is no number of receipts"),
+        (["receipts", "list", "more"], "backplane receipts list --help"),
         (["receipts", "checkpoint"], "run an order first"),
     ],
 )

@@ -92,11 +92,11 @@ def test_what_a_real_run_writes_fits_what_we_say_we_write(tmp_path: Any) -> None
         assert envelope["t"] == "final" or violations("event_written", envelope["event"]) == []
 
 
-def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
+def test_an_unknown_name_is_refused_with_the_command_that_lists_them() -> None:
     for name in ("receipts", "../pyproject", ""):
         with pytest.raises(ConfigError) as caught:
             schemas.load_schema(name)
-        assert "work_order" in str(caught.value.hint)
+        assert "`backplane schema` lists" in str(caught.value.hint)
 
 
 def test_stale_files_are_named_and_written_anew(

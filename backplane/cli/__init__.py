@@ -31,8 +31,8 @@ EXITS: Final[dict[int, str]] = {
     REFUSED: "refused before the order was sent",
     129: "interrupted by SIGHUP, after an orderly stop",
     INTERRUPTED: "interrupted by SIGINT, after an orderly stop",
-    143: "interrupted by SIGTERM, after an orderly stop",
     READER_GONE: "the reader of stdout went away",
+    143: "interrupted by SIGTERM, after an orderly stop",
 }
 """Every exit code, of every command."""
 
@@ -70,7 +70,7 @@ options:
   -h, --help     print this; `backplane COMMAND --help` says more
 
 example:
-  backplane run "fix the failing test" --backend shell
+  backplane run "make test" --backend shell
 
 exit codes:
 {exits}
@@ -139,7 +139,7 @@ def _global_options(words: list[str]) -> tuple[str | None, list[str] | None]:
 
 def help_text() -> str:
     """What `backplane --help` prints."""
-    commands = "\n".join(f"  {name:<11} {line}" for name, (_, line) in COMMANDS.items())
+    commands = "\n".join(f"  {name:<12} {line}" for name, (_, line) in COMMANDS.items())
     exits = "\n".join(f"  {code:<4} {line}" for code, line in EXITS.items())
     return HELP.format(commands=commands, exits=exits)
 

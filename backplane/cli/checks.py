@@ -30,7 +30,7 @@ def _for_schema(name: str) -> Parser:
     made = Parser(
         f"backplane {name}", "Print a JSON Schema, or the names there are.", "backplane schema work_order", _schema
     )
-    made.add_argument("name", nargs="?", metavar="NAME")
+    made.add_argument("name", nargs="?", metavar="NAME", help="of one; without it all names are listed")
     return made
 
 

@@ -19,11 +19,17 @@ _WIDTH_MAX = 100
 """Widest help: longer lines are hard to read."""
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
+_EXAMPLE = "example:\n"
+
+
+class _Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str, **keywords: Any) -> None:
         # Without a width argparse imports shutil, and that three compressors.
         keywords.setdefault("width", min(streams.columns(), _WIDTH_MAX) - 2)
         super().__init__(prog, **keywords)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith(_EXAMPLE) else super()._fill_text(text, width, indent)
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog=prog,
             description=about,
-            epilog="example:\n" + "\n".join("  " + line for line in example.strip().splitlines()),
+            epilog=_EXAMPLE + "\n".join("  " + line for line in example.strip().splitlines()),
             formatter_class=_Formatter,
             allow_abbrev=False,
         )
@@ -49,6 +55,13 @@ class Parser(argparse.ArgumentParser):
 
     def print_help(self, file: Any = None) -> None:
         streams.write(self.format_help())
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse what is left over here, and not in the command that this one is a part of: the hint names this one."""
+        found, extra = super().parse_known_args(args, namespace)
+        if extra:
+            self.error(f"unrecognized arguments: {' '.join(extra)}")
+        return found, extra
 
     def error(self, message: str) -> NoReturn:
         from backplane.errors import ConfigError

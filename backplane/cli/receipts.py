@@ -49,7 +49,7 @@ def parser(name: str) -> Parser:
         "backplane receipts verify 3f2a\nbackplane receipts verify receipt.json",
         _verify,
     )
-    part.add_argument("names", nargs="*", metavar="FILE-or-ID")
+    part.add_argument("names", nargs="*", metavar="FILE-or-ID", help="a receipt's file; run id or its beginning")
     part.add_argument("--checkpoint", metavar="FILE", help="kept from earlier: shows a cut tail, too")
     part = add(
         "diff", "compare two receipts; exit code 1 where they differ", "backplane receipts diff 3f2a 91bc", _diff
@@ -102,8 +102,10 @@ def _say_left_behind(store: Store) -> None:
 def _list(options: Options) -> int:
     import msgspec
 
+    if options.limit < 0:
+        raise _wrong(f"--limit {options.limit} is no number of receipts", "0 lists none of them")
     with _store(readonly=True) as store:
-        rows = store.list(max(options.limit, 0))
+        rows = store.list(options.limit)
         _say_left_behind(store)
     for row in rows:
         if options.json:

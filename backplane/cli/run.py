@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from backplane.hooks import Hook
 
 EXAMPLE = """
-backplane run "fix the failing test" --backend shell --root ~/project
+backplane run "make test" --backend shell --root ~/project
 backplane run --order order.json --sidecar 'node my-host.mjs' --json > events.jsonl
 """
 

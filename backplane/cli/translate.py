@@ -37,9 +37,11 @@ def parser(name: str) -> Parser:
     )
     made.add_argument("--from", dest="source", required=True, metavar="DIALECT", help=f"{names}; augment: its requests")
     made.add_argument("--to", dest="target", required=True, metavar="DIALECT", help="of the same; augment: its streams")
-    made.add_argument("--kind", choices=("request", "response", "stream"), default="request")
+    made.add_argument("--kind", choices=("request", "response", "stream"), default="request", help="of FILE (request)")
     made.add_argument("--asked", metavar="FILE", help="the augment request that a stream answers: its flags are kept")
-    made.add_argument("--losses", metavar="FILE", help="write the losses there, one JSON object a line")
+    made.add_argument(
+        "--losses", metavar="FILE", help="write the losses there, one JSON object a line; schema: cli_translate_loss"
+    )
     made.add_argument("--strict", action="store_true", help="exit code 1 when anything but the form is lost")
     made.add_argument("file", nargs="?", default="-", metavar="FILE", help="- or nothing for stdin")
     return made
