@@ -38,6 +38,24 @@ sys.addaudithook(killing)
 APPLY: Final = KILLER + "from pathlib import Path; from backplane.workspace import apply_patch\n"
 COMMAND: Final = KILLER + "from backplane.cli import main; sys.exit(main(sys.argv[1:]))\n"
 
+SWAP: Final = (
+    KILLER.replace("os.kill(os.getpid(), 9)", "swap()")
+    + """
+def swap():
+    global armed, left
+    armed, left = False, 1 << 30
+    os.rename(FOLDER, FOLDER + ".aside")
+    os.symlink(OUTSIDE, FOLDER)
+FOLDER, OUTSIDE = sys.argv[2:]
+from pathlib import Path; from backplane.errors import WorkspaceError; from backplane.workspace import apply_patch
+try:
+    apply_patch(Path(sys.argv[1]))
+except WorkspaceError as error:
+    print(error, error.hint)
+"""
+)
+"""Puts a link in the place of a folder before the n-th change, as somebody else at work there may."""
+
 CHANGES_MAX: Final = 200
 """Far more than the patch of these tests makes."""
 
@@ -126,6 +144,49 @@ def test_what_somebody_has_changed_since_is_left_and_the_old_file_kept(patched: 
     assert (patched.original / "gone/deep/f").read_text() == "f\n"
     (depot,) = patched.original.glob(".backplane-*")
     assert "e\n" in [path.read_text() for path in depot.iterdir() if path.is_file()]
+
+
+def test_a_folder_swapped_for_a_link_before_any_step_loses_nothing_and_is_not_followed(tmp_path: Path) -> None:
+    place, outside = Place(tmp_path), tmp_path / "outside"
+    tree: dict[str, str | bytes] = {
+        "d/edited": "e\n",
+        "d/gone": "g\n",
+        "d/s/edited": "e\n",
+        "d/s/gone": "g\n",
+        "z": "z\n",
+    }
+    place.write(tree)
+    place.write(tree, outside)
+    with place.staged() as found:
+        place.write({"d/edited": "E\n", "d/new": "n\n", "d/s/edited": "E\n", "z": "Z\n"}, found.root)
+        for name in ("d/gone", "d/s/gone"):
+            (found.root / name).unlink()
+        found.difference()
+    before, theirs, told = snapshot(place.original), snapshot(outside), set[str]()
+    kept = shutil.copytree(place.original, tmp_path / "kept")
+    folder, aside = place.original / "d", place.original / "d.aside"
+    for step in range(CHANGES_MAX):
+        words = (str(place.run_dir), str(folder), str(outside / "d"))
+        done = subprocess.run([sys.executable, "-c", SWAP, str(step), *words], capture_output=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert snapshot(outside) == theirs
+        if not folder.is_symlink():
+            break  # All was in place before the step came.
+        folder.unlink()
+        aside.rename(folder)
+        said = done.stdout.decode()
+        depots = list(place.original.glob(".backplane-*"))
+        if said:
+            assert bool(depots) == ("what was there before lies in" in said), said
+            exchange.settle(exchange.pending(place.base))
+            assert snapshot(place.original) == before, (step, said)
+            told.add("kept" if depots else "undone")
+        else:
+            told.add("applied")
+            shutil.rmtree(place.original)
+            shutil.copytree(kept, place.original)
+    assert {"kept", "undone"} <= told
+    assert (folder / "new").read_text() == "n\n"
 
 
 def test_an_exchange_that_is_under_way_is_left_alone(patched: Place) -> None:
