@@ -162,6 +162,7 @@ _BACKPLANE: Final[Json] = _object(
         violations={"type": "array"},
     ),
     losses={"description": "What a translation could not carry.", "type": "array"},
+    unheard={"description": "Settings under `config.vendor.abp` that the backplane does not know.", **_STRINGS},
     route=_object("Which backend was chosen, and why the others lost."),
     cost=_object("What the run cost, and how that is known."),
     noise=_object(

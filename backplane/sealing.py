@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ import msgspec
 from backplane import record
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Artifact, Receipt
+from backplane.contract.work import unheard
 from backplane.errors import BackplaneError, WorkspaceError
 from backplane.keeper import Keeper
 from backplane.receipts.journal import Journal, applied_fact
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 DIFF_BYTES_MAX: Final = 8 * 1024 * 1024
 """Longest patch written into a receipt; a longer one is named by size and hash, and lies beside it."""
+NAME_CHARS_MAX: Final = 200
+"""Of a setting that is none of ours."""
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +67,7 @@ def seal_run(
     """
     patch: Patch | None = None
     error: BackplaneError | None = None
-    added: dict[str, Json] = {}
+    added = _unheard(facts)
     diff: str | None = None
     status: str | None = None
     try:
@@ -130,6 +134,14 @@ def lowered(end: End, error: BackplaneError) -> End:
     """A complete run whose result was lost or could not be applied is a partial one."""
     reason = "partial" if end.reason == "complete" else end.reason
     return msgspec.structs.replace(end, reason=reason, code=end.code or error.code)
+
+
+def _unheard(facts: Facts) -> dict[str, Json]:
+    """Settings of the order that were for us by their place, and had no effect."""
+    names = [".".join(keys)[:NAME_CHARS_MAX] for keys in islice(unheard(facts.order.config.vendor), record.NAMES_MAX)]
+    told, redacted = facts.redactor.json(names)
+    facts.counts["redacted"] += redacted
+    return {"unheard": told} if told else {}
 
 
 def _apply_lane(facts: Facts, journal: Journal | None, workspace: Workspace, patch: Patch, end: End) -> None:

@@ -20,6 +20,7 @@ from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, Failed
 from backplane.contract.receipt import Receipt, read_receipt, receipt_hash, verify_bytes
+from backplane.contract.work import unheard
 
 BYTES_MAX: Final = 256 * 1024 * 1024
 """Largest document looked at: receipts of a million events stay below it, memory as well."""
@@ -261,8 +262,8 @@ def _words(error: Any) -> str:
 
 
 def _beyond_schema(value: Json, kind: str, data: bytes) -> Iterator[Finding]:
-    """What a schema cannot say: integers without a point, days that exist, order of times, the hash."""
-    found = [*_wrong_type(value, schemas.SHAPES[kind], ""), *_wrong_times(value, "")]
+    """What a schema cannot say: integers without a point, days that exist, order of times, the hash, our settings."""
+    found = [*_wrong_type(value, schemas.SHAPES[kind], ""), *_wrong_times(value, ""), *_unheard(value, kind)]
     if kind in ("envelope_final", "envelope_fatal") and "receipt" in value:
         found += _wrong_type(value["receipt"], Receipt, "/receipt") or _wrong_sums(value["receipt"], None, "/receipt")
     elif kind == "receipt" and not found:
@@ -283,6 +284,17 @@ def _wrong_type(value: Json, shape: Any, place: str) -> list[Finding]:
         pointer = re.sub(r"\[(\d+)\]", r".\1", match[1]).replace(".", "/")
         return [Finding(place + pointer, _PATH.sub("", str(error)))] if not _is_form(str(error)) else []
     return []
+
+
+def _unheard(value: Json, kind: str) -> Iterator[Finding]:
+    """Settings of an order that stand where ours do and are none of them."""
+    path = {"work_order": (), "envelope_run": ("work_order",)}.get(kind)
+    if path is None:
+        return
+    order = value["work_order"] if path else value
+    for keys in unheard(order.get("config", {}).get("vendor", {})):
+        fact = "no setting of the backplane's; it would be ignored silently unless the host knows it"
+        yield Finding(_pointer((*path, "config", "vendor", *keys)), fact)
 
 
 def _is_form(message: str) -> bool:

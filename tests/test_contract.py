@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import struct
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,7 +29,7 @@ from backplane.contract.capability import (
     restricted,
 )
 from backplane.contract.receipt import CONTRACT_VERSION, Receipt, read_receipt, receipt_hash, verify_bytes
-from backplane.contract.work import PolicyProfile, WorkOrder
+from backplane.contract.work import SETTINGS, PolicyProfile, WorkOrder
 
 TS = "2025-01-15T12:00:00Z"
 
@@ -554,6 +556,13 @@ def test_our_own_settings_are_found_nested_and_flat() -> None:
         {"task": "t", "config": {"vendor": {"abp": {"mode": "a"}, "abp.mode": "b", "abp.x": 1}}}, WorkOrder
     )
     assert (order.abp("mode"), order.abp("x"), order.abp("y", 7)) == ("a", 1, 7)
+
+
+def test_our_own_settings_are_those_that_orders_are_asked_for() -> None:
+    root = Path(__file__).parent.parent
+    files = [*(root / "backplane").rglob("*.py"), *(root / "hosts").glob("*.py")]
+    asked = {name for file in files for name in re.findall(r'\babp\("(\w+)"', file.read_text(encoding="utf-8"))}
+    assert asked == SETTINGS
 
 
 LEVELS: list[tuple[Any, Level | None]] = [

@@ -14,7 +14,7 @@ import backplane
 from backplane import sidecar
 from backplane.backends import MemoryBackend
 from backplane.contract.capability import NATIVE
-from backplane.contract.work import WorkOrder, WorkspaceSpec
+from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.workspace import apply_patch
 
 Edit = Callable[[Path], object]
@@ -30,7 +30,9 @@ def original(tmp_path: Path) -> Path:
     return folder
 
 
-def run_with(edit: Edit, original: Path, *, lane: str = "patch_first", **spec: object) -> backplane.Run:
+def run_with(
+    edit: Edit, original: Path, config: RuntimeConfig | None = None, *, lane: str = "patch_first", **spec: object
+) -> backplane.Run:
     """Run an order whose host does one thing to the folder it works in."""
 
     async def work(run: sidecar.HostRun) -> sidecar.Done:
@@ -41,7 +43,7 @@ def run_with(edit: Edit, original: Path, *, lane: str = "patch_first", **spec: o
     host = sidecar.Host(id="editor", capabilities={"streaming": NATIVE})
     backend = MemoryBackend(id="editor", serve=functools.partial(sidecar.serve, host, typed))
     workspace = WorkspaceSpec(root=str(original), **spec)  # type: ignore[arg-type]
-    order = WorkOrder("edit", lane=lane, workspace=workspace)  # type: ignore[arg-type]
+    order = WorkOrder("edit", lane=lane, workspace=workspace, config=config or RuntimeConfig())  # type: ignore[arg-type]
     return backplane.run(order, backend=backend)
 
 
@@ -94,6 +96,13 @@ def test_a_patch_that_is_no_text_is_named_by_its_hash(original: Path) -> None:
     patch = run.patch.read_bytes()
     said = receipt_of(run).backplane["patch"]
     assert (said["bytes"], said["sha256"]) == (len(patch), hashlib.sha256(patch).hexdigest())
+
+
+def test_a_setting_that_nobody_heard_is_named(original: Path) -> None:
+    config = RuntimeConfig(vendor={"abp": {"isolat-1": 1, "mode": "mapped"}, "abp.fast": 1}, env={"A": "isolat-1"})
+    run = run_with(lambda root: None, original, config)
+    assert receipt_of(run).backplane["unheard"] == ["abp.[redacted]", "abp.fast"]
+    assert "unheard" not in receipt_of(run_with(lambda root: None, original)).backplane
 
 
 def test_files_changed_without_a_word_are_listed(original: Path) -> None:

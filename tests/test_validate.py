@@ -72,6 +72,19 @@ def test_pointers_are_escaped() -> None:
     assert pointers(found) == ["/config/vendor/a~1b~0c/k"]
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_setting_in_the_place_of_ours_that_is_none_of_ours_is_found(inside: bool) -> None:
+    vendor = {"abp": {"isolaton": "required", "isolation": "off", "request": {}}, "abp.a/b": 1, "abp.mode": "mapped"}
+    order: dict[str, Any] = {"task": "t", "config": {"vendor": {**vendor, "gemini": {"tempo": 1}}}}
+    found = validate(json.dumps({"t": "run", "id": "r", "work_order": order} if inside else order).encode(), "-")
+    where = "/work_order/config/vendor/" if inside else "/config/vendor/"
+    assert pointers(found) == [where + "abp/isolaton", where + "abp.a~1b"]
+
+
+def test_a_place_of_ours_without_members_is_found() -> None:
+    assert pointers(validate(b'{"task":"t","config":{"vendor":{"abp":7}}}', "-")) == ["/config/vendor/abp"]
+
+
 def test_a_wrong_event_far_down_a_trace_is_named_by_its_own_index() -> None:
     receipt = json.loads((EXAMPLES / "receipt/minimal.json").read_bytes())
     good = {"ts": "2026-01-15T12:00:00Z", "type": "warning", "message": "m"}

@@ -206,6 +206,9 @@ def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
         f"{look.dress(colour, receipt.outcome)}{why} after {receipt.meta.duration_ms / 1000:.1f} s{_usage(receipt)}",
         f"run {receipt.meta.run_id}  receipt {(receipt.receipt_sha256 or '')[:16]}",
     ]
+    unheard = receipt.backplane.get("unheard")
+    if isinstance(unheard, list) and unheard:
+        lines.append(f"no settings of the backplane's: {one_line(', '.join(map(str, unheard)))}")
     if patch is not None and patch.is_file() and patch.stat().st_size:
         lines.append(f"patch {one_line(patch)}  (backplane apply {receipt.meta.run_id[:8]})")
     return "\n".join(lines) + "\n"
