@@ -271,7 +271,7 @@ _PRINTED: Final = {
     "cli_conform": "backplane.conform:Report",
     "cli_doctor": "backplane.cli.doctor:Finding",
     "cli_receipts_checkpoint": "backplane.receipts:Checkpoint",
-    "cli_receipts_list": "backplane.receipts:Row",
+    "cli_receipts_list": "backplane.receipts.rows:Listed",
     "cli_translate_loss": "backplane.ir:Loss",
 }
 """What commands print that is no shape of the contract, as places of types: only who writes schemas loads them."""

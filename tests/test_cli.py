@@ -472,6 +472,19 @@ def test_receipts_are_listed_newest_first(cli: Cli, stored: list[str]) -> None:
     assert [json.loads(line)["run_id"] for line in lines(done.stdout)] == stored[:0:-1]
 
 
+def test_a_list_has_the_name_that_a_backend_has_here(cli: Cli, work: Path, stored: list[str]) -> None:
+    (work / "backplane.toml").write_text('[backends.house]\nhost = "mock"\n')
+    for name in ("house", "mock"):
+        assert cli("run", "do it", "--backend", name).returncode == 0
+    done = cli("receipts", "list")
+    assert [line.split("  ")[-1] for line in lines(done.stdout)] == ["mock", "house (mock)", "mock", "mock", "mock"]
+    told = [json.loads(line) for line in lines(cli("receipts", "list", "--json").stdout)]
+    named = [(row["backend"], row["backend_name"]) for row in told]
+    assert named == [("mock", "mock"), ("mock", "house"), *[("mock", None)] * 3]
+    cli("receipts", "prune", "--keep", "0")
+    assert lines(cli("receipts", "list").stdout)[1].endswith("  mock")
+
+
 def test_an_empty_store_is_an_empty_list_and_is_not_made(cli: Cli, tmp_path: Path) -> None:
     home = tmp_path / "new"
     done = cli("receipts", "list", env={"BACKPLANE_HOME": str(home)})

@@ -12,6 +12,7 @@ from backplane.cli.parser import Options, Parser, add_json
 if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
     from backplane.receipts import Checkpoint, Store
+    from backplane.receipts.rows import Listed
 
 ROWS_SHOWN = 50
 """Rows of a list without --limit: a screen or two."""
@@ -105,7 +106,7 @@ def _list(options: Options) -> int:
     if options.limit < 0:
         raise _wrong(f"--limit {options.limit} is no number of receipts", "0 lists none of them")
     with _store(readonly=True) as store:
-        rows = store.list(options.limit)
+        rows = list(store.listed(options.limit))
         _say_left_behind(store)
     for row in rows:
         if options.json:
@@ -114,9 +115,17 @@ def _list(options: Options) -> int:
         reason = f" ({row.reason})" if row.reason and row.reason != row.outcome else ""
         streams.write(
             f"{row.run_id}  {row.started_at[:19]}Z  {row.duration_ms / 1000:8.1f} s  "
-            f"{row.outcome + reason:<22}  {streams.one_line(row.backend, 40)}\n"
+            f"{row.outcome + reason:<22}  {_backend(row)}\n"
         )
     return 0
+
+
+def _backend(row: Listed) -> str:
+    """The name it has here, with its own where that is another one."""
+    own = streams.one_line(row.backend, 40)
+    if row.backend_name in (None, row.backend):
+        return own
+    return f"{streams.one_line(row.backend_name, 40)} ({own})"
 
 
 def _show(options: Options) -> int:

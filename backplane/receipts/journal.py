@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract import canonical
+from backplane.contract.receipt import BackendIdentity
 from backplane.contract.work import WorkOrder
 from backplane.errors import StoreError
 from backplane.receipts.trace import Trace
@@ -191,6 +192,21 @@ def read_facts(folder: Path) -> list[Facts]:
             break
         facts.append(fact)
     return facts
+
+
+class _First(msgspec.Struct):
+    """The first fact, as far as it is of interest to a list: the rest of the order is passed over."""
+
+    backend: BackendIdentity
+
+
+def backend_name(folder: Path) -> str | None:
+    """What a run's backend was called here, before it said its own name; None where the head does not say."""
+    try:
+        with (folder / HEAD).open("rb") as file:
+            return msgspec.json.decode(file.readline(HEAD_BYTES_MAX), type=_First).backend.id
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def boot_id() -> str | None:

@@ -33,6 +33,13 @@ class Row(msgspec.Struct, frozen=True):
     link: str
 
 
+class Listed(Row, frozen=True):
+    """A row, with what the receipt does not say."""
+
+    backend_name: str | None = None
+    """What the backend was called here; `backend` is what it calls itself. None for a copy and after `prune`."""
+
+
 Rows = list[Row]
 """Under a name of its own, because `Store.list` hides the builtin inside its class."""
 

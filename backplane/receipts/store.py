@@ -23,10 +23,10 @@ from backplane.contract.receipt import Receipt
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
 from backplane.receipts.audit import Finding, patch_hash
-from backplane.receipts.journal import PATCH, TRACE, Journal
+from backplane.receipts.journal import PATCH, TRACE, Journal, backend_name
 from backplane.receipts.pieces import with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Orphans, Recovery
-from backplane.receipts.rows import Checkpoint, Row, Rows, columns_of
+from backplane.receipts.rows import Checkpoint, Listed, Row, Rows, columns_of
 from backplane.receipts.trace import Trace, line_batches
 
 PREFIX_CHARS_MIN: Final = 4
@@ -126,6 +126,12 @@ class Store:
         return self._rows(
             "WHERE sequence < ? ORDER BY sequence DESC LIMIT ?", (before if before is not None else 2**62, limit)
         )
+
+    def listed(self, limit: int = 50) -> Iterator[Listed]:
+        """As `list`, each row with the name that its backend had here."""
+        for row in self.list(limit):
+            name = backend_name(self.folder(row.run_id)) if recovery.is_run_id(row.run_id) else None
+            yield Listed(**msgspec.structs.asdict(row), backend_name=name)
 
     def find(self, run: str) -> Row:
         """The row of a run id, or of its beginning when only one run begins so.
