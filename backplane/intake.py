@@ -39,7 +39,8 @@ from backplane.errors import BackplaneError, ContractError, PolicyError, from_co
 from backplane.hooks import Hook, Hooks
 from backplane.negotiate import supplied
 from backplane.outbox import Outbox
-from backplane.protocol import Broken, ControlEnd, Dropped, Events, Noise, Unknown
+from backplane.protocol import Broken, Dropped, Events, Noise, Unknown
+from backplane.protocol.control import ControlEnd
 from backplane.record import Facts
 from backplane.splits import Splits
 

@@ -6,6 +6,7 @@ is compiled into those settings as well. What the agent says of its own success 
 
 from __future__ import annotations
 
+import backplane.light  # noqa: F401  # isort: skip
 import functools
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 from backplane.agent_options import Claude as Options
 from backplane.agents import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE
+from backplane.driven.begin import Started, early
 from backplane.driven.order import (
     Place,
     found,
@@ -30,7 +32,6 @@ from backplane.driven.order import (
 from backplane.sidecar import EXTENSIONS, Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
-    from backplane.driven.begin import Program, Started
     from backplane.process import Child
     from backplane.streamjson.work import Turn
 
@@ -174,9 +175,4 @@ if __name__ == "__main__":
     async def work(run: HostRun) -> Done:
         return await drive(run, ROW)
 
-    def early(run: Given) -> Program | None:
-        from backplane.driven.begin import begin_early
-
-        return begin_early(run, functools.partial(start, ROW))
-
-    main(HOST, work, early=early)
+    main(HOST, work, early=early(functools.partial(start, ROW)))

@@ -6,6 +6,7 @@ order's policy is compiled into those settings as well. What the agent says of i
 
 from __future__ import annotations
 
+import backplane.light  # noqa: F401  # isort: skip
 import functools
 import os
 from decimal import Decimal
@@ -17,6 +18,7 @@ import msgspec
 from backplane.agent_options import Codex as Options
 from backplane.agents import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE, restricted
+from backplane.driven.begin import Started, early
 from backplane.driven.order import (
     Place,
     found,
@@ -33,7 +35,6 @@ from backplane.sidecar import EXTENSIONS, Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
     from backplane.appserver import Turn, Ways
-    from backplane.driven.begin import Program, Started
     from backplane.process import Child
 
 NATIVELY: Final = (
@@ -259,9 +260,4 @@ if __name__ == "__main__":
     async def work(run: HostRun) -> Done:
         return await drive(run, ROW)
 
-    def early(run: Given) -> Program | None:
-        from backplane.driven.begin import begin_early
-
-        return begin_early(run, functools.partial(start, ROW))
-
-    main(HOST, work, early=early)
+    main(HOST, work, early=early(functools.partial(start, ROW)))

@@ -45,6 +45,7 @@ ROOMS = {
     "dialects": f"{SHAPES} ir",
     # doors to the world
     "_guard": "",
+    "light": "",
     "locks": "",
     "share": "errors",
     "process": f"{SHAPES} _guard",
@@ -105,8 +106,8 @@ ROOMS = {
     "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",
     # the far side of the line
     "hosts": (
-        f"{SHAPES} agent_options agents config cost driven ir presets sidecar dialects turn upstream process programs "
-        "policy acp appserver streamjson tools"
+        f"{SHAPES} light agent_options agents config cost driven ir presets sidecar dialects turn upstream process "
+        "programs policy acp appserver streamjson tools"
     ),
 }
 """Room → the rooms that it may import. A row may stand here before its room does."""

@@ -20,7 +20,8 @@ from backplane.contract import canonical
 from backplane.contract import envelope as wire
 from backplane.contract.receipt import read_receipt, receipt_hash, verify_bytes
 from backplane.errors import CODES, ProtocolError
-from backplane.protocol import LINE_BYTES_MAX, Broken, ControlEnd, Dropped, HostEnd, Noise, version_compatible
+from backplane.protocol import LINE_BYTES_MAX, Broken, Dropped, HostEnd, Noise, version_compatible
+from backplane.protocol.control import ControlEnd
 
 CONTRACTS = share.find("contracts")
 TRANSCRIPTS = sorted((CONTRACTS / "transcripts").glob("*.jsonl"))

@@ -16,7 +16,7 @@ HOST = """
 import os, sys
 from pathlib import Path
 from backplane.contract.capability import NATIVE
-from backplane.driven.begin import begin_early
+from backplane.driven import begin
 from backplane.errors import ConfigError
 from backplane.sidecar import EXTENSIONS, Done, Given, Host, HostRun, main
 
@@ -25,10 +25,11 @@ WAY = sys.argv[1]
 def start(run, state):
     if WAY == "refuses":
         raise ConfigError("config_invalid", "not such an order")
-    return (sys.executable, "-c", "import os; print(os.getpid(), flush=True); input()"), {}
+    said = "sorted(map(int, os.listdir('/proc/self/fd')))" if WAY == "lists" else "os.getpid()"
+    return (sys.executable, "-c", f"import os; print({said}, flush=True); input()"), {}
 
 def early(run: Given):
-    begun = begin_early(run, start)
+    begun = begin.early(start)(run)
     loaded = "asyncio" in sys.modules
     Path(os.environ["TOLD"]).write_text(f"{begun.launched.leader.pid} {begun.state} {loaded}")
     return begun
@@ -100,6 +101,16 @@ def test_what_a_run_does_not_take_is_ended(tmp_path: Path) -> None:
         assert child.until("fatal")[-1]["error_code"] == "config_invalid"
         assert host.told.exists()
         assert host.gone()
+
+
+def test_a_program_begun_by_a_fork_of_its_host_has_nothing_of_the_host(tmp_path: Path) -> None:
+    host = Early(tmp_path, "lists")
+    with host.child as child:
+        child.until("hello")
+        child.send(host.order)
+        *events, _ = child.until("final")
+        # Its three, and the one that lists them.
+        assert "[0, 1, 2, 3]" in [event["event"].get("text") for event in events if event["t"] == "event"]
 
 
 def test_an_error_of_the_beginning_is_told_by_the_run(tmp_path: Path) -> None:

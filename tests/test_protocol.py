@@ -30,7 +30,6 @@ from backplane.protocol import (
     NEEDS_EXTENSION,
     VALUES_MAX,
     Broken,
-    ControlEnd,
     Dropped,
     Events,
     HostEnd,
@@ -40,6 +39,7 @@ from backplane.protocol import (
     Unknown,
     version_compatible,
 )
+from backplane.protocol.control import ControlEnd
 from tests import receipt_cases
 from tests.receipt_writer import receipt_of
 

@@ -7,8 +7,8 @@ import importlib
 import os
 import shutil
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Final, Literal
 
 import anyio.to_thread
@@ -63,28 +63,20 @@ class Probe(msgspec.Struct, frozen=True):
 
 def probe(environ: Mapping[str, str]) -> Probe:
     """Try the layers; blocking for some ms the first time, so call it in a worker thread."""
-    path = _path(environ)
-    with _begun(path) as trial:
-        return _probe(path, trial)
+    return _probe(_bubblewrap(_path(environ)))
 
 
 async def try_layers(environ: Mapping[str, str]) -> Probe:
     """Try the layers; while the first trial's program works, the rest of this room is loaded."""
-    path = _path(environ)
-    with _begun(path) as trial:
+    bubblewrap = _bubblewrap(_path(environ))
+    with bubblewrap.begun():
         importlib.import_module("backplane.contain.run")
-        return await anyio.to_thread.run_sync(_probe, path, trial)
+        return await anyio.to_thread.run_sync(_probe, bubblewrap)
 
 
-def _probe(path: str | None, trial: Tool | None) -> Probe:
-    if path not in _known:
-        _known[path] = _bubblewrap(path, trial)
-    found, network, command = _known[path]
+def _probe(bubblewrap: _Bubblewrap) -> Probe:
+    found, network, command = bubblewrap.found
     return Probe(found, network, _landlock(), _cgroup(), command)
-
-
-_known: Final[dict[str | None, tuple[Layer, Layer, tuple[str, ...]]]] = {}
-"""What was found by the path of bubblewrap: once a process."""
 
 
 def without(found: Probe, *names: Name) -> Probe:
@@ -108,12 +100,50 @@ def _path(environ: Mapping[str, str]) -> str | None:
     return shutil.which("bwrap", path=search_path(environ)) if GUARD_WORKS else None
 
 
-def _begun(path: str | None) -> AbstractContextManager[Tool | None]:
-    """The first trial, at work; None where there will be none."""
-    if path is not None and path not in _known:
-        with suppress(BackplaneError):  # The trial itself says why.
-            return _start((path, *BASE, *_rights()[0], "--unshare-net"), path)
-    return nullcontext()
+@functools.cache
+def _bubblewrap(path: str | None) -> _Bubblewrap:
+    return _Bubblewrap(path)
+
+
+class _Bubblewrap:
+    """Bubblewrap where it is found, tried once."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._begun: Tool | None = None
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """The first trial is at work in this block, unless there will be none."""
+        if self._path is not None and "found" not in vars(self) and self._begun is None:
+            with suppress(BackplaneError):  # The trial itself says why.
+                self._begun = _start((self._path, *BASE, *_rights()[0], "--unshare-net"), self._path)
+        try:
+            yield
+        finally:
+            if self._begun is not None:
+                self._begun.close()
+
+    @functools.cached_property
+    def found(self) -> tuple[Layer, Layer, tuple[str, ...]]:
+        """Bubblewrap, its network namespace, and the options that worked. One trial of both, as most have both."""
+        path = self._path
+        if path is None:
+            why = "bwrap is not found" if sys.platform.startswith("linux") else "only Linux has it"
+            return Layer("bubblewrap", False, "", why, "install bubblewrap"), _NO_NETWORK, ()
+        why = ""
+        for rights in _rights():
+            command = (path, *BASE, *rights)
+            begun, self._begun = self._begun, None
+            no_network, said = _trial((*command, "--unshare-net"), path, begun)
+            if no_network:
+                why, said = _trial(command, path)
+            if not no_network or not why:
+                version = said.removeprefix("bubblewrap ")
+                network = Layer("network namespace", not no_network, version, no_network)
+                return Layer("bubblewrap", True, version), network, command
+        fix = "allow unprivileged user namespaces (kernel.unprivileged_userns_clone, AppArmor), or run as root"
+        return Layer("bubblewrap", False, "", why, fix), _NO_NETWORK, ()
 
 
 def _rights() -> tuple[tuple[str, ...], ...]:
@@ -122,30 +152,6 @@ def _rights() -> tuple[tuple[str, ...], ...]:
     Root keeps its rights over files where it may; in a namespace of users it has none over those of others.
     """
     return (_AS_ROOT, ("--unshare-user",)) if os.geteuid() == 0 else ((),)
-
-
-def _bubblewrap(path: str | None, begun: Tool | None) -> tuple[Layer, Layer, tuple[str, ...]]:
-    """Bubblewrap, its network namespace, and the options that worked. One trial of both, as most machines have both.
-
-    Args:
-        begun: the first trial.
-    """
-    if path is None:
-        why = "bwrap is not found" if sys.platform.startswith("linux") else "only Linux has it"
-        return Layer("bubblewrap", False, "", why, "install bubblewrap"), _NO_NETWORK, ()
-    why = ""
-    for rights in _rights():
-        command = (path, *BASE, *rights)
-        no_network, said = _trial((*command, "--unshare-net"), path, begun)
-        begun = None
-        if no_network:
-            why, said = _trial(command, path)
-        if not no_network or not why:
-            version = said.removeprefix("bubblewrap ")
-            network = Layer("network namespace", not no_network, version, no_network)
-            return Layer("bubblewrap", True, version), network, command
-    fix = "allow unprivileged user namespaces (kernel.unprivileged_userns_clone, AppArmor), or run as root"
-    return Layer("bubblewrap", False, "", why, fix), _NO_NETWORK, ()
 
 
 def _start(command: tuple[str, ...], path: str) -> Tool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from backplane.process.launch import Command, Launched, launch
-from backplane.sidecar import Given
+from backplane.sidecar import Early, Given
 
 Started = tuple[tuple[str, ...], dict[str, str]]
 """A command and its environment."""
@@ -33,8 +32,11 @@ class Program(msgspec.Struct, frozen=True):
         await leave(self)
 
 
-def begin(run: Given, start: Start) -> Program:
+def begin(run: Given, start: Start, *, alone: bool = False) -> Program:
     """Start the program that `start` names, in the order's folder.
+
+    Args:
+        alone: see `launch`.
 
     Raises:
         BackplaneError: what `start` says; `sidecar_spawn_failed`.
@@ -42,24 +44,31 @@ def begin(run: Given, start: Start) -> Program:
     state = Path(_folder())
     try:
         argv, env = start(run, state)
-        return Program(state, env, launch(Command(argv=argv, env=env, cwd=run.order.workspace.root)))
+        command = Command(argv=argv, env=env, cwd=run.order.workspace.root)
+        return Program(state, env, launch(command, alone=alone))
     except BaseException:
+        import shutil
+
         shutil.rmtree(state, ignore_errors=True)
         raise
 
 
-def begin_early(run: Given, start: Start) -> Program | None:
-    """The same before the event loop is loaded; None for an order that starts nothing."""
-    return None if run.order.config.max_turns == 0 else begin(run, start)
+def early(start: Start) -> Early:
+    """What does the same before the event loop is loaded; for an order that starts nothing it begins nothing."""
+
+    def begin_early(run: Given) -> Program | None:
+        return None if run.order.config.max_turns == 0 else begin(run, start, alone=True)
+
+    return begin_early
 
 
 def _folder() -> str:
-    given = os.environ.get("TMPDIR", "")
-    if os.path.isabs(given) and os.access(given, os.W_OK):
-        # Without the module for it, which loads ten others.
-        path = os.path.join(given, f"backplane-agent-{os.urandom(8).hex()}")
-        os.mkdir(path, 0o700)
-        return path
+    # Without the module for it, which loads ten others.
+    for given in (os.environ.get("TMPDIR", ""), "/tmp"):
+        if os.path.isabs(given) and os.access(given, os.W_OK):
+            path = os.path.join(given, f"backplane-agent-{os.urandom(8).hex()}")
+            os.mkdir(path, 0o700)
+            return path
     import tempfile
 
     return tempfile.mkdtemp(prefix="backplane-agent-")

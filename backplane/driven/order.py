@@ -214,9 +214,10 @@ def prompt_of(run: Given) -> str:
 
 def found(program: str, install: str, env: Mapping[str, str]) -> str:
     """The program's path. Raises BackendError: `backend_unavailable`, it is not there."""
-    import shutil
-
-    path = shutil.which(program, path=env.get("PATH"))
+    # As `shutil.which` does, without loading three compressors.
+    folders = [""] if os.sep in program else env.get("PATH", os.defpath).split(os.pathsep)
+    paths = (os.path.join(folder, program) for folder in folders)
+    path = next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
     if path is None:
         fix = f"install it: {install}" if install else "name it with the option `program`"
         raise BackendError("backend_unavailable", f"{program} is not found or not executable", hint=fix)

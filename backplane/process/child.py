@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -18,6 +17,7 @@ import anyio
 import msgspec
 
 from backplane._guard import WORD_BYTES_MAX
+from backplane.process.launch import Leader
 from backplane.process.remains import Traces, far_end, kill_exactly, remains, start_of
 
 LADDER_STEP_S: Final = 0.5
@@ -72,7 +72,7 @@ class Child:
 
     def __init__(
         self,
-        leader: subprocess.Popen[bytes],
+        leader: Leader,
         guarded: bool,
         pipes: tuple[int, int, int],
         line: int,
@@ -341,7 +341,7 @@ def _close(fd: int) -> None:
         os.close(fd)
 
 
-def _peek(leader: subprocess.Popen[bytes]) -> Exit:
+def _peek(leader: Leader) -> Exit:
     """How a child ended that has ended, without reaping it where that can be had."""
     if leader.returncode is not None or not hasattr(os, "waitid"):
         return _exit_of(leader.poll())
@@ -360,7 +360,7 @@ def _exit_of(returncode: int | None) -> Exit:
     return Exit(code=returncode) if returncode >= 0 else Exit(signal=-returncode)
 
 
-def has_ended(tool: subprocess.Popen[bytes]) -> bool:
+def has_ended(tool: Leader) -> bool:
     """Whether the child has ended; where the system can, without reaping it, so that its group stays its own."""
     if not hasattr(os, "waitid"):
         return tool.poll() is not None
@@ -372,7 +372,7 @@ def has_ended(tool: subprocess.Popen[bytes]) -> bool:
         return True
 
 
-def kill_group(leader: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
+def kill_group(leader: Leader, number: int = signal.SIGKILL) -> None:
     """Signal a child's process group, unless the child was reaped already."""
     # Only before the leader is reaped: until then nobody else can have this group's number.
     if leader.returncode is None:

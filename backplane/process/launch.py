@@ -5,32 +5,23 @@ Blocking, and without an event loop, so that a program can load its own while an
 
 from __future__ import annotations
 
+import _socket  # `socket` costs 5 ms, for its enums; `signal` 3
 import errno
-import marshal
 import os
-import select
-import signal
-import socket
-import subprocess
 import sys
 from contextlib import ExitStack, suppress
-from typing import IO, Any, Final
+from typing import Final, Protocol
 
 import msgspec
 
 from backplane import _guard
 from backplane.errors import BackendError
-from backplane.process.remains import pidfd_of
 
 START_S_MAX: Final = 10.0
 """For a guard to report that its host was started; 12 ms are usual, a loaded machine has needed a second."""
 
 UMASK: Final = 0o077
 """What a child makes is for its user alone."""
-
-_TERMINAL_WAIT_S: Final = 5.0
-"""For SIGKILL to take effect. Longer only in uninterruptible sleep, which no signal ends."""
-
 
 Stdio = tuple[object, object, object]
 """stdin, stdout, stderr, as `subprocess.Popen` takes them."""
@@ -67,143 +58,7 @@ class Cage(msgspec.Struct, frozen=True):
 NO_CAGE: Final = Cage()
 
 
-def spawn(command: Command, stdio: Stdio, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-    """Start the program as our own child, in a session of its own."""
-    if _signals_ignored():
-        return _spawn_launcher(command, stdio, pass_fds)
-    stdin, stdout, stderr = stdio
-    try:
-        return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
-            command.argv,
-            env=command.env,
-            cwd=command.cwd,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            bufsize=0,
-            pass_fds=pass_fds,
-            start_new_session=True,
-            umask=UMASK,
-        )
-    except (OSError, ValueError) as fault:
-        raise _spawn_failed(command, fault) from fault
-
-
-def _signals_ignored() -> bool:
-    # `nohup` and a shell's `&` start us so; exec would hand it on, and Popen resets only Python's own three.
-    return any(signal.getsignal(number) is signal.SIG_IGN for number in _HANDED_ON)
-
-
-_HANDED_ON: Final = frozenset(signal.valid_signals()) - {
-    signal.SIGKILL,
-    signal.SIGSTOP,
-    signal.SIGPIPE,
-    getattr(signal, "SIGXFSZ", signal.SIGPIPE),
-}
-
-
-def _spawn_launcher(command: Command, stdio: Stdio, pass_fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
-    """Start the program by way of a small one that puts the signals right, as a thread of ours cannot."""
-    told, tell = os.pipe()
-    try:
-        launcher = _spawn_guard("launch", tell, command, stdio, pass_fds)
-    except BaseException:
-        os.close(told)
-        raise
-    finally:
-        os.close(tell)
-    try:
-        in_time = select.select([told], [], [], START_S_MAX)[0]
-        word = os.read(told, _guard.WORD_BYTES_MAX) if in_time else b"exec %d" % errno.ETIMEDOUT
-    finally:
-        os.close(told)
-    if word:
-        launcher.kill()
-        launcher.wait(_TERMINAL_WAIT_S)
-        raise refusal(command, word)
-    return launcher
-
-
-def _spawn_guard(
-    role: str, line: int, command: Command, stdio: Stdio, pass_fds: tuple[int, ...], cage: Cage = NO_CAGE
-) -> subprocess.Popen[bytes]:
-    """Start `_guard.py`; the command travels in a file, so that its environment is not the guard's own."""
-    inside: dict[str, object] = {"landlock": cage.landlock} if cage.landlock else {}
-    if cage.held:
-        inside["held"] = True
-    if cage.limits:
-        inside["limits"] = cage.limits
-    if cage.seccomp is not None:
-        inside["seccomp"] = cage.seccomp
-    extra: tuple[Any, ...] = ()
-    if cage.wrapper:
-        # The wrapper stays until the end and must hold none of the pipes, or their ends would not be seen.
-        inside |= {"first": True, "stdio": stdio}
-        extra, stdio = stdio, (subprocess.DEVNULL, subprocess.DEVNULL, stdio[2])
-    if cage.door is not None:
-        inside["door"] = cage.door
-        extra += (cage.door[0],)
-    if cage.cgroup is not None:
-        inside["cgroup"] = cage.cgroup
-        extra += (cage.cgroup,)
-    stdin, stdout, stderr = stdio
-    try:
-        with _order_file() as order:
-            order.write(_order_bytes(command, pass_fds, inside))
-            order.flush()
-            argv = [*cage.wrapper, *guard_command(), role, str(line), str(order.fileno())]
-            return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
-                argv,
-                env=_loader_env(),
-                cwd="/",
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                bufsize=0,
-                pass_fds=(line, order.fileno(), *extra, *pass_fds),
-                start_new_session=role == "guard",
-                umask=UMASK,
-            )
-    except (OSError, ValueError) as fault:
-        raise _spawn_failed(command, fault) from fault
-
-
-def guard_command() -> tuple[str, ...]:
-    """The guard's program without its arguments."""
-    return (sys.executable, "-I", "-S", _guard_file())
-
-
-def _guard_file() -> str:
-    # The compiled file, unless it is older than its source: compiling anew would add a third to each start.
-    source, compiled = _guard.__file__, str(getattr(_guard, "__cached__", None))
-    with suppress(OSError):
-        # One that another user compiled may be closed to us.
-        if os.stat(compiled).st_mtime_ns >= os.stat(source).st_mtime_ns and os.access(compiled, os.R_OK):
-            return compiled
-    return source
-
-
-def _order_file() -> IO[bytes]:
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("order"), "wb")
-    import tempfile
-
-    return tempfile.TemporaryFile()
-
-
-def _order_bytes(command: Command, pass_fds: tuple[int, ...], inside: dict[str, object]) -> bytes:
-    argv = [os.fsencode(word) for word in command.argv]
-    env = {os.fsencode(name): os.fsencode(value) for name, value in command.env.items()}
-    cwd = None if command.cwd is None else os.fsencode(command.cwd)
-    return marshal.dumps((argv, env, cwd, list(pass_fds), inside))
-
-
-def _loader_env() -> dict[str, str]:
-    # What our own interpreter may need to find its library, and nothing of the command's.
-    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
-
-
-def _spawn_failed(command: Command, fault: Exception) -> BackendError:
+def spawn_failed(command: Command, fault: Exception) -> BackendError:
     in_cwd = command.cwd is not None and getattr(fault, "filename", None) == command.cwd
     return refused(command, b"cwd" if in_cwd else b"exec", getattr(fault, "errno", None) or errno.EINVAL)
 
@@ -247,6 +102,17 @@ _HINTS: Final = {
 }
 
 
+class Leader(Protocol):
+    """Our own child, the guard or the program itself: as much of `subprocess.Popen` as is asked of it."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+
 GUARD_WORKS: Final = sys.platform == "linux" and hasattr(os, "pidfd_open") and bool(sys.executable)
 
 
@@ -254,8 +120,7 @@ class Launched(msgspec.Struct, frozen=True):
     """A program that was started, and that nobody looks after yet: `take_over` does."""
 
     command: Command
-    leader: subprocess.Popen[bytes]
-    """The guard, or the program itself."""
+    leader: Leader
     guard: bool
     pipes: tuple[int, int, int]
     """Our ends of its stdin, stdout, stderr; they do not block."""
@@ -264,8 +129,19 @@ class Launched(msgspec.Struct, frozen=True):
     namespaced: bool
 
 
-def launch(command: Command, *, guard: bool = True, pass_fds: tuple[int, ...] = (), cage: Cage = NO_CAGE) -> Launched:
+def launch(
+    command: Command,
+    *,
+    guard: bool = True,
+    pass_fds: tuple[int, ...] = (),
+    cage: Cage = NO_CAGE,
+    alone: bool = False,
+) -> Launched:
     """Start a program; the arguments are those of `open_child`; `take_over` has to follow.
+
+    Args:
+        alone: we have one thread and no event loop. Then the guard is a fork of ours, a hundredth of the time that a
+            Python of its own takes.
 
     Raises:
         BackendError: `sidecar_spawn_failed`, with the errno's name.
@@ -281,16 +157,16 @@ def launch(command: Command, *, guard: bool = True, pass_fds: tuple[int, ...] = 
             stdio = (stdin, stdout, stderr)
             line = -1
             if guard:
-                line, line_theirs = (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                ends = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+                line, line_theirs = (end.detach() for end in ends)
                 ours.callback(os.close, line)
                 theirs.callback(os.close, line_theirs)
-                leader = _spawn_guard("guard", line_theirs, command, stdio, pass_fds, cage)
-            else:
-                leader = spawn(command, stdio, pass_fds)
+            leader = _start(command, stdio, line_theirs if guard else -1, pass_fds, cage, alone=alone)
+            if not guard:
                 line = pidfd_of(leader.pid)
             ours.pop_all()
     except OSError as fault:
-        raise _spawn_failed(command, fault) from fault
+        raise spawn_failed(command, fault) from fault
     for fd in (stdin_ours, stdout_ours, stderr_ours, *((line,) if guard else ())):
         os.set_blocking(fd, False)
     pipes = (stdin_ours, stdout_ours, stderr_ours)
@@ -302,3 +178,79 @@ def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
     reader.callback(os.close, read_end)
     writer.callback(os.close, write_end)
     return read_end, write_end
+
+
+def _start(
+    command: Command, stdio: tuple[int, int, int], line: int, pass_fds: tuple[int, ...], cage: Cage, *, alone: bool
+) -> Leader:
+    if alone and line > _STDERR and min(stdio) > _STDERR and not pass_fds and cage is NO_CAGE:
+        return _fork_guard(command, stdio, line)
+    # Loaded now, as it brings half of the event loop's modules.
+    from backplane.process import spawn
+
+    if line < 0:
+        return spawn.spawn(command, stdio, pass_fds)
+    return spawn.spawn_guard("guard", line, command, stdio, pass_fds, cage)
+
+
+_STDERR: Final = 2
+
+
+def _fork_guard(command: Command, stdio: tuple[int, int, int], line: int) -> Leader:
+    words = raw(command)
+    pid = os.fork()
+    if pid:
+        return _Forked(pid)
+    code = 1
+    try:
+        os.setsid()
+        os.umask(UMASK)
+        os.chdir("/")
+        for place, fd in enumerate(stdio):
+            os.dup2(fd, place)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in (0, 1, 2, line):
+                with suppress(OSError):  # The one that the list was read from.
+                    os.close(int(name))
+        _guard.guard(line, *words, [], {})
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def raw(command: Command) -> tuple[list[bytes], dict[bytes, bytes], bytes | None]:
+    """A command's words, environment and folder in bytes, as the guard takes them."""
+    argv = [os.fsencode(word) for word in command.argv]
+    env = {os.fsencode(name): os.fsencode(value) for name, value in command.env.items()}
+    return argv, env, None if command.cwd is None else os.fsencode(command.cwd)
+
+
+class _Forked:
+    """A guard that is a fork of ours."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            try:
+                ended, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # Somebody else in this program reaped it.
+                self.returncode = 0
+            else:
+                self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+    def kill(self) -> None:
+        import signal
+
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def pidfd_of(pid: int) -> int:
+    """A descriptor that becomes readable at the end of this process; -1 where the system has none to give."""
+    with suppress(AttributeError, OSError):
+        return os.pidfd_open(pid)
+    return -1

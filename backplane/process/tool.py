@@ -14,7 +14,8 @@ import msgspec
 
 from backplane.errors import BackendError
 from backplane.process.child import READ_BYTES_MAX, has_ended, kill_group
-from backplane.process.launch import Command, spawn
+from backplane.process.launch import Command
+from backplane.process.spawn import TERMINAL_WAIT_S, spawn
 
 TOOL_S_MAX: Final = 120.0
 """Default bound of one tool call; a `git diff` of a large tree stays under it, a hung network mount does not."""
@@ -30,9 +31,6 @@ _LEADER_LOOK_S: Final = 0.05
 
 _REST_READS_MAX: Final = 32
 """Reads after the end: the 1 MiB that a pipe may hold where somebody made it larger, twice over."""
-
-_TERMINAL_WAIT_S: Final = 5.0
-"""For SIGKILL to take effect. Longer only in uninterruptible sleep, which no signal ends."""
 
 _GROUP_WAIT_S: Final = 0.2
 """For the rest of a killed group to be gone; longer only where nobody reaps orphans, who are then dead all the same."""
@@ -117,6 +115,10 @@ class Tool:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, unless it has ended."""
         self._opened.close()
 
     def finish(self) -> Finished:
@@ -128,7 +130,7 @@ class Tool:
         kill_group(tool)
         talk.rest()
         # Reaped by that, so its code is known.
-        self._opened.close()
+        self.close()
         return Finished(tool.returncode, bytes(talk.stdout), bytes(talk.stderr))
 
 
@@ -232,7 +234,7 @@ def _end_tool(tool: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             pipe.close()
     with suppress(subprocess.TimeoutExpired):
-        tool.wait(_TERMINAL_WAIT_S)
+        tool.wait(TERMINAL_WAIT_S)
     end_s = time.monotonic() + _GROUP_WAIT_S
     with suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < end_s:

@@ -2,10 +2,10 @@
 
 Bytes go in, checked messages come out; the tables say who may say what and when. Every
 door uses the same strict reader: split at LF only, bounded, UTF-8, bounded depth, strict
-JSON. Nothing here waits, reads a clock or knows a process.
+JSON. Nothing here waits, reads a clock or knows a process. The control plane's end is in
+`control`, which a host does not load.
 """
 
-from backplane.protocol.control import ControlEnd
 from backplane.protocol.host import HostEnd
 from backplane.protocol.lines import (
     DEPTH_MAX,
@@ -41,7 +41,6 @@ __all__ = [
     "VALUES_MAX",
     "WRONG_SHAPE",
     "Broken",
-    "ControlEnd",
     "Dropped",
     "Events",
     "HostEnd",

@@ -32,7 +32,8 @@ from backplane.hooks import Hook, Hooks, above, configured
 from backplane.intake import Intake, OnAsk, now
 from backplane.outbox import Outbox
 from backplane.policy import compile_policy
-from backplane.protocol import ControlEnd, Events, version_compatible
+from backplane.protocol import Events, version_compatible
+from backplane.protocol.control import ControlEnd
 from backplane.readable import Readable
 from backplane.record import End, Facts
 from backplane.redact import Redactor

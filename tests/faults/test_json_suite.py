@@ -24,7 +24,8 @@ from backplane.contract.envelope import Run
 from backplane.contract.receipt import Verification
 from backplane.contract.work import WorkOrder
 from backplane.intake import now
-from backplane.protocol import VALUES_MAX, Broken, ControlEnd, Events
+from backplane.protocol import VALUES_MAX, Broken, Events
+from backplane.protocol.control import ControlEnd
 from backplane.receipts import canonical_chunks, seal
 from backplane.redact import Redactor
 from backplane.runtime import ControlPlane

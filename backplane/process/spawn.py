@@ -1,0 +1,165 @@
+"""A process of our own: a program, or the guard with a program's words, started by `subprocess`.
+
+What a cage is, and who looks after what was started, is not known here.
+"""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import IO, Any, Final
+
+from backplane import _guard
+from backplane.process.launch import (
+    NO_CAGE,
+    START_S_MAX,
+    UMASK,
+    Cage,
+    Command,
+    Stdio,
+    raw,
+    refusal,
+    spawn_failed,
+)
+
+TERMINAL_WAIT_S: Final = 5.0
+"""For SIGKILL to take effect. Longer only in uninterruptible sleep, which no signal ends."""
+
+
+def spawn(command: Command, stdio: Stdio, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+    """Start the program as our own child, in a session of its own."""
+    if _signals_ignored():
+        return _spawn_launcher(command, stdio, pass_fds)
+    stdin, stdout, stderr = stdio
+    try:
+        return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
+            command.argv,
+            env=command.env,
+            cwd=command.cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            bufsize=0,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            umask=UMASK,
+        )
+    except (OSError, ValueError) as fault:
+        raise spawn_failed(command, fault) from fault
+
+
+def _signals_ignored() -> bool:
+    # `nohup` and a shell's `&` start us so; exec would hand it on, and Popen resets only Python's own three.
+    return any(signal.getsignal(number) is signal.SIG_IGN for number in _HANDED_ON)
+
+
+_HANDED_ON: Final = frozenset(signal.valid_signals()) - {
+    signal.SIGKILL,
+    signal.SIGSTOP,
+    signal.SIGPIPE,
+    getattr(signal, "SIGXFSZ", signal.SIGPIPE),
+}
+
+
+def _spawn_launcher(command: Command, stdio: Stdio, pass_fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """Start the program by way of a small one that puts the signals right, as a thread of ours cannot."""
+    told, tell = os.pipe()
+    try:
+        launcher = spawn_guard("launch", tell, command, stdio, pass_fds)
+    except BaseException:
+        os.close(told)
+        raise
+    finally:
+        os.close(tell)
+    try:
+        in_time = select.select([told], [], [], START_S_MAX)[0]
+        word = os.read(told, _guard.WORD_BYTES_MAX) if in_time else b"exec %d" % errno.ETIMEDOUT
+    finally:
+        os.close(told)
+    if word:
+        launcher.kill()
+        launcher.wait(TERMINAL_WAIT_S)
+        raise refusal(command, word)
+    return launcher
+
+
+def spawn_guard(
+    role: str, line: int, command: Command, stdio: Stdio, pass_fds: tuple[int, ...], cage: Cage = NO_CAGE
+) -> subprocess.Popen[bytes]:
+    """Start `_guard.py`; the command travels in a file, so that its environment is not the guard's own."""
+    inside: dict[str, object] = {"landlock": cage.landlock} if cage.landlock else {}
+    if cage.held:
+        inside["held"] = True
+    if cage.limits:
+        inside["limits"] = cage.limits
+    if cage.seccomp is not None:
+        inside["seccomp"] = cage.seccomp
+    extra: tuple[Any, ...] = ()
+    if cage.wrapper:
+        # The wrapper stays until the end and must hold none of the pipes, or their ends would not be seen.
+        inside |= {"first": True, "stdio": stdio}
+        extra, stdio = stdio, (subprocess.DEVNULL, subprocess.DEVNULL, stdio[2])
+    if cage.door is not None:
+        inside["door"] = cage.door
+        extra += (cage.door[0],)
+    if cage.cgroup is not None:
+        inside["cgroup"] = cage.cgroup
+        extra += (cage.cgroup,)
+    stdin, stdout, stderr = stdio
+    try:
+        with _order_file() as order:
+            order.write(_order_bytes(command, pass_fds, inside))
+            order.flush()
+            argv = [*cage.wrapper, *guard_command(), role, str(line), str(order.fileno())]
+            return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
+                argv,
+                env=_loader_env(),
+                cwd="/",
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                bufsize=0,
+                pass_fds=(line, order.fileno(), *extra, *pass_fds),
+                start_new_session=role == "guard",
+                umask=UMASK,
+            )
+    except (OSError, ValueError) as fault:
+        raise spawn_failed(command, fault) from fault
+
+
+def guard_command() -> tuple[str, ...]:
+    """The guard's program without its arguments."""
+    return (sys.executable, "-I", "-S", _guard_file())
+
+
+def _guard_file() -> str:
+    # The compiled file, unless it is older than its source: compiling anew would add a third to each start.
+    source, compiled = _guard.__file__, str(getattr(_guard, "__cached__", None))
+    with suppress(OSError):
+        # One that another user compiled may be closed to us.
+        if os.stat(compiled).st_mtime_ns >= os.stat(source).st_mtime_ns and os.access(compiled, os.R_OK):
+            return compiled
+    return source
+
+
+def _order_file() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("order"), "wb")
+    import tempfile
+
+    return tempfile.TemporaryFile()
+
+
+def _order_bytes(command: Command, pass_fds: tuple[int, ...], inside: dict[str, object]) -> bytes:
+    return marshal.dumps((*raw(command), list(pass_fds), inside))
+
+
+def _loader_env() -> dict[str, str]:
+    # What our own interpreter may need to find its library, and nothing of the command's.
+    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
