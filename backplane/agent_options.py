@@ -84,6 +84,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     program: str
     arguments: tuple[str, ...] = ()
     install: str = ""
+    key_env: str | None = None
     home: dict[str, str] = {}
     env: dict[str, str] = {}
     files: dict[str, str] = {}

@@ -42,7 +42,7 @@ class Agent(msgspec.Struct, frozen=True):
     @property
     def key_env(self) -> str | None:
         """Variable with the key of its model's service, given to the host where it is set."""
-        return None if isinstance(self.options, Profile) else self.options.key_env
+        return self.options.key_env
 
     @property
     def base_url(self) -> str | None:

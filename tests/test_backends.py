@@ -57,6 +57,27 @@ def test_a_value_with_a_dollar_is_a_variable_of_ours_and_a_secret() -> None:
     assert error.value.code == "backend_unavailable"
 
 
+@pytest.mark.parametrize(
+    ("declared", "variable"),
+    [
+        (BackendSettings(host="claude"), "ANTHROPIC_API_KEY"),
+        (BackendSettings(host="codex"), "OPENAI_API_KEY"),
+        (BackendSettings(host="qwen"), "OPENAI_API_KEY"),
+        (BackendSettings(host="acp", options={"profile": "gemini"}), "GEMINI_API_KEY"),
+        (BackendSettings(host="acp", options={"profile": "codex-acp"}), "OPENAI_API_KEY"),
+        (BackendSettings(host="acp", options={"program": "mine", "key_env": "MY_KEY"}), "MY_KEY"),
+        (BackendSettings(host="opencode"), None),
+    ],
+    ids=lambda value: value if isinstance(value, str | None) else "",
+)
+def test_an_agent_is_given_its_own_key_and_no_other(declared: BackendSettings, variable: str | None) -> None:
+    names = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "MY_KEY")
+    found = backends.find("mine", settings(mine=declared), {name: f"of-{name}" for name in names})
+    assert isinstance(found, ProcessBackend)
+    assert {name for name in names if name in found.env} == {variable} - {None}
+    assert found.secrets == ((f"of-{variable}",) if variable else ())
+
+
 def test_an_unknown_name_is_answered_with_the_names_there_are() -> None:
     with pytest.raises(BackendError) as error:
         backends.find("nobody", settings(mine=BackendSettings(host="mock")), {})

@@ -443,13 +443,16 @@ def test_an_agent_without_its_key_is_told_which_one_unless_it_has_a_login(cli: C
     program = f'program = "{sys.executable}"'
     (work / "backplane.toml").write_text(
         f'[backends.keyless]\nhost = "claude"\noptions = {{ {program} }}\n'
+        f'[backends.of_a_table]\nhost = "qwen"\noptions = {{ {program} }}\n'
+        f'[backends.any_key]\nhost = "opencode"\noptions = {{ {program} }}\n'
         f'[backends.loggedin]\nhost = "claude"\noptions = {{ {program}, own_state = true }}\n'
         f'[backends.keyed]\nhost = "claude"\noptions = {{ {program} }}\nenv = {{ ANTHROPIC_API_KEY = "k" }}\n'
     )
     found = {entry["id"]: entry for entry in map(json.loads, lines(cli("backends", "--json").stdout))}
     assert all(found[name]["ready"] for name in ("keyless", "loggedin", "keyed")), "it may have another way"
     assert "ANTHROPIC_API_KEY is not set" in found["keyless"]["fix"]
-    assert (found["loggedin"]["fix"], found["keyed"]["fix"]) == ("", "")
+    assert "OPENAI_API_KEY is not set" in found["of_a_table"]["fix"]
+    assert (found["loggedin"]["fix"], found["keyed"]["fix"], found["any_key"]["fix"]) == ("", "", "")
     assert "no key: ANTHROPIC_API_KEY" in cli("backends", "keyless").stdout.decode()
 
 
