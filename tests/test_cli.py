@@ -849,6 +849,33 @@ def test_a_signal_before_the_hello_leaves_nothing_behind(work: Path) -> None:
     assert child.returncode == 130
 
 
+INTERRUPTED_WHILE_LOADING = """
+import signal, sys
+from backplane.cli import main
+
+class Named:
+    def __set_name__(self, owner, name):
+        signal.raise_signal(signal.SIGINT)
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            sys.meta_path.remove(self)
+            type("Owner", (), {"member": Named()}) if sys.argv[2] == "class" else signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+sys.exit(main(["receipts", "list"]))
+"""
+
+
+@pytest.mark.parametrize("module", ["datetime", "_datetime", "msgspec._core", "backplane.receipts.trace"])
+@pytest.mark.parametrize("where", ["module", "class"])
+def test_an_interrupt_while_a_command_is_loaded_ends_it_without_words(module: str, where: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_WHILE_LOADING, module, where]
+    done = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_a_second_signal_leaves_nothing_behind(running: Callable[..., Running], backplane_home: Path) -> None:
     run = running(*mock({"say": "ready"}, {"hang": None}))
     run.until(b"ready")

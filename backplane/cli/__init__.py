@@ -105,6 +105,8 @@ def _command(words: list[str]) -> int:
     name, *arguments = rest
     if name not in COMMANDS:
         raise _usage(f"no command {name!r}; there are {', '.join(COMMANDS)}")
+    # An interrupt while msgspec imports this is lost in there, and the first type that it then reads ends the process.
+    importlib.import_module("datetime")
     group = importlib.import_module(f"backplane.cli.{COMMANDS[name][0]}")
     parser = group.parser(name)
     options = parser.parse_args(arguments)
@@ -155,7 +157,8 @@ def _report(error: BaseException) -> int:
     leaves = _leaves(error)
     if any(isinstance(leaf, streams.ReaderGone) for leaf in leaves):
         return READER_GONE
-    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+    # One that comes while a class is made has another error around it.
+    if any(isinstance(error, KeyboardInterrupt) for leaf in leaves for error in (leaf, leaf.__cause__)):
         return INTERRUPTED
     try:
         return _explain(leaves)
