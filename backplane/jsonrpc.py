@@ -6,6 +6,7 @@ has to end is not known here.
 
 from __future__ import annotations
 
+import select
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -26,6 +27,9 @@ INTERNAL_ERROR: Final = -32603
 
 ASKED_MAX: Final = 256
 """Questions of the other end that are worked on at once; a peer with more of them open is out of order."""
+
+END_POLL_S: Final = 1.0
+"""How often a server looks whether its client has said all: an idle one costs nothing."""
 
 Id = str | int | None
 
@@ -181,6 +185,7 @@ class Pipe:
     ) -> None:
         self._watch, self._rest_s = watch, rest_s
         self._peer = Peer(line_bytes_max)
+        self._read_fd = read_fd
         self._ends = Pair(write_fd, read_fd)
         self._answer, self._hear, self._unread = answer, hear, unread
         self._waiting: dict[int, tuple[anyio.Event, list[Reply]]] = {}
@@ -198,17 +203,32 @@ class Pipe:
 
     async def run(self) -> None:
         """Read until the other end is done; then every open call fails, and its questions have `rest_s` left."""
-        async with anyio.create_task_group() as tasks:
-            while data := await self._ends.more():
-                for line in self._peer.lines(data):
-                    received = self._peer.read(line)
-                    if self._watch is not None:
-                        await self._watch(line, received)
-                    await self._take(received, tasks)
-            self._ended.set()
-            for arrived, _ in self._waiting.values():
-                arrived.set()
-            tasks.cancel_scope.deadline = anyio.current_time() + self._rest_s
+        async with anyio.create_task_group() as whole:
+            if self._rest_s:
+                whole.start_soon(self._watch_end, whole.cancel_scope)
+            async with anyio.create_task_group() as tasks:
+                await self._read(tasks)
+                self._ended.set()
+                for arrived, _ in self._waiting.values():
+                    arrived.set()
+                tasks.cancel_scope.deadline = anyio.current_time() + self._rest_s
+            whole.cancel_scope.cancel()
+
+    async def _read(self, tasks: anyio.abc.TaskGroup) -> None:
+        while data := await self._ends.more():
+            for line in self._peer.lines(data):
+                received = self._peer.read(line)
+                if self._watch is not None:
+                    await self._watch(line, received)
+                await self._take(received, tasks)
+
+    async def _watch_end(self, whole: anyio.CancelScope) -> None:
+        """Who has said all, and takes no answer, keeps us from reading to his end: so it is looked for, too."""
+        poll = select.poll()
+        poll.register(self._read_fd, 0)
+        while not poll.poll(0):
+            await anyio.sleep(END_POLL_S)
+        whole.deadline = anyio.current_time() + self._rest_s
 
     async def _take(self, received: Received, tasks: anyio.abc.TaskGroup) -> None:
         if isinstance(received, Told):

@@ -235,7 +235,10 @@ class Server:
     def _order(self, given: RunInput, policy: str | None) -> WorkOrder:
         if not given.task.strip():
             raise ConfigError("config_invalid", "the task is empty", hint="say in words what to do")
-        root = (self._root / (given.root or ".")).resolve()
+        try:
+            root = (self._root / (given.root or ".")).resolve()
+        except (ValueError, RuntimeError, OSError) as error:  # A NUL, a loop of links, a name that is too long.
+            raise ConfigError("config_invalid", f"the root {given.root!r} names no folder: {error}") from error
         if not root.is_relative_to(self._root):
             fact = f"{given.root!r} is not in {self._root}"
             raise ConfigError("config_invalid", fact, hint="start the server with --root for another folder")

@@ -212,3 +212,27 @@ async def test_a_strict_end_answers_what_it_cannot_read() -> None:
         other.say({"id": 3, "method": "echo", "params": []})
         refused = await other.next()
         assert (refused["id"], refused["error"]["code"]) == (3, INVALID_PARAMS)
+
+
+@pytest.mark.parametrize("left", [b"", b'{"id":1,"method":"echo"}\n' * 2000], ids=["nothing unread", "much unread"])
+async def test_an_end_that_has_said_all_and_takes_no_answer_is_not_waited_for(left: bytes) -> None:
+    theirs_in, ours_out = os.pipe()
+    ours_in, theirs_out = os.pipe()
+    for fd in (ours_out, ours_in, theirs_out):
+        os.set_blocking(fd, False)
+
+    async def answer(asked: Asked) -> Any:
+        return {"x": "y" * 4096}
+
+    async def hear(told: Told) -> None:
+        return None
+
+    pipe = Pipe(ours_out, ours_in, answer=answer, hear=hear, strict=True, rest_s=0.2)
+    os.write(theirs_out, b'{"id":1,"method":"echo"}\n' * 500 + left)
+    os.close(theirs_out)
+    try:
+        with anyio.fail_after(WAIT_S):
+            await pipe.run()
+    finally:
+        for fd in (theirs_in, ours_out, ours_in):
+            os.close(fd)
