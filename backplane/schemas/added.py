@@ -1,0 +1,136 @@
+"""The shape of what the control plane adds to a receipt, under `usage_raw.backplane`: by hand, as no struct is it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from backplane.contract.canonical import Json
+from backplane.errors import CODES
+from backplane.schemas.facts import TIME_WRITTEN
+
+_COUNTS: Final[Json] = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}}
+_SHA256: Final[Json] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+_STRINGS: Final[Json] = {"type": "array", "items": {"type": "string"}}
+_TEXT_OR_OBJECT: Final[Json] = {"type": ["string", "object"]}
+
+
+def _object(about: str, required: Sequence[str] = (), **members: Json) -> Json:
+    return {"description": about, "type": "object", "properties": members, "required": list(required)}
+
+
+BACKPLANE: Final[Json] = _object(
+    "What the control plane adds to a receipt, under `usage_raw.backplane`; open for more members.",
+    ["end"],
+    end=_object(
+        "How the run ended. Reasons so far: complete, partial, failed, cancelled, interrupted, refused, deadline, "
+        "idle, budget, max_turns, host_exit, protocol, store.",
+        ["reason"],
+        reason={"type": "string"},
+        code={"enum": list(CODES)},
+        exit_code={"type": "integer"},
+        signal={"type": "integer"},
+    ),
+    claims=_object("What the child said of itself and was seen otherwise, member by member."),
+    reconciliation=_object("Where the events' claims and the files' difference do not meet; empty when they do."),
+    enforcement=_object(
+        "What held the host and each rule (os, host, vendor, audit, or null for none), what that left open (gap), "
+        "and what broke a rule all the same.",
+        isolation={"enum": ["required", "best_effort", "off"]},
+        layers={"type": "array", "items": {"type": "object", "required": ["name", "state"]}},
+        kinds={
+            "description": "By kind of thing held: files, network, processes, syscalls, limits, environment.",
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "required": ["state"],
+                "properties": {"state": {"enum": ["enforced", "partial", "advisory", "none"]}},
+            },
+        },
+        rules={"type": "array", "items": {"type": "object", "required": ["rule", "layer"]}},
+        violations={"type": "array"},
+    ),
+    losses={"description": "What a translation could not carry.", "type": "array"},
+    unheard={"description": "Settings under `config.vendor.abp` that the backplane does not know.", **_STRINGS},
+    route=_object("Which backend was chosen, and why the others lost."),
+    cost=_object("What the run cost, and how that is known."),
+    noise=_object(
+        "Output of the host that was no message: its lines and its beginning.",
+        lines={"type": "integer", "minimum": 0},
+        text={"type": "string"},
+    ),
+    patch=_object(
+        "The patch that lies beside the receipt.",
+        ["bytes", "sha256"],
+        bytes={"type": "integer", "minimum": 0},
+        sha256=_SHA256,
+        files={"type": "integer", "minimum": 0},
+        ignored={"type": "integer", "minimum": 0},
+    ),
+    parent={"description": "The run of an outer plane that this run belongs to.", **_TEXT_OR_OBJECT},
+    inner=_object("The receipt of a plane inside: its hash, whether that verified, and what it had added."),
+    capabilities=_object("Abilities and levels of the manifest that the contract does not have, as they were sent."),
+    counts={"description": "Messages and lines that had no effect, by why; and what was redacted.", **_COUNTS},
+    usage=_object("Whose word each counter of the receipt's usage is."),
+    endpoints={"description": "Network addresses of the backend itself, which no rule closes.", "type": "array"},
+    start={"description": "cold or warm.", "type": "string"},
+    guard={"description": "`lost`: it was killed, so nobody knows whether all of the host is gone.", "type": "string"},
+    durability={"description": "What a power cut could still take, or has taken.", **_TEXT_OR_OBJECT},
+    negotiation=_object("Requirements against the manifest, with the smallest change that would satisfy it."),
+    hooks=_object(
+        "Which hooks were attached, what each decided how often, and the single decisions up to a number.",
+        ["attached", "counts", "decisions"],
+        attached={
+            "type": "array",
+            "items": _object(
+                "One hook; of kind above it lay with whoever gave the order.",
+                ["name", "event", "kind", "tools"],
+                name={"type": "string"},
+                event={"enum": ["pre_tool", "post_tool"]},
+                kind={"enum": ["command", "function", "above"]},
+                tools=_STRINGS,
+            ),
+        },
+        counts={
+            "description": "By hook: allow, deny, modify; failed counts beside what then counted.",
+            "type": "object",
+            "additionalProperties": _COUNTS,
+        },
+        decisions={
+            "type": "array",
+            "items": _object(
+                "One answer of one hook.",
+                ["hook", "ask", "tool", "decision"],
+                hook={"type": "string"},
+                ask={"type": "string"},
+                tool={"type": "string"},
+                decision={"enum": ["allow", "deny", "modify"]},
+                reason={"type": "string"},
+            ),
+        },
+        missed={"description": "Uses of a tool that no hook was asked about, by event and tool.", **_COUNTS},
+    ),
+    checkpoints=_object(
+        "States of the workspace that were kept, and the ways back to them.",
+        ["made"],
+        made={
+            "type": "array",
+            "items": _object(
+                "One kept state: `tree` is git's name of all that is covered, `files` differ from the start.",
+                ["id", "name", "at", "why", "tree", "files", "record_sha256"],
+                id={"type": "string"},
+                name={"type": "string"},
+                at={"type": "string", "pattern": TIME_WRITTEN},
+                why={"enum": ["asked", "tool"]},
+                tree={"type": "string", "pattern": "^[0-9a-f]{40}$"},
+                files={"type": "integer", "minimum": 0},
+                left_out={"type": "integer", "minimum": 0},
+                record_sha256=_SHA256,
+            ),
+        },
+        dropped={"description": "Automatic ones that made room.", "type": "integer", "minimum": 0},
+        rewound={"type": "array", "items": _object("One way back.", ["at", "name", "files"])},
+        failed={"type": "integer", "minimum": 0},
+        failures={"type": "array", "items": _object("One that could not be made.", ["at", "ask", "reason"])},
+    ),
+)

@@ -1,0 +1,101 @@
+"""What a member's Python type does not say: patterns, bounds, names that there are. Data alone.
+
+The patterns are those of ECMA-262: they run in every validator, whatever language it is written in.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from backplane.contract.canonical import INT_MAX, Json
+from backplane.contract.capability import CAPABILITIES
+from backplane.contract.events import EVENT_TYPES
+from backplane.contract.receipt import CONTRACT_VERSION
+from backplane.errors import CODES
+from backplane.ir import LOSS_CODES
+
+_UUID: Final = r"^(urn:uuid:)?\{?[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}\}?$"
+_UUID_WRITTEN: Final = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+_TIME: Final = (
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?\s?(Z|z|UTC|[+-][0-9]{2}:?[0-9]{2})$"
+)
+TIME_WRITTEN: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.([0-9]{3}){1,3})?Z$"
+
+_SHA256: Final[Json] = {"pattern": "^[0-9a-f]{64}$"}
+
+_LEVEL: Final[Json] = {
+    "anyOf": [
+        {"enum": ["native", "emulated", "unsupported"]},
+        {
+            "type": "object",
+            "properties": {
+                "restricted": {"type": "object", "properties": {"reason": {"type": "string"}}, "required": ["reason"]}
+            },
+            "required": ["restricted"],
+        },
+    ]
+}
+_MANIFEST: Final[Json] = {
+    "type": "object",
+    "propertyNames": {"enum": list(CAPABILITIES)},
+    "additionalProperties": _LEVEL,
+}
+_COUNTER: Final[Json] = {"maximum": INT_MAX}
+
+FIELDS: Final[dict[tuple[str, str], Json]] = {
+    ("WorkOrder", "id"): {"pattern": _UUID},
+    ("Requirement", "capability"): {"enum": list(CAPABILITIES)},
+    ("RunMetadata", "run_id"): {"pattern": _UUID},
+    ("RunMetadata", "work_order_id"): {"pattern": _UUID},
+    ("RunMetadata", "started_at"): {"pattern": _TIME},
+    ("RunMetadata", "finished_at"): {"pattern": _TIME},
+    ("RunMetadata", "duration_ms"): _COUNTER,
+    ("Usage", "input_tokens"): _COUNTER,
+    ("Usage", "output_tokens"): _COUNTER,
+    ("Usage", "cache_read_tokens"): _COUNTER,
+    ("Usage", "cache_write_tokens"): _COUNTER,
+    ("Usage", "request_units"): _COUNTER,
+    ("Receipt", "capabilities"): _MANIFEST,
+    ("Receipt", "receipt_sha256"): _SHA256,
+    ("Hello", "capabilities"): _MANIFEST,
+    ("Hello", "contract_version"): {"pattern": r"^abp/v[0-9]+\.[0-9]+$"},
+    ("Fatal", "error_code"): {"enum": [*CODES, None]},
+    ("Failed", "error_code"): {"enum": [*CODES, None]},
+    ("Fatal", "receipt"): {"$ref": "#/$defs/Receipt"},
+    ("Final", "receipt"): {"$ref": "#/$defs/Receipt"},
+    ("Cancel", "grace_ms"): {"minimum": 0},
+    **{(kind.__name__, "ts"): {"pattern": _TIME} for kind in EVENT_TYPES.values()},
+    ("Ping", "seq"): {"minimum": 0, **_COUNTER},
+    ("Pong", "seq"): {"minimum": 0, **_COUNTER},
+}
+"""What a member's Python type does not say."""
+
+RULES: Final[dict[str, Json]] = {"BackendSettings": {"oneOf": [{"required": ["command"]}, {"required": ["host"]}]}}
+"""What holds between the members of one struct."""
+
+FIELDS_WRITTEN: Final[dict[tuple[str, str], Json]] = {
+    ("WorkOrder", "id"): {"pattern": _UUID_WRITTEN},
+    ("RunMetadata", "run_id"): {"pattern": _UUID_WRITTEN},
+    ("RunMetadata", "work_order_id"): {"pattern": _UUID_WRITTEN},
+    ("RunMetadata", "contract_version"): {"const": CONTRACT_VERSION},
+    ("RunMetadata", "started_at"): {"pattern": TIME_WRITTEN},
+    ("RunMetadata", "finished_at"): {"pattern": TIME_WRITTEN},
+    **{(kind.__name__, "ts"): {"pattern": TIME_WRITTEN} for kind in EVENT_TYPES.values()},
+    ("Receipt", "usage_raw"): {"type": "object", "properties": {"backplane": {"$ref": "#/$defs/Backplane"}}},
+    ("cli_backends", "manifest"): {"type": ["object", "null"], "additionalProperties": _LEVEL},
+    ("cli_checkpoints", "at"): {"pattern": TIME_WRITTEN},
+    ("cli_checkpoints", "tree"): {"pattern": "^[0-9a-f]{40}$"},
+    ("cli_receipts_checkpoint", "link"): _SHA256,
+    ("cli_receipts_checkpoint", "time"): {"pattern": TIME_WRITTEN},
+    ("cli_receipts_list", "run_id"): {"pattern": _UUID_WRITTEN},
+    ("cli_receipts_list", "work_order_id"): {"pattern": _UUID_WRITTEN},
+    ("cli_receipts_list", "outcome"): {"enum": ["complete", "failed", "partial"]},
+    ("cli_receipts_list", "started_at"): {"pattern": TIME_WRITTEN},
+    ("cli_receipts_list", "finished_at"): {"pattern": TIME_WRITTEN},
+    **{("cli_receipts_list", name): _SHA256 for name in ("sha256", "previous_link", "link")},
+    ("cli_translate_loss", "code"): {"enum": list(LOSS_CODES)},
+}
+"""The same of what we write; what a command prints goes by its schema's name, as its types share theirs."""
+
+WRITTEN_THOUGH_MADE: Final = {"WorkOrder": "id"}
+"""Members whose default is made anew each time, so that no default stands in the schema, and yet we write them."""
