@@ -263,8 +263,14 @@ def _finding(ability: str, holds: bool, wanted: str, seen: Seen) -> Finding:
     )
 
 
-async def prove(name: str, settings: Settings, environ: Mapping[str, str], home: Path) -> Proof:
-    """Try everything that can be tried of one backend's agent, and keep what was found.
+async def prove(
+    name: str,
+    settings: Settings,
+    environ: Mapping[str, str],
+    home: Path,
+    progress: Callable[[str], object] = lambda ability: None,
+) -> Proof:
+    """Try everything that can be tried of one backend's agent, and keep what was found; `progress` hears what is next.
 
     Raises:
         BackplaneError: the backend is not there or not ready, or its model cannot be replaced by a scripted one.
@@ -277,7 +283,10 @@ async def prove(name: str, settings: Settings, environ: Mapping[str, str], home:
     folder = Path(tempfile.mkdtemp(prefix="backplane-trials-"))
     try:
         trials = Trials(name, declared, environ, folder)
-        tried = [await trials.find(ability) for ability in (*WAYS, *CONVERSATIONS)]
+        tried = []
+        for ability in (*WAYS, *CONVERSATIONS):
+            progress(ability)
+            tried.append(await trials.find(ability))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     told = tuple(finding for finding in tried if finding is not None)

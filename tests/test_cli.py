@@ -986,6 +986,16 @@ def test_the_live_line_is_gone_before_the_summary(work: Path) -> None:
     assert re.search(rb"sidecar:sh\x1b\[0m\r\x1b\[K\x1b\[31mfailed", seen), seen
 
 
+def test_the_trials_of_an_agent_say_which_one_they_are_at(work: Path) -> None:
+    (work / "agent").write_text("#!/bin/sh\nexit 3\n")
+    (work / "agent").chmod(0o755)
+    options = f'options = {{ program = "{work / "agent"}" }}'
+    (work / "backplane.toml").write_text(f'[backends.mine]\nhost = "claude"\n{options}\n')
+    _, seen = on_terminal(["backends", "--probe", "mine"], work, {})
+    assert "\r\x1b[K… mine: tool_read\r\x1b[K… mine: ".encode() in seen
+    assert re.search(rb"\r\x1b\[Kmine .*\r\n  streaming +not proved", seen), seen
+
+
 @pytest.mark.parametrize("command", ["serve", "mcp"])
 def test_a_person_who_starts_a_server_by_hand_is_told_how_to_end_it(work: Path, command: str) -> None:
     code, seen = on_terminal([command], work, {b"end it with Ctrl-D\r\n": b"\x04"})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from backplane.cli import streams
@@ -88,7 +89,8 @@ def _probe(found: list[BackendStatus], settings: Settings, environ: dict[str, st
     for status in found:
         if not options.names and not (status.ready and proof.provable(backends.find(status.id, settings, environ))):
             continue
-        told = anyio.run(proof.prove, status.id, settings, environ, home)
+        with _live_line(status.id, streams.is_terminal(streams.STDOUT) and not options.json) as progress:
+            told = anyio.run(proof.prove, status.id, settings, environ, home, progress)
         failed = failed or not all(finding.proved for finding in told.findings)
         if options.json:
             streams.write_bytes(msgspec.json.encode(told) + b"\n")
@@ -98,6 +100,15 @@ def _probe(found: list[BackendStatus], settings: Settings, environ: dict[str, st
             words = "proved" if finding.proved else f"not proved: {finding.why}"
             streams.write(f"  {finding.ability:<30} {streams.one_line(words)}\n")
     return 1 if failed else 0
+
+
+@contextmanager
+def _live_line(name: str, shown: bool) -> Iterator[Callable[[str], None]]:
+    """What to tell of each trial: all those of an agent take a minute, and a terminal says which one it is at."""
+    try:
+        yield lambda ability: streams.write(f"\r\x1b[K… {name}: {ability}") if shown else None
+    finally:
+        streams.write("\r\x1b[K" if shown else "")
 
 
 def _matrix(found: list[BackendStatus], settings: Settings, environ: dict[str, str], options: Options) -> int:

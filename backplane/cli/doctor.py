@@ -73,20 +73,22 @@ def _doctor(options: Options) -> int:
     if options.url is not None:
         from backplane.cli.services import check_url
 
-        findings = [Finding("service", one.state, one.fact, one.fix) for one in check_url(options, environ)]
+        findings = iter([Finding("service", one.state, one.fact, one.fix) for one in check_url(options, environ)])
     else:
         _refuse_alone(options)
         file = Path(options.config) if options.config else None
-        findings = list(examine(environ, streams.folder(), file, over_network=options.probe))
+        findings = examine(environ, streams.folder(), file, over_network=options.probe)
+    missing = False
     marks = {"ok": "ok", "note": "note", "missing": "MISSING"}
     for finding in findings:
+        missing = missing or finding.state == "missing"
         if options.json:
             streams.write_bytes(msgspec.json.encode(finding) + b"\n")
             continue
         streams.write(f"{marks[finding.state]:<8}{finding.name:<18}{streams.one_line(finding.fact)}\n")
         if finding.fix and finding.state != "ok":
             streams.write(f"{'':26}{streams.one_line(finding.fix)}\n")
-    return 1 if any(finding.state == "missing" for finding in findings) else 0
+    return 1 if missing else 0
 
 
 def _refuse_alone(options: Options) -> None:
