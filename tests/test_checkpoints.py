@@ -479,6 +479,7 @@ async def test_a_workspace_with_a_runs_result_is_rewound_by_the_command_line(
     assert tree(root) == {"a.txt": "1\n", "keep.txt": "keep\n"}
     code, text = command("rewind", run.id, "first")
     assert code == 1
+    assert "in this state already" in text
     assert not list(run.folder.glob("*.joined")) if run.folder else True
 
 

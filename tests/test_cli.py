@@ -218,6 +218,8 @@ def test_wrong_usage_is_exit_code_2_and_says_why(cli: Cli, words: list[str], bac
         (["receipts", "show", "ab"], "backplane receipts list"),
         (["receipts", "prune", "--keep", "-1"], "--keep -1 is no number of receipts"),
         (["receipts", "list", "--limit", "-1"], "--limit -1 is no number of receipts"),
+        (["receipts", "list", "--limit", str(1 << 63)], "is no number of receipts"),
+        (["validate", ""], "'' cannot be read"),
         (["receipts", "list", "more"], "backplane receipts list --help"),
         (["receipts", "checkpoint"], "run an order first"),
     ],

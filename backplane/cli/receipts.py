@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 ROWS_SHOWN = 50
 """Rows of a list without --limit: a screen or two."""
 
+NUMBER_MAX = (1 << 63) - 1
+"""SQLite counts no further."""
+
 CHECKPOINT_BYTES_MAX = 4096
 """A checkpoint is one short line."""
 
@@ -103,10 +106,9 @@ def _say_left_behind(store: Store) -> None:
 def _list(options: Options) -> int:
     import msgspec
 
-    if options.limit < 0:
-        raise _wrong(f"--limit {options.limit} is no number of receipts", "0 lists none of them")
+    limit = _number("--limit", options.limit, "0 lists none of them")
     with _store(readonly=True) as store:
-        rows = list(store.listed(options.limit))
+        rows = list(store.listed(limit))
         _say_left_behind(store)
     for row in rows:
         if options.json:
@@ -201,6 +203,12 @@ def _wrong(fact: str, hint: str) -> Exception:
     return ConfigError("config_invalid", fact, hint=hint)
 
 
+def _number(option: str, value: int, hint: str) -> int:
+    if not 0 <= value <= NUMBER_MAX:
+        raise _wrong(f"{option} {value} is no number of receipts", hint)
+    return value
+
+
 def _checkpoint(_: Options) -> int:
     import msgspec
 
@@ -213,10 +221,9 @@ def _checkpoint(_: Options) -> int:
 
 
 def _prune(options: Options) -> int:
-    if options.keep < 0:
-        raise _wrong(f"--keep {options.keep} is no number of receipts", "0 keeps none of them whole")
+    keep = _number("--keep", options.keep, "0 keeps none of them whole")
     with _store(readonly=False) as store:
-        count = store.prune(options.keep)
+        count = store.prune(keep)
     streams.write(f"{streams.count(count, 'receipt')} pruned; the chain still verifies\n")
     return 0
 

@@ -167,7 +167,7 @@ def read_input(name: str, bytes_max: int = INPUT_BYTES_MAX) -> bytes:
 
 def source(name: str) -> str:
     """What to call an input in words."""
-    return "stdin" if name == "-" else one_line(name)
+    return "stdin" if name == "-" else one_line(name) or "''"
 
 
 def count(number: int, noun: str) -> str:

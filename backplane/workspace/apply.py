@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -33,6 +34,8 @@ from backplane.workspace.tree import (
     read_all,
     scope,
 )
+
+APPLIED_ALREADY: Final = "the patch is applied already"
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -123,7 +126,7 @@ class _Plan:
         moved += self._blocked()
         if moved and not merge:
             if all(self._leaf_now(path) == target.after for path, target in self.saved.targets.items()):
-                raise failure("the patch is applied already", "nothing is left to do")
+                raise failure(APPLIED_ALREADY, "nothing is left to do")
             fact = f"changed since the run began: {names(sorted(moved))}"
             raise failure(fact, "look at them, or merge with --merge")
         steps: dict[str, Result] = {}

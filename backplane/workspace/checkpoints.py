@@ -20,7 +20,7 @@ import msgspec
 
 from backplane.errors import WorkspaceError
 from backplane.workspace import git, patch
-from backplane.workspace.apply import Applied, put
+from backplane.workspace.apply import APPLIED_ALREADY, Applied, put
 from backplane.workspace.baseline import RULES_NAME
 from backplane.workspace.copying import remove_tree
 from backplane.workspace.pack import FILE, PROGRAM, Leaf, Names, write_trees
@@ -328,6 +328,8 @@ def rewind_original(run_dir: Path, to: Checkpoint | None, *, check: bool = False
     try:
         return put(saved, _marked(run_dir), Path(final.root), check=check)
     except WorkspaceError as error:
+        if error.message == APPLIED_ALREADY:
+            raise failure("the workspace is in this state already", "nothing is left to do") from error
         raise failure(f"not as the run left it: {error.message}", "only the run's own result can be rewound") from error
     except OSError as error:
         raise failure(f"'{printable(final.root)}' cannot be rewound: {error.strerror}") from error
