@@ -53,8 +53,7 @@ def parsers() -> Iterator[tuple[str, Parser]]:
         made: Parser = importlib.import_module(f"backplane.cli.{group}").parser(name)
         yield name, made
         for action in made._actions:
-            if action.dest == "what":
-                assert isinstance(action.choices, dict)
+            if isinstance(action.choices, dict):
                 yield from ((f"{name} {part}", inner) for part, inner in action.choices.items())
 
 
