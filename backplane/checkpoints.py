@@ -6,6 +6,7 @@ in `workspace.checkpoints`; here is when, and that nobody goes back under the ha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -75,8 +76,6 @@ class RunCheckpoints:
 
     def __init__(self, auto: bool, now: Callable[[], str], say: Say, keep: Callable[[dict[str, Json]], None]) -> None:
         self.auto = auto
-        self.turn = anyio.Lock()
-        """One look at the tree at a time; the end of the run is one, too."""
         self._now = now
         self._say = say
         self._keep = keep
@@ -87,6 +86,11 @@ class RunCheckpoints:
         self._rewound: list[Json] = []
         self._failed: list[Json] = []
         self._failures = 0
+
+    @functools.cached_property
+    def turn(self) -> anyio.Lock:
+        """One look at the tree at a time; the end of the run is one, too."""
+        return anyio.Lock()
 
     def check_asks(self, extensions: tuple[str, ...], backend_id: str) -> None:
         """Refuse a host that would never ask. Raises CapabilityError `capability_unsupported`."""

@@ -38,6 +38,7 @@ from backplane.contract.receipt import read_receipt
 from backplane.errors import BackplaneError, ContractError, PolicyError, from_code
 from backplane.hooks import Hook, Hooks
 from backplane.negotiate import supplied
+from backplane.once import Once
 from backplane.outbox import Outbox
 from backplane.protocol import Broken, Dropped, Events, Noise, Unknown
 from backplane.protocol.control import ControlEnd
@@ -74,7 +75,7 @@ class Intake:
         decide: Callable[[str, BackplaneError], None],
         hand_on: Callable[[list[Events]], None],
     ) -> None:
-        self.over = anyio.Event()
+        self.over = Once()
         """The host's word is in, or none will come: nothing after it is accepted."""
         self.progressed = False
         """Something that counts as progress came since this was last put to False."""

@@ -22,6 +22,7 @@ from backplane.config import Limits
 from backplane.contract import canonical
 from backplane.contract.work import Mode
 from backplane.errors import BackplaneError, StoreError, WorkspaceError
+from backplane.once import Once
 from backplane.receipts.journal import Journal, head_fact
 from backplane.receipts.manifests import keep_manifest, kept_manifest
 from backplane.record import Facts
@@ -207,8 +208,8 @@ class Preparation:
         self._limits = limits
         self._stopped = stopped
         self._error: BackplaneError | None = None
-        self._placed = anyio.Event()
-        self._done = anyio.Event()
+        self._placed = Once()
+        self._done = Once()
 
     async def run(self, folder: Path) -> None:
         try:

@@ -13,6 +13,7 @@ import anyio
 import anyio.abc
 
 from backplane.backends import Link
+from backplane.once import Once
 
 BACKLOG_LINES_MAX: Final = 256
 """Answers that wait for a child to read: more than it can have asked for and care about."""
@@ -45,7 +46,7 @@ class Outbox:
         self._write_s = write_s
         self._on_stuck = on_stuck
         self._on_closed = on_closed
-        self._idle = anyio.Event()
+        self._idle = Once()
         self._backlog: list[bytes] = []
         self._writing = False
 
@@ -71,7 +72,7 @@ class Outbox:
             self._backlog.append(line)
             if not self._writing:
                 self._writing = True
-                self._idle = anyio.Event()
+                self._idle = Once()
                 self._tasks.start_soon(self._write_backlog)
 
     async def flushed(self) -> None:

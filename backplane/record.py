@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 import msgspec
+from msgspec import field
 
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
@@ -144,63 +145,65 @@ def _is_counter(value: Json) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= canonical.INT_MAX
 
 
-class Facts:
+class Facts(msgspec.Struct, kw_only=True, eq=False):
     """What is known of one run so far; filled while it runs, read once at its end."""
 
-    def __init__(self, *, run_id: str, order: WorkOrder, backend_id: str, started_ns: int) -> None:
-        self.run_id = run_id
-        self.order = order
-        self.started_ns = started_ns
-        self.backend = BackendIdentity(backend_id)
-        self.mode = "mapped"
-        self.extensions: tuple[str, ...] = ()
-        self.said_hello = False
-        self.manifest = Manifest()
-        self.policy: Policy | None = None
-        self.root = order.workspace.root
-        """Where the agent works; the staged tree once it stands."""
-        self.accepted = 0
-        """Events accepted from the child."""
-        self.counts: Counter[str] = Counter()
-        """Messages that had no effect, by why."""
-        self.folded = Folded()
-        self.own_lines = array("Q")
-        """Places in the trace of events that are the control plane's own, the first `OWN_LINES_MAX` of them."""
-        self._lines = 0
-        self.claimed_events: tuple[int, str] | None = None
-        """Number and hash of the events in the child's own trace, where there is one beside the streamed one."""
-        self.claim: Receipt | None = None
-        self.claim_raw: dict[str, Any] = {}
-        self.inner: dict[str, Json] = {}
-        self.added: dict[str, Json] = {}
-        """Members for `usage_raw.backplane`."""
-        self.isolation = "off"
-        """What was asked for, the configuration's and the order's together."""
-        self.contained: dict[str, Json] = {}
-        """What held the host, as the cage's label has it; empty where nothing was put around it."""
-        self.held_by_system: dict[Rule, str] = {}
-        """Rules held by the operating system, each with what it leaves open."""
-        self.guarded = False
-        """The host was a program of its own, under a guard."""
-        self.claimed_paths: set[str] = set()
-        self._claimed_chars = 0
-        self.redactor = Redactor(())
-        self.stderr = b""
-        self.stderr_dropped = 0
-        self.swept = 0
-        self._noise: list[bytes] = []
-        self._noise_bytes = 0
-        self._asked: Counter[str] = Counter()
-        self._denied: Counter[str] = Counter()
-        self._approved: Counter[str] = Counter()
-        self._tool_calls: Counter[str] = Counter()
-        self._commands = 0
-        self._turns = 0
-        self._losses: list[Json] = []
-        self.limit: tuple[str, str] | None = None
-        """The limit of the order that was reached, as a reason for the end and in words."""
-        self._objections: list[tuple[str | None, str, str]] = []
-        """Tool name if it was a tool call, the rule, and the reason, of what the policy objects to."""
+    run_id: str
+    order: WorkOrder
+    started_ns: int
+    backend: BackendIdentity
+    mode: str = "mapped"
+    extensions: tuple[str, ...] = ()
+    said_hello: bool = False
+    manifest: Manifest = Manifest()
+    policy: Policy | None = None
+    root: str = ""
+    """Where the agent works: the order's root, the staged tree once it stands."""
+    accepted: int = 0
+    """Events accepted from the child."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Messages that had no effect, by why."""
+    folded: Folded = Folded()
+    own_lines: array[int] = field(default_factory=lambda: array("Q"))
+    """Places in the trace of events that are the control plane's own, the first `OWN_LINES_MAX` of them."""
+    _lines: int = 0
+    claimed_events: tuple[int, str] | None = None
+    """Number and hash of the events in the child's own trace, where there is one beside the streamed one."""
+    claim: Receipt | None = None
+    claim_raw: dict[str, Any] = {}
+    inner: dict[str, Json] = {}
+    added: dict[str, Json] = {}
+    """Members for `usage_raw.backplane`."""
+    isolation: str = "off"
+    """What was asked for, the configuration's and the order's together."""
+    contained: dict[str, Json] = {}
+    """What held the host, as the cage's label has it; empty where nothing was put around it."""
+    held_by_system: dict[Rule, str] = {}
+    """Rules held by the operating system, each with what it leaves open."""
+    guarded: bool = False
+    """The host was a program of its own, under a guard."""
+    claimed_paths: set[str] = field(default_factory=set)
+    _claimed_chars: int = 0
+    redactor: Redactor = field(default_factory=lambda: Redactor(()))
+    stderr: bytes = b""
+    stderr_dropped: int = 0
+    swept: int = 0
+    _noise: list[bytes] = []
+    _noise_bytes: int = 0
+    _asked: Counter[str] = field(default_factory=Counter)
+    _denied: Counter[str] = field(default_factory=Counter)
+    _approved: Counter[str] = field(default_factory=Counter)
+    _tool_calls: Counter[str] = field(default_factory=Counter)
+    _commands: int = 0
+    _turns: int = 0
+    _losses: list[Json] = []
+    limit: tuple[str, str] | None = None
+    """The limit of the order that was reached, as a reason for the end and in words."""
+    _objections: list[tuple[str | None, str, str]] = []
+    """Tool name if it was a tool call, the rule, and the reason, of what the policy objects to."""
+
+    def __post_init__(self) -> None:
+        self.root = self.root or self.order.workspace.root
 
     def hello(self, hello: Hello, manifest: Manifest) -> None:
         self.said_hello = True

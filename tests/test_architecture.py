@@ -49,7 +49,7 @@ ROOMS = {
     "once": "",
     "locks": "",
     "share": "errors",
-    "process": f"{SHAPES} once _guard",
+    "process": f"{SHAPES} _guard once",
     "programs": f"{SHAPES} process",
     "workspace": f"{SHAPES} globs locks process",
     "receipts": f"{SHAPES} locks record",
@@ -73,18 +73,18 @@ ROOMS = {
     "agents": "agent_options errors",
     "agent_options": "errors",
     "backends": f"{SHAPES} agents config presets process share",
-    "keeper": f"{SHAPES} once config contain record receipts workspace",
+    "keeper": f"{SHAPES} config contain once record receipts workspace",
     "parcel": f"{SHAPES} locks workspace",
     "remote": f"{SHAPES} config parcel workspace",
     "sealing": f"{SHAPES} remote keeper record receipts workspace",
     "splits": f"{SHAPES} redact",
-    "outbox": f"{SHAPES} once backends",
+    "outbox": f"{SHAPES} backends once",
     "readable": "",
-    "intake": f"{SHAPES} once asks checkpoints config hooks negotiate outbox protocol record splits",
+    "intake": f"{SHAPES} asks checkpoints config hooks negotiate once outbox protocol record splits",
     "api": f"{SHAPES} backends config hooks intake runtime",
     "runtime": (
-        f"{SHAPES} once backends checkpoints config contain hooks intake keeper negotiate outbox policy protocol readable "
-        "receipts record redact remote sealing sessions splits workspace"
+        f"{SHAPES} backends checkpoints config contain hooks intake keeper negotiate once outbox policy protocol "
+        "readable receipts record redact remote sealing sessions splits workspace"
     ),
     "proof": f"{SHAPES} agents api asks backends config receipts share testing",
     "matrix": f"{SHAPES} share",

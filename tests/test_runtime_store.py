@@ -15,6 +15,7 @@ import anyio
 import pytest
 
 from backplane.contract.events import AgentEvent, AssistantDelta, FileChanged, ToolCall
+from backplane.contract.receipt import BackendIdentity
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.policy import compile_policy
 from backplane.receipts.store import Store
@@ -158,7 +159,7 @@ async def test_a_home_that_cannot_be_written_refuses_every_run(root: Path, tmp_p
 
 
 def test_names_and_paths_without_end_do_not_fill_the_memory() -> None:
-    facts = Facts(run_id="r", order=WorkOrder("x"), backend_id="b", started_ns=0)
+    facts = Facts(run_id="r", order=WorkOrder("x"), backend=BackendIdentity("b"), started_ns=0)
     facts.policy = compile_policy(PolicyProfile())
     for number in range(3_000):
         facts.look(FileChanged(ts="t", path=f"{number}/" + "p" * 3_900, summary=""))

@@ -6,19 +6,25 @@ Descriptors and signals only; what the bytes mean is not known here, and nothing
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Final
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from backplane._guard import WORD_BYTES_MAX
+from backplane.once import Once
 from backplane.process.launch import Leader
 from backplane.process.remains import Traces, far_end, kill_exactly, remains, start_of
+
+if TYPE_CHECKING:
+    import asyncio
 
 LADDER_STEP_S: Final = 0.5
 """The ladder's short step; the contract's number."""
@@ -98,11 +104,10 @@ class Child:
         self._tail = bytearray()
         self._first_word = b""
         self._line_ended = self._stderr_ended = self._sweep_reported = self._stopping = self._gone = False
-        # One for all that can happen: an idle child shall cost little, and an event of asyncio is 1 KiB.
-        self._news = anyio.Event()
+        self._news = Once()
+        """The next thing that happens, whatever it is."""
         self._step: anyio.CancelScope | None = None
-        # Shielded, as a cancelled owner still needs them to walk down the ladder.
-        self._watching, self._draining = anyio.CancelScope(shield=True), anyio.CancelScope(shield=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def stderr_tail(self) -> bytes:
@@ -186,12 +191,29 @@ class Child:
         else:
             self._stopping = True
             await self._kill()
-        self._watching.cancel()
-        self._draining.cancel()
+        self._stop_listening()
         self.close_stdin()
         self.close_stdout()
         _close(self._stderr)
         _close(self._line)
+
+    def _stop_listening(self) -> None:
+        if self._loop is None:
+            self._watching.cancel()
+            self._draining.cancel()
+        else:
+            self._loop.remove_reader(self._line)
+            self._loop.remove_reader(self._stderr)
+
+    # Shielded, as a cancelled owner still needs them to walk down the ladder.
+
+    @functools.cached_property
+    def _watching(self) -> anyio.CancelScope:
+        return anyio.CancelScope(shield=True)
+
+    @functools.cached_property
+    def _draining(self) -> anyio.CancelScope:
+        return anyio.CancelScope(shield=True)
 
     async def _kill(self) -> None:
         """Kill all there is, reap our own child, and take the last words."""
@@ -246,21 +268,68 @@ class Child:
                 os.write(self._line, word)
                 os.kill(self._leader.pid, signal.SIGCONT)
 
-    async def _watch(self) -> None:
-        """Notice the end: by the guard's words, by pidfd, or by asking again and again."""
+    def listen(self) -> bool:
+        """Have the loop call us for what the end of the child and its stderr bring; False where it has no such calls.
+
+        Two tasks that wait for them would cost an idle child 8 KiB.
+        """
+        loop: Any = anyio.lowlevel.current_token().native_token
+        if self._line < 0 or not hasattr(loop, "add_reader"):
+            return False
+        self._loop = loop
+        for fd, take in ((self._line, self._take_end), (self._stderr, self._take_stderr)):
+            loop.add_reader(fd, self._on_readable, fd, take)
+        return True
+
+    def _on_readable(self, fd: int, take: Callable[[], bool]) -> None:
+        if not take() and self._loop is not None:
+            self._loop.remove_reader(fd)
+
+    async def watch(self) -> None:
+        """Notice the end where the loop does not call: by waiting, or by asking again and again."""
         with self._watching:
-            if self._guarded:
-                while word := await _next_chunk(self._line, WORD_BYTES_MAX):
-                    self._hear(word)
-                self._line_ended = True
-                self._announce()
-                self._note_exit(Exit())
-                return
-            if self._line >= 0:
+            while self._line >= 0:
                 await anyio.wait_readable(self._line)
+                if not self._take_end():
+                    return
             while not has_ended(self._leader):
                 await anyio.sleep(LOOK_S)
             self._note_exit(_peek(self._leader))
+
+    async def drain(self) -> None:
+        """Read stderr to its end where the loop does not call."""
+        with self._draining:
+            await anyio.wait_readable(self._stderr)
+            while self._take_stderr():
+                await anyio.wait_readable(self._stderr)
+
+    def _take_end(self) -> bool:
+        """A word of the guard, or what a pidfd tells; False when nothing more will come."""
+        if not self._guarded:
+            self._note_exit(_peek(self._leader))
+            return False
+        word = _chunk(self._line, WORD_BYTES_MAX)
+        if word:
+            self._hear(word)
+        elif word is not None:
+            self._line_ended = True
+            self._announce()
+            self._note_exit(Exit())
+        return word != b""
+
+    def _take_stderr(self) -> bool:
+        """Keep the tail; a child whose stderr nobody reads stands still. False at its end."""
+        chunk = _chunk(self._stderr, READ_BYTES_MAX)
+        if chunk:
+            self._tail += chunk
+            excess = len(self._tail) - self._tail_bytes_max
+            if excess > 0:
+                del self._tail[:excess]
+                self.stderr_dropped += excess
+        elif chunk is not None:
+            self._stderr_ended = True
+            self._announce()
+        return chunk != b""
 
     def _hear(self, word: bytes) -> None:
         what, *_, number = word.split()
@@ -283,20 +352,8 @@ class Child:
             if self._step is not None:
                 self._step.cancel()
 
-    async def _drain(self) -> None:
-        """Read stderr to its end and keep the tail; a child whose stderr nobody reads stands still."""
-        with self._draining:
-            while chunk := await _next_chunk(self._stderr, READ_BYTES_MAX):
-                self._tail += chunk
-                excess = len(self._tail) - self._tail_bytes_max
-                if excess > 0:
-                    del self._tail[:excess]
-                    self.stderr_dropped += excess
-        self._stderr_ended = True
-        self._announce()
-
     def _announce(self) -> None:
-        news, self._news = self._news, anyio.Event()
+        news, self._news = self._news, Once()
         news.set()
 
     async def _until(self, true: Callable[[], bool]) -> None:
@@ -309,10 +366,12 @@ class Child:
 async def look_after(child: Child) -> AsyncIterator[Child]:
     """Watch its end and drain its stderr; on leaving, kill what is left of it and close everything."""
     failure: BaseException | None = None
-    async with anyio.create_task_group() as tasks:
+    async with AsyncExitStack() as stack:
+        if not child.listen():
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            tasks.start_soon(child.watch)
+            tasks.start_soon(child.drain)
         try:
-            tasks.start_soon(child._watch)
-            tasks.start_soon(child._drain)
             yield child
         except anyio.get_cancelled_exc_class():
             raise
@@ -326,11 +385,12 @@ async def look_after(child: Child) -> AsyncIterator[Child]:
         raise failure
 
 
-async def _next_chunk(fd: int, bytes_max: int) -> bytes:
-    """Wait for bytes; none when the other end is gone."""
-    await anyio.wait_readable(fd)
+def _chunk(fd: int, bytes_max: int) -> bytes | None:
+    """What there is to be read; nothing when the other end is gone, None when there is nothing yet."""
     try:
         return os.read(fd, bytes_max)
+    except BlockingIOError:
+        return None
     except ConnectionResetError:  # The guard was killed with a word of ours unread.
         return b""
 

@@ -108,7 +108,7 @@ class Premises:
         self._facts.contained, self._facts.held_by_system = held.label, held.gaps
         if held.policy is not None:
             self._facts.added["endpoints"] = list(held.endpoints)
-        return functools.partial(cell.open, held, self._placed if self._tree is not None else None)
+        return functools.partial(cell.open, held, self._placed if self.holds_host else None)
 
     async def _stage_first(self, folder: Path) -> Workspace:
         preparing = self._preparing = self._prepare("staged")
@@ -142,6 +142,11 @@ class Premises:
             self.journal = self.journal or self._keeper.journal(self._facts)
             self._preparing = self._prepare(mode)
             tasks.start_soon(self._preparing.run, self.journal.folder)
+
+    @property
+    def holds_host(self) -> bool:
+        """The host is not started before its place to work in is there, which has to be begun before."""
+        return self._tree is not None
 
     async def _placed(self) -> None:
         assert self._preparing is not None

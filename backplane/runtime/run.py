@@ -25,11 +25,12 @@ from backplane.config import Limits, tighter
 from backplane.contract import envelope as wire
 from backplane.contract.capability import read_manifest
 from backplane.contract.events import AgentEvent
-from backplane.contract.receipt import Receipt
+from backplane.contract.receipt import BackendIdentity, Receipt
 from backplane.contract.work import Mode, WorkOrder
 from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, from_code
 from backplane.hooks import Hook, Hooks, above, configured
 from backplane.intake import Intake, OnAsk, now
+from backplane.once import Once
 from backplane.outbox import Outbox
 from backplane.policy import compile_policy
 from backplane.protocol import Events, version_compatible
@@ -91,7 +92,7 @@ class Run:
         self.error: BackplaneError | None = None
         self.end: End | None = None
         self.patch: Path | None = None
-        self.facts = Facts(run_id=self.id, order=order, backend_id=backend.id, started_ns=time.time_ns())
+        self.facts = Facts(run_id=self.id, order=order, backend=BackendIdentity(backend.id), started_ns=time.time_ns())
         self._plane = plane
         self._backend = backend
         self._limits = limits
@@ -113,12 +114,12 @@ class Run:
         self._remote: Remote | None = None
         self._begun = False
         self._sent = False
-        self._gone = anyio.Event()
+        self._gone = Once()
         """The ladder has ended: nothing of the host is alive."""
         self._drained = False
         self._stopping = False
         self._finished = False
-        self._sealed = anyio.Event()
+        self._sealed = Once()
 
     @property
     def backend_id(self) -> str:
@@ -253,9 +254,10 @@ class Run:
             tasks = self._tasks = await stack.enter_async_context(anyio.create_task_group())
             # Left in this order: the host, then what is still at work for it.
             stack.callback(tasks.cancel_scope.cancel)
-            # It begins while the host starts, which is the first that is waited for.
-            self._premises.prepare(tasks, self._mode())
+            if self._premises.holds_host:
+                self._premises.prepare(tasks, self._mode())
             self._connect(await stack.enter_async_context(opening), tasks)
+            self._premises.prepare(tasks, self._mode())
         except BackplaneError as error:
             self._fail(error)
         except BaseException:  # Cancelled: what was prepared already is sealed and removed.
