@@ -80,8 +80,9 @@ class Journal:
         """
         run_id = canonical.uuid_text(run_id)
         runs = home / "runs"
-        # Under a name that recovery passes over, until the lock is held and the first fact is there.
-        building = runs / f".{run_id}.new"
+        # Under a name that recovery passes over, until the lock is held and the first fact is there; and that nobody
+        # who died at this point has left behind.
+        building = runs / f".{run_id}.{os.urandom(4).hex()}.new"
         with _disk(f"the journal of run {run_id}"):
             runs.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             building.mkdir(mode=FOLDER_MODE)

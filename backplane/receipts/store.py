@@ -99,6 +99,7 @@ class Store:
         Raises:
             StoreError: as `append`; nothing is left behind.
         """
+        self._settle_copy(receipt.meta.run_id)
         if self.has(receipt.meta.run_id):
             raise _known(receipt.meta.run_id)
         if not len(receipt.trace) and patch_hash(receipt) is None:
@@ -115,6 +116,13 @@ class Store:
             raise
         finally:
             journal.close()
+
+    def _settle_copy(self, run_id: str) -> None:
+        """Keep or remove a copy of this receipt whose maker died: its place is wanted now."""
+        folder = self.folder(run_id)
+        with recovery.claimed(folder) as lock:
+            if lock is not None and not self.has(run_id) and recovery.is_copy(orphan := recovery.read_orphan(folder)):
+                self._recover(orphan, lock, None)
 
     def list(self, limit: int = 50, *, before: int | None = None) -> Rows:
         """Rows, newest first.
