@@ -220,6 +220,7 @@ def test_wrong_usage_is_exit_code_2_and_says_why(cli: Cli, words: list[str], bac
         (["receipts", "list", "--limit", "-1"], "--limit -1 is no number of receipts"),
         (["receipts", "list", "--limit", str(1 << 63)], "is no number of receipts"),
         (["validate", ""], "'' cannot be read"),
+        (["run", "fix", "the", "test"], "arguments: the test; a TASK of several words stands in quotes"),
         (["receipts", "list", "more"], "backplane receipts list --help"),
         (["receipts", "checkpoint"], "run an order first"),
     ],

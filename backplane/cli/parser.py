@@ -35,12 +35,17 @@ class _Formatter(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """One command's options.
 
+    Attributes:
+        several: added where a word too many is refused.
+
     Args:
         prog: the command as it is typed.
         about: what it does.
         example: lines to type, shown at the end of the help.
         call: what to call with the options.
     """
+
+    several = ""
 
     def __init__(self, prog: str, about: str, example: str, call: Call | None = None) -> None:
         super().__init__(
@@ -60,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         """Refuse what is left over here, and not in the command that this one is a part of: the hint names this one."""
         found, extra = super().parse_known_args(args, namespace)
         if extra:
-            self.error(f"unrecognized arguments: {' '.join(extra)}")
+            self.error(f"unrecognized arguments: {' '.join(extra)}{'' if extra[0].startswith('-') else self.several}")
         return found, extra
 
     def error(self, message: str) -> NoReturn:

@@ -23,6 +23,7 @@ def parser(name: str) -> Parser:
     """The options of `run`."""
     made = Parser(f"backplane {name}", "Run one work order, from start to receipt.", EXAMPLE, _run)
     made.usage = "backplane run [options] (TASK | --order FILE)"
+    made.several = "; a TASK of several words stands in quotes"
     add = made.add_argument
     add("task", nargs="?", metavar="TASK", help="what to do, in words")
     add("--order", metavar="FILE", help="work order as JSON instead of TASK; - for stdin; options go over it")
