@@ -102,7 +102,8 @@ def _conform(options: Options) -> int:
 
     from backplane.conform import conform
 
-    report = anyio.run(partial(conform, options.command, progress=None if options.json else _say))
+    progress, cwd = None if options.json else _say, str(streams.folder())
+    report = anyio.run(partial(conform, options.command, cwd=cwd, progress=progress))
     failed = report.count("fail")
     if options.json:
         streams.write_bytes(msgspec.json.encode(report) + b"\n")

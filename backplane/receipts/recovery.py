@@ -80,7 +80,7 @@ def run_folders(home: Path) -> list[Path]:
     try:
         with os.scandir(home / "runs") as entries:
             return sorted(Path(entry.path) for entry in entries if is_run_id(entry.name))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

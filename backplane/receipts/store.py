@@ -147,7 +147,8 @@ class Store:
         Raises:
             ConfigError: `config_invalid`: too short, not there, or several.
         """
-        wanted = run.strip().lower()
+        # Ids are ASCII. What a terminal gave may not even be text, and is the beginning of none.
+        wanted = run.strip().lower().encode("ascii", "replace").decode()
         if len(wanted) < PREFIX_CHARS_MIN:
             fact = f"{run!r} is too short for a run id: {PREFIX_CHARS_MIN} characters are the least"
             raise ConfigError("config_invalid", fact, hint="backplane receipts list shows them")

@@ -14,7 +14,7 @@ import backplane
 from backplane.contract.work import RuntimeConfig, WorkOrder
 from backplane.errors import ConfigError
 from tests.faults import hosts
-from tests.faults.ground import PROGRAM, UGLY, Ground
+from tests.faults.ground import PROGRAM, ROOT, UGLY, Ground
 from tests.faults.test_resource_faults import limited
 
 
@@ -190,3 +190,54 @@ def test_no_program_of_the_folder_it_stands_in_is_run_whatever_path_says(ground:
     for words in (("doctor",), ("run", "x", "--sidecar", ground.host(hosts.GOOD), "--json")):
         ground.start(*words, env={"PATH": search.format(known)}).end(60)
         assert not (ground.folder / "sprung").exists()
+
+
+COMMANDS = [
+    ("run", "x", "--sidecar", "true"), ("backends",), ("receipts", "list"), ("receipts", "verify"), ("serve",),
+    ("mcp",), ("apply", "ffff"), ("checkpoints", "ffff"), ("rewind", "ffff", "start"), ("validate", "-"), ("schema",),
+    ("translate", "--from", "claude", "--to", "codex", "-"), ("conform", "--", "true"), ("doctor",), ("errors",),
+    ("version",),
+]  # fmt: skip
+"""Each in a form that needs nothing."""
+
+
+def test_no_command_is_missing_here(ground: Ground) -> None:
+    said = ground.call("--help").stdout.decode()
+    listed = said.partition("commands:")[2].partition("options:")[0].split("\n")
+    names = {line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "}
+    assert names == {words[0] for words in COMMANDS}
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_bears_a_folder_that_is_gone_and_outputs_that_are(ground: Ground, words: tuple[str, ...]) -> None:
+    gone = ("sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh", *PROGRAM)
+    seen = [ground.start(*words, program=gone, env={"PYTHONPATH": str(ROOT)}).end(60)]
+    streams = {"closed": "<&- >&- 2>&-", "full": ">/dev/full 2>/dev/full"}
+    for name, how in streams.items():
+        ended = ground.start(*words, program=("sh", "-c", f'exec "$@" {how}', "sh", *PROGRAM)).end(60)
+        seen.append(ended)
+        assert 0 <= ended.code <= 4, (name, ended)
+    reader, writer = os.pipe()
+    os.close(reader)
+    seen.append(ground.start(*words, stdout=writer).end(60))
+    os.close(writer)
+    for ended in seen:
+        assert (ended.left, [word for word in (*UGLY, b"internal:") if word in ended.stderr]) == ([], []), ended.stderr
+        assert ended.code in (0, 1, 2, 3, 4, 141), ended
+
+
+@pytest.mark.parametrize(
+    "words", [("receipts", "list"), ("receipts", "verify"), ("doctor",), ("backends",)], ids=" ".join
+)
+def test_a_state_folder_below_a_file_is_no_bug_of_ours(ground: Ground, words: tuple[str, ...]) -> None:
+    ended = ground.call(*words, env={"BACKPLANE_HOME": str(ground.work / "a.txt" / "state")})
+    assert not any(word in ended.stderr for word in (*UGLY, b"internal:")), ended.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("receipts", "show"), ("receipts", "export"), ("apply",), ("checkpoints",)], ids=" ".join
+)
+def test_a_run_named_in_bytes_that_are_no_text_is_not_found(ground: Ground, words: tuple[str, ...]) -> None:
+    ended = ground.call(*words, os.fsdecode(b"gr\xff\xfen"))
+    assert (ended.code, ended.error) == (2, "config_invalid")
+    assert b"is stored" in ended.stderr
