@@ -5,13 +5,11 @@ What a line means is not known here; `messages` knows the shapes.
 
 from __future__ import annotations
 
-import re
-from itertools import islice
 from typing import Final
 
 import msgspec
 
-from backplane.contract import canonical
+from backplane.contract import canonical, structure
 from backplane.contract.canonical import Json
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -111,12 +109,10 @@ def strict(line: bytes) -> Json:
     """
     if not line.isascii():
         line.decode()
-    if len(line) > _DEPTH_BYTES and _too_deep(line):
+    if len(line) > _DEPTH_BYTES and structure.deeper(line, DEPTH_MAX):
         raise ValueError(f"nested deeper than {DEPTH_MAX} levels")
-    value = canonical.decode(line)
-    if len(line) > 308:
-        canonical.encode(value)  # An integer of over 308 digits has no value that a peer could read.
-    return value
+    canonical.refuse_endless(line)  # An integer of over 308 digits has no value that a peer could read.
+    return canonical.decode(line)
 
 
 class _Tag(msgspec.Struct):
@@ -124,8 +120,6 @@ class _Tag(msgspec.Struct):
 
 
 _decode_tag: Final = msgspec.json.Decoder(_Tag).decode
-# Possessive, and with escapes outside of strings, too: linear in whatever is sent.
-_MARKS: Final = re.compile(rb'(?s)"(?:[^"\\]++|\\.)*+"|\\.|[,\[{]')
 
 
 def bounded(line: bytes) -> None:
@@ -136,29 +130,9 @@ def bounded(line: bytes) -> None:
     """
     if len(line) <= VALUES_MAX:
         return
+    # Those inside of texts counted as well there are seldom too many.
+    if line.count(b",") + line.count(b"[") + line.count(b"{") + line.count(b'"') // 2 <= 2 * VALUES_MAX:
+        return
     limit = FINAL_VALUES_MAX if _decode_tag(line).t == "final" else VALUES_MAX
-    if len(line) > limit and next(islice(_MARKS.finditer(line), 2 * limit, None), None) is not None:
+    if structure.marks(line) > 2 * limit:
         raise ValueError(f"more than {limit} values in a line")
-
-
-def _too_deep(line: bytes) -> bool:
-    if line.count(b"{") + line.count(b"[") <= DEPTH_MAX:
-        return False
-    depth, inside, escaped = 0, False, False
-    for byte in line:
-        if inside:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                inside = False
-        elif byte == 0x22:
-            inside = True
-        elif byte in b"{[":
-            depth += 1
-            if depth > DEPTH_MAX:
-                return True
-        elif byte in b"}]":
-            depth -= 1
-    return False

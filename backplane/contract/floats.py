@@ -1,0 +1,48 @@
+"""JSON that is full of floats for which the fast decoder takes 20 µs each: found by their looks, and read by `float`,
+which takes less than one. Every float comes out the same.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+_SLOW_MAX: Final = 512
+"""So many of the slowest take the decoder 10 ms."""
+
+_SLOW: Final = re.compile(
+    r"[eE](?:(?<=[0-9.]{21}[eE])|\+?0*(?:1[0-9]|2[0-3]|28[89]|29[0-9]|[3-9][0-9]{2})(?![0-9])"
+    r"|-0*(?:2[89][0-9]|3[0-4][0-9])(?![0-9]))"
+)
+"""The exponent of a float with more digits than 64 bits hold, near the ends of the range, or (a twentieth as slow)
+halfway between two others."""
+
+_LONG_DIGITS: Final = 256
+"""So many digits come near the ends of the range without an exponent."""
+
+_ALIKE: Final = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x65 if byte == 0x45 else byte for byte in range(256))
+
+
+def many_slow(data: bytes) -> bool:
+    """Whether there may be so many slow floats that another way is faster."""
+    alike = data.translate(_ALIKE, b"+-.")
+    if b"0" * _LONG_DIGITS in alike:
+        return True
+    return alike.count(b"0e0") > _SLOW_MAX and len(_SLOW.findall(data.decode("latin-1"))) > _SLOW_MAX
+
+
+def _read(text: str) -> float:
+    value = float(text)
+    if value - value:  # Of what is infinite that is no number, and of all else zero.
+        raise ValueError("a number out of range")
+    return value
+
+
+decode: Final = msgspec.json.Decoder(float_hook=_read).decode
+"""Read JSON, as exactly as the decoder without a hook does.
+
+Raises:
+    ValueError: not strict JSON, or a number out of range.
+"""
