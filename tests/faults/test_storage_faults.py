@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -435,7 +436,7 @@ def test_f54_a_wall_clock_that_jumps_changes_no_duration_and_no_order(ground: Gr
     assert not ground.amiss(first, outcome="complete", accepted=2, bound_s=1.0)
     assert 400 <= first.receipt["meta"]["duration_ms"] < 20_000
     meta = first.receipt["meta"]
-    assert (meta["finished_at"] < meta["started_at"]) == (jump_s < 0) or meta["finished_at"] == meta["started_at"]
+    assert datetime.fromisoformat(meta["started_at"]) <= datetime.fromisoformat(meta["finished_at"])
     clock.write_text("0")
     second = ground.start(*words, program=jumpy, env=env).end()
     assert not ground.amiss(second, outcome="complete", accepted=2, bound_s=1.0)
