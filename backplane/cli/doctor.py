@@ -150,7 +150,8 @@ def _sqlite() -> Finding:
 
 def _home(environ: Mapping[str, str]) -> Iterator[Finding]:
     home = config.home_path(environ)
-    place = next(folder for folder in (home, *home.parents) if folder.exists())
+    # `Path.exists` raises where a folder above may not be entered.
+    place = next(folder for folder in (home, *home.parents) if os.path.exists(folder))
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         fix = "set BACKPLANE_HOME to a folder that this user can write"
         yield Finding("state", "missing", f"{home} cannot be written", fix)

@@ -93,12 +93,12 @@ def connect(home: Path, *, readonly: bool) -> sqlite3.Connection:
         StoreError: `receipt_store_failed`: a network file system, a newer schema, a disk that fails.
     """
     path = home / FILE
-    if home.exists() and not home.is_dir():
-        hint = "set BACKPLANE_HOME to a folder that this user can write"
-        raise StoreError("receipt_store_failed", f"the state directory {home} is no folder", hint=hint)
-    if readonly and not path.exists():
-        return _in_memory()
     try:
+        if home.exists() and not home.is_dir():
+            hint = "set BACKPLANE_HOME to a folder that this user can write"
+            raise StoreError("receipt_store_failed", f"the state directory {home} is no folder", hint=hint)
+        if readonly and not path.exists():
+            return _in_memory()
         if path.exists() and not path.is_file():  # Opening a FIFO would wait for somebody at its other end.
             raise OSError(errno.ENOTSUP, "no regular file", str(path))
         if not readonly:
