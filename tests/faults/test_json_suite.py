@@ -300,6 +300,8 @@ WORST = {
     "escaped keys": b"{" + _many(b'"\\u00fc%x":1', 60_000) + b"}",
     "integers beyond 64 bits": b"[" + _many(b"123456789012345678901", 47_000) + b"]",
     "minus zeros": b"[" + _many(b"-0", 79_000) + b"]",
+    "floats near the ends of the range": b"[" + _many(b"1e308,5e-324", 79_000) + b"]",
+    "endless integers": b"[" + _many(b"7" * 4300, 240) + b"]",
     "just not too deep": b"[" + _many(b"[" * 100 + b"]" * 100, 790) + b"]",
     "almost keys": b'"' + b"sk-aaaaaaaaaaaaaaaaaaaa-" * 43_000 + b'"',
 }
