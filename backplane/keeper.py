@@ -104,15 +104,20 @@ class Keeper:
     def make_tree(self, run_id: str) -> Path | None:
         """The folder that a run's copy will fill: what is put around it need not wait for that.
 
-        Of its files it has those of git's own that are the same in each copy and that a policy can name. None where
-        it cannot be made; whoever makes the copy says why.
+        It has those of git's own files that the shipped policies name. None where it cannot be made; whoever makes
+        the copy says why.
         """
-        tree = self.stage_of(run_id) / "tree"
-        with suppress(OSError):
-            (tree / ".git/hooks").mkdir(mode=0o700, parents=True)
+        stage = self.stage_of(run_id)
+        tree = stage / "tree"
+        try:
+            stage.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (stage, tree, tree / ".git", tree / ".git/hooks"):
+                folder.mkdir(mode=0o700)
             (tree / ".git/config").touch(mode=0o600)
-            return tree
-        return None
+        except OSError:
+            self._collect(stage)
+            return None
+        return tree
 
     def drop_stage(self, run_id: str) -> None:
         """Remove what is left of a run's stage that never became a workspace."""
@@ -222,10 +227,10 @@ class Preparation:
             self._done.set()
 
     async def placed(self) -> None:
-        """Wait for the place to work in alone. Raises WorkspaceError."""
+        """Wait for the place to work in alone. Raises WorkspaceError, also where nobody knows why there is none."""
         await self._placed.wait()
-        if self._error is not None:
-            raise self._error
+        if self.workspace is None:
+            raise self._error or WorkspaceError("workspace_staging_failed", "the copy was not made")
 
     async def settled(self) -> None:
         """Wait until nothing of it runs any more, however it ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import struct
@@ -25,12 +26,14 @@ from backplane import _guard
 from backplane.backends import Backend, ProcessBackend
 from backplane.config import Settings, tighter
 from backplane.contain import cgroup, labels, landlock, masks, proxy, seccomp
-from backplane.contain.probe import Name, Probe, probe, without
+from backplane.contain.probe import Bubblewrap, Name, Probe, probe, without
 from backplane.contain.proxy import Judge, Refused
 from backplane.contain.tally import Tally
 from backplane.contract.events import AssistantDelta
 from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.errors import PolicyError
+from backplane.globs import compile_globs
+from backplane.keeper import Keeper
 from backplane.policy import PROFILES, compile_policy
 from backplane.runtime import ControlPlane, Run
 from tests.peers import PYTHON, ROOT
@@ -210,6 +213,50 @@ def test_only_rules_on_more_than_gits_own_files_need_the_tree_first() -> None:
     git, more = ("**/.git/hooks/**", ".git/config"), ("**/.git/hooks/**", "**/.github/**")
     assert [masks.needs_tree(policy(deny_write=patterns)) for patterns in ((), git, more)] == [False, False, True]
     assert masks.needs_tree(policy(deny_read=git))
+
+
+@pytest.mark.parametrize(
+    "glob", [".git/HEAD", ".git/{config,index}", "**/.git/refs/**", ".git/info/exclude", ".git/**"]
+)
+async def test_a_rule_on_any_file_of_the_agents_repository_is_held(
+    glob: str, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    paths = [".git/HEAD", ".git/config", ".git/index", ".git/refs/heads/main", ".git/info/exclude", ".git/hooks/x"]
+    said, held = await ask(
+        control(backplane_home),
+        cell(tmp_path / "bin", f"[write(path) for path in {paths!r}]"),
+        root,
+        "staged",
+        policy=policy(deny_write=(glob,)),
+    )
+    globs = compile_globs((glob,))
+    assert said == ["EROFS" if globs.matches(path) else "ok" for path in paths]
+    assert {row["layer"] for row in held["rules"]} == {"os"}
+
+
+def test_a_trial_that_is_given_up_says_nothing_of_the_layers(found: Probe) -> None:
+    tried = Bubblewrap(shutil.which("bwrap"))
+    trial = tried.begin()
+    assert (trial is None) == (shutil.which("bwrap") is None)
+    if trial is not None:
+        trial.close()
+    assert tried.find() == (found.bubblewrap, found.network, found.command)
+    assert tried.begin() is None
+
+
+def test_what_is_made_ahead_of_a_copy_is_for_its_user_alone_and_gone_when_it_fails(backplane_home: Path) -> None:
+    before = os.umask(0)
+    try:
+        tree = Keeper(backplane_home).make_tree("run")
+    finally:
+        os.umask(before)
+    assert tree is not None
+    made = [tree.parent, *tree.parent.rglob("*")]
+    assert [path for path in made if path.stat().st_mode & 0o077] == []
+    (backplane_home / "stage" / "other").mkdir()
+    (backplane_home / "stage" / "other" / "tree").touch()
+    assert Keeper(backplane_home).make_tree("other") is None
+    assert [path.name for path in (backplane_home / "stage").iterdir()] == ["run"]
 
 
 async def test_a_workspace_that_is_not_there_starts_no_host_and_leaves_no_stage(

@@ -47,13 +47,13 @@ class Masks(msgspec.Struct, frozen=True):
     """False when there was too much to cover: then no rule is held by these mounts."""
 
 
-_OF_GIT: Final = (".git/", "**/.git/")
-"""How a glob begins that names nothing but what is git's own."""
+_KNOWN_EARLY: Final = frozenset(f"{deep}.git/{path}" for deep in ("", "**/") for path in ("hooks/**", "config", "**"))
+"""Globs that name nothing of a copy but what `Keeper.make_tree` makes first, or all of git's folder."""
 
 
 def needs_tree(profile: PolicyProfile) -> bool:
-    """Whether the files of a copy have to be there before it is known what to cover; git's own are there first."""
-    return bool(profile.deny_read) or not all(pattern.startswith(_OF_GIT) for pattern in profile.deny_write)
+    """Whether the files of a copy have to be there before it is known what to cover."""
+    return bool(profile.deny_read) or not _KNOWN_EARLY.issuperset(profile.deny_write)
 
 
 def work_out(profile: PolicyProfile, root: str, seen_elsewhere: tuple[str, ...], home: str | None) -> Masks:

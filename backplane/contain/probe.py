@@ -7,8 +7,9 @@ import importlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, Literal
 
 import anyio.to_thread
@@ -69,13 +70,17 @@ def probe(environ: Mapping[str, str]) -> Probe:
 async def try_layers(environ: Mapping[str, str]) -> Probe:
     """Try the layers; while the first trial's program works, the rest of this room is loaded."""
     bubblewrap = _bubblewrap(_path(environ))
-    with bubblewrap.begun():
+    trial = await anyio.to_thread.run_sync(bubblewrap.begin)
+    try:
         importlib.import_module("backplane.contain.run")
-        return await anyio.to_thread.run_sync(_probe, bubblewrap)
+        return await anyio.to_thread.run_sync(_probe, bubblewrap, trial)
+    finally:
+        if trial is not None:
+            trial.close()
 
 
-def _probe(bubblewrap: _Bubblewrap) -> Probe:
-    found, network, command = bubblewrap.found
+def _probe(bubblewrap: Bubblewrap, trial: Tool | None = None) -> Probe:
+    found, network, command = bubblewrap.find(trial)
     return Probe(found, network, _landlock(), _cgroup(), command)
 
 
@@ -101,32 +106,41 @@ def _path(environ: Mapping[str, str]) -> str | None:
 
 
 @functools.cache
-def _bubblewrap(path: str | None) -> _Bubblewrap:
-    return _Bubblewrap(path)
+def _bubblewrap(path: str | None) -> Bubblewrap:
+    return Bubblewrap(path)
 
 
-class _Bubblewrap:
+_Found = tuple[Layer, Layer, tuple[str, ...]]
+"""Bubblewrap, its network namespace, and the options that worked."""
+
+
+class Bubblewrap:
     """Bubblewrap where it is found, tried once."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
-        self._begun: Tool | None = None
+        self._found: _Found | None = None
+        self._finding = threading.Lock()
 
-    @contextmanager
-    def begun(self) -> Iterator[None]:
-        """The first trial is at work in this block, unless there will be none."""
-        if self._path is not None and "found" not in vars(self) and self._begun is None:
+    def begin(self) -> Tool | None:
+        """Start the first trial, the caller's to close; None where there will be none."""
+        if self._path is not None and self._found is None:
             with suppress(BackplaneError):  # The trial itself says why.
-                self._begun = _start((self._path, *BASE, *_rights()[0], "--unshare-net"), self._path)
-        try:
-            yield
-        finally:
-            if self._begun is not None:
-                self._begun.close()
+                return _start((self._path, *BASE, *_rights()[0], "--unshare-net"), self._path)
+        return None
 
-    @functools.cached_property
-    def found(self) -> tuple[Layer, Layer, tuple[str, ...]]:
-        """Bubblewrap, its network namespace, and the options that worked. One trial of both, as most have both."""
+    def find(self, begun: Tool | None = None) -> _Found:
+        """Try it, unless that was done.
+
+        Args:
+            begun: the first trial, at work.
+        """
+        with self._finding:
+            if self._found is None:
+                self._found = self._try(begun)
+            return self._found
+
+    def _try(self, begun: Tool | None) -> _Found:
         path = self._path
         if path is None:
             why = "bwrap is not found" if sys.platform.startswith("linux") else "only Linux has it"
@@ -134,8 +148,9 @@ class _Bubblewrap:
         why = ""
         for rights in _rights():
             command = (path, *BASE, *rights)
-            begun, self._begun = self._begun, None
+            # One trial of both, as most machines have both.
             no_network, said = _trial((*command, "--unshare-net"), path, begun)
+            begun = None
             if no_network:
                 why, said = _trial(command, path)
             if not no_network or not why:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -65,10 +66,11 @@ def early(start: Start) -> Early:
 def _folder() -> str:
     # Without the module for it, which loads ten others.
     for given in (os.environ.get("TMPDIR", ""), "/tmp"):
-        if os.path.isabs(given) and os.access(given, os.W_OK):
-            path = os.path.join(given, f"backplane-agent-{os.urandom(8).hex()}")
-            os.mkdir(path, 0o700)
-            return path
+        path = os.path.join(given, f"backplane-agent-{os.urandom(8).hex()}")
+        with suppress(OSError):
+            if os.path.isabs(given):
+                os.mkdir(path, 0o700)
+                return path
     import tempfile
 
     return tempfile.mkdtemp(prefix="backplane-agent-")

@@ -215,7 +215,7 @@ def prompt_of(run: Given) -> str:
 def found(program: str, install: str, env: Mapping[str, str]) -> str:
     """The program's path. Raises BackendError: `backend_unavailable`, it is not there."""
     # As `shutil.which` does, without loading three compressors.
-    folders = [""] if os.sep in program else env.get("PATH", os.defpath).split(os.pathsep)
+    folders = [""] if os.sep in program else filter(os.path.isabs, env.get("PATH", os.defpath).split(os.pathsep))
     paths = (os.path.join(folder, program) for folder in folders)
     path = next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
     if path is None:

@@ -122,9 +122,13 @@ class Child:
             await self._until(lambda: bool(self._first_word) or self._line_ended)
         return self._first_word
 
-    def release(self) -> None:
-        """Have the guard of a child that is held start it."""
-        self._tell(b"go")
+    async def release_when(self, ready: Callable[[], Awaitable[object]]) -> None:
+        """Have the guard of a child that is held start it, once this is ready; not waited for when the guard ends."""
+        with anyio.CancelScope() as self._step:
+            if self.exit is None:
+                await ready()
+                self._tell(b"go")
+        self._step = None
 
     def close_stdin(self) -> None:
         """Tell the child that nothing more will come."""
@@ -276,9 +280,14 @@ class Child:
         loop: Any = anyio.lowlevel.current_token().native_token
         if self._line < 0 or not hasattr(loop, "add_reader"):
             return False
+        try:
+            for fd, take in ((self._line, self._take_end), (self._stderr, self._take_stderr)):
+                loop.add_reader(fd, self._on_readable, fd, take)
+        except (NotImplementedError, OSError):
+            with suppress(NotImplementedError):
+                loop.remove_reader(self._line)
+            return False
         self._loop = loop
-        for fd, take in ((self._line, self._take_end), (self._stderr, self._take_stderr)):
-            loop.add_reader(fd, self._on_readable, fd, take)
         return True
 
     def _on_readable(self, fd: int, take: Callable[[], bool]) -> None:
@@ -310,7 +319,8 @@ class Child:
             return False
         word = _chunk(self._line, WORD_BYTES_MAX)
         if word:
-            self._hear(word)
+            with suppress(ValueError):  # No guard of ours speaks so.
+                self._hear(word)
         elif word is not None:
             self._line_ended = True
             self._announce()
@@ -367,11 +377,11 @@ async def look_after(child: Child) -> AsyncIterator[Child]:
     """Watch its end and drain its stderr; on leaving, kill what is left of it and close everything."""
     failure: BaseException | None = None
     async with AsyncExitStack() as stack:
-        if not child.listen():
-            tasks = await stack.enter_async_context(anyio.create_task_group())
-            tasks.start_soon(child.watch)
-            tasks.start_soon(child.drain)
         try:
+            if not child.listen():
+                tasks = await stack.enter_async_context(anyio.create_task_group())
+                tasks.start_soon(child.watch)
+                tasks.start_soon(child.drain)
             yield child
         except anyio.get_cancelled_exc_class():
             raise
@@ -391,7 +401,7 @@ def _chunk(fd: int, bytes_max: int) -> bytes | None:
         return os.read(fd, bytes_max)
     except BlockingIOError:
         return None
-    except ConnectionResetError:  # The guard was killed with a word of ours unread.
+    except OSError:  # The guard was killed with a word of ours unread.
         return b""
 
 

@@ -183,7 +183,7 @@ def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
 def _start(
     command: Command, stdio: tuple[int, int, int], line: int, pass_fds: tuple[int, ...], cage: Cage, *, alone: bool
 ) -> Leader:
-    if alone and line > _STDERR and min(stdio) > _STDERR and not pass_fds and cage is NO_CAGE:
+    if alone and min(line, *stdio) > _STDERR and not pass_fds and cage is NO_CAGE and _one_thread():
         return _fork_guard(command, stdio, line)
     # Loaded now, as it brings half of the event loop's modules.
     from backplane.process import spawn
@@ -196,12 +196,17 @@ def _start(
 _STDERR: Final = 2
 
 
+def _one_thread() -> bool:
+    # A debugger or a tracer may have started others: in a fork their locks are never let go.
+    return len(os.listdir("/proc/self/task")) == 1
+
+
 def _fork_guard(command: Command, stdio: tuple[int, int, int], line: int) -> Leader:
     words = raw(command)
     pid = os.fork()
     if pid:
         return _Forked(pid)
-    code = 1
+    code = 0
     try:
         os.setsid()
         os.umask(UMASK)
@@ -213,7 +218,9 @@ def _fork_guard(command: Command, stdio: tuple[int, int, int], line: int) -> Lea
                 with suppress(OSError):  # The one that the list was read from.
                     os.close(int(name))
         _guard.guard(line, *words, [], {})
-        code = 0
+    except BaseException as fault:
+        code = 1
+        os.write(_STDERR, f"the guard failed: {fault!r}\n".encode())
     finally:
         os._exit(code)
 

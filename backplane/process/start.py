@@ -62,8 +62,7 @@ async def open_child(
     launched = launch(command, guard=guard, pass_fds=pass_fds, cage=cage)
     async with look_after(_child(launched, stderr_bytes_max)) as child:
         if ready is not None and guard:
-            await ready()
-            child.release()
+            await child.release_when(ready)
         await _arrive(child, command)
         yield child
 
