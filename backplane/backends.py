@@ -433,7 +433,9 @@ def from_command(command: str | tuple[str, ...], *, cwd: Path, limits: Limits | 
     if not words:
         raise ConfigError("config_invalid", "the command is empty", hint="name a program that speaks the protocol")
     program = words[0] if os.sep not in words[0] else str(cwd / words[0])
-    return ProcessBackend(id=f"sidecar:{Path(words[0]).name}", argv=(program, *words[1:]), limits=limits)
+    # A program's name need not be text; the receipt, which says it, is.
+    name = os.fsencode(Path(words[0]).name).decode("utf-8", "backslashreplace")
+    return ProcessBackend(id=f"sidecar:{name}", argv=(program, *words[1:]), limits=limits)
 
 
 def known(settings: Settings, environ: Mapping[str, str]) -> list[BackendStatus]:

@@ -39,7 +39,7 @@ def _mcp(options: Options) -> int:
     streams.require_descriptors()
     environ, cwd = dict(os.environ), streams.folder()
     root = cwd / (options.root or ".")
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise ConfigError("config_invalid", f"--root {options.root!r} is no folder", hint="name a folder that is there")
     file = cwd / options.config if options.config else None
     config.load(file, environ, cwd)

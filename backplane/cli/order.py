@@ -111,7 +111,7 @@ def _context(packet: ContextPacket, names: list[str], root: Path, cwd: Path) -> 
     files, snippets = list(packet.files), list(packet.snippets)
     for name in names:
         path = Path(os.path.normpath(cwd / name))
-        if path.is_relative_to(root) and path.exists():
+        if path.is_relative_to(root) and os.path.exists(path):
             files.append(path.relative_to(root).as_posix())
         else:
             snippets.append(Snippet(name, _text(name)))

@@ -44,9 +44,9 @@ def export(store: Store, run: str, folder: Path) -> Path:
     """
     receipt = store.load(run)
     source = store.folder(receipt.meta.run_id)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError("config_invalid", f"{folder} is there already and not empty", hint="name a new folder")
     try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError("config_invalid", f"{folder} is there already and not empty", hint="name a new folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
@@ -87,7 +87,7 @@ def import_bundle(store: Store, path: Path) -> Row:
         StoreError: `receipt_hash_mismatch`: no hash, a wrong one, or a patch it does not vouch for;
             `receipt_store_failed`: stored already, or the disk fails. Nothing was imported.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):
         receipt = parse_receipt(_read(path), str(path))
         return store.adopt(receipt, _patch_inside(receipt))
     receipt = parse_receipt(_read_inside(path / RECEIPT), str(path / RECEIPT))

@@ -14,7 +14,7 @@ import backplane
 from backplane.contract.work import RuntimeConfig, WorkOrder
 from backplane.errors import ConfigError
 from tests.faults import hosts
-from tests.faults.ground import PROGRAM, ROOT, UGLY, Ground
+from tests.faults.ground import OFF, PROGRAM, ROOT, UGLY, Ground
 from tests.faults.test_resource_faults import limited
 
 
@@ -249,3 +249,27 @@ def test_a_run_named_in_bytes_that_are_no_text_is_not_found(ground: Ground, word
     ended = ground.call(*words, os.fsdecode(b"gr\xff\xfen"))
     assert (ended.code, ended.error) == (2, "config_invalid")
     assert b"is stored" in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "loop", "a.txt/below", "closed/below"])
+def test_a_command_started_with_a_name_that_leads_nowhere_says_so(ground: Ground, name: str) -> None:
+    (ground.work / "loop").symlink_to("loop")
+    (ground.work / "closed").mkdir(mode=0)
+    run_id = ground.run(hosts.GOOD, "--include", "a.txt").messages[-1]["ref_id"]
+    commands = [
+        ("receipts", "import", name), ("receipts", "export", run_id, "--to", f"{name}/to"), ("mcp", "--root", name),
+        ("run", "x", "--sidecar", "true", "--root", name), ("run", "x", "--sidecar", "true", "--context", name),
+    ]  # fmt: skip
+    for words in commands:
+        ended = ground.call(*words)
+        assert (ended.left, b"internal:" in ended.stderr) == ([], False), ended.stderr
+        # Nothing is closed to root.
+        assert (ended.code in (1, 2) and ended.error) or (name == "closed/below" and os.geteuid() == 0), ended
+
+
+def test_a_host_whose_name_is_no_text_is_run_and_named(ground: Ground) -> None:
+    host = os.fsdecode(b"h\xffst")
+    (ground.work / host).write_text("#!/bin/sh\nexec " + ground.host(hosts.GOOD) + "\n")
+    (ground.work / host).chmod(0o755)
+    ended = ground.call("run", "x", "--sidecar", f"./{host}", "--json", "--include", "a.txt", env=OFF)
+    assert not ground.amiss(ended, outcome="complete", accepted=2)
