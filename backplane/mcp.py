@@ -20,7 +20,8 @@ from backplane.contract.events import AgentEvent, AssistantMessage, Failed, RunC
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError, ConfigError
-from backplane.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Asked, Fault, Pipe, Told
+from backplane.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Asked, Fault, Told
+from backplane.jsonrpc.pipe import Pipe
 from backplane.policy import PROFILES, parse_policy
 from backplane.receipts import Store
 from backplane.runtime import Run

@@ -35,7 +35,7 @@ from backplane.sidecar import EXTENSIONS, Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
     from backplane.acp import Turn, Ways
-    from backplane.driven.begin import Started
+    from backplane.driven.begin import Program, Started
     from backplane.process import Child
     from backplane.tools.structured import Shape
 
@@ -197,7 +197,7 @@ async def drive(run: HostRun, id: str, profile: Profile) -> Done:
             require_same_folder(run, places[0])
         return prepare(run, profile, places[0])
 
-    def speak(child: Child, env: dict[str, str]) -> Turn:
+    def speak(child: Child, begun: Program) -> Turn:
         from backplane.acp import Turn
 
         return Turn(run, ways_of(run, profile, places[0], shape), child.stdin, child.stdout)

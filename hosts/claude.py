@@ -17,7 +17,7 @@ import msgspec
 from backplane.agent_options import Claude as Options
 from backplane.agents import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE
-from backplane.driven.begin import Started, early
+from backplane.driven.begin import Program, Started, early
 from backplane.driven.order import (
     Place,
     found,
@@ -160,7 +160,7 @@ async def drive(run: HostRun, options: Options) -> Done:
 
     shape = shape_of(run)
 
-    def speak(child: Child, env: dict[str, str]) -> Turn:
+    def speak(child: Child, begun: Program) -> Turn:
         from backplane.streamjson.work import Turn, Ways
 
         ways = Ways(prompt_of(run), TOOLS, ALIASES, withheld(run), options.silence_s, shape)

@@ -18,7 +18,7 @@ import msgspec
 from backplane.agent_options import Codex as Options
 from backplane.agents import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE, restricted
-from backplane.driven.begin import Started, early
+from backplane.driven.begin import Program, Started, early
 from backplane.driven.order import (
     Place,
     found,
@@ -34,7 +34,7 @@ from backplane.errors import BackendError
 from backplane.sidecar import EXTENSIONS, Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
-    from backplane.appserver import Turn, Ways
+    from backplane.appserver.work import Turn, Ways
     from backplane.process import Child
 
 NATIVELY: Final = (
@@ -186,7 +186,8 @@ def hooks_of(run: Given, options: Options) -> Hooks:
 
 def ways_of(run: Given, options: Options, env: dict[str, str]) -> Ways:
     """The whole order, as the run with the agent takes it. Raises ConfigError, BackendError."""
-    from backplane.appserver import Ways, hooked
+    from backplane.appserver import hooked
+    from backplane.appserver.work import Ways
     from backplane.cost import micros, read_price
 
     hooks = hooks_of(run, options)
@@ -242,14 +243,22 @@ def start(options: Options, run: Given, state: Path) -> Started:
     return (*argv, *asks), {**env, hooked.SOCKET: str(state / "hooks")}
 
 
+def first_words(options: Options, run: Given, env: dict[str, str]) -> bytes:
+    """What opens the thread, where nothing has to be settled before: neither a hook nor a conversation."""
+    from backplane.appserver.opening import opening
+
+    settled = not hooks_of(run, options).before and read_session(run).wanted is None
+    return opening(*thread_of(run, options, env)) if settled else b""
+
+
 async def drive(run: HostRun, options: Options) -> Done:
     """Have the agent's program run the order."""
     from backplane.driven import program
 
-    def speak(child: Child, env: dict[str, str]) -> Turn:
-        from backplane.appserver import Turn
+    def speak(child: Child, begun: Program) -> Turn:
+        from backplane.appserver.work import Turn
 
-        return Turn(run, ways_of(run, options, env), child.stdin, child.stdout)
+        return Turn(run, ways_of(run, options, begun.env), child.stdin, child.stdout, begun.said)
 
     return await program.drive(run, functools.partial(start, options), speak)
 
@@ -260,4 +269,4 @@ if __name__ == "__main__":
     async def work(run: HostRun) -> Done:
         return await drive(run, ROW)
 
-    main(HOST, work, early=early(functools.partial(start, ROW)))
+    main(HOST, work, early=early(functools.partial(start, ROW), functools.partial(first_words, ROW)))

@@ -13,7 +13,8 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.jsonrpc import METHOD_NOT_FOUND, Asked, Fault, Pipe, Reply, Told, Unread, Watch
+from backplane.jsonrpc import METHOD_NOT_FOUND, Asked, Fault, Reply, Told, Unread
+from backplane.jsonrpc.pipe import Pipe, Watch
 
 PROTOCOL_VERSION: Final = 1
 

@@ -10,9 +10,11 @@ from typing import Any, Final
 
 import anyio
 
+from backplane.appserver.opening import OFFER
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.jsonrpc import Asked, Fault, Pipe, Received, Reply, Told
+from backplane.jsonrpc import Asked, Fault, Received, Reply, Told
+from backplane.jsonrpc.pipe import Pipe
 
 ANSWER_S: Final = 60.0
 """For an answer to a call: half a second is usual, a cold disk under load needs more."""
@@ -28,6 +30,7 @@ class Client:
 
     Args:
         watch: told of every line and what it is, before it is heard or answered.
+        said: what is on its way already, see `Pipe`.
     """
 
     def __init__(
@@ -38,9 +41,10 @@ class Client:
         hear: Hear,
         answer: Answer,
         watch: Callable[[bytes, Received], Awaitable[None]],
+        said: bytes = b"",
     ) -> None:
         self._hear, self._answer = hear, answer
-        self._pipe = Pipe(write_fd, read_fd, answer=self._asked, hear=self._told, watch=watch)
+        self._pipe = Pipe(write_fd, read_fd, answer=self._asked, hear=self._told, watch=watch, said=said)
         self._open: set[anyio.CancelScope] = set()
         self.ended = anyio.Event()
         """The agent says nothing more."""
@@ -50,10 +54,9 @@ class Client:
         await self._pipe.run()
         self.ended.set()
 
-    async def initialize(self, name: str, version: str) -> dict[str, Any]:
+    async def initialize(self) -> dict[str, Any]:
         """Agree on the protocol, experimental parts included; raises BackendError."""
-        offer = {"clientInfo": {"name": name, "version": version}, "capabilities": {"experimentalApi": True}}
-        said = await self.must("initialize", offer)
+        said = await self.must("initialize", OFFER)
         await self._pipe.tell("initialized", {})
         return said
 

@@ -65,12 +65,14 @@ class Ways(msgspec.Struct, frozen=True):
 class Turn:
     """One run: the agent's program, its thread, and what it is asked in it."""
 
-    def __init__(self, run: HostRun, ways: Ways, write_fd: int, read_fd: int) -> None:
+    def __init__(self, run: HostRun, ways: Ways, write_fd: int, read_fd: int, said: bytes = b"") -> None:
         self.run, self.ways = run, ways
         self.root = run.order.workspace.root
         self.story: Story = Story(run.now, self.root, shows=ways.shows)
         self.verdicts = Verdicts(run, self.story, shows=ways.shows, change=self._change)
-        self.client: Client = Client(write_fd, read_fd, hear=self.hear, answer=self.answer, watch=self.watch_line)
+        self.client: Client = Client(
+            write_fd, read_fd, hear=self.hear, answer=self.answer, watch=self.watch_line, said=said
+        )
         self.raw = run.order.abp("mode") == "passthrough"
         self.line = b""
         self.model = ""
@@ -215,7 +217,7 @@ class Turn:
 
     async def _open(self) -> None:
         """Agree on the protocol and open the thread."""
-        said = await self.client.initialize("backplane", "0.1.0")
+        said = await self.client.initialize()
         if self.hooked is not None:
             await trust(self.client, self.root)
         method, params = self.ways.open

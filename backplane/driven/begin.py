@@ -18,6 +18,9 @@ Started = tuple[tuple[str, ...], dict[str, str]]
 Start = Callable[[Given, Path], Started]
 """Says what is started for an order, with an empty folder for its state."""
 
+Open = Callable[[Given, dict[str, str]], bytes]
+"""What is said to the program first, with its environment, where that does not depend on its answers; or nothing."""
+
 
 class Program(msgspec.Struct, frozen=True):
     """An agent's program at work, and its state's folder; `driven.program` takes it over."""
@@ -25,6 +28,8 @@ class Program(msgspec.Struct, frozen=True):
     state: Path
     env: dict[str, str]
     launched: Launched
+    said: bytes = b""
+    """What is on its way to it already."""
 
     async def leave(self) -> None:
         """End the program of a run that never came to it."""
@@ -33,8 +38,8 @@ class Program(msgspec.Struct, frozen=True):
         await leave(self)
 
 
-def begin(run: Given, start: Start, *, alone: bool = False) -> Program:
-    """Start the program that `start` names, in the order's folder.
+def begin(run: Given, start: Start, open: Open | None = None, *, alone: bool = False) -> Program:
+    """Start the program that `start` names, in the order's folder, and say what `open` says.
 
     Args:
         alone: see `launch`.
@@ -46,7 +51,9 @@ def begin(run: Given, start: Start, *, alone: bool = False) -> Program:
     try:
         argv, env = start(run, state)
         command = Command(argv=argv, env=env, cwd=run.order.workspace.root)
-        return Program(state, env, launch(command, alone=alone))
+        words = open(run, env) if open is not None else b""
+        launched = launch(command, alone=alone)
+        return Program(state, env, launched, _say(launched.pipes[0], words))
     except BaseException:
         import shutil
 
@@ -54,11 +61,19 @@ def begin(run: Given, start: Start, *, alone: bool = False) -> Program:
         raise
 
 
-def early(start: Start) -> Early:
+def _say(stdin: int, words: bytes) -> bytes:
+    """Write as much as the pipe takes now; what that was."""
+    try:
+        return words[: os.write(stdin, words)] if words else b""
+    except OSError:  # It has ended already, or takes nothing now.
+        return b""
+
+
+def early(start: Start, open: Open | None = None) -> Early:
     """What does the same before the event loop is loaded; for an order that starts nothing it begins nothing."""
 
     def begin_early(run: Given) -> Program | None:
-        return None if run.order.config.max_turns == 0 else begin(run, start, alone=True)
+        return None if run.order.config.max_turns == 0 else begin(run, start, open, alone=True)
 
     return begin_early
 

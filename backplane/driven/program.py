@@ -43,7 +43,7 @@ class Turn(Protocol):
     async def interrupt(self) -> None: ...
 
 
-async def drive(run: HostRun, start: Start, speak: Callable[[Child, dict[str, str]], Turn]) -> Done:
+async def drive(run: HostRun, start: Start, speak: Callable[[Child, Program], Turn]) -> Done:
     """Start the agent's program where it was not begun before, run the order, and leave nothing of either.
 
     Args:
@@ -56,7 +56,7 @@ async def drive(run: HostRun, start: Start, speak: Callable[[Child, dict[str, st
     try:
         async with take_over(begun.launched) as child:
             try:
-                turn = speak(child, begun.env)
+                turn = speak(child, begun)
                 run.on_cancel, run.on_input, run.on_interrupt = turn.cancel, turn.more, turn.interrupt
                 return await turn.go()
             except BaseExceptionGroup as group:
