@@ -336,7 +336,7 @@ class Link:
         """Cancel every run, give them the time there is, and end."""
         self._cancel_all(reason, within_s)
         with anyio.move_on_after(within_s - GRACE_MARGIN_S):
-            while self._runs:
+            while self._runs or self._writing:
                 if self._waiting_since is not None and time.monotonic() - self._waiting_since > WRITE_STUCK_S:
                     self._give_up_reader()
                 await anyio.sleep(RUNS_END_POLL_S)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+
 import pytest
 
 from tests.faults import sizes
 from tests.faults.conftest import Figure
-from tests.faults.ground import GRACE_S, LADDER_S, Ground
+from tests.faults.ground import GRACE_S, LADDER_S, PROGRAM, Ground
 
 STOP_S = GRACE_S + LADDER_S
 MIB = 1 << 20
@@ -37,6 +44,26 @@ def test_f16_an_order_that_is_not_read_ends_at_the_write_deadline(ground: Ground
     )  # fmt: skip
     assert not ground.amiss(ended, code="backend_timeout", accepted=0, bound_s=0.5 + STOP_S)
     assert b"write_s" in ended.stderr
+
+
+def test_f16_a_server_whose_reader_takes_nothing_ends_at_a_signal(ground: Ground) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*PROGRAM, "serve"], cwd=ground.work, env=ground.environ(), **pipes) as server:  # type: ignore[call-overload]
+        assert json.loads(server.stdout.readline())["t"] == "hello"
+        _fill(server.stdin.fileno(), b'{"t":"ping","seq":1}\n' * 2000)
+        server.terminate()
+        try:
+            assert server.wait(10) == 128 + signal.SIGTERM
+        finally:
+            server.kill()
+
+
+def _fill(fd: int, data: bytes) -> None:
+    """Write until nobody has read for a second: one who cannot write his answers reads no more."""
+    os.set_blocking(fd, False)
+    while select.select([], [fd], [], 1.0)[1]:
+        with contextlib.suppress(BlockingIOError):
+            os.write(fd, data)
 
 
 # F17: closed pipes ----------------------------------------------------------------------------------------------------
