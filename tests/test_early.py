@@ -26,7 +26,8 @@ def start(run, state):
     if WAY == "refuses":
         raise ConfigError("config_invalid", "not such an order")
     said = "sorted(map(int, os.listdir('/proc/self/fd')))" if WAY == "lists" else "os.getpid()"
-    return (sys.executable, "-c", f"import os; print({said}, flush=True); input()"), {}
+    # Without what the suite puts into a Python of this environment, which holds a descriptor of its own.
+    return (sys.executable, "-S", "-c", f"import os; print({said}, flush=True); input()"), {}
 
 def early(run: Given):
     begun = begin.early(start)(run)
