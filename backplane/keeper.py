@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.from_thread
 import anyio.to_thread
 
 from backplane.config import Limits
@@ -249,6 +248,8 @@ class Preparation:
 
     def _open(self, folder: Path) -> None:
         if self._mode is not None:
+            import anyio.from_thread  # Here, and not on the way to the spawn.
+
             self._place(folder, self._mode)
             anyio.from_thread.run_sync(self._placed.set)
         self._keeper.store()
