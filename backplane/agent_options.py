@@ -5,9 +5,8 @@ A host reads them at its start; whoever holds a configuration reads them to name
 
 from __future__ import annotations
 
-import tomllib
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
@@ -114,12 +113,23 @@ KINDS: Final[dict[str, type[Options]]] = {"claude": Claude, "codex": Codex, "acp
 """By the name of the host's file."""
 
 
-def rows_of(host: Path) -> dict[str, Any]:
+Host = str | os.PathLike[str]
+"""A host's file."""
+
+
+def _stem(host: Host) -> str:
+    return os.path.splitext(os.path.basename(host))[0]
+
+
+def rows_of(host: Host) -> dict[str, Any]:
     """The table beside a host's file: an agent a row."""
-    return tomllib.loads(host.with_suffix(".toml").read_text(encoding="utf-8"))
+    import tomllib
+
+    with open(f"{os.path.splitext(host)[0]}.toml", "rb") as file:
+        return tomllib.load(file)
 
 
-def read(host: Path, rows: Mapping[str, Any], row: str, given: Mapping[str, Any]) -> Options:
+def read(host: Host, rows: Mapping[str, Any], row: str, given: Mapping[str, Any]) -> Options:
     """A row of a host's table, with a backend's options over it.
 
     Args:
@@ -133,9 +143,9 @@ def read(host: Path, rows: Mapping[str, Any], row: str, given: Mapping[str, Any]
     """
     kept = {name: value for name, value in rows.get(row, {}).items() if name not in OF_TRIALS}
     said = {name: value for name, value in given.items() if name not in OF_BACKENDS}
-    kind = KINDS[host.stem]
+    kind = KINDS[_stem(host)]
     try:
         return msgspec.convert({**kept, **said}, kind)
     except msgspec.ValidationError as error:
-        fix = f"known are {', '.join(kind.__struct_fields__)}; rows of {host.stem}.toml are {', '.join(rows)}"
-        raise ConfigError("config_invalid", f"options of the host {host.stem}: {error}", hint=fix) from error
+        fix = f"known are {', '.join(kind.__struct_fields__)}; rows of {_stem(host)}.toml are {', '.join(rows)}"
+        raise ConfigError("config_invalid", f"options of the host {_stem(host)}: {error}", hint=fix) from error

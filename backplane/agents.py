@@ -8,14 +8,15 @@ with is the host's own affair.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from backplane.agent_options import Options, Profile, read, rows_of
 from backplane.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OPTIONS: Final = "BACKPLANE_AGENT_OPTIONS"
 """Variable that takes a backend's options to such a host, as JSON: an argument could be read by every user."""
@@ -52,6 +53,8 @@ class Agent(msgspec.Struct, frozen=True):
     @property
     def endpoints(self) -> tuple[str, ...]:
         """The address as `host:port`; nothing where it is not known or cannot be read."""
+        from urllib.parse import urlsplit  # No host needs it on its way to its agent.
+
         try:
             parts = urlsplit(self.base_url or "")
             port = parts.port or (443 if parts.scheme == "https" else 80)

@@ -339,7 +339,7 @@ def _from_settings(
     writable = declared.writable
     if agent is not None:
         argv = (*argv[: len(argv) - len(SHIPPED[declared.host or name]) + 1], agent.row)
-        env[agents.OPTIONS] = msgspec.json.encode(declared.options).decode()
+        env[agents.OPTIONS] = msgspec.json.encode(agent.options).decode()
         endpoints = (*endpoints, *agent.endpoints)
         key = env.get(agent.key_env or "", environ.get(agent.key_env or ""))
         if agent.key_env is not None and key:

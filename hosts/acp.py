@@ -119,7 +119,7 @@ def prepare(run: Given, profile: Profile, place: Place) -> tuple[tuple[str, ...]
         BackendError: `backend_unavailable`, the program is not there.
     """
     # What this process was given is for the agent: its keys, its addresses, the order's own variables.
-    env = {**os.environ, **run.order.config.env, "TMPDIR": str(place.state / "tmp"), **profile.env}
+    env = {**os.environ, **run.order.config.env, "TMPDIR": os.path.join(place.state, "tmp"), **profile.env}
     env.pop(STATE, None)
     if profile.own_server is not None:
         for name in ("NO_PROXY", "no_proxy"):
@@ -127,11 +127,12 @@ def prepare(run: Given, profile: Profile, place: Place) -> tuple[tuple[str, ...]
     program = found(profile.program, profile.install, env)
     if place.config is not None:
         for variable, folder in profile.home.items():
-            (place.config / folder).mkdir(parents=True, exist_ok=True)
-            env[variable] = str(place.config / folder)
+            env[variable] = os.path.join(place.config, folder)
+            os.makedirs(env[variable], exist_ok=True)
         for name, content in profile.files.items():
-            (place.config / name).parent.mkdir(parents=True, exist_ok=True)
-            (place.config / name).write_text(content, encoding="utf-8")
+            path = Path(place.config, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
     model = run.order.config.model or profile.model.default
     arguments = profile.arguments
     if model is not None and profile.model.arguments:
@@ -191,7 +192,7 @@ async def drive(run: HostRun, id: str, profile: Profile) -> Done:
     shape = shape_of(run)
     places: list[Place] = []
 
-    def start(run: Given, state: Path) -> Started:
+    def start(run: Given, state: str) -> Started:
         places.append(place_of(run, state, own=profile.own_state, conversations=KEPT))
         if profile.in_place:
             require_same_folder(run, places[0])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import backplane.light  # noqa: F401  # isort: skip
 import functools
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -70,11 +69,12 @@ SETTINGS: Final = {"effort": "--effort", "system": "--append-system-prompt", "fa
 
 def prepare(run: Given, options: Options, place: Place) -> tuple[tuple[str, ...], dict[str, str]]:
     """The command and its environment. Raises BackendError: `backend_unavailable`, the program is not there."""
-    env = {**os.environ, **QUIET, "TMPDIR": str(place.state / "tmp"), "CLAUDE_CODE_TMPDIR": str(place.state / "tmp")}
+    temporary = os.path.join(place.state, "tmp")
+    env = {**os.environ, **QUIET, "TMPDIR": temporary, "CLAUDE_CODE_TMPDIR": temporary}
     env.pop("CLAUDECODE", None)
     env.pop(STATE, None)
     if place.config is not None:
-        env["CLAUDE_CONFIG_DIR"] = str(place.config)
+        env["CLAUDE_CONFIG_DIR"] = place.config
     if options.base_url is not None:
         env["ANTHROPIC_BASE_URL"] = options.base_url
     if options.key_env is not None and options.key_env in env:
@@ -93,15 +93,13 @@ def arguments(run: Given, options: Options, place: Place) -> list[str]:
         "--tools",
         ",".join(tool for tool in OFFERED if tool not in withheld(run)),
         "--settings",
-        str(place.state / "settings.json"),
+        written(place, "settings.json", settings_of(run)),
     ]
-    (place.state / "settings.json").write_bytes(msgspec.json.encode(settings_of(run)))
     sources = ["user,project,local"] if options.project_settings else ["user", "--add-dir", order.workspace.root]
     made += ["--setting-sources", *sources]
     servers = mcp_servers(run, options)
     if servers:
-        (place.state / "servers.json").write_bytes(msgspec.json.encode({"mcpServers": servers}))
-        made += ["--mcp-config", str(place.state / "servers.json")]
+        made += ["--mcp-config", written(place, "servers.json", {"mcpServers": servers})]
     schema = order.abp("output_schema")
     told = {
         "--model": order.config.model,
@@ -140,6 +138,14 @@ def settings_of(run: Given) -> dict[str, Any]:
     return {"disableAllHooks": True, "permissions": {"deny": deny}, "sandbox": {"enabled": False}}
 
 
+def written(place: Place, name: str, value: dict[str, Any]) -> str:
+    """Write JSON into a file of the agent's state; its path."""
+    path = os.path.join(place.state, name)
+    with open(path, "wb") as file:
+        file.write(msgspec.json.encode(value))
+    return path
+
+
 def mcp_servers(run: Given, options: Options) -> dict[str, Any]:
     """The servers of the configuration and of the order, as the program reads them. Raises ConfigError."""
     return {
@@ -148,7 +154,7 @@ def mcp_servers(run: Given, options: Options) -> dict[str, Any]:
     }
 
 
-def start(options: Options, run: Given, state: Path) -> Started:
+def start(options: Options, run: Given, state: str) -> Started:
     """What is started for an order. Raises ConfigError, BackendError."""
     place = place_of(run, state, own=options.own_state, conversations="projects/*/{}.jsonl")
     return prepare(run, options, place)

@@ -10,7 +10,6 @@ import backplane.light  # noqa: F401  # isort: skip
 import functools
 import os
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -80,10 +79,10 @@ SETTINGS: Final = ("effort", "summary", "system", "verbosity")
 
 def prepare(options: Options, place: Place, given: dict[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """The command and its environment. Raises BackendError: `backend_unavailable`, the program is not there."""
-    env = {**os.environ, "TMPDIR": str(place.state / "tmp")}
+    env = {**os.environ, "TMPDIR": os.path.join(place.state, "tmp")}
     env.pop(STATE, None)
     if place.config is not None:
-        env["CODEX_HOME"] = str(place.config)
+        env["CODEX_HOME"] = place.config
     env |= given
     program = found(options.program, options.install, env)
     return (program, "app-server", *(word for setting in QUIET for word in ("-c", setting))), env
@@ -208,7 +207,7 @@ def ways_of(run: Given, options: Options, env: dict[str, str]) -> Ways:
         price=read_price(options.prices, "options.prices") if options.prices is not None else None,
         listed=options.own_state or options.base_url == "https://api.openai.com/v1",
         budget_micros=None if budget is None else micros(Decimal(str(budget))),
-        hooks=Path(env[hooked.SOCKET]) if hooks.before else None,
+        hooks=env[hooked.SOCKET] if hooks.before else None,
         shows=hooks.after,
     )
 
@@ -230,7 +229,7 @@ def is_strict(schema: Any) -> bool:
 # The run --------------------------------------------------------------------------------------------------------------
 
 
-def start(options: Options, run: Given, state: Path) -> Started:
+def start(options: Options, run: Given, state: str) -> Started:
     """What is started for an order. Raises ConfigError, BackendError."""
     place = place_of(run, state, own=options.own_state, conversations="sessions/*/*/*/*{}.jsonl*")
     argv, env = prepare(options, place, run.order.config.env)
@@ -240,7 +239,7 @@ def start(options: Options, run: Given, state: Path) -> Started:
     from backplane.appserver import hooked
 
     asks = [word for setting in hooked.settings(after=hooks.after) for word in ("-c", setting)]
-    return (*argv, *asks), {**env, hooked.SOCKET: str(state / "hooks")}
+    return (*argv, *asks), {**env, hooked.SOCKET: os.path.join(state, "hooks")}
 
 
 def first_words(options: Options, run: Given, env: dict[str, str]) -> bytes:

@@ -23,7 +23,7 @@ from typing import IO, Any
 import anyio
 import msgspec
 
-from backplane.agents import OPTIONS
+from backplane.agents import OPTIONS, agent_of
 from backplane.contract import envelope as wire
 from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.driven.begin import Started
@@ -46,10 +46,13 @@ Json = dict[str, Any]
 Speak = Callable[[subprocess.Popen[bytes]], None]
 
 
-def options_of(agent: str, url: str) -> Json:
+def options_of(agent: str, url: str) -> str:
+    """What a control plane sends to the host, all of it."""
     program = str(found.program(agent))
     more = {"base_url": f"{url}/v1", "retries": 1, "model": "gpt-5.5"} if agent == "codex" else {"base_url": url}
-    return {"program": program, **more}
+    whole = agent_of(Path(HOSTS[agent].__file__), (agent,), {"program": program, **more}, "the options")
+    assert whole is not None
+    return msgspec.json.encode(whole.options).decode()
 
 
 @contextlib.contextmanager
@@ -109,9 +112,8 @@ def bare(agent: str) -> Json:
 async def ready(agent: str, server: ModelServer, message: wire.Run, state: Path) -> tuple[Started, Speak]:
     """The command that our host would start, and what says its words."""
     run = Given(message)
-    given = json.dumps(options_of(agent, server.url))
-    options: Any = read_options(HOSTS[agent].__file__, agent, given, HOSTS[agent].Options)
-    place = place_of(run, state, own=False, conversations="")
+    options: Any = read_options(HOSTS[agent].__file__, agent, options_of(agent, server.url), HOSTS[agent].Options)
+    place = place_of(run, str(state), own=False, conversations="")
     if agent == "claude":
         return claude.prepare(run, options, place), functools.partial(speak_claude, text=prompt_of(run))
     argv, env = codex.prepare(options, place, {})
@@ -141,7 +143,7 @@ def speak_codex(child: subprocess.Popen[bytes], thread: tuple[str, Json], text: 
 
 def through_host(agent: str) -> Json:
     with ground() as (server, message):
-        env = {**os.environ, OPTIONS: json.dumps(options_of(agent, server.url))}
+        env = {**os.environ, OPTIONS: options_of(agent, server.url)}
         argv = [sys.executable, "-E", "-s", str(ROOT / "hosts" / f"{agent}.py")]
         began = time.perf_counter()
         with started(argv, env, message.work_order.workspace.root) as child:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.peers import PYTHON, Child, is_gone, run
+from tests.peers import PYTHON, ROOT, Child, is_gone, run
 
 pytestmark = pytest.mark.usefixtures("no_child_left")
 
@@ -162,3 +164,17 @@ def test_an_end_before_the_first_word_is_an_end(tmp_path: Path) -> None:
         child.until("hello")
         child.close_stdin()
         assert child.wait() == 0
+
+
+@pytest.mark.parametrize("host", ["claude", "codex"])
+def test_a_host_loads_little_before_its_agent_is_started(host: str) -> None:
+    late = (
+        "anyio asyncio inspect pathlib shutil signal socket subprocess tempfile tomllib typing_extensions urllib.parse"
+    )
+    put = f"import sys; sys.path[:0] = [{str(ROOT / 'hosts')!r}]"
+    look = f"{put}; import {host}, backplane.process.launch; print(*sys.modules)"
+    # Without what an environment itself loads at each start; the path is that of this Python.
+    paths = os.pathsep.join(path for path in sys.path if path)
+    env = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-S", "-c", look], env=env, capture_output=True, text=True, check=True)
+    assert set(late.split()) & set(done.stdout.split()) == set()

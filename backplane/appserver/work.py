@@ -56,7 +56,7 @@ class Ways(msgspec.Struct, frozen=True):
     listed: bool
     """Whether the model's list price holds: it is its vendor's own service."""
     budget_micros: int | None
-    hooks: Path | None = None
+    hooks: str | None = None
     """Where the agent's hooks ask; None where it has none of ours."""
     shows: bool = False
     """Whether results are to be seen before the model sees them."""
@@ -82,7 +82,7 @@ class Turn:
         self.waiting: list[str] = []
         """Words of the user that came after a turn had ended."""
         self.changed, self.over = anyio.Event(), anyio.Event()
-        self.hooked = Hooked(ways.hooks, self.hook) if ways.hooks is not None else None
+        self.hooked = Hooked(Path(ways.hooks), self.hook) if ways.hooks is not None else None
         self.silence = Silence(run, ways.silence_s, at_work=lambda: bool(self.story.calls), asking=lambda: self._asking)
 
     # What the agent says ----------------------------------------------------------------------------------------------

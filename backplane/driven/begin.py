@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
@@ -15,7 +14,7 @@ from backplane.sidecar import Early, Given
 Started = tuple[tuple[str, ...], dict[str, str]]
 """A command and its environment."""
 
-Start = Callable[[Given, Path], Started]
+Start = Callable[[Given, str], Started]
 """Says what is started for an order, with an empty folder for its state."""
 
 Open = Callable[[Given, dict[str, str]], bytes]
@@ -25,7 +24,7 @@ Open = Callable[[Given, dict[str, str]], bytes]
 class Program(msgspec.Struct, frozen=True):
     """An agent's program at work, and its state's folder; `driven.program` takes it over."""
 
-    state: Path
+    state: str
     env: dict[str, str]
     launched: Launched
     said: bytes = b""
@@ -47,7 +46,7 @@ def begin(run: Given, start: Start, open: Open | None = None, *, alone: bool = F
     Raises:
         BackplaneError: what `start` says; `sidecar_spawn_failed`.
     """
-    state = Path(_folder())
+    state = _folder()
     try:
         argv, env = start(run, state)
         command = Command(argv=argv, env=env, cwd=run.order.workspace.root)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -44,7 +43,9 @@ def read_options(file: str, row: str, options: str, kind: type[Options]) -> Opti
         given = msgspec.json.decode(options, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise ConfigError("config_invalid", f"the options are no JSON object: {error}") from error
-    read = agent_options.read(Path(file), agent_options.rows_of(Path(file)), row, given)
+    # A control plane sends all of it, and reading a table takes 5 ms.
+    rows = {} if given.keys() >= set(kind.__struct_fields__) else agent_options.rows_of(file)
+    read = agent_options.read(file, rows, row, given)
     assert isinstance(read, kind)
     return read
 
@@ -92,13 +93,13 @@ def read_session(run: Given) -> Asked:
 class Place(msgspec.Struct, frozen=True):
     """Where the agent's state of this run lies."""
 
-    state: Path
+    state: str
     """Ours alone, and removed at the end."""
-    config: Path | None
+    config: str | None
     """Its configuration and conversations; None is the user's own."""
 
 
-def place_of(run: Given, state: Path, *, own: bool, conversations: str) -> Place:
+def place_of(run: Given, state: str, *, own: bool, conversations: str) -> Place:
     """Make the folders, and look whether the conversation is there.
 
     Args:
@@ -110,18 +111,24 @@ def place_of(run: Given, state: Path, *, own: bool, conversations: str) -> Place
         ConfigError: `config_invalid`, there is no such conversation.
         BackendError: `capability_unsupported`, there is no folder for any.
     """
-    (state / "tmp").mkdir()
+    os.mkdir(os.path.join(state, "tmp"))
     asked, kept = read_session(run), os.environ.get(STATE)
     if own:
         return Place(state, None)
     if asked.kept and not kept:
         raise BackendError("capability_unsupported", "there is no folder that conversations could be kept in")
-    config = Path(kept) / "config" if kept and asked.kept else state / "config"
-    config.mkdir(parents=True, exist_ok=True)
-    if asked.wanted is not None and not any(config.glob(conversations.format(asked.wanted))):
+    config = os.path.join(kept if kept and asked.kept else state, "config")
+    os.makedirs(config, exist_ok=True)
+    if asked.wanted is not None and not _any_below(config, conversations.format(asked.wanted)):
         fix = 'run with config.vendor.abp.session = {"keep": true} first; its event names the id'
         raise ConfigError("config_invalid", f"no conversation {asked.wanted} is kept here", hint=fix)
     return Place(state, config)
+
+
+def _any_below(folder: str, pattern: str) -> bool:
+    from pathlib import Path  # It costs 5 ms, and most conversations are new.
+
+    return any(Path(folder).glob(pattern))
 
 
 def keep_name(place: Place, id: str, root: str) -> None:
@@ -135,8 +142,10 @@ def keep_name(place: Place, id: str, root: str) -> None:
     if not _ID.fullmatch(id):
         raise BackendError("capability_unsupported", f"the agent's conversation has an odd id: {id[:80]!r}")
     if place.config is not None:
-        (place.config / "conversations").mkdir(exist_ok=True)
-        (place.config / "conversations" / id).write_text(root, encoding="utf-8")
+        path = os.path.join(place.config, KEPT.format(id))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(root)
 
 
 KEPT: Final = "conversations/{}"
@@ -154,7 +163,8 @@ def require_same_folder(run: Given, place: Place) -> None:
         fact = "this agent's conversations stay with the folder they began in, and a copy of it is gone after the run"
         raise BackendError("capability_unsupported", fact, hint="work in place (mode pass_through)")
     if asked.wanted is not None and place.config is not None:
-        began = (place.config / KEPT.format(asked.wanted)).read_text(encoding="utf-8")
+        with open(os.path.join(place.config, KEPT.format(asked.wanted)), encoding="utf-8") as file:
+            began = file.read()
         if began != spec.root:
             raise ConfigError("config_invalid", f"the conversation {asked.wanted} began in {began}, and stays there")
 

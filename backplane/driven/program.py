@@ -9,7 +9,6 @@ import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final, Protocol
 
 import anyio
@@ -77,7 +76,7 @@ async def leave(begun: Program) -> None:
         await _remove(begun.state)
 
 
-async def _remove(state: Path) -> None:
+async def _remove(state: str) -> None:
     with anyio.CancelScope(shield=True):
         await anyio.to_thread.run_sync(lambda: shutil.rmtree(state, ignore_errors=True))
 
