@@ -76,8 +76,8 @@ class Pipe:
         self._ends = Pair(write_fd, read_fd, said)
         self._answer, self._hear, self._unread = answer, hear, unread
         self._waiting: dict[int, tuple[anyio.Event, list[Reply]]] = {}
-        self._early: dict[int, Reply] = {}
-        """Answers to calls that were on their way before they were made here."""
+        self._ahead = range(1, 1 + said.count(b"\n"))
+        """Ids of calls that may be on their way before they are made here."""
         self._strict = strict
         self._asked: dict[Id, anyio.CancelScope] = {}
         self._ended = anyio.Event()
@@ -128,11 +128,16 @@ class Pipe:
             self._unread(received)
             if self._strict:
                 await self._ends.write(self._peer.refuse(received.id, received.code, received.why))
-        elif isinstance(received.id, int) and (waiting := self._waiting.get(received.id)) is not None:
-            waiting[1].append(received)
+        elif isinstance(received.id, int):
+            self._take_answer(received.id, received)
+
+    def _take_answer(self, id: int, reply: Reply) -> None:
+        waiting = self._waiting.get(id)
+        if waiting is None and self._ends.said and id in self._ahead:
+            waiting = self._waiting[id] = (anyio.Event(), [])
+        if waiting is not None and not waiting[1]:
+            waiting[1].append(reply)
             waiting[0].set()
-        elif isinstance(received.id, int) and self._ends.said:
-            self._early[received.id] = received
 
     async def _begin(self, asked: Asked, tasks: anyio.abc.TaskGroup) -> None:
         if len(self._asked) >= ASKED_MAX:
@@ -171,13 +176,10 @@ class Pipe:
             BackendError: `backend_timeout`, no answer in time.
         """
         id, line = self._peer.call(method, params)
-        waiting: tuple[anyio.Event, list[Reply]] = (anyio.Event(), [])
-        self._waiting[id] = waiting
+        waiting = self._waiting.setdefault(id, (anyio.Event(), []))
         try:
             with anyio.move_on_after(timeout_s):
                 await self._ends.write(line)
-                if id in self._early:
-                    return self._early.pop(id)
                 if not self.ended:
                     await waiting[0].wait()
                 return waiting[1][0] if waiting[1] else Reply(id, fault=Fault(0, "the program ended", gone=True))
