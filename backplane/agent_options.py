@@ -23,25 +23,8 @@ OF_BACKENDS: Final = ("profile",)
 """Options that were heard before the host was started."""
 
 
-class Claude(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The row of `claude.toml` with a backend's options over it."""
-
-    program: str
-    install: str = ""
-    key_env: str | None = None
-    base_url: str | None = None
-    sessions: bool = True
-    own_state: bool = False
-    """Use the user's own folder and login in place of the session's."""
-    project_settings: bool = False
-    """Take the workspace's own settings for the agent, too: they can start programs that nobody is asked about."""
-    silence_s: int = SILENCE_S
-    mcp_servers: tuple[dict[str, Any], ...] = ()
-    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
-
-
-class Codex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The row of `codex.toml` with a backend's options over it."""
+class _Vendor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the rows of agents with a host of their own have in common."""
 
     program: str
     install: str = ""
@@ -50,6 +33,21 @@ class Codex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sessions: bool = True
     own_state: bool = False
     """Use the user's own folder, login and model service in place of the session's."""
+
+
+class Claude(_Vendor, frozen=True, forbid_unknown_fields=True):
+    """The row of `claude.toml` with a backend's options over it."""
+
+    project_settings: bool = False
+    """Take the workspace's own settings for the agent, too: they can start programs that nobody is asked about."""
+    silence_s: int = SILENCE_S
+    mcp_servers: tuple[dict[str, Any], ...] = ()
+    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
+
+
+class Codex(_Vendor, frozen=True, forbid_unknown_fields=True):
+    """The row of `codex.toml` with a backend's options over it."""
+
     model: str | None = None
     """Where the order names none; else the agent's own choice."""
     retries: int = RETRIES
@@ -134,7 +132,7 @@ def read(host: Host, rows: Mapping[str, Any], row: str, given: Mapping[str, Any]
 
     Args:
         host: the host's file.
-        rows: its table.
+        rows: its table; empty where the options leave nothing of a row.
         row: its name; a row that is not there is empty.
         given: the options.
 
@@ -147,5 +145,6 @@ def read(host: Host, rows: Mapping[str, Any], row: str, given: Mapping[str, Any]
     try:
         return msgspec.convert({**kept, **said}, kind)
     except msgspec.ValidationError as error:
-        fix = f"known are {', '.join(kind.__struct_fields__)}; rows of {_stem(host)}.toml are {', '.join(rows)}"
+        known, there = ", ".join(kind.__struct_fields__), ", ".join(rows or rows_of(host))
+        fix = f"known are {known}; rows of {_stem(host)}.toml are {there}"
         raise ConfigError("config_invalid", f"options of the host {_stem(host)}: {error}", hint=fix) from error
