@@ -100,14 +100,17 @@ class Keeper:
     def stage_of(self, run_id: str) -> Path:
         return self.home / "stage" / run_id
 
+    def tree_of(self, run_id: str) -> Path:
+        """Where a run's copy is."""
+        return self.stage_of(run_id) / "tree"
+
     def make_tree(self, run_id: str) -> Path | None:
         """The folder that a run's copy will fill: what is put around it need not wait for that.
 
         It has those of git's own files that the shipped policies name. None where it cannot be made; whoever makes
         the copy says why.
         """
-        stage = self.stage_of(run_id)
-        tree = stage / "tree"
+        stage, tree = self.stage_of(run_id), self.tree_of(run_id)
         try:
             stage.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (stage, tree, tree / ".git", tree / ".git/hooks"):
@@ -192,21 +195,13 @@ class Preparation:
 
     Args:
         mode: how the place to work in is made; None when it is not here.
-        tree: where a copy is to be, if that was made already.
     """
 
     def __init__(
-        self,
-        keeper: Keeper,
-        facts: Facts,
-        limits: Limits,
-        stopped: Callable[[], bool],
-        mode: Mode | None,
-        tree: Path | None,
+        self, keeper: Keeper, facts: Facts, limits: Limits, stopped: Callable[[], bool], mode: Mode | None
     ) -> None:
         self.workspace: Workspace | None = None
         self._mode = mode
-        self._tree = tree
         self._keeper = keeper
         self._facts = facts
         self._limits = limits
@@ -265,7 +260,7 @@ class Preparation:
             exclude=spec.exclude,
             run_dir=folder,
             stage_dir=self._keeper.stage_of(self._facts.run_id),
-            tree=self._tree,
+            tree=self._keeper.tree_of(self._facts.run_id),
             quota=Quota(bytes_max=self._limits.workspace_bytes_max, files_max=self._limits.workspace_files_max),
             stopped=self._stopped,
         )

@@ -63,7 +63,14 @@ def _round(base: Path, plain: Path, repository: Path) -> dict[str, float]:
         stage = base / "stage"
         started = time.perf_counter()
         workspace = open_workspace(
-            root, mode="staged", include=[], exclude=[], run_dir=base / "run", stage_dir=stage, quota=QUOTA
+            root,
+            mode="staged",
+            include=[],
+            exclude=[],
+            run_dir=base / "run",
+            stage_dir=stage,
+            tree=stage / "tree",
+            quota=QUOTA,
         )
         spent[f"{kind}_s"] = time.perf_counter() - started
         for path in sorted(workspace.root.glob("pkg0/mod0/*"))[:10]:

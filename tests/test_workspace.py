@@ -57,7 +57,7 @@ class Place:
     def open(self, **changes: Any) -> Workspace:
         given: dict[str, Any] = {
             "mode": "staged", "include": [], "exclude": [], "run_dir": self.run_dir, "stage_dir": self.stage_dir,
-            "quota": BIG,
+            "tree": self.stage_dir / "tree", "quota": BIG,
         }  # fmt: skip
         return open_workspace(changes.pop("root", self.original), **(given | changes))
 

@@ -124,7 +124,7 @@ class Premises:
         return workspace
 
     def _prepare(self, mode: Mode | None) -> Preparation:
-        return Preparation(self._keeper, self._facts, self._limits, self._unwanted, mode, self._tree)
+        return Preparation(self._keeper, self._facts, self._limits, self._unwanted, mode)
 
     def _unwanted(self) -> bool:
         return self._left or self._ended()

@@ -70,12 +70,10 @@ class Patch(msgspec.Struct, frozen=True):
 class Workspace:
     """A workspace that is open. `difference` once, when nothing writes in it any more; then `close`."""
 
-    def __init__(
-        self, original: Path, mode: Mode, run_dir: Path, stage_dir: Path, scope: Scope, tree: Path | None = None
-    ) -> None:
+    def __init__(self, original: Path, mode: Mode, run_dir: Path, stage_dir: Path, tree: Path, scope: Scope) -> None:
         self.original = original
         self.mode = mode
-        self.root = (tree or stage_dir / "tree") if mode == "staged" else original
+        self.root = tree if mode == "staged" else original
         self.special_count = 0
         """FIFOs, sockets and devices that were skipped."""
         self._run_dir = run_dir
@@ -263,7 +261,7 @@ def open_workspace(
     exclude: Sequence[str],
     run_dir: Path,
     stage_dir: Path,
-    tree: Path | None = None,
+    tree: Path,
     quota: Quota,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Workspace:
@@ -275,8 +273,7 @@ def open_workspace(
         exclude: globs, stronger than `include`; a folder is left out with all in it.
         run_dir: the run's own folder, for the patch.
         stage_dir: a folder for this run alone, new or empty, which `close` (or `collect`) removes.
-        tree: a folder in it that was made already, for the copy, with at most the beginning of its `.git`;
-            None makes one.
+        tree: the folder in it for the copy; there already, with at most the beginning of its `.git`, or not.
         quota: bytes are those written, so a hole costs nothing.
         stopped: asked before each file; true ends the work with an error.
 
@@ -291,7 +288,7 @@ def open_workspace(
         _make_folders(run_dir, stage_dir, tree)
         ours = frozenset({identity(run_dir), identity(stage_dir)})
         selection = msgspec.structs.replace(selection, ours=ours)
-        workspace = Workspace(original, mode, run_dir, stage_dir, selection, tree)
+        workspace = Workspace(original, mode, run_dir, stage_dir, tree, selection)
     except OSError as error:
         raise selection.cannot("make", str(stage_dir), error) from error
     try:
@@ -330,7 +327,7 @@ def _about(error: OSError, otherwise: Path) -> str:
     return error.filename if isinstance(error.filename, str) else str(otherwise)
 
 
-def _make_folders(run_dir: Path, stage_dir: Path, tree: Path | None) -> None:
+def _make_folders(run_dir: Path, stage_dir: Path, tree: Path) -> None:
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     stage_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(path != tree for path in stage_dir.iterdir()):
