@@ -203,20 +203,14 @@ class Child:
 
     def _stop_listening(self) -> None:
         if self._loop is None:
-            self._watching.cancel()
-            self._draining.cancel()
+            self._turns.cancel()
         else:
             self._loop.remove_reader(self._line)
             self._loop.remove_reader(self._stderr)
 
-    # Shielded, as a cancelled owner still needs them to walk down the ladder.
-
     @functools.cached_property
-    def _watching(self) -> anyio.CancelScope:
-        return anyio.CancelScope(shield=True)
-
-    @functools.cached_property
-    def _draining(self) -> anyio.CancelScope:
+    def _turns(self) -> anyio.CancelScope:
+        """Shielded, as a cancelled owner still needs what is waited for in it to walk down the ladder."""
         return anyio.CancelScope(shield=True)
 
     async def _kill(self) -> None:
@@ -294,23 +288,27 @@ class Child:
         if not take() and self._loop is not None:
             self._loop.remove_reader(fd)
 
-    async def watch(self) -> None:
-        """Notice the end where the loop does not call: by waiting, or by asking again and again."""
-        with self._watching:
-            while self._line >= 0:
-                await anyio.wait_readable(self._line)
-                if not self._take_end():
-                    return
-            while not has_ended(self._leader):
-                await anyio.sleep(LOOK_S)
-            self._note_exit(_peek(self._leader))
+    async def listen_in_turns(self) -> None:
+        """The same where the loop does not call."""
+        with self._turns:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._drain)
+                await self._watch()
 
-    async def drain(self) -> None:
-        """Read stderr to its end where the loop does not call."""
-        with self._draining:
+    async def _watch(self) -> None:
+        """Notice the end by waiting, or by asking again and again."""
+        while self._line >= 0:
+            await anyio.wait_readable(self._line)
+            if not self._take_end():
+                return
+        while not has_ended(self._leader):
+            await anyio.sleep(LOOK_S)
+        self._note_exit(_peek(self._leader))
+
+    async def _drain(self) -> None:
+        await anyio.wait_readable(self._stderr)
+        while self._take_stderr():
             await anyio.wait_readable(self._stderr)
-            while self._take_stderr():
-                await anyio.wait_readable(self._stderr)
 
     def _take_end(self) -> bool:
         """A word of the guard, or what a pidfd tells; False when nothing more will come."""
@@ -380,8 +378,7 @@ async def look_after(child: Child) -> AsyncIterator[Child]:
         try:
             if not child.listen():
                 tasks = await stack.enter_async_context(anyio.create_task_group())
-                tasks.start_soon(child.watch)
-                tasks.start_soon(child.drain)
+                tasks.start_soon(child.listen_in_turns)
             yield child
         except anyio.get_cancelled_exc_class():
             raise
