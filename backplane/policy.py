@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -19,18 +19,10 @@ from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, 
 from backplane.contract.work import PolicyProfile
 from backplane.errors import PolicyError
 from backplane.globs import Globs, compile_globs
-from backplane.targets import (
-    SECOND_SPELLINGS,
-    SPELLINGS,
-    TOOLS,
-    NetworkRule,
-    Shape,
-    locate,
-    network_rule,
-    network_rules,
-    read_target,
-    touched,
-)
+from backplane.targets import SECOND_SPELLINGS, SPELLINGS, TOOLS, Shape, locate, touched
+
+if TYPE_CHECKING:  # Ten expressions to compile, for who has network rules.
+    from backplane.addresses import NetworkRule
 
 POLICY_BYTES_MAX: Final = 1 << 20
 """Largest policy file; a thousand times what people write."""
@@ -335,6 +327,8 @@ class Policy:
             return ALLOWED
         if action.target is None:
             return self._connect_anywhere()
+        from backplane.addresses import read_target
+
         target, shown = read_target(action.target), _shown(action.target)
         if target is None:
             return Decision("deny", f"{shown} does not say clearly where it leads", _MALFORMED)
@@ -382,7 +376,12 @@ def _globs(profile: PolicyProfile, name: str) -> Globs | None:
 
 
 def _network(profile: PolicyProfile, name: str) -> tuple[NetworkRule, ...]:
-    return tuple(_named(name, network_rules, getattr(profile, name)))
+    patterns: tuple[str, ...] = getattr(profile, name)
+    if not patterns:
+        return ()
+    from backplane.addresses import network_rules
+
+    return tuple(_named(name, network_rules, patterns))
 
 
 def _named(name: str, make: Callable[[Any], Any], patterns: object) -> Any:
@@ -445,6 +444,8 @@ class _Pairs(list[tuple[str, Any]]):
 def _patterns(value: Json, source: str, pointer: str) -> tuple[str, ...]:
     if not isinstance(value, list) or isinstance(value, _Pairs):
         raise _invalid(source, pointer, "not a list of texts")
+    from backplane.addresses import network_rule
+
     check: Callable[[str], object] = network_rule if pointer.endswith("_network") else lambda one: compile_globs([one])
     for place, item in enumerate(value):
         if not isinstance(item, str):

@@ -31,8 +31,9 @@ ROOMS = {
     # first floor: decisions and translation, no I/O
     "globs": "errors",
     "protocol": f"{SHAPES} redact",
-    "targets": f"{SHAPES} globs",
-    "policy": f"{SHAPES} globs targets",
+    "targets": "contract",
+    "addresses": "errors globs targets",
+    "policy": f"{SHAPES} addresses globs targets",
     "asks": f"{SHAPES} policy",
     "hooking": f"{SHAPES} asks config process programs",
     "hooks": f"{SHAPES} asks config globs hooking policy redact targets",
@@ -57,7 +58,7 @@ ROOMS = {
     "packed": "",
     "upstream": f"{SHAPES} ir dialects packed presets",
     "config": f"{SHAPES} share",
-    "contain": f"{SHAPES} _guard share config globs policy process targets workspace",
+    "contain": f"{SHAPES} _guard addresses share config globs policy process workspace",
     "telemetry": "contract",
     "turn": f"{SHAPES} ir dialects upstream",
     # the way through
@@ -118,6 +119,7 @@ PURE = {
     "ir",
     "globs",
     "targets",
+    "addresses",
     "asks",
     "record",
     "redact",

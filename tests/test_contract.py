@@ -199,11 +199,15 @@ def test_an_integer_that_no_float_holds_has_no_canonical_form() -> None:
         ('{"a":{"b":1,"b":1}}', "b"),
         ('[{"a":1},{"a":1}]', None),
         ('{"a":1,"\\u0061":2}', "a"),
+        ('{"a":1,"a":1}', "a"),
+        ('{"a":{"b":[1,{"c":-0,"c":2}]}}', "c"),
+        ('{ "a" : 1.50 }', None),
         ("1", None),
     ],
 )
 def test_a_name_that_stands_twice_is_named(text: str, key: str | None) -> None:
-    assert canonical.duplicate_key(text) == key
+    data = text.encode()
+    assert canonical.duplicate_key(data, canonical.decode(data)) == key
 
 
 # Times and ids --------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def _is_receipt(value: Any, line: bytes) -> bool:
         read_receipt(value)
     except ValueError:
         return False
-    return canonical.duplicate_key(line) is None
+    return canonical.duplicate_key(line, canonical.decode(line)) is None
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

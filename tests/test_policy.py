@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backplane.addresses import URL_CHARS_MAX, read_target
 from backplane.contract.events import AssistantDelta, CommandExecuted, FileChanged, ToolCall
 from backplane.contract.work import PolicyProfile
 from backplane.errors import PolicyError
@@ -30,7 +31,7 @@ from backplane.policy import (
     parse_policy,
     tool_names,
 )
-from backplane.targets import PATH_BYTES_MAX, PLACES_MAX, URL_CHARS_MAX, Place, locate, read_target
+from backplane.targets import PATH_BYTES_MAX, PLACES_MAX, Place, locate
 
 ROOT = "/ws"
 TS = "2025-01-15T12:00:00Z"

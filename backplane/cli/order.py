@@ -70,7 +70,7 @@ def read_order(data: bytes, source: str) -> WorkOrder:
     """
     try:
         value = strict(data)
-        doubled = canonical.duplicate_key(data)
+        doubled = canonical.duplicate_key(data, value)
     except (ValueError, RecursionError) as error:
         raise ConfigError("config_invalid", f"{source} is not strict JSON: {error}") from error
     if doubled is not None:

@@ -19,9 +19,9 @@ import anyio
 import anyio.abc
 import msgspec
 
+from backplane.addresses import NetworkRule, Target, network_rule, network_rules, read_target
 from backplane.contain.tally import Tally
 from backplane.policy import Connect, Policy, Rule
-from backplane.targets import NetworkRule, Target, network_rule, network_rules, read_target
 
 CONNECTIONS_MAX: Final = 128
 """Open at once; the next wait at the door. A package manager opens some fifty."""

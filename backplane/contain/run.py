@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio.to_thread
 import msgspec
 
+from backplane.addresses import network_rules
 from backplane.config import Isolation
 from backplane.contain import admit, cgroup, masks, plan
 from backplane.contain.probe import Probe
@@ -19,7 +20,6 @@ from backplane.contract.canonical import Json
 from backplane.errors import WorkspaceError
 from backplane.policy import Policy
 from backplane.process import Child, Command, Ready, open_child
-from backplane.targets import network_rules
 
 
 class Cell:

@@ -94,7 +94,7 @@ class HostEnd:
         try:
             bounded(line)
             value = strict(line)
-            doubled = canonical.duplicate_key(line)
+            doubled = canonical.duplicate_key(line, value)
         except (ValueError, RecursionError) as error:
             return Broken("protocol_invalid_envelope", f"a line is not strict JSON: {error}", line[:EVIDENCE_BYTES])
         t = value.get("t") if isinstance(value, dict) else None

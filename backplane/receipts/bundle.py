@@ -107,7 +107,7 @@ def parse_receipt(data: bytes, name: str) -> Receipt:
     """
     try:
         value = canonical.decode(data)
-        twice = canonical.duplicate_key(data)
+        twice = canonical.duplicate_key(data, value)
         receipt = _in_memory(read_receipt(value))
     except (ValueError, RecursionError) as error:
         raise ContractError("contract_invalid_receipt", f"{name} is no receipt: {error}") from None

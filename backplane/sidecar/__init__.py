@@ -115,6 +115,7 @@ def _end(line_bytes_max: int | None) -> HostEnd:
 
 def _begin(end: HostEnd, early: Early) -> tuple[list[Received], Begun | None]:
     """Wait for the first message, and where it is an order have begun what its run will need."""
+    import backplane.policy  # noqa: F401  # While the hello is read: the order needs it.
     from backplane.contract import envelope as wire
 
     first: list[Received] = []
