@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.peers import PYTHON, ROOT, Child, is_gone, run
@@ -86,7 +87,7 @@ def test_a_program_is_begun_before_the_loop_and_its_run_takes_it(tmp_path: Path)
     host = Early(tmp_path, "works")
     with host.child as child:
         child.until("hello")
-        child.send(host.order)
+        child.send(msgspec.json.encode(host.order) + b"\n")  # As a control plane writes, not as `json` does.
         *events, final = child.until("final")
         assert final["receipt"]["outcome"] == "complete"
         assert [event["event"]["text"].isdecimal() for event in events if "text" in event["event"]] == [True]
