@@ -44,7 +44,7 @@ async def test_an_answer_comes_back_as_it_was_given(tmp_path: Path) -> None:
         return {"heard": said["tool_name"], "long": "x" * 300_000}
 
     async with anyio.create_task_group() as tasks:
-        await tasks.start(hooked.Hooked(tmp_path / "s", answer).run)
+        await tasks.start(hooked.Hooked(str(tmp_path / "s"), answer).run)
         assert await ask(tmp_path / "s") == {"heard": "Bash", "long": "x" * 300_000}
         tasks.cancel_scope.cancel()
 
@@ -61,7 +61,7 @@ async def test_a_question_that_cannot_be_read_is_denied(question: bytes, tmp_pat
         raise AssertionError(said)
 
     async with anyio.create_task_group() as tasks:
-        await tasks.start(hooked.Hooked(tmp_path / "s", answer).run)
+        await tasks.start(hooked.Hooked(str(tmp_path / "s"), answer).run)
         assert await ask(tmp_path / "s", question) == json.loads(hook.DENIED)
         tasks.cancel_scope.cancel()
 
@@ -74,7 +74,7 @@ async def test_a_question_that_is_withdrawn_is_denied(tmp_path: Path) -> None:
         arrived.set()
         await anyio.sleep_forever()
 
-    asked = hooked.Hooked(tmp_path / "s", answer)
+    asked = hooked.Hooked(str(tmp_path / "s"), answer)
 
     async def withdraw() -> None:
         await arrived.wait()
@@ -95,7 +95,7 @@ async def test_a_path_that_no_socket_takes_is_refused_with_what_to_do(tmp_path: 
         return {}
 
     with pytest.raises(BackendError, match="too long") as caught:
-        hooked.Hooked(tmp_path / ("x" * 120), answer)
+        hooked.Hooked(str(tmp_path / ("x" * 120)), answer)
     assert "TMPDIR" in str(caught.value.hint)
 
 

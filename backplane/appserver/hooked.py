@@ -10,7 +10,6 @@ import os
 import shlex
 import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, Final
 
 import anyio
@@ -80,9 +79,9 @@ async def _ours(client: Client, root: str) -> list[dict[str, Any]]:
 class Hooked:
     """The socket, and the questions that are open."""
 
-    def __init__(self, path: Path, answer: Answer) -> None:
+    def __init__(self, path: str, answer: Answer) -> None:
         if len(os.fsencode(path)) > PATH_BYTES_MAX:
-            fact = f"hooks need a socket, and {str(path)[:200]!r} is too long for one"
+            fact = f"hooks need a socket, and {path[:200]!r} is too long for one"
             raise BackendError("backend_unavailable", fact, hint="set TMPDIR to a shorter path")
         self._path, self._answer = path, answer
         self._open: set[anyio.CancelScope] = set()

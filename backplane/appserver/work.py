@@ -6,7 +6,6 @@ Starting the program and saying the order in its words are a host's affair.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -82,7 +81,7 @@ class Turn:
         self.waiting: list[str] = []
         """Words of the user that came after a turn had ended."""
         self.changed, self.over = anyio.Event(), anyio.Event()
-        self.hooked = Hooked(Path(ways.hooks), self.hook) if ways.hooks is not None else None
+        self.hooked = Hooked(ways.hooks, self.hook) if ways.hooks is not None else None
         self.silence = Silence(run, ways.silence_s, at_work=lambda: bool(self.story.calls), asking=lambda: self._asking)
 
     # What the agent says ----------------------------------------------------------------------------------------------

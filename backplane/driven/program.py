@@ -6,7 +6,6 @@ What is said to it while it runs is the run's own affair.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
@@ -77,6 +76,8 @@ async def leave(begun: Program) -> None:
 
 
 async def _remove(state: str) -> None:
+    import shutil  # Three compressors, while the agent loads.
+
     with anyio.CancelScope(shield=True):
         await anyio.to_thread.run_sync(lambda: shutil.rmtree(state, ignore_errors=True))
 
