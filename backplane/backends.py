@@ -47,6 +47,8 @@ class Link(Protocol):
     stderr_dropped: int
     swept: int
     guard_lost: bool
+    on_exit: Callable[[], None] | None
+    """Called once when the exit is known."""
 
     @property
     def stderr_tail(self) -> bytes: ...
@@ -208,6 +210,7 @@ class _MemoryLink:
         self.stderr_dropped = 0
         self.swept = 0
         self.guard_lost = False
+        self.on_exit: Callable[[], None] | None = None
         self.scope = anyio.CancelScope()
         self._tail = b""
         self._ended = anyio.Event()
@@ -227,6 +230,8 @@ class _MemoryLink:
         finally:
             self.exit = Exit(code=code)
             self._ended.set()
+            if self.on_exit is not None:
+                self.on_exit()
             os.close(stdin)
             os.close(stdout)
 

@@ -23,6 +23,7 @@ class Once:
         self._happened = True
         if self._waited is not None:
             self._waited.set()
+            self._waited = None
 
     def is_set(self) -> bool:
         return self._happened

@@ -48,6 +48,7 @@ ROOMS = {
     "_guard": "",
     "light": "",
     "once": "",
+    "alarm": "",
     "locks": "",
     "share": "errors",
     "process": f"{SHAPES} _guard once",
@@ -84,7 +85,7 @@ ROOMS = {
     "intake": f"{SHAPES} asks checkpoints config hooks negotiate once outbox protocol record splits",
     "api": f"{SHAPES} backends config hooks intake runtime",
     "runtime": (
-        f"{SHAPES} backends checkpoints config contain hooks intake keeper negotiate once outbox policy protocol "
+        f"{SHAPES} alarm backends checkpoints config contain hooks intake keeper negotiate once outbox policy protocol "
         "readable receipts record redact remote sealing sessions splits workspace"
     ),
     "proof": f"{SHAPES} agents api asks backends config receipts share testing",

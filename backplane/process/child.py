@@ -95,6 +95,8 @@ class Child:
         """Descendants that had to be killed at the end, the program itself not counted."""
         self.guard_lost = False
         """The guard did not see it through, whatever was said in its name: who left session and parents may live."""
+        self.on_exit: Callable[[], None] | None = None
+        """Called once when the exit is known."""
         self._leader = leader  # The guard, or the program where there is none.
         self._guarded = guarded
         self._namespaced = namespaced  # What the guard calls by number has another one here.
@@ -359,6 +361,8 @@ class Child:
             self._announce()
             if self._step is not None:
                 self._step.cancel()
+            if self.on_exit is not None:
+                self.on_exit()
 
     def _announce(self) -> None:
         news, self._news = self._news, Once()

@@ -20,6 +20,7 @@ import anyio.abc
 import anyio.to_thread
 import msgspec
 
+from backplane.alarm import Alarm
 from backplane.backends import Backend, Link
 from backplane.config import Limits, tighter
 from backplane.contract import envelope as wire
@@ -77,6 +78,14 @@ class Run:
         patch: the file with the run's patch; None when there is none.
     """
 
+    __slots__ = (
+        "_alarm", "_backend", "_begun", "_deadlines", "_drained", "_exited", "_finished", "_gone", "_intake",
+        "_limits", "_line", "_link", "_outbox", "_plane", "_premises", "_queue", "_readable", "_remote", "_rest",
+        "_sealed", "_sent", "_stopping", "_tasks", "_terms", "end", "error", "facts", "id", "order", "patch",
+        "receipt",
+    )  # fmt: skip
+    # Without them its table is 1.5 KiB, as more than thirty names are in it.
+
     def __init__(
         self,
         plane: ControlPlane,
@@ -108,6 +117,9 @@ class Run:
         self._readable: Readable | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._outbox: Outbox | None = None
+        self._alarm: Alarm | None = None
+        self._exited: float | None = None
+        """When the child's end was seen, by a monotonic clock."""
         self._intake = Intake(
             self.id, self.facts, limits, self._line, on_ask=on_ask, decide=self._decide, hand_on=self._hand_in
         )
@@ -337,7 +349,8 @@ class Run:
             link, tasks, write_s=self._limits.write_s, on_stuck=self._input_unread, on_closed=self._input_closed
         )
         self._intake.connect(self._outbox, tasks)
-        tasks.start_soon(self._watch)
+        self._alarm = Alarm(tasks, self._look)
+        link.on_exit = self._alarm.ring
 
     def _mode(self) -> Mode | None:
         """How the place to work in is made; None when it is not here."""
@@ -550,6 +563,8 @@ class Run:
         if self._stopping:
             return
         self._stopping = True
+        if self._alarm is not None:
+            self._alarm.ring()
         if self._link is None or self._tasks is None:
             self._gone.set()
             self._drained = True
@@ -578,26 +593,25 @@ class Run:
         self._say(self._line.send(wire.Cancel(ref_id=self.id, reason=str(reason), grace_ms=int(grace_s * 1000))))
         await self._intake.over.wait()
 
-    async def _watch(self) -> None:
+    def _look(self) -> float | None:
         """Keep the deadlines, and notice the child's end: it says no more, though another may hold its output open.
 
-        One task for both, as each costs an idle run 3 KiB.
+        Gives the seconds to the next look, None for no further one.
         """
         assert self._link is not None
-        ended: float | None = None
-        while not self._stopping:
-            self._note_progress()
-            expected = self._sent and not self._intake.asks_open
-            left_s = max(self._deadlines.left_s(expected=expected), 0.001)
-            if self._link.exit is None:
-                await self._link.wait(left_s)
-                continue
-            ended = ended or time.monotonic()
-            await anyio.sleep(min(left_s, LOOK_S))
-            # What lies in the pipe is read first, however slow the consumer: only then does the reader wait.
-            since = self._deadlines.reading_since
-            if since is not None and time.monotonic() - max(ended, since) > EXIT_WAIT_S:
-                self._decide("host_exit", None)
+        if self._stopping:
+            return None
+        self._note_progress()
+        expected = self._sent and not self._intake.asks_open
+        left_s = max(self._deadlines.left_s(expected=expected), 0.001)
+        if self._link.exit is None:
+            return left_s
+        self._exited = self._exited or time.monotonic()
+        # What lies in the pipe is read first, however slow the consumer: only then does the reader wait.
+        since = self._deadlines.reading_since
+        if since is not None and time.monotonic() - max(self._exited, since) > EXIT_WAIT_S:
+            self._decide("host_exit", None)
+        return min(left_s, LOOK_S)
 
     async def _finish(self) -> None:
         """End the run whatever state it is in, then seal and store; once, and whoever else comes waits."""
