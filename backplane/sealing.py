@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,11 +16,10 @@ import msgspec
 from backplane import record
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Artifact, Receipt
-from backplane.contract.work import unheard
 from backplane.errors import BackplaneError, WorkspaceError
 from backplane.keeper import Keeper
 from backplane.receipts.journal import Journal, applied_fact
-from backplane.receipts.pieces import canonical_parts, seal
+from backplane.receipts.pieces import canonical_parts, seal, unheard_names
 from backplane.receipts.trace import Trace
 from backplane.record import OWN_LINES_MAX, End, Facts
 from backplane.workspace import Patch, Workspace, apply_patch
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 
 DIFF_BYTES_MAX: Final = 8 * 1024 * 1024
 """Longest patch written into a receipt; a longer one is named by size and hash, and lies beside it."""
-NAME_CHARS_MAX: Final = 200
-"""Of a setting that is none of ours."""
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,9 +133,7 @@ def lowered(end: End, error: BackplaneError) -> End:
 
 
 def _unheard(facts: Facts) -> dict[str, Json]:
-    """Settings of the order that were for us by their place, and had no effect."""
-    names = [".".join(keys)[:NAME_CHARS_MAX] for keys in islice(unheard(facts.order.config.vendor), record.NAMES_MAX)]
-    told, redacted = facts.redactor.json(names)
+    told, redacted = facts.redactor.json(unheard_names(facts.order.config.vendor))
     facts.counts["redacted"] += redacted
     return {"unheard": told} if told else {}
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from backplane.contract import canonical
 from backplane.contract.events import Warned
-from backplane.contract.receipt import BackendIdentity
+from backplane.contract.receipt import BackendIdentity, Receipt
 from backplane.receipts import (
     Journal,
     Orphan,
@@ -22,7 +25,7 @@ from backplane.receipts import (
     is_live,
     seal,
 )
-from backplane.receipts.recovery import ABANDONED_S
+from backplane.receipts.recovery import ABANDONED_S, note_applied
 from tests.receipt_writer import ORDER, TS, delta, line, open_journal, receipt_of, whole
 
 WRITER_S_MAX = 60
@@ -107,6 +110,100 @@ def test_a_restart_of_the_machine_is_told_in_the_receipt(store: Store) -> None:
     head.write_text("".join(json.dumps(fact) + "\n" for fact in facts))
     store.recover()
     assert store.load(run_id).backplane["durability"]["machine_restarted"] is True
+
+
+S = 1_000_000_000
+
+
+def retold(store: Store, run_id: str, change: Callable[[dict[str, Any]], object], ended_ns: int | None = None) -> None:
+    """Change the order fact of a journal, and when it was written last."""
+    head = store.folder(run_id) / "head.jsonl"
+    facts = [json.loads(text) for text in head.read_text().splitlines()]
+    change(facts[0])
+    head.write_text("".join(json.dumps(fact) + "\n" for fact in facts))
+    if ended_ns is not None:
+        for path in store.folder(run_id).iterdir():
+            os.utime(path, ns=(ended_ns, ended_ns))
+
+
+def interrupted(store: Store, run_id: str) -> Receipt:
+    assert store.recover().problems == ()
+    return store.load(run_id)
+
+
+@pytest.mark.parametrize(
+    ("started_s", "ended_s"),
+    [
+        pytest.param(3_600, 0, id="the clock was set back in the run"),
+        pytest.param(-10, 86_400, id="it was set back since"),
+        pytest.param(-10, 315_360_000, id="by ten years"),
+        pytest.param(-315_360_000, 0, id="the machine was not up for so long"),
+        pytest.param(0, -4_000_000_000, id="the file is from before 1970"),
+        pytest.param(0, 13_000_000_000, id="the file is from a far century"),
+    ],
+)
+def test_a_duration_by_a_clock_that_was_moved_is_unknown(store: Store, started_s: int, ended_s: int) -> None:
+    run_id, now_ns = cut_off(store.home, line(delta("a"))), time.time_ns()
+    started_at = canonical.timestamp_at(now_ns + started_s * S)
+    retold(store, run_id, lambda order: order.update(started_at=started_at), now_ns + ended_s * S)
+    receipt = interrupted(store, run_id)
+    assert receipt.backplane["duration"] == "unknown"
+    assert (receipt.meta.started_at, receipt.meta.finished_at) == (started_at, started_at)
+    assert receipt.meta.duration_ms == 0
+    whole(store, receipts=1)
+
+
+@pytest.mark.parametrize("started_at", ["yesterday", 5, "2025-13-15T12:00:00Z", "2025-06-30T23:59:60Z"])
+def test_a_start_that_is_no_time_is_unknown_and_stops_no_other_run(store: Store, started_at: object) -> None:
+    run_id, other = cut_off(store.home), cut_off(store.home)
+    retold(store, run_id, lambda order: order.update(started_at=started_at))
+    receipt = interrupted(store, run_id)
+    assert (receipt.meta.duration_ms, receipt.backplane["duration"]) == (0, "unknown")
+    assert store.has(other)
+
+
+@pytest.mark.parametrize(("lasted_ms", "told_ms"), [(2_500, 2_500), (-15, 0), (0, 0)])
+def test_a_duration_by_a_clock_that_was_not_moved_is_told_as_such(store: Store, lasted_ms: int, told_ms: int) -> None:
+    """A file's time may be of the tick before its run's start."""
+    run_id, now_ns = cut_off(store.home, line(delta("a"))), time.time_ns() // S * S
+    started_at = canonical.timestamp_at(now_ns - lasted_ms * 1_000_000)
+    retold(store, run_id, lambda order: order.update(started_at=started_at), now_ns)
+    receipt = interrupted(store, run_id)
+    assert (receipt.meta.duration_ms, receipt.backplane["duration"]) == (told_ms, "wall_clock")
+
+
+def test_a_run_that_ended_with_the_machine_may_be_older_than_its_last_start(store: Store) -> None:
+    run_id, now_ns = cut_off(store.home, line(delta("a"))), time.time_ns()
+    began = canonical.timestamp_at(now_ns - 315_360_000 * S)
+    retold(store, run_id, lambda order: order.update(started_at=began, boot_id="another"), now_ns)
+    receipt = interrupted(store, run_id)
+    assert receipt.meta.duration_ms // 1_000 in (315_359_999, 315_360_000)
+
+
+def test_looking_after_a_dead_run_does_not_make_it_last_longer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a note that its patch was applied, nor a first try to seal it that failed."""
+    run_id, now_ns = cut_off(store.home, line(delta("a")), torn=b'{"text":"ha'), time.time_ns()
+    began_ns = now_ns - 60 * S
+    began = canonical.timestamp_at(began_ns)
+    retold(store, run_id, lambda order: order.update(started_at=began), began_ns + 2 * S)
+    note_applied(store.home, run_id, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", lambda fd: os.fstat(-1))
+        assert len(store.recover().problems) == 1
+    head = store.folder(run_id) / "head.jsonl"
+    head.write_bytes(b"".join(text for text in head.read_bytes().splitlines(True) if b'"fact":"sealed"' not in text))
+    os.utime(head, ns=(began_ns, began_ns))
+    receipt = interrupted(store, run_id)
+    assert 1_900 < receipt.meta.duration_ms <= 2_001
+    assert receipt.backplane["lane"] == {"applied": 3}
+
+
+def test_an_interrupted_receipt_names_settings_that_nobody_knows_as_every_other_does(store: Store) -> None:
+    run_id = cut_off(store.home)
+    vendor = {"abp": {"bakcend": "x", "backend": "y"}, "abp.nosuch": 1, "claude": {}}
+    retold(store, run_id, lambda order: order["order"]["config"].update(vendor=vendor))
+    assert interrupted(store, run_id).backplane["unheard"] == ["abp.bakcend", "abp.nosuch"]
+    assert "unheard" not in interrupted(store, cut_off(store.home)).backplane
 
 
 def test_a_run_at_work_is_no_orphan(store: Store) -> None:

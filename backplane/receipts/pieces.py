@@ -7,14 +7,20 @@ for reading a trace that lies on disk; these functions block, a long one belongs
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, Final
 
 import msgspec
 
 from backplane.contract import canonical
 from backplane.contract.receipt import Receipt
+from backplane.contract.work import unheard
 from backplane.receipts.trace import Trace, trace_chunks
+from backplane.record import NAMES_MAX
+
+NAME_CHARS_MAX: Final = 200
+"""Of a setting that is none of ours."""
 
 _BEFORE_TRACE: Final = ("artifacts", "backend", "capabilities", "meta", "mode", "outcome", "receipt_sha256")
 _AFTER_TRACE: Final = ("usage", "usage_raw", "verification")
@@ -73,3 +79,8 @@ def with_trace(body: bytes, trace: Trace) -> Receipt:
         msgspec.DecodeError, msgspec.ValidationError: not the body of a receipt.
     """
     return msgspec.structs.replace(msgspec.convert(canonical.decode(body), Receipt), trace=trace)
+
+
+def unheard_names(vendor: Mapping[str, Any]) -> list[str]:
+    """Settings of an order that were for us by their place, and had no effect."""
+    return [".".join(keys)[:NAME_CHARS_MAX] for keys in islice(unheard(vendor), NAMES_MAX)]

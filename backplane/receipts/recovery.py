@@ -11,7 +11,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +35,7 @@ from backplane.receipts.journal import (
     disk_error,
     read_facts,
 )
-from backplane.receipts.pieces import is_intact, seal, with_trace
+from backplane.receipts.pieces import is_intact, seal, unheard_names, with_trace
 from backplane.receipts.rows import Row
 from backplane.receipts.trace import Trace
 from backplane.record import Folded, fold
@@ -44,6 +44,8 @@ UNFINISHED_PATCH: Final = "patch.unfinished"
 """A patch that no receipt vouches for is put aside under this name, so that nobody applies half of one."""
 ABANDONED_S: Final = 3_600
 """A folder under construction lives for milliseconds; after an hour its maker is surely gone."""
+CLOCK_TICK_S: Final = 0.02
+"""A file's time is of the system's last tick, so it may lie before a time that was asked for earlier."""
 _NIL_UUID: Final = "00000000-0000-0000-0000-000000000000"
 _RUN_FOLDER: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
@@ -140,18 +142,25 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
         folded = fold(folded, event)
     manifest = read_manifest(_object(hello.get("capabilities")))
     restarted = order.get("boot_id") not in (None, boot_id())
+    meta, known = _times(orphan.run_id, order, finished_ns)
     added: dict[str, Any] = {
         "end": {"reason": "interrupted"},
         "durability": {"journal": "not_synced", "cut_bytes": cut_bytes, "machine_restarted": restarted},
+        # Both times are of a clock that anybody can set; no other one outlives its process.
+        "duration": "wall_clock" if known else "unknown",
         "usage": {name: "claimed" for name, value in msgspec.to_builtins(folded.usage).items() if value is not None},
     }
     if manifest.unknown:
         added["capabilities"] = manifest.unknown
+    # As it was journalled: without the run's secrets already.
+    vendor = _object(_object(_object(order.get("order")).get("config")).get("vendor"))
+    if names := unheard_names(vendor):
+        added["unheard"] = names
     if applied := _fact(orphan, "applied"):
         added["lane"] = {"applied": applied.get("files")}
     return seal(
         Receipt(
-            meta=_times(orphan.run_id, order, finished_ns),
+            meta=meta,
             backend=_backend(hello) or _backend(order) or BackendIdentity("unknown"),
             capabilities=manifest.to_wire(),
             mode="passthrough" if hello.get("mode") == "passthrough" else "mapped",
@@ -193,11 +202,8 @@ def note_applied(home: Path, run_id: str, files: int) -> None:
         return
     with claimed(folder) as lock:
         if lock is not None and not any(fact.get("fact") == "applied" for fact in read_facts(folder)):
-            journal = Journal(folder, run_id, os.dup(lock), -1)
-            try:
+            with last_written(folder), closing(Journal(folder, run_id, os.dup(lock), -1)) as journal:
                 journal.note(applied_fact(files))
-            finally:
-                journal.close()
 
 
 def came_without_patch(folder: Path) -> bool:
@@ -223,9 +229,19 @@ def reopen(orphan: Orphan, head_fd: int) -> tuple[Journal, int]:
     return journal, cut_bytes
 
 
-def last_written_ns(folder: Path) -> int:
-    """When the journal was written last, nanoseconds since 1970."""
-    return max((path.stat().st_mtime_ns for path in (folder / HEAD, folder / TRACE) if path.exists()), default=0)
+@contextmanager
+def last_written(folder: Path) -> Iterator[int]:
+    """When the journal of a dead run was written last, nanoseconds since 1970; what is written here changes it not.
+
+    Nothing else says when the run ended, and who looks after it may have to try again.
+    """
+    times = {path: path.stat().st_mtime_ns for path in (folder / HEAD, folder / TRACE) if path.exists()}
+    try:
+        yield max(times.values(), default=0)
+    finally:
+        for path, time_ns in times.items():
+            with suppress(OSError):
+                os.utime(path, ns=(time_ns, time_ns))
 
 
 def put_patch_aside(folder: Path) -> None:
@@ -266,22 +282,42 @@ def _backend(fact: Facts) -> BackendIdentity | None:
         return None
 
 
-def _times(run_id: str, order: Facts, finished_ns: int) -> RunMetadata:
-    finished_at = canonical.timestamp_at(finished_ns)
-    work_order_id = _object(order.get("order")).get("id")
+def _times(run_id: str, order: Facts, finished_ns: int) -> tuple[RunMetadata, bool]:
+    """When the run began and ended; and whether how long it took is known, too."""
+    finished_at = _print_form(finished_ns)
+    try:
+        work_order_id = canonical.uuid_text(str(_object(order.get("order")).get("id")))
+    except ValueError:
+        work_order_id = _NIL_UUID
     try:
         started_at = canonical.timestamp(str(order.get("started_at")))
-        work_order_id = canonical.uuid_text(str(work_order_id))
+        lasted_s = finished_ns / 1e9 - datetime.fromisoformat(started_at).timestamp()
     except ValueError:
-        started_at, work_order_id = finished_at, _NIL_UUID
-    lasted = datetime.fromisoformat(finished_at) - datetime.fromisoformat(started_at)
-    # Both are wall clocks, and the journal's may have been set back meanwhile.
-    duration_ms = max(0, round(lasted.total_seconds() * 1_000))
-    return RunMetadata(
+        started_at, lasted_s = finished_at, -1.0
+    known = -CLOCK_TICK_S <= lasted_s <= _longest_s(order, finished_ns)
+    meta = RunMetadata(
         run_id=run_id,
         work_order_id=work_order_id,
         contract_version=CONTRACT_VERSION,
         started_at=started_at,
-        finished_at=finished_at if duration_ms else started_at,
-        duration_ms=duration_ms,
+        finished_at=finished_at if known and lasted_s > 0 else started_at,
+        duration_ms=max(0, round(lasted_s * 1_000)) if known else 0,
     )
+    return meta, known
+
+
+def _longest_s(order: Facts, finished_ns: int) -> float:
+    """What a run can have taken, by what is known of the clock now; less than nothing when it was set back since."""
+    since_s = time.time() - finished_ns / 1e9
+    if since_s < -CLOCK_TICK_S:
+        return -1.0
+    if order.get("boot_id") is None or order["boot_id"] != boot_id():
+        return float("inf")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - since_s + CLOCK_TICK_S
+
+
+def _print_form(time_ns: int) -> str:
+    try:
+        return canonical.timestamp_at(time_ns)
+    except (ValueError, OverflowError, OSError):
+        return canonical.timestamp_at(0)

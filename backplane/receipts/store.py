@@ -311,21 +311,21 @@ class Store:
         return Recovery(tuple(rows), tuple(problems))
 
     def _recover(self, orphan: Orphan, lock: int, clean: Callable[[Orphan], None] | None) -> Rows:
-        finished_ns = recovery.last_written_ns(orphan.folder)
         if clean is not None:
             clean(orphan)
-        journal, cut_bytes = recovery.reopen(orphan, lock)
-        try:
-            receipt = recovery.sealed_before(orphan, journal.trace)
-            if receipt is None and recovery.is_copy(orphan):
-                journal.discard()
-                return []
-            if receipt is None:
-                recovery.put_patch_aside(orphan.folder)
-                receipt = recovery.interrupted(orphan, journal, finished_ns=finished_ns, cut_bytes=cut_bytes)
-            return [self._append(receipt, journal)]
-        finally:
-            journal.close()
+        with recovery.last_written(orphan.folder) as finished_ns:
+            journal, cut_bytes = recovery.reopen(orphan, lock)
+            try:
+                receipt = recovery.sealed_before(orphan, journal.trace)
+                if receipt is None and recovery.is_copy(orphan):
+                    journal.discard()
+                    return []
+                if receipt is None:
+                    recovery.put_patch_aside(orphan.folder)
+                    receipt = recovery.interrupted(orphan, journal, finished_ns=finished_ns, cut_bytes=cut_bytes)
+                return [self._append(receipt, journal)]
+            finally:
+                journal.close()
 
     def _unknown_folders(self) -> Iterator[Path]:
         folders = recovery.run_folders(self.home)

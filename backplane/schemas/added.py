@@ -76,6 +76,10 @@ BACKPLANE: Final[Json] = _object(
     start={"description": "cold or warm.", "type": "string"},
     guard={"description": "`lost`: it was killed, so nobody knows whether all of the host is gone.", "type": "string"},
     durability={"description": "What a power cut could still take, or has taken.", **_TEXT_OR_OBJECT},
+    duration={
+        "description": "How the duration of an interrupted run is known: by a clock that anybody can set, or not.",
+        "enum": ["wall_clock", "unknown"],
+    },
     negotiation=_object("Requirements against the manifest, with the smallest change that would satisfy it."),
     hooks=_object(
         "Which hooks were attached, what each decided how often, and the single decisions up to a number.",
