@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 
 import anyio.to_thread
@@ -46,7 +45,7 @@ class Cell:
         self._filtered = filtered
         self._scratch: Path | None = None
         self._leaf: Path | None = None
-        self._group: int | None = None
+        self._group: str | None = None
         admit.refuse(isolation, self._demands, policy.profile, found, filtered=filtered)
 
     @property
@@ -102,22 +101,11 @@ class Cell:
         admit.check_held(self._demands, frozenset(rule.name for rule in held.gaps), self._policy.profile)
         return held
 
-    @asynccontextmanager
-    async def open(
-        self, held: plan.Contained, ready: Ready | None, command: Command, stderr_bytes_max: int
-    ) -> AsyncIterator[Child]:
-        """Start the command in its cage; `ready` is awaited while that is put up."""
-        held = msgspec.structs.replace(held, cage=msgspec.structs.replace(held.cage, cgroup=self._group))
-        try:
-            async with self._opener(held, ready, command, stderr_bytes_max) as child:
-                self._close_group()
-                yield child
-        finally:
-            self._close_group()
-
-    def _opener(
+    def open(
         self, held: plan.Contained, ready: Ready | None, command: Command, stderr_bytes_max: int
     ) -> AbstractAsyncContextManager[Child]:
+        """Start the command in its cage; `ready` is awaited while that is put up."""
+        held = msgspec.structs.replace(held, cage=msgspec.structs.replace(held.cage, cgroup=self._group))
         if held.policy is None:
             caged = msgspec.structs.replace(command, env=command.env | held.env)
             return open_child(caged, cage=held.cage, stderr_bytes_max=stderr_bytes_max, ready=ready)
@@ -132,13 +120,9 @@ class Cell:
         leaf = cgroup.leaf_of(home, run_id)
         if self._found.cgroup.usable and not self._found.bubblewrap.usable and leaf is not None:
             leaf.mkdir()
-            self._leaf = leaf
-            self._group = os.open(leaf / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-
-    def _close_group(self) -> None:
-        if self._group is not None:
-            os.close(self._group)
-            self._group = None
+            self._leaf, group = leaf, leaf / "cgroup.procs"
+            os.close(os.open(group, os.O_WRONLY | os.O_CLOEXEC))
+            self._group = str(group)
 
     def close(self, added: dict[str, Json]) -> None:
         """The host is gone: remove its temporary files, and add what went through its network. Blocking.
@@ -148,7 +132,6 @@ class Cell:
         """
         if self.tally.allowed or self.tally.denied:
             added["network"] = self.tally.to_wire()
-        self._close_group()
         if self._leaf is not None:
             cgroup.remove(self._leaf)
         from backplane.workspace import collect  # Loaded while the host started, not on the way there.

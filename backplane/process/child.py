@@ -10,11 +10,12 @@ import functools
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import anyio.abc
 import anyio.lowlevel
 import msgspec
 
@@ -110,6 +111,8 @@ class Child:
         """The next thing that happens, whatever it is."""
         self._step: anyio.CancelScope | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
+        """Where the loop does not call."""
 
     @property
     def stderr_tail(self) -> bytes:
@@ -191,17 +194,29 @@ class Child:
                 await cancel(grace_s)
         self._step = None
 
-    async def _leave(self) -> None:
-        if self._stopping:
-            await self._until(lambda: self._gone)
-        else:
-            self._stopping = True
-            await self._kill()
-        self._stop_listening()
-        self.close_stdin()
-        self.close_stdout()
-        _close(self._stderr)
-        _close(self._line)
+    async def enter(self) -> None:
+        """Begin to watch its end and to drain its stderr; `leave` has to follow, in the same task."""
+        if not self._listen():
+            self._tasks = anyio.create_task_group()
+            await self._tasks.__aenter__()
+            self._tasks.start_soon(self._listen_in_turns)
+
+    async def leave(self) -> None:
+        """Kill what is left of it and close everything, whoever is cancelled."""
+        with anyio.CancelScope(shield=True):
+            if self._stopping:
+                await self._until(lambda: self._gone)
+            else:
+                self._stopping = True
+                await self._kill()
+            self._stop_listening()
+            self.close_stdin()
+            self.close_stdout()
+            _close(self._stderr)
+            _close(self._line)
+        if self._tasks is not None:
+            # What went wrong in the block is not its affair: it would put a group around that.
+            await self._tasks.__aexit__(None, None, None)
 
     def _stop_listening(self) -> None:
         if self._loop is None:
@@ -268,7 +283,7 @@ class Child:
                 os.write(self._line, word)
                 os.kill(self._leader.pid, signal.SIGCONT)
 
-    def listen(self) -> bool:
+    def _listen(self) -> bool:
         """Have the loop call us for what the end of the child and its stderr bring; False where it has no such calls.
 
         Two tasks that wait for them would cost an idle child 8 KiB.
@@ -290,7 +305,7 @@ class Child:
         if not take() and self._loop is not None:
             self._loop.remove_reader(fd)
 
-    async def listen_in_turns(self) -> None:
+    async def _listen_in_turns(self) -> None:
         """The same where the loop does not call."""
         with self._turns:
             async with anyio.create_task_group() as tasks:
@@ -372,28 +387,6 @@ class Child:
         """Wait for something that is announced; the caller sets the bound."""
         while not true():
             await self._news.wait()
-
-
-@asynccontextmanager
-async def look_after(child: Child) -> AsyncIterator[Child]:
-    """Watch its end and drain its stderr; on leaving, kill what is left of it and close everything."""
-    failure: BaseException | None = None
-    async with AsyncExitStack() as stack:
-        try:
-            if not child.listen():
-                tasks = await stack.enter_async_context(anyio.create_task_group())
-                tasks.start_soon(child.listen_in_turns)
-            yield child
-        except anyio.get_cancelled_exc_class():
-            raise
-        except BaseException as caught:
-            # Raised again below: the group would wrap it, and our caller's `except` would not know it.
-            failure = caught
-        finally:
-            with anyio.CancelScope(shield=True):
-                await child._leave()
-    if failure is not None:
-        raise failure
 
 
 def _chunk(fd: int, bytes_max: int) -> bytes | None:

@@ -49,8 +49,8 @@ class Cage(msgspec.Struct, frozen=True):
     """A filter's program for system calls; None for no filter."""
     limits: tuple[tuple[int, int], ...] = ()
     """Of the system on each process: numbers of `resource` and values, soft and hard."""
-    cgroup: int | None = None
-    """Open `cgroup.procs` of a group that the guard joins; ours to close once the child is there."""
+    cgroup: str | None = None
+    """`cgroup.procs` of a group that the guard joins."""
     held: bool = False
     """The guard starts the program when it is told to: its own start takes as long as much that has to come first."""
 

@@ -12,7 +12,7 @@ import select
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import IO, Any, Final
 
 from backplane import _guard
@@ -108,12 +108,13 @@ def spawn_guard(
     if cage.door is not None:
         inside["door"] = cage.door
         extra += (cage.door[0],)
-    if cage.cgroup is not None:
-        inside["cgroup"] = cage.cgroup
-        extra += (cage.cgroup,)
     stdin, stdout, stderr = stdio
     try:
-        with _order_file() as order:
+        with _order_file() as order, ExitStack() as opened:
+            if cage.cgroup is not None:
+                group = inside["cgroup"] = os.open(cage.cgroup, os.O_WRONLY | os.O_CLOEXEC)
+                opened.callback(os.close, group)
+                extra += (group,)
             order.write(_order_bytes(command, pass_fds, inside))
             order.flush()
             argv = [*cage.wrapper, *guard_command(), role, str(line), str(order.fileno())]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 import msgspec
 
-from backplane.process.child import Child, look_after
+from backplane.process.child import Child
 from backplane.process.launch import (
     GUARD_WORKS,
     NO_CAGE,
@@ -30,8 +30,7 @@ Ready = Callable[[], Awaitable[object]]
 """Comes back when what a program needs is there."""
 
 
-@asynccontextmanager
-async def open_child(
+def open_child(
     command: Command,
     *,
     guard: bool = True,
@@ -39,7 +38,7 @@ async def open_child(
     pass_fds: tuple[int, ...] = (),
     cage: Cage = NO_CAGE,
     ready: Ready | None = None,
-) -> AsyncIterator[Child]:
+) -> AbstractAsyncContextManager[Child]:
     """Start a child; when the block is left, nothing of it is alive any more, whatever happened in between.
 
     Must be entered in the main thread. Leaving without `stop` kills at once.
@@ -55,24 +54,54 @@ async def open_child(
     Raises:
         BackendError: `sidecar_spawn_failed`, with the errno's name.
     """
-    guard = guard and GUARD_WORKS
-    if ready is not None and not guard:
-        await ready()
-    cage = msgspec.structs.replace(cage, held=ready is not None)
-    launched = launch(command, guard=guard, pass_fds=pass_fds, cage=cage)
-    async with look_after(_child(launched, stderr_bytes_max)) as child:
-        if ready is not None and guard:
+
+    async def start() -> Child:
+        guarded = guard and GUARD_WORKS
+        if ready is not None and not guarded:
+            await ready()
+        held = msgspec.structs.replace(cage, held=ready is not None)
+        launched = launch(command, guard=guarded, pass_fds=pass_fds, cage=held)
+        return await _arrived(_child(launched, stderr_bytes_max), command, ready if guarded else None)
+
+    return _Opening(start)
+
+
+def take_over(launched: Launched) -> AbstractAsyncContextManager[Child]:
+    """The same for what was started before, without an event loop; raises as `open_child` does."""
+    return _Opening(lambda: _arrived(_child(launched, STDERR_BYTES_MAX), launched.command))
+
+
+class _Opening:
+    """A child for as long as the block lasts; how it was started is forgotten once it was."""
+
+    __slots__ = ("_child", "_start")
+
+    def __init__(self, start: Callable[[], Awaitable[Child]]) -> None:
+        self._start: Callable[[], Awaitable[Child]] | None = start
+        self._child: Child | None = None
+
+    async def __aenter__(self) -> Child:
+        start, self._start = self._start, None
+        assert start is not None, "entered once"
+        self._child = await start()
+        return self._child
+
+    async def __aexit__(self, *how: object) -> None:
+        assert self._child is not None
+        await self._child.leave()
+
+
+async def _arrived(child: Child, command: Command, ready: Ready | None = None) -> Child:
+    """Look after a child until its program was started. Raises BackendError: `sidecar_spawn_failed`."""
+    await child.enter()
+    try:
+        if ready is not None:
             await child.release_when(ready)
         await _arrive(child, command)
-        yield child
-
-
-@asynccontextmanager
-async def take_over(launched: Launched) -> AsyncIterator[Child]:
-    """The same for what was started before, without an event loop; raises as `open_child` does."""
-    async with look_after(_child(launched, STDERR_BYTES_MAX)) as child:
-        await _arrive(child, launched.command)
-        yield child
+    except BaseException:
+        await child.leave()
+        raise
+    return child
 
 
 def _child(launched: Launched, stderr_bytes_max: int) -> Child:
