@@ -5,10 +5,12 @@ Nothing is loaded until it is used, so that a command that needs little starts a
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+TYPE_CHECKING = False
+"""Not from `typing`, which takes longer to load than all else before the first line of a command."""
 
 if TYPE_CHECKING:
+    from typing import Any, Final
+
     from backplane.api import run, start
     from backplane.asks import Decision
     from backplane.contract.receipt import Receipt
@@ -56,4 +58,6 @@ _HOME: Final[dict[str, str]] = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'backplane' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(f"backplane.{_HOME[name]}"), name)

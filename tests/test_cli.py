@@ -879,6 +879,80 @@ def test_an_interrupt_while_a_command_is_loaded_ends_it_without_words(module: st
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
+INTERRUPTED_AT = """
+import signal, sys
+import backplane.__main__ as front
+
+seen, at, only = 0, int(sys.argv.pop(1)), sys.argv.pop(1)
+
+def look(frame, event, argument):
+    global seen
+    seen += not only or frame.f_code.co_name == only
+    if seen == at > 0:
+        sys.setprofile(None)
+        signal.raise_signal(signal.SIGINT)
+
+sys.setprofile(look)
+code = front.main()
+sys.setprofile(None)
+if not at:
+    print(seen, file=sys.stderr)
+sys.exit(code)
+"""
+"""Ctrl-C at the so-manieth call or return from the first line of `main` on, of all functions or of one."""
+
+
+@pytest.mark.parametrize(
+    ("words", "only", "instants"),
+    [
+        (("version",), "", 25),
+        (("receipts", "list"), "", 25),
+        # What Python calls when an importing lock is given up: an interrupt there is printed and lost.
+        pytest.param(("receipts", "list"), "cb", 8, id="lost"),
+    ],
+)
+def test_an_interrupt_at_any_instant_ends_the_program_without_words(
+    words: tuple[str, ...], only: str, instants: int, work: Path
+) -> None:
+    def ended(at: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", INTERRUPTED_AT, str(at), only, *words]
+        return subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+    # The first is the call of `main` itself, the last its return.
+    last = int(ended(0).stderr)
+    for instant in range(instants):
+        at = 2 + instant * (last - 2) // instants
+        done = ended(at)
+        assert (at, done.returncode, done.stderr) == (at, 130, "")
+
+
+INTERRUPTED_IN_VAIN = """
+import signal, sys, time
+from backplane.cli import streams
+
+class Given:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+try:
+    with streams.Interrupts():
+        try:
+            Given()
+            time.sleep(float(sys.argv[1]))
+        finally:
+            print("put right")
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("work_s", [60, 0])
+def test_an_interrupt_that_no_code_can_see_comes_once_more(work_s: int) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IN_VAIN, str(work_s)]
+    done = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"put right\n", b"")
+
+
 def test_a_second_signal_leaves_nothing_behind(running: Callable[..., Running], backplane_home: Path) -> None:
     run = running(*mock({"say": "ready"}, {"hang": None}))
     run.until(b"ready")
