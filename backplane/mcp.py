@@ -24,6 +24,7 @@ from backplane.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND,
 from backplane.jsonrpc.pipe import Pipe
 from backplane.policy import PROFILES, parse_policy
 from backplane.receipts import Store
+from backplane.receipts.journal import backend_name
 from backplane.runtime import Run
 from backplane.validate import validate
 
@@ -224,7 +225,7 @@ class Server:
                 await tell(event)
             tasks.cancel_scope.cancel()
         assert run.receipt is not None, "a run whose events were all read is sealed"
-        said = {**told(run.receipt), "answer": _cut(answer), "error": error}
+        said = {**told(run.receipt, run.backend_id), "answer": _cut(answer), "error": error}
         return _result(said, is_error=run.receipt.outcome == "failed")
 
     async def _end_with_client(self, run: Run) -> None:
@@ -274,13 +275,14 @@ class Server:
     def _read_receipts(self, given: ReceiptsInput) -> Json:
         with Store.open(config.home_path(self._environ), readonly=True) as store:
             if given.id is None:
-                rows = store.list(max(1, min(given.limit, ROWS_MAX)))
+                rows = store.listed(max(1, min(given.limit, ROWS_MAX)))
                 return _result({"receipts": [_row(row) for row in rows]})
             row = store.find(given.id)
             receipt, patch = store.load(row.run_id), store.patch(row)
             wrong = [str(finding) for finding in store.verify(row.run_id)]
             text = receipt.verification.git_diff or (patch.read_text("utf-8", "replace") if patch else None)
-            said = {**told(receipt), "patch": _cut(text), "events": row.trace_count, "verifies": not wrong}
+            name = backend_name(store.folder(row.run_id))
+            said = {**told(receipt, name), "patch": _cut(text), "events": row.trace_count, "verifies": not wrong}
             return _result({**said, "wrong": wrong[:FINDINGS_MAX]} if wrong else said)
 
     async def _validate(self, given: ValidateInput, asked: Asked) -> Json:
@@ -328,11 +330,16 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def told(receipt: Receipt) -> dict[str, Json]:
-    """A receipt as a caller needs it: how it ended, what it cost, and its patch."""
+def told(receipt: Receipt, name: str | None) -> dict[str, Json]:
+    """A receipt as a caller needs it: how it ended, what it cost, and its patch.
+
+    Args:
+        name: of its backend as it is configured here, which is what `run` takes; None where that is not known.
+    """
     usage = {name: value for name, value in msgspec.to_builtins(receipt.usage).items() if value is not None}
     return {
         "run_id": receipt.meta.run_id,
+        "backend_name": name,
         "backend": receipt.backend.id,
         "outcome": receipt.outcome,
         "end": receipt.backplane.get("end"),
@@ -344,7 +351,7 @@ def told(receipt: Receipt) -> dict[str, Json]:
 
 
 def _row(row: Any) -> Json:
-    names = ("run_id", "backend", "outcome", "reason", "started_at", "duration_ms")
+    names = ("run_id", "backend_name", "backend", "outcome", "reason", "started_at", "duration_ms")
     return {name: getattr(row, name) for name in names}
 
 

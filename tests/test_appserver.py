@@ -91,8 +91,13 @@ def test_what_has_no_word_here_is_kept_as_it_came() -> None:
 
 def test_a_warning_is_told_unless_it_is_of_a_sandbox_that_is_off() -> None:
     made = story()
-    sandbox = {"summary": "Codex's Linux sandbox uses bubblewrap and needs access to create user namespaces."}
-    assert made.take("configWarning", sandbox) == []
+    for words in (
+        "Codex's Linux sandbox uses bubblewrap and needs access to create user namespaces.",
+        "Codex could not find bubblewrap on PATH. Install it. Codex will use the bundled bubblewrap in the meantime.",
+    ):
+        assert made.take("configWarning", {"summary": words}) == []
+    (other,) = made.take("warning", {"message": "the command `bubblewrap --help` is a thing of the past"})
+    assert "a thing of the past" in other.message
     assert made.take("thread/goal/cleared", {"threadId": "t"}) == []
     (event,) = made.take("deprecationNotice", {"summary": "an old word", "details": None})
     assert isinstance(event, Warned)

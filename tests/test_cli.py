@@ -442,6 +442,26 @@ def test_backends_are_listed_with_what_they_said_of_themselves_last(cli: Cli) ->
     assert "tool_edit (emulated), tool_read" in cli("backends", "mock").stdout.decode()
 
 
+COUNTED = """
+import sys
+opened = []
+sys.addaudithook(lambda event, found: opened.append(str(found[0])) if event == "open" else None)
+from backplane.cli import main
+main(["backends"])
+print(sum(name.endswith("claude.toml") for name in opened), file=sys.stderr)
+"""
+
+
+def test_each_backend_of_a_list_is_looked_up_once(work: Path) -> None:
+    own = f'host = "claude"\noptions = {{ program = "{sys.executable}" }}\n'
+    (work / "backplane.toml").write_text(f"[backends.claude]\n{own}[backends.other]\n{own}")
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTED], cwd=work, capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
+    assert re.findall(r"^(\S+) +ready$", done.stdout, re.MULTILINE)[:2] == ["claude", "mock"]
+    assert int(done.stderr) == 2, "the table of the host, once for each of its backends"
+
+
 def test_an_agent_without_its_key_is_told_which_one_unless_it_has_a_login(cli: Cli, work: Path) -> None:
     program = f'program = "{sys.executable}"'
     (work / "backplane.toml").write_text(
@@ -487,6 +507,8 @@ def test_a_list_has_the_name_that_a_backend_has_here(cli: Cli, work: Path, store
     told = [json.loads(line) for line in lines(cli("receipts", "list", "--json").stdout)]
     named = [(row["backend"], row["backend_name"]) for row in told]
     assert named == [("mock", "mock"), ("mock", "house"), *[("mock", None)] * 3]
+    shown = [cli("receipts", "show", row["run_id"]).stdout.decode() for row in told[:3]]
+    assert [re.findall("^backend (.*)$", text, re.M) for text in shown] == [["mock"], ["house (mock)"], ["mock"]]
     cli("receipts", "prune", "--keep", "0")
     assert lines(cli("receipts", "list").stdout)[1].endswith("  mock")
 

@@ -131,6 +131,15 @@ def test_a_run_leaves_the_folder_as_it_was_and_gives_back_a_patch(client: Client
     assert shown["patch"] == answer["structuredContent"]["patch"]
 
 
+def test_a_backend_is_told_by_its_name_here_and_by_its_own(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "backplane.toml").write_text('[backends.house]\nhost = "shell"\n')
+    answer = client.call("run", task="true", backend="house")["structuredContent"]
+    shown = client.call("receipts", id=answer["run_id"])["structuredContent"]
+    (listed,) = client.call("receipts")["structuredContent"]["receipts"]
+    for said in (answer, shown, listed):
+        assert (said["backend_name"], said["backend"]) == ("house", "shell")
+
+
 def test_a_run_that_fails_is_an_error_with_its_reason(client: Client) -> None:
     answer = client.call("run", task="exit 3", backend="shell")
     assert answer["isError"]

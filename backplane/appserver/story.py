@@ -52,8 +52,11 @@ SILENT: Final = frozenset(
 )  # fmt: skip
 """Notifications that say nothing about the work, or nothing that an item does not say, too."""
 
-QUIET_WARNING: Final = "bubblewrap"
-"""In a warning: the agent's own sandbox lacks something here. It is off, whatever is there."""
+QUIET_WARNINGS: Final = (
+    "could not find bubblewrap on PATH. ",
+    "Linux sandbox uses bubblewrap and needs access to create user namespaces.",
+)
+"""Beginnings, after its name, of warnings that its own sandbox lacks something here: it is off, whatever is there."""
 
 QUIET_ITEMS: Final = frozenset({"userMessage", "hookPrompt"})
 
@@ -345,7 +348,7 @@ class Story:
 
     def _warning(self, params: dict[str, Any]) -> list[AgentEvent]:
         words = str(params.get("message") or params.get("summary") or "")
-        told = words and QUIET_WARNING not in words
+        told = words and not words.partition(" ")[2].startswith(QUIET_WARNINGS)
         return [Warned(ts=self._now(), message=f"the agent warns: {words[:500]}")] if told else []
 
     def _plan(self, params: dict[str, Any]) -> list[AgentEvent]:

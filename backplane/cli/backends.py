@@ -51,7 +51,7 @@ def _backends(options: Options) -> int:
 def _list(found: list[BackendStatus], settings: Settings, environ: dict[str, str], options: Options) -> int:
     import msgspec
 
-    found = [_with_manifest(status, settings, environ) if status.ready else status for status in found]
+    found = [_with_manifest(status, environ) if status.ready else status for status in found]
     if options.json:
         streams.write_bytes(b"".join(msgspec.json.encode(status) + b"\n" for status in found))
         return 0
@@ -67,14 +67,14 @@ def _list(found: list[BackendStatus], settings: Settings, environ: dict[str, str
     return 0
 
 
-def _with_manifest(status: BackendStatus, settings: Settings, environ: dict[str, str]) -> BackendStatus:
+def _with_manifest(status: BackendStatus, environ: dict[str, str]) -> BackendStatus:
     """The same with what the backend said of itself in its last hello here, if it ever said one."""
     import msgspec
 
     from backplane import backends, config
     from backplane.receipts import kept_manifest
 
-    key = backends.find(status.id, settings, environ).key
+    key = backends.ProcessBackend(id=status.id, argv=status.command).key
     return msgspec.structs.replace(status, manifest=kept_manifest(config.home_path(environ), key))
 
 

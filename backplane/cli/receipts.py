@@ -12,7 +12,6 @@ from backplane.cli.parser import Options, Parser, add_json
 if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
     from backplane.receipts import Checkpoint, Store
-    from backplane.receipts.rows import Listed
 
 ROWS_SHOWN = 50
 """Rows of a list without --limit: a screen or two."""
@@ -117,22 +116,21 @@ def _list(options: Options) -> int:
         reason = f" ({row.reason})" if row.reason and row.reason != row.outcome else ""
         streams.write(
             f"{row.run_id}  {row.started_at[:19]}Z  {row.duration_ms / 1000:8.1f} s  "
-            f"{row.outcome + reason:<22}  {_backend(row)}\n"
+            f"{row.outcome + reason:<22}  {_backend(row.backend, row.backend_name)}\n"
         )
     return 0
 
 
-def _backend(row: Listed) -> str:
+def _backend(own: str, name: str | None) -> str:
     """The name it has here, with its own where that is another one."""
-    own = streams.one_line(row.backend, 40)
-    if row.backend_name in (None, row.backend):
-        return own
-    return f"{streams.one_line(row.backend_name, 40)} ({own})"
+    shown = streams.one_line(own, 40)
+    return shown if name in (None, own) else f"{streams.one_line(name, 40)} ({shown})"
 
 
 def _show(options: Options) -> int:
     from backplane.cli import show
     from backplane.receipts import canonical_chunks
+    from backplane.receipts.journal import backend_name
 
     with _store(readonly=True) as store:
         row = store.find(options.id)
@@ -145,7 +143,8 @@ def _show(options: Options) -> int:
         look = show.Look(streams.is_terminal(streams.STDOUT))
         for event in receipt.trace:
             streams.write(look.event(_typed(event)))
-        streams.write(look.end_line() + f"backend {streams.one_line(receipt.backend.id)}\n")
+        name = backend_name(store.folder(row.run_id))
+        streams.write(look.end_line() + f"backend {_backend(receipt.backend.id, name)}\n")
         streams.write(show.summary(receipt, look, patch))
     return 0
 
