@@ -7,6 +7,7 @@ afterwards which layer held each rule.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -29,6 +30,9 @@ POLICY_BYTES_MAX: Final = 1 << 20
 
 TOOL_NAME_CHARS_MAX: Final = 256
 """Longest tool name looked at; models take 64 to 128."""
+
+AUDITED: Final[frozenset[type[Any]]] = frozenset({ToolCall, FileChanged, CommandExecuted})
+"""Event types that `Policy.audit` can object to."""
 
 _KNOWN_TOOLS_MAX: Final = 256
 """Tool names whose verdict is remembered; agents have some dozens of tools, so more is noise."""
@@ -152,6 +156,11 @@ def tool_names(name: str, aliases: Mapping[str, str] = _NO_ALIASES) -> tuple[str
 class Policy:
     """A profile made ready to decide. Build it with `compile_policy`."""
 
+    __slots__ = (
+        "_aliases", "_connects", "_hosts_allowed", "_hosts_denied", "_known", "_reads_denied", "_tools_allowed",
+        "_tools_asked", "_tools_denied", "_writes_denied", "profile",
+    )  # fmt: skip
+
     def __init__(self, profile: PolicyProfile) -> None:
         self.profile = profile
         self._tools_allowed = _globs(profile, "allowed_tools")
@@ -164,18 +173,10 @@ class Policy:
         self._connects = bool(self._hosts_allowed or self._hosts_denied)
         self._aliases: Mapping[str, str] = _NO_ALIASES
         self._known: dict[str, _KnownTool] = {}
-        self._decide: Final[dict[type[Any], Callable[[Any], Decision]]] = {
-            ToolUse: self._tool_use,
-            ReadPath: self._read,
-            WritePath: self._write,
-            Connect: self._connect,
-        }
-        self.audited: Final[frozenset[type[Any]]] = frozenset({ToolCall, FileChanged, CommandExecuted})
-        """Event types that `audit` can object to; for a caller who wants to skip the call."""
 
     def decide(self, action: Action) -> Decision:
         """Allow, deny or ask, with the rule that decided. Deny wins; an empty allow list restricts nothing."""
-        return self._decide[type(action)](action)
+        return _DECIDE[type(action)](self, action)
 
     def decide_tool_call(
         self,
@@ -212,7 +213,7 @@ class Policy:
         An `ask` comes back too: whether somebody had said yes is known to the caller alone.
         """
         kind = type(event)
-        if kind not in self.audited:
+        if kind not in AUDITED:
             return None
         if isinstance(event, ToolCall):
             decision = self.decide_tool_call(event.tool_name, event.input, root=root, cwd=cwd, aliases=aliases)
@@ -358,6 +359,14 @@ class Policy:
         return ALLOWED
 
 
+_DECIDE: Final[dict[type[Any], Callable[[Policy, Any], Decision]]] = {
+    ToolUse: Policy._tool_use,
+    ReadPath: Policy._read,
+    WritePath: Policy._write,
+    Connect: Policy._connect,
+}
+
+
 def compile_policy(profile: PolicyProfile, *, defaults: bool = True) -> Policy:
     """Make a profile ready to decide.
 
@@ -372,7 +381,13 @@ def compile_policy(profile: PolicyProfile, *, defaults: bool = True) -> Policy:
 
 def _globs(profile: PolicyProfile, name: str) -> Globs | None:
     patterns: tuple[str, ...] = getattr(profile, name)
-    return _named(name, compile_globs, patterns) if patterns else None
+    return _named(name, _compiled, patterns) if patterns else None
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(patterns: tuple[str, ...]) -> Globs:
+    """One for all runs with these rules."""
+    return compile_globs(patterns)
 
 
 def _network(profile: PolicyProfile, name: str) -> tuple[NetworkRule, ...]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import posixpath
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 import msgspec
@@ -44,7 +45,7 @@ from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import CODES
 from backplane.policy import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, enforcement
 from backplane.protocol import Events
-from backplane.redact import Redactor
+from backplane.redact import NO_SECRETS, Redactor
 
 NAMES_MAX: Final = 1000
 """Paths listed in a reconciliation; a run that changes more is told by counts."""
@@ -145,6 +146,10 @@ def _is_counter(value: Json) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= canonical.INT_MAX
 
 
+_NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
+"""Until something is put in its place: a table of its own for each would be a kilobyte of an idle run."""
+
+
 class Facts(msgspec.Struct, kw_only=True, eq=False):
     """What is known of one run so far; filled while it runs, read once at its end."""
 
@@ -170,30 +175,30 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
     claimed_events: tuple[int, str] | None = None
     """Number and hash of the events in the child's own trace, where there is one beside the streamed one."""
     claim: Receipt | None = None
-    claim_raw: dict[str, Any] = {}
-    inner: dict[str, Json] = {}
+    claim_raw: Mapping[str, Any] = _NONE
+    inner: Mapping[str, Json] = _NONE
     added: dict[str, Json] = {}
     """Members for `usage_raw.backplane`."""
     isolation: str = "off"
     """What was asked for, the configuration's and the order's together."""
-    contained: dict[str, Json] = {}
+    contained: Mapping[str, Json] = _NONE
     """What held the host, as the cage's label has it; empty where nothing was put around it."""
-    held_by_system: dict[Rule, str] = {}
+    held_by_system: Mapping[Rule, str] = _NONE
     """Rules held by the operating system, each with what it leaves open."""
     guarded: bool = False
     """The host was a program of its own, under a guard."""
-    claimed_paths: set[str] = field(default_factory=set)
+    claimed_paths: Set[str] = frozenset()
     _claimed_chars: int = 0
-    redactor: Redactor = field(default_factory=lambda: Redactor(()))
+    redactor: Redactor = NO_SECRETS
     stderr: bytes = b""
     stderr_dropped: int = 0
     swept: int = 0
     _noise: list[bytes] = []
     _noise_bytes: int = 0
-    _asked: Counter[str] = field(default_factory=Counter)
-    _denied: Counter[str] = field(default_factory=Counter)
-    _approved: Counter[str] = field(default_factory=Counter)
-    _tool_calls: Counter[str] = field(default_factory=Counter)
+    _asked: dict[str, int] = {}
+    _denied: dict[str, int] = {}
+    _approved: dict[str, int] = {}
+    _tool_calls: dict[str, int] = {}
     _commands: int = 0
     _turns: int = 0
     _losses: list[Json] = []
@@ -227,12 +232,14 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
         if ask.kind == "tool" and isinstance(ask.name, str):
             self._count(self._denied if decision == "deny" else self._approved, _tool(ask.name))
 
-    def _count(self, counter: Counter[str], name: str) -> None:
+    def _count(self, counter: dict[str, int], name: str) -> None:
         if name in counter or len(counter) < TOOLS_MAX:
-            counter[name] += 1
+            counter[name] = counter.get(name, 0) + 1
 
     def _claim_path(self, path: str) -> None:
         if len(path) <= PATH_CHARS_MAX and self._claimed_chars + len(path) <= PATHS_CHARS_MAX:
+            if not isinstance(self.claimed_paths, set):
+                self.claimed_paths = set()
             self.claimed_paths.add(path)
             self._claimed_chars += len(path)
 
@@ -338,7 +345,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
         if self.policy is None:
             return {"rules": []}
         told_apart = len(self._tool_calls) < TOOLS_MAX
-        asks_first = bool(self._asked) and told_apart and "ask/1" in self.extensions and self._tool_calls <= self._asked
+        all_asked = bool(self._asked) and Counter(self._tool_calls) <= Counter(self._asked)
+        asks_first = all_asked and told_apart and "ask/1" in self.extensions
         for_tools: tuple[Layer, ...] = ("host",) if asks_first else ("audit",)
         # A command can touch any file and any host, whatever was asked before it ran.
         for_places: tuple[Layer, ...] = ("host",) if asks_first and not self._commands else ("audit",)
@@ -495,7 +503,7 @@ def _brief(text: str) -> Json:
     return {"bytes": len(text.encode()), "sha256": canonical.sha256_hex(text.encode())}
 
 
-def reconcile(claimed: set[str], changed: set[str]) -> dict[str, Json]:
+def reconcile(claimed: Set[str], changed: set[str]) -> dict[str, Json]:
     """Compare the files the events named with the files the patch changes; empty when they agree."""
     lists = {"claimed_only": sorted(claimed - changed), "unclaimed": sorted(changed - claimed)}
     return {

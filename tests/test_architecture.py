@@ -49,9 +49,10 @@ ROOMS = {
     "light": "",
     "once": "",
     "alarm": "",
+    "block": "",
     "locks": "",
     "share": "errors",
-    "process": f"{SHAPES} _guard once",
+    "process": f"{SHAPES} _guard block once",
     "programs": f"{SHAPES} process",
     "workspace": f"{SHAPES} globs locks process",
     "receipts": f"{SHAPES} locks record",
@@ -85,8 +86,8 @@ ROOMS = {
     "intake": f"{SHAPES} asks checkpoints config hooks negotiate once outbox protocol record splits",
     "api": f"{SHAPES} backends config hooks intake runtime",
     "runtime": (
-        f"{SHAPES} alarm backends checkpoints config contain hooks intake keeper negotiate once outbox policy protocol "
-        "readable receipts record redact remote sealing sessions splits workspace"
+        f"{SHAPES} alarm backends block checkpoints config contain hooks intake keeper negotiate once outbox policy "
+        "protocol readable receipts record redact remote sealing sessions splits workspace"
     ),
     "proof": f"{SHAPES} agents api asks backends config receipts share testing",
     "matrix": f"{SHAPES} share",

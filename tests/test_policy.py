@@ -17,6 +17,7 @@ from backplane.contract.events import AssistantDelta, CommandExecuted, FileChang
 from backplane.contract.work import PolicyProfile
 from backplane.errors import PolicyError
 from backplane.policy import (
+    AUDITED,
     POLICY_BYTES_MAX,
     PROFILES,
     Action,
@@ -710,7 +711,7 @@ def test_the_audit_says_what_would_have_been_denied() -> None:
     assert command.rule == Rule("disallowed_tools", "Bash")
     assert policy.audit(FileChanged(ts=TS, path="x", summary="")) is None
     assert policy.audit(AssistantDelta(ts=TS, text="locked/x")) is None
-    assert AssistantDelta not in policy.audited
+    assert AssistantDelta not in AUDITED
 
 
 def test_the_strongest_layer_in_force_is_named_for_each_rule_and_never_more() -> None:

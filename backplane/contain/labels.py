@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import msgspec
@@ -64,7 +65,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def label(held: Held) -> dict[str, Json]:
-    """The members of `enforcement` that say what contained the host."""
+    """The members of `enforcement` that say what contained the host; one value for all that are held alike."""
     kinds = {
         "files": _files(held),
         "sockets": _sockets(held),
@@ -83,7 +84,13 @@ def label(held: Held) -> dict[str, Json]:
         }
         for layer in held.found.layers()
     ]
-    return {"isolation": held.isolation, "layers": layers, "kinds": kinds}
+    return _shared(msgspec.json.encode({"isolation": held.isolation, "layers": layers, "kinds": kinds}))
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(label: bytes) -> dict[str, Json]:
+    made: dict[str, Json] = msgspec.json.decode(label)
+    return made
 
 
 def _used(held: Held, layer: Layer) -> bool:

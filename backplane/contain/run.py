@@ -43,7 +43,7 @@ class Cell:
         self._demands = admit.demands(demanded)
         self._found = found
         self._filtered = filtered
-        self._scratch: Path | None = None
+        self._scratch: str | None = None
         self._leaf: Path | None = None
         self._group: str | None = None
         admit.refuse(isolation, self._demands, policy.profile, found, filtered=filtered)
@@ -84,9 +84,9 @@ class Cell:
             raise WorkspaceError(
                 "workspace_staging_failed", fact, hint="free some space, or set BACKPLANE_HOME"
             ) from error
-        self._scratch = Path(place.scratch)
+        self._scratch = place.scratch
         with suppress(OSError):  # Then the label does not claim it.
-            self._make_group(Path(place.state), self._scratch.name)
+            self._make_group(Path(place.state), os.path.basename(place.scratch))
         held = plan.plan(
             place,
             command,
@@ -138,7 +138,7 @@ class Cell:
 
         if self._scratch is not None:
             with suppress(WorkspaceError):  # The next start tries again.
-                collect(self._scratch)
+                collect(Path(self._scratch))
 
 
 def place_of(root: str, *, original: str | None, home: Path, scratch: Path) -> plan.Place:

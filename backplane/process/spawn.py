@@ -118,7 +118,7 @@ def spawn_guard(
             order.write(_order_bytes(command, pass_fds, inside))
             order.flush()
             argv = [*cage.wrapper, *guard_command(), role, str(line), str(order.fileno())]
-            return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
+            started: subprocess.Popen[bytes] = subprocess.Popen(  # type: ignore[call-overload]
                 argv,
                 env=_loader_env(),
                 cwd="/",
@@ -130,6 +130,8 @@ def spawn_guard(
                 start_new_session=role == "guard",
                 umask=UMASK,
             )
+            started.args = ()  # Nobody's any more, and long.
+            return started
     except (OSError, ValueError) as fault:
         raise spawn_failed(command, fault) from fault
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from backplane.block import Block
 from backplane.process.child import Child
 from backplane.process.launch import (
     GUARD_WORKS,
@@ -63,32 +64,12 @@ def open_child(
         launched = launch(command, guard=guarded, pass_fds=pass_fds, cage=held)
         return await _arrived(_child(launched, stderr_bytes_max), command, ready if guarded else None)
 
-    return _Opening(start)
+    return Block(start, Child.leave)
 
 
 def take_over(launched: Launched) -> AbstractAsyncContextManager[Child]:
     """The same for what was started before, without an event loop; raises as `open_child` does."""
-    return _Opening(lambda: _arrived(_child(launched, STDERR_BYTES_MAX), launched.command))
-
-
-class _Opening:
-    """A child for as long as the block lasts; how it was started is forgotten once it was."""
-
-    __slots__ = ("_child", "_start")
-
-    def __init__(self, start: Callable[[], Awaitable[Child]]) -> None:
-        self._start: Callable[[], Awaitable[Child]] | None = start
-        self._child: Child | None = None
-
-    async def __aenter__(self) -> Child:
-        start, self._start = self._start, None
-        assert start is not None, "entered once"
-        self._child = await start()
-        return self._child
-
-    async def __aexit__(self, *how: object) -> None:
-        assert self._child is not None
-        await self._child.leave()
+    return Block(lambda: _arrived(_child(launched, STDERR_BYTES_MAX), launched.command), Child.leave)
 
 
 async def _arrived(child: Child, command: Command, ready: Ready | None = None) -> Child:

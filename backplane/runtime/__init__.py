@@ -6,8 +6,8 @@ What a run is, from its order to its receipt, is in `run`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import anyio.to_thread
 import msgspec
 
 from backplane.backends import Backend
+from backplane.block import Block
 from backplane.config import Limits, Settings
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError
@@ -57,8 +58,7 @@ class ControlPlane:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.keeper.close)
 
-    @asynccontextmanager
-    async def start(
+    def start(
         self,
         order: WorkOrder,
         backend: Backend,
@@ -67,7 +67,7 @@ class ControlPlane:
         hooks: Sequence[Hook] = (),
         limits: Limits | None = None,
         run_id: str | None = None,
-    ) -> AsyncIterator[Run]:
+    ) -> AbstractAsyncContextManager[Run]:
         """Run one order; leaving the block early cancels the run in order.
 
         The run never raises for what a host does: `run.error` and `run.receipt` say how it ended.
@@ -83,25 +83,39 @@ class ControlPlane:
             BackendError: `rate_limit_exceeded` when too many runs are waiting already.
             ConfigError: `config_invalid`, the order cannot be said in JSON.
         """
-        _check_sayable(order)
-        if self._slots.statistics().tasks_waiting >= self.settings.limits.waiting_max:
+
+        async def begin() -> Run:
+            _check_sayable(order)
+            self._check_room()
+            await self._slots.acquire()
+            try:
+                run = await self._run(order, backend, on_ask, limits, run_id)
+                try:
+                    await run.start(hooks)
+                except BaseException:
+                    await run.leave()
+                    raise
+            except BaseException:
+                self._slots.release()
+                raise
+            return run
+
+        return Block(begin, self._end)
+
+    def _check_room(self) -> None:
+        limits = self.settings.limits
+        if self._slots.statistics().tasks_waiting >= limits.waiting_max:
             raise BackendError(
                 "rate_limit_exceeded",
-                f"{self.settings.limits.waiting_max} runs wait for one of {self.settings.limits.runs_max} places",
+                f"{limits.waiting_max} runs wait for one of {limits.runs_max} places",
                 hint="try again later, or raise runs_max or waiting_max",
             )
-        failure: Exception | None = None
-        async with self._slots, AsyncExitStack() as stack:
-            run = await self._run(order, backend, on_ask, limits, run_id)
-            await run.start(hooks, stack)
-            try:
-                yield run
-            except Exception as caught:  # Raised again below: a task group would wrap it in a group of its own.
-                failure = caught
-            finally:
-                await run.close()
-        if failure is not None:
-            raise failure
+
+    async def _end(self, run: Run) -> None:
+        try:
+            await run.leave()
+        finally:
+            self._slots.release()
 
     async def end_unstarted(
         self, order: WorkOrder, backend: Backend, why: str | BackplaneError, *, run_id: str | None = None

@@ -11,7 +11,7 @@ import functools
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,7 +38,7 @@ from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd
 from backplane.readable import Readable
 from backplane.record import End, Facts
-from backplane.redact import Redactor
+from backplane.redact import NO_SECRETS, Redactor
 from backplane.runtime.deadlines import LOOK_S, Deadlines
 from backplane.runtime.premises import Premises
 from backplane.runtime.terms import EXTENSIONS, Terms
@@ -80,8 +80,8 @@ class Run:
 
     __slots__ = (
         "_alarm", "_backend", "_begun", "_deadlines", "_drained", "_exited", "_finished", "_gone", "_intake",
-        "_limits", "_line", "_link", "_outbox", "_plane", "_premises", "_queue", "_readable", "_remote", "_rest",
-        "_sealed", "_sent", "_stopping", "_tasks", "_terms", "end", "error", "facts", "id", "order", "patch",
+        "_limits", "_line", "_link", "_opened", "_outbox", "_plane", "_premises", "_queue", "_readable", "_remote",
+        "_rest", "_sealed", "_sent", "_stopping", "_tasks", "_terms", "end", "error", "facts", "id", "order", "patch",
         "receipt",
     )  # fmt: skip
     # Without them its table is 1.5 KiB, as more than thirty names are in it.
@@ -106,13 +106,14 @@ class Run:
         self._backend = backend
         self._limits = limits
         self._deadlines = Deadlines(limits, backend.id, self._decide)
-        redactor = Redactor((*order.config.env.values(), *backend.secrets))
-        self.facts.redactor = redactor
+        secrets = (*order.config.env.values(), *backend.secrets)
+        redactor = self.facts.redactor = Redactor(secrets) if secrets else NO_SECRETS
         self._line = ControlEnd(now=now, line_bytes_max=limits.line_bytes_max, redactor=redactor)
         self._queue: list[Events] = []
         self._rest: Iterator[AgentEvent] = iter(())
         self._premises = Premises(plane.keeper, self.facts, limits, lambda: self._stopping and not self._sent)
         self._terms: Terms | None = None
+        self._opened: AbstractAsyncContextManager[Link] | None = None
         self._link: Link | None = None
         self._readable: Readable | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -252,23 +253,22 @@ class Run:
 
     # What a control plane does with it.
 
-    async def start(self, hooks: Sequence[Hook], stack: AsyncExitStack) -> None:
-        """Start the host, unless the run is refused.
+    async def start(self, hooks: Sequence[Hook]) -> None:
+        """Start the host, unless the run is refused; `leave` has to follow, in the same task.
 
         Args:
             hooks: the caller's own.
-            stack: holds what must be left after `close`: the host and the run's tasks.
         """
         if not self._admit(hooks):
             return
         try:
             opening = await self._open()
-            tasks = self._tasks = await stack.enter_async_context(anyio.create_task_group())
-            # Left in this order: the host, then what is still at work for it.
-            stack.callback(tasks.cancel_scope.cancel)
+            tasks = self._tasks = await anyio.create_task_group().__aenter__()
             if self._premises.holds_host:
                 self._premises.prepare(tasks, self._mode())
-            self._connect(await stack.enter_async_context(opening), tasks)
+            link = await opening.__aenter__()
+            self._opened = opening
+            self._connect(link, tasks)
             self._premises.prepare(tasks, self._mode())
         except BackplaneError as error:
             self._fail(error)
@@ -276,9 +276,18 @@ class Run:
             await self._finish()
             raise
 
-    async def close(self) -> None:
-        """End and seal the run, unless it has ended."""
-        await self._finish()
+    async def leave(self) -> None:
+        """End and seal the run, unless it has ended; then leave its host, and what is still at work for that."""
+        try:
+            await self._finish()
+        finally:
+            try:
+                if self._opened is not None:
+                    await self._opened.__aexit__(None, None, None)
+            finally:
+                if self._tasks is not None:
+                    self._tasks.cancel_scope.cancel()
+                    await self._tasks.__aexit__(None, None, None)
 
     async def end_unstarted(self, why: str | BackplaneError) -> None:
         """End and seal a run of which nothing was started.
