@@ -217,13 +217,13 @@ class Redactor:
 
     def _walked_object(self, value: dict[str, Json], counted: list[int], depth: int) -> Json:
         clean: dict[str, Json] = {}
+        copies: dict[str, int] = {}
         for name, item in value.items():
             key = shown = self._walked(name, counted, depth)
-            copies = 1
-            while key in clean and copies <= len(value):
-                # Two names may have become one; both members are kept.
-                copies += 1
-                key = f"{shown} {copies}"
+            while key in clean:
+                # Two names may have become one; both members are kept. Every number is tried once for all of them.
+                copies[shown] = copies.get(shown, 1) + 1
+                key = f"{shown} {copies[shown]}"
             clean[key] = self._walked(item, counted, depth + 1)
         return clean
 
