@@ -5,9 +5,12 @@ The program is a control plane reduced to its writing, see `main`; it imports no
 
 from __future__ import annotations
 
+import os
+import resource
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +72,30 @@ def stored_run(store: Store, texts: Sequence[str], **changes: Any) -> Row:
         return store.append(seal(receipt_of(journal.trace, journal.run_id, **changes)), journal)
     finally:
         journal.close()
+
+
+def puts(path: Path, kind: str) -> None:
+    """Put something in the place of a file of a run's folder."""
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "hole":
+        path.touch()
+        os.truncate(path, 1 << 40)
+    else:
+        path.symlink_to(kind)
+
+
+@contextmanager
+def memory_of(bytes_max: int) -> Iterator[None]:
+    """Let this process have so much more address space, for a while."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + bytes_max, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def whole(store: Store, *, receipts: int) -> None:

@@ -26,7 +26,7 @@ from backplane.receipts import (
     seal,
 )
 from backplane.receipts.recovery import ABANDONED_S, note_applied
-from tests.receipt_writer import ORDER, TS, delta, line, open_journal, receipt_of, whole
+from tests.receipt_writer import ORDER, TS, delta, line, memory_of, open_journal, puts, receipt_of, whole
 
 WRITER_S_MAX = 60
 
@@ -272,6 +272,56 @@ def test_an_orphan_that_cannot_be_sealed_does_not_stop_the_others(store: Store, 
     recovery = store.recover()
     assert [row.run_id for row in recovery.rows] == [good]
     assert [problem[:36] for problem in recovery.problems] == [bad]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "hole", "/dev/zero", "{outside}", "{outside}/nothing/here", "{name}"])
+@pytest.mark.parametrize("name", ["head.jsonl", "trace.jsonl"])
+def test_no_pipe_link_or_hole_in_place_of_a_journal_is_waited_at_followed_or_read_whole(
+    store: Store, tmp_path: Path, name: str, kind: str
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine\n")
+    run_id = cut_off(store.home, line(delta("a")))
+    puts(store.folder(run_id) / name, kind.format(outside=outside, name=name))
+    with memory_of(256 << 20):
+        assert [orphan.run_id for orphan in store.orphans()] == [run_id]
+        (row,) = store.recover().rows
+        whole(store, receipts=1)
+        assert len(list(store.listed())) == 1
+    assert (row.reason, row.trace_count) == ("interrupted", name != "trace.jsonl")
+    assert (outside.read_text(), list(tmp_path.iterdir())) == ("mine\n", [store.home, outside])
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("head.jsonl", DEEP),
+        ("head.jsonl", b'{"fact":"sealed","receipt":' + DEEP + b"}"),
+        ("head.jsonl", b'{"fact":"applied","files":1' + b"0" * 400 + b"}"),
+        ("trace.jsonl", b'{"ext":' + DEEP + b',"message":"m","ts":"2025-01-15T12:00:00Z","type":"warning"}'),
+    ],
+)
+def test_what_no_journal_of_ours_holds_stops_no_start(store: Store, name: str, damage: bytes) -> None:
+    run_id, other = cut_off(store.home, line(delta("a"))), cut_off(store.home)
+    with (store.folder(run_id) / name).open("ab") as file:
+        file.write(damage + b"\n")
+    assert len(store.orphans()) == 2
+    recovery = store.recover()
+    assert ({row.run_id for row in recovery.rows}, recovery.problems) == ({run_id, other}, ())
+    assert store.load(run_id).trace[0] == delta("a")
+    whole(store, receipts=2)
+
+
+def test_a_read_only_look_at_orphans_makes_nothing(store: Store) -> None:
+    run_id = cut_off(store.home)
+    head = store.folder(run_id) / "head.jsonl"
+    head.unlink()
+    with Store.open(store.home, readonly=True) as reader:
+        assert [orphan.run_id for orphan in reader.orphans()] == [run_id]
+    assert not head.exists()
 
 
 def test_what_is_no_run_is_left_alone_and_abandoned_beginnings_are_removed(store: Store) -> None:

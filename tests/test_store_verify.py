@@ -17,9 +17,10 @@ from backplane.receipts import (
     Checkpoint,
     Store,
     canonical_chunks,
+    export,
     seal,
 )
-from tests.receipt_writer import delta, line, stored_run, whole
+from tests.receipt_writer import delta, line, memory_of, puts, stored_run, whole
 
 
 @pytest.fixture
@@ -171,3 +172,24 @@ def test_the_patch_beside_a_receipt_is_checked(store: Store) -> None:
     assert "the patch hashes to" in store.verify(row.run_id)[0].fact
     claimed = stored_run(store, ["a"], usage_raw={"backplane": {"patch": {"sha256": "00", "bytes": 1}}})
     assert "the patch cannot be read" in store.verify(claimed.run_id)[0].fact
+
+
+@pytest.mark.parametrize("kind", ["pipe", "hole", "/dev/zero", "{outside}"])
+@pytest.mark.parametrize("name", ["head.jsonl", "trace.jsonl", "patch.diff"])
+def test_no_pipe_link_or_hole_beside_a_receipt_is_waited_at_followed_or_read_whole(
+    store: Store, tmp_path: Path, name: str, kind: str
+) -> None:
+    outside, diff = tmp_path / "outside", "diff --git a/a b/a\n"
+    outside.write_text("a secret of mine\n")
+    row = stored_run(store, ["a", "b"], verification=Verification(harness_ok=True, git_diff=diff))
+    (store.folder(row.run_id) / "patch.diff").write_text(diff)
+    puts(store.folder(row.run_id) / name, kind.format(outside=outside))
+    with memory_of(256 << 20):
+        assert [one.run_id for one in store.listed()] == [row.run_id]
+        assert bool(store.verify_all().findings) == (name != "head.jsonl")
+        if name == "trace.jsonl":
+            with pytest.raises(StoreError):
+                list(store.load(row.run_id).trace)
+        with pytest.raises(StoreError, match="receipt_store_failed"):
+            export(store, row.run_id, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [store.home, outside]

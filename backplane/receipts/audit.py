@@ -7,6 +7,7 @@ whole store could hide is seen with a checkpoint alone.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,7 @@ from backplane.errors import StoreError
 from backplane.receipts.database import FIRST_LINK, link_of
 from backplane.receipts.pieces import digest, with_trace, without_trace
 from backplane.receipts.rows import Checkpoint, Row, columns_of
-from backplane.receipts.trace import CHUNK_BYTES, Trace
+from backplane.receipts.trace import CHUNK_BYTES, Trace, open_plain
 
 _EMPTY_SHA256: Final = canonical.sha256_hex(b"")
 
@@ -108,19 +109,20 @@ def check_checkpoint(checkpoint: Checkpoint, row: Row | None) -> Findings:
 def _trace_faults(row: Row, trace: Trace) -> Iterator[str]:
     if not isinstance(trace.source, Path):
         return
-    lines = size_bytes = 0
+    lines = 0
     try:
-        with trace.source.open("rb") as file:
+        with open_plain(trace.source) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes != row.trace_bytes:  # Known without reading it: it may be one large hole.
+                yield f"the trace has {size_bytes} bytes, stored were {row.trace_bytes}"
+                return
             while block := file.read(CHUNK_BYTES):
                 lines += block.count(b"\n")
-                size_bytes += len(block)
     except OSError as error:
         yield f"the trace cannot be read: {error.strerror}"
         return
-    if (lines, size_bytes) != (row.trace_count, row.trace_bytes):
-        yield (
-            f"the trace has {lines} events in {size_bytes} bytes, stored were {row.trace_count} in {row.trace_bytes}"
-        )
+    if lines != row.trace_count:
+        yield f"the trace has {lines} events, stored were {row.trace_count}"
 
 
 def patch_hash(receipt: Receipt) -> str | None:
@@ -132,16 +134,29 @@ def patch_hash(receipt: Receipt) -> str | None:
     return canonical.sha256_hex(diff.encode()) if diff else None
 
 
+def patch_bytes(receipt: Receipt) -> int | None:
+    """The size of that patch; None where the receipt does not say."""
+    claim = receipt.backplane.get("patch")
+    if isinstance(claim, dict) and isinstance(claim.get("sha256"), str):
+        return claim["bytes"] if isinstance(claim.get("bytes"), int) else None
+    diff = receipt.verification.git_diff
+    return len(diff.encode()) if diff else None
+
+
 def patch_faults(receipt: Receipt, path: Path) -> Iterator[str]:
     """What differs between the patch beside a receipt and what the receipt says of it."""
     expected = patch_hash(receipt)
-    if expected is None or (expected == _EMPTY_SHA256 and not path.exists()):
+    if expected is None or (expected == _EMPTY_SHA256 and not os.path.lexists(path)):
         return
-    if "patch" not in receipt.backplane and not path.exists():
+    if "patch" not in receipt.backplane and not os.path.lexists(path):
         # A receipt of another maker holds its patch inside; no file was ever promised.
         return
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
+            size_bytes, promised = os.fstat(file.fileno()).st_size, patch_bytes(receipt)
+            if promised is not None and size_bytes > promised:  # Known without reading it: it may be one large hole.
+                yield f"the patch has {size_bytes} bytes, the receipt says {promised}"
+                return
             actual = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         yield f"the patch cannot be read: {error.strerror}"

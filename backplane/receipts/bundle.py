@@ -18,12 +18,12 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import ConfigError, ContractError, StoreError
-from backplane.receipts.audit import patch_faults, patch_hash
+from backplane.receipts.audit import patch_bytes, patch_faults, patch_hash
 from backplane.receipts.journal import FILE_MODE, HEAD, PATCH, TRACE, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
 from backplane.receipts.rows import Row
 from backplane.receipts.store import Store
-from backplane.receipts.trace import Trace
+from backplane.receipts.trace import Trace, open_plain
 
 RECEIPT: Final = "receipt.json"
 JOURNAL: Final = "journal"
@@ -42,7 +42,7 @@ def export(store: Store, run: str, folder: Path) -> Path:
         ConfigError: `config_invalid`: no such run, or the folder is in use.
         StoreError: `receipt_store_failed` when something cannot be read or written; no folder is left.
     """
-    receipt = store.load(run)
+    row, receipt = store.find(run), store.load(run)
     source = store.folder(receipt.meta.run_id)
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -51,12 +51,11 @@ def export(store: Store, run: str, folder: Path) -> Path:
         building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
             write_receipt(receipt, building / RECEIPT)
-            if (source / PATCH).is_file():
-                shutil.copyfile(source / PATCH, building / PATCH)
             (building / JOURNAL).mkdir()
-            for name in (HEAD, TRACE):
-                if (source / name).is_file():
-                    shutil.copyfile(source / name, building / JOURNAL / name)
+            promised = patch_bytes(receipt)
+            _copy(source / PATCH, building / PATCH, RECEIPT_BYTES_MAX if promised is None else promised)
+            _copy(source / HEAD, building / JOURNAL / HEAD, RECEIPT_BYTES_MAX)
+            _copy(source / TRACE, building / JOURNAL / TRACE, row.trace_bytes)
             os.replace(building, folder)
         except BaseException:
             shutil.rmtree(building, ignore_errors=True)
@@ -64,6 +63,18 @@ def export(store: Store, run: str, folder: Path) -> Path:
     except OSError as error:
         raise disk_error(str(folder), error) from error
     return folder
+
+
+def _copy(source: Path, target: Path, bytes_max: int) -> None:
+    """Copy a file of a run's folder where there is one; a hole that somebody made of it would fill the disk."""
+    if not os.path.lexists(source):
+        return
+    with open_plain(source) as file, target.open("xb") as copy:
+        size = os.fstat(file.fileno()).st_size
+        if size > bytes_max:
+            fact = f"{source} has {size} bytes, not {bytes_max} as it had at most"
+            raise StoreError("receipt_store_failed", fact, hint="`backplane receipts verify` says what was changed")
+        shutil.copyfileobj(file, copy)
 
 
 def write_receipt(receipt: Receipt, path: Path) -> None:

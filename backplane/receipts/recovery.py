@@ -6,15 +6,17 @@ journalled is kept; what was never known is said to be unknown.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -44,6 +46,8 @@ UNFINISHED_PATCH: Final = "patch.unfinished"
 """A patch that no receipt vouches for is put aside under this name, so that nobody applies half of one."""
 ABANDONED_S: Final = 3_600
 """A folder under construction lives for milliseconds; after an hour its maker is surely gone."""
+PIECE_BYTES: Final = 1 << 20
+"""Read of a line at once: its end is looked for in so much."""
 CLOCK_TICK_S: Final = 0.02
 """A file's time is of the system's last tick, so it may lie before a time that was asked for earlier."""
 _NIL_UUID: Final = "00000000-0000-0000-0000-000000000000"
@@ -56,8 +60,8 @@ class Orphan(msgspec.Struct, frozen=True):
 
     run_id: str
     folder: Path
-    facts: tuple[Facts, ...]
-    """The head's facts, oldest first; where a run was staged is among them."""
+    facts: tuple[Facts, ...] = ()
+    """The head's facts, oldest first; read once it is ours."""
 
 
 Orphans = list[Orphan]
@@ -94,7 +98,7 @@ def claimed(folder: Path) -> Iterator[int | None]:
         StoreError: `receipt_store_failed` when the head cannot be opened for locking.
     """
     try:
-        fd = os.open(folder / HEAD, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        fd = _open_plain(folder / HEAD)
     except (FileNotFoundError, NotADirectoryError):
         yield None
         return
@@ -104,6 +108,26 @@ def claimed(folder: Path) -> Iterator[int | None]:
         yield fd if try_lock(fd) and folder.is_dir() else None
     finally:
         os.close(fd)
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether nobody is at work in a run's folder, as far as we may look into it. Changes nothing."""
+    try:
+        fd = os.open(folder / HEAD, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EPERM) and stat.S_ISDIR(folder.lstat().st_mode)
+    try:
+        return try_lock(fd)
+    finally:
+        os.close(fd)
+
+
+def _open_plain(path: Path) -> int:
+    """Open a file of a journal for writing; a link or pipe in its place makes way. Raises OSError."""
+    with suppress(FileNotFoundError):
+        if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+            path.unlink()
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
 
 
 def is_live(home: Path, run_id: str) -> bool:
@@ -181,7 +205,7 @@ def sealed_before(orphan: Orphan, trace: Trace) -> Receipt | None:
         return None
     try:
         receipt = with_trace(canonical.encode(sealed.get("receipt")), trace)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return receipt if receipt.meta.run_id == orphan.run_id and is_intact(receipt) else None
 
@@ -208,19 +232,24 @@ def note_applied(home: Path, run_id: str, files: int) -> None:
 
 def came_without_patch(folder: Path) -> bool:
     """Whether this is a copy of a receipt whose patch stayed where it was."""
-    first = next(iter(read_facts(folder)), {}) if (folder / HEAD).is_file() and not (folder / PATCH).exists() else {}
+    here = (folder / HEAD).is_file() and not os.path.lexists(folder / PATCH)
+    first = next(iter(read_orphan(folder).facts), {}) if here else {}
     return first.get("fact") == "copied" and first.get("patch") is False
 
 
 def read_orphan(folder: Path) -> Orphan:
-    return Orphan(folder.name, folder, tuple(read_facts(folder)))
+    """What is known of a run that was cut off; nothing where its head holds what we never write."""
+    with suppress(ValueError, RecursionError):
+        facts = tuple(read_facts(folder))
+        canonical.encode(facts)
+        return Orphan(folder.name, folder, facts)
+    return Orphan(folder.name, folder)
 
 
 def reopen(orphan: Orphan, head_fd: int) -> tuple[Journal, int]:
     """Open an orphan's journal for its sealing, cut after its last whole event; also the bytes cut."""
-    path = orphan.folder / TRACE
-    count, size_bytes = _whole_events(path)
-    trace_fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    trace_fd = _open_plain(orphan.folder / TRACE)
+    count, size_bytes = _whole_events(trace_fd)
     cut_bytes = os.fstat(trace_fd).st_size - size_bytes
     if cut_bytes:
         os.ftruncate(trace_fd, size_bytes)
@@ -249,10 +278,10 @@ def put_patch_aside(folder: Path) -> None:
         os.replace(folder / PATCH, folder / UNFINISHED_PATCH)
 
 
-def _whole_events(path: Path) -> tuple[int, int]:
+def _whole_events(fd: int) -> tuple[int, int]:
     count = size_bytes = 0
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        for line in file:
+    with open(os.dup(fd), "rb") as file:
+        for line in _lines(file):
             if not _is_event(line):
                 break
             count += 1
@@ -260,10 +289,20 @@ def _whole_events(path: Path) -> tuple[int, int]:
     return count, size_bytes
 
 
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Whole lines, up to the first zero byte: a hole of any size is not read."""
+    pieces = []
+    while (piece := file.readline(PIECE_BYTES)) and b"\0" not in piece:
+        pieces.append(piece)
+        if piece.endswith(b"\n"):
+            yield b"".join(pieces)
+            pieces = []
+
+
 def _is_event(line: bytes) -> bool:
     try:
         return canonical.encode(_decode_event(line)) + b"\n" == line
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

@@ -23,7 +23,7 @@ from backplane.contract.receipt import Receipt
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
 from backplane.receipts.audit import Finding, patch_hash
-from backplane.receipts.journal import PATCH, TRACE, Journal, backend_name
+from backplane.receipts.journal import HEAD, PATCH, TRACE, Journal, backend_name
 from backplane.receipts.pieces import with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Orphans, Recovery
 from backplane.receipts.rows import Checkpoint, Listed, Row, Rows, columns_of
@@ -138,7 +138,9 @@ class Store:
     def listed(self, limit: int = 50) -> Iterator[Listed]:
         """As `list`, each row with the name that its backend had here."""
         for row in self.list(limit):
-            name = backend_name(self.folder(row.run_id)) if recovery.is_run_id(row.run_id) else None
+            folder = self.home / "runs" / row.run_id
+            known = recovery.is_run_id(row.run_id) and (folder / HEAD).is_file()  # A pipe would be waited at.
+            name = backend_name(folder) if known else None
             yield Listed(**msgspec.structs.asdict(row), backend_name=name)
 
     def find(self, run: str) -> Row:
@@ -282,12 +284,8 @@ class Store:
 
     def orphans(self) -> Orphans:
         """Runs that were cut off: a journal, no receipt, nobody at work."""
-        found = []
-        for folder in self._unknown_folders():
-            with recovery.claimed(folder) as lock:
-                if lock is not None and not self.has(folder.name):
-                    found.append(recovery.read_orphan(folder))
-        return found
+        abandoned = (folder for folder in self._unknown_folders() if recovery.is_abandoned(folder))
+        return [Orphan(folder.name, folder) for folder in abandoned if not self.has(folder.name)]
 
     def recover(self, clean: Callable[[Orphan], None] | None = None) -> Recovery:
         """Seal every orphan as interrupted and store it; safe when several processes do so at once.

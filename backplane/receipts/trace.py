@@ -6,9 +6,12 @@ receipt that has no journal); events are decoded when somebody asks. Nothing her
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from io import BytesIO
+from io import BufferedReader, BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final, cast, overload
@@ -68,12 +71,13 @@ class Trace(Sequence[AgentEvent]):
     def lines(self) -> Iterator[bytes]:
         """The canonical bytes of each event."""
         with self._open() as file:
-            left = self._count
-            for line in islice(file, left):
-                left -= 1
+            left_bytes = self.size_bytes
+            for _ in range(self._count):
+                line = file.readline(left_bytes)
+                if not line:
+                    raise self._short()
+                left_bytes -= len(line)
                 yield line[:-1] if line.endswith(b"\n") else line
-            if left:
-                raise self._short()
 
     def __len__(self) -> int:
         return self._count
@@ -133,7 +137,7 @@ class Trace(Sequence[AgentEvent]):
         if isinstance(self.source, bytes):
             return BytesIO(self.source)
         try:
-            return self.source.open("rb")
+            return open_plain(self.source)
         except OSError as error:
             raise StoreError("receipt_store_failed", f"cannot read {self.source}: {error.strerror}") from error
 
@@ -144,6 +148,19 @@ class Trace(Sequence[AgentEvent]):
 
     def _name(self) -> str:
         return str(self.source) if isinstance(self.source, Path) else "a trace in memory"
+
+
+def open_plain(path: Path) -> BufferedReader:
+    """Open a file of a run's folder for reading: no link out of it, and no pipe, at which one would wait.
+
+    Raises:
+        OSError: also where it is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return open(fd, "rb")
 
 
 def trace_chunks(trace: Sequence[AgentEvent]) -> Iterator[bytes]:
