@@ -284,7 +284,10 @@ def _backend(name: str, value: Any, source: str, text: str, folder: Path) -> Bac
             raise _invalid(source, _line_of(text, (*place, "env")), fact)
     writable = tuple(path if path[:1] == "~" else str(folder / path) for path in backend.writable)
     command = absolute_command(backend.command, folder) if backend.command is not None else None
-    return msgspec.structs.replace(backend, command=command, writable=writable)
+    options, program = backend.options, backend.options.get("program")
+    if isinstance(program, str) and "/" in program:
+        options = {**options, "program": str(folder / program)}
+    return msgspec.structs.replace(backend, command=command, writable=writable, options=options)
 
 
 def absolute_command(command: tuple[str, ...], folder: Path) -> tuple[str, ...]:

@@ -96,11 +96,27 @@ def test_a_warning_is_told_unless_it_is_of_a_sandbox_that_is_off() -> None:
         "Codex could not find bubblewrap on PATH. Install it. Codex will use the bundled bubblewrap in the meantime.",
     ):
         assert made.take("configWarning", {"summary": words}) == []
+    other: Any
     (other,) = made.take("warning", {"message": "the command `bubblewrap --help` is a thing of the past"})
     assert "a thing of the past" in other.message
     assert made.take("thread/goal/cleared", {"threadId": "t"}) == []
     (event,) = made.take("deprecationNotice", {"summary": "an old word", "details": None})
     assert isinstance(event, Warned)
+    assert event.message == "the agent warns: an old word"
+
+
+@pytest.mark.parametrize("thread", ["", "t"])
+def test_a_server_that_is_not_there_is_told_also_before_the_thread_has_its_name(thread: str) -> None:
+    made = story()
+    made.thread = thread
+    status = {"threadId": "t", "name": "house", "error": None, "failureReason": None}
+    for well in ("starting", "ready"):
+        assert made.take("mcpServer/startupStatus/updated", {**status, "status": well}) == []
+    event: Any
+    (event,) = made.take("mcpServer/startupStatus/updated", {**status, "status": "failed", "error": "no such file"})
+    assert isinstance(event, Warned)
+    assert event.message == "the MCP server 'house' is not there: no such file"
+    (event,) = made.take("warning", {"threadId": "t", "message": "an old word"})
     assert event.message == "the agent warns: an old word"
 
 

@@ -71,6 +71,14 @@ def test_a_whole_file_is_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("program", "found"), [("./bin/it", "/somewhere/bin/it"), ("it", "it"), ("/opt/it", "/opt/it"), (3, 3)]
+)
+def test_an_agents_program_is_found_from_any_folder(program: Any, found: Any) -> None:
+    settings = parse(f"[backends.mine]\nhost = 'acp'\noptions = {{ program = {program!r} }}")
+    assert settings.backends["mine"].options == {"program": found}
+
+
+@pytest.mark.parametrize(
     ("text", "line", "names"),
     [
         ("colour = 3", 1, "`colour`: no such setting"),

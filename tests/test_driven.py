@@ -1,15 +1,21 @@
-"""What is told of an agent's program that failed."""
+"""What is told of an agent's program that failed, and of an order that it would not understand."""
 
 from __future__ import annotations
 
+import re
 import sys
+from typing import Any
 
 import anyio
 import pytest
 
+from backplane.contract import envelope as wire
+from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.driven.order import own_settings, server_rows
 from backplane.driven.program import with_words
 from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.process import Command, open_child
+from backplane.sidecar import Given
 
 pytestmark = pytest.mark.anyio
 
@@ -37,6 +43,48 @@ async def test_a_failure_of_the_program_is_told_with_its_last_words_as_plain_tex
     assert (failure.code, failure.hint) == (code, "try again")
     assert failure.message.startswith("it ended (")
     assert failure.message.endswith("): fatal: no disk")
+
+
+def given(**vendor: Any) -> Given:
+    order = WorkOrder("work", workspace=WorkspaceSpec(root="/"), config=RuntimeConfig(vendor=vendor))
+    return Given(wire.Run(id="r", work_order=order))
+
+
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        (5, "is no list"),
+        ([5], "Expected `object`"),
+        ([{"name": "a"}], "neither command nor url"),
+        ([{"command": "a"}], "`name`"),
+        ([{"name": "a", "command": ["b"]}], "`$.command`"),
+        ([{"name": "a", "command": "b", "args": "c"}], "`$.args`"),
+        ([{"name": "a", "command": "b", "env": {"c": 1}}], "`$.env"),
+        ([{"name": "a", "url": "b", "headers": ["c"]}], "`$.headers`"),
+    ],
+)
+def test_a_server_that_cannot_be_read_is_a_fault_of_the_order(rows: Any, names: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(names)):
+        server_rows(given(abp={"mcp_servers": rows}), ())
+
+
+def test_a_server_keeps_what_only_its_agent_knows() -> None:
+    row = {"command": "b", "args": ["c"], "startup_timeout_sec": 3}
+    assert server_rows(given(abp={"mcp_servers": [{"name": "a", **row}]}), ()) == {"a": row}
+
+
+@pytest.mark.parametrize(
+    ("own", "names"),
+    [
+        (7, "config.vendor.mine is no object"),
+        ({"pace": "slow"}, "config.vendor.mine has no setting 'pace'; known are effort"),
+        ({"effort": {"a": 1}}, "config.vendor.mine.effort is no text"),
+    ],
+)
+def test_a_setting_that_an_agent_would_not_understand_is_a_fault_of_the_order(own: Any, names: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        own_settings(given(mine=own), "mine", ("effort",))
+    assert names in f"{caught.value.message}; {caught.value.hint}"
 
 
 async def test_a_failure_that_the_program_has_no_part_in_is_told_without_its_words() -> None:

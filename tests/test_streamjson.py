@@ -12,6 +12,7 @@ import pytest
 
 import backplane
 from backplane.asks import Decision
+from backplane.cli.show import Look, summary
 from backplane.config import BackendSettings, Settings
 from backplane.contract.events import (
     AgentEvent,
@@ -104,6 +105,21 @@ async def test_what_is_unknown_is_kept_and_ends_nothing(tmp_path: Path) -> None:
     assert any("no message" in event.message for event in of(events, Warned))
     assert run.receipt is not None
     assert run.receipt.outcome == "complete"
+
+
+async def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:
+    states = ("connected", "pending", "failed", "needs-auth")
+    rows = [{"name": f"of-{state}", "status": state} for state in states]
+    script = f'say(type="system", subtype="init", tools=[], mcp_servers={rows!r}); text("done"); result()'
+    _, events = await play(tmp_path, script)
+    told = [event.message for event in of(events, Warned) if "MCP" in event.message]
+    assert told == [f"the MCP server 'of-{state}' is not there: {state}" for state in states[2:]]
+
+
+async def test_an_answer_of_a_wanted_shape_is_told_at_the_end(tmp_path: Path) -> None:
+    run, _ = await play(tmp_path, 'text("done"); result(structured_output={"n": 7})')
+    assert run.receipt is not None
+    assert 'value {"n":7}\n' in summary(run.receipt, Look(terminal=False), None)
 
 
 async def test_a_version_that_never_says_it_is_idle_is_believed_after_its_result(tmp_path: Path) -> None:

@@ -47,8 +47,7 @@ SILENT: Final = frozenset(
      "serverRequest/resolved", "item/reasoning/summaryPartAdded", "item/fileChange/outputDelta",
      "item/fileChange/patchUpdated", "item/plan/delta", "item/mcpToolCall/progress", "thread/name/updated",
      "item/commandExecution/terminalInteraction", "thread/closed", "hook/started", "hook/completed", "thread/compacted",
-     "thread/environment/connected", "thread/goal/cleared", "skills/changed", "app/list/updated",
-     "mcpServer/startupStatus/updated"}
+     "thread/environment/connected", "thread/goal/cleared", "skills/changed", "app/list/updated"}
 )  # fmt: skip
 """Notifications that say nothing about the work, or nothing that an item does not say, too."""
 
@@ -57,6 +56,9 @@ QUIET_WARNINGS: Final = (
     "Linux sandbox uses bubblewrap and needs access to create user namespaces.",
 )
 """Beginnings, after its name, of warnings that its own sandbox lacks something here: it is off, whatever is there."""
+
+EARLY: Final = frozenset({"warning", "mcpServer/startupStatus/updated"})
+"""Notifications that may come of a thread before the answer that names it."""
 
 QUIET_ITEMS: Final = frozenset({"userMessage", "hookPrompt"})
 
@@ -140,7 +142,7 @@ class Story:
     def take(self, method: str, params: dict[str, Any]) -> list[AgentEvent]:
         """One notification."""
         take = _TAKE.get(method)
-        other = params.get("threadId") not in (None, self.thread)
+        other = params.get("threadId") not in (None, self.thread) and (self.thread or method not in EARLY)
         if take is not None and not other:
             return take(self, params)
         if method in SILENT or (method == USED and not self.thread):
@@ -351,6 +353,12 @@ class Story:
         told = words and not words.partition(" ")[2].startswith(QUIET_WARNINGS)
         return [Warned(ts=self._now(), message=f"the agent warns: {words[:500]}")] if told else []
 
+    def _server(self, params: dict[str, Any]) -> list[AgentEvent]:
+        if params.get("status") not in ("failed", "cancelled"):
+            return []
+        words = f"the MCP server {params.get('name')!r} is not there: {params.get('error') or params['status']}"
+        return [Warned(ts=self._now(), message=words[:500])]
+
     def _plan(self, params: dict[str, Any]) -> list[AgentEvent]:
         return [carry("task", {"plan": params.get("plan")}, ts=self._now(), message="the agent told its plan")]
 
@@ -373,6 +381,7 @@ _TAKE: Final[dict[str, Callable[[Story, dict[str, Any]], list[AgentEvent]]]] = {
     "turn/completed": Story._over,
     "error": Story._trouble,
     "warning": Story._warning,
+    "mcpServer/startupStatus/updated": Story._server,
     "guardianWarning": Story._warning,
     "configWarning": Story._warning,
     "deprecationNotice": Story._warning,

@@ -27,6 +27,9 @@ DIFF_LINES_MAX: Final = 300
 TEXT_CHARS_MAX: Final = 16 * 1024
 """Remembered of a streamed answer, to know it again when the whole message follows."""
 
+VALUE_CHARS_MAX: Final = 4000
+"""Of an answer of the shape that an order asked for: it is what the run was for, and the receipt has all of it."""
+
 _CHARS_MAX: Final = 160
 
 _COLOURS: Final = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
@@ -206,6 +209,9 @@ def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
         f"{look.dress(colour, receipt.outcome)}{why} after {receipt.meta.duration_ms / 1000:.1f} s{_usage(receipt)}",
         f"run {receipt.meta.run_id}  receipt {(receipt.receipt_sha256 or '')[:16]}",
     ]
+    if isinstance(receipt.usage_raw, dict) and receipt.usage_raw.get("structured_output") is not None:
+        value = msgspec.json.encode(receipt.usage_raw["structured_output"]).decode()
+        lines.append(f"value {one_line(value, VALUE_CHARS_MAX)}")
     unheard = receipt.backplane.get("unheard")
     if isinstance(unheard, list) and unheard:
         lines.append(f"no settings of the backplane's: {one_line(', '.join(map(str, unheard)))}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import msgspec
 
@@ -179,22 +179,51 @@ def shows_results(run: Given) -> bool:
 
 
 def own_settings(run: Given, agent: str, known: Collection[str]) -> dict[str, Any]:
-    """What the order says to this agent alone, under `config.vendor`. Raises ConfigError: `config_invalid`."""
-    own = run.order.config.vendor.get(agent, {})
-    unknown = sorted(set(own) - set(known)) if isinstance(own, dict) else [agent]
-    if unknown:
-        raise ConfigError("config_invalid", f"config.vendor.{agent}: {unknown[0]!r}", hint=", ".join(known))
+    """What the order says to this agent alone, under `config.vendor`: all of it text.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    own, place = run.order.config.vendor.get(agent, {}), f"config.vendor.{agent}"
+    fix = f"known are {', '.join(known)}" if known else "leave it out"
+    if not isinstance(own, dict):
+        raise ConfigError("config_invalid", f"{place} is no object", hint=fix)
+    for name, value in own.items():
+        if name not in known:
+            raise ConfigError("config_invalid", f"{place} has no setting {name[:80]!r}", hint=fix)
+        if value is not None and not isinstance(value, str):
+            raise ConfigError("config_invalid", f"{place}.{name} is no text")
     return dict(own)
 
 
 def server_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The MCP servers of the configuration and of the order: name → its other members. Raises ConfigError."""
+    ordered = run.order.abp("mcp_servers") or ()
+    if not isinstance(ordered, list | tuple):
+        raise ConfigError("config_invalid", "config.vendor.abp.mcp_servers is no list")
     made: dict[str, dict[str, Any]] = {}
-    for row in (*configured, *(run.order.abp("mcp_servers") or ())):
-        if not isinstance(row, dict) or not isinstance(row.get("name"), str) or not {"command", "url"} & set(row):
+    for row in (*configured, *ordered):
+        try:
+            named = msgspec.convert(row, _Server)
+        except msgspec.ValidationError as error:
+            raise ConfigError("config_invalid", f"an MCP server cannot be read: {error}", hint=_Server.hint) from error
+        if not named.name or not {"command", "url"} & set(row):
             raise ConfigError("config_invalid", "an MCP server has no name, or neither command nor url")
-        made[row["name"]] = {name: value for name, value in row.items() if name != "name"}
+        made[named.name] = {name: value for name, value in row.items() if name != "name"}
     return made
+
+
+class _Server(msgspec.Struct):
+    """The members of a server's row that all agents have; an agent may have others."""
+
+    hint: ClassVar[str] = "it has name; command, args and env, or url and headers"
+
+    name: str
+    command: str = ""
+    args: list[str] = []
+    env: dict[str, str] = {}
+    url: str = ""
+    headers: dict[str, str] = {}
 
 
 def shape_of(run: Given) -> Shape | None:
@@ -230,5 +259,7 @@ def found(program: str, install: str, env: Mapping[str, str]) -> str:
     path = next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
     if path is None:
         fix = f"install it: {install}" if install else "name it with the option `program`"
+        if program.startswith("/tmp/"):
+            fix = "it must lie elsewhere: where processes are contained, /tmp is the run's own"
         raise BackendError("backend_unavailable", f"{program} is not found or not executable", hint=fix)
     return path

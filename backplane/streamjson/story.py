@@ -43,6 +43,9 @@ REFUSALS: Final = (401, 403)
 """Answers of the model's service that another try does not change, except where a login is renewed for it."""
 RETRIES_REFUSED_MAX: Final = 1
 
+THERE: Final = ("connected", "pending")
+"""What the agent says of an MCP server whose tools it has, or is still to have."""
+
 TASKS: Final = frozenset({"task_started", "task_updated", "task_progress", "task_notification"})
 
 WRITING: Final = {"Write": "file_path", "Edit": "file_path", "MultiEdit": "file_path", "NotebookEdit": "notebook_path"}
@@ -191,7 +194,17 @@ class Story:
         names = {"id": "session_id", "model": "model", "mcp_servers": "mcp_servers"}
         body = {ours: message.get(theirs) for ours, theirs in names.items()}
         body["version"] = next((value for name, value in message.items() if name.endswith("_code_version")), None)
-        return [carry("session", body, ts=self._now(), message=f"session {body['id']}")]
+        named = carry("session", body, ts=self._now(), message=f"session {body['id']}")
+        return [named, *self._absent(body["mcp_servers"])]
+
+    def _absent(self, servers: Json) -> list[AgentEvent]:
+        """The MCP servers that the agent could not reach: it goes to work without them, and says no word of it."""
+        rows = [row for row in servers if isinstance(row, dict)] if isinstance(servers, list) else []
+        return [
+            Warned(ts=self._now(), message=f"the MCP server {row.get('name')!r} is not there: {row.get('status')}")
+            for row in rows
+            if row.get("status") not in THERE
+        ]
 
     # The model --------------------------------------------------------------------------------------------------------
 
