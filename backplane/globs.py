@@ -80,6 +80,8 @@ def compile_globs(patterns: Sequence[str]) -> Globs:
     Raises:
         PolicyError: `policy_invalid`, a pattern is malformed, or the set is too costly to decide.
     """
+    if not patterns:
+        return NO_GLOBS
     branches: list[str] = []
     set_bytes = scan_bytes = 0
     for pattern in patterns:
@@ -90,7 +92,11 @@ def compile_globs(patterns: Sequence[str]) -> Globs:
             raise _invalid(pattern, "makes its list too costly to decide", "use fewer or shorter patterns")
         branches.append("(" + "|".join(_expression(chunks) for chunks in variants) + ")")
     text = "|".join(branches)
-    return Globs(tuple(patterns), re.compile(text.encode("ascii"), re.DOTALL) if branches else None)
+    return Globs(tuple(patterns), re.compile(text.encode("ascii"), re.DOTALL))
+
+
+NO_GLOBS: Final = Globs((), None)
+"""Matches nothing."""
 
 
 class _Chunk(msgspec.Struct, frozen=True):

@@ -204,10 +204,10 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
     _tool_calls: dict[str, int] = {}
     _commands: int = 0
     _turns: int = 0
-    _losses: list[Json] = []
+    _losses: tuple[Json, ...] = ()
     limit: tuple[str, str] | None = None
     """The limit of the order that was reached, as a reason for the end and in words."""
-    _objections: list[tuple[str | None, str, str]] = []
+    _objections: tuple[tuple[str | None, str, str], ...] = ()
     """Tool name if it was a tool call, the rule, and the reason, of what the policy objects to."""
 
     def __post_init__(self) -> None:
@@ -254,7 +254,7 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
             self._spend(event)
             if isinstance(event, LossReported):
                 self.counts["losses"] += 1
-                self._losses += [event.body] if len(self._losses) < LOSSES_MAX else []
+                self._losses += (event.body,) if len(self._losses) < LOSSES_MAX else ()
             return
         turns_max = self.order.config.max_turns
         if turns_max is not None and self._turns >= turns_max and isinstance(event, ToolCall):
@@ -269,7 +269,7 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
         if decision is not None:
             self.counts["objections"] += 1
             if len(self._objections) < OBJECTIONS_MAX and decision.rule is not None:
-                self._objections.append((name, decision.rule.name, decision.reason))
+                self._objections += ((name, decision.rule.name, decision.reason),)
 
     def _spend(self, event: Warned) -> None:
         """Turns and money, as far as the host reports them; what it does not report is not known here."""
@@ -339,7 +339,7 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
         if self.manifest.unknown:
             members["capabilities"] = self.manifest.unknown
         if self._losses:
-            members["losses"] = self._losses
+            members["losses"] = list(self._losses)
         members["counts"] = {name: count for name, count in sorted(self.counts.items()) if count}
         members["enforcement"] = self._enforcement()
         return members

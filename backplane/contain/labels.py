@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -49,8 +50,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
         """TCP is held by its port and nothing else is."""
         return not self.found.network.usable and self.found.landlock_version >= NETWORK_SINCE
 
-    def gaps(self) -> dict[Rule, str]:
-        """Rules that the operating system holds, each with what it leaves open."""
+    def gaps(self) -> Mapping[Rule, str]:
+        """Rules that the operating system holds, each with what it leaves open; as `label`, one value."""
         rules: dict[Rule, str] = {}
         if self.found.bubblewrap.usable or self.found.landlock.usable:
             rules[Rule("workspace")] = "; ".join(_write_gaps(self))
@@ -61,7 +62,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
             for name in ("allow_network", "deny_network"):
                 for pattern in getattr(self.profile, name):
                     rules[Rule(name, pattern)] = "; ".join(_network_gaps(self, pattern))
-        return rules
+        return _shared_gaps(tuple(rules.items()))
 
 
 def label(held: Held) -> dict[str, Json]:
@@ -85,6 +86,11 @@ def label(held: Held) -> dict[str, Json]:
         for layer in held.found.layers()
     ]
     return _shared(msgspec.json.encode({"isolation": held.isolation, "layers": layers, "kinds": kinds}))
+
+
+@functools.lru_cache(maxsize=64)
+def _shared_gaps(gaps: tuple[tuple[Rule, str], ...]) -> Mapping[Rule, str]:
+    return dict(gaps)
 
 
 @functools.lru_cache(maxsize=64)

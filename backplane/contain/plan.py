@@ -6,8 +6,9 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -72,7 +73,7 @@ class Contained(msgspec.Struct, frozen=True, kw_only=True):
     writable: tuple[str, ...] = ()
     label: dict[str, Json] = {}
     """For the receipt: isolation, layers, kinds."""
-    gaps: dict[Rule, str] = {}
+    gaps: Mapping[Rule, str] = MappingProxyType({})
     """Rules that the operating system holds, each with what it leaves open or ""."""
 
 

@@ -37,7 +37,7 @@ class Cell:
     def __init__(
         self, policy: Policy, isolation: Isolation, demanded: Json, found: Probe | None, *, filtered: bool = False
     ) -> None:
-        self.tally = Tally()
+        self._tally: Tally | None = None
         self._policy = policy
         self._isolation = isolation
         self._demands = admit.demands(demanded)
@@ -112,7 +112,8 @@ class Cell:
         # Only where the network is ruled, as a third of the loading is the proxy's.
         from backplane.contain.door import open_contained
 
-        return open_contained(command, held, self.tally, stderr_bytes_max=stderr_bytes_max, ready=ready)
+        self._tally = Tally()
+        return open_contained(command, held, self._tally, stderr_bytes_max=stderr_bytes_max, ready=ready)
 
     def _make_group(self, home: Path, run_id: str) -> None:
         """A group of its own, where no namespace ends with the control plane. Raises OSError."""
@@ -130,8 +131,8 @@ class Cell:
         Args:
             added: members of the receipt's own part.
         """
-        if self.tally.allowed or self.tally.denied:
-            added["network"] = self.tally.to_wire()
+        if self._tally is not None and (self._tally.allowed or self._tally.denied):
+            added["network"] = self._tally.to_wire()
         if self._leaf is not None:
             cgroup.remove(self._leaf)
         from backplane.workspace import collect  # Loaded while the host started, not on the way there.

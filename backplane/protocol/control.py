@@ -6,6 +6,7 @@ for a run is `intake`'s affair.
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
 from operator import attrgetter
@@ -110,7 +111,7 @@ class ControlEnd:
         """Places where a secret was replaced."""
         self._redactor = redactor
         self._open: dict[str, int] = {}
-        self._ended: set[str] = set()
+        self._ended: tuple[str, ...] = ()
         self._was_asked = False
         self._times: set[str] = set()
 
@@ -142,7 +143,7 @@ class ControlEnd:
     def close_run(self, ref_id: str) -> None:
         """The run is over for us: whatever still comes for it is dropped and counted."""
         self._open.pop(ref_id, None)
-        self._ended.add(ref_id)
+        self._ended += (ref_id,)
 
     def receive(self, data: bytes) -> list[Received]:
         """Take bytes from the host, give what they complete, in order."""
@@ -194,7 +195,7 @@ class ControlEnd:
                     event, record = self._look_closer(line, envelope)
                 ref_id = envelope.ref_id
             except (ValueError, KeyError, RecursionError):
-                received = self._other(line)
+                received = self._other(line) if len(line) <= VALUES_MAX else self._long(line)
                 if received is None:
                     continue
                 if type(received) is not Events or len(line) > VALUES_MAX:
@@ -304,6 +305,17 @@ class ControlEnd:
         return Broken(
             "protocol_invalid_envelope", f"line {self.lines_read} is over line_bytes_max ({limit} bytes)", head
         )
+
+    def _long(self, line: bytes) -> Received | None:
+        """The same for a line of so many values that looking for cycles among them, of which JSON has none, takes longer
+        than reading them."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return self._other(line)
+        finally:
+            if collects:
+                gc.enable()
 
     def _other(self, line: bytes) -> Received | None:
         """Everything that is not a well-formed event of an open run; None for a blank line."""

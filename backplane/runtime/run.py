@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
@@ -466,7 +467,7 @@ class Run:
             return
         self._deadlines.begin_read()
         try:
-            await self._read_once()
+            await self._reading()
         finally:
             self._deadlines.end_read()
         self._note_progress()
@@ -477,19 +478,23 @@ class Run:
             self._intake.progressed = False
             self._deadlines.restart()
 
-    async def _read_once(self) -> None:
+    def _reading(self) -> Awaitable[None]:
         """Take in what there is to read; wait for it until there is something for whoever pulls, or for a deadline."""
         assert self._readable is not None
         if self._gone.is_set():
             self._take_in()
-        elif self._intake.holding:
-            with anyio.move_on_after(HOLD_S_MAX) as holding:
-                await self._readable.until(self._take_in)
-            if holding.cancelled_caught:
-                self._hand_on(self._intake.let_go())
-        else:
-            # Woken by the end of the ladder or an event of ours as well.
+            return anyio.lowlevel.checkpoint()
+        if self._intake.holding:
+            return self._hold()
+        # Woken by the end of the ladder or an event of ours as well.
+        return self._readable.until(self._take_in)
+
+    async def _hold(self) -> None:
+        assert self._readable is not None
+        with anyio.move_on_after(HOLD_S_MAX) as holding:
             await self._readable.until(self._take_in)
+        if holding.cancelled_caught:
+            self._hand_on(self._intake.let_go())
 
     def _take_in(self) -> bool:
         """One read; whether somebody should be woken for what it brought."""

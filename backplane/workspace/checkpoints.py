@@ -83,12 +83,18 @@ class Checkpoints:
         """Automatic ones that made room for newer ones."""
         self._workspace = workspace
         self._run_dir = run_dir
-        self._folder = run_dir / FOLDER_NAME
-        self._blobs = self._folder / "blobs"
         self._targets: dict[str, dict[str, Target]] = {}
         self._sizes: dict[bytes, int] = {}
         self._bytes = 0
         self._count = 0
+
+    @property
+    def _folder(self) -> Path:
+        return self._run_dir / FOLDER_NAME
+
+    @property
+    def _blobs(self) -> Path:
+        return self._folder / "blobs"
 
     def make(self, name: str | None, why: Why, at: str) -> Checkpoint | None:
         """Keep the present state; None when an automatic one would be the same as the last.

@@ -7,6 +7,7 @@ what is written depends on nothing but what was given.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import struct
 import zlib
@@ -79,7 +80,7 @@ class Pack:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.bytes = _PACK_HEAD.size
-        self._file = path.open("x+b")
+        self._file: io.BufferedRandom | None = path.open("x+b")
         self._file.write(_PACK_HEAD.pack(b"PACK", 2, 0))
         self._objects: dict[bytes, tuple[int, int]] = {}
 
@@ -90,6 +91,7 @@ class Pack:
         if oid not in self._objects:
             record = _object_head(_KINDS[kind], len(data)) + _stored(data)
             self._objects[oid] = (self.bytes, zlib.crc32(record))
+            assert self._file is not None, "closed"
             self._file.write(record)
             self.bytes += len(record)
         return oid
@@ -112,6 +114,7 @@ class Pack:
 
     def finish(self) -> bytes:
         """End the pack and return its index."""
+        assert self._file is not None, "closed"
         with self._file as file:
             file.seek(0)
             file.write(_PACK_HEAD.pack(b"PACK", 2, len(self._objects)))
@@ -123,9 +126,11 @@ class Pack:
 
     def close(self) -> None:
         """Let go of the file; of one that was not finished nothing is wanted any more."""
+        file, self._file = self._file, None
         # What a full disk did not take is written once more by closing, and fails once more.
         with suppress(OSError):
-            self._file.close()
+            if file is not None:
+                file.close()
 
 
 def _object_head(kind: int, size: int) -> bytes:

@@ -67,6 +67,10 @@ class Patch(msgspec.Struct, frozen=True):
     """Changed, but not in the patch: over 64 MiB, outside of the order's selection, or no regular file."""
 
 
+NO_NAMES: Final[frozenset[str]] = frozenset()
+"""One for all: an empty one of each run's own is a fifth of a kilobyte."""
+
+
 class Workspace:
     """A workspace that is open. `difference` once, when nothing writes in it any more; then `close`."""
 
@@ -79,7 +83,7 @@ class Workspace:
         self._run_dir = run_dir
         self._stage_dir = stage_dir
         self._scope = scope
-        self._special: frozenset[str] = frozenset()
+        self._special = NO_NAMES
         self._identity = (0, 0)
         self._excluded = b""
         self._baseline = Baseline(stage_dir / "base.pack")
@@ -197,7 +201,7 @@ class Workspace:
         with ExitStack() as opened_here:
             source = opened_here.enter_context(opened(open_root(self.original)))
             listing = list_tree(source, self._scope)
-            self._special = frozenset(listing.special)
+            self._special = frozenset(listing.special) or NO_NAMES
             self.special_count = len(listing.special)
             _check_bytes(listing, self._scope)
             self._excluded = _read_below(source, f"{GIT_NAME}/info/", "exclude", git.RULES_BYTES_MAX)
@@ -286,7 +290,7 @@ def open_workspace(
     original = _find_original(Path(root))
     try:
         _make_folders(run_dir, stage_dir, tree)
-        ours = frozenset({identity(run_dir), identity(stage_dir)})
+        ours = (identity(run_dir), identity(stage_dir))
         selection = msgspec.structs.replace(selection, ours=ours)
         workspace = Workspace(original, mode, run_dir, stage_dir, tree, selection)
     except OSError as error:

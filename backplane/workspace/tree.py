@@ -98,7 +98,7 @@ class Scope(msgspec.Struct, frozen=True):
     include: Globs
     exclude: Globs
     stopped: Callable[[], bool]
-    ours: frozenset[tuple[int, int]] = frozenset()
+    ours: tuple[tuple[int, int], ...] = ()
     """Device and inode of our own folders; a workspace may well contain them."""
     mend: bool = False
     """Whether rights may be given to folders and files without them: only in a copy of ours."""
