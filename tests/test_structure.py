@@ -5,7 +5,9 @@ Everything is held against a slow reader that goes byte by byte or through the s
 
 from __future__ import annotations
 
+import gc
 import json
+import marshal
 import math
 from typing import Any
 
@@ -14,6 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.contract import canonical, floats, structure
+from backplane.contract.envelope import Run
+from backplane.contract.work import WorkOrder
+from backplane.protocol.control import ControlEnd
 
 LITERALS = [
     *("0", "-0", "-0.0", "0e0", "-0e5", "-0E-0", "1e-0", "1E-07", "-10", "-0.5", "1e5", "1E+5", "1e16", "123e22"),
@@ -124,6 +129,37 @@ def test_what_is_no_number_or_out_of_range_is_refused_among_slow_floats_without_
     with pytest.raises(ValueError, match=r"range|malformed") as refused:
         canonical.decode(f"[{'1e308,' * 2000}{number}]")
     assert number not in str(refused.value)
+
+
+def test_an_integer_that_is_stored_as_an_infinite_float_is_taken_for_none() -> None:
+    alike = 0x6700 + (0x7FF0 << 60)
+    assert any(infinite in marshal.dumps(alike, 2) for infinite in (marshal.dumps(math.inf, 2),))
+    assert floats.decode(f"[1e308,{alike},{-alike}]") == [1e308, alike, -alike]
+
+
+@pytest.mark.parametrize(
+    ("number", "slow"),
+    [("1e308", True), ("5E-324", True), ("1e23", True), ("1.5", False), ("1e5", False), ('"e0"', False)],
+)
+def test_many_floats_of_the_slow_kinds_are_known_by_their_looks(number: str, slow: bool) -> None:
+    assert floats.many_slow(f"[{','.join([number] * 513)}]".encode()) == slow
+    assert not floats.many_slow(f"[{','.join([number] * 512)}]".encode())
+
+
+def test_a_long_line_of_containers_is_read_without_a_look_for_cycles_and_the_next_with_one() -> None:
+    looks: list[bool] = []
+
+    def now() -> str:
+        looks.append(gc.isenabled())
+        return "2026-01-15T12:00:00Z"
+
+    end = ControlEnd(now=now)
+    end.receive(b'{"t":"hello","contract_version":"abp/v0.1","backend":{"id":"x"},"capabilities":{}}\n')
+    end.send(Run(id="r", work_order=WorkOrder("x")))
+    for count in (30_000, 1):
+        end.receive(b'{"t":"event","ref_id":"r","event":{"type":"?","x":[%s0]}}\n' % (b"[]," * count))
+    assert looks == [False, True]
+    assert gc.isenabled()
 
 
 @given(ANY)

@@ -54,6 +54,9 @@ def _printed(gap: bytes) -> bytes:
     """What stands outside of texts, with the numbers as the contract prints them."""
     # An exponent's `e` is the one that ends no word. A pattern for it takes five times as long.
     gap = gap.replace(b"e", b"e+").replace(b"e+-", b"e-").replace(b"ue+", b"ue").replace(b"se+", b"se")
+    alike = gap.translate(_DIGITS_ALIKE)
+    if not any(odd in alike for odd in _ODD_NUMBERS[1:]):
+        return gap
     parts = _LONG_INTEGER.split(b"," + gap)
     integers = list(map(int, parts[2::3]))
     floats = _escape(list(map(_as_float, integers)))[1:-1].replace(b"e", b"e+").split(b",")

@@ -307,8 +307,7 @@ class ControlEnd:
         )
 
     def _long(self, line: bytes) -> Received | None:
-        """The same for a line of so many values that looking for cycles among them, of which JSON has none, takes longer
-        than reading them."""
+        """The same for a long line: looking for cycles among its values takes longer than reading them."""
         collects = gc.isenabled()
         gc.disable()
         try:
