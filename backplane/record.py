@@ -153,6 +153,15 @@ _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 """Until something is put in its place: a table of its own for each would be a kilobyte of an idle run."""
 
 
+class _Uses(msgspec.Struct):
+    """How often one tool was called, and what became of the asks about it."""
+
+    called: int = 0
+    asked: int = 0
+    denied: int = 0
+    approved: int = 0
+
+
 class Facts(msgspec.Struct, kw_only=True, eq=False):
     """What is known of one run so far; filled while it runs, read once at its end."""
 
@@ -198,10 +207,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
     swept: int = 0
     _noise: list[bytes] = []
     _noise_bytes: int = 0
-    _asked: dict[str, int] = {}
-    _denied: dict[str, int] = {}
-    _approved: dict[str, int] = {}
-    _tool_calls: dict[str, int] = {}
+    _tools: dict[str, _Uses] = {}
+    """By the tool's name."""
     _commands: int = 0
     _turns: int = 0
     _losses: tuple[Json, ...] = ()
@@ -229,15 +236,20 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
 
     def asked(self, ask: Ask) -> None:
         if ask.kind == "tool" and isinstance(ask.name, str):
-            self._count(self._asked, _tool(ask.name))
+            self._uses(_tool(ask.name)).asked += 1
 
     def answered(self, ask: Ask, decision: str) -> None:
         if ask.kind == "tool" and isinstance(ask.name, str):
-            self._count(self._denied if decision == "deny" else self._approved, _tool(ask.name))
+            uses = self._uses(_tool(ask.name))
+            if decision == "deny":
+                uses.denied += 1
+            else:
+                uses.approved += 1
 
-    def _count(self, counter: dict[str, int], name: str) -> None:
-        if name in counter or len(counter) < TOOLS_MAX:
-            counter[name] = counter.get(name, 0) + 1
+    def _uses(self, name: str) -> _Uses:
+        if name not in self._tools and len(self._tools) < TOOLS_MAX:
+            self._tools[name] = _Uses()
+        return self._tools.get(name) or _Uses()
 
     def _claim_path(self, path: str) -> None:
         if len(path) <= PATH_CHARS_MAX and self._claimed_chars + len(path) <= PATHS_CHARS_MAX:
@@ -263,7 +275,7 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
             self._claim_path(_relative(event.path, self.root))
         name = _tool(event.tool_name) if isinstance(event, ToolCall) else None
         if name is not None:
-            self._count(self._tool_calls, name)
+            self._uses(name).called += 1
         self._commands += isinstance(event, CommandExecuted)
         decision = self.policy.audit(event, root=self.root)
         if decision is not None:
@@ -347,8 +359,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
     def _enforcement(self) -> Json:
         if self.policy is None:
             return {"rules": []}
-        told_apart = len(self._tool_calls) < TOOLS_MAX
-        all_asked = bool(self._asked) and Counter(self._tool_calls) <= Counter(self._asked)
+        told_apart, tools = len(self._tools) < TOOLS_MAX, self._tools.values()
+        all_asked = any(uses.asked for uses in tools) and all(uses.called <= uses.asked for uses in tools)
         asks_first = all_asked and told_apart and "ask/1" in self.extensions
         for_tools: tuple[Layer, ...] = ("host",) if asks_first else ("audit",)
         # A command can touch any file and any host, whatever was asked before it ran.
@@ -371,7 +383,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
 
     def _violations(self) -> list[Json]:
         """Objections to what was really done: a call that was asked for and denied did not run."""
-        denied, approved = Counter(self._denied), Counter(self._approved)
+        denied = Counter({name: uses.denied for name, uses in self._tools.items()})
+        approved = Counter({name: uses.approved for name, uses in self._tools.items()})
         violations: list[Json] = []
         for name, rule, reason in self._objections:
             # An approval that was asked for is settled either way; what is forbidden only by a denial.

@@ -168,8 +168,8 @@ def test_names_and_paths_without_end_do_not_fill_the_memory() -> None:
     assert sum(map(len, facts.claimed_paths)) <= PATHS_CHARS_MAX
     for number in range(TOOLS_MAX + 10):
         facts.look(ToolCall(ts="t", tool_name=f"t{number}" + "x" * 2_000, input=None))
-    assert len(facts._tool_calls) == TOOLS_MAX
-    assert max(map(len, facts._tool_calls)) < 300
+    assert len(facts._tools) == TOOLS_MAX
+    assert max(map(len, facts._tools)) < 300
     for number in range(100):
         facts.noise(b"n" * (1_000 * number), 65_536)
     assert len(str(facts.members())) < 200_000
