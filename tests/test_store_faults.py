@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -248,3 +249,72 @@ def test_a_foreign_table_is_named_and_not_taken_for_a_run_that_is_stored(store: 
     with pytest.raises(StoreError, match="not as this program made it") as caught:
         stored_run(store, ["hello"])
     assert caught.value.code == "receipt_store_failed"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "CREATE TRIGGER t AFTER INSERT ON receipts BEGIN DELETE FROM receipts WHERE sequence = new.sequence; END",
+        "CREATE TRIGGER t AFTER INSERT ON receipts BEGIN UPDATE receipts SET link = '' WHERE sequence > 1; END",
+        "CREATE TRIGGER t BEFORE INSERT ON receipts BEGIN SELECT RAISE(IGNORE); END",
+        f"UPDATE receipts SET sequence = {2**63 - 1}",
+    ],
+)
+def test_a_table_that_does_not_keep_what_is_put_into_it_acknowledges_nothing(store: Store, sql: str) -> None:
+    first = stored_run(store, ["hello"])
+    with sqlite3.connect(store.home / "receipts.sqlite") as foreign:
+        foreign.execute(sql)
+    foreign.close()
+    with pytest.raises(StoreError, match=r"receipt_store_failed.*not as this program made it"):
+        stored_run(store, ["again"])
+    assert [row.run_id for row in store.list()] == [first.run_id] == [row.run_id for row in store.scan()]
+
+
+@pytest.mark.parametrize("sequence", [2**62, 2**63 - 2, -(2**63)])
+def test_a_row_is_shown_wherever_somebody_has_moved_it(store: Store, sequence: int) -> None:
+    first, last = stored_run(store, ["a"]), stored_run(store, ["b"])
+    with sqlite3.connect(store.home / "receipts.sqlite") as foreign:
+        foreign.execute("UPDATE receipts SET sequence = ? WHERE sequence = 2", (sequence,))
+    foreign.close()
+    stored_run(store, ["c"])
+    assert {first.run_id, last.run_id} < {row.run_id for row in store.list()} == {row.run_id for row in store.scan()}
+    assert {finding.code for finding in store.verify_all().findings} == {"receipt_chain_broken"}
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+@pytest.mark.parametrize("version", [-1, 0, 1])
+def test_a_table_that_is_not_of_the_version_it_says_is_named(tmp_path: Path, version: int, readonly: bool) -> None:
+    Store.open(tmp_path).close()
+    with sqlite3.connect(tmp_path / "receipts.sqlite") as foreign:
+        foreign.execute(f"PRAGMA user_version={version}")
+    foreign.close()
+    with pytest.raises(StoreError, match=r"receipt_store_failed.*EINVAL") as caught:
+        Store.open(tmp_path, readonly=readonly)
+    assert "another folder" in str(caught.value.hint)
+
+
+def test_a_store_whose_writer_died_before_it_was_in_wal_mode_can_be_read(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "home") as store:
+        stored_run(store, ["a"])
+    path, copy = tmp_path / "home/receipts.sqlite", tmp_path / "copy.sqlite"
+    with sqlite3.connect(path, isolation_level=None) as writer:
+        writer.execute("PRAGMA journal_mode=DELETE")
+        writer.execute("PRAGMA cache_size=1")
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("CREATE TABLE x (y)")
+        writer.execute("INSERT INTO x SELECT randomblob(100000) FROM receipts")
+        shutil.copyfile(path, copy)
+        shutil.copyfile(f"{path}-journal", f"{copy}-journal")
+        writer.execute("ROLLBACK")
+    writer.close()
+    copy.replace(path)
+    Path(f"{copy}-journal").replace(f"{path}-journal")
+    with Store.open(tmp_path / "home", readonly=True) as store:
+        whole(store, receipts=1)
+
+
+def test_a_loop_of_links_in_place_of_the_state_folder_is_an_error_and_no_empty_store(tmp_path: Path) -> None:
+    (tmp_path / "home").symlink_to(tmp_path / "home")
+    for readonly in (False, True):
+        with pytest.raises(StoreError, match=r"receipt_store_failed.*ELOOP"):
+            Store.open(tmp_path / "home", readonly=readonly)

@@ -17,6 +17,7 @@ import pytest
 from backplane.contract import canonical
 from backplane.contract.events import Warned
 from backplane.contract.receipt import BackendIdentity, Receipt
+from backplane.keeper import Keeper
 from backplane.receipts import (
     Journal,
     Orphan,
@@ -322,6 +323,28 @@ def test_a_read_only_look_at_orphans_makes_nothing(store: Store) -> None:
     with Store.open(store.home, readonly=True) as reader:
         assert [orphan.run_id for orphan in reader.orphans()] == [run_id]
     assert not head.exists()
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_only_what_dead_runs_left_is_swept_from_the_places_of_stages(tmp_path: Path, linked: bool) -> None:
+    """Somebody may keep notes there, or have put a link to another disk, with more on it, in the place of one."""
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    for place in ("stage", "scratch"):
+        (elsewhere / place / "precious").mkdir(parents=True)
+        (elsewhere / place / "precious/notes").write_text("mine")
+        (elsewhere / place / str(uuid.uuid4())).mkdir()
+    home.mkdir()
+    for place in ("stage", "scratch"):
+        if linked:
+            (home / place).symlink_to(elsewhere / place)
+        else:
+            (elsewhere / place).rename(home / place)
+    keeper = Keeper(home)
+    keeper.store()
+    keeper.close()
+    for place in ("stage", "scratch"):
+        assert [path.name for path in (home / place).iterdir()] == ["precious"]
+        assert (home / place / "precious/notes").read_text() == "mine"
 
 
 def test_what_is_no_run_is_left_alone_and_abandoned_beginnings_are_removed(store: Store) -> None:

@@ -21,11 +21,15 @@ from backplane.errors import StoreError
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error, flush_path
 
 FILE: Final = "receipts.sqlite"
+SEQUENCE_MAX: Final = (1 << 63) - 1
+"""SQLite counts no further, and no store of ours comes near it."""
 SCHEMA_VERSION: Final = 2
 """1 had no chain; 2 links each receipt to the one before."""
 BUSY_TIMEOUT_S: Final = 30.0
 """Longest wait for other writers; a commit takes milliseconds, so this is a stuck machine."""
 _WAL_RETRY_S: Final = 0.02
+_CUT_OFF: Final = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY)
+"""A writer died, and who only reads cannot undo what it began."""
 _READ_TRIES: Final = 3
 """As it is, without its shared memory on a read-only disk, and once more after a migration."""
 FIRST_LINK: Final = "0" * 64
@@ -97,9 +101,10 @@ def connect(home: Path, *, readonly: bool) -> sqlite3.Connection:
         if home.exists() and not home.is_dir():
             hint = "set BACKPLANE_HOME to a folder that this user can write"
             raise StoreError("receipt_store_failed", f"the state directory {home} is no folder", hint=hint)
-        if readonly and not path.exists():
+        there = _is_there(path)
+        if readonly and not there:
             return _in_memory()
-        if path.exists() and not path.is_file():  # Opening a FIFO would wait for somebody at its other end.
+        if there and not path.is_file():  # Opening a FIFO would wait for somebody at its other end.
             raise OSError(errno.ENOTSUP, "no regular file", str(path))
         if not readonly:
             home.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
@@ -110,6 +115,15 @@ def connect(home: Path, *, readonly: bool) -> sqlite3.Connection:
         raise disk_error(str(path), error) from error
     with translated(path):
         return _open_readable(home, path) if readonly else _open_writable(path)
+
+
+def _is_there(path: Path) -> bool:
+    """As `Path.exists`, but a loop of links is an error: nobody knows what is behind it. Raises OSError."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _open_writable(path: Path) -> sqlite3.Connection:
@@ -131,6 +145,9 @@ def _open_readable(home: Path, path: Path) -> sqlite3.Connection:
                 return connection
         except sqlite3.OperationalError as error:
             connection.close()
+            if error.sqlite_errorcode in _CUT_OFF:
+                connect(home, readonly=False).close()
+                continue
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CANTOPEN or path.with_name(FILE + "-wal").exists():
                 raise
             # A folder where nothing can be made cannot have a writer either: the file is all there is.
@@ -243,6 +260,8 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
+FOREIGN_HINT: Final = "use the backplane that made it, or set BACKPLANE_HOME to another folder"
+"""For a file whose tables are not ours."""
 _ERRNO_OF: Final = {
     "SQLITE_FULL": ("ENOSPC", "free some space and run again"),
     "SQLITE_IOERR_SHMSIZE": ("ENOSPC", "free some space and run again"),
@@ -250,6 +269,7 @@ _ERRNO_OF: Final = {
     "SQLITE_CANTOPEN": ("EACCES", "give this user the state directory"),
     "SQLITE_BUSY": ("EBUSY", "another process holds the store; end it and run again"),
     "SQLITE_NOTADB": ("EINVAL", "move the file away; it is no store"),
+    "SQLITE_ERROR": ("EINVAL", FOREIGN_HINT),
     "SQLITE_CORRUPT": ("EIO", "restore the file from a backup; runs/ still has the journals"),
 }
 

@@ -133,9 +133,13 @@ def _open_plain(path: Path) -> int:
 def is_live(home: Path, run_id: str) -> bool:
     """Whether somebody is at work on this run now; what a run that is not live left elsewhere can go.
 
+    What has no run's name is nobody's to remove, and so never dead.
+
     Raises:
         StoreError: `receipt_store_failed` when its lock cannot be looked at.
     """
+    if not is_run_id(run_id):
+        return True
     folder = home / "runs" / run_id
     if not (folder / HEAD).exists():
         return False

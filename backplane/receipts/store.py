@@ -131,9 +131,8 @@ class Store:
             limit: rows at most.
             before: only rows of a lower sequence, for paging on.
         """
-        return self._rows(
-            "WHERE sequence < ? ORDER BY sequence DESC LIMIT ?", (before if before is not None else 2**62, limit)
-        )
+        last = database.SEQUENCE_MAX if before is None else before - 1
+        return self._rows("WHERE sequence <= ? ORDER BY sequence DESC LIMIT ?", (last, limit))
 
     def listed(self, limit: int = 50) -> Iterator[Listed]:
         """As `list`, each row with the name that its backend had here."""
@@ -215,10 +214,12 @@ class Store:
 
     def scan(self) -> Iterator[Row]:
         """All rows in the order of the chain, a page at a time."""
-        last = -(2**62)
-        while page := self._rows("WHERE sequence > ? ORDER BY sequence LIMIT ?", (last, _PAGE_ROWS)):
+        first = -database.SEQUENCE_MAX - 1
+        while page := self._rows("WHERE sequence >= ? ORDER BY sequence LIMIT ?", (first, _PAGE_ROWS)):
             yield from page
-            last = page[-1].sequence
+            if page[-1].sequence == database.SEQUENCE_MAX:
+                return
+            first = page[-1].sequence + 1
 
     def checkpoint(self) -> Checkpoint | None:
         """The chain's head now; None while the store is empty."""
@@ -365,19 +366,24 @@ class Store:
         with self._locked() as connection, database.transaction(connection):
             head = connection.execute("SELECT sequence, link FROM receipts ORDER BY sequence DESC LIMIT 1").fetchone()
             sequence, previous = (head[0] + 1, head[1]) if head else (1, database.FIRST_LINK)
+            if sequence > database.SEQUENCE_MAX:
+                raise self._foreign(f"receipt {head[0]} is the last that can be counted")
             link = database.link_of(previous, sequence, columns["sha256"])
             row = Row(sequence=sequence, previous_link=previous, link=link, **columns)
             try:
                 connection.execute(_INSERT, (*msgspec.structs.astuple(row), body))
             except sqlite3.IntegrityError as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_CONSTRAINT_UNIQUE:
-                    raise StoreError(
-                        "receipt_store_failed",
-                        f"the table of {self.home / database.FILE} is not as this program made it: {error}",
-                        hint="use the backplane that made it, or set BACKPLANE_HOME to another folder",
-                    ) from error
+                    raise self._foreign(str(error)) from error
                 raise _known(row.run_id) from None
+            kept = connection.execute("SELECT 1 FROM receipts WHERE sequence = ? AND link = ?", (sequence, link))
+            if kept.fetchone() is None:  # A trigger can undo what was said to be done.
+                raise self._foreign("it does not keep what is put into it")
         return row
+
+    def _foreign(self, fact: str) -> StoreError:
+        fact = f"the table of {self.home / database.FILE} is not as this program made it: {fact}"
+        return StoreError("receipt_store_failed", fact, hint=database.FOREIGN_HINT)
 
     def _rows(self, where: str, values: Iterable[object]) -> Rows:
         with self._locked() as connection:
