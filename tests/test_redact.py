@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+import re
 import time
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 import msgspec
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from backplane.contract.events import AssistantMessage, CommandExecuted, ToolCall
@@ -171,6 +174,109 @@ def test_as_many_names_as_a_line_holds_may_become_one_and_all_members_are_kept_i
     assert list(clean.values()) == list(value.values())
     assert list(clean)[:3] == [MARK, f"{MARK} 2", f"{MARK} 3"]
     assert list(clean)[-1] == f"{MARK} 8 2"
+
+
+PLAIN_SHAPE = re.compile(
+    r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=\\u[0-9A-Fa-f]{4}))(?:"
+    r"sk-(?=[A-Za-z_-]{0,64}[0-9])(?=[A-Za-z0-9_-]{0,64}[A-Za-z0-9]{14})[A-Za-z0-9_-]{20,}"
+    r"|gh[pousr]_[A-Za-z0-9]{30,}"
+    r"|github_pat_[A-Za-z0-9]{14}[A-Za-z0-9_]{8,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"
+    r"|AIza[A-Za-z0-9_-]{35}"
+    r"|xox[a-z]-(?=[A-Za-z0-9-]{0,64}[A-Za-z0-9]{14})[A-Za-z0-9-]{16,})"
+    r"|-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----(?:[A-Za-z0-9+/=\s\\:,]|-(?!-)){64,16384}"
+)
+"""All looks of keys as one expression, tried at every place."""
+STARTS = ["sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "AKIA", "ASIA", "AIza", "xoxb-", "xoxoxp-"]
+PIECES = [
+    *STARTS,
+    "-----BEGIN PRIVATE KEY-----",
+    "-----BEGIN ",
+    "RSA ",
+    "a" * 13,
+    "a" * 14,
+    "A" * 16,
+    "a" * 35,
+    "ab:" * 22,
+]
+PIECES += [
+    "a-" * 31,
+    "_" * 64,
+    "_" * 65,
+    "-",
+    "--",
+    "1",
+    "x",
+    " ",
+    "\\n",
+    "\\\\u0041",
+    "\n",
+    "\0",
+    ".",
+    "é",
+    "1.5e+10",
+    "hunter2!",
+]
+KEYISH = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
+
+
+def _spans_plainly(text: str, secrets: list[str]) -> list[tuple[int, int]]:
+    places = [(at, at + len(secret)) for secret in secrets for at in range(len(text)) if text.startswith(secret, at)]
+    places += [match.span() for at in range(len(text)) if (match := PLAIN_SHAPE.match(text, at)) is not None]
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(places):
+        if merged and start <= merged[-1][1]:
+            start, stop = merged[-1][0], max(stop, merged.pop()[1])
+        merged.append((start, stop))
+    return merged
+
+
+@given(KEYISH)
+@settings(max_examples=500)
+def test_keys_are_found_where_one_plain_expression_tried_at_every_place_finds_them(text: str) -> None:
+    assert Redactor([]).spans(text) == _spans_plainly(text, [])
+
+
+JSON_OF_KEYS = st.recursive(
+    KEYISH | st.sampled_from([1.5e10, -1.5e10, True, None, 12, 1e300]),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(KEYISH, inner, max_size=5),
+    max_leaves=12,
+)
+
+
+def _json_plainly(value: Any, redactor: Redactor, counted: list[int]) -> Any:
+    """Each text by itself."""
+    if isinstance(value, str):
+        clean, count = redactor.text(value)
+        counted[0] += count
+        return clean
+    if isinstance(value, dict):
+        out: dict[str, Any] = {}
+        for name, item in value.items():
+            key = shown = _json_plainly(name, redactor, counted)
+            copies = itertools.count(2)
+            while key in out:
+                key = f"{shown} {next(copies)}"
+            out[key] = _json_plainly(item, redactor, counted)
+        return out
+    if isinstance(value, list):
+        return [_json_plainly(item, redactor, counted) for item in value]
+    if isinstance(value, float) and redactor.text(repr(value))[1]:
+        counted[0] += 1
+        return MARK
+    return value
+
+
+@given(
+    JSON_OF_KEYS,
+    st.lists(st.sampled_from(["hunter2!", "a-a-a-a-a", "50000000000.0", "nter2!\0", "\ud800aaaa"]), max_size=3),
+)
+@example({"\1ghp_" + "a" * 30: "\0ghp_" + "a" * 30}, [])
+@settings(max_examples=300)
+def test_the_texts_of_json_are_redacted_together_as_they_are_one_by_one(value: Any, secrets: list[str]) -> None:
+    redactor, counted = Redactor(secrets), [0]
+    plainly = _json_plainly(value, redactor, counted)
+    assert redactor.json(value) == (plainly, counted[0])
 
 
 def test_json_that_is_too_deep_is_replaced_where_it_gets_too_deep() -> None:
