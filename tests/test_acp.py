@@ -394,6 +394,15 @@ def test_a_failure_of_the_model_has_its_code(start: Start, body: str, code: str)
     assert failure(events) == code
 
 
+def test_an_agent_that_ends_before_it_said_anything_is_a_crash(tmp_path: Path) -> None:
+    backend = BackendSettings(host="acp", options={"program": "/bin/false"})
+    settings = Settings(backends={"short": backend}, isolation="off")
+    run = api.run("work", backend="short", root=tmp_path, settings=settings)
+    assert run.error is not None
+    assert run.error.code == "backend_crashed"
+    assert "program ended before it answered initialize (exit code 1)" in str(run.error)
+
+
 def test_an_agent_that_ends_in_the_middle_is_a_crash_with_its_last_words(start: Start) -> None:
     receipt, _ = start('sys.stderr.write("out of luck"); sys.stderr.flush(); sys.exit(3)')
     assert receipt.backplane["end"]["code"] == "backend_crashed"

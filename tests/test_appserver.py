@@ -13,7 +13,7 @@ import pytest
 
 import backplane
 from backplane.appserver.answers import read_question
-from backplane.appserver.failure import code_of
+from backplane.appserver.failure import code_of, plain
 from backplane.appserver.items import called
 from backplane.appserver.story import Story
 from backplane.config import BackendSettings, Settings
@@ -118,6 +118,22 @@ def test_a_server_that_is_not_there_is_told_also_before_the_thread_has_its_name(
     assert event.message == "the MCP server 'house' is not there: no such file"
     (event,) = made.take("warning", {"threadId": "t", "message": "an old word"})
     assert event.message == "the agent warns: an old word"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ('{"error":{"message":"no such model","type":"invalid_request_error","code":null}}', "no such model"),
+        ('{"message":"slow down"}', "slow down"),
+        ('{"error":"closed"}', '{"error":"closed"}'),
+        ('{"error":{"message":""}}', '{"error":{"message":""}}'),
+        ("stream closed", "stream closed"),
+        ("3", "3"),
+        ("[" * 100_000, "[" * 100_000),
+    ],
+)
+def test_a_services_answer_that_is_handed_on_as_it_came_is_told_by_its_words(words: str, told: str) -> None:
+    assert plain(words) == told
 
 
 def test_counters_of_another_turn_or_thread_are_not_this_runs() -> None:

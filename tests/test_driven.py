@@ -11,7 +11,7 @@ import pytest
 
 from backplane.contract import envelope as wire
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.driven.order import own_settings, server_rows
+from backplane.driven.order import found, own_settings, server_rows
 from backplane.driven.program import with_words
 from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.process import Command, open_child
@@ -85,6 +85,16 @@ def test_a_setting_that_an_agent_would_not_understand_is_a_fault_of_the_order(ow
     with pytest.raises(ConfigError) as caught:
         own_settings(given(mine=own), "mine", ("effort",))
     assert names in f"{caught.value.message}; {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("program", "fix"),
+    [("/opt/none/it", "npm install it"), ("/tmp/none/it", "contained"), ("none-it", "npm install it")],
+)
+def test_a_program_that_is_not_there_is_told_with_what_to_do(program: str, fix: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        found(program, "npm install it", {"PATH": "/usr/bin"})
+    assert fix in (caught.value.hint or "")
 
 
 async def test_a_failure_that_the_program_has_no_part_in_is_told_without_its_words() -> None:

@@ -145,10 +145,12 @@ class Client:
     async def _must(self, method: str, params: Json) -> dict[str, Any]:
         reply = await self._pipe.call(method, params, timeout_s=START_S)
         if reply.fault is not None:
-            login = reply.fault.code == AUTH_REQUIRED
+            login, gone = reply.fault.code == AUTH_REQUIRED, reply.fault.gone
             raise BackendError(
-                "backend_auth_failed" if login else "backend_unavailable",
-                f"the agent refused {method}: {reply.fault.message}",
+                "backend_auth_failed" if login else "backend_crashed" if gone else "backend_unavailable",
+                f"the agent's program ended before it answered {method}"
+                if gone
+                else f"the agent refused {method}: {reply.fault.message}",
                 hint="log in with the agent's own program, or give it its key" if login else None,
                 evidence="; ".join(f"{line.why}: {line.evidence!r}" for line in self.unread) or None,
             )

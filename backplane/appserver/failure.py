@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from backplane.contract.canonical import Json
 
 KINDS: Final[Mapping[str, str]] = {
@@ -52,6 +54,17 @@ def code_of(info: Json, words: str) -> str:
         return STATUS[status]
     low = words.lower()
     return next((code for marks, code in WORDS if any(mark in low for mark in marks)), "backend_unavailable")
+
+
+def plain(words: str) -> str:
+    """The words in a service's own answer, which the agent may hand on as it came; any other text as it is."""
+    try:
+        said = msgspec.json.decode(words)
+    except (ValueError, RecursionError):
+        return words
+    error = said.get("error", said) if isinstance(said, dict) else None
+    told = error.get("message") if isinstance(error, dict) else None
+    return told if isinstance(told, str) and told else words
 
 
 def _status(info: Json) -> int | None:

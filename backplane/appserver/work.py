@@ -13,7 +13,7 @@ import msgspec
 
 from backplane.appserver import answers
 from backplane.appserver.client import Client
-from backplane.appserver.failure import code_of
+from backplane.appserver.failure import code_of, plain
 from backplane.appserver.hooked import Hooked, trust
 from backplane.appserver.story import Ending, Story
 from backplane.appserver.verdicts import Verdicts
@@ -272,7 +272,7 @@ class Turn:
         if self.cancelled or (self.interrupted and ending.status == "interrupted"):
             return self._done("partial")
         if ending.status == "failed":
-            return await self._failed(code_of(ending.info, ending.message), ending.message or "the turn failed")
+            return await self._failed(code_of(ending.info, ending.message), plain(ending.message) or "the turn failed")
         if ending.status != "completed":
             await self.run.error(f"the turn ended as {ending.status}: {ending.message}")
             return self._done("partial")
