@@ -70,6 +70,7 @@ _NO_TEXT: Final = "\ud800"
 _NUMBER: Final = "0123456789.e+-"
 _NUMBERS: Final = int, float
 _LISTS: Final = list, tuple
+_CONTAINERS: Final = dict, list, tuple
 
 _TOKEN: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
 _TOKEN_CONTEXT_CHARS_MAX: Final = 128
@@ -106,6 +107,8 @@ class Redactor:
         """Forms that a look for a long word would miss."""
         self._numeric: Final = tuple(form for form in self._texts if not form.strip(_NUMBER))
         """Forms that a number may hold."""
+        self._kept: Final = frozenset({bool, type(None)} if self._numeric else {bool, type(None), int, float})
+        """Types of values that hold nothing."""
         self._shortest: Final = min([len(form) for form in forms] + [_SHAPE_CHARS_MIN] * shapes, default=sys.maxsize)
         self._shapes: Final = shapes
 
@@ -235,7 +238,8 @@ class Redactor:
         if isinstance(value, dict):
             return self._walked_object(value, texts, counted, depth)
         if isinstance(value, _LISTS):
-            return [self._walked(item, texts, counted, depth + 1) for item in value]
+            kept = self._kept if depth < _DEPTH_MAX else ()
+            return [item if type(item) in kept else self._walked(item, texts, counted, depth + 1) for item in value]
         if self._numeric and isinstance(value, _NUMBERS) and not isinstance(value, bool):
             number = repr(value)
             if any(form in number for form in self._numeric):
@@ -246,13 +250,14 @@ class Redactor:
     def _walked_object(self, value: dict[str, Json], texts: Iterator[str], counted: list[int], depth: int) -> Json:
         clean: dict[str, Json] = {}
         copies: dict[str, int] = {}
+        kept = self._kept if depth < _DEPTH_MAX else ()
         for item in value.values():
             key = shown = next(texts)
             while key in clean:
                 # Two names may have become one; both members are kept. Every number is tried once for all of them.
                 copies[shown] = copies.get(shown, 1) + 1
                 key = f"{shown} {copies[shown]}"
-            clean[key] = self._walked(item, texts, counted, depth + 1)
+            clean[key] = item if type(item) in kept else self._walked(item, texts, counted, depth + 1)
         return clean
 
 
@@ -348,10 +353,16 @@ def _gather(value: Json, texts: list[str], depth: int) -> bool:
     if isinstance(value, dict):
         for name, item in value.items():
             texts.append(name)
-            deep = _gather(item, texts, depth + 1) or deep
+            if type(item) is str:  # Here as well: a call for each takes three times as long.
+                texts.append(item)
+            elif depth == _DEPTH_MAX or isinstance(item, _CONTAINERS):
+                deep = _gather(item, texts, depth + 1) or deep
     elif isinstance(value, _LISTS):
         for item in value:
-            deep = _gather(item, texts, depth + 1) or deep
+            if type(item) is str:
+                texts.append(item)
+            elif depth == _DEPTH_MAX or isinstance(item, _CONTAINERS):
+                deep = _gather(item, texts, depth + 1) or deep
     return deep
 
 

@@ -333,21 +333,19 @@ class ControlEnd:
                 self._clean_line(line[:_EVIDENCE_LOOK_BYTES])[:EVIDENCE_BYTES],
             )
         t = value.get("t")
-        if not isinstance(t, str):
+        if not isinstance(t, str) or (self.hello is None and t not in MESSAGES):
             return Noise(self._clean_line(line))
         if t != "event":
-            value, line = self._clean_value(value), self._clean_line(line)
+            value, line = self._clean_value(value), self._clean_line(line[:_EVIDENCE_LOOK_BYTES])
         if t not in MESSAGES:
-            return self._before_hello(t, line) or Unknown(t, text_or_none(value.get("ref_id")), value)
+            return Unknown(t, text_or_none(value.get("ref_id")), value)
         if t == "hello":
             return self._hello(value, line)
         return self._before_hello(t, line) or self._known(t, value, line)
 
-    def _before_hello(self, t: str, line: bytes) -> Broken | Noise | None:
+    def _before_hello(self, t: str, line: bytes) -> Broken | None:
         if self.hello is not None:
             return None
-        if t not in MESSAGES:
-            return Noise(line)
         return Broken("protocol_handshake_failed", f"{t} came before the hello", line[:EVIDENCE_BYTES])
 
     def _hello(self, value: dict[str, Any], line: bytes) -> Received:
