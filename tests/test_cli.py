@@ -175,6 +175,7 @@ def test_the_help_of_doctor_names_the_protocols_it_can_try(cli: Cli) -> None:
         ["run", "task", "--backend", "mock", "--env-file", "missing"],
         ["run", "task", "--backend", "mock", "--require", "streaming=best"],
         ["run", "task", "--backend", "mock", "--max-turns", "-1"],
+        ["run", "task", "--backend", "mock", "--model", ""],
         ["run", "task", "--backend", "mock", "--max-budget-usd", "nan"],
         ["run", "task", "--backend", "mock", "--context", "missing"],
         ["run", "task", "--backend", "mock", "--receipt", "missing/receipt.json"],
@@ -741,6 +742,29 @@ def test_an_order_comes_from_stdin_and_options_go_over_it(cli: Cli, backplane_ho
     assert kept["workspace"]["exclude"] == ["*.log"]
     assert kept["policy"]["disallowed_tools"] == ["bash"]
     assert b"geheim-9" not in head
+
+
+UNASKED = """
+from backplane.sidecar import Done, Host, main
+
+async def work(run):
+    for number in range(7):
+        for _ in range(2):
+            await run.file_changed(f"secret/{number}", "written")
+    return Done()
+
+main(Host(id="unasked", capabilities={}), work)
+"""
+
+
+def test_what_was_done_against_the_policy_is_told_at_the_end(cli: Cli, work: Path) -> None:
+    (work / "host.py").write_text(UNASKED)
+    (work / "policy.json").write_text('{"deny_write": ["secret/**"]}')
+    done = cli("run", "task", "--sidecar", f"{sys.executable} host.py", "--policy", "policy.json")
+    told = re.findall("^policy not kept: (.*)$", done.stdout.decode(), re.MULTILINE)
+    assert len(told) == 6
+    assert all(f"secret/{number}" in line for number, line in enumerate(told[:5]))
+    assert told[5] == "and 2 more, see the receipt"
 
 
 def test_context_travels_by_path_inside_the_workspace_and_by_content_from_outside(

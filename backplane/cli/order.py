@@ -158,6 +158,8 @@ def _config(config: RuntimeConfig, options: Options, environ: Mapping[str, str])
         vendor = _nested(vendor, ["abp", "isolation"], options.isolation, "--isolation")
     if options.checkpoints:
         vendor = _nested(vendor, ["abp", "checkpoints"], "auto", "--checkpoints")
+    if options.model is not None and not options.model.strip():
+        raise ConfigError("config_invalid", "--model names no model", hint="leave it out for the backend's own choice")
     budget, turns = options.max_budget_usd, options.max_turns
     if budget is not None and not 0 <= budget < float("inf"):
         raise ConfigError("config_invalid", f"--max-budget-usd {budget} is no amount of money")

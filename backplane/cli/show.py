@@ -30,6 +30,9 @@ TEXT_CHARS_MAX: Final = 16 * 1024
 VALUE_CHARS_MAX: Final = 4000
 """Of an answer of the shape that an order asked for: it is what the run was for, and the receipt has all of it."""
 
+VIOLATIONS_MAX: Final = 5
+"""Lines about what a rule forbids and was done: the first say what has to be looked at."""
+
 _CHARS_MAX: Final = 160
 
 _COLOURS: Final = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
@@ -212,12 +215,23 @@ def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
     if isinstance(receipt.usage_raw, dict) and receipt.usage_raw.get("structured_output") is not None:
         value = msgspec.json.encode(receipt.usage_raw["structured_output"]).decode()
         lines.append(f"value {one_line(value, VALUE_CHARS_MAX)}")
+    lines += [f"{look.dress('red', 'policy not kept:')} {one_line(row)}" for row in _violations(receipt)]
     unheard = receipt.backplane.get("unheard")
     if isinstance(unheard, list) and unheard:
         lines.append(f"no settings of the backplane's: {one_line(', '.join(map(str, unheard)))}")
     if patch is not None and patch.is_file() and patch.stat().st_size:
         lines.append(f"patch {one_line(patch)}  (backplane apply {receipt.meta.run_id[:8]})")
     return "\n".join(lines) + "\n"
+
+
+def _violations(receipt: Receipt) -> list[str]:
+    """What was done although a rule forbids it, each once."""
+    enforcement = receipt.backplane.get("enforcement")
+    rows = enforcement.get("violations") if isinstance(enforcement, dict) else None
+    told = [row.get("reason") or row.get("rule") for row in rows or () if isinstance(row, dict)]
+    once = list(dict.fromkeys(map(str, told)))
+    more = [f"and {len(once) - VIOLATIONS_MAX} more, see the receipt"] if len(once) > VIOLATIONS_MAX else []
+    return once[:VIOLATIONS_MAX] + more
 
 
 def _usage(receipt: Receipt) -> str:
