@@ -5,18 +5,19 @@ Blocking, and called in a worker thread by `runtime`.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from backplane import record
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Artifact, Receipt
-from backplane.errors import BackplaneError, WorkspaceError
+from backplane.errors import BackplaneError, StoreError, WorkspaceError
 from backplane.keeper import Keeper
 from backplane.receipts.journal import Journal, applied_fact
 from backplane.receipts.pieces import canonical_parts, seal, unheard_names
@@ -83,30 +84,48 @@ def seal_run(
             keeper.let_go(workspace)
             workspace = None
     trace = journal.trace if journal is not None else Trace(b"", 0, 0)
+    told = functools.partial(
+        _seal,
+        facts,
+        duration_ms=max(0, int(duration_s * 1000)),
+        git_diff=diff,
+        git_status=status,
+        artifacts=(Artifact("patch", "patch.diff"),) if patch is not None and patch.bytes else (),
+        added=added,
+    )
+    not_kept: BackplaneError | None = None
+    try:
+        receipt = told(end, trace, facts.said_hello and patch is not None and error is None and cleaned)
+    except StoreError as lost:
+        # Somebody has changed the journal. What is left of it is the next start's; the result is told all the same.
+        not_kept, end = lost, msgspec.structs.replace(end, reason="store", code=lost.code)
+        receipt = told(end, Trace(b"", 0, 0), False)
+    not_stored = _store(keeper, receipt, journal, workspace)
+    if not_stored is not None:
+        error = not_kept or not_stored
+        end = msgspec.structs.replace(end, reason="store", code=error.code)
+    return Sealed(
+        receipt=receipt, end=end, error=error, patch=patch.path if patch is not None and patch.bytes else None
+    )
+
+
+def _seal(facts: Facts, end: End, trace: Trace, harness_ok: bool, *, added: dict[str, Json], **seen: Any) -> Receipt:
+    """Make the receipt of what was seen. Raises StoreError where the trace cannot be read back."""
     claims = _compare_trace(facts, trace)
     if claims:
-        added["claims"] = claims
-    receipt = seal(
+        added = {**added, "claims": claims}
+    inner_verified = _inner_holds(facts, trace)
+    return seal(
         record.build(
             facts,
             end,
             trace=trace,
             finished_ns=time.time_ns(),
-            duration_ms=max(0, int(duration_s * 1000)),
-            git_diff=diff,
-            git_status=status,
-            artifacts=(Artifact("patch", "patch.diff"),) if patch is not None and patch.bytes else (),
-            harness_ok=facts.said_hello and patch is not None and error is None and cleaned,
+            harness_ok=harness_ok,
             added=added,
-            inner_verified=_inner_holds(facts, trace),
+            inner_verified=inner_verified,
+            **seen,
         )
-    )
-    not_stored = _store(keeper, receipt, journal, workspace)
-    if not_stored is not None:
-        error = not_stored
-        end = msgspec.structs.replace(end, reason="store", code=not_stored.code)
-    return Sealed(
-        receipt=receipt, end=end, error=error, patch=patch.path if patch is not None and patch.bytes else None
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from backplane import sidecar
 from backplane.backends import MemoryBackend
 from backplane.contract.capability import NATIVE
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.receipts import Store
 from backplane.workspace import apply_patch
 
 Edit = Callable[[Path], object]
@@ -31,7 +33,13 @@ def original(tmp_path: Path) -> Path:
 
 
 def run_with(
-    edit: Edit, original: Path, config: RuntimeConfig | None = None, *, lane: str = "patch_first", **spec: object
+    edit: Edit,
+    original: Path,
+    config: RuntimeConfig | None = None,
+    *,
+    lane: str = "patch_first",
+    home: Path | None = None,
+    **spec: object,
 ) -> backplane.Run:
     """Run an order whose host does one thing to the folder it works in."""
 
@@ -44,7 +52,7 @@ def run_with(
     backend = MemoryBackend(id="editor", serve=functools.partial(sidecar.serve, host, typed))
     workspace = WorkspaceSpec(root=str(original), **spec)  # type: ignore[arg-type]
     order = WorkOrder("edit", lane=lane, workspace=workspace, config=config or RuntimeConfig())  # type: ignore[arg-type]
-    return backplane.run(order, backend=backend)
+    return backplane.run(order, backend=backend, home=home)
 
 
 def receipt_of(run: backplane.Run) -> backplane.Receipt:
@@ -108,3 +116,33 @@ def test_a_setting_that_nobody_heard_is_named(original: Path) -> None:
 def test_files_changed_without_a_word_are_listed(original: Path) -> None:
     run = run_with(lambda root: (root / "new.txt").write_text("x"), original)
     assert receipt_of(run).backplane["reconciliation"] == {"unclaimed": ["new.txt"]}
+
+
+@pytest.mark.parametrize("damage", ["gone", "a pipe", "a folder"])
+def test_a_journal_that_was_changed_under_the_run_is_told_and_takes_no_result(
+    original: Path, tmp_path: Path, damage: str
+) -> None:
+    home = tmp_path / "home"
+
+    def spoil(root: Path) -> None:
+        (root / "a.txt").write_text("changed\n")
+        (trace,) = (home / "runs").glob("*/trace.jsonl")
+        trace.unlink()
+        if damage == "a pipe":
+            os.mkfifo(trace)
+        elif damage == "a folder":
+            trace.mkdir()
+
+    run = run_with(spoil, original, home=home)
+    assert run.error is not None
+    assert run.error.code == "receipt_store_failed"
+    assert "trace.jsonl" in run.error.message
+    assert run.patch is not None
+    assert "+changed" in run.patch.read_text()
+    receipt = receipt_of(run)
+    assert (receipt.outcome, len(receipt.trace)) == ("failed", 0)
+    assert receipt.backplane["end"] == {"reason": "store", "code": "receipt_store_failed"}
+    assert receipt.backplane["patch"]["files"] == 1
+    with Store.open(home) as store:
+        assert store.list() == []
+        assert [orphan.run_id for orphan in store.orphans()] == [receipt.meta.run_id]

@@ -16,6 +16,7 @@ from backplane.errors import WorkspaceError
 from backplane.keeper import settle as settle_home
 from backplane.receipts import Store
 from backplane.workspace import apply_patch, exchange
+from tests.receipt_writer import memory_of, puts
 from tests.test_workspace import Place, snapshot
 
 KILLER: Final = """
@@ -199,13 +200,54 @@ def test_an_exchange_that_is_under_way_is_left_alone(patched: Place) -> None:
     assert apply_patch(patched.run_dir).files
 
 
-@pytest.mark.parametrize("text", [b"not json\n", b'{"root": "/", "depot": "etc"}\n', b"{}\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"not json\n",
+        b'{"root": "/", "depot": "etc"}\n',
+        b"{}\n",
+        b"[]\n",
+        b'{"root": 5, "depot": []}\n',
+        b"[" * 100_000 + b"\n",
+        b'{"root": "/", "depot": ".backplane-0123456789abcdef"}\n[]\n',
+    ],
+)
 def test_a_mark_that_is_none_of_ours_touches_nothing_and_is_told(tmp_path: Path, text: bytes) -> None:
     (tmp_path / ".run.begun").write_bytes(text)
     (found,) = exchange.settle(exchange.pending(tmp_path))
     assert found.problem
     assert "the next start tries again" in found.describe()
     assert (tmp_path / ".run.begun").exists()
+    assert len(exchange.unsettled(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "{name}", "/dev/zero", "{outside}"])
+def test_a_mark_that_is_no_file_is_neither_waited_at_nor_followed(patched: Place, tmp_path: Path, kind: str) -> None:
+    mark, outside = patched.run_dir.with_name(f".{patched.run_dir.name}.begun"), tmp_path / "outside"
+    outside.write_text(f'{{"root": "{patched.original}", "depot": ".backplane-0123456789abcdef"}}\n')
+    if kind == "folder":
+        mark.mkdir()
+    else:
+        puts(mark, kind.format(name=mark.name, outside=outside))
+    assert exchange.pending(patched.base) == []
+    assert exchange.unsettled(patched.base) == []
+    with pytest.raises(WorkspaceError, match="another command"):
+        apply_patch(patched.run_dir)
+    assert outside.exists()
+    mark.rmdir() if kind == "folder" else mark.unlink()
+    assert apply_patch(patched.run_dir).files
+
+
+@pytest.mark.parametrize("kind", ["pipe", "hole", "/dev/zero", "deep"])
+@pytest.mark.parametrize("name", ["patch.json", "patch.diff", "patch.blobs"])
+def test_no_pipe_hole_or_link_in_place_of_a_kept_file_is_waited_at_or_read_whole(
+    patched: Place, name: str, kind: str
+) -> None:
+    for path in [patched.run_dir / name] if name != "patch.blobs" else sorted((patched.run_dir / name).iterdir()):
+        puts(path, kind) if kind != "deep" else path.write_bytes(b"[" * 100_000)
+    with memory_of(256 << 20), pytest.raises(WorkspaceError, match="execution_workspace_error"):
+        apply_patch(patched.run_dir)
+    assert (patched.original / "edited").read_text() == "e\n"
 
 
 # Through the front door -----------------------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ import msgspec
 from backplane.errors import WorkspaceError
 from backplane.workspace import git, patch
 from backplane.workspace.apply import APPLIED_ALREADY, Applied, put
-from backplane.workspace.baseline import RULES_NAME
+from backplane.workspace.baseline import BLOB_BYTES_MAX, RULES_NAME
 from backplane.workspace.copying import remove_tree
 from backplane.workspace.pack import FILE, PROGRAM, Leaf, Names, write_trees
-from backplane.workspace.patch import BLOBS_NAME, Saved, Target, failure, leaf_json, read_leaf
+from backplane.workspace.patch import BLOBS_NAME, RECORD_BYTES_MAX, Saved, Target, failure, leaf_json, read_leaf
 from backplane.workspace.place import Workspace
 from backplane.workspace.tree import parent, printable
 
@@ -38,9 +38,6 @@ CHECKPOINTS_MAX: Final = 100
 
 BYTES_MAX: Final = 1 << 30
 """Contents kept for one run's checkpoints, each once; as with the number, the oldest automatic ones make room."""
-
-RECORD_BYTES_MAX: Final = 256 << 20
-"""Longest record that is read back; a million changed files are less."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -214,7 +211,7 @@ class Checkpoints:
 
     def _content(self, leaf: Leaf) -> bytes:
         if leaf.oid in self._sizes:
-            return (self._blobs / leaf.oid.hex()).read_bytes()
+            return patch.read_kept(self._blobs / leaf.oid.hex(), BLOB_BYTES_MAX)
         return self._workspace.content(leaf)
 
     def _leaves(self, targets: Mapping[str, Target]) -> dict[str, Leaf]:
@@ -296,8 +293,7 @@ def load(run_dir: Path, checkpoint: Checkpoint) -> Saved:
     """
     folder = run_dir / FOLDER_NAME
     try:
-        with (folder / f"{checkpoint.id}.json").open("rb") as file:
-            data = file.read(RECORD_BYTES_MAX)
+        data = patch.read_kept(folder / f"{checkpoint.id}.json", RECORD_BYTES_MAX)
         if hashlib.sha256(data).hexdigest() != checkpoint.record_sha256:
             raise failure(f"the record of checkpoint {checkpoint.name!r} is not what was kept", "do not trust it")
         record: dict[str, Any] = json.loads(data)

@@ -22,13 +22,21 @@ from backplane.locks import try_lock
 from backplane.workspace.copying import remove_tree, write_all
 from backplane.workspace.moves import Intent, Move, Result, Seen, prepare, sync, undo
 from backplane.workspace.patch import failure, names
-from backplane.workspace.tree import open_folder, open_root, opened, printable, unguessable
+from backplane.workspace.tree import open_folder, open_root, opened, printable, read_file, unguessable
 
 INTENT_BYTES_MAX: Final = 256 << 20
 """Read back of an intent at most; a million files of long names are less."""
 
 _BEGUN, _DONE = ".begun", ".done"
+_MARK_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DEPOT: Final = re.compile(r"\.backplane-[0-9a-f]{16}")
+
+
+class _Where(msgspec.Struct):
+    """The first line of a mark."""
+
+    root: str
+    depot: str
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -110,10 +118,11 @@ def tidy(done: Path) -> None:
 
 
 def pending(runs: Path) -> list[Path]:
-    """Marks of exchanges that are under way or were cut off."""
+    """Marks of exchanges that are under way or were cut off; what is no file is none."""
     try:
         with os.scandir(runs) as entries:
-            return sorted(Path(entry.path) for entry in entries if entry.name.endswith((_BEGUN, _DONE)))
+            marks = [entry for entry in entries if entry.name.endswith((_BEGUN, _DONE))]
+            return sorted(Path(entry.path) for entry in marks if entry.is_file(follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -122,12 +131,18 @@ def unsettled(runs: Path) -> list[str]:
     """Exchanges that were cut off and wait to be settled, a line each. Changes nothing."""
     found = []
     for mark in pending(runs):
-        with contextlib.suppress(FileNotFoundError), opened(os.open(mark, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+        with contextlib.suppress(FileNotFoundError), opened(os.open(mark, os.O_RDONLY | _MARK_FLAGS)) as fd:
             if try_lock(fd):
-                lines = _read(mark)
-                where = f" into '{printable(lines[0]['root'])}'" if lines else ""
-                found.append(f"run {_run_of(mark)}: putting its patch{where} was cut off")
+                found.append(f"run {_run_of(mark)}: putting its patch{_into(mark)} was cut off")
     return found
+
+
+def _into(mark: Path) -> str:
+    try:
+        lines = _read(mark)
+    except WorkspaceError:
+        return ""
+    return f" into '{printable(lines[0]['root'])}'" if lines else ""
 
 
 def _run_of(mark: Path) -> str:
@@ -136,7 +151,8 @@ def _run_of(mark: Path) -> str:
 
 def marks_of(run_dir: Path) -> list[Path]:
     """Those of one run."""
-    return [mark for end in (_BEGUN, _DONE) if (mark := run_dir.with_name(f".{run_dir.name}{end}")).exists()]
+    marks = (run_dir.with_name(f".{run_dir.name}{end}") for end in (_BEGUN, _DONE))
+    return [mark for mark in marks if mark.is_file() and not mark.is_symlink()]
 
 
 def settle(marks: Iterable[Path], applied: Callable[[str, int], None] = lambda run, files: None) -> list[Settled]:
@@ -150,7 +166,7 @@ def settle(marks: Iterable[Path], applied: Callable[[str, int], None] = lambda r
     """
     found = []
     for mark in marks:
-        with contextlib.suppress(FileNotFoundError), opened(os.open(mark, os.O_RDWR | os.O_CLOEXEC)) as fd:
+        with contextlib.suppress(FileNotFoundError), opened(os.open(mark, os.O_RDWR | _MARK_FLAGS)) as fd:
             if not try_lock(fd):
                 continue
             try:
@@ -214,10 +230,16 @@ def _note(fd: int, fact: dict[str, Any]) -> None:
 
 
 def _read(mark: Path) -> list[dict[str, Any]]:
-    """The whole lines of a mark."""
-    with mark.open("rb") as file:
-        lines = file.read(INTENT_BYTES_MAX).split(b"\n")[:-1]
-    return [json.loads(line) for line in lines]
+    """The whole lines of a mark; the first names a root and a depot. Raises OSError, WorkspaceError."""
+    with opened(open_root(mark.parent)) as folder:
+        found = read_file(folder, mark.name, INTENT_BYTES_MAX)
+    try:
+        lines = [json.loads(line) for line in (found[0] if found else b"?\n").split(b"\n")[:-1]]
+        if lines:
+            msgspec.convert(lines[0], _Where)
+    except (ValueError, RecursionError) as error:
+        raise failure(f"{mark} is none of ours: {type(error).__name__}", "remove it") from error
+    return lines
 
 
 def _sync_folder(path: Path) -> None:

@@ -16,14 +16,18 @@ from typing import Any, Final, Literal
 import msgspec
 
 from backplane.errors import WorkspaceError
+from backplane.workspace.baseline import BLOB_BYTES_MAX
 from backplane.workspace.copying import remove_tree
 from backplane.workspace.git import Row, Scratch, write_patch
 from backplane.workspace.pack import Leaf, blob_id, write_trees
-from backplane.workspace.tree import GIT_NAME, printable
+from backplane.workspace.tree import FILE_FLAGS, GIT_NAME, open_root, opened, printable, read_file
 
 PATCH_NAME: Final = "patch.diff"
 RECORD_NAME: Final = "patch.json"
 BLOBS_NAME: Final = "patch.blobs"
+
+RECORD_BYTES_MAX: Final = 256 << 20
+"""Longest record that is read back; a million changed files are less."""
 
 NAMES_MAX: Final = 10
 """Files that an error names; the rest is a number."""
@@ -161,7 +165,7 @@ class Saved(msgspec.Struct, frozen=True):
     blobs: Path
 
     def content(self, leaf: Leaf) -> bytes:
-        data = (self.blobs / leaf.oid.hex()).read_bytes()
+        data = read_kept(self.blobs / leaf.oid.hex(), BLOB_BYTES_MAX)
         if blob_id(data) != leaf.oid:
             raise failure("a kept file of the run is not what was kept", "the run's folder was changed by somebody")
         return data
@@ -179,24 +183,36 @@ def names(paths: list[str]) -> str:
 def load(run_dir: Path) -> Saved:
     """Read the record and check it against the patch. Raises WorkspaceError, OSError."""
     try:
-        record = json.loads((run_dir / RECORD_NAME).read_text(encoding="ascii"))
+        record = json.loads(read_kept(run_dir / RECORD_NAME, RECORD_BYTES_MAX).decode("ascii"))
         targets = [
             Target(file["path"], read_leaf(file["before"]), read_leaf(file["after"])) for file in record["files"]
         ]
         saved = Saved(
             record["root"], record["mode"], {t.path: t for t in targets}, dict(record["renames"]), run_dir / BLOBS_NAME
         )
-        expected = record["sha256"]
+        expected, expected_bytes = record["sha256"], record["bytes"]
     except FileNotFoundError:
         raise failure(f"there is no patch in '{printable(str(run_dir))}'", "name a run that has finished") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise failure(f"'{RECORD_NAME}' of the run cannot be read: {type(error).__name__}") from error
-    with (run_dir / PATCH_NAME).open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+    with open(os.open(run_dir / PATCH_NAME, FILE_FLAGS), "rb") as file:
+        # Its size first: a pipe has none, and a hole is not worth reading.
+        same = os.fstat(file.fileno()).st_size == expected_bytes
+        if not same or hashlib.file_digest(file, "sha256").hexdigest() != expected:
             raise failure(f"'{PATCH_NAME}' is not what the run left", "to use an edited patch, give it to 'git apply'")
     for path in saved.targets:
         check_path(path)
     return saved
+
+
+def read_kept(path: Path, bytes_max: int) -> bytes:
+    """A file of a run's folder, as far as it is one. Raises OSError, WorkspaceError."""
+    with opened(open_root(path.parent)) as folder:
+        found = read_file(folder, path.name, bytes_max)
+    if found is None:
+        fact = f"'{path.name}' of the run is no file of at most {bytes_max} bytes"
+        raise failure(fact, "the run's folder was changed by somebody")
+    return found[0]
 
 
 def read_leaf(value: Any) -> Leaf | None:
