@@ -92,8 +92,8 @@ def test_what_has_no_word_here_is_kept_as_it_came() -> None:
 def test_a_warning_is_told_unless_it_is_of_a_sandbox_that_is_off() -> None:
     made = story()
     for words in (
-        "Codex's Linux sandbox uses bubblewrap and needs access to create user namespaces.",
-        "Codex could not find bubblewrap on PATH. Install it. Codex will use the bundled bubblewrap in the meantime.",
+        "the sandbox wants user namespaces for its bubblewrap",
+        "there is no bubblewrap on the PATH, so another one is taken",
     ):
         assert made.take("configWarning", {"summary": words}) == []
     other: Any

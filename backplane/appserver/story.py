@@ -51,14 +51,8 @@ SILENT: Final = frozenset(
 )  # fmt: skip
 """Notifications that say nothing about the work, or nothing that an item does not say, too."""
 
-QUIET_WARNINGS: Final = (
-    "could not find bubblewrap on PATH. ",
-    "Linux sandbox uses bubblewrap and needs access to create user namespaces.",
-)
-"""Beginnings, after its name, of warnings that its own sandbox lacks something here: it is off, whatever is there."""
-
-EARLY: Final = frozenset({"warning", "mcpServer/startupStatus/updated"})
-"""Notifications that may come of a thread before the answer that names it."""
+QUIET_WARNINGS: Final = (("bubblewrap", "PATH"), ("bubblewrap", "namespaces"))
+"""Words that stand together in warnings that its own sandbox lacks something here: it is off, whatever is there."""
 
 QUIET_ITEMS: Final = frozenset({"userMessage", "hookPrompt"})
 
@@ -350,7 +344,7 @@ class Story:
 
     def _warning(self, params: dict[str, Any]) -> list[AgentEvent]:
         words = str(params.get("message") or params.get("summary") or "")
-        told = words and not words.partition(" ")[2].startswith(QUIET_WARNINGS)
+        told = words and not any(all(word in words for word in known) for known in QUIET_WARNINGS)
         return [Warned(ts=self._now(), message=f"the agent warns: {words[:500]}")] if told else []
 
     def _server(self, params: dict[str, Any]) -> list[AgentEvent]:
