@@ -54,6 +54,9 @@ SILENT: Final = frozenset(
 QUIET_WARNINGS: Final = (("bubblewrap", "PATH"), ("bubblewrap", "namespaces"))
 """Words that stand together in warnings that its own sandbox lacks something here: it is off, whatever is there."""
 
+EARLY: Final = frozenset({"warning", "mcpServer/startupStatus/updated"})
+"""Notifications that may come of a thread before the answer that names it."""
+
 QUIET_ITEMS: Final = frozenset({"userMessage", "hookPrompt"})
 
 _COUNTERS: Final = {
