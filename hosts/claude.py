@@ -28,6 +28,7 @@ from backplane.driven.order import (
     server_rows,
     shape_of,
 )
+from backplane.errors import ConfigError
 from backplane.sidecar import EXTENSIONS, Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ QUIET: Final = {
 
 SETTINGS: Final = {"effort": "--effort", "system": "--append-system-prompt", "fallback_model": "--fallback-model"}
 """What an order may set under `config.vendor.claude`, and the program's argument for it."""
+EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
+"""With any other the program goes on as if nothing had been said, and tells nobody but its stderr."""
 
 
 # What the order says, as the program takes it -------------------------------------------------------------------------
@@ -85,7 +88,10 @@ def prepare(run: Given, options: Options, place: Place) -> tuple[tuple[str, ...]
 
 def arguments(run: Given, options: Options, place: Place) -> list[str]:
     """The order in the program's own words."""
-    order, asked = run.order, read_session(run)
+    order, asked, own = run.order, read_session(run), own_settings(run, "claude", SETTINGS)
+    if own.get("effort") not in (None, *EFFORTS):
+        fact = f"config.vendor.claude.effort is {own['effort'][:80]!r}"
+        raise ConfigError("config_invalid", fact, hint=f"known are {', '.join(EFFORTS)}")
     words = "-p --output-format stream-json --verbose --include-partial-messages --input-format stream-json "
     words += "--permission-prompt-tool stdio --strict-mcp-config"
     made = [
@@ -107,7 +113,7 @@ def arguments(run: Given, options: Options, place: Place) -> list[str]:
         "--max-budget-usd": order.config.max_budget_usd,
         "--json-schema": None if schema is None else msgspec.json.encode(schema).decode(),
         "--resume": asked.wanted,
-        **{SETTINGS[name]: value for name, value in own_settings(run, "claude", SETTINGS).items()},
+        **{SETTINGS[name]: value for name, value in own.items()},
     }
     made += [word for name, value in told.items() if value is not None for word in (name, str(value))]
     if asked.fork:

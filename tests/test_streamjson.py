@@ -73,18 +73,18 @@ assert hear()["type"] == "user"
 
 
 async def play(
-    tmp_path: Path, script: str, *, hooks: Sequence[Hook] = (), **options: Any
+    tmp_path: Path, script: str, *, hooks: Sequence[Hook] = (), vendor: dict[str, Any] | None = None, **options: Any
 ) -> tuple[Run, list[AgentEvent]]:
     """A run with an agent of these lines, told as events."""
     program = tmp_path / "agent"
     program.write_text(BEGIN.format(python=sys.executable) + script)
     program.chmod(0o755)
-    (tmp_path / "work").mkdir()
+    (tmp_path / "work").mkdir(exist_ok=True)
     settings = Settings(
         backends={"driven": BackendSettings(host="claude", options={"program": str(program), **options})},
         isolation="off",
     )
-    order = WorkOrder("work", config=RuntimeConfig())
+    order = WorkOrder("work", config=RuntimeConfig(vendor=vendor or {}))
     events = []
     async with backplane.start(order, backend="driven", root=tmp_path / "work", settings=settings, hooks=hooks) as run:
         async for event in run:
@@ -105,6 +105,14 @@ async def test_what_is_unknown_is_kept_and_ends_nothing(tmp_path: Path) -> None:
     assert any("no message" in event.message for event in of(events, Warned))
     assert run.receipt is not None
     assert run.receipt.outcome == "complete"
+
+
+@pytest.mark.parametrize(("effort", "code"), [("high", None), ("silly", "config_invalid")])
+async def test_an_effort_that_the_agent_would_pass_over_is_refused(
+    tmp_path: Path, effort: str, code: str | None
+) -> None:
+    run, _ = await play(tmp_path, 'text("done"); result()', vendor={"claude": {"effort": effort}})
+    assert (run.error.code if run.error is not None else None) == code
 
 
 async def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:
