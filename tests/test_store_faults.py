@@ -17,6 +17,7 @@ import pytest
 
 from backplane.errors import StoreError
 from backplane.receipts import (
+    Checkpoint,
     Store,
     is_intact,
     seal,
@@ -318,3 +319,30 @@ def test_a_loop_of_links_in_place_of_the_state_folder_is_an_error_and_no_empty_s
     for readonly in (False, True):
         with pytest.raises(StoreError, match=r"receipt_store_failed.*ELOOP"):
             Store.open(tmp_path / "home", readonly=readonly)
+
+
+def test_a_refusal_under_the_id_of_a_run_at_work_does_not_take_the_place_of_its_receipt(store: Store) -> None:
+    """Two control planes may be given one id: the second has no journal, and nothing to say about the first's run."""
+    journal = open_journal(store.home)
+    journal.append(line(delta("a")))
+    with pytest.raises(StoreError, match="its receipt is still to come"):
+        store.append(seal(receipt_of([], journal.run_id, outcome="failed")))
+    row = store.append(seal(receipt_of(journal.trace, journal.run_id)), journal)
+    journal.close()
+    assert (row.outcome, [one.run_id for one in store.list()]) == ("complete", [journal.run_id])
+    whole(store, receipts=1)
+
+
+def test_a_checkpoint_beyond_all_numbers_is_of_no_receipt_here(store: Store) -> None:
+    stored_run(store, ["a"])
+    for sequence in (10**20, -(10**20), 2**63 - 1, 0):
+        findings = store.verify_all(Checkpoint(sequence, "0" * 64, "2026-01-15T12:00:00Z")).findings
+        assert [finding.code for finding in findings] == ["receipt_chain_broken"]
+
+
+def test_nobody_says_what_a_pruned_run_changed(store: Store) -> None:
+    row = stored_run(store, ["a"])
+    assert store.patch(row) is None
+    store.prune(keep=0)
+    with pytest.raises(StoreError, match="was pruned"):
+        store.patch(store.find(row.run_id))

@@ -6,6 +6,7 @@ demand. Everything here blocks and may be called from any thread.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import threading
@@ -103,6 +104,12 @@ class Store:
         if self.has(receipt.meta.run_id):
             raise _known(receipt.meta.run_id)
         if not len(receipt.trace) and patch_hash(receipt) is None:
+            if os.path.lexists(self.folder(receipt.meta.run_id)):
+                raise StoreError(
+                    "receipt_store_failed",
+                    f"run {receipt.meta.run_id} has a journal here, and its receipt is still to come",
+                    hint="this run id was used before; take a new one",
+                )
             return self._insert(receipt, Trace(b"", 0, 0))
         journal = Journal.create(self.home, receipt.meta.run_id, {"fact": "copied", "patch": bool(patch)})
         try:
@@ -205,7 +212,12 @@ class Store:
         return self.home / "runs" / run_id
 
     def patch(self, row: Row) -> Path | None:
-        """The file with the run's patch, when there is one."""
+        """The file with the run's patch, when there is one.
+
+        Raises:
+            StoreError: `receipt_store_failed` when the run's content was pruned: nobody knows what it changed.
+        """
+        self._unpruned(row)
         path = self.folder(row.run_id) / PATCH
         return path if path.is_file() else None
 
@@ -349,6 +361,8 @@ class Store:
         return audit.check_row(row, self.body(row), self.trace(row), patch)
 
     def _at(self, sequence: int) -> Row | None:
+        if abs(sequence) > database.SEQUENCE_MAX:
+            return None
         rows = self._rows("WHERE sequence = ?", (sequence,))
         return rows[0] if rows else None
 
