@@ -42,13 +42,13 @@ _DEPTH_MAX: Final = 200
 
 _PRIVATE: Final = "-----BEGIN "
 _SHAPES: Final = {
-    "sk-": r"(?=[A-Za-z_-]{0,64}+[0-9])(?=[A-Za-z0-9_-]{0,64}[A-Za-z0-9]{14})[A-Za-z0-9_-]{20,}",
+    "sk-": r"(?=[A-Za-z_-]{0,64}+[0-9])(?=[A-Za-z0-9_-]{0,64}?[A-Za-z0-9]{14})[A-Za-z0-9_-]{20,}",
     **{f"gh{kind}_": r"[A-Za-z0-9]{30,}" for kind in "pousr"},
     "github_pat_": r"[A-Za-z0-9]{14}[A-Za-z0-9_]{8,}",
     "AKIA": r"[A-Z0-9]{16}(?![A-Za-z0-9])",
     "ASIA": r"[A-Z0-9]{16}(?![A-Za-z0-9])",
     "AIza": r"[A-Za-z0-9_-]{35}",
-    "xox": r"[a-z]-(?=[A-Za-z0-9-]{0,64}[A-Za-z0-9]{14})[A-Za-z0-9-]{16,}",
+    "xox": r"[a-z]-(?=[A-Za-z0-9-]{0,64}?[A-Za-z0-9]{14})[A-Za-z0-9-]{16,}",
     _PRIVATE: r"[A-Z ]{0,32}PRIVATE KEY-----(?:[A-Za-z0-9+/=\s\\:,]|-(?!-)){64,16384}",
 }
 """How keys that are known by their looks start and go on, as a second net under the known values; all but two hold a
