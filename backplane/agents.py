@@ -73,7 +73,8 @@ def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any],
         where: what an error calls the options.
 
     Raises:
-        ConfigError: `config_invalid`: neither a row nor a program is named, or the host would not take an option.
+        ConfigError: `config_invalid`: neither a row nor a program is named, the host would not take an option, or the
+            address of the model's service is none.
     """
     if not host.with_suffix(".toml").is_file():
         return None
@@ -83,4 +84,10 @@ def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any],
     if not isinstance(program, str) or not isinstance(row, str):
         fix = f'give profile = one of {", ".join(rows)}; or program = "…" with its arguments'
         raise ConfigError("config_invalid", f"{where} name no agent", hint=fix)
-    return Agent(row, read(host, rows, row, options))
+    agent = Agent(row, read(host, rows, row, options))
+    if agent.base_url is not None and not (agent.base_url.startswith(("http://", "https://")) and agent.endpoints):
+        fact = f"{where}: base_url {agent.base_url[:80]!r} is no address of a service"
+        raise ConfigError(
+            "config_invalid", fact, hint="it is http:// or https:// with a host, and perhaps a port and path"
+        )
+    return agent

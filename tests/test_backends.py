@@ -78,6 +78,16 @@ def test_an_agent_is_given_its_own_key_and_no_other(declared: BackendSettings, v
     assert found.secrets == ((f"of-{variable}",) if variable else ())
 
 
+@pytest.mark.parametrize("host", ["claude", "codex"])
+@pytest.mark.parametrize("address", ["", "nonsense", "ftp://x", "http://", "http://[::1", "http://127.0.0.1:99999/v1"])
+def test_an_agents_service_has_an_address_before_anything_is_started(host: str, address: str) -> None:
+    own = settings(mine=BackendSettings(host=host, options={"base_url": address}))
+    with pytest.raises(ConfigError, match="is no address of a service"):
+        backends.find("mine", own, {})
+    fine = settings(mine=BackendSettings(host=host, options={"base_url": "http://[::1]:80/v1"}))
+    assert backends.find("mine", fine, {}).endpoints == ("::1:80",)
+
+
 def test_an_unknown_name_is_answered_with_the_names_there_are() -> None:
     with pytest.raises(BackendError) as error:
         backends.find("nobody", settings(mine=BackendSettings(host="mock")), {})

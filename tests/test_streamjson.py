@@ -103,6 +103,9 @@ async def test_what_is_unknown_is_kept_and_ends_nothing(tmp_path: Path) -> None:
     assert {"type": "news", "body": [1]} in raws
     assert {"subtype": "weather"}.items() <= json.loads(json.dumps(raws[-1])).items()
     assert any("no message" in event.message for event in of(events, Warned))
+    shown = "".join(Look(terminal=False).event(event) for event in events)
+    assert "no message" in shown
+    assert "of the kind" not in shown, "it is for programs, and warns of nothing"
     assert run.receipt is not None
     assert run.receipt.outcome == "complete"
 

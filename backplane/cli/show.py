@@ -30,6 +30,9 @@ TEXT_CHARS_MAX: Final = 16 * 1024
 VALUE_CHARS_MAX: Final = 4000
 """Of an answer of the shape that an order asked for: it is what the run was for, and the receipt has all of it."""
 
+UNWORDED: Final = "a message of the kind "
+"""How hosts of driven agents name a message that they only keep."""
+
 VIOLATIONS_MAX: Final = 5
 """Lines about what a rule forbids and was done: the first say what has to be looked at."""
 
@@ -137,6 +140,9 @@ def _completed(look: Look, event: Any) -> str:
 
 
 def _warning(look: Look, event: Any) -> str:
+    # What a driven agent said and the contract has no word for is kept for programs, and warns of nothing.
+    if event.message.startswith(UNWORDED) and isinstance(event.ext, dict) and "raw_message" in event.ext:
+        return ""
     return look._line("!", "warning", "yellow", one_line(event.message))
 
 
