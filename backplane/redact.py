@@ -126,6 +126,10 @@ class Redactor:
         plain = _PLAIN_ESCAPE.sub(_unescaped, data)
         return self._look(plain, plain.decode("latin-1"))
 
+    def may_be_in(self, line: bytes) -> bool:
+        """Whether what is read from a line of JSON may hold a secret: found in it, in escapes or in a number."""
+        return b"\\" in line or bool(self._numeric) or self.found(line)
+
     def found_in(self, texts: list[str]) -> bool:
         """Whether one of these texts, which come out of JSON, holds a secret.
 

@@ -285,6 +285,16 @@ def test_the_texts_of_json_are_redacted_together_as_they_are_one_by_one(value: A
     assert redactor.json(value) == (plainly, counted[0])
 
 
+@given(
+    JSON_OF_KEYS, st.lists(st.sampled_from(["hunter2!", "15000000000", "1e+300", "é-é-é-"]), max_size=2), st.booleans()
+)
+def test_where_no_secret_may_be_in_a_line_there_is_none_in_what_is_read(
+    value: Any, secrets: list[str], bare: bool
+) -> None:
+    redactor, line = Redactor(secrets), json.dumps(value, ensure_ascii=bare).encode()
+    assert redactor.may_be_in(line) or redactor.json(json.loads(line)) == (value, 0)
+
+
 def test_json_that_is_too_deep_is_replaced_where_it_gets_too_deep() -> None:
     value: object = "hunter2!"
     for _ in range(400):

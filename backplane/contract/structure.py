@@ -14,8 +14,8 @@ _AT_ONCE_BYTES: Final = 65_536
 
 _BYTES: Final = bytes(range(256))
 _ROUND: Final = bytes.maketrans(b"{}", b"[]")
-_FLATTER: Final = 0.9
-"""Removing the innermost brackets is worth another pass while a tenth of them goes."""
+_PAIRS_MIN: Final = 20
+"""Removing the innermost pairs of brackets is worth a pass while they are one in so many, a tenth of all."""
 
 
 def changed(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
@@ -54,8 +54,8 @@ def deeper(data: bytes, levels: int) -> bool:
         return True
     steps += b"]" * unclosed
     # Without its innermost brackets everything is one level shallower.
-    while len(flat := steps.replace(b"[]", b"")) < _FLATTER * len(steps):
-        steps, levels = flat, levels - 1
+    while _PAIRS_MIN * steps.count(b"[]") > len(steps):
+        steps, levels = steps.replace(b"[]", b""), levels - 1
     depth, deepest = -1, 0
     for hill in steps.split(b"]["):
         # Once up and once down, but for the brackets that the split took.

@@ -281,9 +281,9 @@ class ControlEnd:
         self.redacted += count
         return clean
 
-    def _clean_value(self, value: dict[str, Any]) -> dict[str, Any]:
+    def _clean_value(self, value: dict[str, Any], line: bytes) -> dict[str, Any]:
         """Everything in a message but the names that the protocol itself goes by."""
-        if self._redactor is None:
+        if self._redactor is None or not self._redactor.may_be_in(line):
             return value
         own = {name: value[name] for name in ("t", "ref_id", "id", "type", "contract_version") if name in value}
         clean, count = self._redactor.json(value)
@@ -336,7 +336,7 @@ class ControlEnd:
         if not isinstance(t, str) or (self.hello is None and t not in MESSAGES):
             return Noise(self._clean_line(line))
         if t != "event":
-            value, line = self._clean_value(value), self._clean_line(line[:_EVIDENCE_LOOK_BYTES])
+            value, line = self._clean_value(value, line), self._clean_line(line[:_EVIDENCE_LOOK_BYTES])
         if t not in MESSAGES:
             return Unknown(t, text_or_none(value.get("ref_id")), value)
         if t == "hello":
