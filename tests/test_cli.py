@@ -767,6 +767,29 @@ def test_what_was_done_against_the_policy_is_told_at_the_end(cli: Cli, work: Pat
     assert told[5] == "and 2 more, see the receipt"
 
 
+ASKS = """
+from backplane.sidecar import EXTENSIONS, Done, Host, main
+
+async def work(run):
+    await run.tool_call("bash", {"command": "ls"}, "c1")
+    verdict = await run.may("bash", {"command": "ls"}, cwd=run.order.workspace.root)
+    await run.command_executed("ls", 0, "")
+    return Done()
+
+main(Host(id="asks", capabilities={}, extensions=EXTENSIONS), work)
+"""
+
+
+def test_a_command_that_was_approved_is_no_fault_at_the_end(cli: Cli, work: Path) -> None:
+    (work / "host.py").write_text(ASKS)
+    (work / "policy.json").write_text('{"require_approval_for": ["bash"]}')
+    options = ("--policy", "policy.json", "--on-ask", "allow")
+    done = cli("run", "task", "--sidecar", f"{sys.executable} host.py", *options)
+    assert done.returncode == 0
+    assert "allow by caller" in done.stdout.decode()
+    assert "policy not kept" not in done.stdout.decode()
+
+
 def test_context_travels_by_path_inside_the_workspace_and_by_content_from_outside(
     cli: Cli, work: Path, tmp_path: Path, backplane_home: Path
 ) -> None:
