@@ -9,19 +9,21 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from backplane.errors import StoreError
+from backplane.errors import BackplaneError, StoreError
+from backplane.keeper import Keeper, left_behind, settle
 from backplane.receipts import (
     Checkpoint,
     Store,
     is_intact,
     seal,
 )
+from backplane.workspace import apply_patch
 from tests.receipt_writer import delta, line, open_journal, receipt_of, stored_run, whole
 
 ROOT = Path(__file__).parent.parent
@@ -346,3 +348,73 @@ def test_nobody_says_what_a_pruned_run_changed(store: Store) -> None:
     store.prune(keep=0)
     with pytest.raises(StoreError, match="was pruned"):
         store.patch(store.find(row.run_id))
+
+
+@pytest.mark.needs("mount")
+def test_what_is_stored_can_be_read_on_a_disk_that_is_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "size=400k"):
+        home = tmp_path / "disk/home"
+        with Store.open(home) as store:
+            row = stored_run(store, ["a"])
+        with (tmp_path / "disk/filler").open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(b"x" * 512):
+                pass
+        with pytest.raises(StoreError, match="ENOSPC"), Store.open(home) as store:
+            stored_run(store, ["b"])
+        with Store.open(home, readonly=True) as store:
+            assert list(store.load(row.run_id).trace) == [delta("a")]
+            whole(store, receipts=1)
+
+
+def said_of(home: Path, run: str) -> list[object]:
+    """What everything that looks at a state folder gives, or the code it fails with."""
+
+    def reads(look: Callable[[Store], object]) -> object:
+        with Store.open(home, readonly=True) as store:
+            return look(store)
+
+    looks: list[Callable[[], object]] = [
+        lambda: reads(lambda store: [row.run_id for row in store.listed()]),
+        lambda: reads(lambda store: left_behind(home, store)),
+        lambda: reads(lambda store: [one.code for one in store.verify_all().findings]),
+        lambda: reads(lambda store: store.patch(store.find(run))),
+        lambda: settle(home),
+        lambda: apply_patch(home / "runs" / run),
+        lambda: Keeper(home).store().close(),
+    ]
+    said: list[object] = []
+    for look in looks:
+        try:
+            said.append(look())
+        except BackplaneError as error:
+            said.append(error.code)
+    return said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+@pytest.mark.parametrize("closed", ["home", "home/runs", "home/runs/RUN"])
+def test_a_state_folder_of_another_user_is_an_error_in_words(tmp_path: Path, closed: str) -> None:
+    home = tmp_path / "home"
+    with Store.open(home) as store:
+        run = stored_run(store, ["a"]).run_id
+    said_of(home, run)  # Everything is loaded from here on: an interpreter may be closed to others, too.
+    with Store.open(home, readonly=True):
+        for path in (home, *home.rglob("*")):
+            path.chmod(0o777 if path.is_dir() else 0o666)
+        (tmp_path / closed.replace("RUN", run)).chmod(0o700)
+        for above in (tmp_path, *list(tmp_path.parents)[:-2]):
+            above.chmod(above.stat().st_mode | 0o055)
+        os.seteuid(65534)
+        try:
+            said = said_of(home, run)
+        finally:
+            os.seteuid(0)
+    failed, wrong = "receipt_store_failed", "execution_workspace_error"
+    assert (
+        said
+        == {
+            "home": [failed, failed, failed, failed, failed, wrong, failed],
+            "home/runs": [[run], failed, ["receipt_hash_mismatch", failed], None, failed, wrong, failed],
+            "home/runs/RUN": [[run], (), ["receipt_hash_mismatch", failed], None, [], wrong, None],
+        }[closed]
+    )

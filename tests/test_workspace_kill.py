@@ -250,6 +250,22 @@ def test_no_pipe_hole_or_link_in_place_of_a_kept_file_is_waited_at_or_read_whole
     assert (patched.original / "edited").read_text() == "e\n"
 
 
+@pytest.mark.needs("mount")
+def test_an_apply_to_a_disk_that_cannot_be_written_leaves_no_mark(patched: Place) -> None:
+    where = str(patched.original)
+    bound = subprocess.run(["mount", "--bind", where, where], capture_output=True, check=False)
+    if bound.returncode != 0:
+        pytest.skip(f"needs mount: {bound.stderr.decode().strip()}")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", where], check=True)
+        with pytest.raises(WorkspaceError, match="EROFS"):
+            apply_patch(patched.run_dir)
+        assert exchange.pending(patched.base) == []
+    finally:
+        subprocess.run(["umount", "-l", where], check=True)
+    assert apply_patch(patched.run_dir).files
+
+
 # Through the front door -----------------------------------------------------------------------------------------------
 
 HOST: Final = """

@@ -148,7 +148,10 @@ def _open_readable(home: Path, path: Path) -> sqlite3.Connection:
             if error.sqlite_errorcode in _CUT_OFF:
                 connect(home, readonly=False).close()
                 continue
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CANTOPEN or path.with_name(FILE + "-wal").exists():
+            closed = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN
+            full = error.sqlite_errorcode == sqlite3.SQLITE_IOERR_SHMSIZE
+            wal = path.with_name(FILE + "-wal")
+            if not (closed or full) or (wal.exists() and wal.stat().st_size):
                 raise
             # A folder where nothing can be made cannot have a writer either: the file is all there is.
             options = "mode=ro&immutable=1"

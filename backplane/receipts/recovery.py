@@ -82,12 +82,18 @@ def is_run_id(text: str) -> bool:
 
 
 def run_folders(home: Path) -> list[Path]:
-    """Folders of runs, whatever their state; what is no run's folder is passed over."""
+    """Folders of runs, whatever their state; what is no run's folder is passed over.
+
+    Raises:
+        StoreError: `receipt_store_failed` when it is closed to us.
+    """
     try:
         with os.scandir(home / "runs") as entries:
             return sorted(Path(entry.path) for entry in entries if is_run_id(entry.name))
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise disk_error(str(home / "runs"), error) from error
 
 
 @contextmanager
@@ -236,7 +242,7 @@ def note_applied(home: Path, run_id: str, files: int) -> None:
 
 def came_without_patch(folder: Path) -> bool:
     """Whether this is a copy of a receipt whose patch stayed where it was."""
-    here = (folder / HEAD).is_file() and not os.path.lexists(folder / PATCH)
+    here = os.path.isfile(folder / HEAD) and not os.path.lexists(folder / PATCH)
     first = next(iter(read_orphan(folder).facts), {}) if here else {}
     return first.get("fact") == "copied" and first.get("patch") is False
 

@@ -145,7 +145,7 @@ class Store:
         """As `list`, each row with the name that its backend had here."""
         for row in self.list(limit):
             folder = self.home / "runs" / row.run_id
-            known = recovery.is_run_id(row.run_id) and (folder / HEAD).is_file()  # A pipe would be waited at.
+            known = recovery.is_run_id(row.run_id) and os.path.isfile(folder / HEAD)  # A pipe would be waited at.
             name = backend_name(folder) if known else None
             yield Listed(**msgspec.structs.asdict(row), backend_name=name)
 
@@ -219,7 +219,7 @@ class Store:
         """
         self._unpruned(row)
         path = self.folder(row.run_id) / PATCH
-        return path if path.is_file() else None
+        return path if os.path.isfile(path) else None
 
     def has(self, run_id: str) -> bool:
         return bool(self._rows("WHERE run_id = ?", (run_id,)))

@@ -174,7 +174,8 @@ def remove_tree(path: Path) -> None:
     """
     try:
         if not path.is_dir() or path.is_symlink():
-            path.unlink(missing_ok=True)
+            if os.path.lexists(path):  # A disk that cannot be written refuses to remove what is not there, too.
+                path.unlink(missing_ok=True)
             return
         give_rights(str(path), 0o700)
         with opened(open_root(path)) as root:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.errors import WorkspaceError
+from backplane.errors import StoreError, WorkspaceError
 from backplane.locks import try_lock
 from backplane.workspace.copying import remove_tree, write_all
 from backplane.workspace.moves import Intent, Move, Result, Seen, prepare, sync, undo
@@ -118,13 +118,20 @@ def tidy(done: Path) -> None:
 
 
 def pending(runs: Path) -> list[Path]:
-    """Marks of exchanges that are under way or were cut off; what is no file is none."""
+    """Marks of exchanges that are under way or were cut off; what is no file is none.
+
+    Raises:
+        StoreError: `receipt_store_failed` when their folder is closed to us.
+    """
     try:
         with os.scandir(runs) as entries:
             marks = [entry for entry in entries if entry.name.endswith((_BEGUN, _DONE))]
             return sorted(Path(entry.path) for entry in marks if entry.is_file(follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        fact = f"{runs} cannot be looked at: {error.strerror}"
+        raise StoreError("receipt_store_failed", fact, hint="give this user the state directory") from error
 
 
 def unsettled(runs: Path) -> list[str]:
@@ -152,7 +159,7 @@ def _run_of(mark: Path) -> str:
 def marks_of(run_dir: Path) -> list[Path]:
     """Those of one run."""
     marks = (run_dir.with_name(f".{run_dir.name}{end}") for end in (_BEGUN, _DONE))
-    return [mark for mark in marks if mark.is_file() and not mark.is_symlink()]
+    return [mark for mark in marks if os.path.isfile(mark) and not os.path.islink(mark)]
 
 
 def settle(marks: Iterable[Path], applied: Callable[[str, int], None] = lambda run, files: None) -> list[Settled]:
