@@ -182,7 +182,7 @@ def _refuse_loss(workspace: Workspace, patch: Patch) -> None:
         raise WorkspaceError(
             "execution_workspace_error",
             f"{len(patch.left_out)} changed files are not in the patch: {named}",
-            hint="they are over 64 MiB, excluded, or no regular files; the receipt lists them",
+            hint="they are over 64 MiB, excluded, no regular files, or named like git's own; the receipt lists them",
         )
 
 

@@ -181,6 +181,26 @@ def test_what_was_not_staged_cannot_be_overwritten_by_the_patch(place: Place) ->
     git("apply", "--check", str(patch.path), cwd=place.original)
 
 
+def test_names_that_git_takes_for_its_own_are_left_out_and_the_rest_can_be_applied(place: Place) -> None:
+    place.write({"a": "a\n", ".GIT/kept": "k\n", ".GIT/changed": "c\n", ".GIT/gone": "g\n", "b/Git~1/same": "s\n"})
+    with place.staged() as found:
+        new: dict[str, str | bytes] = {
+            ".Git/hooks/x": "x\n",
+            "b/.git ./x": "x\n",
+            "GIT~1": "x\n",
+            ".gitmodules": "m\n",
+            ".gitx/y": "y\n",
+        }
+        place.write(new | {"a": "A\n", ".GIT/changed": "C\n"}, found.root)
+        (found.root / ".GIT/gone").unlink()
+        patch = found.difference()
+    assert [change.path for change in patch.changes] == [".gitmodules", ".gitx/y", "a"]
+    assert patch.left_out == (".GIT/changed", ".GIT/gone", ".Git/hooks/x", "GIT~1", "b/.git ./x")
+    git("init", "-q", cwd=place.original)
+    git("apply", "--check", str(patch.path), cwd=place.original)
+    assert apply_patch(place.run_dir).files == (".gitmodules", ".gitx/y", "a")
+
+
 def test_a_bad_glob_is_refused_before_anything_is_made(place: Place) -> None:
     with pytest.raises(PolicyError):
         place.open(include=["{a"])

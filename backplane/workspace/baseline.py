@@ -18,7 +18,16 @@ import msgspec
 
 from backplane.workspace.git import RULES_BYTES_MAX
 from backplane.workspace.pack import FILE, LINK, PROGRAM, Leaf, Pack, blob_id
-from backplane.workspace.tree import Folder, Listing, Scope, give_rights, open_known, opened, read_file
+from backplane.workspace.tree import (
+    Folder,
+    Listing,
+    Scope,
+    give_rights,
+    names_repository,
+    open_known,
+    opened,
+    read_file,
+)
 
 BLOB_BYTES_MAX: Final = 64 << 20
 """Largest file that is compared by content and can be in a patch. A binary patch costs git some
@@ -108,7 +117,8 @@ class Changes(msgspec.Struct):
     after: dict[str, Leaf]
     ignored_count: int = 0
     left_out: list[str] = []
-    """Changed, but not in the patch: too large, outside of the order's selection, or no regular file."""
+    """Changed, but not in the patch: too large, outside of the order's selection, no regular file, or a name that git
+    takes for its own folder's."""
 
 
 Take = Callable[[Leaf, bytes], None]
@@ -147,7 +157,7 @@ def find_changes(
                 seen.discard(path)
                 continue
             leaf, data = found
-            if leaf is None or (old and not old.leaf):
+            if leaf is None or (old and not old.leaf) or (names_repository(path) and not (old and old.leaf == leaf)):
                 changes.left_out.append(path)
                 continue
             if old and old.leaf == leaf:
@@ -211,7 +221,7 @@ def _gone(baseline: Baseline, path: str, scope: Scope, changes: Changes, take: T
     old = baseline.known[path]
     if not old.tracked:
         changes.ignored_count += 1
-    elif old.leaf is None:
+    elif old.leaf is None or names_repository(path):
         changes.left_out.append(path)
     else:
         _take_old(baseline, path, scope, changes, take)

@@ -34,6 +34,8 @@ PATH_PIECE_BYTES: Final = 2048
 """Longest path given to the system at once; longer ones are walked in pieces (Linux refuses 4,096 bytes)."""
 
 GIT_NAME: Final = ".git"
+_GIT_SHORT: Final = "git~1"
+"""What a file system of eight letters calls it; git takes it for its own everywhere."""
 """Left out at every depth: it is the owner's repository, a submodule's, or a file that points to one."""
 
 FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -140,6 +142,12 @@ def unguessable() -> str:
 def identity(path: Path) -> tuple[int, int]:
     facts = path.stat()
     return facts.st_dev, facts.st_ino
+
+
+def names_repository(path: str) -> bool:
+    """Whether a part of a path is git's own folder on some system: then git refuses a patch that has it."""
+    parts = (part.lower() for part in path.split("/"))
+    return any(part.rstrip(". ") == GIT_NAME or part == _GIT_SHORT for part in parts)
 
 
 @contextlib.contextmanager
