@@ -7,7 +7,6 @@ import json
 import os
 import random
 import subprocess
-import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,11 @@ import backplane
 from backplane.backends import MemoryBackend
 from backplane.config import Limits, Settings
 from backplane.contract import canonical
-from backplane.contract.envelope import Run
 from backplane.contract.receipt import Verification
-from backplane.contract.work import WorkOrder
 from backplane.intake import now
-from backplane.protocol import VALUES_MAX, Broken, Events
+from backplane.protocol import VALUES_MAX
 from backplane.protocol.control import ControlEnd
 from backplane.receipts import canonical_chunks, seal
-from backplane.redact import Redactor
 from backplane.runtime import ControlPlane
 from tests import closed
 from tests.faults import hosts, sizes
@@ -285,46 +281,6 @@ def test_c11_mutated_lines_make_no_door_fail(ground: Ground, figure: Figure) -> 
             pass
     assert b"Traceback" not in server.end()
     figure("C11", 0, what=f"exceptions of {count} mutated lines, both doors")
-
-
-def _many(shape: bytes, count: int) -> bytes:
-    return b",".join([shape % number if b"%" in shape else shape for number in range(count)])
-
-
-WORST = {
-    "a text": b'"' + b"x" * (1 << 20) + b'"',
-    "too many values": b"[" + b"1," * (1 << 19) + b"1]",
-    "escapes": b'"' + b"\\u00fc" * (1 << 17) + b'"',
-    "too deep": b"[" * (1 << 20),
-    "keys": b"{" + _many(b'"%d":1', 79_000) + b"}",
-    "escaped keys": b"{" + _many(b'"\\u00fc%x":1', 60_000) + b"}",
-    "integers beyond 64 bits": b"[" + _many(b"123456789012345678901", 47_000) + b"]",
-    "minus zeros": b"[" + _many(b"-0", 79_000) + b"]",
-    "floats near the ends of the range": b"[" + _many(b"1e308,5e-324", 79_000) + b"]",
-    "endless integers": b"[" + _many(b"7" * 4300, 240) + b"]",
-    "just not too deep": b"[" + _many(b"[" * 100 + b"]" * 100, 790) + b"]",
-    "almost keys": b'"' + b"sk-aaaaaaaaaaaaaaaaaaaa-" * 43_000 + b'"',
-}
-"""Lines of up to a mebibyte that cost the most of those tried, each for another reason."""
-
-
-def _reading_s(value: bytes) -> float:
-    """How long the loop stands still for an event with this value, without what others of the machine take."""
-    end = ControlEnd(now=now, redactor=Redactor(["a-secret-of-the-run"]))
-    end.receive(HELLO)
-    end.send(Run(id="r", work_order=WorkOrder("x")))
-    line = EVENT % b"r" + value + b"}}\n"
-    began = time.thread_time()
-    (received,) = end.receive(line)
-    took = time.thread_time() - began
-    assert isinstance(received, Events | Broken)
-    return took
-
-
-def test_c11_a_line_of_a_mebibyte_is_read_in_time(figure: Figure) -> None:
-    worst_s = max(min(_reading_s(value) for _ in range(3)) for value in WORST.values())
-    figure("C11", worst_s * 1000, what="ms, worst 1 MiB in a line")
-    assert worst_s < 0.1 + sizes.SLACK_S
 
 
 # C12: two makers of one hash ------------------------------------------------------------------------------------------

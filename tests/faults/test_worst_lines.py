@@ -1,0 +1,104 @@
+"""C11: the lines of up to a mebibyte that cost the most time to read, of those that were tried."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from backplane.contract.envelope import Final, Run
+from backplane.contract.work import WorkOrder
+from backplane.intake import now
+from backplane.protocol import Broken, Events
+from backplane.protocol.control import ControlEnd
+from backplane.redact import Redactor
+from tests.faults import sizes
+from tests.faults.conftest import Figure
+
+HELLO = b'{"t":"hello","contract_version":"abp/v0.1","backend":{"id":"x"},"capabilities":{}}\n'
+EVENT = b'{"t":"event","ref_id":"r","event":{"type":"tool_call","ts":"2026-01-15T12:00:00Z","tool_name":"t","input":'
+FINAL = b'{"t":"final","ref_id":"r","receipt":{"trace":[],"usage_raw":'
+
+
+def _many(shape: bytes, count: int) -> bytes:
+    return b",".join([shape % number if b"%" in shape else shape for number in range(count)])
+
+
+def _filled(shape: bytes, most: int = 163_000) -> bytes:
+    """As many of a shape, each with its number where it asks for one, as a mebibyte holds."""
+    return _many(shape, min(most, (1 << 20) // (len(shape) + (3 if b"%" in shape else 1))))
+
+
+KEYS = [
+    b"sk-a1aaaaaaaaaaaaaaaaaaaaa",
+    b"ghp_" + b"a" * 30,
+    b"AIza" + b"a" * 35,
+    b"xoxb-" + b"a" * 16,
+    b"AKIA" + b"A" * 16,
+]
+WORST = {
+    "a text": b'"' + b"x" * (1 << 20) + b'"',
+    "too many values": b"[" + b"1," * (1 << 19) + b"1]",
+    "escapes": b'"' + b"\\u00fc" * (1 << 17) + b'"',
+    "surrogates": b'"' + b"\\ud83d\\ude00" * 87_000 + b'"',
+    "too deep": b"[" * (1 << 20),
+    "keys": b"{" + _many(b'"%d":1', 79_000) + b"}",
+    "keys alike": b"{" + _many(b'"a":1', 163_000 // 2) + b"}",
+    "escaped keys": b"{" + _many(b'"\\u00fc%x":1', 60_000) + b"}",
+    "texts of digits": b"[" + _many(b'"0123456789e0123%d"', 45_000) + b"]",
+    "integers beyond 64 bits": b"[" + _many(b"123456789012345678901", 47_000) + b"]",
+    "minus zeros": b"[" + _many(b"-0", 79_000) + b"]",
+    "floats near the ends of the range": b"[" + _many(b"1e308,5e-324", 79_000) + b"]",
+    "different floats near the end of the range": b"[" + _many(b"%de290", 79_000) + b"]",
+    "floats between two": b"[" + _many(b"1e23", 163_000) + b"]",
+    "floats out of range": b"[" + _many(b"1e308", 163_000) + b",1e309]",
+    "endless integers": b"[" + _many(b"7" * 4300, 240) + b"]",
+    "just not too deep": b"[" + _many(b"[" * 100 + b"]" * 100, 790) + b"]",
+    "private keys": b'"' + (b"-----BEGIN PRIVATE KEY-----" + b"A" * 64 + b"-----") * 10_000 + b'"',
+    "almost private keys": b'"' + (b"-----BEGIN PRIVATE KEY-----" + b"A" * 63 + b"-----") * 10_000 + b'"',
+    "almost keys": b'"' + b"sk-aaaaaaaaaaaaaaaaaaaa-" * 43_000 + b'"',
+    **{
+        f"keys in a text, {key[:4].decode()}": b'"' + (key + b" ") * ((1 << 20) // (len(key) + 1)) + b'"'
+        for key in KEYS
+    },
+    **{f"texts that are keys, {key[:4].decode()}": b"[" + _filled(b'"' + key + b'"') + b"]" for key in KEYS},
+    **{f"names that are keys, {key[:4].decode()}": b"{" + _filled(b'"' + key + b'%d":1') + b"}" for key in KEYS},
+    **{f"names with keys in them, {key[:4].decode()}": b"{" + _filled(b'"%d ' + key + b'":1') + b"}" for key in KEYS},
+}
+"""Lines of up to a mebibyte that cost the most of those tried, each for another reason."""
+WORST_FINALS = {
+    "lists": b"[" + b"[]," * ((1 << 20) // 3) + b"0]",
+    "lists in lists": b"[" + _many(b"[" * 60 + b"]" * 60 + b"," + b"[" * 30 + b"]" * 30, 5760) + b"]",
+    "hills": b"[" + b"[[],[[],[[],[[]]]]]," * 52_000 + b"0]",
+    "numbers": b"[" + b"1," * (1 << 19) + b"1]",
+    "floats near the ends of the range": b"[" + _many(b"1e308,5e-324", 79_000) + b"]",
+}
+"""A `final` may hold more values."""
+
+
+def _reading_s(line: bytes) -> float:
+    """How long the loop stands still for a line, without what others of the machine take."""
+    end = ControlEnd(now=now, redactor=Redactor(["a-secret-of-the-run"]))
+    end.receive(HELLO)
+    end.send(Run(id="r", work_order=WorkOrder("x")))
+    began = time.thread_time()
+    (received,) = end.receive(line)
+    looked = [[] for _ in range(1000)]  # type: ignore[var-annotated]  # What the collector has put off is part of it.
+    took = time.thread_time() - began
+    assert looked
+    assert isinstance(received, Events | Broken | Final)
+    return took
+
+
+def _worst() -> Iterator[tuple[str, bytes]]:
+    for name, value in WORST.items():
+        yield name, EVENT + value + b"}}\n"
+    for name, value in WORST_FINALS.items():
+        yield f"{name} in a final", FINAL + value + b"}}\n"
+
+
+def test_c11_a_line_of_a_mebibyte_is_read_in_time(figure: Figure) -> None:
+    took = {name: min(_reading_s(line) for _ in range(3)) for name, line in _worst()}
+    worst = max(took, key=lambda name: took[name])
+    print(*sorted(((round(1000 * seconds), name) for name, seconds in took.items()), reverse=True)[:8], sep="\n")
+    figure("C11", took[worst] * 1000, what="ms, worst 1 MiB in a line")
+    assert took[worst] < 0.1 + sizes.SLACK_S, worst
