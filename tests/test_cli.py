@@ -443,6 +443,13 @@ def test_backends_are_listed_with_what_they_said_of_themselves_last(cli: Cli) ->
     assert "tool_edit (emulated), tool_read" in cli("backends", "mock").stdout.decode()
 
 
+def test_a_look_at_what_backends_can_do_makes_no_state_folder(cli: Cli, tmp_path: Path) -> None:
+    home = tmp_path / "none"
+    done = cli("backends", "--matrix", "claude", env={"BACKPLANE_HOME": str(home)})
+    assert (done.returncode, done.stderr, home.exists()) == (0, b"", False)
+    assert b"never tried" in done.stdout
+
+
 COUNTED = """
 import sys
 opened = []

@@ -119,7 +119,7 @@ def _matrix(found: list[BackendStatus], settings: Settings, environ: dict[str, s
     from backplane.errors import BackplaneError
     from backplane.receipts.manifests import kept_manifest
 
-    home = config.home(environ)
+    home = config.home_path(environ)
     columns = matrix.columns()
     for status in found:
         try:
