@@ -50,6 +50,7 @@ WORST = {
     "floats near the ends of the range": b"[" + _many(b"1e308,5e-324", 79_000) + b"]",
     "different floats near the end of the range": b"[" + _many(b"%de290", 79_000) + b"]",
     "floats between two": b"[" + _many(b"1e23", 163_000) + b"]",
+    "floats that are zero": b"[" + _many(b"1e-400", 149_000) + b"]",
     "floats out of range": b"[" + _many(b"1e308", 163_000) + b",1e309]",
     "endless integers": b"[" + _many(b"7" * 4300, 240) + b"]",
     "just not too deep": b"[" + _many(b"[" * 100 + b"]" * 100, 790) + b"]",
