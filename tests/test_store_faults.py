@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -156,6 +156,15 @@ def test_after_a_failed_fsync_the_journal_is_not_trusted_again(store: Store, mon
 
 
 # Processes ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_host_put_beside_the_journal_keeps_nobody_from_sealing(store: Store) -> None:
+    journal = open_journal(store.home)
+    os.mkfifo(journal.folder / "pipe")
+    (journal.folder / "loop").symlink_to("loop")
+    (journal.folder / "there").symlink_to(journal.folder / "pipe")
+    with closing(journal):
+        journal.sync()
 
 
 def writer(home: Path, runs: int, events_each: int, *before: str) -> subprocess.Popen[str]:

@@ -142,7 +142,7 @@ class Journal:
             with _disk(str(self.folder)):
                 flush(self._trace)
                 flush(self._head)
-                beside = (path for path in self.folder.iterdir() if path.name not in (HEAD, TRACE))
+                beside = [path for path in self.folder.iterdir() if path.name not in (HEAD, TRACE) and _is_plain(path)]
                 for path in (*beside, self.folder, self.folder.parent):
                     flush_path(path)
         except StoreError as error:
@@ -187,7 +187,7 @@ def read_facts(folder: Path) -> list[Facts]:
     for line in data.split(b"\n")[:-1]:
         try:
             fact = canonical.decode(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         if not isinstance(fact, dict):
             break
@@ -230,13 +230,18 @@ def flush(fd: int) -> None:
 def flush_path(path: Path) -> None:
     """fsync a file or folder by name; one that is not there is passed over."""
     try:
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
         flush(fd)
     finally:
         os.close(fd)
+
+
+def _is_plain(path: Path) -> bool:
+    # What else lies there, a pipe or a link, is none of ours.
+    return not path.is_symlink() and (path.is_file() or path.is_dir())
 
 
 @contextmanager
