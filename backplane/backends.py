@@ -474,7 +474,9 @@ def missing_program(backend: ProcessBackend, environ: Mapping[str, str]) -> Back
         fix = f"install it, or correct the command of [backends.{backend.id}]"
         return BackendError("backend_unavailable", f"{backend.argv[0]} is not found or not executable", hint=fix)
     agent = backend.agent.options if backend.agent is not None else None
-    if agent is None or _found(agent.program, search) is not None:
+    # Where the host looks: a folder beside whatever it works in is nobody's choice.
+    absolute = None if search is None else os.pathsep.join(filter(os.path.isabs, search.split(os.pathsep)))
+    if agent is None or _found(agent.program, absolute) is not None:
         return None
     fix = "name it with the option `program`"
     if agent.install:

@@ -43,7 +43,7 @@ from backplane.contract.receipt import (
 )
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import CODES
-from backplane.policy import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, enforcement
+from backplane.policy import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, enforcement, tool_names
 from backplane.protocol import Events
 from backplane.redact import Redactor
 
@@ -383,10 +383,15 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
 
     def _violations(self) -> list[Json]:
         """Objections to what was really done: a call that was asked for and denied did not run."""
-        denied = Counter({name: uses.denied for name, uses in self._tools.items()})
+        # A question that was open when the run ended was answered for nobody.
+        denied = Counter({name: max(uses.denied, uses.asked - uses.approved) for name, uses in self._tools.items()})
         approved = Counter({name: uses.approved for name, uses in self._tools.items()})
+        may_run = sum(uses.approved for name, uses in self._tools.items() if "bash" in tool_names(name))
         violations: list[Json] = []
         for name, rule, reason in self._objections:
+            if name is None and rule == "require_approval_for" and may_run > 0:
+                may_run -= 1  # The command of a call that was approved.
+                continue
             # An approval that was asked for is settled either way; what is forbidden only by a denial.
             answers = (approved, denied) if rule == "require_approval_for" else (denied,)
             answered = next((answer for answer in answers if name is not None and answer[name] > 0), None)

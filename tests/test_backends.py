@@ -273,3 +273,17 @@ async def test_an_exception_in_the_block_comes_out_as_it_is_and_leaves_nothing()
         with pytest.raises(Mine):
             await fail()
     assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_an_agent_is_not_ready_where_its_host_would_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "claude"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    found = backends.find("claude", Settings(), {"PATH": str(program.parent)})
+    assert isinstance(found, ProcessBackend)
+    assert backends.missing_program(found, {"PATH": str(program.parent)}) is None
+    missing = backends.missing_program(found, {"PATH": "bin"})
+    assert missing is not None
+    assert missing.code == "backend_unavailable"

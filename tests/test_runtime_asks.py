@@ -94,6 +94,30 @@ put(final(run)); end()
     assert "violations" not in backplane_of(run)["enforcement"]
 
 
+@pytest.mark.parametrize(("commands", "violations"), [(1, 0), (2, 1)])
+@one_loop
+async def test_a_command_that_was_approved_is_no_violation(
+    commands: int, violations: int, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = """
+hello(extensions=["ask/1"]); run = take()
+put(event(run, type="tool_call", tool_name="Bash", input={"command": "ls"}))
+put({"t": "ask", "ref_id": run["id"], "id": "a1", "kind": "tool", "name": "Bash", "input": {"command": "ls"}})
+assert take()["decision"] == "allow"
+for _ in range(COMMANDS): put(event(run, type="command_executed", command="ls", exit_code=0))
+put(final(run)); end()
+""".replace("COMMANDS", str(commands))
+
+    async def yes(event: AskRaised) -> Decision:
+        return Decision(decision="allow")
+
+    policy = PolicyProfile(require_approval_for=("bash",))
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, order(root, policy=policy), script(tmp_path, body), on_ask=yes)
+    assert run.error is None
+    assert len(backplane_of(run)["enforcement"].get("violations", ())) == violations
+
+
 # Somebody answers -----------------------------------------------------------------------------------------------------
 
 

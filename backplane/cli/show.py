@@ -234,9 +234,7 @@ def _violations(receipt: Receipt) -> list[str]:
     """What was done although a rule forbids it, each once."""
     enforcement = receipt.backplane.get("enforcement")
     rows = enforcement.get("violations") if isinstance(enforcement, dict) else None
-    # What needed an approval is on record also where it was given, for the command that ran then.
-    rows = [row for row in rows or () if isinstance(row, dict) and row.get("rule") != "require_approval_for"]
-    told = [row.get("reason") or row.get("rule") for row in rows]
+    told = [row.get("reason") or row.get("rule") for row in rows or () if isinstance(row, dict)]
     once = list(dict.fromkeys(map(str, told)))
     more = [f"and {len(once) - VIOLATIONS_MAX} more, see the receipt"] if len(once) > VIOLATIONS_MAX else []
     return once[:VIOLATIONS_MAX] + more
