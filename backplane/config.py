@@ -334,7 +334,8 @@ def home(environ: Environ) -> Path:
         name = errno.errorcode.get(error.errno or 0, "EIO")
         raise StoreError(
             "receipt_store_failed",
-            f"the state directory {path} cannot be made: {name} ({error.strerror})",
+            f"the state directory {path} cannot be made: "
+            + ("it is a link to nothing" if path.is_symlink() else f"{name} ({error.strerror})"),
             hint=f"set {PREFIX}HOME to a folder that this user can write",
         ) from error
     return path

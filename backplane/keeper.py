@@ -206,7 +206,8 @@ class Preparation:
         self._facts = facts
         self._limits = limits
         self._stopped = stopped
-        self._error: BackplaneError | None = None
+        self.error: BackplaneError | None = None
+        """Why there is no place to work in, once that is known."""
         self._placed = Once()
         self._done = Once()
 
@@ -215,7 +216,7 @@ class Preparation:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._open, folder)
         except BackplaneError as error:
-            self._error = error
+            self.error = error
         finally:
             self._placed.set()
             self._done.set()
@@ -224,7 +225,7 @@ class Preparation:
         """Wait for the place to work in alone. Raises WorkspaceError, also where nobody knows why there is none."""
         await self._placed.wait()
         if self.workspace is None:
-            raise self._error or WorkspaceError("workspace_staging_failed", "the copy was not made")
+            raise self.error or WorkspaceError("workspace_staging_failed", "the copy was not made")
 
     async def settled(self) -> None:
         """Wait until nothing of it runs any more, however it ended."""
@@ -237,8 +238,8 @@ class Preparation:
             BackplaneError: of the store or the workspace.
         """
         await self._done.wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self.workspace
 
     def _open(self, folder: Path) -> None:

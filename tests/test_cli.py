@@ -797,6 +797,30 @@ def test_a_command_that_was_approved_is_no_fault_at_the_end(cli: Cli, work: Path
     assert "policy not kept" not in done.stdout.decode()
 
 
+def test_a_patch_that_is_gone_is_not_taken_for_one_that_never_was(cli: Cli, work: Path, backplane_home: Path) -> None:
+    cli("run", "echo x > made", "--backend", "shell")
+    (row,) = rows(backplane_home)
+    (backplane_home / "runs" / row.run_id / "patch.diff").unlink()
+    done = cli("apply", row.run_id)
+    assert done.returncode != 0
+    assert b"changed nothing" not in done.stdout
+    assert not (work / "made").exists()
+
+
+def test_an_empty_name_of_a_folder_is_refused(cli: Cli, backplane_home: Path) -> None:
+    cli("run", "task", *mock())
+    (row,) = rows(backplane_home)
+    done = cli("receipts", "export", row.run_id, "--to", "")
+    assert done.returncode == 2
+    assert b"--to is empty" in done.stderr
+
+
+def test_a_state_folder_that_is_a_link_to_nothing_is_named_so(cli: Cli, backplane_home: Path) -> None:
+    backplane_home.rmdir()
+    backplane_home.symlink_to(backplane_home.with_name("nowhere"))
+    assert b"it is a link to nothing" in cli("run", "task", "--backend", "mock").stderr
+
+
 def test_context_travels_by_path_inside_the_workspace_and_by_content_from_outside(
     cli: Cli, work: Path, tmp_path: Path, backplane_home: Path
 ) -> None:

@@ -274,11 +274,14 @@ def _diff(options: Options) -> int:
 def _export(options: Options) -> int:
     from pathlib import Path
 
+    from backplane.errors import ConfigError
     from backplane.receipts import export
 
+    if options.to == "":
+        raise ConfigError("config_invalid", "--to is empty", hint="name a new folder, or leave it out for ./RUN-ID")
     with _store(readonly=True) as store:
         run_id = store.find(options.id).run_id
-        folder = export(store, run_id, Path(options.to or run_id))
+        folder = export(store, run_id, Path(run_id if options.to is None else options.to))
     streams.write(f"{streams.one_line(folder)}\n")
     return 0
 

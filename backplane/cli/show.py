@@ -215,7 +215,7 @@ def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
     reason = end.get("reason") if isinstance(end, dict) else None
     why = f" ({one_line(reason)})" if reason and reason != receipt.outcome else ""
     lines = [
-        f"{look.dress(colour, receipt.outcome)}{why} after {receipt.meta.duration_ms / 1000:.1f} s{_usage(receipt)}",
+        f"{look.dress(colour, receipt.outcome)}{why} after {_lasted(receipt)}{_usage(receipt)}",
         f"run {receipt.meta.run_id}  receipt {(receipt.receipt_sha256 or '')[:16]}",
     ]
     if isinstance(receipt.usage_raw, dict) and receipt.usage_raw.get("structured_output") is not None:
@@ -228,6 +228,11 @@ def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
     if patch is not None and patch.is_file() and patch.stat().st_size:
         lines.append(f"patch {one_line(patch)}  (backplane apply {receipt.meta.run_id[:8]})")
     return "\n".join(lines) + "\n"
+
+
+def _lasted(receipt: Receipt) -> str:
+    unknown = receipt.backplane.get("duration") == "unknown"
+    return "an unknown time" if unknown else f"{receipt.meta.duration_ms / 1000:.1f} s"
 
 
 def _violations(receipt: Receipt) -> list[str]:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.abc
@@ -21,7 +21,7 @@ from backplane.backends import Backend, Link, Opener, ProcessBackend
 from backplane.config import Isolation, Limits, tighter
 from backplane.contract.canonical import Json
 from backplane.contract.work import Mode
-from backplane.errors import WorkspaceError
+from backplane.errors import BackplaneError, WorkspaceError
 from backplane.keeper import Keeper, Preparation
 from backplane.record import Facts
 
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from backplane.contain.run import Cell
     from backplane.receipts.journal import Journal
     from backplane.workspace import Workspace
+
+
+CAUSE_S: Final = 1.0
+"""For what is wrong with a place to be known, once its cage has failed: milliseconds are usual."""
 
 
 class Premises:
@@ -151,6 +155,13 @@ class Premises:
     async def _placed(self) -> None:
         assert self._preparing is not None
         await self._preparing.placed()
+
+    async def cause(self, error: BackplaneError) -> BackplaneError:
+        """Why a start failed: where the place to work in cannot be made, the cage around it may fail before that."""
+        if self._preparing is not None:
+            with anyio.move_on_after(CAUSE_S):
+                await self._preparing.settled()
+        return (self._preparing.error if self._preparing is not None else None) or error
 
     @property
     def prepared(self) -> bool:

@@ -272,7 +272,7 @@ class Run:
             self._connect(link, tasks)
             self._premises.prepare(tasks, self._mode())
         except BackplaneError as error:
-            self._fail(error)
+            self._fail(await self._premises.cause(error))
         except BaseException:  # Cancelled: what was prepared already is sealed and removed.
             await self._finish()
             raise
