@@ -25,6 +25,7 @@ from backplane.errors import CODES, ProtocolError
 from backplane.protocol import (
     DEPTH_MAX,
     EVIDENCE_BYTES,
+    FINAL_VALUE_BYTES,
     LINE_BYTES_MAX,
     MESSAGES,
     NEEDS_EXTENSION,
@@ -239,6 +240,17 @@ def test_a_line_may_have_so_many_values_and_no_more() -> None:
     (refused,) = control().receive(crowded(VALUES_MAX + 100))
     assert isinstance(refused, Broken)
     assert (refused.code, str(VALUES_MAX) in refused.message) == ("protocol_invalid_envelope", True)
+
+
+@pytest.mark.parametrize("more", [-100, 100])
+def test_a_long_final_may_have_a_value_for_so_many_bytes(more: int) -> None:
+    count = 2 * VALUES_MAX
+    many = b"[" + b",".join([b"[]"] * (count + more)) + b"]"
+    whole = line({"t": "final", "ref_id": "r1", "receipt": {"trace": [], "usage_raw": "MANY", "note": "WORDS"}})
+    whole = whole.replace(b'"MANY"', many)
+    whole = whole.replace(b"WORDS", b"w" * (count * FINAL_VALUE_BYTES - len(whole) + len(b"WORDS")))
+    (taken,) = control().receive(whole)
+    assert isinstance(taken, wire.Final if more < 0 else Broken)
 
 
 def test_commas_and_brackets_inside_a_text_are_no_values() -> None:

@@ -10,7 +10,7 @@ from backplane.protocol.host import HostEnd
 from backplane.protocol.lines import (
     DEPTH_MAX,
     EVIDENCE_BYTES,
-    FINAL_VALUES_MAX,
+    FINAL_VALUE_BYTES,
     LINE_BYTES_MAX,
     VALUES_MAX,
     Lines,
@@ -34,7 +34,7 @@ from backplane.protocol.messages import (
 __all__ = [
     "DEPTH_MAX",
     "EVIDENCE_BYTES",
-    "FINAL_VALUES_MAX",
+    "FINAL_VALUE_BYTES",
     "LINE_BYTES_MAX",
     "MESSAGES",
     "NEEDS_EXTENSION",

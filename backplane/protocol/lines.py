@@ -22,8 +22,9 @@ VALUES_MAX: Final = 81_920
 """Values in a line: in Python the smallest object takes some 200 bytes and is there three times while it is read, so
 a line of 16 MiB could need gigabytes; so many need 50 MiB. A tool's output of a mebibyte has a fifth of that."""
 
-FINAL_VALUES_MAX: Final = 1_048_576
-"""The same for a `final`: it may bring the whole trace, and 16 MiB of the shortest events are 800,000."""
+FINAL_VALUE_BYTES: Final = 16
+"""Of a `final`, for each value where it has more: it may bring the whole trace, and 16 MiB of the shortest events are
+800,000 values. A short one that is full of them has none of those."""
 
 EVIDENCE_BYTES: Final = 200
 """How much of a bad line an error shows."""
@@ -133,6 +134,6 @@ def bounded(line: bytes) -> None:
     # Those inside of texts counted as well there are seldom too many.
     if line.count(b",") + line.count(b"[") + line.count(b"{") + line.count(b'"') // 2 <= 2 * VALUES_MAX:
         return
-    limit = FINAL_VALUES_MAX if _decode_tag(line).t == "final" else VALUES_MAX
+    limit = max(VALUES_MAX, len(line) // FINAL_VALUE_BYTES if _decode_tag(line).t == "final" else 0)
     if structure.marks(line) > 2 * limit:
         raise ValueError(f"more than {limit} values in a line")
