@@ -33,11 +33,14 @@ CHECK_S_MAX: Final = 5.0
 """Of computing, for checking one answer: a schema's patterns and alternatives can take for ever; a good one takes
 milliseconds."""
 
+_AGAIN_S: Final = 0.05
+"""Until it is told once more that the time is over: Python drops what is raised while an object is given up."""
+
 _FENCED: Final = re.compile(r"```[a-z]*\s*\n(.*?)\n\s*```", re.DOTALL | re.IGNORECASE)
 
 
-class _Slow(Exception):
-    """A check has used up its time."""
+class _Slow(BaseException):
+    """A check has used up its time. No code between takes it for a fault of its own."""
 
 
 class Shape:
@@ -106,20 +109,25 @@ def _bounded() -> Iterator[None]:
     A clock of computing time: it is nobody else's, and a loaded machine does not make it run faster.
     """
 
+    going = [True]
+
     def stop(number: int, frame: object) -> None:
-        raise _Slow
+        if going:
+            raise _Slow
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGVTALRM, stop)
     try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, CHECK_S_MAX)
+        signal.setitimer(signal.ITIMER_VIRTUAL, CHECK_S_MAX, _AGAIN_S)
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            going.clear()
     finally:
+        going.clear()  # What is raised on the way to the first leaves none of this out.
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, signal.SIG_DFL if before is None else before)
 
 
