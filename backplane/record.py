@@ -45,7 +45,7 @@ from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import CODES
 from backplane.policy import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, enforcement, tool_names
 from backplane.protocol import Events
-from backplane.redact import Redactor
+from backplane.redact import NO_SECRETS, Redactor
 
 NAMES_MAX: Final = 1000
 """Paths listed in a reconciliation; a run that changes more is told by counts."""
@@ -145,9 +145,6 @@ def fold(folded: Folded, event: AgentEvent) -> Folded:
 def _is_counter(value: Json) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= canonical.INT_MAX
 
-
-NO_SECRETS: Final = Redactor(())
-"""Of runs without secrets of their own: it looks for what is known by its looks."""
 
 _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 """Until something is put in its place: a table of its own for each would be a kilobyte of an idle run."""

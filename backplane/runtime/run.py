@@ -38,8 +38,8 @@ from backplane.policy import compile_policy
 from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd
 from backplane.readable import Readable
-from backplane.record import NO_SECRETS, End, Facts
-from backplane.redact import Redactor
+from backplane.record import End, Facts
+from backplane.redact import NO_SECRETS, Redactor
 from backplane.runtime.deadlines import LOOK_S, Deadlines
 from backplane.runtime.premises import Premises
 from backplane.runtime.terms import EXTENSIONS, Terms

@@ -34,9 +34,10 @@ PATH_PIECE_BYTES: Final = 2048
 """Longest path given to the system at once; longer ones are walked in pieces (Linux refuses 4,096 bytes)."""
 
 GIT_NAME: Final = ".git"
+"""Left out at every depth: it is the owner's repository, a submodule's, or a file that points to one."""
+
 _GIT_SHORT: Final = "git~1"
 """What a file system of eight letters calls it; git takes it for its own everywhere."""
-"""Left out at every depth: it is the owner's repository, a submodule's, or a file that points to one."""
 
 FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
