@@ -90,13 +90,13 @@ class ControlPlane:
             await self._slots.acquire()
             try:
                 run = await self._run(order, backend, on_ask, limits, run_id)
-                try:
-                    await run.start(hooks)
-                except BaseException:
-                    await run.leave()
-                    raise
             except BaseException:
                 self._slots.release()
+                raise
+            try:
+                await run.start(hooks)
+            except BaseException:
+                await self._end(run)
                 raise
             return run
 

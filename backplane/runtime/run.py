@@ -255,7 +255,7 @@ class Run:
     # What a control plane does with it.
 
     async def start(self, hooks: Sequence[Hook]) -> None:
-        """Start the host, unless the run is refused; `leave` has to follow, in the same task.
+        """Start the host, unless the run is refused; `leave` has to follow in the same task, however this ends.
 
         Args:
             hooks: the caller's own.
@@ -273,9 +273,6 @@ class Run:
             self._premises.prepare(tasks, self._mode())
         except BackplaneError as error:
             self._fail(await self._premises.cause(error))
-        except BaseException:  # Cancelled: what was prepared already is sealed and removed.
-            await self._finish()
-            raise
 
     async def leave(self) -> None:
         """End and seal the run, unless it has ended; then leave its host, and what is still at work for that."""
