@@ -807,6 +807,17 @@ def test_a_patch_that_is_gone_is_not_taken_for_one_that_never_was(cli: Cli, work
     assert not (work / "made").exists()
 
 
+def test_a_pipe_in_the_place_of_a_journal_keeps_no_receipt_from_being_shown(cli: Cli, backplane_home: Path) -> None:
+    cli("run", "task", *mock())
+    (row,) = rows(backplane_home)
+    head = backplane_home / "runs" / row.run_id / "head.jsonl"
+    head.unlink()
+    os.mkfifo(head)
+    done = cli("receipts", "show", row.run_id)
+    assert done.returncode == 0, done
+    assert b"backend mock" in done.stdout
+
+
 def test_an_empty_name_of_a_folder_is_refused(cli: Cli, backplane_home: Path) -> None:
     cli("run", "task", *mock())
     (row,) = rows(backplane_home)

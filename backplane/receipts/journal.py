@@ -21,7 +21,7 @@ from backplane.contract import canonical
 from backplane.contract.receipt import BackendIdentity
 from backplane.contract.work import WorkOrder
 from backplane.errors import StoreError
-from backplane.receipts.trace import Trace
+from backplane.receipts.trace import Trace, open_plain
 
 HEAD: Final = "head.jsonl"
 TRACE: Final = "trace.jsonl"
@@ -204,7 +204,7 @@ class _First(msgspec.Struct):
 def backend_name(folder: Path) -> str | None:
     """What a run's backend was called here, before it said its own name; None where the head does not say."""
     try:
-        with (folder / HEAD).open("rb") as file:
+        with open_plain(folder / HEAD) as file:
             return msgspec.json.decode(file.readline(HEAD_BYTES_MAX), type=_First).backend.id
     except (OSError, msgspec.MsgspecError):
         return None

@@ -24,7 +24,7 @@ from backplane.contract.receipt import Receipt
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
 from backplane.receipts.audit import Finding, patch_hash
-from backplane.receipts.journal import HEAD, PATCH, TRACE, Journal, backend_name
+from backplane.receipts.journal import PATCH, TRACE, Journal, backend_name
 from backplane.receipts.pieces import with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Orphans, Recovery
 from backplane.receipts.rows import Checkpoint, Listed, Row, Rows, columns_of
@@ -144,9 +144,7 @@ class Store:
     def listed(self, limit: int = 50) -> Iterator[Listed]:
         """As `list`, each row with the name that its backend had here."""
         for row in self.list(limit):
-            folder = self.home / "runs" / row.run_id
-            known = recovery.is_run_id(row.run_id) and os.path.isfile(folder / HEAD)  # A pipe would be waited at.
-            name = backend_name(folder) if known else None
+            name = backend_name(self.folder(row.run_id)) if recovery.is_run_id(row.run_id) else None
             yield Listed(**msgspec.structs.asdict(row), backend_name=name)
 
     def find(self, run: str) -> Row:
