@@ -227,17 +227,18 @@ def test_an_overlong_line_is_skipped_to_its_own_newline(first: bytes) -> None:
         assert [type(item) for item in received] == [kind, Events]
 
 
-def crowded(count: int) -> bytes:
-    """An event of a tool call whose input has so many elements; two marks each, and some of the event's own."""
+def crowded(count: int, element: bytes = b"[]") -> bytes:
+    """An event of a tool call whose input has so many elements, beside some of the event's own."""
     call = {"type": "tool_call", "ts": TS, "tool_name": "t", "input": "MANY"}
     whole = line({"t": "event", "ref_id": "r1", "event": call})
-    return whole.replace(b'"MANY"', b"[" + b",".join([b"[]"] * count) + b"]")
+    return whole.replace(b'"MANY"', b"[" + b",".join([element] * count) + b"]")
 
 
-def test_a_line_may_have_so_many_values_and_no_more() -> None:
-    taken = control().receive(crowded(VALUES_MAX - 100))
+@pytest.mark.parametrize("element", [b"[]", b'""', b"0", b"1e308"])
+def test_a_line_may_have_so_many_values_and_no_more(element: bytes) -> None:
+    taken = control().receive(crowded(VALUES_MAX - 100, element))
     assert [type(item) for item in taken] == [Events]
-    (refused,) = control().receive(crowded(VALUES_MAX + 100))
+    (refused,) = control().receive(crowded(VALUES_MAX + 100, element))
     assert isinstance(refused, Broken)
     assert (refused.code, str(VALUES_MAX) in refused.message) == ("protocol_invalid_envelope", True)
 
@@ -251,6 +252,22 @@ def test_a_long_final_may_have_a_value_for_so_many_bytes(more: int) -> None:
     whole = whole.replace(b"WORDS", b"w" * (count * FINAL_VALUE_BYTES - len(whole) + len(b"WORDS")))
     (taken,) = control().receive(whole)
     assert isinstance(taken, wire.Final if more < 0 else Broken)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"type": "warning", "ts": TS, "message": ""},
+        {"type": "assistant_delta", "ts": TS, "text": "word "},
+        {"type": "tool_call", "ts": TS, "tool_name": "read", "tool_use_id": None, "input": {"path": "a", "limit": 9}},
+        {"type": "file_changed", "ts": TS, "path": "a", "summary": "b", "ext": {"a": 1, "b": [1.5, 2, 3]}},
+    ],
+    ids=lambda said: said["type"],
+)
+@pytest.mark.parametrize("count", [20_000, 80_000])
+def test_a_final_may_bring_a_long_trace_of_short_events(said: dict[str, Any], count: int) -> None:
+    (taken,) = control().receive(line({"t": "final", "ref_id": "r1", "receipt": {"trace": [said] * count}}))
+    assert isinstance(taken, wire.Final)
 
 
 def test_commas_and_brackets_inside_a_text_are_no_values() -> None:

@@ -22,9 +22,12 @@ VALUES_MAX: Final = 81_920
 """Values in a line: in Python the smallest object takes some 200 bytes and is there three times while it is read, so
 a line of 16 MiB could need gigabytes; so many need 50 MiB. A tool's output of a mebibyte has a fifth of that."""
 
-FINAL_VALUE_BYTES: Final = 16
-"""Of a `final`, for each value where it has more: it may bring the whole trace, and 16 MiB of the shortest events are
-800,000 values. A short one that is full of them has none of those."""
+FINAL_VALUE_BYTES: Final = 8
+"""Of a `final`, for each value where it has more: it may bring the whole trace, and the shortest events have five
+values in 60 bytes. A short one that is full of them has none of those."""
+
+FINAL_VALUES_MAX: Final = 1_048_576
+"""The most for the longest `final`: 200,000 short events."""
 
 EVIDENCE_BYTES: Final = 200
 """How much of a bad line an error shows."""
@@ -132,8 +135,11 @@ def bounded(line: bytes) -> None:
     if len(line) <= VALUES_MAX:
         return
     # Those inside of texts counted as well there are seldom too many.
-    if line.count(b",") + line.count(b"[") + line.count(b"{") + line.count(b'"') // 2 <= 2 * VALUES_MAX:
+    commas = line.count(b",")
+    if commas <= VALUES_MAX and commas + line.count(b"[") + line.count(b"{") + line.count(b'"') // 2 <= 2 * VALUES_MAX:
         return
-    limit = max(VALUES_MAX, len(line) // FINAL_VALUE_BYTES if _decode_tag(line).t == "final" else 0)
-    if structure.marks(line) > 2 * limit:
+    limit = VALUES_MAX
+    if _decode_tag(line).t == "final":
+        limit = max(limit, min(len(line) // FINAL_VALUE_BYTES, FINAL_VALUES_MAX))
+    if structure.values(line) > limit:
         raise ValueError(f"more than {limit} values in a line")

@@ -62,6 +62,7 @@ WORST = {
         for key in KEYS
     },
     **{f"texts that are keys, {key[:4].decode()}": b"[" + _filled(b'"' + key + b'"') + b"]" for key in KEYS},
+    "texts that are keys of each kind": b"[" + _filled(b",".join(b'"' + key + b'"' for key in KEYS)) + b"]",
     **{f"names that are keys, {key[:4].decode()}": b"{" + _filled(b'"' + key + b'%d":1') + b"}" for key in KEYS},
     **{f"names with keys in them, {key[:4].decode()}": b"{" + _filled(b'"%d ' + key + b'":1') + b"}" for key in KEYS},
 }
