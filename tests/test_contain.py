@@ -26,7 +26,7 @@ from backplane import _guard
 from backplane.backends import Backend, ProcessBackend
 from backplane.config import Settings, tighter
 from backplane.contain import cgroup, labels, landlock, masks, proxy, seccomp
-from backplane.contain.probe import Bubblewrap, Name, Probe, probe, without
+from backplane.contain.probe import Bubblewrap, Name, Probe, probe, trial_begun, without
 from backplane.contain.proxy import Judge, Refused
 from backplane.contain.tally import Tally
 from backplane.contract.events import AssistantDelta
@@ -236,12 +236,28 @@ async def test_a_rule_on_any_file_of_the_agents_repository_is_held(
 
 def test_a_trial_that_is_given_up_says_nothing_of_the_layers(found: Probe) -> None:
     tried = Bubblewrap(shutil.which("bwrap"))
-    trial = tried.begin()
-    assert (trial is None) == (shutil.which("bwrap") is None)
-    if trial is not None:
-        trial.close()
+    tried.begin()
+    tried.drop()
     assert tried.find() == (found.bubblewrap, found.network, found.command)
-    assert tried.begin() is None
+
+
+def test_a_trial_begun_early_is_the_one_that_counts_and_ends_with_its_block(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    slow, quick = (tmp_path / name for name in ("slow", "quick"))
+    for folder, work in ((slow, "exec sleep 60"), (quick, "echo bubblewrap 9.9")):
+        folder.mkdir()
+        (folder / "bwrap").write_text(f"#!/bin/sh\necho $$ >> {calls}\n{work}\n")
+        (folder / "bwrap").chmod(0o755)
+    with trial_begun({"PATH": f"{slow}:/bin:/usr/bin"}), trial_begun({"PATH": f"{slow}:/bin:/usr/bin"}):
+        while not calls.exists() or not calls.read_text():
+            time.sleep(0.01)
+        (pid,) = map(int, calls.read_text().split())
+        assert _guard.look_at(pid) is not None
+    assert _guard.look_at(pid) is None
+    calls.unlink()
+    with trial_begun({"PATH": f"{quick}:/bin:/usr/bin"}):
+        assert probe({"PATH": f"{quick}:/bin:/usr/bin"}).bubblewrap.version == "9.9"
+    assert len(calls.read_text().split()) == 1
 
 
 def test_what_is_made_ahead_of_a_copy_is_for_its_user_alone_and_gone_when_it_fails(backplane_home: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ import msgspec
 
 from backplane import relay
 from backplane.asks import Decision
-from backplane.backends import Backend
+from backplane.backends import Backend, ProcessBackend
 from backplane.cli import DONE, FAILED, PARTIAL, READER_GONE, REFUSED, asking, show, streams
 from backplane.cli.copies import Copy
 from backplane.cli.outlet import Outlet
@@ -56,11 +57,21 @@ def run(plan: Plan) -> int:
     """Do the run and say how it ended; gives the exit code."""
     live = _Live(plan)
     try:
-        anyio.run(live.drive)
+        with _layers_tried(plan):
+            anyio.run(live.drive)
         return _end(plan, live)
     finally:
         for line in live.left_behind:
             streams.complain(streams.one_line(line) + "\n")
+
+
+def _layers_tried(plan: Plan) -> AbstractContextManager[None]:
+    """The layers around a host are tried while the rest is loaded: later it would wait for that."""
+    if plan.settings.isolation == "off" or not (isinstance(plan.backend, ProcessBackend) and plan.backend.guard):
+        return nullcontext()
+    from backplane.contain.probe import trial_begun
+
+    return trial_begun(plan.environ)
 
 
 def _end(plan: Plan, live: _Live) -> int:

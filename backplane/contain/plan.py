@@ -15,7 +15,7 @@ import msgspec
 
 from backplane import _guard, share
 from backplane.config import Isolation
-from backplane.contain import landlock, masks, seccomp
+from backplane.contain import landlock, masks
 from backplane.contain.labels import Held, label
 from backplane.contain.masks import Masks
 from backplane.contain.probe import MOUNTS, Probe
@@ -113,7 +113,7 @@ def plan(
         wrapper = (*wrapper, *system, *_mounts(place, command, own, private), *covered.options, "--")
     kept = (*_DEVICES, place.root, *own, *(private or (place.scratch,)), place.scratch)
     interface = found.landlock_version
-    calls = seccomp.program() if filtered else None
+    calls = _filter() if filtered else None
     held = Held(
         isolation=isolation,
         found=found,
@@ -142,6 +142,12 @@ def plan(
         label=label(held),
         gaps=held.gaps(),
     )
+
+
+def _filter() -> bytes | None:
+    from backplane.contain import seccomp  # For the few orders that ask for it.
+
+    return seccomp.program()
 
 
 def _limits(*, counted: bool) -> tuple[tuple[int, int], ...]:

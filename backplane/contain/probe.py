@@ -8,8 +8,8 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Final, Literal
 
 import anyio.to_thread
@@ -67,20 +67,30 @@ def probe(environ: Mapping[str, str]) -> Probe:
     return _probe(_bubblewrap(_path(environ)))
 
 
+@contextmanager
+def trial_begun(environ: Mapping[str, str]) -> Iterator[None]:
+    """Begin the first trial, so that it is done when `try_layers` asks for it; the block's end is the trial's."""
+    bubblewrap = _bubblewrap(_path(environ))
+    bubblewrap.begin()
+    try:
+        yield
+    finally:
+        bubblewrap.drop()
+
+
 async def try_layers(environ: Mapping[str, str]) -> Probe:
     """Try the layers; while the first trial's program works, the rest of this room is loaded."""
     bubblewrap = _bubblewrap(_path(environ))
-    trial = await anyio.to_thread.run_sync(bubblewrap.begin)
+    await anyio.to_thread.run_sync(bubblewrap.begin)
     try:
         importlib.import_module("backplane.contain.run")
-        return await anyio.to_thread.run_sync(_probe, bubblewrap, trial)
+        return await anyio.to_thread.run_sync(_probe, bubblewrap)
     finally:
-        if trial is not None:
-            trial.close()
+        bubblewrap.drop()
 
 
-def _probe(bubblewrap: Bubblewrap, trial: Tool | None = None) -> Probe:
-    found, network, command = bubblewrap.find(trial)
+def _probe(bubblewrap: Bubblewrap) -> Probe:
+    found, network, command = bubblewrap.find()
     return Probe(found, network, _landlock(), _cgroup(), command)
 
 
@@ -120,23 +130,28 @@ class Bubblewrap:
     def __init__(self, path: str | None) -> None:
         self._path = path
         self._found: _Found | None = None
+        self._begun: Tool | None = None
         self._finding = threading.Lock()
 
-    def begin(self) -> Tool | None:
-        """Start the first trial, the caller's to close; None where there will be none."""
-        if self._path is not None and self._found is None:
-            with suppress(BackplaneError):  # The trial itself says why.
-                return _start((self._path, *BASE, *_rights()[0], "--unshare-net"), self._path)
-        return None
+    def begin(self) -> None:
+        """Start the first trial, unless that was done; `drop` has to follow."""
+        with self._finding:
+            if self._path is not None and self._found is None and self._begun is None:
+                with suppress(BackplaneError):  # The trial itself says why.
+                    self._begun = _start((self._path, *BASE, *_rights()[0], "--unshare-net"), self._path)
 
-    def find(self, begun: Tool | None = None) -> _Found:
-        """Try it, unless that was done.
+    def drop(self) -> None:
+        """End the first trial, if nobody asked for its result."""
+        with self._finding:
+            begun, self._begun = self._begun, None
+            if begun is not None:
+                begun.close()
 
-        Args:
-            begun: the first trial, at work.
-        """
+    def find(self) -> _Found:
+        """The result, of the trial at work or of one that is begun and ended here."""
         with self._finding:
             if self._found is None:
+                begun, self._begun = self._begun, None
                 self._found = self._try(begun)
             return self._found
 

@@ -6,19 +6,21 @@ import functools
 import os
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
 import msgspec
 
-from backplane.addresses import network_rules
 from backplane.config import Isolation
 from backplane.contain import admit, cgroup, masks, plan
 from backplane.contain.probe import Probe
-from backplane.contain.tally import Tally
 from backplane.contract.canonical import Json
 from backplane.errors import WorkspaceError
 from backplane.policy import Policy
 from backplane.process import Child, Command, Ready, open_child
+
+if TYPE_CHECKING:
+    from backplane.contain.tally import Tally
 
 
 class Cell:
@@ -68,7 +70,10 @@ class Cell:
             WorkspaceError: `workspace_staging_failed`, the folder for temporary files cannot be made.
         """
         assert self._found is not None, "admitted before"
-        network_rules(endpoints)
+        if endpoints:
+            from backplane.addresses import network_rules  # As much to load as the rest of this.
+
+            network_rules(endpoints)
         return await anyio.to_thread.run_sync(
             functools.partial(self._plan, place, command, writable=writable, endpoints=endpoints)
         )
@@ -111,6 +116,7 @@ class Cell:
             return open_child(caged, cage=held.cage, stderr_bytes_max=stderr_bytes_max, ready=ready)
         # Only where the network is ruled, as a third of the loading is the proxy's.
         from backplane.contain.door import open_contained
+        from backplane.contain.tally import Tally
 
         self._tally = Tally()
         return open_contained(command, held, self._tally, stderr_bytes_max=stderr_bytes_max, ready=ready)

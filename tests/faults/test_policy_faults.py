@@ -214,12 +214,18 @@ final(); rest()
 
 @pytest.mark.needs("bwrap")
 def test_c20_full_containment_costs_little(ground: Ground, figure: Figure) -> None:
-    def took_s(isolation: str) -> float:
-        return ground.run(hosts.GOOD, "--isolation", isolation).wall_s
+    def took_s(isolation: str) -> tuple[float, float]:
+        began_s = time.monotonic()
+        ended = ground.run("hello(); take(); event(str(time.monotonic())); final(); rest()", "--isolation", isolation)
+        (taken_s,) = [float(event["text"]) for event in ended.events if event["type"] == "assistant_message"]
+        return taken_s - began_s, ended.wall_s
 
     # By turns, as the machine's speed changes from minute to minute.
-    tries = [(took_s("off"), took_s("required")) for _ in range(sizes.of(8, 40))]
-    off, on = (statistics.median(column) for column in zip(*tries, strict=True))
-    cost_s = on - off
-    figure("C20", cost_s * 1000, what=f"ms, medians of {len(tries)} by turns, whole command")
-    assert cost_s < 0.025 + sizes.SLACK_S
+    off, on = zip(*[(took_s("off"), took_s("required")) for _ in range(sizes.of(8, 40))], strict=True)
+    start_s, whole_s = (
+        statistics.median(contained) - statistics.median(bare)
+        for bare, contained in zip(zip(*off, strict=True), zip(*on, strict=True), strict=True)
+    )
+    figure("C20", start_s * 1000, what=f"ms until a host has its order, medians of {len(on)} by turns")
+    figure("C20", whole_s * 1000, what=f"ms, the whole command, medians of {len(on)} by turns")
+    assert max(start_s, whole_s) < 0.025 + sizes.SLACK_S
