@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -43,7 +43,7 @@ from backplane.contract.receipt import (
 )
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import CODES
-from backplane.policy import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, enforcement, tool_names
+from backplane.policy import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, WritePath, enforcement, tool_names
 from backplane.protocol import Events
 from backplane.redact import NO_SECRETS, Redactor
 
@@ -213,6 +213,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
     """The limit of the order that was reached, as a reason for the end and in words."""
     _objections: tuple[tuple[str | None, str, str], ...] = ()
     """Tool name if it was a tool call, the rule, and the reason, of what the policy objects to."""
+    _forbidden: tuple[dict[str, str], ...] = ()
+    """Changes that were found and that no rule allows, as the receipt lists them."""
 
     def __post_init__(self) -> None:
         self.root = self.root or self.order.workspace.root
@@ -279,6 +281,20 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
             self.counts["objections"] += 1
             if len(self._objections) < OBJECTIONS_MAX and decision.rule is not None:
                 self._objections += ((name, decision.rule.name, decision.reason),)
+
+    def found(self, paths: Collection[str]) -> str | None:
+        """Judge the files that did change, whoever says so; gives the reason against the first that may not have.
+
+        Args:
+            paths: in the workspace, relative to it.
+        """
+        assert self.policy is not None
+        decisions = (self.policy.decide(WritePath(path, self.root)) for path in sorted(paths))
+        rows = [(it.rule.name, it.reason) for it in decisions if it.allowed == "deny" and it.rule is not None]
+        self.counts["objections"] += len(rows)
+        told = ((rule, self.redactor.text(reason)[0]) for rule, reason in rows[:OBJECTIONS_MAX])
+        self._forbidden = tuple({"rule": rule, "reason": reason} for rule, reason in told)
+        return self._forbidden[0]["reason"] if rows else None
 
     def _spend(self, event: Warned) -> None:
         """Turns and money, as far as the host reports them; what it does not report is not known here."""
@@ -396,7 +412,7 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
                 violations.append({"rule": rule, "reason": reason})
             else:
                 answered[name] -= 1
-        return violations
+        return violations + [row for row in self._forbidden if row not in violations]
 
 
 def _uncontained(isolation: str, guarded: bool) -> dict[str, Json]:

@@ -17,7 +17,7 @@ import msgspec
 from backplane import record
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Artifact, Receipt
-from backplane.errors import BackplaneError, StoreError, WorkspaceError
+from backplane.errors import BackplaneError, PolicyError, StoreError, WorkspaceError
 from backplane.keeper import Keeper
 from backplane.receipts.journal import Journal, applied_fact
 from backplane.receipts.pieces import canonical_parts, seal, unheard_names
@@ -72,10 +72,13 @@ def seal_run(
             if remote is not None and journal is not None:
                 remote.bring_back(facts.claim, workspace, journal.folder)
             patch = workspace.difference()
-            added["reconciliation"] = record.reconcile(facts.claimed_paths, _paths(patch))
+            paths = _paths(patch)
+            added["reconciliation"] = record.reconcile(facts.claimed_paths, paths)
+            forbidden = facts.found(paths | set(patch.left_out))
             diff, status = _without_secrets(facts, *_as_text(patch, added), added)
             _refuse_loss(workspace, patch)
-            _apply_lane(facts, journal, workspace, patch, end)
+            if _is_applied(facts, workspace, patch, end):
+                _apply_lane(facts, journal, forbidden)
     except BackplaneError as caught:
         error = caught
         end = lowered(end, caught)
@@ -157,15 +160,22 @@ def _unheard(facts: Facts) -> dict[str, Json]:
     return {"unheard": told} if told else {}
 
 
-def _apply_lane(facts: Facts, journal: Journal | None, workspace: Workspace, patch: Patch, end: End) -> None:
+def _is_applied(facts: Facts, workspace: Workspace, patch: Patch, end: End) -> bool:
     """`workspace_first`: the patch of a complete run goes to the original at once.
 
     So does that of a run on another machine that was to work in place: its place is here.
     """
     at_once = facts.order.lane == "workspace_first" or facts.order.workspace.mode == "pass_through"
-    wanted = at_once and workspace.mode == "staged" and end.reason == "complete"
-    if not wanted or not patch.bytes or journal is None:
+    return at_once and workspace.mode == "staged" and end.reason == "complete" and bool(patch.bytes)
+
+
+def _apply_lane(facts: Facts, journal: Journal | None, forbidden: str | None) -> None:
+    """Apply the patch, unless a rule forbids a change in it: a command may have made it that no layer could stop."""
+    if journal is None:
         return
+    if forbidden is not None:
+        fact = f"the patch was not applied: {forbidden}"
+        raise PolicyError("policy_denied", fact, hint=f"read it, then: backplane apply {facts.run_id}")
     # Noted, as the receipt of a run that is killed from here on shall say it, too.
     applied = apply_patch(journal.folder, done=lambda files: journal.note(applied_fact(files)))
     facts.added["lane"] = {"applied": len(applied.files)}

@@ -10,9 +10,10 @@ import pytest
 
 from backplane import backends
 from backplane.backends import Backend
+from backplane.contract.work import PolicyProfile
 from backplane.runtime import Run
 from backplane.workspace import apply_patch
-from tests.runs import backplane_of, go, order, plane
+from tests.runs import backplane_of, go, order, plane, script
 
 pytestmark = pytest.mark.anyio
 
@@ -85,6 +86,35 @@ async def test_workspace_first_changes_the_original_when_the_run_is_complete(
     assert tree(root) == AFTER
     assert backplane_of(run)["lane"]["applied"] == 3
     assert "+new" in diff_of(run)
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("lane", ["patch_first", "workspace_first"])
+async def test_a_change_that_a_rule_forbids_is_a_violation_and_is_not_applied(
+    root: Path, tmp_path: Path, backplane_home: Path, lane: str, told: bool
+) -> None:
+    said = "event(run, type='file_changed', path='sub/b.txt', summary='')"
+    body = f"""
+hello(); run = take(); os.chdir(run["work_order"]["workspace"]["root"])
+os.remove("sub/b.txt"); open("new.txt", "w").write("new")
+put(*[{said}] * {told:d}, final(run)); end()
+"""
+    asked = order(root, mode="staged", lane=lane, policy=PolicyProfile(deny_write=("sub/**", "nowhere/**")))
+    # Nothing holds the rule here, so only looking at the result is left.
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, asked, script(tmp_path, body))
+    assert run.receipt is not None
+    reason = "writing 'sub/b.txt' is forbidden by 'sub/**'"
+    assert run.receipt.backplane["enforcement"]["violations"] == [{"rule": "deny_write", "reason": reason}]
+    assert tree(root) == BEFORE
+    if lane == "patch_first":
+        assert (run.receipt.outcome, run.error) == ("complete", None)
+        return
+    assert run.error is not None
+    assert (run.receipt.outcome, run.error.code, reason in run.error.message) == ("partial", "policy_denied", True)
+    assert run.folder is not None
+    apply_patch(run.folder)
+    assert sorted(tree(root)) == ["a.txt", "new.txt"]
 
 
 @pytest.mark.parametrize("last", [{"outcome": "partial"}, {"outcome": "failed"}, {"fail": {"message": "no"}}])
