@@ -378,21 +378,30 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
         for_tools: tuple[Layer, ...] = ("host",) if asks_first else ("audit",)
         # A command can touch any file and any host, whatever was asked before it ran.
         for_places: tuple[Layer, ...] = ("host",) if asks_first and not self._commands else ("audit",)
-        layers = {
+        layers: dict[str, tuple[Layer, ...]] = {
             name: for_tools if name in _TOOL_LISTS else for_places
             for name in (*PolicyProfile.__struct_fields__, "workspace")
         }
+        held = self.held(layers)
+        violations = self._violations()
+        if violations:
+            held["violations"] = violations
+        return held
+
+    def held(self, layers: Mapping[str, tuple[Layer, ...]] = _NONE) -> dict[str, Json]:
+        """What holds the host and each rule, beside what it does itself.
+
+        Args:
+            layers: list name → layers in force for all its rules; none is known before the host has run.
+        """
+        assert self.policy is not None
         exact: dict[Rule, tuple[Layer, ...]] = dict.fromkeys(self.held_by_system, ("os",))
         rules: list[Any] = list(enforcement(self.policy, layers, exact))
         for row in rules:
             gap = self.held_by_system.get(Rule(row["rule"], row["pattern"]))
             if gap:
                 row["gap"] = gap
-        found: dict[str, Json] = {"rules": rules, **(self.contained or _uncontained(self.isolation, self.guarded))}
-        violations = self._violations()
-        if violations:
-            found["violations"] = violations
-        return found
+        return {"rules": rules, **(self.contained or _uncontained(self.isolation, self.guarded))}
 
     def _violations(self) -> list[Json]:
         """Objections to what was really done: a call that was asked for and denied did not run."""

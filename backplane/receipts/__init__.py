@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from backplane.receipts.audit import Audit, Finding
     from backplane.receipts.bundle import export, import_bundle, parse_receipt, write_receipt
     from backplane.receipts.comparison import ABSENT, Difference, compare
-    from backplane.receipts.journal import Facts, Journal, head_fact
+    from backplane.receipts.journal import Facts, Journal, head_fact, held_fact
     from backplane.receipts.manifests import keep_manifest, kept_manifest
     from backplane.receipts.pieces import canonical_chunks, canonical_parts, digest, is_intact, seal
     from backplane.receipts.recovery import Orphan, Recovery, is_live
@@ -39,6 +39,7 @@ __all__ = [
     "digest",
     "export",
     "head_fact",
+    "held_fact",
     "import_bundle",
     "is_intact",
     "is_live",
@@ -53,7 +54,7 @@ _ON_DEMAND: Final[dict[str, str]] = {
     **dict.fromkeys(("Audit", "Finding"), "audit"),
     **dict.fromkeys(("ABSENT", "Difference", "compare"), "comparison"),
     **dict.fromkeys(("export", "import_bundle", "parse_receipt", "write_receipt"), "bundle"),
-    **dict.fromkeys(("Facts", "Journal", "head_fact"), "journal"),
+    **dict.fromkeys(("Facts", "Journal", "head_fact", "held_fact"), "journal"),
     **dict.fromkeys(("keep_manifest", "kept_manifest"), "manifests"),
     **dict.fromkeys(("Orphan", "Recovery", "is_live"), "recovery"),
     **dict.fromkeys(("Checkpoint", "Row"), "rows"),

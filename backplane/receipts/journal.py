@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract import canonical
+from backplane.contract.canonical import Json
 from backplane.contract.receipt import BackendIdentity
 from backplane.contract.work import WorkOrder
 from backplane.errors import StoreError
@@ -52,6 +53,11 @@ def head_fact(order: WorkOrder, *, run_id: str, started_at: str, backend: str) -
 def applied_fact(files: int) -> Facts:
     """The fact that a run's patch was put into its original, so many files."""
     return {"fact": "applied", "files": files}
+
+
+def held_fact(held: Json) -> Facts:
+    """The fact of what holds the host, as the receipt has it under `enforcement`."""
+    return {"fact": "held", "enforcement": held}
 
 
 class Journal:

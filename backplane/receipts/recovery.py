@@ -190,6 +190,8 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
     vendor = _object(_object(_object(order.get("order")).get("config")).get("vendor"))
     if names := unheard_names(vendor):
         added["unheard"] = names
+    if held := _object(_fact(orphan, "held").get("enforcement")):
+        added["enforcement"] = held
     if applied := _fact(orphan, "applied"):
         added["lane"] = {"applied": applied.get("files")}
     return seal(

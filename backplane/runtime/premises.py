@@ -112,6 +112,7 @@ class Premises:
         self._facts.contained, self._facts.held_by_system = held.label, held.gaps
         if held.policy is not None:
             self._facts.added["endpoints"] = list(held.endpoints)
+        self._note_held(self.journal)
         return functools.partial(cell.open, held, self._placed if self.holds_host else None)
 
     async def _stage_first(self, folder: Path) -> Workspace:
@@ -143,9 +144,17 @@ class Premises:
             StoreError: `receipt_store_failed`.
         """
         if self._preparing is None:
-            self.journal = self.journal or self._keeper.journal(self._facts)
+            if self.journal is None:
+                self.journal = self._keeper.journal(self._facts)
+                self._note_held(self.journal)
             self._preparing = self._prepare(mode)
             tasks.start_soon(self._preparing.run, self.journal.folder)
+
+    def _note_held(self, journal: Journal) -> None:
+        """Note it before the host starts: should we be killed, the receipt says it all the same."""
+        from backplane.receipts import held_fact
+
+        journal.note(held_fact(self._facts.redactor.json(self._facts.held())[0]))
 
     @property
     def holds_host(self) -> bool:

@@ -12,9 +12,10 @@ import pytest
 
 from backplane.errors import PolicyError
 from backplane.globs import compile_globs
+from backplane.receipts.store import Store
 from tests.faults import hosts, sizes
 from tests.faults.conftest import Figure
-from tests.faults.ground import GRACE_S, LADDER_S, Ground
+from tests.faults.ground import GRACE_S, LADDER_S, Ground, kill_9
 from tests.test_policy import NETWORK, OUTSIDE, PATHS, PLACES, TARGETS
 
 STOP_S = GRACE_S + LADDER_S
@@ -187,6 +188,29 @@ def test_c19_hiding_bubblewrap_changes_the_label(ground: Ground, figure: Figure)
     assert "bubblewrap" in json.dumps(seen["kinds"])
     assert '"bubblewrap"' not in json.dumps([kind.get("by") for kind in without.own["enforcement"]["kinds"].values()])
     figure("C19", 1, what="label flips without bubblewrap")
+
+
+@pytest.mark.parametrize("isolation", ["off", "best_effort"])
+def test_c19_the_receipt_of_a_killed_control_plane_says_what_held_the_host(
+    ground: Ground, isolation: str, figure: Figure
+) -> None:
+    words = ("--isolation", isolation, "--policy", "strict")
+    held = ground.run(hosts.GOOD, *words).own["enforcement"]
+    running = ground.started("hello(); take(); event('at work'); time.sleep(60)", *words)
+    running.said(b"at work")
+    kill_9(running)
+    running.end()
+    assert not ground.amiss(ground.run(hosts.GOOD), outcome="complete", accepted=2)
+    _, cut, _ = ground.rows()
+    with Store.open(ground.home, readonly=True) as store:
+        said = store.load(cut.run_id).backplane["enforcement"]
+    by_os = [row for row in held["rules"] if row["layer"] == "os"]
+    assert {name: said[name] for name in ("isolation", "layers", "kinds")} == {
+        name: held[name] for name in ("isolation", "layers", "kinds")
+    }
+    assert [row for row in said["rules"] if row["layer"] is not None] == by_os
+    assert len(said["rules"]) == len(held["rules"])
+    figure("C19", 1, what=f"label of a run that was killed, {isolation}")
 
 
 @pytest.mark.needs("bwrap")
