@@ -262,7 +262,8 @@ class Intake:
         if self._facts.accepted:
             self._facts.claimed_trace(trace)
             return []
-        events = [carried(read_event(value, now=now())) for value in trace]
+        instead = now()
+        events = [carried(read_event(value, now=instead)) for value in trace]
         self._accept(events)
         return [Events.of(self._run_id, events)]
 

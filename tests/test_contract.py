@@ -324,6 +324,12 @@ def test_the_canonical_form_is_what_the_contract_says_and_comes_back_the_same(va
     assert canonical.encode(again) == data
 
 
+@given(st.lists(VALUES, max_size=5))
+@example([1e16, {"a": [1e22, 2.0**64, -(2**63)]}, "\n", -0.0, 2**64, 12345678901234567890123])
+def test_lines_are_the_canonical_form_of_each(values: list[Any]) -> None:
+    assert canonical.encode_lines(values) == b"".join(canonical.encode(value) + b"\n" for value in values)
+
+
 @given(FLOATS)
 def test_every_float_keeps_its_bits(value: float) -> None:
     (again,) = canonical.decode(canonical.encode([value]))

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from backplane.contract.canonical import Json, timestamp
+from backplane.contract.canonical import Json, is_timestamp, timestamp
 from backplane.errors import CODES
 
 Ext = dict[str, Any] | None | UnsetType
@@ -210,6 +210,9 @@ def carry(name: str, body: Json, *, ts: str, message: str) -> Warned:
     return Warned(ts=ts, message=message, ext={name: body})
 
 
+_MEMBERS: Final = {kind: {"type", *kind.__struct_fields__} for kind in EVENT_TYPES.values()}
+
+
 def read_event(value: Json, *, now: str) -> AgentEvent:
     """Read one event from plain JSON, leniently: what the contract does not know is kept in `ext`.
 
@@ -224,10 +227,18 @@ def read_event(value: Json, *, now: str) -> AgentEvent:
         return _unread(value, "an event of a type this version does not know", now)
     try:
         event = msgspec.convert(value, kind)
+        known = _MEMBERS[kind]
+        # The usual case, a fifth of the time: there is nothing to be put in another place or form.
+        if (
+            kind is not Failed
+            and (event.ext is UNSET or event.ext)
+            and is_timestamp(event.ts)
+            and value.keys() <= known
+        ):
+            return event  # type: ignore[return-value]
         ts = timestamp(event.ts)
     except ValueError as error:
         return _unread(value, f"an event of the wrong shape: {error}", now)
-    known = {"type", *kind.__struct_fields__}
     ext = event.ext if isinstance(event.ext, dict) else {}
     unknown = {name: member for name, member in value.items() if name not in known}
     fields = {name: getattr(event, name) for name in kind.__struct_fields__}

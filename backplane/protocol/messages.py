@@ -67,7 +67,7 @@ class Events(msgspec.Struct, frozen=True, gc=False):
     @classmethod
     def of(cls, ref_id: str, events: list[AgentEvent], *, ours: bool = False) -> Events:
         """Events that did not come over a line of their own."""
-        return cls(ref_id, events, b"".join([canonical.encode(event) + b"\n" for event in events]), ours)
+        return cls(ref_id, events, canonical.encode_lines(events), ours)
 
     @property
     def records(self) -> list[bytes]:

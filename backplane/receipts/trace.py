@@ -52,9 +52,9 @@ class Trace(Sequence[AgentEvent]):
     @classmethod
     def of(cls, events: Iterable[AgentEvent]) -> Trace:
         """Keep events in memory as their canonical bytes."""
-        lines = [canonical.encode(event) + b"\n" for event in events]
-        data = b"".join(lines)
-        return cls(data, len(lines), len(data))
+        kept = list(events)
+        data = canonical.encode_lines(kept)
+        return cls(data, len(kept), len(data))
 
     def chunks(self) -> Iterator[bytes]:
         """The bytes between the brackets of `"trace":[…]`, in pieces of at most 128 KiB."""
@@ -179,4 +179,4 @@ def line_batches(trace: Sequence[AgentEvent]) -> Iterator[bytes]:
     """Batches as `Journal.append` takes them, for any sequence of events."""
     events = iter(trace)
     while batch := list(islice(events, MARK_LINES)):
-        yield b"".join(canonical.encode(event) + b"\n" for event in batch)
+        yield canonical.encode_lines(batch)
