@@ -289,8 +289,9 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
             paths: in the workspace, relative to it.
         """
         assert self.policy is not None
-        decisions = (self.policy.decide(WritePath(path, self.root)) for path in sorted(paths))
-        rows = [(it.rule.name, it.reason) for it in decisions if it.allowed == "deny" and it.rule is not None]
+        # A file named `~` is no home folder here.
+        decisions = (self.policy.decide(WritePath(f"./{path}", self.root)) for path in sorted(paths))
+        rows = [(it.rule.name, it.reason) for it in decisions if it.rule is not None and it.rule.name == "deny_write"]
         self.counts["objections"] += len(rows)
         told = ((rule, self.redactor.text(reason)[0]) for rule, reason in rows[:OBJECTIONS_MAX])
         self._forbidden = tuple({"rule": rule, "reason": reason} for rule, reason in told)

@@ -96,7 +96,7 @@ async def test_a_change_that_a_rule_forbids_is_a_violation_and_is_not_applied(
     said = "event(run, type='file_changed', path='sub/b.txt', summary='')"
     body = f"""
 hello(); run = take(); os.chdir(run["work_order"]["workspace"]["root"])
-os.remove("sub/b.txt"); open("new.txt", "w").write("new")
+os.remove("sub/b.txt"); open("new.txt", "w").write("new"); open("~", "w").write("no home")
 put(*[{said}] * {told:d}, final(run)); end()
 """
     asked = order(root, mode="staged", lane=lane, policy=PolicyProfile(deny_write=("sub/**", "nowhere/**")))
@@ -114,7 +114,7 @@ put(*[{said}] * {told:d}, final(run)); end()
     assert (run.receipt.outcome, run.error.code, reason in run.error.message) == ("partial", "policy_denied", True)
     assert run.folder is not None
     apply_patch(run.folder)
-    assert sorted(tree(root)) == ["a.txt", "new.txt"]
+    assert sorted(tree(root)) == ["a.txt", "new.txt", "~"]
 
 
 @pytest.mark.parametrize("last", [{"outcome": "partial"}, {"outcome": "failed"}, {"fail": {"message": "no"}}])
