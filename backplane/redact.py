@@ -409,10 +409,16 @@ def _found_spans(text: str, forms: Iterable[str], shapes: bool) -> list[Span]:
 
 
 def _places(text: str, form: str) -> Iterator[Span]:
+    size = len(form)
+    overlaps = any(form.startswith(form[shift:]) for shift in range(1, size))
     at = text.find(form)
     while at != -1:
-        yield at, at + len(form)
-        at = text.find(form, at + 1)
+        stop = at + size
+        # A secret of zeros in a text of zeros stands everywhere: the last place that still overlaps is enough.
+        while overlaps and (last := text.rfind(form, stop - size + 1, stop + size)) != -1:
+            stop = last + size
+        yield at, stop
+        at = text.find(form, stop)
 
 
 def _merged(ordered: list[Span]) -> list[Span]:

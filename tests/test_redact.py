@@ -154,6 +154,23 @@ def test_overlapping_secrets_leave_nothing_of_either() -> None:
     assert Redactor(["abcdefgh", "efghijkl"]).text("-abcdefghijkl-") == (f"-{MARK}-", 1)
 
 
+@given(st.text("ab", min_size=6, max_size=9), st.text("ab", max_size=60))
+@example("ababab", "ab" * 30)
+@example("abaaba", "abaaba-abaabaaba")
+def test_places_that_overlap_or_touch_are_one(secret: str, text: str) -> None:
+    hidden = [False] * len(text)
+    for at in range(len(text)):
+        if text.startswith(secret, at):
+            hidden[at : at + len(secret)] = [True] * len(secret)
+    groups = ((is_hidden, "".join(text[at] for at in places)) for is_hidden, places in _grouped(hidden))
+    expected = [MARK if is_hidden else said for is_hidden, said in groups]
+    assert Redactor([secret], shapes=False).text(text) == ("".join(expected), expected.count(MARK))
+
+
+def _grouped(hidden: list[bool]) -> list[tuple[bool, list[int]]]:
+    return [(kind, list(places)) for kind, places in itertools.groupby(range(len(hidden)), key=hidden.__getitem__)]
+
+
 def test_json_is_redacted_in_values_and_in_names_and_keeps_every_member() -> None:
     redactor = Redactor(["hunter2!", "13371337"])
     value = {"hunter2!": 1, "hunter2!hunter2!": 2, "deep": [{"x": "a hunter2! b"}], "n": 13371337, "t": True}

@@ -54,6 +54,7 @@ WORST = {
     "floats out of range": b"[" + _many(b"1e308", 163_000) + b",1e309]",
     "endless integers": b"[" + _many(b"7" * 4300, 240) + b"]",
     "just not too deep": b"[" + _many(b"[" * 100 + b"]" * 100, 790) + b"]",
+    "a secret over and over": b'"' + b"ab" * (1 << 19) + b'"',
     "private keys": b'"' + (b"-----BEGIN PRIVATE KEY-----" + b"A" * 64 + b"-----") * 10_000 + b'"',
     "almost private keys": b'"' + (b"-----BEGIN PRIVATE KEY-----" + b"A" * 63 + b"-----") * 10_000 + b'"',
     "almost keys": b'"' + b"sk-aaaaaaaaaaaaaaaaaaaa-" * 43_000 + b'"',
@@ -79,7 +80,7 @@ WORST_FINALS = {
 
 def _reading_s(line: bytes) -> float:
     """How long the loop stands still for a line, without what others of the machine take."""
-    end = ControlEnd(now=now, redactor=Redactor(["a-secret-of-the-run"]))
+    end = ControlEnd(now=now, redactor=Redactor(["a-secret-of-the-run", "ababab"]))
     end.receive(HELLO)
     end.send(Run(id="r", work_order=WorkOrder("x")))
     began = time.thread_time()
