@@ -79,8 +79,9 @@ WORST_FINALS = {
 """A `final` may hold more values."""
 
 
-def _reading_s(line: bytes) -> float:
-    """How long the loop stands still for a line, without what others of the machine take."""
+def _reading(line: bytes) -> tuple[float, bool]:
+    """How long the loop stands still for a line, in seconds without what others of the machine take; and whether the
+    line was taken."""
     end = ControlEnd(now=now, redactor=Redactor(["a-secret-of-the-run", "ababab"]))
     end.receive(HELLO)
     end.send(Run(id="r", work_order=WorkOrder("x")))
@@ -90,7 +91,7 @@ def _reading_s(line: bytes) -> float:
     took = time.thread_time() - began
     assert looked
     assert isinstance(received, Events | Broken | Final)
-    return took
+    return took, not isinstance(received, Broken)
 
 
 def _worst() -> Iterator[tuple[str, bytes]]:
@@ -101,8 +102,10 @@ def _worst() -> Iterator[tuple[str, bytes]]:
 
 
 def test_c11_a_line_of_a_mebibyte_is_read_in_time(figure: Figure) -> None:
-    took = {name: min(_reading_s(line) for _ in range(3)) for name, line in _worst()}
-    worst = max(took, key=lambda name: took[name])
-    print(*sorted(((round(1000 * seconds), name) for name, seconds in took.items()), reverse=True)[:8], sep="\n")
-    figure("C11", took[worst] * 1000, what="ms, worst 1 MiB in a line")
-    assert took[worst] < 0.1 + sizes.SLACK_S, worst
+    took = {name: min(_reading(line) for _ in range(3)) for name, line in _worst()}
+    slowest = sorted(((seconds, name, taken) for name, (seconds, taken) in took.items()), reverse=True)
+    print(*((round(1000 * seconds), name) for seconds, name, _ in slowest[:8]), sep="\n")
+    for kind, wanted in (("refused", False), ("taken", True)):
+        worst_s = next(seconds for seconds, _, taken in slowest if taken is wanted)
+        figure("C11", worst_s * 1000, what=f"ms, worst line of 1 MiB that is {kind}")
+    assert slowest[0][0] < 0.1 + sizes.SLACK_S, slowest[0]
