@@ -46,7 +46,7 @@ public final class Drive {
         byte[] changed = receipt.clone();
         String mark = "\"duration_ms\":";
         int at = new String(receipt, StandardCharsets.ISO_8859_1).indexOf(mark) + mark.length();
-        changed[at] = (byte) ('0' + (changed[at] - '0' + 1) % 10);
+        changed[at] = (byte) ('1' + (changed[at] - '0') % 9);
         return changed;
     }
 

@@ -9,7 +9,7 @@ member() { printf '%s' "$case" | jq -r "$1 // \"\""; }
 one_digit_changed() {
   digit=$(grep -o '"duration_ms":[0-9]' "$1" | head -n 1)
   digit=${digit#*:}
-  sed "s/\"duration_ms\":[0-9]/\"duration_ms\":$(((digit + 1) % 10))/" "$1" >"$work/changed"
+  sed "s/\"duration_ms\":[0-9]/\"duration_ms\":$((digit % 9 + 1))/" "$1" >"$work/changed"
 }
 
 take_event() {
