@@ -72,7 +72,7 @@ def _printed(gap: bytes) -> bytes:
         return gap
     parts = _LONG_INTEGER.split(b"," + gap)
     integers = list(map(int, parts[2::3]))
-    floats = _escape(list(map(_as_float, integers)))[1:-1].replace(b"e", b"e+").split(b",")
+    floats = _escape(_as_floats(integers))[1:-1].replace(b"e", b"e+").split(b",")
     parts[2::3] = [
         text if INT_MIN <= integer <= INT_MAX else instead
         for text, integer, instead in zip(parts[2::3], integers, floats, strict=False)
@@ -116,7 +116,7 @@ def refuse_endless(data: bytes) -> None:
         return
     for gap in structure.gaps(data):
         for number in re.findall(_ENDLESS, b"," + gap):
-            _as_float(int(number[: _ENDLESS_DIGITS + 2]))
+            _as_floats([int(number[: _ENDLESS_DIGITS + 2])])
 
 
 _ENDLESS_DIGITS: Final = 309
@@ -125,9 +125,9 @@ _ENDLESS_DIGITS: Final = 309
 _ENDLESS: Final = rb"[,:\[\s](-?[0-9]{309,})(?![0-9.eE])"
 
 
-def _as_float(integer: int) -> float:
+def _as_floats(integers: list[int]) -> list[float]:
     try:
-        return float(integer)
+        return list(map(float, integers))
     except OverflowError:
         raise ValueError("an integer of more than 308 digits has no canonical form") from None
 
