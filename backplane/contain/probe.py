@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import re
 import shutil
 import sys
 import threading
@@ -19,8 +20,10 @@ from backplane.contain import cgroup, landlock
 from backplane.errors import BackplaneError
 from backplane.process import GUARD_WORKS, Tool, begin_tool, search_path
 
-TRIAL_S_MAX: Final = 10.0
-"""For one trial; it takes some ms."""
+TRIAL_S_MAX: Final = 5.0
+"""For one trial; it takes some ms, a second on a loaded machine. After one that takes longer there is no other."""
+
+_VERSION: Final = re.compile(rb"bubblewrap ([0-9A-Za-z.+~-]{1,40})\s*")
 
 BASE: Final = ("--unshare-pid", "--unshare-ipc", "--die-with-parent", "--as-pid-1")
 """Options of every use: a pid namespace whose first process is ours, and whose end is the end of all in it."""
@@ -80,17 +83,18 @@ def trial_begun(environ: Mapping[str, str]) -> Iterator[None]:
 
 async def try_layers(environ: Mapping[str, str]) -> Probe:
     """Try the layers; while the first trial's program works, the rest of this room is loaded."""
-    bubblewrap = _bubblewrap(_path(environ))
+    bubblewrap, left = _bubblewrap(_path(environ)), threading.Event()
     await anyio.to_thread.run_sync(bubblewrap.begin)
     try:
         importlib.import_module("backplane.contain.run")
-        return await anyio.to_thread.run_sync(_probe, bubblewrap)
+        return await anyio.to_thread.run_sync(_probe, bubblewrap, left, abandon_on_cancel=True)
     finally:
+        bubblewrap.leave(left)
         bubblewrap.drop()
 
 
-def _probe(bubblewrap: Bubblewrap) -> Probe:
-    found, network, command = bubblewrap.find()
+def _probe(bubblewrap: Bubblewrap, left: threading.Event | None = None) -> Probe:
+    found, network, command = bubblewrap.find(left)
     return Probe(found, network, _landlock(), _cgroup(), command)
 
 
@@ -131,31 +135,49 @@ class Bubblewrap:
         self._path = path
         self._found: _Found | None = None
         self._begun: Tool | None = None
+        self._at_work: tuple[Tool, threading.Event | None] | None = None
         self._finding = threading.Lock()
 
     def begin(self) -> None:
         """Start the first trial, unless that was done; `drop` has to follow."""
-        with self._finding:
-            if self._path is not None and self._found is None and self._begun is None:
+        if self._path is None or not self._finding.acquire(blocking=False):
+            return
+        try:
+            if self._found is None and self._begun is None:
                 with suppress(BackplaneError):  # The trial itself says why.
                     self._begun = _start((self._path, *BASE, *_rights()[0], "--unshare-net"), self._path)
+        finally:
+            self._finding.release()
 
     def drop(self) -> None:
         """End the first trial, if nobody asked for its result."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.close()
+
+    def find(self, left: threading.Event | None = None) -> _Found:
+        """The result, of the trial at work or of one that is begun and ended here.
+
+        Args:
+            left: set by `leave`, when nobody waits for this call any more: what it found then is not kept.
+        """
         with self._finding:
+            if self._found is not None:
+                return self._found
             begun, self._begun = self._begun, None
-            if begun is not None:
-                begun.close()
+            found = self._try(begun, left)
+            if left is None or not left.is_set():
+                self._found = found
+            return found
 
-    def find(self) -> _Found:
-        """The result, of the trial at work or of one that is begun and ended here."""
-        with self._finding:
-            if self._found is None:
-                begun, self._begun = self._begun, None
-                self._found = self._try(begun)
-            return self._found
+    def leave(self, left: threading.Event) -> None:
+        """End the trial of a call of `find` that nobody waits for; without one do nothing."""
+        left.set()
+        at_work = self._at_work
+        if at_work is not None and at_work[1] is left:
+            at_work[0].kill()
 
-    def _try(self, begun: Tool | None) -> _Found:
+    def _try(self, begun: Tool | None, left: threading.Event | None) -> _Found:
         path = self._path
         if path is None:
             why = "bwrap is not found" if sys.platform.startswith("linux") else "only Linux has it"
@@ -164,16 +186,40 @@ class Bubblewrap:
         for rights in _rights():
             command = (path, *BASE, *rights)
             # One trial of both, as most machines have both.
-            no_network, said = _trial((*command, "--unshare-net"), path, begun)
-            begun = None
-            if no_network:
-                why, said = _trial(command, path)
+            try:
+                no_network, version = self._trial((*command, "--unshare-net"), path, begun, left)
+                begun = None
+                if no_network:
+                    why, version = self._trial(command, path, None, left)
+            except BackplaneError as error:
+                return Layer("bubblewrap", False, "", error.message, f"see what {path} does"), _NO_NETWORK, ()
             if not no_network or not why:
-                version = said.removeprefix("bubblewrap ")
                 network = Layer("network namespace", not no_network, version, no_network)
                 return Layer("bubblewrap", True, version), network, command
         fix = "allow unprivileged user namespaces (kernel.unprivileged_userns_clone, AppArmor), or run as root"
         return Layer("bubblewrap", False, "", why, fix), _NO_NETWORK, ()
+
+    def _trial(
+        self, command: tuple[str, ...], path: str, begun: Tool | None, left: threading.Event | None
+    ) -> tuple[str, str]:
+        """Run a trial to its end, one that was begun or a new one: why it fails or "", and the version it says.
+
+        Raises:
+            BackendError: it cannot be started or takes too long; so will the next one.
+        """
+        with begun or _start(command, path) as tool:
+            self._at_work = tool, left
+            try:
+                if left is not None and left.is_set():
+                    tool.kill()
+                done = tool.finish()
+            finally:
+                self._at_work = None
+        if done.code != 0:
+            words = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.code}"]
+            return words[-1][:200], ""
+        said = _VERSION.fullmatch(done.stdout)
+        return ("", said[1].decode()) if said is not None else ("it does not say its version", "")
 
 
 def _rights() -> tuple[tuple[str, ...], ...]:
@@ -187,19 +233,6 @@ def _rights() -> tuple[tuple[str, ...], ...]:
 def _start(command: tuple[str, ...], path: str) -> Tool:
     """Bubblewrap inside itself, with all that a run needs."""
     return begin_tool([*command, *MOUNTS, path, "--version"], env={}, timeout_s=TRIAL_S_MAX)
-
-
-def _trial(command: tuple[str, ...], path: str, begun: Tool | None = None) -> tuple[str, str]:
-    """Run a trial to its end, one that was begun or a new one: why it fails or "", and the version it says."""
-    try:
-        with begun or _start(command, path) as tool:
-            done = tool.finish()
-    except BackplaneError as error:
-        return error.message, ""
-    if done.code != 0:
-        words = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.code}"]
-        return words[-1][:200], ""
-    return "", done.stdout.decode("utf-8", "replace").strip()
 
 
 MOUNTS: Final = (

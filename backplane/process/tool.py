@@ -121,6 +121,10 @@ class Tool:
         """End it, unless it has ended."""
         self._opened.close()
 
+    def kill(self) -> None:
+        """Have it end at once; from any thread, as `finish` finds it ended."""
+        kill_group(self._tool)
+
     def finish(self) -> Finished:
         """Wait for its end; blocking, raises as `run_tool`."""
         tool, talk = self._tool, self._talk

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import time
 from pathlib import Path
 
 import pytest
 
+from backplane.contain.probe import TRIAL_S_MAX
 from backplane.errors import PolicyError
 from backplane.globs import compile_globs
 from backplane.receipts.store import Store
@@ -188,6 +190,57 @@ def test_c19_hiding_bubblewrap_changes_the_label(ground: Ground, figure: Figure)
     assert "bubblewrap" in json.dumps(seen["kinds"])
     assert '"bubblewrap"' not in json.dumps([kind.get("by") for kind in without.own["enforcement"]["kinds"].values()])
     figure("C19", 1, what="label flips without bubblewrap")
+
+
+HANGING = {
+    "waits": "echo $$ >> {log}; exec sleep 60",
+    "deaf": "trap '' TERM INT HUP; echo $$ >> {log}; sleep 60; sleep 60",
+    "stops itself": "echo $$ >> {log}; kill -STOP $$",
+    "talks for ever": "echo $$ >> {log}; exec cat /dev/zero >&2",
+}
+
+
+def with_bwrap(ground: Ground, script: str) -> tuple[dict[str, str], Path]:
+    """The environment with another bubblewrap, and the file that it may note its process in."""
+    folder, log = ground.folder / "bin", ground.folder / "started"
+    folder.mkdir()
+    (folder / "bwrap").write_text(f"#!/bin/sh\n{script.format(log=log)}\n")
+    (folder / "bwrap").chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}, log
+
+
+@pytest.mark.parametrize("how", HANGING)
+def test_a_bubblewrap_that_hangs_is_given_up_after_one_trial(ground: Ground, how: str) -> None:
+    env, log = with_bwrap(ground, HANGING[how])
+    ended = ground.run(hosts.GOOD, env=env)
+    assert not ground.amiss(ended, outcome="complete", accepted=2, bound_s=TRIAL_S_MAX)
+    assert len(log.read_text().split()) == 1
+    (layer,) = [layer for layer in ended.own["enforcement"]["layers"] if layer["name"] == "bubblewrap"]
+    assert (layer["state"], "did not end within" in layer["why"]) == ("missing", True)
+
+
+@pytest.mark.parametrize("how", HANGING)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_bubblewrap_that_hangs_is_left_at_once_when_somebody_ends_the_run(
+    ground: Ground, how: str, number: int
+) -> None:
+    env, log = with_bwrap(ground, HANGING[how])
+    running = ground.started(hosts.GOOD, env=env)
+    running.until(lambda: log.exists() and log.read_text().endswith("\n"))
+    time.sleep(0.3)
+    began_s = time.monotonic()
+    os.kill(running.pid, number)
+    ended = running.end()
+    assert time.monotonic() - began_s < 1.0 * sizes.share() + sizes.SLACK_S
+    assert (ended.code, ended.left) == (128 + number, [])
+
+
+def test_a_bubblewrap_without_a_version_is_none(ground: Ground) -> None:
+    env, _ = with_bwrap(ground, "head -c 100000 /dev/urandom")
+    ended = ground.run(hosts.GOOD, env=env)
+    assert not ground.amiss(ended, outcome="complete", accepted=2)
+    (layer,) = [layer for layer in ended.own["enforcement"]["layers"] if layer["name"] == "bubblewrap"]
+    assert (layer["state"], layer["why"]) == ("missing", "it does not say its version")
 
 
 @pytest.mark.parametrize("isolation", ["off", "best_effort"])
