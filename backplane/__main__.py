@@ -5,25 +5,40 @@ From the first line of `main` to the last Ctrl-C ends it without a word; what a 
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` spends 5 ms on its enums
+import atexit
 import os
 import sys
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+SIGNALLED = 128
 INTERRUPTED = 130
 
 
 def main() -> int:
-    """Run the command of this process; gives its exit code."""
+    """Run the command of this process; gives its exit code, and ends the process itself after an interrupt."""
     sys.unraisablehook = _lost
     try:
         from backplane.cli import main as command
 
-        return command()
+        code = command()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        code = INTERRUPTED
+    for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
+        _signal.signal(number, _signal.SIG_IGN)  # All is done and said; what Python still does for itself is short.
+    if code > SIGNALLED:
+        # It would end by SIGINT else, where the interrupt came in code that was made of a text, as of named tuples.
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                with suppress(OSError, ValueError):
+                    stream.flush()
+        os._exit(code)
+    return code
 
 
 def _lost(what: Any) -> None:

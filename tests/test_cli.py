@@ -1037,6 +1037,34 @@ def test_an_interrupt_at_any_instant_ends_the_program_without_words(
         assert (at, done.returncode, done.stderr) == (at, 130, "")
 
 
+INTERRUPTED_IN_TEXT = """
+import sys
+import backplane.__main__ as front
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "backplane.cli.about":
+            exec("raise KeyboardInterrupt")
+
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = ["version"]
+sys.exit(front.main())
+"""
+"""Python remembers an interrupt of code made of a text, as that of named tuples is, and kills itself at its end."""
+
+
+def test_an_interrupt_in_code_made_of_a_text_ends_with_its_code_too() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IN_TEXT], capture_output=True, timeout=WAIT_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_a_signal_after_all_is_said_changes_nothing(work: Path) -> None:
+    late = "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGTERM); import backplane.__main__"
+    command = [sys.executable, "-c", f"{late} as front; import sys; sys.argv[1:] = ['version']; sys.exit(front.main())"]
+    done = subprocess.run(command, cwd=work, capture_output=True, timeout=WAIT_S, check=False)
+    assert (done.returncode, done.stdout[:9], done.stderr) == (0, b"backplane", b"")
+
+
 INTERRUPTED_IN_VAIN = """
 import signal, sys, time
 from backplane.cli import streams
