@@ -1053,8 +1053,10 @@ sys.exit(front.main())
 """Python remembers an interrupt of code made of a text, as that of named tuples is, and kills itself at its end."""
 
 
-def test_an_interrupt_in_code_made_of_a_text_ends_with_its_code_too() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IN_TEXT], capture_output=True, timeout=WAIT_S, check=False)
+def test_an_interrupt_in_code_made_of_a_text_ends_with_its_code_too(tmp_path: Path) -> None:
+    (tmp_path / "started.py").write_text(INTERRUPTED_IN_TEXT)
+    command = [sys.executable, "-m", "started"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=WAIT_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
