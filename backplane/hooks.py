@@ -307,7 +307,12 @@ class Hooks:
     def _note(self, hook: Hook, ask: wire.Ask, decision: Decision) -> None:
         self._counts[hook.name][decision.decision] += 1
         if len(self._decisions) < DECISIONS_MAX:
-            row = {"hook": hook.name, "ask": ask.id, "tool": _tool(ask), "decision": decision.decision}
+            row = {
+                "hook": hook.name,
+                "ask": self._redactor.text(ask.id)[0],
+                "tool": _tool(ask),
+                "decision": decision.decision,
+            }
             self._decisions.append({**row, "reason": decision.reason} if decision.reason else row)
 
     def look(self, event: AgentEvent) -> PolicyError | None:

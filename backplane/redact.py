@@ -20,6 +20,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
+from backplane.tail import Tail
 
 MARK: Final = "[redacted]"
 """Stands for a secret of any length."""
@@ -173,12 +174,20 @@ class Redactor:
 
     def data(self, data: bytes) -> tuple[bytes, int]:
         """Redact bytes of any kind, for a log or for standard error; not for JSON that will be parsed."""
+        return self.part(data) if not isinstance(data, Tail) else self.part(data.before + data, len(data.before))
+
+    def part(self, data: bytes, start: int = 0, stop: int = sys.maxsize) -> tuple[bytes, int]:
+        """The same for a part of the bytes: nothing is left of a secret that is cut in two where it begins or ends.
+
+        Cutting after redaction would not do: a mark may be shorter than its secret, and bring in what was behind it.
+        """
         # Every byte is one character here and back, so invalid UTF-8 stays as it is.
         text = data.decode("latin-1")
         if _RUN not in _runs(data) and not self._unrun_found(text):
-            return data, 0
-        spans = _found_spans(text, self._latin, self._shapes)
-        return (_masked(text, spans).encode("latin-1"), len(spans)) if spans else (data, 0)
+            return data[start:stop], 0
+        found = _found_spans(text, self._latin, self._shapes)
+        spans = [(max(at - start, 0), min(end, stop) - start) for at, end in found if at < stop and end > start]
+        return (_masked(text[start:stop], spans).encode("latin-1"), len(spans)) if spans else (data[start:stop], 0)
 
     def json(self, value: Json) -> tuple[Json, int]:
         """Redact every text of a JSON value, names of members included; a number that holds a secret becomes a text."""

@@ -76,11 +76,11 @@ def seal_run(
             added["reconciliation"] = record.reconcile(facts.claimed_paths, paths)
             forbidden = facts.found(paths | set(patch.left_out))
             diff, status = _without_secrets(facts, *_as_text(patch, added), added)
-            _refuse_loss(workspace, patch)
+            _refuse_loss(facts, workspace, patch)
             if _is_applied(facts, workspace, patch, end):
                 _apply_lane(facts, journal, forbidden)
     except BackplaneError as caught:
-        error = caught
+        error = _unsecret(facts, caught)
         end = lowered(end, caught)
         if workspace is not None and patch is None:
             # Of no use any more, and on a full disk the receipt needs its space.
@@ -185,15 +185,23 @@ def _paths(patch: Patch) -> set[str]:
     return {path for change in patch.changes for path in (change.path, change.old_path) if path is not None}
 
 
-def _refuse_loss(workspace: Workspace, patch: Patch) -> None:
+def _refuse_loss(facts: Facts, workspace: Workspace, patch: Patch) -> None:
     """A change that the patch cannot hold is gone with the stage: the run is not complete, and says what it lost."""
     if workspace.mode == "staged" and patch.left_out:
-        named = ", ".join(repr(path) for path in patch.left_out[:3])
+        # Before they are quoted: a quoted name may spell a secret in a way that nobody looks for.
+        named = ", ".join(repr(facts.redactor.text(path)[0]) for path in patch.left_out[:3])
         raise WorkspaceError(
             "execution_workspace_error",
             f"{len(patch.left_out)} changed files are not in the patch: {named}",
             hint="they are over 64 MiB, excluded, no regular files, or named like git's own; the receipt lists them",
         )
+
+
+def _unsecret(facts: Facts, error: BackplaneError) -> BackplaneError:
+    """The error without secrets: what could not be read, made or applied is named as the agent named it."""
+    for name in ("message", "hint", "evidence"):
+        setattr(error, name, facts.redactor.json(getattr(error, name))[0])
+    return error
 
 
 def _as_text(patch: Patch, added: dict[str, Json]) -> tuple[str | None, str | None]:

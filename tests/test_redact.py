@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from backplane.contract.events import AssistantMessage, CommandExecuted, ToolCall
 from backplane.redact import MARK, SECRET_CHARS_MIN, DeltaRedactor, Redactor
+from backplane.tail import Tail
 
 TS = "2025-01-15T12:00:00Z"
 SECRET = 'p4ss/word+"quo\\te"é=&<x>'
@@ -424,3 +425,16 @@ def test_a_key_known_by_its_looks_is_caught_in_pieces_too() -> None:
     pieces = [key[:15], key[15:], "56789zyxw", " and on"]
     out = "".join(stream.feed(piece)[0] for piece in pieces) + stream.flush()
     assert out == f"{key[:15]}{MARK} and on"
+
+
+@pytest.mark.parametrize("secret", ["hunter2-and-more", "zzzzzzzz", "abcabcab", "sk-abcdefghijKLMNOPQRST1234"])
+def test_no_piece_of_a_secret_is_left_wherever_bytes_are_cut(secret: str) -> None:
+    redactor = Redactor([secret] if not secret.startswith("sk-") else [])
+    data = f"..{secret}. {secret * 2}...{secret}.".encode()
+    for start, stop in itertools.combinations(range(len(data) + 1), 2):
+        clean, count = redactor.part(data, start, stop)
+        assert set(clean.replace(MARK.encode(), b"")) <= set(b". ")
+        assert clean.count(MARK.encode()) == count
+        if stop == len(data):
+            assert redactor.data(Tail(data[start:], data[:start])) == (clean, count)
+    assert redactor.part(data) == redactor.data(data)

@@ -23,6 +23,7 @@ from backplane._guard import WORD_BYTES_MAX
 from backplane.once import Once
 from backplane.process.launch import Leader
 from backplane.process.remains import Traces, far_end, kill_exactly, remains, start_of
+from backplane.tail import LOOK_BYTES, Tail
 
 if TYPE_CHECKING:
     import asyncio
@@ -115,9 +116,10 @@ class Child:
         """Where the loop does not call."""
 
     @property
-    def stderr_tail(self) -> bytes:
+    def stderr_tail(self) -> Tail:
         """The last bytes of its stderr; whole after `stop`."""
-        return bytes(self._tail)
+        cut = max(0, len(self._tail) - self._tail_bytes_max)
+        return Tail(bytes(self._tail[cut:]), bytes(self._tail[:cut]))
 
     async def arrived(self, timeout_s: float) -> bytes:
         """Wait for the guard's first word about the program; none in time, or from a guard that ended, is empty."""
@@ -348,9 +350,9 @@ class Child:
         if chunk:
             self._tail += chunk
             excess = len(self._tail) - self._tail_bytes_max
-            if excess > 0:
-                del self._tail[:excess]
-                self.stderr_dropped += excess
+            self.stderr_dropped += max(0, min(len(chunk), excess))
+            if excess > LOOK_BYTES:
+                del self._tail[: excess - LOOK_BYTES]
         elif chunk is not None:
             self._stderr_ended = True
             self._announce()

@@ -44,11 +44,10 @@ from backplane.protocol.messages import (
     encode_line,
     line_of,
     text_or_none,
+    version_compatible,
 )
 from backplane.redact import Redactor
-
-_EVIDENCE_LOOK_BYTES: Final = 16 * 1024
-"""How much of a bad line is searched for secrets before it is cut to what is shown: longer than a private key."""
+from backplane.tail import LOOK_BYTES
 
 _PLAIN: Final = frozenset({AssistantDelta, AssistantMessage, Warned, RunStarted, RunCompleted, FileChanged})
 """Event types whose members are all required strings: the canonical bytes account for every byte of a compact line."""
@@ -240,6 +239,8 @@ class ControlEnd:
     def end(self) -> Noise | None:
         """The stream is over: what was not finished with a newline is noise, however it looks."""
         rest = self._lines.end()
+        if type(rest) is Overlong:
+            rest = self._evidence(rest)
         return Noise(self._clean_line(rest)) if rest.strip() else None
 
     def _look_closer(self, line: bytes, envelope: wire.Event) -> tuple[AgentEvent, bytes]:
@@ -281,11 +282,22 @@ class ControlEnd:
         self.redacted += count
         return clean
 
+    def _clean_text(self, text: str) -> str:
+        return text if self._redactor is None else self._redactor.text(text)[0]
+
+    def _evidence(self, line: bytes) -> bytes:
+        """The beginning of a line, for an error."""
+        if self._redactor is None:
+            return line[:EVIDENCE_BYTES]
+        clean, count = self._redactor.part(line[:LOOK_BYTES], 0, EVIDENCE_BYTES)
+        self.redacted += count
+        return clean[:EVIDENCE_BYTES]
+
     def _clean_value(self, value: dict[str, Any], line: bytes) -> dict[str, Any]:
-        """Everything in a message but the names that the protocol itself goes by."""
+        """Everything in a message but what the protocol itself goes by, as long as it does so."""
         if self._redactor is None or not self._redactor.may_be_in(line):
             return value
-        own = {name: value[name] for name in ("t", "ref_id", "id", "type", "contract_version") if name in value}
+        own = {name: value[name] for name in _own_names(value) if name in value}
         clean, count = self._redactor.json(value)
         self.redacted += count
         return {**clean, **own}
@@ -301,10 +313,9 @@ class ControlEnd:
     def _overlong(self, head: bytes) -> Noise | Broken:
         limit = self._lines.line_bytes_max
         if not head.lstrip().startswith(b"{"):
-            return Noise(self._clean_line(head))
-        return Broken(
-            "protocol_invalid_envelope", f"line {self.lines_read} is over line_bytes_max ({limit} bytes)", head
-        )
+            return Noise(self._evidence(head))
+        fact = f"line {self.lines_read} is over line_bytes_max ({limit} bytes)"
+        return Broken("protocol_invalid_envelope", fact, self._evidence(head))
 
     def _long(self, line: bytes) -> Received | None:
         """The same for a long line: looking for cycles among its values takes longer than reading them."""
@@ -330,15 +341,15 @@ class ControlEnd:
             return Broken(
                 "protocol_invalid_envelope",
                 f"line {self.lines_read} is not strict JSON: {error}",
-                self._clean_line(line[:_EVIDENCE_LOOK_BYTES])[:EVIDENCE_BYTES],
+                self._evidence(line),
             )
         t = value.get("t")
         if not isinstance(t, str) or (self.hello is None and t not in MESSAGES):
             return Noise(self._clean_line(line))
         if t != "event":
-            value, line = self._clean_value(value, line), self._clean_line(line[:_EVIDENCE_LOOK_BYTES])
+            value, line = self._clean_value(value, line), self._evidence(line)
         if t not in MESSAGES:
-            return Unknown(t, text_or_none(value.get("ref_id")), value)
+            return Unknown(self._clean_text(t), text_or_none(value.get("ref_id")), value)
         if t == "hello":
             return self._hello(value, line)
         return self._before_hello(t, line) or self._known(t, value, line)
@@ -346,7 +357,7 @@ class ControlEnd:
     def _before_hello(self, t: str, line: bytes) -> Broken | None:
         if self.hello is not None:
             return None
-        return Broken("protocol_handshake_failed", f"{t} came before the hello", line[:EVIDENCE_BYTES])
+        return Broken("protocol_handshake_failed", f"{t} came before the hello", self._evidence(line))
 
     def _hello(self, value: dict[str, Any], line: bytes) -> Received:
         if self.hello is not None:
@@ -368,7 +379,7 @@ class ControlEnd:
             return convert(t, value, line)
         if isinstance(ref_id, str) and ref_id not in self._open:
             why: Literal["after_end", "foreign_ref_id"] = "after_end" if ref_id in self._ended else "foreign_ref_id"
-            return Dropped(why, f"{t} for run {ref_id[:60]!r}")
+            return Dropped(why, f"{t} for run {self._clean_text(ref_id)[:60]!r}")
         if t != "event":
             # Whoever asks reads answers, announced or not; left without one it would wait for ever.
             self._was_asked = self._was_asked or t == "ask"
@@ -379,6 +390,17 @@ class ControlEnd:
             return Dropped("foreign_ref_id", "an event without ref_id")
         event, record = self._read_event(value)
         return Events(owner, [event], record + b"\n")
+
+
+def _own_names(value: dict[str, Any]) -> tuple[str, ...]:
+    """The members by which the protocol goes in a message it knows: their own values are needed, and kept nowhere."""
+    t = value["t"]
+    if t == "hello":
+        version = value.get("contract_version")
+        return ("t", "contract_version") if isinstance(version, str) and version_compatible(version) else ("t",)
+    if t == "ask":
+        return ("t", "ref_id", "id")
+    return ("t", "ref_id") if t in MESSAGES else ()
 
 
 def _lenient_hello(value: dict[str, Any]) -> dict[str, Any]:

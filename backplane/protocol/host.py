@@ -85,7 +85,9 @@ class HostEnd:
 
     def _overlong(self, head: bytes) -> Broken:
         return Broken(
-            "protocol_invalid_envelope", f"a line is over line_bytes_max ({self._lines.line_bytes_max} bytes)", head
+            "protocol_invalid_envelope",
+            f"a line is over line_bytes_max ({self._lines.line_bytes_max} bytes)",
+            head[:EVIDENCE_BYTES],
         )
 
     def _message(self, line: bytes) -> Received | None:

@@ -11,6 +11,7 @@ import msgspec
 
 from backplane.contract import canonical, structure
 from backplane.contract.canonical import Json
+from backplane.tail import LOOK_BYTES
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Longest line: images in base64 need more than 1 MiB, and a peer without a limit is a way to use up memory."""
@@ -39,7 +40,7 @@ _DEPTH_BYTES: Final = 2 * DEPTH_MAX
 
 
 class Overlong(bytes):
-    """The beginning of a line that was over the limit and was skipped to its newline."""
+    """The beginning of a line that was over the limit and was skipped to its newline: more of it than is shown."""
 
 
 class Lines:
@@ -47,6 +48,7 @@ class Lines:
 
     def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         self.line_bytes_max = line_bytes_max
+        self._head_bytes: Final = max(EVIDENCE_BYTES, min(LOOK_BYTES, line_bytes_max))
         self._pieces: list[bytes] = []
         self._held = 0
         self._start: bytes | None = b""
@@ -60,9 +62,9 @@ class Lines:
         if lines and self._held:
             self._hold(lines[0])
             whole = b"".join(self._pieces)
-            lines[0] = Overlong(whole[:EVIDENCE_BYTES]) if self._held > self.line_bytes_max else whole
+            lines[0] = Overlong(whole[: self._head_bytes]) if self._held > self.line_bytes_max else whole
         if len(data) > self.line_bytes_max:
-            lines = [Overlong(line[:EVIDENCE_BYTES]) if len(line) > self.line_bytes_max else line for line in lines]
+            lines = [Overlong(line[: self._head_bytes]) if len(line) > self.line_bytes_max else line for line in lines]
         if lines:
             self._pieces, self._held = [], 0
         self._hold(rest)
@@ -83,7 +85,7 @@ class Lines:
         held = (self._start or b"") + b"".join(self._pieces)
         over = self._held > self.line_bytes_max
         self._pieces, self._held, self._start = [], 0, None
-        return Overlong(held[:EVIDENCE_BYTES]) if over else held
+        return Overlong(held[: self._head_bytes]) if over else held
 
     def _past_mark(self, data: bytes) -> bytes:
         """Take a byte order mark off the very start, where it may come in pieces."""
@@ -100,9 +102,9 @@ class Lines:
         self._held += len(piece)
         if self._held <= self.line_bytes_max:
             self._pieces.append(piece)
-        elif len(self._pieces) != 1 or len(self._pieces[0]) != EVIDENCE_BYTES:
+        elif len(self._pieces) != 1 or len(self._pieces[0]) != self._head_bytes:
             # Only the beginning is kept, for the error: memory stays at what the limit allows.
-            self._pieces = [b"".join([*self._pieces, piece[:EVIDENCE_BYTES]])[:EVIDENCE_BYTES]]
+            self._pieces = [b"".join([*self._pieces, piece[: self._head_bytes]])[: self._head_bytes]]
 
 
 def strict(line: bytes) -> Json:

@@ -28,7 +28,7 @@ from backplane.runtime import ControlPlane
 from tests import closed
 from tests.faults import hosts, sizes
 from tests.faults.conftest import Figure
-from tests.faults.ground import PROGRAM, Ground
+from tests.faults.ground import PROGRAM, UGLY, Ground
 from tests.faults.json_cases import CHOSEN, hostile_strings, refused, taken
 from tests.receipt_writer import receipt_of
 
@@ -370,6 +370,45 @@ def test_c15_a_secret_is_nowhere_in_any_of_its_forms(ground: Ground, secret: str
         hits += [(place, form) for place, data in seen.items() for form in forms if form.encode() in data]
     assert hits == []
     figure("C15", len(hits), what=f"hits of {len(forms)} forms in each of {sizes.of(1, 17)} runs")
+
+
+PLACES = {
+    "the kind of an unknown message": "hello(); take(); say(S, ref_id=S, id=S, x=1); final(); rest()",
+    "the run of a message": "hello(); take(); event('a', ref_id=S); say('fatal', ref_id=S, error='x'); final(); rest()",
+    "the version of a hello": "hello(version=S); take(); rest()",
+    "an event before the hello": 'put(b\'{"t":"event","ref_id":"\' + S.encode() + b\'"}\\n\'); rest()',
+    "an ask": """
+hello(extensions=["ask/1"]); take()
+for number in range(2):
+    say("ask", ref_id=RUN["id"], id=S + str(number), kind="tool", name="t", input={}, deadline_ms=1000, default="deny")
+    event("answered" if json.loads(line())["id"] == S + str(number) else "another id")
+final(); rest()""",
+    "a line that is too long": "hello(); take(); put(b'{' + S.encode() + b'x' * (17 << 20) + b'\\n'); rest()",
+    "a line cut on one": "hello(); take(); put(b'{' + b'.' * 185 + S.encode() + bytes(17 << 20) + b'\\n'); rest()",
+    "a line cut where one stands": "hello(); take(); put(b'{' + S.encode() * 1000000 + b'\\n'); rest()",
+    "noise that is too long": "hello(); take(); put(b'.' * 190 + S.encode() * 1000000 + b'\\n'); final(); rest()",
+    "what is no JSON": "hello(); take(); put(b'{' + S.encode() * 4000 + b'\\n'); rest()",
+    "the last words": "hello(); take(); os.write(2, (S * 4000).encode()); os._exit(3)",
+    "the last words beside others": "hello(); take(); put(b'.' * 30 + S.encode() + b'.' * 65526, 2); os._exit(3)",
+    "a name that is in no patch": """
+hello(); take(); os.chdir(RUN["work_order"]["workspace"]["root"]); os.mkfifo(S); final(); rest()""",
+}
+
+
+@pytest.mark.parametrize("json_wanted", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+def test_c15_no_piece_of_a_secret_is_told_where_a_host_puts_it(ground: Ground, place: str, json_wanted: bool) -> None:
+    secret = "sup3rSECRETvalue-AbC123xyz"
+    host = ground.host("S = os.environ['MYKEY']\n" + PLACES[place])
+    words = ("run", "do it", "--sidecar", host, "--env", f"MYKEY={secret}", "--on-ask", "deny")
+    ended = ground.start(*words, *(["--json"] if json_wanted else [])).end()
+    assert not any(word in ended.stdout + ended.stderr for word in UGLY)
+    seen = {"stdout": ended.stdout, "stderr": ended.stderr}
+    seen |= {str(path): path.read_bytes() for path in ground.home.rglob("*") if path.is_file()}
+    pieces = [secret[at : at + 5].encode() for at in range(len(secret) - 4)]
+    assert [(name, piece) for name, data in seen.items() for piece in pieces if piece in data] == []
+    assert len(ground.rows()) == 1
+    assert b"another id" not in ended.stdout
 
 
 @pytest.mark.parametrize("pause_s", [0.03, 0.3])
