@@ -399,7 +399,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
         exact: dict[Rule, tuple[Layer, ...]] = dict.fromkeys(self.held_by_system, ("os",))
         rules: list[Any] = list(enforcement(self.policy, layers, exact))
         for row in rules:
-            gap = self.held_by_system.get(Rule(row["rule"], row["pattern"]))
+            by_system = self.held_by_system.get(Rule(row["rule"], row["pattern"]))
+            gap = _UNSEEN.get(row["rule"]) if row["layer"] == "audit" else by_system
             if gap:
                 row["gap"] = gap
         return {"rules": rules, **(self.contained or _uncontained(self.isolation, self.guarded))}
@@ -437,6 +438,15 @@ def _uncontained(isolation: str, guarded: bool) -> dict[str, Json]:
         kinds["environment"] = {"state": "partial", "by": ["allow list"], "gap": gap}
     return {"isolation": isolation, "layers": [], "kinds": kinds}
 
+
+_UNSEEN: Final = {
+    "deny_read": "what commands read is not seen",
+    "deny_write": "what commands change among files that git ignores, and in .git, is not seen",
+    "workspace": "what commands write outside is not seen",
+    "allow_network": "where commands connect to is not seen",
+    "deny_network": "where commands connect to is not seen",
+}
+"""What an audit of events, and of the patch, leaves open."""
 
 _TOOL_LISTS: Final = frozenset({"allowed_tools", "disallowed_tools", "require_approval_for"})
 _TYPED_FIELDS: Final = frozenset(Receipt.__struct_fields__)

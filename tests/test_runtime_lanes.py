@@ -105,7 +105,11 @@ put(*[{said}] * {told:d}, final(run)); end()
         run, _ = await go(control, asked, script(tmp_path, body))
     assert run.receipt is not None
     reason = "writing 'sub/b.txt' is forbidden by 'sub/**'"
-    assert run.receipt.backplane["enforcement"]["violations"] == [{"rule": "deny_write", "reason": reason}]
+    enforcement = run.receipt.backplane["enforcement"]
+    assert enforcement["violations"] == [{"rule": "deny_write", "reason": reason}]
+    assert {
+        (row["layer"], "git ignores" in row["gap"]) for row in enforcement["rules"] if row["rule"] == "deny_write"
+    } == {("audit", True)}
     assert tree(root) == BEFORE
     if lane == "patch_first":
         assert (run.receipt.outcome, run.error) == ("complete", None)
