@@ -282,6 +282,31 @@ def test_a_table_that_does_not_keep_what_is_put_into_it_acknowledges_nothing(sto
     assert [row.run_id for row in store.list()] == [first.run_id] == [row.run_id for row in store.scan()]
 
 
+@pytest.mark.parametrize("name", ["receipts.sqlite", "receipts.sqlite-wal"])
+@pytest.mark.parametrize("instead", [None, Path.touch, os.mkfifo, Path.mkdir])
+def test_a_receipt_in_a_file_that_has_lost_its_name_is_not_acknowledged(
+    store: Store, name: str, instead: Callable[[Path], None] | None
+) -> None:
+    stored_run(store, ["hello"])
+    path = store.home / name
+    path.unlink()
+    if instead is not None:
+        instead(path)
+    with pytest.raises(StoreError, match=r"receipt_store_failed.*removed or replaced while it was in use"):
+        stored_run(store, ["again"])
+
+
+def test_a_process_that_ends_does_not_take_the_log_of_one_that_has_two_stores_open(store: Store) -> None:
+    stored_run(store, ["hello"])
+    with Store.open(store.home):
+        pass
+    other = "import sys, pathlib, backplane.receipts as r; r.Store.open(pathlib.Path(sys.argv[1])).close()"
+    subprocess.run([sys.executable, "-c", other, str(store.home)], cwd=ROOT, check=True, timeout=WRITER_S_MAX)
+    run = stored_run(store, ["again"])
+    with Store.open(store.home, readonly=True) as reader:
+        assert reader.has(run.run_id)
+
+
 @pytest.mark.parametrize("sequence", [2**62, 2**63 - 2, -(2**63)])
 def test_a_row_is_shown_wherever_somebody_has_moved_it(store: Store, sequence: int) -> None:
     first, last = stored_run(store, ["a"]), stored_run(store, ["b"])

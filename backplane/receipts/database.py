@@ -21,6 +21,7 @@ from backplane.errors import StoreError
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error, flush_path
 
 FILE: Final = "receipts.sqlite"
+_WAL: Final = FILE + "-wal"
 SEQUENCE_MAX: Final = (1 << 63) - 1
 """SQLite counts no further, and no store of ours comes near it."""
 SCHEMA_VERSION: Final = 2
@@ -109,7 +110,7 @@ def connect(home: Path, *, readonly: bool) -> sqlite3.Connection:
         if not readonly:
             home.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             _refuse_network(home)
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
+            _make_writable(path)
             flush_path(home)
     except OSError as error:
         raise disk_error(str(path), error) from error
@@ -124,6 +125,33 @@ def _is_there(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
+
+
+def _make_writable(path: Path) -> None:
+    """Make the file where there is none. Raises OSError, also for one that cannot be written.
+
+    One that is there is never opened but by SQLite: closing it would let go of the locks of every connection of
+    this process, and another process that ends would then take our log for its own, and remove it.
+    """
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
+    except FileExistsError:
+        if not os.access(path, os.W_OK):
+            code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(code, os.strerror(code), str(path)) from None
+
+
+def files(home: Path) -> tuple[tuple[int, int] | None, ...]:
+    """What the names of the store and of its log lead to now, each as device and inode; None for nothing."""
+    return tuple(_identity(home / name) for name in (FILE, _WAL))
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _open_writable(path: Path) -> sqlite3.Connection:
@@ -150,7 +178,7 @@ def _open_readable(home: Path, path: Path) -> sqlite3.Connection:
                 continue
             closed = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN
             full = error.sqlite_errorcode == sqlite3.SQLITE_IOERR_SHMSIZE
-            wal = path.with_name(FILE + "-wal")
+            wal = path.with_name(_WAL)
             if not (closed or full) or (wal.exists() and wal.stat().st_size):
                 raise
             # A folder where nothing can be made cannot have a writer either: the file is all there is.

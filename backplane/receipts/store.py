@@ -51,6 +51,7 @@ class Store:
     def __init__(self, home: Path, connection: sqlite3.Connection) -> None:
         self.home = home
         self._connection = connection
+        self._files: Final = database.files(home)
         self._lock = threading.Lock()
 
     @classmethod
@@ -375,7 +376,7 @@ class Store:
 
     def _insert(self, receipt: Receipt, trace: Trace) -> Row:
         body, columns = without_trace(receipt), columns_of(receipt, trace)
-        with self._locked() as connection, database.transaction(connection):
+        with self._committed() as connection:
             head = connection.execute("SELECT sequence, link FROM receipts ORDER BY sequence DESC LIMIT 1").fetchone()
             sequence, previous = (head[0] + 1, head[1]) if head else (1, database.FIRST_LINK)
             if sequence > database.SEQUENCE_MAX:
@@ -392,6 +393,21 @@ class Store:
             if kept.fetchone() is None:  # A trigger can undo what was said to be done.
                 raise self._foreign("it does not keep what is put into it")
         return row
+
+    @contextmanager
+    def _committed(self) -> Iterator[sqlite3.Connection]:
+        """A transaction whose outcome is found again by the store's name, or it fails.
+
+        A file that was removed or replaced while we have it open takes everything, and gives it to nobody.
+        """
+        with self._locked() as connection:
+            with database.transaction(connection):
+                yield connection
+            now = database.files(self.home)
+        if now[0] is None or now != self._files:
+            fact = f"{self.home / database.FILE} or its log was removed or replaced while it was in use"
+            hint = "the journal in runs/ is kept, and the next start stores this receipt from it; see who did that"
+            raise StoreError("receipt_store_failed", fact, hint=hint)
 
     def _foreign(self, fact: str) -> StoreError:
         fact = f"the table of {self.home / database.FILE} is not as this program made it: {fact}"
