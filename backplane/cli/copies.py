@@ -114,7 +114,9 @@ class Copy:
         return False
 
     def _failed(self, fact: str) -> StoreError:
-        return StoreError("receipt_store_failed", f"{self._name} {fact}", hint="backplane receipts show has it")
+        # The same disk or limit may keep the store from it, too; then it has been printed.
+        hint = "backplane receipts show has it, or stdout where the store could not take it either"
+        return StoreError("receipt_store_failed", f"{self._name} {fact}", hint=hint)
 
     def close(self) -> None:
         """Let go of what is open."""

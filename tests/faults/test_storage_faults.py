@@ -244,6 +244,28 @@ final(); rest()
     assert first.code == 0
 
 
+@pytest.mark.parametrize("json_wanted", [False, True])
+def test_a_receipt_that_no_file_can_take_stands_where_the_error_says(ground: Ground, json_wanted: bool) -> None:
+    body = """
+import resource
+def parent(pid): return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+hello(); take(); event("1")
+resource.prlimit(parent(os.getppid()), resource.RLIMIT_FSIZE, (10, 10))
+final(); rest()
+"""
+    words = ["run", "do it", "--sidecar", ground.host(body), "--receipt", str(ground.folder / "copy")]
+    words += ["--json"] if json_wanted else []
+    # To pipes, which have no size.
+    ended = subprocess.run(
+        [*PROGRAM, *words], env=ground.environ(**OFF), cwd=ground.work, capture_output=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr.partition(b":")[0]) == (1, b"receipt_store_failed")
+    assert ended.stderr.splitlines()[1].endswith(b" or stdout where the store could not take it either")
+    assert ground.rows() == []
+    told = json.loads(ended.stdout.splitlines()[-1])
+    assert (told["receipt"] if json_wanted else told)["receipt_sha256"]
+
+
 def make_read_only(disk: Path) -> None:
     """The kernel lets go of what the dead had open in its own time, and a disk is busy until then."""
     end_s = time.monotonic() + 5
