@@ -740,6 +740,39 @@ def test_a_tool_beyond_its_limits_is_killed_and_named(
     assert open_fds() == before
 
 
+TOOL_IN_A_THREAD = """
+import os, signal, sys, threading
+from backplane.process import run_tool
+for number in {ignored}: signal.signal(number, signal.SIG_IGN)
+tool = lambda: run_tool(["sh", "-c", "sleep 60 & sleep 60"], env=dict(os.environ))
+threading.Thread(target=tool).start()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("ignored", ["()", "(signal.SIGHUP,)"])
+def test_a_tool_dies_with_a_control_plane_that_is_killed(place: Place, ignored: str) -> None:
+    words = [sys.executable, "-c", TOOL_IN_A_THREAD.format(ignored=ignored)]
+    plane = subprocess.Popen(words, env=place.env, stdin=subprocess.PIPE)
+    anyio.run(until, lambda: len(place.alive()) == 4)
+    plane.kill()
+    plane.communicate(timeout=WAIT_S)
+    try:
+        anyio.run(until, lambda: place.alive() == [])
+    finally:
+        for pid in place.alive():
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_tool_that_is_stopped_is_killed_at_once(place: Place) -> None:
+    before, began = open_fds(), time.monotonic()
+    with pytest.raises(BackendError, match="'sleep' was stopped"):
+        run_tool(["sleep", "60"], env=place.env, stopped=lambda: time.monotonic() > began + 0.2)
+    assert time.monotonic() - began < 0.2 + SLACK_S
+    assert place.alive() == []
+    assert open_fds() == before
+
+
 def test_output_of_exactly_the_limit_is_taken(place: Place) -> None:
     assert len(run_tool(["head", "-c", "1000", "/dev/zero"], env=place.env, output_bytes_max=1000).stdout) == 1000
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,11 @@ from contextlib import ExitStack, suppress
 from typing import IO, Final
 
 import msgspec
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - a system without it has no such signal either
+    fcntl = None  # type: ignore[assignment]
 
 from backplane.errors import BackendError
 from backplane.process.child import READ_BYTES_MAX, has_ended, kill_group
@@ -27,7 +33,8 @@ TOOL_STDERR_BYTES_MAX: Final = 64 * 1024
 """Kept of a tool's stderr; the rest is read and forgotten, it is only for people."""
 
 _LEADER_LOOK_S: Final = 0.05
-"""How often a silent tool is asked whether it has ended while a leftover holds its pipes."""
+"""How often it is asked whether a silent tool is still wanted, and whether it has ended while a leftover holds its
+pipes."""
 
 _REST_READS_MAX: Final = 32
 """Reads after the end: the 1 MiB that a pipe may hold where somebody made it larger, twice over."""
@@ -69,22 +76,24 @@ def run_tool(
     output_bytes_max: int = TOOL_OUTPUT_BYTES_MAX,
     stdout_path: str | None = None,
     stdin_path: str | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Finished:
     """Run a short program to its end; blocking, so call it in a worker thread.
 
-    It has a session of its own, which is killed at the end, whatever that end was.
+    It has a session of its own, which is killed at the end, whatever that end was; and with us, where we are killed.
 
     Args:
         env: the whole environment.
         stdin: given to it; `stdin_path` instead names a file.
         output_bytes_max: bound of stdout, in memory or in the file `stdout_path` (made with mode 0600).
+        stopped: asked again and again; true kills it.
 
     Raises:
         BackendError: `sidecar_spawn_failed` (with the errno's name), `backend_timeout`,
-            `execution_tool_failed` when it writes more than `output_bytes_max`.
+            `execution_tool_failed` when it writes more than `output_bytes_max`, or was stopped.
         OSError: one of the two files cannot be opened or written.
     """
-    limits = _Limits(argv[0], timeout_s, time.monotonic() + timeout_s, output_bytes_max)
+    limits = _Limits(argv[0], timeout_s, time.monotonic() + timeout_s, output_bytes_max, stopped)
     with ExitStack() as opened:
         source = opened.enter_context(open(stdin_path, "rb")) if stdin_path else subprocess.PIPE
         sink = opened.enter_context(open(stdout_path, "wb", opener=_private)) if stdout_path else None
@@ -105,9 +114,12 @@ class Tool:
         self, command: Command, stdin: bytes, limits: _Limits, source: IO[bytes] | int, sink: IO[bytes] | None
     ) -> None:
         self._limits = limits
-        self._tool = spawn(command, (source, subprocess.PIPE, subprocess.PIPE))
-        self._talk = _Talk(self._tool, stdin, limits, sink.write if sink else None)
         self._opened = ExitStack()
+        with _Lifeline() as lifeline:
+            self._tool = spawn(command, (source, subprocess.PIPE, subprocess.PIPE), lifeline.handed)
+            lifeline.tie(self._tool.pid)
+            self._opened.callback(lifeline.let_go())
+        self._talk = _Talk(self._tool, stdin, limits, sink.write if sink else None)
         self._opened.callback(_end_tool, self._tool)
         self._opened.callback(self._talk.close)
 
@@ -138,6 +150,43 @@ class Tool:
         return Finished(tool.returncode, bytes(talk.stdout), bytes(talk.stderr))
 
 
+class _Lifeline:
+    """A pipe by which the kernel kills a tool with us: whose every writing end is closed signals its reader.
+
+    `PR_SET_PDEATHSIG` would have to be asked for between fork and exec, where Python cannot run safely beside other
+    threads, and follows the thread that forked. A kill of us between the start and `tie`, microseconds, goes unnoticed.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe() if _LIFELINE_WORKS else (-1, -1)
+        self.handed = (self._reader,) if _LIFELINE_WORKS else ()
+        """What the tool has to hold open."""
+
+    def __enter__(self) -> _Lifeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in (self._reader, self._writer):
+            if fd >= 0:
+                os.close(fd)
+
+    def tie(self, leader: int) -> None:
+        """Have the group of this leader killed when our end is closed."""
+        if _LIFELINE_WORKS:
+            with suppress(OSError):  # It may have ended already; and no tool is worse for having none.
+                fcntl.fcntl(self._reader, fcntl.F_SETSIG, signal.SIGKILL)
+                fcntl.fcntl(self._reader, fcntl.F_SETOWN, -leader)
+                fcntl.fcntl(self._reader, fcntl.F_SETFL, os.O_ASYNC)
+
+    def let_go(self) -> Callable[[], None]:
+        """Keep our end open beyond the block; what comes back closes it."""
+        writer, self._writer = self._writer, -1
+        return lambda: os.close(writer) if writer >= 0 else None
+
+
+_LIFELINE_WORKS: Final = hasattr(fcntl, "F_SETSIG") and hasattr(os, "O_ASYNC")
+
+
 class _Limits(msgspec.Struct, frozen=True):
     """What a tool may take, and the errors of one that takes more."""
 
@@ -145,8 +194,11 @@ class _Limits(msgspec.Struct, frozen=True):
     timeout_s: float
     deadline_s: float
     output_bytes_max: int
+    stopped: Callable[[], bool] = lambda: False
 
     def left_s(self, most_s: float) -> float:
+        if self.stopped():
+            raise BackendError("execution_tool_failed", f"'{self.name}' was stopped before it had ended")
         left_s = self.deadline_s - time.monotonic()
         if left_s <= 0:
             raise BackendError("backend_timeout", f"'{self.name}' did not end within {self.timeout_s:g} s")
