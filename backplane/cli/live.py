@@ -176,15 +176,18 @@ class _Live:
         with anyio.open_signal_receiver(*numbers) as received:
             task_status.started()
             async for number in received:
-                # A second one changes nothing: the end that is under way is bounded, and leaves nothing behind.
-                if self.signal is None:
+                # A second one only hurries the end that is under way, which leaves nothing behind.
+                if self.signal is not None and self.run is not None:
+                    self.run.hurry()
+                elif self.signal is None:
                     self.signal = int(number)
                     self.outlet.hurry()
                     await self._cancel()
 
     async def _watch_reader(self) -> None:
         await self.outlet.reader_left()
-        await self._cancel()
+        if self.run is None or not self.run.is_ending:  # Whose work is done shall not lose it.
+            await self._cancel()
 
     async def _on_ask(self, ask: AskRaised) -> Decision:
         self._asks_open += 1

@@ -39,6 +39,11 @@ class Deadlines:
         """Seconds since the beginning."""
         return time.monotonic() - self._started
 
+    @property
+    def ends(self) -> float:
+        """When the run's time is up, by a monotonic clock; infinite for one without a limit."""
+        return float("inf") if self._limits.run_s is None else self._started + self._limits.run_s
+
     def begin_read(self) -> None:
         """Somebody waits for the child: until something carries progress, that is its silence."""
         self.reading_since = time.monotonic()

@@ -64,6 +64,14 @@ PING_S: Final = 10.0
 EXIT_WAIT_S: Final = 1.0
 """How long a child whose output has ended may take to exit before the stop ladder begins."""
 
+RESULT_S_MAX: Final = 20.0
+"""For what a run left to be read once its time is up; more than a change by hand or by a model needs."""
+
+HURRIED_S_MAX: Final = 1.0
+"""The same where somebody waits for the end; most often it takes a tenth of that."""
+
+_NEVER: Final = float("inf")
+
 _BY_HAND: Final = "it said nothing on stderr: `backplane conform -- COMMAND…` shows how far it gets"
 """What helps where a host ended without a word."""
 
@@ -80,10 +88,10 @@ class Run:
     """
 
     __slots__ = (
-        "_alarm", "_backend", "_begun", "_deadlines", "_drained", "_exited", "_finished", "_gone", "_intake",
-        "_limits", "_line", "_link", "_opened", "_outbox", "_plane", "_premises", "_queue", "_readable", "_remote",
-        "_rest", "_sealed", "_sent", "_stopping", "_tasks", "_terms", "end", "error", "facts", "id", "order", "patch",
-        "receipt",
+        "_alarm", "_backend", "_begun", "_deadlines", "_drained", "_exited", "_finished", "_gone", "_hurried_at",
+        "_intake", "_limits", "_line", "_link", "_opened", "_outbox", "_plane", "_premises", "_queue", "_readable",
+        "_remote", "_rest", "_sealed", "_sealing_since", "_sent", "_stopping", "_tasks", "_terms", "end", "error",
+        "facts", "id", "order", "patch", "receipt",
     )  # fmt: skip
     # Without them its table is 1.5 KiB, as more than thirty names are in it.
 
@@ -112,7 +120,7 @@ class Run:
         self._line = ControlEnd(now=now, line_bytes_max=limits.line_bytes_max, redactor=redactor)
         self._queue: list[Events] = []
         self._rest: Iterator[AgentEvent] = iter(())
-        self._premises = Premises(plane.keeper, self.facts, limits, lambda: self._stopping and not self._sent)
+        self._premises = Premises(plane.keeper, self.facts, limits, self._is_given_up)
         self._terms: Terms | None = None
         self._opened: AbstractAsyncContextManager[Link] | None = None
         self._link: Link | None = None
@@ -133,6 +141,9 @@ class Run:
         self._drained = False
         self._stopping = False
         self._finished = False
+        self._sealing_since = _NEVER
+        """When everything of the host was gone, and what it left was begun to be read; by a monotonic clock."""
+        self._hurried_at = _NEVER
         self._sealed = Once()
 
     @property
@@ -186,12 +197,25 @@ class Run:
     async def cancel(self, reason: str = "cancelled by the caller", *, grace_s: float | None = None) -> None:
         """End the run in order; go on iterating for its last events, or leave the block.
 
+        Where its end has begun already, that is hurried.
+
         Args:
             grace_s: in place of the limit `cancel_grace_s`, for whoever has to end in time himself.
         """
         if grace_s is not None and not self._stopping:
             self._limits = msgspec.structs.replace(self._limits, cancel_grace_s=grace_s)
+        if self._finished:
+            self.hurry()
         self._decide("cancelled", None, note=reason)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether there is nothing more to be stopped: the run is about to be sealed, or is."""
+        return self._finished
+
+    def hurry(self) -> None:
+        """Have the end wait no longer than `HURRIED_S_MAX` for the difference; without it the run is partial."""
+        self._hurried_at = min(self._hurried_at, time.monotonic())
 
     def input(self, text: str) -> None:
         """Give the agent more words of the user while it works.
@@ -346,6 +370,8 @@ class Run:
 
     def _fail(self, error: BackplaneError) -> None:
         """End a run that did not come to its order."""
+        # What was given up as its time was up is told by that.
+        self._deadlines.left_s(expected=False)
         refused = error.facts.exit_code == 4
         self._decide("store" if error.code == "receipt_store_failed" else "refused" if refused else "failed", error)
 
@@ -561,6 +587,14 @@ class Run:
 
     # Ending.
 
+    def _is_given_up(self) -> bool:
+        """Whether nobody waits for the copy that is being made, or for the difference at the end. From any thread."""
+        if not self._sent:
+            return self._stopping or time.monotonic() > self._deadlines.ends
+        since = self._sealing_since
+        hurried_s, late_s = max(since, self._hurried_at), max(since, self._deadlines.ends)
+        return time.monotonic() > min(hurried_s + HURRIED_S_MAX, late_s + RESULT_S_MAX)
+
     def _decide(self, reason: str, error: BackplaneError | None, *, note: str | None = None) -> None:
         """Fix how the run ends, the first word counts, and begin to stop the host."""
         if self.end is None and not self._intake.over.is_set():
@@ -645,6 +679,7 @@ class Run:
         while not self._drained:
             await self._advance()
         await self._gone.wait()
+        self._sealing_since = time.monotonic()
         self._hand_on(self._intake.let_go())
         self._intake.close()
         self._explain_exit()

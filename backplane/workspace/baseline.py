@@ -148,6 +148,7 @@ def find_changes(
     left_bytes = scope.quota.bytes_max
     for folder in listing.folders:
         for path, name, facts in _suspects(baseline, folder, seen):
+            scope.go_on()
             old = baseline.known.get(path)
             if path in ignored or (old and not old.tracked):
                 changes.ignored_count += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -20,10 +20,14 @@ from backplane.errors import BackendError, WorkspaceError
 from backplane.process import Finished, run_tool, search_path
 from backplane.workspace.copying import remove_tree
 from backplane.workspace.pack import PACK_NAME, Pack
-from backplane.workspace.tree import unguessable
+from backplane.workspace.tree import printable, unguessable
 
-GIT_S_MAX: Final = 120.0
-"""Bound of one git call; a diff of 20,000 changed files takes some seconds."""
+GIT_S_MAX: Final = 60.0
+"""Bound of one git call; a diff of 20,000 changed files takes some seconds, one of 1.5 GiB in 25 files three."""
+
+RULES_S_MAX: Final = 20.0
+"""Bound of a question by somebody else's ignore rules. A million files take some seconds; what git's matching takes
+doubles with each `**/` of a rule."""
 
 PATCH_BYTES_MAX: Final = 4 << 30
 """Bound of a patch file. The workspace's quota is met long before."""
@@ -82,6 +86,8 @@ class Scratch(msgspec.Struct, frozen=True):
     folder: Path
     code: str
     """The error code of a failure here."""
+    stopped: Callable[[], bool] = lambda: False
+    """Asked while git is at work; true kills it."""
 
     @property
     def git_dir(self) -> Path:
@@ -102,11 +108,16 @@ class Scratch(msgspec.Struct, frozen=True):
         stdout_path: Path | None = None,
         codes: Iterable[int] = (0,),
         cwd: Path | None = None,
+        timeout_s: float = GIT_S_MAX,
+        slow: str = "leave what is large or many out with --exclude",
     ) -> Finished:
         """Run git on this repository and nothing else of the machine's configuration.
 
+        Args:
+            slow: what helps where it takes longer than `timeout_s`.
+
         Raises:
-            WorkspaceError: the scratch's code; git is missing, too slow, or ends with another exit code.
+            WorkspaceError: the scratch's code; git is missing, too slow, was stopped, or ends with another exit code.
         """
         try:
             done = run_tool(
@@ -114,13 +125,15 @@ class Scratch(msgspec.Struct, frozen=True):
                 env=_environment(self) | dict(settings or {}),
                 cwd=str(cwd or self.folder),
                 stdin=stdin,
-                timeout_s=GIT_S_MAX,
+                timeout_s=timeout_s,
                 output_bytes_max=PATCH_BYTES_MAX,
                 stdout_path=str(stdout_path) if stdout_path else None,
+                stopped=self.stopped,
             )
         except BackendError as error:
-            hint = "install git" if error.code == "sidecar_spawn_failed" else error.hint
-            raise WorkspaceError(self.code, error.message, hint=hint, evidence=error.evidence) from error
+            hint = {"sidecar_spawn_failed": "install git", "backend_timeout": slow}.get(error.code, error.hint)
+            fact = f"git {words[0]}: {error.message}"
+            raise WorkspaceError(self.code, fact, hint=hint, evidence=error.evidence) from error
         if done.code not in codes:
             said = done.stderr.decode("utf-8", "backslashreplace")
             raise WorkspaceError(self.code, f"git {words[0]} ended with exit code {done.code}", evidence=said)
@@ -128,11 +141,15 @@ class Scratch(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def scratch(folder: Path, code: str) -> Iterator[Scratch]:
-    """Make an empty repository below `folder` and remove it at the end of the block."""
+def scratch(folder: Path, code: str, stopped: Callable[[], bool] = lambda: False) -> Iterator[Scratch]:
+    """Make an empty repository below `folder` and remove it at the end of the block.
+
+    Args:
+        stopped: asked while git is at work; true kills it.
+    """
     place = folder / f"git-{unguessable()}"
     place.mkdir(mode=0o700)
-    made = Scratch(place, code)
+    made = Scratch(place, code, stopped)
     try:
         for part in ("objects/pack", "refs/heads", "info"):
             (made.git_dir / part).mkdir(parents=True)
@@ -232,16 +249,26 @@ def ignored(at: Scratch, paths: Sequence[str], rules: Mapping[str, bytes], exclu
     settings = {"GIT_WORK_TREE": str(shadow)}
     words = ("check-ignore", "--no-index", "--stdin", "-z")
     # Exit code 1 says that none is ignored.
-    answer = at.git("-C", str(shadow), *words, settings=settings, stdin=asked, codes=(0, 1)).stdout
+    answer = at.git(
+        *words, settings=settings, stdin=asked, codes=(0, 1), cwd=shadow, timeout_s=RULES_S_MAX, slow=_simplify(rules)
+    ).stdout
     remove_tree(shadow)
     return {os.fsdecode(path[2:]) for path in answer.split(b"\0") if path}
+
+
+def _simplify(rules: Mapping[str, bytes]) -> str:
+    """What helps against rules that take too long, with the name of those that may be meant."""
+    name = printable(max(rules, key=lambda folder: rules[folder].count(b"**"), default=".git/info/exclude"))
+    name = f"{name}.gitignore" if rules else name
+    aside = f", or leave it out with --exclude '{name}'" if rules else ""
+    return f"a rule with many '**/' takes git for ever: simplify '{name}'{aside}"
 
 
 def tracked(at: Scratch, index: bytes) -> set[str]:
     """List the paths of a repository's index; empty when git cannot read it (a split or sparse one)."""
     copy = at.folder / "index"
     copy.write_bytes(index)
-    done = at.git("ls-files", "-z", settings={"GIT_INDEX_FILE": str(copy)}, codes=range(256))
+    done = at.git("ls-files", "-z", settings={"GIT_INDEX_FILE": str(copy)}, codes=range(256), timeout_s=RULES_S_MAX)
     return {os.fsdecode(path) for path in done.stdout.split(b"\0") if path} if done.code == 0 else set()
 
 

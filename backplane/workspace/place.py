@@ -97,7 +97,7 @@ class Workspace:
         scope = self._result_scope()
         try:
             with (
-                git.scratch(self._stage_dir, _RESULT) as scratch,
+                git.scratch(self._stage_dir, _RESULT, scope.stopped) as scratch,
                 opened(self._open_again()) as root,
                 patch.Draft(self._run_dir, scratch) as draft,
             ):
@@ -126,7 +126,7 @@ class Workspace:
         """
         scope = self._result_scope()
         try:
-            with git.scratch(self._stage_dir, _RESULT) as scratch, opened(self._open_again()) as root:
+            with git.scratch(self._stage_dir, _RESULT, scope.stopped) as scratch, opened(self._open_again()) as root:
                 return self._find(scope, scratch, root, take, rules)
         except OSError as error:
             raise scope.cannot("compare", _about(error, self.root), error) from error
@@ -161,7 +161,7 @@ class Workspace:
             WorkspaceError: `execution_workspace_error`, it does not fit, or leaves the copy.
         """
         assert self.mode == "staged", "an original is not written to"
-        with git.scratch(self._stage_dir, _RESULT) as scratch:
+        with git.scratch(self._stage_dir, _RESULT, self._scope.stopped) as scratch:
             git.put(scratch, patch, self.root)
 
     def _leave_out(self, listing: Listing) -> None:
@@ -226,7 +226,7 @@ class Workspace:
         rules = read_rules(source, listing)
         if not (rules or self._excluded):
             return ()
-        with git.scratch(self._stage_dir, _STAGING) as scratch:
+        with git.scratch(self._stage_dir, _STAGING, self._scope.stopped) as scratch:
             index = _read_below(source, f"{GIT_NAME}/", "index", INDEX_BYTES_MAX)
             # What was added in spite of the rules belongs to the work; it also spares most questions.
             tracked = git.tracked(scratch, index) if index else ()
@@ -279,7 +279,7 @@ def open_workspace(
         stage_dir: a folder for this run alone, new or empty, which `close` (or `collect`) removes.
         tree: the folder in it for the copy; there already, with at most the beginning of its `.git`, or not.
         quota: bytes are those written, so a hole costs nothing.
-        stopped: asked before each file; true ends the work with an error.
+        stopped: asked before each file and while git is at work, also later on; true ends the work with an error.
 
     Raises:
         WorkspaceError: `workspace_init_failed`, there is no such folder; `workspace_staging_failed`,

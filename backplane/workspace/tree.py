@@ -115,7 +115,7 @@ class Scope(msgspec.Struct, frozen=True):
 
     def go_on(self) -> None:
         if self.stopped():
-            raise self.fail("stopped before the workspace was ready")
+            raise self.fail("stopped before all of the workspace was read")
 
 
 def scope(

@@ -109,6 +109,10 @@ class Running:
             self.peak_bytes = max(self.peak_bytes, size)
             time.sleep(RSS_LOOK_S)
 
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._began
+
     def output(self) -> bytes:
         """What it has said so far."""
         return os.pread(self._out.fileno(), 1 << 30, 0)
