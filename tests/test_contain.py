@@ -887,6 +887,33 @@ async def test_a_host_dumps_no_core_and_has_so_many_processes(backplane_home: Pa
     assert ("4096" in limits.get("covers", "")) == counted == (processes == [4096, 4096])
 
 
+@pytest.mark.parametrize("hidden", [(), ("bubblewrap",), ("bubblewrap", "landlock")])
+async def test_what_is_left_open_of_other_files_and_processes_is_in_the_label(
+    hidden: tuple[Name, ...], found: Probe, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.touch()
+    # No dump of this file, please, which means nothing today: the flag that an ordinary owner may set.
+    flagged = f"fcntl.ioctl(os.open({str(other)!r}, os.O_RDONLY), 0x40086602, struct.pack('l', 0x40))"
+    limit = f"resource.prlimit({os.getpid()}, resource.RLIMIT_CORE, {resource.getrlimit(resource.RLIMIT_CORE)})"
+    ours = f"os.sched_setaffinity({os.getpid()}, {os.sched_getaffinity(0)})"
+    said, held = await ask(
+        control(backplane_home, without(found, *hidden)),
+        cell(
+            tmp_path / "bin",
+            "[exec('import fcntl, resource, struct', globals()), *(attempt(lambda: (it(), 'ok')[1])"
+            f" for it in (lambda: {flagged}, lambda: {limit}, lambda: {ours}))][1:]",
+        ),
+        root,
+    )
+    files, processes = held["kinds"]["files"], held["kinds"]["processes"]
+    if said[0] in ("ENOTTY", "EOPNOTSUPP"):
+        pytest.skip("needs a file system with attributes")
+    assert [word == "ok" for word in said] == [bool(hidden)] * 3, said
+    assert ("attributes" in files.get("gap", "none") or files["state"] == "none") == bool(hidden)
+    assert ("limits, priority and processors" in processes.get("gap", "")) == bool(hidden)
+
+
 async def test_a_socket_elsewhere_can_be_reached_and_the_label_says_so(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

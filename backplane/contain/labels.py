@@ -19,6 +19,9 @@ from backplane.policy import Rule
 GUARD: Final = "guard"
 """The subreaper that sweeps all descendants; its trial is each start."""
 
+_OTHERS: Final = "limits, priority and processors of this user's other processes, ours too, can be changed"
+"""Where they are in sight: no file is opened for it and no signal sent, so Landlock has no word in it."""
+
 TUNNELS: Final = "what is asked for inside an encrypted connection to an allowed host is not seen"
 
 
@@ -125,7 +128,7 @@ def _files(held: Held) -> dict[str, Json]:
 def _write_gaps(held: Held) -> list[str]:
     gaps = []
     if not held.found.bubblewrap.usable:
-        gaps.append("modes, owners and times of files outside the workspace")
+        gaps.append("modes, owners, times and attributes (as of chattr) of files outside the workspace")
         gaps.append("this user's terminals and shared memory (/dev/pts, /dev/shm)")
         if held.profile.deny_read or held.profile.deny_write:
             gaps.append("rules on single files of the workspace")
@@ -183,10 +186,10 @@ def _network_gaps(held: Held, pattern: str) -> list[str]:
 def _processes(held: Held) -> dict[str, Json]:
     if held.found.bubblewrap.usable:
         return _state([_by(held.found.bubblewrap, "pid namespace"), GUARD], [])
+    stays = "if the guard itself is killed, who has left the session stays"
     if held.grouped:
-        gap = "if the guard itself is killed, who has left the session stays until the next start finds the cgroup"
-        return _state([GUARD, _by(held.found.cgroup)], [gap])
-    return _state([GUARD], ["if the guard itself is killed, who has left the session stays"])
+        return _state([GUARD, _by(held.found.cgroup)], [f"{stays} until the next start finds the cgroup", _OTHERS])
+    return _state([GUARD], [stays, _OTHERS])
 
 
 def _syscalls(held: Held) -> dict[str, Json]:
