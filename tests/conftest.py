@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import hypothesis
@@ -33,6 +34,12 @@ DESCENDANTS_MAX = 1000
 # The machine is shared and coverage slows it: a wall clock is no property of the code.
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
+
+# A shell's job in the background has Ctrl-C ignored, and hands that on to every program that is tried here.
+for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        with suppress(ValueError):  # not in a main thread
+            signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 PROBES = {
     # Being there is not enough for these two: a container may forbid namespaces or tracing.

@@ -17,7 +17,7 @@ import anyio.to_thread
 import msgspec
 
 from backplane.contain import cgroup, landlock
-from backplane.errors import BackplaneError
+from backplane.errors import BackendError, BackplaneError
 from backplane.process import GUARD_WORKS, Tool, begin_tool, search_path
 
 TRIAL_S_MAX: Final = 5.0
@@ -136,6 +136,7 @@ class Bubblewrap:
         self._found: _Found | None = None
         self._begun: Tool | None = None
         self._at_work: tuple[Tool, threading.Event | None] | None = None
+        self._starting = threading.Lock()
         self._finding = threading.Lock()
 
     def begin(self) -> None:
@@ -171,11 +172,11 @@ class Bubblewrap:
             return found
 
     def leave(self, left: threading.Event) -> None:
-        """End the trial of a call of `find` that nobody waits for; without one do nothing."""
-        left.set()
-        at_work = self._at_work
-        if at_work is not None and at_work[1] is left:
-            at_work[0].kill()
+        """End the trial of a call of `find` that nobody waits for, which starts no other one then."""
+        with self._starting:
+            left.set()
+            if self._at_work is not None and self._at_work[1] is left:
+                self._at_work[0].kill()
 
     def _try(self, begun: Tool | None, left: threading.Event | None) -> _Found:
         path = self._path
@@ -207,14 +208,18 @@ class Bubblewrap:
         Raises:
             BackendError: it cannot be started or takes too long; so will the next one.
         """
-        with begun or _start(command, path) as tool:
+        with self._starting:
+            if left is not None and left.is_set():
+                if begun is not None:
+                    begun.close()
+                raise BackendError("execution_tool_failed", f"{path} was not waited for")
+            tool = begun or _start(command, path)
             self._at_work = tool, left
-            try:
-                if left is not None and left.is_set():
-                    tool.kill()
+        try:
+            with tool:
                 done = tool.finish()
-            finally:
-                self._at_work = None
+        finally:
+            self._at_work = None
         if done.code != 0:
             words = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.code}"]
             return words[-1][:200], ""
