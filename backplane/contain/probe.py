@@ -236,8 +236,12 @@ def _rights() -> tuple[tuple[str, ...], ...]:
 
 
 def _start(command: tuple[str, ...], path: str) -> Tool:
-    """Bubblewrap inside itself, with all that a run needs."""
-    return begin_tool([*command, *MOUNTS, path, "--version"], env={}, timeout_s=TRIAL_S_MAX)
+    """Bubblewrap inside itself, with all that a run needs but the tie to us.
+
+    Killed in the moment after its fork it leaves its child waiting for it for ever; left alone it is over in some ms.
+    """
+    words = [word for word in command if word != "--die-with-parent"]
+    return begin_tool([*words, *MOUNTS, path, "--version"], env={}, timeout_s=TRIAL_S_MAX, tied=False)
 
 
 MOUNTS: Final = (

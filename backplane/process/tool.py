@@ -101,21 +101,32 @@ def run_tool(
         return tool.finish()
 
 
-def begin_tool(argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float) -> Tool:
-    """Start what `run_tool` runs, so that something else can be done meanwhile. Raises BackendError as it does."""
+def begin_tool(argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float, tied: bool = True) -> Tool:
+    """Start what `run_tool` runs, so that something else can be done meanwhile. Raises BackendError as it does.
+
+    Args:
+        tied: it is killed with us, where we are killed; else it goes on to its own end.
+    """
     limits = _Limits(argv[0], timeout_s, time.monotonic() + timeout_s, TOOL_OUTPUT_BYTES_MAX)
-    return Tool(Command(tuple(argv), dict(env)), b"", limits, subprocess.PIPE, None)
+    return Tool(Command(tuple(argv), dict(env)), b"", limits, subprocess.PIPE, None, tied=tied)
 
 
 class Tool:
     """A short program at work: a block that ends it, whatever happens."""
 
     def __init__(
-        self, command: Command, stdin: bytes, limits: _Limits, source: IO[bytes] | int, sink: IO[bytes] | None
+        self,
+        command: Command,
+        stdin: bytes,
+        limits: _Limits,
+        source: IO[bytes] | int,
+        sink: IO[bytes] | None,
+        *,
+        tied: bool = True,
     ) -> None:
         self._limits = limits
         self._opened = ExitStack()
-        with _Lifeline() as lifeline:
+        with _Lifeline(tied) as lifeline:
             self._tool = spawn(command, (source, subprocess.PIPE, subprocess.PIPE), lifeline.handed)
             lifeline.tie(self._tool.pid)
             self._opened.callback(lifeline.let_go())
@@ -157,9 +168,9 @@ class _Lifeline:
     threads, and follows the thread that forked. A kill of us between the start and `tie`, microseconds, goes unnoticed.
     """
 
-    def __init__(self) -> None:
-        self._reader, self._writer = os.pipe() if _LIFELINE_WORKS else (-1, -1)
-        self.handed = (self._reader,) if _LIFELINE_WORKS else ()
+    def __init__(self, tied: bool) -> None:
+        self._reader, self._writer = os.pipe() if tied and _LIFELINE_WORKS else (-1, -1)
+        self.handed = (self._reader,) if self._reader >= 0 else ()
         """What the tool has to hold open."""
 
     def __enter__(self) -> _Lifeline:
@@ -172,7 +183,7 @@ class _Lifeline:
 
     def tie(self, leader: int) -> None:
         """Have the group of this leader killed when our end is closed."""
-        if _LIFELINE_WORKS:
+        if self._reader >= 0:
             with suppress(OSError):  # It may have ended already; and no tool is worse for having none.
                 fcntl.fcntl(self._reader, fcntl.F_SETSIG, signal.SIGKILL)
                 fcntl.fcntl(self._reader, fcntl.F_SETOWN, -leader)
