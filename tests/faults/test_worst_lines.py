@@ -107,5 +107,5 @@ def test_c11_a_line_of_a_mebibyte_is_read_in_time(figure: Figure) -> None:
     print(*((round(1000 * seconds), name) for seconds, name, _ in slowest[:8]), sep="\n")
     for kind, wanted in (("refused", False), ("taken", True)):
         worst_s = next(seconds for seconds, _, taken in slowest if taken is wanted)
-        figure("C11", worst_s * 1000, what=f"ms, worst line of 1 MiB that is {kind}")
+        figure("C11", worst_s * 1000, what=f"ms, worst 1 MiB line that is {kind}")
     assert slowest[0][0] < 0.1 + sizes.SLACK_S, slowest[0]
