@@ -187,18 +187,14 @@ class Intake:
             self._hand_on([self._add("checkpoint", body, message)])
 
     def _keep_checkpoints(self, told: dict[str, Json]) -> None:
-        self._facts.added["checkpoints"] = self._clean(told)
+        self._facts.added["checkpoints"] = self._facts.clean_json(told)
         self._facts.manifest = supplied(self._facts.manifest, ("checkpointing",))
 
     def _add(self, name: str, body: Json, message: str) -> Events:
         """An event of our own, in the trace like any other: without secrets, whoever put the words into it."""
-        event = carried(carry(name, self._clean(body), ts=now(), message=self._clean(message)))
-        return Events.of(self._run_id, [event], ours=True)
-
-    def _clean(self, value: Any) -> Any:
-        clean, count = self._facts.redactor.json(value)
+        event, count = self._facts.redactor.event(carry(name, body, ts=now(), message=message))
         self._facts.counts["redacted"] += count
-        return clean
+        return Events.of(self._run_id, [carried(event)], ours=True)
 
     def _noise(self, noise: Noise) -> None:
         self._facts.noise(noise.line, self._limits.noise_bytes_max)

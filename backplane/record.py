@@ -340,6 +340,12 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
         self.counts["redacted"] += count
         return clean
 
+    def clean_json(self, value: Json) -> Json:
+        """The same for a JSON value."""
+        clean, count = self.redactor.json(value)
+        self.counts["redacted"] += count
+        return clean
+
     def last_words(self, stderr: bytes) -> str | None:
         """The end of a child's stderr for an error message; None when it said nothing."""
         text = self.redactor.data(stderr)[0].decode("utf-8", "replace").strip()

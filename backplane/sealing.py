@@ -155,8 +155,7 @@ def lowered(end: End, error: BackplaneError) -> End:
 
 
 def _unheard(facts: Facts) -> dict[str, Json]:
-    told, redacted = facts.redactor.json(unheard_names(facts.order.config.vendor))
-    facts.counts["redacted"] += redacted
+    told = facts.clean_json(unheard_names(facts.order.config.vendor))
     return {"unheard": told} if told else {}
 
 
