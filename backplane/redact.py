@@ -154,6 +154,10 @@ class Redactor:
     def _look(self, data: bytes, text: str) -> bool:
         return self._unrun_found(text) or any(self._confirmed(line) for line in _lines_with_runs(data, text))
 
+    def _may_hold(self, data: bytes, text: str) -> bool:
+        """The quick look at what is looked through whole: at bytes, and at them read as Latin-1."""
+        return _RUN in _runs(data) or self._unrun_found(text)
+
     def _unrun_found(self, text: str) -> bool:
         """Look for what has no long run of letters and digits; the text is bytes read as Latin-1."""
         if self._shapes and any(start in text and _expression(start).search(text) is not None for start in _BROKEN):
@@ -183,7 +187,7 @@ class Redactor:
         """
         # Every byte is one character here and back, so invalid UTF-8 stays as it is.
         text = data.decode("latin-1")
-        if _RUN not in _runs(data) and not self._unrun_found(text):
+        if not self._may_hold(data, text):
             return data[start:stop], 0
         found = _found_spans(text, self._latin, self._shapes)
         spans = [(max(at - start, 0), min(end, stop) - start) for at, end in found if at < stop and end > start]
@@ -192,7 +196,7 @@ class Redactor:
     def json(self, value: Json) -> tuple[Json, int]:
         """Redact every text of a JSON value, names of members included; a number that holds a secret becomes a text."""
         data = msgspec.json.encode(value)
-        if _RUN not in _runs(data) and not self._unrun_found(data.decode("latin-1")):
+        if not self._may_hold(data, data.decode("latin-1")):
             return value, 0
         texts: list[str] = []
         deep = _gather(value, texts, 0)
