@@ -35,6 +35,7 @@ DEFAULT_PATH = b"/bin:/usr/bin"
 CODE_UNSAID = 127
 """Exit code of a child that never became the program, as shells have it."""
 
+F_SETFL = 4
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
@@ -86,9 +87,9 @@ def main(role: str, socket_or_pipe: int, order: int) -> None:
     """Read the order, a file of marshalled (argv, env, cwd, fds, cage), and start it as a guard or in our own place.
 
     The cage, where there is one, says what holds the host: `held` (it starts once we hear "go"), `first` (we are
-    the first process of a namespace of our own), `stdio` (its three descriptors under other numbers), `door` (where
-    to send a listening socket, and its port), `cgroup` (its open `cgroup.procs`), `limits` (numbers and values),
-    `seccomp` (a filter's program) and `landlock` (see `confine`).
+    the first process of a namespace of our own; the control plane's pidfd, and a pipe tied to our wrapper), `stdio`
+    (its three descriptors under other numbers), `door` (where to send a listening socket, and its port), `cgroup` (its
+    open `cgroup.procs`), `limits` (numbers and values), `seccomp` (a filter's program) and `landlock` (see `confine`).
     """
     argv, env, cwd, handed, cage = marshal.loads(posix.pread(order, posix.fstat(order).st_size, 0))
     posix.close(order)
@@ -116,9 +117,10 @@ def guard(
         _signal.signal(number, _signal.SIG_IGN)
     # A host of the same user could take our memory or our socket else, and speak in our name.
     _libc("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
-    plane = -1
-    if not cage.get("first"):  # The first process of a namespace gets all orphans, and dies by the kernel's own hand.
-        # A forked copy of the control plane may hold the socket open after its death.
+    # A forked copy of the control plane may hold the socket open after its death.
+    if "first" in cage:
+        plane = _tie(*cage["first"])  # type: ignore[misc]  # two numbers
+    else:
         plane = posix.pidfd_open(posix.getppid())
         if _libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             _say(control, b"spawn_error subreaper 0")
@@ -238,6 +240,19 @@ def _landlock(*arguments: "int | bytes") -> int:
     if answer < 0:
         raise OSError(1, "landlock")
     return answer
+
+
+def _tie(plane: int, life: int) -> int:
+    """Tie us, who get all orphans of our namespace, to our wrapper, and that to the control plane.
+
+    Then the kernel ends all of it should we be held up. Bubblewrap's own way, `--die-with-parent`, begins too early:
+    killed by it right after its fork it leaves its child, who was to become us, waiting for ever.
+    """
+    for fd in (plane, life):
+        posix.set_inheritable(fd, False)
+    _libc("prctl", PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
+    _libc("fcntl", life, F_SETFL, posix.O_ASYNC)
+    return plane
 
 
 def _join(cgroup: int) -> None:

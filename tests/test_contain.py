@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -401,8 +401,24 @@ anyio.run(main)
 """
 
 
-def test_a_control_plane_killed_with_9_leaves_nothing(backplane_home: Path, root: Path, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
+def plane_of(body: str, home: Path, root: Path, folder: Path, **env: str) -> subprocess.Popen[bytes]:
+    """A control plane of its own that runs this host, and prints the texts of its events."""
+    folder.mkdir()
+    program = KILLED.format(tests=str(ROOT), folder=str(folder), body=body, home=str(home), root=str(root))
+    return subprocess.Popen([*PYTHON, "-c", program], stdout=subprocess.PIPE, cwd=ROOT, env=os.environ | env)
+
+
+def until(true: Callable[[], object]) -> bool:
+    end = time.monotonic() + ALLOWED_S
+    while not true() and time.monotonic() < end:
+        time.sleep(0.005)
+    return bool(true())
+
+
+@pytest.mark.parametrize("guard", ["at work", "held up"])
+def test_a_control_plane_killed_with_9_leaves_nothing(
+    guard: str, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
     mark = f"marked-{os.getpid()}-{time.monotonic_ns()}"
     body = f"""{TRY}
 deaf()
@@ -411,21 +427,47 @@ if os.fork() == 0:
     os.execv(sys.executable, [sys.executable, "-c", "import signal,time;signal.signal(15,1);time.sleep(600)", {mark!r}])
 put(event(run, "up")); time.sleep(600)
 """
-    program = KILLED.format(
-        tests=str(ROOT), folder=str(tmp_path / "bin"), body=body, home=str(backplane_home), root=str(root)
-    )
-    with subprocess.Popen([*PYTHON, "-c", program], stdout=subprocess.PIPE, cwd=ROOT) as plane:
+    with plane_of(body, backplane_home, root, tmp_path / "bin") as plane:
         assert plane.stdout is not None
         assert plane.stdout.readline() == b"up\n"
-        end = time.monotonic() + ALLOWED_S
-        while not marked(mark) and time.monotonic() < end:  # It has still to become this program.
-            time.sleep(0.005)
-        assert marked(mark)
+        assert until(lambda: marked(mark)), "it has still to become this program"
+        if guard == "held up":
+            table = _guard.look()
+            host = table[marked(mark)[0]][_guard.PARENT]
+            os.kill(table[host][_guard.PARENT], signal.SIGSTOP)
         plane.kill()
-    end = time.monotonic() + ALLOWED_S
-    while (left := marked(mark)) and time.monotonic() < end:
-        time.sleep(0.005)
-    assert not left
+    assert until(lambda: not marked(mark))
+
+
+SLOW_BUBBLEWRAP = """#!/bin/sh
+case "$*" in *--version) exec {bwrap} "$@" ;; esac
+exec strace -D -qq -o /dev/null -e trace=write -e inject=write:delay_enter=1000000 {bwrap} "$@"
+"""
+"""It waits for a second before it lets the child that it has forked go on."""
+
+
+@pytest.mark.needs("strace")
+def test_a_control_plane_killed_with_9_while_bubblewrap_starts_leaves_nothing(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    (slow / "bwrap").write_text(SLOW_BUBBLEWRAP.format(bwrap=shutil.which("bwrap")))
+    (slow / "bwrap").chmod(0o755)
+    path = f"{slow}:{os.environ['PATH']}"
+    with plane_of("hello(); take(); time.sleep(600)", backplane_home, root, tmp_path / "bin", PATH=path) as plane:
+
+        def wrapped() -> set[int]:
+            home = str(backplane_home)
+            return {pid for pid, words in said_of_all().items() if pid != plane.pid and any(home in w for w in words)}
+
+        def forked() -> bool:
+            rows, ours = _guard.look(), wrapped()
+            return any(rows[pid][_guard.PARENT] in ours for pid in ours & rows.keys())
+
+        assert until(forked)
+        plane.kill()
+    assert until(lambda: not wrapped())
 
 
 async def test_without_namespaces_a_cgroup_holds_the_host_and_is_gone_afterwards(
@@ -461,13 +503,15 @@ def test_a_cgroup_that_a_killed_plane_left_is_emptied_at_the_next_start(found: P
 
 
 def marked(mark: str) -> list[int]:
-    found = []
+    return [pid for pid, words in said_of_all().items() if mark in words[-2:]]
+
+
+def said_of_all() -> dict[int, list[str]]:
+    """The arguments of all processes."""
+    found = {}
     for pid in _guard.look():
-        try:
-            if mark.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2:]:
-                found.append(pid)
-        except OSError:
-            continue
+        with suppress(OSError):
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     return found
 
 

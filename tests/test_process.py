@@ -742,10 +742,13 @@ def test_a_tool_beyond_its_limits_is_killed_and_named(
 
 TOOL_IN_A_THREAD = """
 import os, signal, sys, threading
-from backplane.process import run_tool
+from backplane.process import begin_tool
 for number in {ignored}: signal.signal(number, signal.SIG_IGN)
-tool = lambda: run_tool(["sh", "-c", "sleep 60 & sleep 60"], env=dict(os.environ))
-threading.Thread(target=tool).start()
+def work():
+    with begin_tool(["sh", "-c", "sleep 60 & sleep 60"], env=dict(os.environ), timeout_s=60) as tool:
+        print("begun", flush=True)
+        tool.finish()
+threading.Thread(target=work).start()
 sys.stdin.read()
 """
 
@@ -753,7 +756,9 @@ sys.stdin.read()
 @pytest.mark.parametrize("ignored", ["()", "(signal.SIGHUP,)"])
 def test_a_tool_dies_with_a_control_plane_that_is_killed(place: Place, ignored: str) -> None:
     words = [sys.executable, "-c", TOOL_IN_A_THREAD.format(ignored=ignored)]
-    plane = subprocess.Popen(words, env=place.env, stdin=subprocess.PIPE)
+    plane = subprocess.Popen(words, env=place.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert plane.stdout is not None
+    assert plane.stdout.readline() == b"begun\n"
     anyio.run(until, lambda: len(place.alive()) == 4)
     plane.kill()
     plane.communicate(timeout=WAIT_S)

@@ -25,7 +25,7 @@ TRIAL_S_MAX: Final = 5.0
 
 _VERSION: Final = re.compile(rb"bubblewrap ([0-9A-Za-z.+~-]{1,40})\s*")
 
-BASE: Final = ("--unshare-pid", "--unshare-ipc", "--die-with-parent", "--as-pid-1")
+BASE: Final = ("--unshare-pid", "--unshare-ipc", "--as-pid-1")
 """Options of every use: a pid namespace whose first process is ours, and whose end is the end of all in it."""
 
 _KEPT: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
@@ -236,12 +236,11 @@ def _rights() -> tuple[tuple[str, ...], ...]:
 
 
 def _start(command: tuple[str, ...], path: str) -> Tool:
-    """Bubblewrap inside itself, with all that a run needs but the tie to us.
+    """Bubblewrap inside itself, not tied to us.
 
     Killed in the moment after its fork it leaves its child waiting for it for ever; left alone it is over in some ms.
     """
-    words = [word for word in command if word != "--die-with-parent"]
-    return begin_tool([*words, *MOUNTS, path, "--version"], env={}, timeout_s=TRIAL_S_MAX, tied=False)
+    return begin_tool([*command, *MOUNTS, path, "--version"], env={}, timeout_s=TRIAL_S_MAX, tied=False)
 
 
 MOUNTS: Final = (

@@ -86,7 +86,7 @@ class Child:
         line: int,
         tail_bytes_max: int,
         *,
-        namespaced: bool = False,
+        life: int = -1,
     ) -> None:
         self.stdin, self.stdout, self._stderr = pipes
         self.pid = leader.pid
@@ -101,7 +101,7 @@ class Child:
         """Called once when the exit is known."""
         self._leader = leader  # The guard, or the program where there is none.
         self._guarded = guarded
-        self._namespaced = namespaced  # What the guard calls by number has another one here.
+        self._life = life  # To the wrapper of a namespace, where what the guard calls by number has another one here.
         self._line = line  # The guard's socket, or the program's pidfd; -1 for neither.
         self._start = start_of(leader.pid)
         self._tail_bytes_max = tail_bytes_max
@@ -216,6 +216,8 @@ class Child:
             self.close_stdout()
             _close(self._stderr)
             _close(self._line)
+            if self._life >= 0:
+                os.close(self._life)
         if self._tasks is not None:
             # What went wrong in the block is not its affair: it would put a group around that.
             await self._tasks.__aexit__(None, None, None)
@@ -273,7 +275,7 @@ class Child:
         end_s = time.monotonic() + SWEEP_S_MAX
         while self._leader.poll() is None and time.monotonic() < end_s:
             if self._guarded and self._sweep_reported is False:
-                self._leader.kill()
+                kill_group(self._leader)
             await anyio.sleep(_REAP_S)
         if self.exit is None:
             self._note_exit(Exit() if self._guarded else _exit_of(self._leader.returncode))
@@ -361,7 +363,7 @@ class Child:
     def _hear(self, word: bytes) -> None:
         what, *_, number = word.split()
         if what == b"pid":
-            if not self._namespaced:
+            if self._life < 0:
                 self.pid, self._start = (int(field) for field in word.split()[1:])
         elif what == b"swept":
             self.swept, self._sweep_reported = int(number), True

@@ -110,8 +110,6 @@ class Leader(Protocol):
 
     def poll(self) -> int | None: ...
 
-    def kill(self) -> None: ...
-
 
 GUARD_WORKS: Final = sys.platform == "linux" and hasattr(os, "pidfd_open") and bool(sys.executable)
 
@@ -126,7 +124,8 @@ class Launched(msgspec.Struct, frozen=True):
     """Our ends of its stdin, stdout, stderr; they do not block."""
     line: int
     """To the guard, which ends everything once it is closed; without one a pidfd, or -1."""
-    namespaced: bool
+    life: int = -1
+    """To the wrapper of a namespace, which the kernel kills once it is closed; -1 where there is none."""
 
 
 def launch(
@@ -161,7 +160,12 @@ def launch(
                 line, line_theirs = (end.detach() for end in ends)
                 ours.callback(os.close, line)
                 theirs.callback(os.close, line_theirs)
-            leader = _start(command, stdio, line_theirs if guard else -1, pass_fds, cage, alone=alone)
+            reader = life = -1
+            if guard and cage.wrapper:
+                reader, life = _pipe(theirs, ours)
+            leader = _start(command, stdio, line_theirs if guard else -1, pass_fds, cage, reader, alone=alone)
+            if reader >= 0:
+                _tie(reader, leader.pid)
             if not guard:
                 line = pidfd_of(leader.pid)
             ours.pop_all()
@@ -170,7 +174,7 @@ def launch(
     for fd in (stdin_ours, stdout_ours, stderr_ours, *((line,) if guard else ())):
         os.set_blocking(fd, False)
     pipes = (stdin_ours, stdout_ours, stderr_ours)
-    return Launched(command, leader, guard, pipes, line, namespaced=guard and bool(cage.wrapper))
+    return Launched(command, leader, guard, pipes, line, life)
 
 
 def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
@@ -181,7 +185,14 @@ def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
 
 
 def _start(
-    command: Command, stdio: tuple[int, int, int], line: int, pass_fds: tuple[int, ...], cage: Cage, *, alone: bool
+    command: Command,
+    stdio: tuple[int, int, int],
+    line: int,
+    pass_fds: tuple[int, ...],
+    cage: Cage,
+    life: int,
+    *,
+    alone: bool,
 ) -> Leader:
     if alone and min(line, *stdio) > _STDERR and not pass_fds and cage is NO_CAGE and _one_thread():
         return _fork_guard(command, stdio, line)
@@ -190,7 +201,15 @@ def _start(
 
     if line < 0:
         return spawn.spawn(command, stdio, pass_fds)
-    return spawn.spawn_guard("guard", line, command, stdio, pass_fds, cage)
+    return spawn.spawn_guard("guard", line, command, stdio, pass_fds, cage, life)
+
+
+def _tie(life: int, wrapper: int) -> None:
+    # Loaded now, as only a namespace needs it.
+    from backplane.process import lifeline
+
+    # Armed by the guard: a wrapper that is killed before its child has started leaves it waiting for ever.
+    lifeline.tie(life, wrapper, armed=False)
 
 
 _STDERR: Final = 2
@@ -248,12 +267,6 @@ class _Forked:
             else:
                 self.returncode = os.waitstatus_to_exitcode(status) if ended else None
         return self.returncode
-
-    def kill(self) -> None:
-        import signal
-
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
 
 
 def pidfd_of(pid: int) -> int:

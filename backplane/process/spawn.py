@@ -90,9 +90,19 @@ def _spawn_launcher(command: Command, stdio: Stdio, pass_fds: tuple[int, ...]) -
 
 
 def spawn_guard(
-    role: str, line: int, command: Command, stdio: Stdio, pass_fds: tuple[int, ...], cage: Cage = NO_CAGE
+    role: str,
+    line: int,
+    command: Command,
+    stdio: Stdio,
+    pass_fds: tuple[int, ...],
+    cage: Cage = NO_CAGE,
+    life: int = -1,
 ) -> subprocess.Popen[bytes]:
-    """Start `_guard.py`; the command travels in a file, so that its environment is not the guard's own."""
+    """Start `_guard.py`; the command travels in a file, so that its environment is not the guard's own.
+
+    Args:
+        life: where the cage has a wrapper: the reading end of a pipe that is tied to it, armed by the guard.
+    """
     inside: dict[str, object] = {"landlock": cage.landlock} if cage.landlock else {}
     if cage.held:
         inside["held"] = True
@@ -103,7 +113,7 @@ def spawn_guard(
     extra: tuple[Any, ...] = ()
     if cage.wrapper:
         # The wrapper stays until the end and must hold none of the pipes, or their ends would not be seen.
-        inside |= {"first": True, "stdio": stdio}
+        inside["stdio"] = stdio
         extra, stdio = stdio, (subprocess.DEVNULL, subprocess.DEVNULL, stdio[2])
     if cage.door is not None:
         inside["door"] = cage.door
@@ -111,6 +121,11 @@ def spawn_guard(
     stdin, stdout, stderr = stdio
     try:
         with _order_file() as order, ExitStack() as opened:
+            if cage.wrapper:
+                plane = os.pidfd_open(os.getpid())
+                opened.callback(os.close, plane)
+                inside["first"] = (plane, life)
+                extra += (plane, life)
             if cage.cgroup is not None:
                 group = inside["cgroup"] = os.open(cage.cgroup, os.O_WRONLY | os.O_CLOEXEC)
                 opened.callback(os.close, group)

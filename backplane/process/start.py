@@ -92,7 +92,7 @@ def _child(launched: Launched, stderr_bytes_max: int) -> Child:
         launched.pipes,
         launched.line,
         stderr_bytes_max,
-        namespaced=launched.namespaced,
+        life=launched.life,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +12,10 @@ from typing import IO, Final
 
 import msgspec
 
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - a system without it has no such signal either
-    fcntl = None  # type: ignore[assignment]
-
 from backplane.errors import BackendError
+from backplane.process import lifeline
 from backplane.process.child import READ_BYTES_MAX, has_ended, kill_group
-from backplane.process.launch import Command
+from backplane.process.launch import Command, Stdio
 from backplane.process.spawn import TERMINAL_WAIT_S, spawn
 
 TOOL_S_MAX: Final = 120.0
@@ -126,13 +121,28 @@ class Tool:
     ) -> None:
         self._limits = limits
         self._opened = ExitStack()
-        with _Lifeline(tied) as lifeline:
-            self._tool = spawn(command, (source, subprocess.PIPE, subprocess.PIPE), lifeline.handed)
-            lifeline.tie(self._tool.pid)
-            self._opened.callback(lifeline.let_go())
+        pipes = (source, subprocess.PIPE, subprocess.PIPE)
+        if tied:
+            self._tool = self._spawn_tied(command, pipes)
+        else:
+            self._tool = spawn(command, pipes)
         self._talk = _Talk(self._tool, stdin, limits, sink.write if sink else None)
         self._opened.callback(_end_tool, self._tool)
         self._opened.callback(self._talk.close)
+
+    def _spawn_tied(self, command: Command, pipes: Stdio) -> subprocess.Popen[bytes]:
+        """Start it so that it is killed with us; a kill in the moment before it is tied leaves it to its own end."""
+        reader, writer = os.pipe()
+        try:
+            tool = spawn(command, pipes, (reader,))
+            lifeline.tie(reader, tool.pid)
+        except BaseException:
+            os.close(writer)
+            raise
+        finally:
+            os.close(reader)
+        self._opened.callback(os.close, writer)
+        return tool
 
     def __enter__(self) -> Tool:
         return self
@@ -159,43 +169,6 @@ class Tool:
         # Reaped by that, so its code is known.
         self.close()
         return Finished(tool.returncode, bytes(talk.stdout), bytes(talk.stderr))
-
-
-class _Lifeline:
-    """A pipe by which the kernel kills a tool with us: whose every writing end is closed signals its reader.
-
-    `PR_SET_PDEATHSIG` would have to be asked for between fork and exec, where Python cannot run safely beside other
-    threads, and follows the thread that forked. A kill of us between the start and `tie`, microseconds, goes unnoticed.
-    """
-
-    def __init__(self, tied: bool) -> None:
-        self._reader, self._writer = os.pipe() if tied and _LIFELINE_WORKS else (-1, -1)
-        self.handed = (self._reader,) if self._reader >= 0 else ()
-        """What the tool has to hold open."""
-
-    def __enter__(self) -> _Lifeline:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for fd in (self._reader, self._writer):
-            if fd >= 0:
-                os.close(fd)
-
-    def tie(self, leader: int) -> None:
-        """Have the group of this leader killed when our end is closed."""
-        if self._reader >= 0:
-            with suppress(OSError):  # It may have ended already; and no tool is worse for having none.
-                fcntl.fcntl(self._reader, fcntl.F_SETSIG, signal.SIGKILL)
-                fcntl.fcntl(self._reader, fcntl.F_SETOWN, -leader)
-                fcntl.fcntl(self._reader, fcntl.F_SETFL, os.O_ASYNC)
-
-    def let_go(self) -> Callable[[], None]:
-        """Keep our end open beyond the block; what comes back closes it."""
-        writer, self._writer = self._writer, -1
-        return lambda: os.close(writer) if writer >= 0 else None
-
-
-_LIFELINE_WORKS: Final = hasattr(fcntl, "F_SETSIG") and hasattr(os, "O_ASYNC")
 
 
 class _Limits(msgspec.Struct, frozen=True):
