@@ -79,7 +79,9 @@ class RunCheckpoints:
         self._now = now
         self._say = say
         self._keep = keep
+        self._place: tuple[Workspace, Path] | None = None
         self._of: Checkpoints | None = None
+        """Made when the first is asked for: most runs keep none."""
         self._closed = "the run has not begun"
         self._calls_open = 0
         self._resting = False
@@ -106,9 +108,7 @@ class RunCheckpoints:
         if workspace is None:
             self._closed = "the agent works on another machine"
             return
-        from backplane.workspace.checkpoints import Checkpoints
-
-        self._of, self._closed = Checkpoints(workspace, run_dir), ""
+        self._place, self._closed = (workspace, run_dir), ""
 
     def close(self) -> None:
         """The run is being sealed."""
@@ -191,10 +191,14 @@ class RunCheckpoints:
         return done.to
 
     def _opened(self) -> Checkpoints:
-        if self._of is None or self._closed:
+        if self._place is None or self._closed:
             hint = "`backplane rewind` and `backplane apply --at` work on a run that has ended"
             fact = f"no checkpoint can be used now: {self._closed}"
             raise WorkspaceError("execution_workspace_error", fact, hint=hint)
+        if self._of is None:
+            from backplane.workspace.checkpoints import Checkpoints
+
+            self._of = Checkpoints(*self._place)
         return self._of
 
     def _tell(self) -> None:

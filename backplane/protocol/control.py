@@ -112,7 +112,8 @@ class ControlEnd:
         self._open: dict[str, int] = {}
         self._ended: tuple[str, ...] = ()
         self._was_asked = False
-        self._times: set[str] = set()
+        self._times: set[str] | tuple[()] = ()
+        """Known good ones; a run that waits with its first event has none."""
 
     @property
     def extensions(self) -> tuple[str, ...]:
@@ -170,7 +171,7 @@ class ControlEnd:
         records: list[bytes] = []
         batches: list[tuple[int, str, list[AgentEvent], list[bytes]]] = []
         of: str | None = None
-        opened, times = self._open, self._times
+        opened = self._open
         watchful = self._redactor is not None and self._may_hold_secrets(data, lines)
         for line in lines:
             self.lines_read += 1
@@ -188,7 +189,7 @@ class ControlEnd:
                     opened[envelope.ref_id] + len(record) != len(line)
                     or type(event) not in _PLAIN
                     or event.ext is not UNSET
-                    or (event.ts not in times and not self._time_is_canonical(event.ts))
+                    or (event.ts not in self._times and not self._time_is_canonical(event.ts))
                     or watchful
                 ):
                     event, record = self._look_closer(line, envelope)
@@ -229,8 +230,11 @@ class ControlEnd:
         texts = [event.text for event in events if event.ext is UNSET]
         # No line can be shorter than its canonical form, so the sum tells of each.
         compact = len(block) == len(lines) + len(events) * frame and len(texts) == len(events)
-        if not compact or not all(map(self._time_is_canonical, set(map(_TS, events)) - self._times)):
+        new_times = set(map(_TS, events)).difference(self._times)
+        if not compact or not all(map(canonical.is_timestamp, new_times)):
             return None
+        if len(events) > 1:
+            self._remember(new_times)
         if self._redactor is not None and self._redactor.found_in(texts):
             return None
         self.lines_read += len(events)
@@ -305,10 +309,14 @@ class ControlEnd:
     def _time_is_canonical(self, ts: str) -> bool:
         if not canonical.is_timestamp(ts):
             return False
-        if len(self._times) >= _TIMES_MAX:
-            self._times.clear()
-        self._times.add(ts)
+        self._remember({ts})
         return True
+
+    def _remember(self, times: set[str]) -> None:
+        if not self._times or len(self._times) + len(times) > _TIMES_MAX:
+            self._times = times
+        else:
+            self._times |= times
 
     def _overlong(self, head: bytes) -> Noise | Broken:
         limit = self._lines.line_bytes_max
