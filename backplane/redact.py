@@ -109,8 +109,6 @@ class Redactor:
         """Forms that a look for a long word would miss."""
         self._numeric: Final = tuple(form for form in self._texts if not form.strip(_NUMBER))
         """Forms that a number may hold."""
-        self._kept: Final = frozenset({bool, type(None)} if self._numeric else {bool, type(None), int, float})
-        """Types of values that hold nothing."""
         self._shortest: Final = min([len(form) for form in forms] + [_SHAPE_CHARS_MIN] * shapes, default=sys.maxsize)
         self._shapes: Final = shapes
 
@@ -199,12 +197,14 @@ class Redactor:
         if not self._may_hold(data, data.decode("latin-1")):
             return value, 0
         texts: list[str] = []
-        deep = _gather(value, texts, 0)
+        others: list[Json] = []
+        deep = _gather(value, texts, others, 0)
         clean, count = self._texts_redacted(texts)
-        if not (count or deep or self._numeric):
+        numeric = self._numeric if self._numeric and _any_in(self._numeric, repr(others)) else ()
+        if not (count or deep or numeric):
             return value, 0
-        counted = [count]
-        return self._walked(value, iter(clean), counted, 0), counted[0]
+        walk = _Walk(clean, numeric)
+        return walk.value(value, 0), count + walk.count
 
     def _texts_redacted(self, texts: list[str]) -> tuple[list[str], int]:
         """Redact texts as one, with between them what none of them holds: a look at each takes ten times as long."""
@@ -245,51 +245,6 @@ class Redactor:
     def forms(self) -> tuple[str, ...]:
         """Every spelling that is looked for, longest first. Secret: never print it."""
         return self._texts
-
-    def _walked(self, value: Json, texts: Iterator[str], counted: list[int], depth: int) -> Json:
-        """The value with these texts in the order in which `_gather` found its own."""
-        if isinstance(value, str):
-            return next(texts)
-        if depth > _DEPTH_MAX:
-            counted[0] += 1
-            return MARK
-        if isinstance(value, dict):
-            return self._walked_object(value, texts, counted, depth)
-        if isinstance(value, _LISTS):
-            kept = self._kept if depth < _DEPTH_MAX else ()
-            return [
-                item  # Here as well as below: a call for each takes three times as long.
-                if (kind := type(item)) in kept
-                else next(texts)
-                if kind is str
-                else self._walked(item, texts, counted, depth + 1)
-                for item in value
-            ]
-        if self._numeric and isinstance(value, _NUMBERS) and not isinstance(value, bool):
-            number = repr(value)
-            if any(form in number for form in self._numeric):
-                counted[0] += 1
-                return MARK
-        return value
-
-    def _walked_object(self, value: dict[str, Json], texts: Iterator[str], counted: list[int], depth: int) -> Json:
-        kept = self._kept if depth < _DEPTH_MAX else ()
-        if all(type(item) in kept for item in value.values()):
-            names = list(islice(texts, len(value)))
-            clean = dict(zip(names, value.values(), strict=True))
-            if len(clean) == len(value):
-                return clean
-            texts = iter(names)
-        clean = {}
-        copies: dict[str, int] = {}
-        for item in value.values():
-            key = shown = next(texts)
-            while key in clean:
-                # Two names may have become one; both members are kept. Every number is tried once for all of them.
-                copies[shown] = copies.get(shown, 1) + 1
-                key = f"{shown} {copies[shown]}"
-            clean[key] = item if type(item) in kept else self._walked(item, texts, counted, depth + 1)
-        return clean
 
 
 NO_SECRETS: Final = Redactor(())
@@ -373,8 +328,73 @@ def _running_from(window: str) -> int:
     return len(window) - len(last) + len(last.rstrip(_TOKEN))
 
 
-def _gather(value: Json, texts: list[str], depth: int) -> bool:
-    """Put every text of a JSON value on a list, names of members before their values; say whether it is too deep."""
+def _any_in(forms: Iterable[str], text: str) -> bool:
+    return any(form in text for form in forms)
+
+
+class _Walk:
+    """A way through a JSON value in the order of `_gather`: its texts are replaced, and its numbers looked at.
+
+    Args:
+        texts: what the texts become.
+        numeric: what no number may hold; empty when none does.
+    """
+
+    def __init__(self, texts: list[str], numeric: tuple[str, ...]) -> None:
+        self.count = 0
+        """Values that became a mark."""
+        self._texts = iter(texts)
+        self._numeric = numeric
+        self._kept = frozenset({bool, type(None)} if numeric else {bool, type(None), int, float})
+        """Types of values that hold nothing."""
+
+    def value(self, value: Json, depth: int) -> Json:
+        if isinstance(value, str):
+            return next(self._texts)
+        if depth > _DEPTH_MAX:
+            self.count += 1
+            return MARK
+        if isinstance(value, dict):
+            return self._object(value, depth)
+        if isinstance(value, _LISTS):
+            kept, texts = self._kept if depth < _DEPTH_MAX else (), self._texts
+            return [
+                item  # Here as well as below: a call for each takes three times as long.
+                if (kind := type(item)) in kept
+                else next(texts)
+                if kind is str
+                else self.value(item, depth + 1)
+                for item in value
+            ]
+        if isinstance(value, _NUMBERS) and not isinstance(value, bool) and _any_in(self._numeric, repr(value)):
+            self.count += 1
+            return MARK
+        return value
+
+    def _object(self, value: dict[str, Json], depth: int) -> Json:
+        kept, texts = self._kept if depth < _DEPTH_MAX else (), self._texts
+        if all(type(item) in kept for item in value.values()):
+            names = list(islice(texts, len(value)))
+            clean = dict(zip(names, value.values(), strict=True))
+            if len(clean) == len(value):
+                return clean
+            texts = iter(names)
+        clean = {}
+        copies: dict[str, int] = {}
+        for item in value.values():
+            key = shown = next(texts)
+            while key in clean:
+                # Two names may have become one; both members are kept. Every number is tried once for all of them.
+                copies[shown] = copies.get(shown, 1) + 1
+                key = f"{shown} {copies[shown]}"
+            clean[key] = item if type(item) in kept else self.value(item, depth + 1)
+        return clean
+
+
+def _gather(value: Json, texts: list[str], others: list[Json], depth: int) -> bool:
+    """Put every text of a JSON value on a list, names of members before their values, and on another what is neither
+    text nor list nor object; say whether it is too deep.
+    """
     if isinstance(value, str):
         texts.append(value)
         return False
@@ -387,13 +407,19 @@ def _gather(value: Json, texts: list[str], depth: int) -> bool:
             if type(item) is str:  # Here as well: a call for each takes three times as long.
                 texts.append(item)
             elif depth == _DEPTH_MAX or isinstance(item, _CONTAINERS):
-                deep = _gather(item, texts, depth + 1) or deep
+                deep = _gather(item, texts, others, depth + 1) or deep
+            else:
+                others.append(item)
     elif isinstance(value, _LISTS):
         for item in value:
             if type(item) is str:
                 texts.append(item)
             elif depth == _DEPTH_MAX or isinstance(item, _CONTAINERS):
-                deep = _gather(item, texts, depth + 1) or deep
+                deep = _gather(item, texts, others, depth + 1) or deep
+            else:
+                others.append(item)
+    else:
+        others.append(value)
     return deep
 
 
