@@ -20,6 +20,7 @@ from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.process import Child, Command, open_child
 from backplane.programs import feed, piece
+from backplane.redact import Redactor
 
 TIMEOUT_MS_MAX: Final = 240_000
 """Longest time of one hook: under the 300 s after which a host on our kit gives up its ask."""
@@ -67,10 +68,18 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 async def put(
-    run: Sequence[str] | Callable[[Call], Any], call: Call, timeout_ms: int, environ: Mapping[str, str]
+    run: Sequence[str] | Callable[[Call], Any],
+    call: Call,
+    timeout_ms: int,
+    environ: Mapping[str, str],
+    redactor: Redactor,
 ) -> Decision:
-    """Ask a command or function. Raises HookFailed when there is no answer, none in time, or none that makes sense."""
-    asked = _function(run, call) if callable(run) else _command(run, call, environ)
+    """Ask a command or function. Raises HookFailed when there is no answer, none in time, or none that makes sense.
+
+    Args:
+        redactor: for what is cut here: half a secret would not be found later.
+    """
+    asked = _function(run, call, redactor) if callable(run) else _command(run, call, environ, redactor)
     return await in_time(asked, timeout_ms)
 
 
@@ -81,7 +90,7 @@ async def in_time(asked: Awaitable[Decision], timeout_ms: int) -> Decision:
     raise HookFailed(f"no answer within {timeout_ms} ms (timeout_ms)")
 
 
-async def _function(function: Callable[[Call], Any], call: Call) -> Decision:
+async def _function(function: Callable[[Call], Any], call: Call, redactor: Redactor) -> Decision:
     import inspect  # Not before: the way to the first spawn shall not pay for it.
 
     try:
@@ -94,15 +103,15 @@ async def _function(function: Callable[[Call], Any], call: Call) -> Decision:
         if isinstance(answer, Decision):
             msgspec.json.encode(answer)
     except Exception as error:  # The caller's own code: its bug must not let a tool through.
-        raise HookFailed(f"{type(error).__name__}: {str(error)[:200]}") from error
+        raise HookFailed(f"{type(error).__name__}: {redactor.text(str(error))[0][:200]}") from error
     if answer is None:
         return Decision(decision="allow")
     if not isinstance(answer, Decision) or answer.decision not in ("allow", "deny", "modify"):
-        raise HookFailed(f"it gave {str(answer)[:80]!r}, which is neither a Decision nor None")
+        raise HookFailed(f"it gave {redactor.text(str(answer))[0][:80]!r}, which is neither a Decision nor None")
     return answer
 
 
-async def _command(argv: Sequence[str], call: Call, environ: Mapping[str, str]) -> Decision:
+async def _command(argv: Sequence[str], call: Call, environ: Mapping[str, str], redactor: Redactor) -> Decision:
     # Not in the workspace: what the agent put there must not be what the program loads.
     command = Command(argv=tuple(argv), env=child_environment({}, {}, environ), cwd="/")
     try:
@@ -119,7 +128,7 @@ async def _command(argv: Sequence[str], call: Call, environ: Mapping[str, str]) 
         if failed is None:
             raise
         raise cast(HookFailed, failed.exceptions[0]) from None
-    return _read(child, said)
+    return _read(child, said, redactor)
 
 
 async def _listen(child: Child) -> bytes:
@@ -133,9 +142,9 @@ async def _listen(child: Child) -> bytes:
     return bytes(said)
 
 
-def _read(child: Child, said: bytes) -> Decision:
+def _read(child: Child, said: bytes, redactor: Redactor) -> Decision:
     assert child.exit is not None
-    words = child.stderr_tail.decode("utf-8", "replace").strip()[-REASON_CHARS_MAX:]
+    words = redactor.data(child.stderr_tail)[0].decode("utf-8", "replace").strip()[-REASON_CHARS_MAX:]
     if child.exit.code == DENIED:
         return Decision(decision="deny", reason=words)
     if child.exit.code != 0:
@@ -146,5 +155,5 @@ def _read(child: Child, said: bytes) -> Decision:
         answer = msgspec.json.decode(said, type=_Answer)
     except ValueError as error:
         raise HookFailed(f"its answer is not the JSON of a decision: {error}") from error
-    reason = answer.reason[:REASON_CHARS_MAX]
+    reason = redactor.text(answer.reason)[0][:REASON_CHARS_MAX]
     return Decision(decision=answer.decision, input=answer.input, text=answer.text, reason=reason)

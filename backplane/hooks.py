@@ -297,7 +297,7 @@ class Hooks:
                     is_error=ask.is_error,
                     root=root,
                 )
-                decision = await hooking.put(hook.run, call, hook.timeout_ms, self._environ)
+                decision = await hooking.put(hook.run, call, hook.timeout_ms, self._environ, self._redactor)
             _check_answer(ask, decision)
         except hooking.HookFailed as error:
             self._counts[hook.name]["failed"] += 1

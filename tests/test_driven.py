@@ -26,9 +26,9 @@ sys.exit(3)
 """
 
 
-async def told(error: BackplaneError) -> BaseException:
+async def told(error: BackplaneError, says: str = SAYS) -> BaseException:
     """The failure after a program that said why it ended."""
-    async with open_child(Command(argv=(sys.executable, "-I", "-c", SAYS), env={})) as child:
+    async with open_child(Command(argv=(sys.executable, "-I", "-c", says), env={})) as child:
         with anyio.fail_after(5):
             await child.wait(5.0)
             while not child.stderr_tail.endswith(b"\n"):
@@ -43,6 +43,12 @@ async def test_a_failure_of_the_program_is_told_with_its_last_words_as_plain_tex
     assert (failure.code, failure.hint) == (code, "try again")
     assert failure.message.startswith("it ended (")
     assert failure.message.endswith("): fatal: no disk")
+
+
+async def test_last_words_that_are_cut_begin_with_a_whole_word() -> None:
+    says = "import sys; sys.stderr.write('s3cr3t-value ' + 'y' * 990 + ' ' + 'z' * 1000 + '\\n')"
+    failure = await told(BackendError("backend_crashed", "it ended"), says)
+    assert str(failure).endswith(": " + "y" * 990 + " " + "z" * 1000)
 
 
 def given(**vendor: Any) -> Given:

@@ -320,6 +320,36 @@ async def test_a_secret_in_a_hooks_words_stands_nowhere(mock: Backend, backplane
     assert b"s3cr3t" not in b"".join(run.receipt_chunks())
 
 
+SECRET = "s3cr3t-value-of-it-and-more"
+
+
+def clumsy(call: Call) -> Decision:
+    raise ValueError("x" * 185 + SECRET)
+
+
+@one_loop
+@pytest.mark.parametrize(
+    "says",
+    [
+        "sys.stderr.write({secret!r} + 'y' * 1990); sys.exit(2)",
+        "sys.stderr.write({secret!r} + 'y' * 7980); sys.exit(2)",
+        "sys.stderr.write({secret!r} + 'y' * 1990); sys.exit(3)",
+        "print(json.dumps({{'decision': 'deny', 'reason': 'x' * 1985 + {secret!r}}}))",
+        None,
+    ],
+)
+async def test_no_part_of_a_secret_is_left_where_a_hooks_words_are_cut(
+    says: str | None, mock: Backend, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    work = order(root, WRITE, config=RuntimeConfig(env={"AGENT_KEY": SECRET}))
+    hook = program(tmp_path, says.format(secret=SECRET)) if says else clumsy
+    run, _ = await go(backplane_home, work, mock, Hook("pre_tool", hook))
+    said = told(run)["decisions"][0]["reason"]
+    assert len(said) > 100
+    parts = [SECRET[at : at + 8] for at in range(len(SECRET) - 7)]
+    assert not [part for part in parts if part in said]
+
+
 # Any host -------------------------------------------------------------------------------------------------------------
 
 

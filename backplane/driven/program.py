@@ -92,5 +92,8 @@ def with_words(group: BaseExceptionGroup[BaseException], child: Child) -> BaseEx
     if error.code not in OF_PROGRAM:
         return error
     how = f" ({child.exit.describe()})" if child.exit is not None else ""
-    tail = _CONTROLS.sub("", child.stderr_tail.decode("utf-8", "replace")).strip()[-STDERR_CHARS:]
+    tail = _CONTROLS.sub("", child.stderr_tail.decode("utf-8", "replace")).strip()
+    if len(tail) > STDERR_CHARS:
+        # From a whole word on: half a secret would not be known for one above us.
+        tail = tail[-STDERR_CHARS:].split(maxsplit=1)[-1]
     return BackendError(error.code, f"{error.message}{how}{': ' if tail else ''}{tail}", hint=error.hint)
