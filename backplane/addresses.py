@@ -5,6 +5,7 @@ Whether they are allowed is `policy`'s affair. No name is looked up here.
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -27,7 +28,8 @@ class Target(msgspec.Struct, frozen=True):
     """The far end of a connection, made comparable. None is not said."""
 
     host: str
-    """Lower case, no trailing dot; IPv4 in four decimal parts, IPv6 in brackets, this machine's own where none is."""
+    """Lower case, no trailing dot, letters beyond ASCII as resolvers write them (`xn--`); IPv4 in four decimal parts,
+    IPv6 in brackets, this machine's own where none is."""
     scheme: str | None = None
     port: int | None = None
     """The scheme's own port where none was written."""
@@ -79,13 +81,26 @@ def _host(text: str) -> str | None:
         return None
     if not host.isascii() and not _stable(host):
         return None
+    host = _resolved(host)
     return _ipv4(host) if re.fullmatch(r"[0-9]+|0x[0-9a-f]*", host.rpartition(".")[2]) else host
 
 
 def _stable(host: str) -> bool:
-    # Full-width letters, soft hyphens and ideographic dots become another host on the way to the resolver.
+    # Full-width letters, soft hyphens and ideographic dots become another host on the way to the resolver; a sharp s
+    # and a final sigma do for some clients.
     letters = all(character.isascii() or unicodedata.category(character)[0] in "LMN" for character in host)
-    return letters and unicodedata.normalize("NFKC", host) == host
+    return letters and unicodedata.normalize("NFKC", host) == host and not _READ_TWO_WAYS & set(host)
+
+
+_READ_TWO_WAYS: Final = frozenset("\u00df\u03c2")
+
+
+def _resolved(host: str) -> str:
+    """A name as a resolver is asked for it."""
+    if host.isascii():
+        return host
+    parts = host.split(".")
+    return ".".join(part if part.isascii() else "xn--" + part.encode("punycode").decode() for part in parts)
 
 
 def _ipv6(text: str) -> str | None:
@@ -130,12 +145,30 @@ def _url_path(path: str) -> str:
     return folded + "/" if plain.endswith("/") and folded != "/" else folded
 
 
+class Range(msgspec.Struct, frozen=True):
+    """Addresses of one kind, as numbers; both ends belong to it."""
+
+    version: int
+    first: int
+    last: int
+
+    def holds(self, host: str) -> bool:
+        """Whether a target's host is one of these addresses; a name is none."""
+        from ipaddress import ip_address
+
+        try:
+            address = ip_address(host.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            return False
+        return address.version == self.version and self.first <= int(address) <= self.last
+
+
 class NetworkRule(msgspec.Struct, frozen=True):
     """One pattern of a network list; None means any."""
 
     pattern: str
-    hosts: Globs | str
-    """A host as a target has it, or a glob whose `*` crosses dots."""
+    hosts: Globs | Range | str
+    """A host as a target has it, a glob whose `*` crosses dots, or addresses."""
     schemes: Globs | None = None
     port: int | None = None
     paths: Globs | None = None
@@ -149,7 +182,8 @@ class NetworkRule(msgspec.Struct, frozen=True):
         if isinstance(self.hosts, str):
             here = target.host == self.hosts
         else:
-            here = any(_matches(self.hosts, host) for host in _spellings(target.host))
+            held = self.hosts.holds if isinstance(self.hosts, Range) else functools.partial(_matches, self.hosts)
+            here = any(map(held, _spellings(target.host)))
         return (
             here
             and (self.port is None or (unsaid if target.port is None else target.port == self.port))
@@ -174,6 +208,38 @@ def _spellings(host: str) -> tuple[str, ...]:
     return (host, _ALSO_WRITTEN[host]) if host in _ALSO_WRITTEN else (host,)
 
 
+_RANGE: Final = re.compile(r"(?:[0-9.]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*|\[[0-9A-Fa-f:.]+\])/[0-9]+")
+
+
+def _range(pattern: str) -> Range | None:
+    """Read addresses that begin alike, `10.0.0.0/8` or `fd00::/8`; None for another pattern.
+
+    Raises:
+        PolicyError: `policy_invalid`.
+    """
+    if _RANGE.fullmatch(pattern) is None:
+        return None
+    from ipaddress import ip_network
+
+    try:
+        found = ip_network(pattern.replace("[", "").replace("]", ""), strict=False)
+    except ValueError as error:
+        fact = f"not a range of addresses: {pattern[:200]!r}"
+        raise PolicyError("policy_invalid", fact, hint="write 10.0.0.0/8 or fd00::/8") from error
+    return Range(found.version, int(found.network_address), int(found.broadcast_address))
+
+
+def _host_globs(host: str) -> Globs:
+    parts = host.lower().removesuffix(".").split(".")
+    if any(not part.isascii() and _GLOB.search(part) for part in parts):
+        fact = f"a part of a name with letters beyond ASCII can only be compared whole: {host[:200]!r}"
+        raise PolicyError("policy_invalid", fact, hint="write `*` for the whole part between two dots")
+    return compile_globs([_resolved(".".join(parts))])
+
+
+_GLOB: Final = re.compile(r"[*?\[\]{}]")
+
+
 def _matches(globs: Globs, text: str) -> bool:
     return globs.matches(text) is not None
 
@@ -182,12 +248,13 @@ _RULE: Final = re.compile(r"(?:([A-Za-z*][A-Za-z0-9+.*-]*)://)?(\[[0-9A-Fa-f:.]+
 
 
 def network_rule(pattern: str) -> NetworkRule:
-    """Read a host glob, `host:port`, `[::1]:port` or URL pattern; a URL without a path means the whole host.
+    """Read a host glob, `host:port`, `[::1]:port`, a range such as `10.0.0.0/8`, or URL pattern; a URL without a path
+    means the whole host.
 
     Raises:
         PolicyError: `policy_invalid`.
     """
-    literal = _ipv6(pattern)
+    literal = _ipv6(pattern) or _range(pattern)
     if literal is not None:
         return NetworkRule(pattern, literal)
     match = _RULE.fullmatch(pattern)
@@ -195,12 +262,12 @@ def network_rule(pattern: str) -> NetworkRule:
         raise PolicyError(
             "policy_invalid",
             f"not a network pattern: {pattern[:200]!r}",
-            hint="write a host glob such as *.example.com, host:port, [::1]:port, or scheme://host/path",
+            hint="write a host glob such as *.example.com, host:port, [::1]:port, 10.0.0.0/8, or scheme://host/path",
         )
     scheme, host, port, path = match.groups()
     return NetworkRule(
         pattern,
-        _host(host) or compile_globs([host.lower().removesuffix(".")]),
+        _host(host) or _host_globs(host),
         compile_globs([scheme.lower()]) if scheme and scheme != "*" else None,
         int(port) if port and port != "*" else None,
         compile_globs([path]) if path and path not in ("/", "/*", "/**") else None,

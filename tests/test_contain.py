@@ -323,6 +323,19 @@ async def test_the_agents_repository_works_and_its_hooks_and_settings_are_closed
     assert {row["layer"] for row in held["rules"]} == {"os"}
 
 
+def test_a_folder_that_we_cannot_list_and_the_agent_can_leaves_the_rules_to_the_next_layer(tmp_path: Path) -> None:
+    (tmp_path / ".env").touch()
+    deep = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(os.pathconf("/", "PC_PATH_MAX") // 200 + 1):
+        os.mkdir("d" * 200, dir_fd=deep)
+        below = os.open("d" * 200, os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = below
+    os.close(deep)
+    covered = masks.work_out(policy(deny_read=("**/.env",)), str(tmp_path), (), None)
+    assert (covered.complete, covered.options, covered.read_gap) == (False, (), masks.TOO_MANY)
+
+
 async def test_too_many_places_to_cover_are_left_to_the_next_layer(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
@@ -864,6 +877,9 @@ async def test_the_shipped_and_the_foreign_hosts_work_in_the_cage(
         ({"deny_network": ("10.*",)}, "a.example", "10.0.0.1", True),
         ({"deny_network": ("93.184.216.34",), "allow_network": ("a.example",)}, "a.example", "93.184.216.34", True),
         ({"deny_network": ("10.*",)}, "a.example", "93.184.216.34", False),
+        ({"deny_network": ("10.0.0.0/8",)}, "a.example", "10.200.0.1", True),
+        ({"deny_network": ("fd00::/8",)}, "a.example", "fd12::1", True),
+        ({"allow_network": ("a.example", "10.0.0.0/8")}, "a.example", "10.0.0.1", False),
         ({"deny_network": ("b.example",)}, "a.example", "0.0.0.0", True),
     ],
 )
