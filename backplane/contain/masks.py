@@ -33,7 +33,9 @@ _PROBE: Final = "\x01"
 
 LATER: Final = "what is made during the run"
 ELSEWHERE: Final = "what lies outside the workspace, but for the top of the home folder"
-TOO_MANY: Final = f"more than {MASKS_MAX} places to cover, or more than {FILES_MAX} files to look at"
+TOO_MANY: Final = (
+    f"more than {MASKS_MAX} places to cover, more than {FILES_MAX} files to look at, or folders that cannot be listed"
+)
 
 
 class Masks(msgspec.Struct, frozen=True):
@@ -98,7 +100,11 @@ def _whole(globs: Globs) -> bool:
 
 
 def _matches(root: str, globs: Globs) -> Iterator[tuple[str, bool]]:
-    """Every path below `root` that the globs name, topmost first, with whether it is a folder. Links are left out."""
+    """Every path below `root` that the globs name, topmost first, with whether it is a folder. Links are left out.
+
+    Raises:
+        OverflowError: there is too much to look at, or a folder that the agent may get into by another way than we.
+    """
     if not globs:
         return
     if _whole(globs):
@@ -123,7 +129,8 @@ def _matches(root: str, globs: Globs) -> Iterator[tuple[str, bool]]:
 
 
 def _near(home: str, globs: Globs) -> Iterator[tuple[str, bool]]:
-    """What the globs name in the upper folders of the home folder; outside the root they see absolute paths."""
+    """What the globs name in the upper folders of the home folder; outside the root they see absolute paths. Raises as
+    `_matches`."""
     count = 0
     waiting = [(home, 0)]
     while waiting:
@@ -145,8 +152,10 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
             return list(found)
-    except OSError:  # Gone meanwhile, or closed to us and so to the agent.
+    except (PermissionError, FileNotFoundError, NotADirectoryError):  # Closed to us and so to the agent, or gone.
         return []
+    except OSError as error:  # A path that is too long can be gone down step by step.
+        raise OverflowError from error
 
 
 def _ancestors(root: str, paths: list[str]) -> list[str]:
