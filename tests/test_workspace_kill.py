@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -219,6 +220,60 @@ def test_a_mark_that_is_none_of_ours_touches_nothing_and_is_told(tmp_path: Path,
     assert "the next start tries again" in found.describe()
     assert (tmp_path / ".run.begun").exists()
     assert len(exchange.unsettled(tmp_path)) == 1
+
+
+STEP: Final[dict[str, Any]] = {"path": "d/f", "old": "old0", "new": None, "made": []}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": [{**STEP, "path": path}]}
+        for path in (
+            "../outside/f",
+            "/{outside}/f",
+            "d/../../outside/f",
+            ".git/hooks/post-commit",
+            "d/GIT~1/x",
+            "",
+            "a//b",
+        )
+    ]
+    + [{"steps": [{**STEP, "path": "\ud800"}]}, {"steps": [{**STEP, "path": "a\0b"}]}]
+    + [{"steps": [{**STEP, "old": old}]} for old in ("../d/g", "old0/x", "", ".", "old\n")]
+    + [{"steps": [{**STEP, "new": new, "made": "{made}"}]} for new in ("../../outside/f", "old0")]
+    + [{"steps": [STEP, STEP]}]
+    + [{"made": [path]} for path in ("../outside/", "e/", "d", "", "d/../e/")]
+    + [{"dropped": {path: [0o700, 0, 0]}} for path in ("../outside/new/", "e/", "/{outside}/new/")]
+    + [{"dropped": {"d/": owner}} for owner in ([0o40755, 0, 0], [0o700, 1 << 70, 0], [0o700, 0, -2])],
+)
+def test_a_mark_that_leads_elsewhere_touches_nothing_and_is_told(tmp_path: Path, change: dict[str, Any]) -> None:
+    root, outside, runs = tmp_path / "ws", tmp_path / "outside", tmp_path / "runs"
+    for path in (root / "d", root / ".git/hooks", root / ".backplane-0123456789abcdef/d", outside, runs):
+        path.mkdir(parents=True)
+    for path in (outside / "f", root / "d/g", root / ".backplane-0123456789abcdef/old0"):
+        path.write_text("precious\n")
+    facts = (outside / "f").stat()
+    text = json.dumps({"steps": [STEP], "made": [], "dropped": {}, **change}).replace("/{outside}", str(outside))
+    text = text.replace('"{made}"', str([facts.st_ino, facts.st_size, facts.st_mtime_ns]))
+    first = {"root": str(root), "depot": ".backplane-0123456789abcdef"}
+    (runs / ".run.begun").write_text(f"{json.dumps(first)}\n{text}\n")
+    before = snapshot(tmp_path), sorted(tmp_path.rglob(".git/**/*"))
+    (found,) = exchange.settle(exchange.pending(runs))
+    assert "is none of ours" in found.problem
+    assert (snapshot(tmp_path), sorted(tmp_path.rglob(".git/**/*"))) == before
+
+
+@pytest.mark.parametrize("root", ["ws", "{tmp}/ws/../outside"])
+def test_a_mark_whose_root_is_no_plain_path_touches_nothing(tmp_path: Path, root: str) -> None:
+    depot = tmp_path / "outside/.backplane-0123456789abcdef"
+    depot.mkdir(parents=True)
+    (tmp_path / "ws").mkdir()
+    first = {"root": root.format(tmp=tmp_path), "depot": depot.name}
+    (tmp_path / ".run.begun").write_text(json.dumps(first) + "\n")
+    (found,) = exchange.settle(exchange.pending(tmp_path))
+    assert "is none of ours" in found.problem
+    assert depot.exists()
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "{name}", "/dev/zero", "{outside}"])

@@ -20,7 +20,7 @@ import msgspec
 from backplane.errors import StoreError, WorkspaceError
 from backplane.locks import try_lock
 from backplane.workspace.copying import remove_tree, write_all
-from backplane.workspace.moves import Intent, Move, Result, Seen, prepare, sync, undo
+from backplane.workspace.moves import Move, Result, Seen, prepare, read_intent, sync, undo
 from backplane.workspace.patch import failure, names
 from backplane.workspace.tree import open_folder, open_root, opened, printable, read_file, unguessable
 
@@ -190,13 +190,16 @@ def _settle(mark: Path, run: str, applied: Callable[[str, int], None]) -> list[S
         mark.unlink()
         return []
     where, name = Path(lines[0]["root"]), lines[0]["depot"]
-    if not _DEPOT.fullmatch(name):
-        raise WorkspaceError("execution_workspace_error", f"{mark} is none of ours", hint="remove it")
+    if not (_DEPOT.fullmatch(name) and where.is_absolute() and ".." not in where.parts):
+        raise failure(f"{mark} is none of ours", "remove it")
     if len(lines) == 1:
         remove_tree(where / name)
         mark.unlink()
         return []
-    intent = msgspec.convert(lines[1], Intent)
+    try:
+        intent = read_intent(lines[1])
+    except (ValueError, WorkspaceError) as error:
+        raise failure(f"{mark} is none of ours: {getattr(error, 'message', error)}", "remove it") from error
     if mark.suffix == _DONE:
         applied(run, len(intent.steps))
         remove_tree(where / name)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from backplane.workspace.copying import write_all
 from backplane.workspace.pack import LINK, PROGRAM
-from backplane.workspace.patch import failure
-from backplane.workspace.tree import open_folder, opened, parent, printable, unguessable
+from backplane.workspace.patch import check_path, failure
+from backplane.workspace.tree import names_repository, open_folder, opened, parent, printable, unguessable
 
 SYNC_EACH_MAX: Final = 200
 """Files and folders forced to the disk one by one, some ms each; past it one call for all disks is quicker."""
@@ -92,7 +93,7 @@ def _write(depot: int, name: str, result: Result, old: os.stat_result | None, *,
             os.fsync(file)
 
 
-def _folders(paths: Sequence[str]) -> list[str]:
+def _folders(paths: Iterable[str]) -> list[str]:
     """All folders above these paths, parents first, with a slash at the end."""
     found = {path[: place + 1] for path in paths for place, letter in enumerate(path) if letter == "/"}
     return sorted(found)
@@ -165,6 +166,36 @@ class Move:
                 raise
             except OSError:
                 os.rename(new, name, src_dir_fd=self._depot, dst_dir_fd=handle)
+
+
+_IN_DEPOT: Final = re.compile(r"(?:old|new)[0-9]{1,9}")
+_OWNER_MAX: Final = (1 << 32) - 1
+
+
+def read_intent(fact: Any) -> Intent:
+    """An intent as it was noted, which anybody may have written: it names nothing but what lies below its root.
+
+    Raises:
+        ValueError, WorkspaceError: it is none, or not one that `prepare` makes.
+    """
+    intent = msgspec.convert(fact, Intent)
+    for step in intent.steps:
+        check_path(step.path)
+        # Printing refuses half a letter, which no path has, before anything is touched.
+        if names_repository(printable(step.path)):
+            raise failure(f"'{printable(step.path)}' belongs to a repository")
+    names = [name for step in intent.steps for name in (step.old, step.new) if name is not None]
+    folders = {*intent.made, *intent.dropped}
+    fits = (
+        all(map(_IN_DEPOT.fullmatch, names))
+        and len(set(names)) == len(names)
+        and folders <= set(_folders(step.path for step in intent.steps))
+        and all(0 <= mode <= 0o7777 for mode, _, _ in intent.dropped.values())
+        and all(0 <= id <= _OWNER_MAX for _, *ids in intent.dropped.values() for id in ids)
+    )
+    if not fits:
+        raise failure("it is not one that we write")
+    return intent
 
 
 def undo(root: int, depot: int, intent: Intent) -> tuple[str, ...]:
