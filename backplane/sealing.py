@@ -78,7 +78,7 @@ def seal_run(
             diff, status = _without_secrets(facts, *_as_text(patch, added), added)
             _refuse_loss(facts, workspace, patch)
             if _is_applied(facts, workspace, patch, end):
-                _apply_lane(facts, journal, forbidden)
+                _apply_lane(facts, journal, forbidden, patch)
     except BackplaneError as caught:
         error = _unsecret(facts, caught)
         end = lowered(end, caught)
@@ -168,7 +168,7 @@ def _is_applied(facts: Facts, workspace: Workspace, patch: Patch, end: End) -> b
     return at_once and workspace.mode == "staged" and end.reason == "complete" and bool(patch.bytes)
 
 
-def _apply_lane(facts: Facts, journal: Journal | None, forbidden: str | None) -> None:
+def _apply_lane(facts: Facts, journal: Journal | None, forbidden: str | None, patch: Patch) -> None:
     """Apply the patch, unless a rule forbids a change in it: a command may have made it that no layer could stop."""
     if journal is None:
         return
@@ -176,7 +176,11 @@ def _apply_lane(facts: Facts, journal: Journal | None, forbidden: str | None) ->
         fact = f"the patch was not applied: {forbidden}"
         raise PolicyError("policy_denied", fact, hint=f"read it, then: backplane apply {facts.run_id}")
     # Noted, as the receipt of a run that is killed from here on shall say it, too.
-    applied = apply_patch(journal.folder, done=lambda files: journal.note(applied_fact(files)))
+    applied = apply_patch(
+        journal.folder,
+        record_sha256=patch.record_sha256,
+        done=lambda files: journal.note(applied_fact(files)),
+    )
     facts.added["lane"] = {"applied": len(applied.files)}
 
 
@@ -206,6 +210,7 @@ def _unsecret(facts: Facts, error: BackplaneError) -> BackplaneError:
 def _as_text(patch: Patch, added: dict[str, Json]) -> tuple[str | None, str | None]:
     """The patch as the receipt has it: whole while it is short and text, else by size and hash."""
     added["patch"] = {"bytes": patch.bytes, "sha256": patch.sha256, "files": len(patch.changes)}
+    added["patch"]["record_sha256"] = patch.record_sha256
     if patch.ignored_count:
         added["patch"]["ignored"] = patch.ignored_count
     if patch.left_out:

@@ -20,12 +20,13 @@ from backplane.config import Settings
 from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.events import AskRaised, CheckpointReported, TurnEnded
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.errors import WorkspaceError
+from backplane.errors import CODES, WorkspaceError
 from backplane.receipts import Store
 from backplane.runtime import Run
 from backplane.workspace import baseline
 from backplane.workspace import checkpoints as kept
 from backplane.workspace.checkpoints import Checkpoint
+from backplane.workspace.pack import blob_id
 from tests.runs import QUICK, backplane_of, check, ended, one_loop, order, plane, script
 
 pytestmark = pytest.mark.anyio
@@ -460,6 +461,35 @@ async def test_the_patch_as_of_a_checkpoint_is_applied_by_the_command_line(
     assert (root / "a.txt").read_text() == "alpha\n"
     assert command("apply", run.id, "--at", "first") == (0, "changed 1 file\n  a.txt\n")
     assert tree(root) == {"a.txt": "1\n", "keep.txt": "keep\n"}
+
+
+@one_loop
+async def test_a_patch_whose_record_was_edited_is_found_by_verify_and_neither_applied_nor_rewound(
+    mock: Backend, backplane_home: Path, root: Path
+) -> None:
+    run = await three_states(backplane_home, root, mock, "staged")
+    before, folder = tree(root), backplane_home / "runs" / run.id
+    assert command("receipts", "verify", run.id)[0] == 0
+    evil = blob_id(b"evil\n").hex()
+    (folder / "patch.blobs" / evil).write_bytes(b"evil\n")
+    record = json.loads((folder / "patch.json").read_text())
+    record["files"].append({"path": "evil.sh", "before": None, "after": {"mode": "100755", "blob": evil}})
+    (folder / "patch.json").write_text(json.dumps(record))
+    for words in (["apply", run.id], ["apply", run.id, "--check"], ["rewind", run.id, "start"]):
+        code, text = command(*words)
+        assert (code, text.partition(":")[0]) == (
+            CODES["execution_workspace_error"].exit_code,
+            "execution_workspace_error",
+        )
+        assert "'patch.json' is not the one that the receipt names; nothing was changed" in text
+        assert "backplane receipts verify" in text
+    assert tree(root) == before
+    for words in (["receipts", "verify"], ["receipts", "verify", run.id]):
+        code, text = command(*words)
+        assert code == CODES["receipt_hash_mismatch"].exit_code
+        assert "'patch.json', which the patch is applied from, hashes to" in text
+    (folder / "patch.json").unlink()
+    assert "'patch.json' cannot be read: No such file" in command("receipts", "verify", run.id)[1]
 
 
 @one_loop

@@ -746,6 +746,15 @@ def test_an_edited_patch_or_content_is_refused(place: Place) -> None:
         apply_patch(place.base)
 
 
+def test_a_record_is_checked_where_the_receipt_names_it(place: Place) -> None:
+    place.write({"a": "a\n"})
+    patch = place.patch_of([("a", "A\n")])
+    with pytest.raises(WorkspaceError, match="not the one that the receipt names"):
+        apply_patch(place.run_dir, record_sha256="0" * 64)
+    assert (place.original / "a").read_text() == "a\n"
+    assert apply_patch(place.run_dir, record_sha256=patch.record_sha256).files == ("a",)
+
+
 def test_a_patch_can_be_applied_to_another_folder(place: Place) -> None:
     place.write({"a": "a\n"})
     place.patch_of([("a", "A\n")])

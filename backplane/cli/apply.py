@@ -32,7 +32,7 @@ def _at(options: Options) -> Saved:
     from backplane.errors import WorkspaceError
     from backplane.workspace.checkpoints import load
 
-    folder, checkpoint = named(options.run, options.at)
+    _, folder, checkpoint = named(options.run, options.at)
     if checkpoint is None:
         fact = "at the start the run had changed nothing"
         raise WorkspaceError("execution_workspace_error", fact, hint="to undo what was applied: backplane rewind")
@@ -45,6 +45,7 @@ def _apply(options: Options) -> int:
     from backplane import config
     from backplane.keeper import settle
     from backplane.receipts import Store
+    from backplane.receipts.audit import record_hash
     from backplane.workspace import apply_patch
 
     home = config.home_path(os.environ)
@@ -53,13 +54,16 @@ def _apply(options: Options) -> int:
     with Store.open(home, readonly=True) as store:
         row = store.find(options.run)
         folder, patch = store.folder(row.run_id), store.patch(row)
-        promised = any(artifact.kind == "patch" for artifact in store.load(row.run_id).artifacts)
+        receipt = store.load(row.run_id)
+        promised = any(artifact.kind == "patch" for artifact in receipt.artifacts)
     saved = _at(options) if options.at is not None else None
     # Whether the file is still what the receipt promises is looked at where it is read.
     if saved is None and not promised and (patch is None or not patch.stat().st_size):
         streams.write("the run changed nothing\n")
         return 0
-    applied = apply_patch(folder, saved=saved, check=options.check, merge=options.merge)
+    applied = apply_patch(
+        folder, record_sha256=record_hash(receipt), saved=saved, check=options.check, merge=options.merge
+    )
     verb = "would change" if options.check else "changed"
     streams.write(
         f"{verb} {streams.count(len(applied.files), 'file')}{', some by a merge' if applied.merged else ''}\n"

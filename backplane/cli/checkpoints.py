@@ -49,8 +49,12 @@ def kept(receipt: Receipt) -> tuple[Checkpoint, ...]:
     return msgspec.convert(rows or [], tuple[Checkpoint, ...])
 
 
-def named(run: str, name: str) -> tuple[Path, Checkpoint | None]:
-    """A run's folder, and the checkpoint of this name; None for the start. Raises WorkspaceError, ConfigError."""
+def named(run: str, name: str) -> tuple[Receipt, Path, Checkpoint | None]:
+    """A run's receipt and folder, and the checkpoint of this name; None for the start.
+
+    Raises:
+        WorkspaceError, ConfigError: there is no such run, or checkpoint.
+    """
     import os
 
     from backplane import config
@@ -59,7 +63,7 @@ def named(run: str, name: str) -> tuple[Path, Checkpoint | None]:
 
     with Store.open(config.home_path(os.environ), readonly=True) as store:
         receipt = store.load(run)
-        return store.folder(receipt.meta.run_id), found(kept(receipt), name)
+        return receipt, store.folder(receipt.meta.run_id), found(kept(receipt), name)
 
 
 def _list(options: Options) -> int:
@@ -78,7 +82,8 @@ def _list(options: Options) -> int:
             continue
         why = "by name" if one.why == "asked" else "before a tool"
         files = streams.count(one.files, "file")
-        streams.write(f"{one.id:<5} {one.at[:19]}Z  {one.name:<24} {files:>12}  {why}  tree {one.tree}\n")
+        own_id, at, name, tree = map(streams.one_line, (one.id, one.at[:19], one.name, one.tree))
+        streams.write(f"{own_id:<5} {at}Z  {name:<24} {files:>12}  {why}  tree {tree}\n")
     return 0
 
 
@@ -87,12 +92,13 @@ def _rewind(options: Options) -> int:
 
     from backplane import config
     from backplane.keeper import settle
+    from backplane.receipts.audit import record_hash
     from backplane.workspace.checkpoints import rewind_original
 
     for left in settle(config.home_path(os.environ)):
         streams.complain(streams.one_line(left.describe()) + "\n")
-    folder, to = named(options.run, options.name)
-    done = rewind_original(folder, to, check=options.check)
+    receipt, folder, to = named(options.run, options.name)
+    done = rewind_original(folder, to, record_sha256=record_hash(receipt), check=options.check)
     streams.write(f"{'would change' if options.check else 'changed'} {streams.count(len(done.files), 'file')}\n")
     for file in done.files:
         streams.write(f"  {streams.one_line(file)}\n")

@@ -24,6 +24,12 @@ from backplane.receipts.trace import CHUNK_BYTES, Trace, open_plain
 
 _EMPTY_SHA256: Final = canonical.sha256_hex(b"")
 
+_RECORD, _CONTENTS = "patch.json", "patch.blobs"
+"""From which a patch is applied; a receipt that came from elsewhere has neither beside it."""
+
+_RECORD_BYTES_MAX: Final = 256 << 20
+"""As much as is read of it to apply the patch."""
+
 
 class Finding(msgspec.Struct, frozen=True):
     """One thing that does not hold."""
@@ -80,7 +86,7 @@ def check_row(row: Row, body: bytes, trace: Trace, patch: Path | None) -> Findin
         if getattr(row, name) != value:
             fact = f"the row says {name} = {getattr(row, name)!r}, the receipt {value!r}"
             findings.append(found("receipt_hash_mismatch", fact))
-    faults = patch_faults(receipt, patch) if patch is not None else ()
+    faults = [*patch_faults(receipt, patch), *_record_faults(receipt, patch.parent)] if patch is not None else []
     return findings + [found("receipt_hash_mismatch", fact) for fact in faults]
 
 
@@ -141,6 +147,30 @@ def patch_bytes(receipt: Receipt) -> int | None:
         return claim["bytes"] if isinstance(claim.get("bytes"), int) else None
     diff = receipt.verification.git_diff
     return len(diff.encode()) if diff else None
+
+
+def record_hash(receipt: Receipt) -> str | None:
+    """The hash of the record that the patch is applied from; None where the receipt does not say."""
+    claim = receipt.backplane.get("patch")
+    found = claim.get("record_sha256") if isinstance(claim, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _record_faults(receipt: Receipt, folder: Path) -> Iterator[str]:
+    path, expected = folder / _RECORD, record_hash(receipt)
+    if expected is None or not (os.path.lexists(path) or os.path.lexists(folder / _CONTENTS)):
+        return
+    try:
+        with open_plain(path) as file:
+            if os.fstat(file.fileno()).st_size > _RECORD_BYTES_MAX:
+                yield f"'{_RECORD}' has over {_RECORD_BYTES_MAX} bytes: it is not the one that the receipt names"
+                return
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        yield f"'{_RECORD}' cannot be read: {error.strerror}"
+        return
+    if actual != expected:
+        yield f"'{_RECORD}', which the patch is applied from, hashes to {actual}, the receipt says {expected}"
 
 
 def patch_faults(receipt: Receipt, path: Path) -> Iterator[str]:

@@ -60,10 +60,11 @@ BACKPLANE: Final[Json] = _object(
         text={"type": "string"},
     ),
     patch=_object(
-        "The patch that lies beside the receipt.",
+        "The patch that lies beside the receipt, and the hash of `patch.json` there, from which it is applied.",
         ["bytes", "sha256"],
         bytes={"type": "integer", "minimum": 0},
         sha256=_SHA256,
+        record_sha256=_SHA256,
         files={"type": "integer", "minimum": 0},
         ignored={"type": "integer", "minimum": 0},
     ),

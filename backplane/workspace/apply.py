@@ -49,6 +49,7 @@ class Applied(msgspec.Struct, frozen=True):
 def apply_patch(
     run_dir: Path,
     *,
+    record_sha256: str | None = None,
     saved: Saved | None = None,
     root: Path | None = None,
     check: bool = False,
@@ -60,6 +61,7 @@ def apply_patch(
     Nothing of it stays either where this process is killed: see `settle`.
 
     Args:
+        record_sha256: as the receipt has it under `patch`; None where it does not say.
         saved: another state of the same run, a checkpoint; None is the patch at its end.
         check: only find out whether it would work.
         merge: merge files that have changed since the run began, instead of refusing.
@@ -71,7 +73,7 @@ def apply_patch(
     """
     try:
         settle(marks_of(run_dir))
-        saved = saved if saved is not None else load(run_dir)
+        saved = saved if saved is not None else load(run_dir, record_sha256)
         if root is None and saved.mode == "pass_through":
             raise failure("the run worked in place, so its changes are there already", "nothing is left to do")
         where = Path(saved.root) if root is None else root.resolve(strict=True)

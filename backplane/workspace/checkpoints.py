@@ -307,17 +307,20 @@ def load(run_dir: Path, checkpoint: Checkpoint) -> Saved:
     return Saved(record["root"], record["mode"], {row.path: row for row in rows}, {}, folder / "blobs")
 
 
-def rewind_original(run_dir: Path, to: Checkpoint | None, *, check: bool = False) -> Applied:
+def rewind_original(
+    run_dir: Path, to: Checkpoint | None, *, record_sha256: str | None = None, check: bool = False
+) -> Applied:
     """Take the workspace that has a run's result back to one of its checkpoints; all of it or nothing. Blocking.
 
     Args:
         to: None for the start.
+        record_sha256: of the record of the run's patch, as the receipt has it; None where it does not say.
         check: only find out whether it would work.
 
     Raises:
         WorkspaceError: `execution_workspace_error`; files there are not as the run left them (named).
     """
-    final = patch.load(run_dir)
+    final = patch.load(run_dir, record_sha256)
     targets = load(run_dir, to).targets if to is not None else {}
     steps: dict[str, Target] = {}
     for path in {*final.targets, *targets}:

@@ -80,6 +80,7 @@ class Draft:
         self.path = run_dir / PATCH_NAME
         self.bytes = 0
         self.sha256 = hashlib.sha256().hexdigest()
+        self.record_sha256 = ""
         self._run_dir = run_dir
         self._blobs = run_dir / BLOBS_NAME
         self._scratch = scratch
@@ -139,7 +140,9 @@ class Draft:
             "renames": {os.fsdecode(row.path): os.fsdecode(row.old_path) for row in rows if row.old_path is not None},
         }
         # The standard library's writer, because names that are not UTF-8 are lone surrogates here.
-        (self._run_dir / RECORD_NAME).write_text(json.dumps(record, indent=1) + "\n", encoding="ascii")
+        data = (json.dumps(record, indent=1) + "\n").encode("ascii")
+        self.record_sha256 = hashlib.sha256(data).hexdigest()
+        (self._run_dir / RECORD_NAME).write_bytes(data)
 
 
 def leaf_json(leaf: Leaf | None) -> dict[str, str] | None:
@@ -180,10 +183,22 @@ def names(paths: list[str]) -> str:
     return shown + (f" and {len(paths) - NAMES_MAX} more" if len(paths) > NAMES_MAX else "")
 
 
-def load(run_dir: Path) -> Saved:
-    """Read the record and check it against the patch. Raises WorkspaceError, OSError."""
+def load(run_dir: Path, record_sha256: str | None = None) -> Saved:
+    """Read the record and check it against the patch.
+
+    Args:
+        record_sha256: of the record as the receipt has it; None for a receipt that does not say.
+
+    Raises:
+        WorkspaceError: `execution_workspace_error`; record or patch are not what the run left.
+        OSError: one of them cannot be read.
+    """
     try:
-        record = json.loads(read_kept(run_dir / RECORD_NAME, RECORD_BYTES_MAX).decode("ascii"))
+        data = read_kept(run_dir / RECORD_NAME, RECORD_BYTES_MAX)
+        if record_sha256 is not None and hashlib.sha256(data).hexdigest() != record_sha256:
+            hint = "look what else was changed: backplane receipts verify"
+            raise failure(f"'{RECORD_NAME}' is not the one that the receipt names; nothing was changed", hint)
+        record = json.loads(data.decode("ascii"))
         targets = [
             Target(file["path"], read_leaf(file["before"]), read_leaf(file["after"])) for file in record["files"]
         ]

@@ -65,6 +65,8 @@ class Patch(msgspec.Struct, frozen=True):
     """Changed files that `.gitignore` leaves out."""
     left_out: tuple[str, ...] = ()
     """Changed, but not in the patch: over 64 MiB, outside of the order's selection, or no regular file."""
+    record_sha256: str = ""
+    """Of what lies beside it for `apply_patch`."""
 
 
 NO_NAMES: Final[frozenset[str]] = frozenset()
@@ -189,6 +191,7 @@ class Workspace:
             status="".join(map(patch.status_line, rows)),
             ignored_count=changes.ignored_count,
             left_out=tuple(sorted(map(printable, changes.left_out))),
+            record_sha256=draft.record_sha256,
         )
 
     def close(self) -> None:
