@@ -114,9 +114,10 @@ def _list(options: Options) -> int:
             streams.write_bytes(msgspec.json.encode(row) + b"\n")
             continue
         reason = f" ({row.reason})" if row.reason and row.reason != row.outcome else ""
+        run_id, started_at, ended = map(streams.one_line, (row.run_id, row.started_at[:19], row.outcome + reason))
         streams.write(
-            f"{row.run_id}  {row.started_at[:19]}Z  {row.duration_ms / 1000:8.1f} s  "
-            f"{row.outcome + reason:<22}  {_backend(row.backend, row.backend_name)}\n"
+            f"{run_id}  {started_at}Z  {row.duration_ms / 1000:8.1f} s  "
+            f"{ended:<22}  {_backend(row.backend, row.backend_name)}\n"
         )
     return 0
 
@@ -175,7 +176,8 @@ def _verify_all(checkpoint: str | None) -> int:
         audit = store.verify_all(_read_checkpoint(checkpoint) if checkpoint is not None else None)
         _say_left_behind(store)
     for finding in audit.findings:
-        streams.write(f"{finding.run_id or 'store'}: {finding.code}: {streams.one_line(finding.fact)}\n")
+        run_id, fact = streams.one_line(finding.run_id or "store"), streams.one_line(finding.fact)
+        streams.write(f"{run_id}: {finding.code}: {fact}\n")
     pruned = f", {audit.pruned} pruned ones by their place in the chain" if audit.pruned else ""
     checked, faults = streams.count(audit.checked, "receipt"), streams.count(len(audit.findings), "fault")
     streams.write(f"{checked} checked{pruned}, {faults}\n")

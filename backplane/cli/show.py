@@ -147,7 +147,7 @@ def _warning(look: Look, event: Any) -> str:
 
 
 def _failed(look: Look, event: Any) -> str:
-    code = f" ({event.error_code})" if isinstance(event.error_code, str) else ""
+    code = f" ({one_line(event.error_code)})" if isinstance(event.error_code, str) else ""
     return look._line("✗", "error", "red", one_line(event.message) + code)
 
 
@@ -216,7 +216,7 @@ def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
     why = f" ({one_line(reason)})" if reason and reason != receipt.outcome else ""
     lines = [
         f"{look.dress(colour, receipt.outcome)}{why} after {_lasted(receipt)}{_usage(receipt)}",
-        f"run {receipt.meta.run_id}  receipt {(receipt.receipt_sha256 or '')[:16]}",
+        f"run {receipt.meta.run_id}  receipt {one_line((receipt.receipt_sha256 or '')[:16])}",
     ]
     if isinstance(receipt.usage_raw, dict) and receipt.usage_raw.get("structured_output") is not None:
         value = msgspec.json.encode(receipt.usage_raw["structured_output"]).decode()

@@ -1,0 +1,142 @@
+"""Receipts of others, and stores that somebody changed, through the real commands."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from backplane.contract.events import (
+    AgentEvent,
+    CommandExecuted,
+    Failed,
+    FileChanged,
+    ToolCall,
+    ToolResult,
+    Warned,
+)
+from backplane.contract.receipt import BackendIdentity, Receipt, Verification
+from backplane.receipts import Store, seal, write_receipt
+from tests.receipt_writer import TS, delta, receipt_of, stored_run
+
+WAIT_S = 30
+ACTS = "\x1b]0;owned\x07\x9b2J\u202e"
+"""What a terminal acts on."""
+
+Cli = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def cli(tmp_path: Path, home: Path) -> Cli:
+    def call(*words: str | Path, program: tuple[str, ...] = ()) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [*program, sys.executable, "-m", "backplane", *map(str, words)],
+            cwd=tmp_path,
+            env={**os.environ, "BACKPLANE_HOME": str(home), "XDG_CONFIG_HOME": str(tmp_path / "user")},
+            capture_output=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+
+    return call
+
+
+def written(path: Path, receipt: Receipt) -> Receipt:
+    """The receipt as its maker sealed it, in a file."""
+    sealed = seal(receipt)
+    write_receipt(sealed, path)
+    return sealed
+
+
+# What a terminal acts on ----------------------------------------------------------------------------------------------
+
+
+def check_plain(done: subprocess.CompletedProcess[bytes]) -> None:
+    for shown in (done.stdout.decode(), done.stderr.decode()):
+        assert not set(shown) & set("\x1b\x07\x9b\u202e"), shown
+        assert "Traceback" not in shown
+
+
+def hostile() -> Receipt:
+    """Valid, and every text in it that its maker is free in has what a terminal acts on."""
+    trace: list[AgentEvent] = [
+        delta(ACTS),
+        Warned(ts=TS, message=ACTS),
+        Failed(ts=TS, message=ACTS, error_code=ACTS),
+        ToolCall(ts=TS, tool_name=ACTS, input={"command": ACTS}),
+        ToolResult(ts=TS, tool_name=ACTS, output=ACTS, is_error=True),
+        FileChanged(ts=TS, path=ACTS, summary=ACTS),
+        CommandExecuted(ts=TS, command=ACTS, exit_code=1, output_preview=ACTS),
+    ]
+    added = {
+        "end": {"reason": ACTS},
+        "unheard": [ACTS],
+        "enforcement": {"violations": [{"reason": ACTS}]},
+        "checkpoints": {
+            "made": [{"id": ACTS, "name": ACTS, "at": ACTS, "why": "asked", "tree": ACTS, "files": 1}],
+        },
+    }
+    return receipt_of(
+        trace,
+        backend=BackendIdentity(ACTS, ACTS, ACTS),
+        usage_raw={"backplane": added, "structured_output": ACTS, ACTS: 1},
+        verification=Verification(harness_ok=True, git_diff=ACTS, git_status=ACTS),
+        outcome="failed",
+    )
+
+
+def test_no_command_prints_what_a_terminal_acts_on_of_an_imported_receipt(cli: Cli, home: Path, tmp_path: Path) -> None:
+    receipt = written(tmp_path / "r.json", hostile())
+    written(tmp_path / "plain.json", receipt_of([], receipt.meta.run_id))
+    run_id = receipt.meta.run_id
+    assert cli("receipts", "import", "r.json").stdout.decode() == f"{run_id}\n"
+    for words, code in (
+        (("list",), 0),
+        (("show", run_id), 0),
+        (("verify",), 0),
+        (("verify", run_id, "r.json"), 0),
+        (("diff", run_id, "plain.json"), 1),
+        (("export", run_id, "--to", f"out{ACTS}"), 0),
+        (("import", "r.json"), 1),
+    ):
+        done = cli("receipts", *words)
+        assert done.returncode == code, done
+        check_plain(done)
+    listed = cli("checkpoints", run_id)
+    assert b"by name" in listed.stdout, listed
+    check_plain(listed)
+
+
+def test_no_command_prints_what_a_terminal_acts_on_of_a_changed_row(cli: Cli, home: Path) -> None:
+    with Store.open(home) as store:
+        run_id = stored_run(store, ["a"]).run_id
+        body = store.body(store.find(run_id))
+        sha256 = store.find(run_id).sha256
+    texts = ("run_id", "work_order_id", "backend", "outcome", "reason", "started_at", "finished_at", "link")
+    for column in (*texts, "sha256"):
+        value: Any = run_id[:8] + ACTS if column == "run_id" else ACTS
+        with closing(sqlite3.connect(home / "receipts.sqlite")) as connection, connection:
+            before = connection.execute(f"SELECT {column} FROM receipts").fetchone()
+            connection.execute(f"UPDATE receipts SET {column} = ?", (value,))
+        for words in (("list",), ("show", run_id[:8]), ("verify",), ("verify", run_id[:8])):
+            check_plain(cli("receipts", *words))
+        with closing(sqlite3.connect(home / "receipts.sqlite")) as connection, connection:
+            connection.execute(f"UPDATE receipts SET {column} = ?", before)
+    forged = body.replace(sha256.encode(), msgspec.json.encode(ACTS)[1:-1])
+    with closing(sqlite3.connect(home / "receipts.sqlite")) as connection, connection:
+        connection.execute("UPDATE receipts SET body = ?", (forged,))
+    for asked in (("show", run_id), ("verify",), ("verify", run_id), ("diff", run_id, run_id)):
+        check_plain(cli("receipts", *asked))
