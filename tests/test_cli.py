@@ -692,6 +692,23 @@ def test_what_a_child_says_is_shown_escaped(cli: Cli) -> None:
     assert b"gotcha" in done.stdout
 
 
+@pytest.mark.parametrize("code", ["\x1b]0;gotcha\x07\x1b[2J", "complete\nbackend_crashed: forged", "x" * 100_000])
+def test_a_code_of_a_child_is_one_short_escaped_word(cli: Cli, work: Path, code: str) -> None:
+    hello = {
+        "t": "hello", "contract_version": "abp/v0.1", "backend": {"id": "odd", "backend_version": None,
+        "adapter_version": None}, "capabilities": {}, "mode": "mapped", "extensions": [],
+    }  # fmt: skip
+    says = (
+        f"import json, sys; print(json.dumps({hello}), flush=True); ref = json.loads(input())['id']; "
+        f"print(json.dumps(dict(t='fatal', ref_id=ref, error='died', error_code={code!r})), flush=True); input()"
+    )
+    (work / "odd.py").write_text(says)
+    done = cli("run", "task", "--sidecar", f"{sys.executable} -I odd.py")
+    assert done.returncode == 1
+    assert lines(done.stderr) == [f"{streams.one_line(code, streams.CODE_CHARS_MAX)}: died"]
+    assert not set(b"\x1b\x07\r") & set(done.stderr)
+
+
 KEEPER = """
 from backplane.sidecar import EXTENSIONS, Done, Host, main
 async def work(run):

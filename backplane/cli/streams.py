@@ -30,6 +30,8 @@ WRITE_BYTES: Final = 4096
 SHOWN_CHARS_MAX: Final = 400
 """Longest text in an error's line: the reason is in there, and a terminal shows it whole."""
 
+CODE_CHARS_MAX: Final = 60
+"""Longest code of a host's own in an error's line: twice the longest of the contract's."""
 
 DESCRIPTORS_MIN: Final = 32
 """Open files that one run may need at a time: 24 were seen, and importing takes one more now and then."""
@@ -157,7 +159,8 @@ def complain(text: str) -> None:
 def error(fault: BackplaneError) -> None:
     """Say an error on stderr: code and fact, evidence, next step; each on one line."""
     red, plain = ("\x1b[31m", "\x1b[0m") if is_terminal(STDERR) else ("", "")
-    lines = [f"{red}{fault.foreign_code or fault.code}{plain}: {one_line(fault.message)}"]
+    code = one_line(fault.foreign_code, CODE_CHARS_MAX) if fault.foreign_code else fault.code
+    lines = [f"{red}{code}{plain}: {one_line(fault.message)}"]
     if fault.evidence and fault.evidence.strip():
         lines.append("  " + one_line(fault.evidence.strip(), keep="end"))
     if fault.hint:
