@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from backplane.contract.canonical import sha256_hex
 from backplane.contract.events import (
     AgentEvent,
     CommandExecuted,
@@ -140,3 +141,67 @@ def test_no_command_prints_what_a_terminal_acts_on_of_a_changed_row(cli: Cli, ho
         connection.execute("UPDATE receipts SET body = ?", (forged,))
     for asked in (("show", run_id), ("verify",), ("verify", run_id), ("diff", run_id, run_id)):
         check_plain(cli("receipts", *asked))
+
+
+# What is valid and yet nonsense ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("duration_ms", [1 << 63, (1 << 64) - 1])
+def test_a_duration_that_no_row_can_hold_is_an_error_and_nothing_is_kept(
+    cli: Cli, home: Path, tmp_path: Path, duration_ms: int
+) -> None:
+    receipt = receipt_of([delta("a")])
+    longest = msgspec.structs.replace(receipt.meta, duration_ms=duration_ms)
+    written(tmp_path / "r.json", msgspec.structs.replace(receipt, meta=longest))
+    done = cli("receipts", "import", "r.json")
+    assert (done.returncode, done.stderr.partition(b":")[0]) == (1, b"receipt_store_failed"), done
+    assert str(duration_ms).encode() in done.stderr
+    assert list((home / "runs").glob("*")) == []
+    assert cli("receipts", "list").stdout == b""
+
+
+@pytest.mark.parametrize("size", [True, -5, 1.5, "7", None, 1])
+def test_a_receipt_that_is_wrong_about_the_size_of_its_patch_is_not_imported(
+    cli: Cli, tmp_path: Path, size: object
+) -> None:
+    patch = {"sha256": sha256_hex(b"a patch"), "bytes": size}
+    for diff in ("a patch", None):
+        verification = Verification(harness_ok=True, git_diff=diff)
+        written(
+            tmp_path / "r.json", receipt_of([], usage_raw={"backplane": {"patch": patch}}, verification=verification)
+        )
+        done = cli("receipts", "import", "r.json")
+        if size == 1 and size is not True and diff is None:  # As far as can be seen that is so.
+            assert done.returncode == 0
+            continue
+        assert done.returncode == 1, done
+        assert done.stderr.partition(b":")[0] in (b"contract_invalid_receipt", b"receipt_hash_mismatch")
+    assert cli("receipts", "verify").returncode == 0
+
+
+NONSENSE: list[Any] = [
+    5,
+    "text",
+    [1, 2],
+    [[]],
+    {},
+    {"reason": 5},
+    {"reason": [1]},
+    {"violations": 5},
+    {"made": 5},
+    None,
+]
+
+
+def test_whatever_stands_where_our_members_do_is_shown_and_verified(cli: Cli, home: Path) -> None:
+    names = ("end", "unheard", "enforcement", "duration", "checkpoints", "lane", "counts", "capabilities")
+    with Store.open(home) as store:
+        stored = [
+            store.append(seal(receipt_of([delta("a")], usage_raw={"backplane": dict.fromkeys(names, value)}))).run_id
+            for value in NONSENSE
+        ]
+        stored += [store.append(seal(receipt_of([], usage_raw=value))).run_id for value in ({"backplane": 5}, [5], 7)]
+    for run_id in stored:
+        done = cli("receipts", "show", run_id)
+        assert (done.returncode, done.stderr) == (0, b""), done
+    assert cli("receipts", "verify", *stored).returncode == 0

@@ -239,7 +239,8 @@ def _violations(receipt: Receipt) -> list[str]:
     """What was done although a rule forbids it, each once."""
     enforcement = receipt.backplane.get("enforcement")
     rows = enforcement.get("violations") if isinstance(enforcement, dict) else None
-    told = [row.get("reason") or row.get("rule") for row in rows or () if isinstance(row, dict)]
+    found = rows if isinstance(rows, list) else []
+    told = [row.get("reason") or row.get("rule") for row in found if isinstance(row, dict)]
     once = list(dict.fromkeys(map(str, told)))
     more = [f"and {len(once) - VIOLATIONS_MAX} more, see the receipt"] if len(once) > VIOLATIONS_MAX else []
     return once[:VIOLATIONS_MAX] + more

@@ -94,15 +94,19 @@ def import_bundle(store: Store, path: Path) -> Row:
 
     Raises:
         ConfigError: `config_invalid`: not readable, or too large.
-        ContractError: `contract_invalid_receipt`: not a receipt, or a key stands twice.
+        ContractError: `contract_invalid_receipt`: not a receipt, a key stands twice, or the size that it gives of
+            its patch is none.
         StoreError: `receipt_hash_mismatch`: no hash, a wrong one, or a patch it does not vouch for;
             `receipt_store_failed`: stored already, or the disk fails. Nothing was imported.
     """
     if not os.path.isdir(path):
         receipt = parse_receipt(_read(path), str(path))
-        return store.adopt(receipt, _patch_inside(receipt))
+        patch = _patch_inside(receipt)
+        _check_size(receipt, path, patch)
+        return store.adopt(receipt, patch)
     receipt = parse_receipt(_read_inside(path / RECEIPT), str(path / RECEIPT))
     patch = _read_inside(path / PATCH) if os.path.lexists(path / PATCH) else b""
+    _check_size(receipt, path / RECEIPT, patch)
     _check_vouched(receipt, path / PATCH, patch)
     return store.adopt(receipt, patch)
 
@@ -143,6 +147,19 @@ def _patch_inside(receipt: Receipt) -> bytes:
     """The patch as the receipt holds it; nothing when it is another one than the receipt names."""
     diff = (receipt.verification.git_diff or "").encode()
     return diff if patch_hash(receipt) == canonical.sha256_hex(diff) else b""
+
+
+def _check_size(receipt: Receipt, path: Path, patch: bytes) -> None:
+    claim = receipt.backplane.get("patch")
+    told = claim.get("bytes", 0) if isinstance(claim, dict) else 0
+    if not isinstance(told, int) or isinstance(told, bool) or told < 0:
+        raise ContractError(
+            "contract_invalid_receipt", f"{path} gives {told!r} as the size of its patch, which is no number of bytes"
+        )
+    promised = patch_bytes(receipt)
+    if promised is not None and len(patch) > promised:
+        fact = f"{path}: the patch has {len(patch)} bytes, the receipt says {promised}"
+        raise StoreError("receipt_hash_mismatch", fact)
 
 
 def _check_vouched(receipt: Receipt, path: Path, patch: bytes) -> None:

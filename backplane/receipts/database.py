@@ -22,7 +22,7 @@ from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error, flush
 
 FILE: Final = "receipts.sqlite"
 _WAL: Final = FILE + "-wal"
-SEQUENCE_MAX: Final = (1 << 63) - 1
+INTEGER_MAX: Final = (1 << 63) - 1
 """SQLite counts no further, and no store of ours comes near it."""
 SCHEMA_VERSION: Final = 2
 """1 had no chain; 2 links each receipt to the one before."""

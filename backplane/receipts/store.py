@@ -99,8 +99,12 @@ class Store:
         """Keep a sealed receipt that has no journal here, with the patch that belongs to it.
 
         Raises:
-            StoreError: as `append`; nothing is left behind.
+            StoreError: as `append`, also for a duration that no row can hold; nothing is left behind.
         """
+        if receipt.meta.duration_ms > database.INTEGER_MAX:
+            fact = f"run {receipt.meta.run_id} took {receipt.meta.duration_ms} ms by its receipt"
+            hint = f"the store counts up to {database.INTEGER_MAX}"
+            raise StoreError("receipt_store_failed", fact, hint=hint)
         self._settle_copy(receipt.meta.run_id)
         if self.has(receipt.meta.run_id):
             raise _known(receipt.meta.run_id)
@@ -139,7 +143,7 @@ class Store:
             limit: rows at most.
             before: only rows of a lower sequence, for paging on.
         """
-        last = database.SEQUENCE_MAX if before is None else before - 1
+        last = database.INTEGER_MAX if before is None else before - 1
         return self._rows("WHERE sequence <= ? ORDER BY sequence DESC LIMIT ?", (last, limit))
 
     def listed(self, limit: int = 50) -> Iterator[Listed]:
@@ -225,10 +229,10 @@ class Store:
 
     def scan(self) -> Iterator[Row]:
         """All rows in the order of the chain, a page at a time."""
-        first = -database.SEQUENCE_MAX - 1
+        first = -database.INTEGER_MAX - 1
         while page := self._rows("WHERE sequence >= ? ORDER BY sequence LIMIT ?", (first, _PAGE_ROWS)):
             yield from page
-            if page[-1].sequence == database.SEQUENCE_MAX:
+            if page[-1].sequence == database.INTEGER_MAX:
                 return
             first = page[-1].sequence + 1
 
@@ -360,7 +364,7 @@ class Store:
         return audit.check_row(row, self.body(row), self.trace(row), patch)
 
     def _at(self, sequence: int) -> Row | None:
-        if abs(sequence) > database.SEQUENCE_MAX:
+        if abs(sequence) > database.INTEGER_MAX:
             return None
         rows = self._rows("WHERE sequence = ?", (sequence,))
         return rows[0] if rows else None
@@ -379,7 +383,7 @@ class Store:
         with self._committed() as connection:
             head = connection.execute("SELECT sequence, link FROM receipts ORDER BY sequence DESC LIMIT 1").fetchone()
             sequence, previous = (head[0] + 1, head[1]) if head else (1, database.FIRST_LINK)
-            if sequence > database.SEQUENCE_MAX:
+            if sequence > database.INTEGER_MAX:
                 raise self._foreign(f"receipt {head[0]} is the last that can be counted")
             link = database.link_of(previous, sequence, columns["sha256"])
             row = Row(sequence=sequence, previous_link=previous, link=link, **columns)
