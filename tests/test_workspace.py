@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import stat
+import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backplane.errors import PolicyError, WorkspaceError
-from backplane.workspace import Patch, Quota, Workspace, apply_patch, collect, open_workspace
+from backplane.workspace import Patch, Quota, Workspace, apply_patch, collect, exchange, open_workspace
 from backplane.workspace.pack import Pack
 
 BIG = Quota(bytes_max=1 << 30, files_max=100_000)
@@ -691,6 +692,77 @@ def test_a_failure_in_the_middle_leaves_the_original_as_it_was(place: Place, fai
         with pytest.raises(WorkspaceError, match="EIO"):
             apply_patch(place.run_dir)
     assert snapshot(place.original) == before
+
+
+def access_list(path: Path, group: int, other: int, *, default: bool = False) -> bytes:
+    """Give a file or folder an access list: owner 6, user 1234 6, the owning group, mask 7, others."""
+    nobody = 0xFFFFFFFF
+    entries = [(1, 6, nobody), (2, 6, 1234), (4, group, nobody), (16, 7, nobody), (32, other, nobody)]
+    value = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(path, "system.posix_acl_default" if default else "system.posix_acl_access", value)
+    except OSError as error:
+        pytest.skip(f"no access lists here: {error.strerror}")
+    return os.getxattr(path, "system.posix_acl_default" if default else "system.posix_acl_access")
+
+
+def test_a_replaced_file_keeps_its_access_list_and_what_is_noted_at_it(place: Place) -> None:
+    place.write({"secret": "v1\n"})
+    secret = place.original / "secret"
+    secret.chmod(0o600)
+    wanted = access_list(secret, group=0, other=0)
+    os.setxattr(secret, "user.note", b"keep")
+    mode = secret.stat().st_mode
+    place.patch_of([("secret", "v2\n")])
+    apply_patch(place.run_dir)
+    assert secret.read_text() == "v2\n"
+    assert os.getxattr(secret, "system.posix_acl_access") == wanted
+    assert (secret.stat().st_mode, os.getxattr(secret, "user.note")) == (mode, b"keep")
+
+
+def test_where_no_access_list_can_be_set_the_group_gets_no_more_than_it_had(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.write({"secret": "v1\n"})
+    secret = place.original / "secret"
+    access_list(secret, group=4, other=0)
+    place.patch_of([("secret", "v2\n")])
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, "not here")
+
+    monkeypatch.setattr(os, "setxattr", refuse)
+    apply_patch(place.run_dir)
+    assert (secret.read_text(), stat.S_IMODE(secret.stat().st_mode)) == ("v2\n", 0o640)
+
+
+def test_a_replaced_file_gets_no_access_list_that_it_did_not_have(place: Place) -> None:
+    place.write({"plain": "v1\n"})
+    plain = place.original / "plain"
+    plain.chmod(0o640)
+    access_list(place.original, group=7, other=0, default=True)
+    place.patch_of([("plain", "v2\n"), ("new", "n\n")])
+    apply_patch(place.run_dir)
+    assert "system.posix_acl_access" not in os.listxattr(plain)
+    assert stat.S_IMODE(plain.stat().st_mode) == 0o640
+    assert "system.posix_acl_access" in os.listxattr(place.original / "new")
+
+
+def test_a_folder_that_is_brought_back_gives_the_group_no_more_than_it_had(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.write({"d/f": "f\n"})
+    access_list(place.original / "d", group=0, other=0)
+    place.patch_of([("d/f", None)])
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "made to fail")
+
+    monkeypatch.setattr(exchange, "sync", broken)
+    with pytest.raises(WorkspaceError, match="EIO"):
+        apply_patch(place.run_dir)
+    assert (place.original / "d/f").read_text() == "f\n"
+    assert stat.S_IMODE((place.original / "d").stat().st_mode) & 0o077 == 0
 
 
 OUTSIDE = ["../evil", "/tmp/evil", "a/../../evil", ".git/hooks/x", "sub/.GIT/config", "a//b", "./a", ""]

@@ -11,7 +11,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +19,7 @@ import msgspec
 from backplane.workspace.copying import write_all
 from backplane.workspace.pack import LINK, PROGRAM
 from backplane.workspace.patch import check_path, failure
+from backplane.workspace.rights import hand_over, plain_mode
 from backplane.workspace.tree import names_repository, open_folder, opened, parent, printable, unguessable
 
 SYNC_EACH_MAX: Final = 200
@@ -66,7 +67,12 @@ def prepare(root: int, depot: int, seen: Seen, results: Mapping[str, Result]) ->
     steps = [Step(path, f"old{number}", None) for number, path in enumerate(gone)]
     for number, path in enumerate(fresh, len(gone)):
         name = f"new{number}"
-        _write(depot, name, results[path], seen.get(path), sync=each)
+        with _written(depot, name, results[path]) as file:
+            old = seen.get(path)
+            if file is not None and old is not None and stat.S_ISREG(old.st_mode):
+                hand_over(file, root, path, old, program=results[path].mode == PROGRAM)
+            if file is not None and each:
+                os.fsync(file)
         made = os.stat(name, dir_fd=depot, follow_symlinks=False)
         steps.append(Step(path, f"old{number}", name, _identity(made)))
     if each:
@@ -76,21 +82,18 @@ def prepare(root: int, depot: int, seen: Seen, results: Mapping[str, Result]) ->
     return Intent(tuple(steps), _missing(root, fresh), _above(root, [path for path in gone if seen.get(path)]))
 
 
-def _write(depot: int, name: str, result: Result, old: os.stat_result | None, *, sync: bool) -> None:
-    """Write a new file, with the rights and the owner of the one it replaces."""
+@contextlib.contextmanager
+def _written(depot: int, name: str, result: Result) -> Iterator[int | None]:
+    """Write a new file, which is open in the block; None where it is a link."""
     if result.mode == LINK:
         os.symlink(os.fsdecode(result.data), name, dir_fd=depot)
+        yield None
         return
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     rights = 0o777 if result.mode == PROGRAM else 0o666
     with opened(os.open(name, flags, rights, dir_fd=depot)) as file:
         write_all(file, result.data)
-        if old is not None and stat.S_ISREG(old.st_mode):
-            with contextlib.suppress(PermissionError):
-                os.fchown(file, old.st_uid, old.st_gid)
-            os.fchmod(file, _rights(old.st_mode & 0o777, result.mode == PROGRAM))
-        if sync:
-            os.fsync(file)
+        yield file
 
 
 def _folders(paths: Iterable[str]) -> list[str]:
@@ -99,21 +102,25 @@ def _folders(paths: Iterable[str]) -> list[str]:
     return sorted(found)
 
 
-def _look(root: int, folder: str) -> os.stat_result | None:
-    try:
-        with opened(open_folder(root, folder)) as handle:
-            return os.fstat(handle)
-    except OSError:
-        return None
-
-
 def _missing(root: int, fresh: Sequence[str]) -> tuple[str, ...]:
-    return tuple(folder for folder in _folders(fresh) if _look(root, folder) is None)
+    return tuple(folder for folder in _folders(fresh) if not _is_there(root, folder))
+
+
+def _is_there(root: int, folder: str) -> bool:
+    try:
+        os.close(open_folder(root, folder))
+    except OSError:
+        return False
+    return True
 
 
 def _above(root: int, gone: Sequence[str]) -> dict[str, tuple[int, int, int]]:
-    found = ((folder, _look(root, folder)) for folder in _folders(gone))
-    return {folder: (facts.st_mode & 0o7777, facts.st_uid, facts.st_gid) for folder, facts in found if facts}
+    found: dict[str, tuple[int, int, int]] = {}
+    for folder in _folders(gone):
+        with contextlib.suppress(OSError), opened(open_folder(root, folder)) as handle:
+            facts = os.fstat(handle)
+            found[folder] = (plain_mode(handle), facts.st_uid, facts.st_gid)
+    return found
 
 
 # There and back ------------------------------------------------------------------------------------------------------
@@ -297,13 +304,6 @@ def sync(root: int, intent: Intent) -> None:
 def _split(path: str) -> tuple[str, str]:
     folder = parent(path)
     return folder, path[len(folder) :]
-
-
-def _rights(old: int, program: bool) -> int:
-    """Keep a file's rights but for the right to run it, which follows the patch."""
-    if bool(old & 0o100) == program:
-        return old
-    return old | (old & 0o444) >> 2 if program else old & ~0o111
 
 
 def _identity(facts: os.stat_result) -> tuple[int, ...]:

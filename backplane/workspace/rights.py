@@ -1,0 +1,87 @@
+"""Rights of a file given to the one that takes its place: owner, mode, access list, what people have noted at it.
+
+Nobody gets more than he had. What makes a program mightier than whoever starts it (set-id bits, capabilities)
+is not given to another content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from typing import Final
+
+from backplane.workspace.tree import FILE_FLAGS, open_folder, opened, parent
+
+_ACCESS: Final = "system.posix_acl_access"
+_KEPT: Final = ("user.", "security.selinux")
+_ENTRY: Final = struct.Struct("<HHI")
+"""Of an access list, which begins with four bytes of version: tag, rights, id."""
+_OWNING_GROUP: Final = 4
+
+
+def hand_over(file: int, root: int, path: str, old: os.stat_result, *, program: bool) -> None:
+    """Give a new file the rights of the one at a path, but for the right to run it, which is told. Raises OSError."""
+    name = path[len(parent(path)) :]
+    with opened(open_folder(root, parent(path))) as folder, opened(os.open(name, FILE_FLAGS, dir_fd=folder)) as there:
+        found = _attributes(there)
+    rights = _runnable(old.st_mode & 0o777, program)
+    for owner in (old.st_uid, -1):
+        with contextlib.suppress(PermissionError):
+            os.fchown(file, owner, old.st_gid)
+            break
+    if os.fstat(file).st_gid != old.st_gid:
+        # Another group's members may do what anybody may.
+        rights &= ~0o070 | (rights & 0o007) << 3
+    access = found.pop(_ACCESS, b"")
+    for name, value in found.items():
+        with contextlib.suppress(OSError):
+            os.setxattr(file, name, value)
+    if not _set_access(file, access):
+        rights = _unlisted(rights, access)
+    # Last, as it says again what the list's mask is.
+    os.fchmod(file, rights)
+
+
+def plain_mode(handle: int) -> int:
+    """The mode of an open file or folder as it may be without its access list: else the list's mask is the group's."""
+    access = _attributes(handle).get(_ACCESS, b"")
+    return _unlisted(os.fstat(handle).st_mode & 0o7777, access)
+
+
+def _attributes(handle: int) -> dict[str, bytes]:
+    if not hasattr(os, "listxattr"):  # pragma: no cover - not Linux
+        return {}
+    found: dict[str, bytes] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listxattr(handle):
+            if name == _ACCESS or name.startswith(_KEPT):
+                found[name] = os.getxattr(handle, name)
+    return found
+
+
+def _set_access(file: int, access: bytes) -> bool:
+    """Set this access list, or remove the one that a new file has from its folder; whether it is as wanted."""
+    try:
+        if access:
+            os.setxattr(file, _ACCESS, access)
+        elif _ACCESS in _attributes(file):
+            os.removexattr(file, _ACCESS)
+    except OSError:
+        return False
+    return True
+
+
+def _unlisted(mode: int, access: bytes) -> int:
+    """The mode with no more for the owning group than its entry in the list gives it."""
+    for tag, rights, _ in _ENTRY.iter_unpack(access[4:]):
+        if tag == _OWNING_GROUP:
+            mode &= ~0o070 | rights << 3
+    return mode
+
+
+def _runnable(old: int, program: bool) -> int:
+    """Keep a file's rights but for the right to run it."""
+    if bool(old & 0o100) == program:
+        return old
+    return old | (old & 0o444) >> 2 if program else old & ~0o111
