@@ -103,12 +103,20 @@ async def _function(function: Callable[[Call], Any], call: Call, redactor: Redac
         if isinstance(answer, Decision):
             msgspec.json.encode(answer)
     except Exception as error:  # The caller's own code: its bug must not let a tool through.
-        raise HookFailed(f"{type(error).__name__}: {redactor.text(str(error))[0][:200]}") from error
+        raise HookFailed(f"{type(error).__name__}: {redactor.text(_said(error))[0][:200]}") from error
     if answer is None:
         return Decision(decision="allow")
     if not isinstance(answer, Decision) or answer.decision not in ("allow", "deny", "modify"):
-        raise HookFailed(f"it gave {redactor.text(str(answer))[0][:80]!r}, which is neither a Decision nor None")
+        raise HookFailed(f"it gave {redactor.text(_said(answer))[0][:80]!r}, which is neither a Decision nor None")
     return answer
+
+
+def _said(value: object) -> str:
+    """What something of the caller's says of itself, if it can."""
+    try:
+        return str(value)
+    except Exception as error:  # The caller's own code, here too.
+        return f"no words, as its __str__ raises {type(error).__name__}"
 
 
 async def _command(argv: Sequence[str], call: Call, environ: Mapping[str, str], redactor: Redactor) -> Decision:

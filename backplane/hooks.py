@@ -22,7 +22,7 @@ from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, ToolResult
 from backplane.contract.work import WorkOrder
-from backplane.errors import BackplaneError, CapabilityError, ConfigError, PolicyError
+from backplane.errors import BackplaneError, CapabilityError, ConfigError, PolicyError, ProtocolError
 from backplane.globs import Globs, compile_globs
 from backplane.hooking import Call
 from backplane.policy import tool_names
@@ -48,6 +48,8 @@ _EVENT_OF: Final[dict[str, Event]] = {"tool": "pre_tool", "patch": "pre_tool", "
 """Kind of ask → the hooks it is put to."""
 
 PutAbove = Callable[[wire.Ask], Awaitable[Decision]]
+Write = Callable[[wire.Ask, Decision], bytes]
+"""The line that answers an ask; a ProtocolError says why there is none."""
 
 
 class Hook(msgspec.Struct, frozen=True):
@@ -269,11 +271,15 @@ class Hooks:
         if event is not None and decision.decision != "deny" and self._matching(event, _tool(ask)):
             _count(self._asked[event], _neutral(_tool(ask)))
 
-    async def hear(self, ask: wire.Ask, hooks: Sequence[Hook], root: str) -> Heard:
-        """Put an ask to its hooks, one after the other, until one denies."""
+    async def hear(self, ask: wire.Ask, hooks: Sequence[Hook], root: str, write: Write) -> Heard:
+        """Put an ask to its hooks, one after the other, until one denies.
+
+        Args:
+            write: an answer that it cannot write is none.
+        """
         changed_by = ""
         for hook in hooks:
-            decision = await self._one(hook, ask, root)
+            decision = await self._one(hook, ask, root, write)
             self._note(hook, ask, decision)
             if decision.decision == "deny":
                 reason = f"hook {hook.name!r}" + (f": {decision.reason}" if decision.reason else "")
@@ -282,7 +288,7 @@ class Hooks:
                 ask, changed_by = _changed(ask, decision), hook.name
         return Heard(ask, None, changed_by)
 
-    async def _one(self, hook: Hook, ask: wire.Ask, root: str) -> Decision:
+    async def _one(self, hook: Hook, ask: wire.Ask, root: str, write: Write) -> Decision:
         try:
             if hook.run is None:
                 assert self._put_above is not None
@@ -299,7 +305,8 @@ class Hooks:
                 )
                 decision = await hooking.put(hook.run, call, hook.timeout_ms, self._environ, self._redactor)
             _check_answer(ask, decision)
-        except hooking.HookFailed as error:
+            write(ask, decision)
+        except (hooking.HookFailed, ProtocolError) as error:
             self._counts[hook.name]["failed"] += 1
             decision = Decision(decision=hook.on_failure, reason=f"failed: {error}")
         return msgspec.structs.replace(decision, reason=self._redactor.text(decision.reason)[0])

@@ -35,7 +35,7 @@ from backplane.contract.events import (
     read_event,
 )
 from backplane.contract.receipt import read_receipt
-from backplane.errors import BackplaneError, ContractError, PolicyError, from_code
+from backplane.errors import BackplaneError, ContractError, PolicyError, ProtocolError, from_code
 from backplane.hooks import Hook, Hooks
 from backplane.negotiate import supplied
 from backplane.once import Once
@@ -298,7 +298,7 @@ class Intake:
             hooks = ()
         waits = bool(hooks) or (self._keeps_before(ask) and (decision is None or decision.decision != "deny"))
         if decision is not None and not waits:
-            return [raised, self._answer(ask, decision, by=by)]
+            return [raised, *self._answer(ask, decision, by=by)]
         assert self._tasks is not None
         self.asks_open[ask.id] = ask
         self._tasks.start_soon(self._ask_others, ask, raised.events[0], hooks, decision)
@@ -343,14 +343,14 @@ class Intake:
         del self.asks_open[ask.id]
         self.progressed = True
         if not self.over.is_set():
-            self._hand_on([self._answer(ask, decided, by=by)])
+            self._hand_on(self._answer(ask, decided, by=by))
 
     async def _ask_hooks(self, ask: wire.Ask, hooks: tuple[Hook, ...]) -> tuple[wire.Ask, Decision | None, str, str]:
         """The ask as its hooks left it, and what they or the policy say to it then."""
         assert self.hooks is not None
         assert self._facts.policy is not None
         with anyio.move_on_after(self._limits.ask_s):
-            heard = await self.hooks.hear(ask, hooks, self._facts.root)
+            heard = await self.hooks.hear(ask, hooks, self._facts.root, self._line_of)
             if heard.decision is not None:
                 return heard.ask, heard.decision, "hook", heard.changed_by
             verdict = asks.judge(self._facts.policy, heard.ask, root=self._facts.root)
@@ -373,7 +373,7 @@ class Intake:
         with anyio.move_on_after(self._limits.ask_s):
             try:
                 given = await self._on_ask(event)
-                self._line.send(asks.answer(ask, given))  # An answer that cannot be written is the caller's bug, too.
+                self._line_of(ask, given)  # An answer that cannot be written is the caller's bug, too.
                 decision, by = given, "caller"
             except Exception as error:  # The caller's own code: its bug must not let a tool through.
                 decision = Decision(decision="deny", reason=f"the answering callback failed: {type(error).__name__}")
@@ -386,14 +386,29 @@ class Intake:
             reason = f"{decision.decision} for this run" + (f": {decision.reason}" if decision.reason else "")
             self._remembered[ask.name] = Decision(decision=decision.decision, reason=reason)
 
-    def _answer(self, ask: wire.Ask, decision: Decision, *, by: str) -> Events:
+    def _line_of(self, ask: wire.Ask, decision: Decision) -> bytes:
+        """The answer as it is sent. Raises ProtocolError, when no line can hold it."""
+        return self._line.send(asks.answer(ask, decision))
+
+    def _answer(self, ask: wire.Ask, decision: Decision, *, by: str) -> list[Events]:
+        """Send the answer, or a bare denial where a line is too short for it; without room for that the run ends."""
         assert self._outbox is not None
-        self._outbox.write(self._line.send(asks.answer(ask, decision)))
+        try:
+            line = self._line_of(ask, decision)
+        except ProtocolError as too_long:
+            try:
+                line = self._line_of(ask, Decision(decision="deny"))
+            except ProtocolError as error:
+                self._decide("protocol", error)
+                self.close()
+                return []
+            decision, by = Decision(decision="deny", reason=f"the answer was not sent: {too_long.message}"), "default"
+        self._outbox.write(line)
         self._facts.answered(ask, decision.decision)
         if self.hooks is not None:
             self.hooks.answered(ask, decision)
         body = {"id": ask.id, "decision": decision.decision, "by": by, "reason": decision.reason}
-        return self._add("answer", body, f"{decision.decision} by {by}: {decision.reason}")
+        return [self._add("answer", body, f"{decision.decision} by {by}: {decision.reason}")]
 
 
 _TAKE: Final[dict[type[Any], Callable[[Intake, Any], list[Events] | None]]] = {

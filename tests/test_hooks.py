@@ -175,6 +175,23 @@ async def _no_input(call: Call) -> Decision:
     return Decision(decision="modify")
 
 
+async def _too_long(call: Call) -> Decision:
+    return Decision(decision="modify", input={"path": "b.txt", "content": "y" * 17 * 1024 * 1024})
+
+
+class _Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+async def _fails_without_words(call: Call) -> Decision:
+    raise _Wordless
+
+
+async def _gives_what_has_no_words(call: Call) -> Any:
+    return _Wordless()
+
+
 async def _hangs(call: Call) -> None:
     await anyio.sleep_forever()
 
@@ -186,6 +203,9 @@ async def _hangs(call: Call) -> None:
         (_nonsense, "'yes', which is neither"),
         (_no_json, "TypeError"),
         (_no_input, "gives no input"),
+        (_too_long, "is over line_bytes_max (16777216 bytes)"),
+        (_fails_without_words, "_Wordless: no words, as its __str__ raises RuntimeError"),
+        (_gives_what_has_no_words, "which is neither"),
         (_hangs, "no answer within 200 ms"),
     ],
 )

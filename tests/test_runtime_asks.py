@@ -12,9 +12,10 @@ from backplane.asks import Decision
 from backplane.backends import Backend
 from backplane.contract.events import AskAnswered, AskRaised, ToolResult
 from backplane.contract.work import PolicyProfile
+from backplane.hooks import Hook
 from backplane.intake import ASKS_OPEN_MAX, OnAsk
 from backplane.runtime import Run
-from tests.runs import backplane_of, check, counts, go, one_loop, order, plane, saying, script, texts
+from tests.runs import backplane_of, check, counts, ended, go, one_loop, order, plane, saying, script, texts
 
 pytestmark = pytest.mark.anyio
 
@@ -296,6 +297,53 @@ put(final(run)); end()
     assert texts(events) == [",".join(str(number) for number in range(ASKS_OPEN_MAX, ASKS_OPEN_MAX + 20))]
     assert counts(run)["unasked_answer"] == 1
     assert counts(run)["foreign_ref_id"] == 1
+
+
+LONG_ASK = """
+hello(extensions=["ask/1"]); run = take(); put(event(run, "a"))
+ask = {"t": "ask", "ref_id": run["id"], "id": "", "kind": "tool", "name": "x"}
+line = lambda: json.dumps(ask, separators=(",", ":")).encode() + b"\\n"
+ask["id"] = "i" * (SIZE + 1 - len(line()))
+put(line())
+"""
+
+
+@pytest.mark.parametrize("asked", ["nobody", "the caller", "a hook"])
+async def test_an_ask_that_leaves_no_room_for_any_answer_ends_its_run(
+    asked: str, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    backend = script(tmp_path, LONG_ASK.replace("SIZE", "4000") + "end()")
+    policy = PolicyProfile(require_approval_for=("x",)) if asked == "the caller" else PolicyProfile()
+    hooks = [Hook("pre_tool", lambda call: None)] if asked == "a hook" else []
+    async with plane(backplane_home, line_bytes_max=4000) as control:
+        allow = saying(Decision(decision="allow"))
+        async with control.start(order(root, policy=policy), backend, on_ask=allow, hooks=hooks) as run:
+            events = [event async for event in run]
+    check(run, events)
+    assert ended(run) == ("protocol", "protocol_invalid_envelope", "failed")
+    assert run.error is not None
+    assert "is over line_bytes_max (4000 bytes)" in run.error.message
+    assert texts(events)[0] == "a"
+
+
+async def test_where_only_a_denial_has_room_the_ask_is_denied(backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    body = LONG_ASK.replace("SIZE", "3970") + "put(event(run, take()['decision']), final(run)); end()"
+    async with plane(backplane_home, line_bytes_max=4000) as control:
+        run, events = await go(control, order(root), script(tmp_path, body))
+    assert run.error is None
+    assert texts(events) == ["a", "deny"]
+    (answer,) = [event for event in events if isinstance(event, AskAnswered)]
+    assert (answer.body["decision"], answer.body["by"]) == ("deny", "default")
+    assert "is over line_bytes_max (4000 bytes)" in answer.body["reason"]
+
+
+@one_loop
+async def test_an_ask_with_an_endless_id_breaks_the_protocol(backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, order(root), script(tmp_path, LONG_ASK.replace("SIZE", "9000") + "end()"))
+    assert ended(run) == ("protocol", "contract_schema_violation", "failed")
+    assert run.error is not None
+    assert run.error.message == "ask has the wrong shape: Expected `str` of length <= 8192 - at `$.id`"
 
 
 @one_loop

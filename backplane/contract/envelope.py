@@ -6,6 +6,7 @@ when is `protocol`'s affair.
 
 from __future__ import annotations
 
+import typing
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -84,6 +85,9 @@ class Pong(_Envelope, frozen=True, kw_only=True, gc=False, tag="pong"):
     seq: int
 
 
+ASK_ID_CHARS_MAX: typing.Final = 8192
+"""Longest id of an ask: it comes back in the answer, which must fit a line; ids of agents have some 40."""
+
 AskKind = Literal["tool", "patch", "input", "result"]
 
 
@@ -91,7 +95,8 @@ class Ask(_Envelope, frozen=True, kw_only=True, gc=False, tag="ask"):
     """A host asks before it acts. Which of the optional members are there depends on `kind`."""
 
     ref_id: str
-    id: str
+    id: Annotated[str, msgspec.Meta(max_length=ASK_ID_CHARS_MAX)]
+    """New for each ask of a run."""
     kind: AskKind
     deadline_ms: int | msgspec.UnsetType = msgspec.UNSET
     default: Literal["allow", "deny"] = "deny"
