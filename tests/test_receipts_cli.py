@@ -143,6 +143,29 @@ def test_no_command_prints_what_a_terminal_acts_on_of_a_changed_row(cli: Cli, ho
         check_plain(cli("receipts", *asked))
 
 
+# Pruning --------------------------------------------------------------------------------------------------------------
+
+
+def test_files_that_pruning_cannot_remove_are_named_and_removed_by_the_next(
+    cli: Cli, home: Path, tmp_path: Path
+) -> None:
+    with Store.open(home) as store:
+        kept_by_link, plain = (stored_run(store, ["a secret"]).run_id for _ in range(2))
+        elsewhere = store.folder(kept_by_link).rename(tmp_path / "elsewhere")
+        store.folder(kept_by_link).symlink_to(elsewhere)
+    done = cli("receipts", "prune", "--keep", "0")
+    assert (done.returncode, done.stdout, done.stderr.partition(b":")[0]) == (1, b"", b"receipt_store_failed"), done
+    assert kept_by_link.encode() in done.stderr
+    assert plain.encode() not in done.stderr
+    assert (elsewhere / "trace.jsonl").exists()
+    assert not (home / "runs" / plain).exists()
+    (home / "runs" / kept_by_link).unlink()
+    elsewhere.rename(home / "runs" / kept_by_link)
+    done = cli("receipts", "prune", "--keep", "0")
+    assert (done.returncode, done.stdout) == (0, b"0 receipts pruned; the chain still verifies\n"), done
+    assert list((home / "runs").iterdir()) == []
+
+
 # What is valid and yet nonsense ---------------------------------------------------------------------------------------
 
 

@@ -222,9 +222,20 @@ def _checkpoint(_: Options) -> int:
 
 
 def _prune(options: Options) -> int:
+    from backplane.errors import StoreError
+    from backplane.receipts.database import is_full
+
     keep = _number("--keep", options.keep, "0 keeps none of them whole")
-    with _store(readonly=False) as store:
-        count = store.prune(keep)
+    try:
+        with _store(readonly=False) as store:
+            count = store.prune(keep)
+    except StoreError as error:
+        if not is_full(error):
+            raise
+        with _store(readonly=True) as store:
+            store.make_room(keep)
+        with _store(readonly=False) as store:
+            count = store.prune(keep)
     streams.write(f"{streams.count(count, 'receipt')} pruned; the chain still verifies\n")
     return 0
 

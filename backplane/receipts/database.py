@@ -305,6 +305,14 @@ _ERRNO_OF: Final = {
 }
 
 
+def is_full(error: StoreError) -> bool:
+    """Whether it was the disk, or the user's part of it, that had no room left."""
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return cause.errno in (errno.ENOSPC, errno.EDQUOT)
+    return getattr(cause, "sqlite_errorcode", None) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+
+
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
     """Turn every SQLite failure into `receipt_store_failed`, named by the nearest errno."""

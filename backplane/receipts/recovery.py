@@ -153,6 +153,18 @@ def is_live(home: Path, run_id: str) -> bool:
         return lock is None and folder.exists()
 
 
+def remove(folder: Path) -> str | None:
+    """Remove a run's folder as far as that goes; what stands against the rest of it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{folder}: {error.strerror or error}"
+    return None
+
+
 def sweep_abandoned(home: Path) -> None:
     """Remove folders whose maker died while making them."""
     with suppress(FileNotFoundError):

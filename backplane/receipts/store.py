@@ -7,7 +7,6 @@ demand. Everything here blocks and may be called from any thread.
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import threading
 import time
@@ -33,6 +32,8 @@ from backplane.receipts.trace import Trace, line_batches
 PREFIX_CHARS_MIN: Final = 4
 """Shortest beginning of a run id that is looked up; shorter ones are typing mistakes."""
 AMBIGUOUS_SHOWN: Final = 5
+FAULTS_SHOWN: Final = 3
+"""Files that could not be removed, in an error's line: one is mostly like the other."""
 _PAGE_ROWS: Final = 256
 
 
@@ -286,6 +287,9 @@ class Store:
 
         Returns:
             How many were removed now.
+
+        Raises:
+            StoreError: `receipt_store_failed`, also where files stay; calling this again removes them.
         """
         with self._locked() as connection, database.transaction(connection):
             rows = connection.execute(
@@ -294,9 +298,25 @@ class Store:
             connection.executemany(
                 "UPDATE receipts SET body = x'' WHERE run_id = ?", [(run_id,) for run_id, size in rows if size]
             )
-        for run_id in filter(recovery.is_run_id, (run_id for run_id, _ in rows)):
-            shutil.rmtree(self.folder(run_id), ignore_errors=True)
+        self._remove_files([run_id for run_id, _ in rows])
         return sum(1 for _, size in rows if size)
+
+    def make_room(self, keep: int) -> None:
+        """Remove the files of what `prune` would, where the disk is too full to note that first.
+
+        Should `prune` not follow, these receipts do not verify until it does. The store may be open for reading only.
+
+        Raises:
+            StoreError: as `prune`.
+        """
+        self._remove_files([row.run_id for row in self.list(database.INTEGER_MAX)[max(0, keep) :]])
+
+    def _remove_files(self, run_ids: Iterable[str]) -> None:
+        tried = [recovery.remove(self.folder(run_id)) for run_id in filter(recovery.is_run_id, run_ids)]
+        faults = [fault for fault in tried if fault is not None]
+        if faults:
+            fact = f"files of pruned receipts cannot be removed: {'; '.join(faults[:FAULTS_SHOWN])}"
+            raise StoreError("receipt_store_failed", fact, hint="put that right and prune again: it removes the rest")
 
     def orphans(self) -> Orphans:
         """Runs that were cut off: a journal, no receipt, nobody at work."""

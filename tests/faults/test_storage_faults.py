@@ -198,6 +198,37 @@ def test_f51_a_disk_that_fills_at_any_stage_is_an_error_and_loses_no_output(grou
         assert first.messages[-1]["ref_id"] in known
 
 
+@pytest.mark.needs("mount")
+def test_f51_pruning_makes_room_on_a_disk_that_is_full(ground: Ground) -> None:
+    with small_disk(ground.home, "size=4m"):
+        for number in range(3):
+            with Store.open(ground.home) as store:
+                stored_run(store, [f"{number} " + "x" * 100_000])
+        with (ground.home / "filler").open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(b"x" * 512):
+                pass
+        pruned = ground.call("receipts", "prune", "--keep", "1")
+        assert (pruned.code, pruned.stdout[:18]) == (0, b"2 receipts pruned;"), pruned.stderr
+        assert len(list((ground.home / "runs").iterdir())) == 1
+        assert ground.call("receipts", "verify").code == 0
+        again = ground.call("receipts", "prune", "--keep", "1")
+        assert (again.code, again.stdout[:18]) == (0, b"0 receipts pruned;")
+
+
+@pytest.mark.needs("mount")
+def test_pruning_names_what_it_cannot_remove_and_ends_with_an_error(ground: Ground) -> None:
+    with Store.open(ground.home) as store:
+        row = stored_run(store, ["a"])
+    held = store.folder(row.run_id) / "held"
+    with small_disk(held, "size=64k"):
+        pruned = ground.call("receipts", "prune", "--keep", "0")
+        assert (pruned.code, pruned.error, pruned.stdout) == (1, "receipt_store_failed", b"")
+        assert str(held.parent).encode() in pruned.stderr
+        assert list(held.parent.iterdir()) == [held]
+    assert ground.call("receipts", "prune", "--keep", "0").code == 0
+    assert list((ground.home / "runs").iterdir()) == []
+
+
 FILLING = """
 hello(); take(); event('1')
 try:
