@@ -17,6 +17,7 @@ import pytest
 from backplane.contract import canonical
 from backplane.contract.events import Warned
 from backplane.contract.receipt import BackendIdentity, Receipt
+from backplane.errors import StoreError
 from backplane.keeper import Keeper
 from backplane.receipts import (
     Journal,
@@ -376,3 +377,39 @@ def test_several_starts_at_once_recover_each_orphan_once(tmp_path: Path) -> None
     assert sorted(found) == sorted(runs)
     with Store.open(tmp_path) as store:
         whole(store, receipts=12)
+
+
+def test_a_link_in_the_place_of_a_runs_folder_is_not_followed_but_named(store: Store, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "patch.diff").write_text("mine")
+    before = victim.stat().st_mtime_ns
+    link = store.home / "runs" / str(uuid.uuid4())
+    link.parent.mkdir()
+    link.symlink_to(victim)
+    orphan = open_journal(store.home)
+    orphan.close()
+    for _ in range(2):
+        found = store.recover()
+        assert [problem.partition(":")[0] for problem in found.problems] == [link.name]
+        assert "is a link, which is not followed" in found.problems[0]
+    assert [row.run_id for row in store.list()] == [orphan.run_id]
+    assert store.orphans() == []
+    assert [path.name for path in victim.iterdir()] == ["patch.diff"]
+    assert victim.stat().st_mtime_ns == before
+    assert link.is_symlink()
+    # A whole journal behind it is none of ours either.
+    elsewhere = open_journal(tmp_path / "other")
+    elsewhere.close()
+    link.unlink()
+    link = link.with_name(elsewhere.run_id)
+    link.symlink_to(elsewhere.folder)
+    assert store.orphans() == []
+    assert len(store.recover().problems) == 1
+    assert is_live(store.home, elsewhere.run_id)
+    head = (elsewhere.folder / "head.jsonl").read_bytes()
+    note_applied(store.home, elsewhere.run_id, 3)
+    with pytest.raises(StoreError, match="is a link"):
+        store.append(seal(receipt_of([delta("a")], elsewhere.run_id)))
+    assert [row.run_id for row in store.list()] == [orphan.run_id]
+    assert (elsewhere.folder / "head.jsonl").read_bytes() == head

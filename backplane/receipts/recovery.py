@@ -24,6 +24,7 @@ from backplane.contract import canonical
 from backplane.contract.capability import read_manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import CONTRACT_VERSION, BackendIdentity, Receipt, RunMetadata, Verification
+from backplane.errors import StoreError
 from backplane.locks import try_lock
 from backplane.receipts.journal import (
     FILE_MODE,
@@ -101,8 +102,12 @@ def claimed(folder: Path) -> Iterator[int | None]:
     """Hold the lock of a run's folder; None when a live writer has it or the folder is gone.
 
     Raises:
-        StoreError: `receipt_store_failed` when the head cannot be opened for locking.
+        StoreError: `receipt_store_failed` when the head cannot be opened for locking, or a link stands in the
+            folder's place: nothing is written to where it leads.
     """
+    if folder.is_symlink():
+        hint = "put the folder itself there, or remove the link"
+        raise StoreError("receipt_store_failed", f"{folder} is a link, which is not followed", hint=hint)
     try:
         fd = _open_plain(folder / HEAD)
     except (FileNotFoundError, NotADirectoryError):
@@ -118,6 +123,8 @@ def claimed(folder: Path) -> Iterator[int | None]:
 
 def is_abandoned(folder: Path) -> bool:
     """Whether nobody is at work in a run's folder, as far as we may look into it. Changes nothing."""
+    if folder.is_symlink():
+        return False
     try:
         fd = os.open(folder / HEAD, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -139,7 +146,7 @@ def _open_plain(path: Path) -> int:
 def is_live(home: Path, run_id: str) -> bool:
     """Whether somebody is at work on this run now; what a run that is not live left elsewhere can go.
 
-    What has no run's name is nobody's to remove, and so never dead.
+    What has no run's name, or is a link in a run's place, is nobody's to remove, and so never dead.
 
     Raises:
         StoreError: `receipt_store_failed` when its lock cannot be looked at.
@@ -147,6 +154,8 @@ def is_live(home: Path, run_id: str) -> bool:
     if not is_run_id(run_id):
         return True
     folder = home / "runs" / run_id
+    if folder.is_symlink():
+        return True
     if not (folder / HEAD).exists():
         return False
     with claimed(folder) as lock:
@@ -246,7 +255,7 @@ def note_applied(home: Path, run_id: str, files: int) -> None:
         StoreError: `receipt_store_failed`.
     """
     folder = home / "runs" / run_id
-    if not is_run_id(run_id) or not (folder / HEAD).exists():
+    if not is_run_id(run_id) or folder.is_symlink() or not (folder / HEAD).exists():
         return
     with claimed(folder) as lock:
         if lock is not None and not any(fact.get("fact") == "applied" for fact in read_facts(folder)):
