@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from backplane.errors import PolicyError, WorkspaceError
 from backplane.workspace import Patch, Quota, Workspace, apply_patch, collect, exchange, open_workspace
-from backplane.workspace.pack import Pack
+from backplane.workspace.pack import Pack, blob_id
+from tests.receipt_writer import memory_of
 
 BIG = Quota(bytes_max=1 << 30, files_max=100_000)
 NOBODY = 65534
@@ -825,6 +826,35 @@ def test_a_record_is_checked_where_the_receipt_names_it(place: Place) -> None:
         apply_patch(place.run_dir, record_sha256="0" * 64)
     assert (place.original / "a").read_text() == "a\n"
     assert apply_patch(place.run_dir, record_sha256=patch.record_sha256).files == ("a",)
+
+
+@pytest.mark.parametrize("damage", ["forged", "short", "gone"])
+def test_a_content_that_shows_late_to_be_another_changes_nothing_and_leaves_nothing(place: Place, damage: str) -> None:
+    place.write({"a": "a\n", "b": "b\n", "gone": "g\n"})
+    place.patch_of([("a", "A\n"), ("b", b"B" * 3_000_000), ("gone", None)])
+    blob = place.run_dir / "patch.blobs" / blob_id(b"B" * 3_000_000).hex()
+    if damage == "gone":
+        blob.unlink()
+    else:
+        blob.write_bytes(b"B" * 2_999_999 + b"C" * (damage == "forged"))
+    before = snapshot(place.original)
+    for check in (True, False):
+        with pytest.raises(WorkspaceError):
+            apply_patch(place.run_dir, check=check)
+    assert snapshot(place.original) == before
+    assert exchange.pending(place.base) == []
+
+
+def test_a_patch_of_large_files_is_applied_and_merged_with_little_memory(place: Place) -> None:
+    names = [f"f{number}" for number in range(6)]
+    place.write({name: name.encode() * 10_000_000 for name in names})
+    place.patch_of([(name, name.upper().encode() * 10_000_000) for name in names])
+    (place.original / "f5").chmod(0o755)
+    with memory_of(40 << 20):
+        assert apply_patch(place.run_dir, check=True, merge=True).files == tuple(names)
+        assert apply_patch(place.run_dir, merge=True).files == tuple(names)
+    assert (place.original / "f5").read_bytes() == b"F5" * 10_000_000
+    assert stat.S_IMODE((place.original / "f5").stat().st_mode) == 0o755
 
 
 def test_a_patch_can_be_applied_to_another_folder(place: Place) -> None:

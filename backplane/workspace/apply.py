@@ -7,10 +7,12 @@ patch text, and no link of the workspace is followed.
 
 from __future__ import annotations
 
+import collections
 import errno
+import functools
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,8 +24,9 @@ from backplane.workspace.baseline import git_mode
 from backplane.workspace.exchange import exchange, marks_of, settle, tidy
 from backplane.workspace.moves import Result
 from backplane.workspace.pack import LINK, Leaf, blob_id
-from backplane.workspace.patch import CODE, Saved, Target, failure, load, names
+from backplane.workspace.patch import CODE, Saved, Target, failure, hashed, load, names
 from backplane.workspace.tree import (
+    FILE_FLAGS,
     Quota,
     list_tree,
     open_folder,
@@ -31,7 +34,6 @@ from backplane.workspace.tree import (
     opened,
     parent,
     printable,
-    read_all,
     scope,
 )
 
@@ -104,7 +106,10 @@ def put(
     with opened(open_root(root)) as handle:
         plan = _Plan(saved, handle)
         steps, merged = plan.make(merge)
-        if steps and not check:
+        if check:
+            for result in steps.values():
+                collections.deque(result.pieces(), maxlen=0)
+        elif steps:
             mark = exchange(run_dir, root, handle, plan.found, steps)
             try:
                 done(len(steps))
@@ -121,7 +126,7 @@ class _Plan:
         self.root = root
         self.found: dict[str, os.stat_result | None] = {}
         """What was seen of each touched path; it must still be so when it is replaced."""
-        self._now: dict[str, tuple[Leaf, bytes] | None] = {}
+        self._now: dict[str, Leaf | None] = {}
 
     def make(self, merge: bool) -> tuple[dict[str, Result], bool]:
         moved = [path for path, target in self.saved.targets.items() if self._leaf_now(path) != target.before]
@@ -146,27 +151,27 @@ class _Plan:
         return steps, bool(moved)
 
     def _as_saved(self, target: Target) -> Result:
-        return Result(None) if target.after is None else Result(target.after.mode, self.saved.content(target.after))
+        return Result(None) if target.after is None else self._saved(target.after.mode, target.after)
+
+    def _saved(self, mode: int, leaf: Leaf) -> Result:
+        return Result(mode, functools.partial(self.saved.pieces, leaf))
 
     def _leaf_now(self, path: str) -> Leaf | None:
         if path not in self._now:
             self._now[path] = self._look(path)
-        now = self._now[path]
-        return now[0] if now else None
+        return self._now[path]
 
-    def _look(self, path: str) -> tuple[Leaf, bytes] | None:
-        """A path's present leaf and content, links not followed; None where there is no file or link."""
+    def _look(self, path: str) -> Leaf | None:
+        """A path's present leaf, links not followed; None where there is no file or link."""
         self.found[path] = None
         folder, name = parent(path), path[len(parent(path)) :]
         try:
             with opened(open_folder(self.root, folder)) as handle:
                 facts = os.stat(name, dir_fd=handle, follow_symlinks=False)
                 if stat.S_ISLNK(facts.st_mode):
-                    data = os.fsencode(os.readlink(name, dir_fd=handle))
+                    oid = blob_id(os.fsencode(os.readlink(name, dir_fd=handle)))
                 elif stat.S_ISREG(facts.st_mode):
-                    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                    with opened(os.open(name, flags, dir_fd=handle)) as file:
-                        data = read_all(file, os.fstat(file).st_size)
+                    oid = _read_through(_content(handle, name))
                 else:
                     return None
         except OSError as error:
@@ -174,8 +179,20 @@ class _Plan:
                 return None
             raise
         self.found[path] = facts
-        mode = git_mode(facts)
-        return Leaf(mode, blob_id(data)), data
+        return Leaf(git_mode(facts), oid)
+
+    def _present(self, path: str, leaf: Leaf) -> Iterator[bytes]:
+        """The content of what was seen at a path; raises WorkspaceError when it has changed meanwhile."""
+        with opened(open_folder(self.root, parent(path))) as handle:
+            name = path[len(parent(path)) :]
+            if leaf.mode == LINK:
+                data = os.fsencode(os.readlink(name, dir_fd=handle))
+                oid = blob_id(data)
+                yield data
+            else:
+                oid = yield from _content(handle, name)
+        if oid != leaf.oid:
+            raise failure(f"'{printable(path)}' was changed just now; nothing was applied", "try again")
 
     def _blocked(self) -> list[str]:
         """New paths whose place is taken: by a folder, a device, or a file or link above them."""
@@ -220,35 +237,49 @@ class _Plan:
         self._leaf_now(target.path)
         now = self._now[target.path]
         moved_to = next((new for new, old in self.saved.renames.items() if old == target.path), None)
-        if (now[0] if now else None) == target.after:
+        if now == target.after:
             return {}
         if moved_to is not None and target.after is None and now and target.before:
             # Renamed there, edited here: the edit goes along to the new name.
             following = self.saved.targets[moved_to]
             if self._leaf_now(moved_to) is not None or following.after is None:
                 raise _ConflictError
-            both = self._merge_files(target.before, now, following.after)
+            both = self._merge_files(target.path, target.before, now, following.after)
             return {target.path: Result(None), moved_to: both}
         if now is None or target.before is None or target.after is None:
             raise _ConflictError
-        return {target.path: self._merge_files(target.before, now, target.after)}
+        return {target.path: self._merge_files(target.path, target.before, now, target.after)}
 
-    def _merge_files(self, base: Leaf, now: tuple[Leaf, bytes], theirs: Leaf) -> Result:
-        ours, data = now
+    def _merge_files(self, path: str, base: Leaf, ours: Leaf, theirs: Leaf) -> Result:
         mode = theirs.mode if ours.mode == base.mode else ours.mode
         if theirs.mode not in (mode, base.mode):
             raise _ConflictError
         if ours.oid in (base.oid, theirs.oid):
-            return Result(mode, self.saved.content(theirs))
+            return self._saved(mode, theirs)
         if theirs.oid == base.oid:
-            return Result(mode, data)
+            return Result(mode, functools.partial(self._present, path, ours))
         if LINK in (base.mode, ours.mode, theirs.mode):
             raise _ConflictError
         with git.scratch(self.saved.blobs.parent, CODE) as scratch:
+            data = b"".join(self._present(path, ours))
             both = git.merge(scratch, data, self.saved.content(base), self.saved.content(theirs))
         if both is None:
             raise _ConflictError
-        return Result(mode, both)
+        return Result(mode, lambda: (both,))
+
+
+def _content(folder: int, name: str) -> Generator[bytes, None, bytes]:
+    """A regular file's content, a piece at a time; returns git's name of it. Raises OSError."""
+    with opened(os.open(name, FILE_FLAGS, dir_fd=folder)) as file:
+        return (yield from hashed(file, os.fstat(file).st_size))
+
+
+def _read_through(pieces: Generator[bytes, None, bytes]) -> bytes:
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            return bytes(end.value)
 
 
 class _ConflictError(Exception):

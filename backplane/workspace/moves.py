@@ -33,7 +33,8 @@ class Result(msgspec.Struct, frozen=True):
     """What a path shall be: nothing, or a mode with content."""
 
     mode: int | None
-    data: bytes = b""
+    pieces: Callable[[], Iterable[bytes]] = tuple
+    """Reads the content piece by piece, and raises where it is not what it was: all together may be large."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -86,13 +87,14 @@ def prepare(root: int, depot: int, seen: Seen, results: Mapping[str, Result]) ->
 def _written(depot: int, name: str, result: Result) -> Iterator[int | None]:
     """Write a new file, which is open in the block; None where it is a link."""
     if result.mode == LINK:
-        os.symlink(os.fsdecode(result.data), name, dir_fd=depot)
+        os.symlink(os.fsdecode(b"".join(result.pieces())), name, dir_fd=depot)
         yield None
         return
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     rights = 0o777 if result.mode == PROGRAM else 0o666
     with opened(os.open(name, flags, rights, dir_fd=depot)) as file:
-        write_all(file, result.data)
+        for piece in result.pieces():
+            write_all(file, piece)
         yield file
 
 

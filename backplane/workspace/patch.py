@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,8 +20,8 @@ from backplane.errors import WorkspaceError
 from backplane.workspace.baseline import BLOB_BYTES_MAX
 from backplane.workspace.copying import remove_tree
 from backplane.workspace.git import Row, Scratch, write_patch
-from backplane.workspace.pack import Leaf, blob_id, write_trees
-from backplane.workspace.tree import FILE_FLAGS, GIT_NAME, open_root, opened, printable, read_file
+from backplane.workspace.pack import Leaf, write_trees
+from backplane.workspace.tree import FILE_FLAGS, GIT_NAME, READ_BYTES, open_root, opened, printable, read_file
 
 PATCH_NAME: Final = "patch.diff"
 RECORD_NAME: Final = "patch.json"
@@ -168,10 +169,33 @@ class Saved(msgspec.Struct, frozen=True):
     blobs: Path
 
     def content(self, leaf: Leaf) -> bytes:
-        data = read_kept(self.blobs / leaf.oid.hex(), BLOB_BYTES_MAX)
-        if blob_id(data) != leaf.oid:
+        """A kept content whole. Raises as `pieces`."""
+        return b"".join(self.pieces(leaf))
+
+    def pieces(self, leaf: Leaf) -> Iterator[bytes]:
+        """A kept content, a piece at a time; whether it is the right one shows after the last.
+
+        Raises:
+            OSError, WorkspaceError: `execution_workspace_error`, it is not what was kept.
+        """
+        path = self.blobs / leaf.oid.hex()
+        with opened(open_root(self.blobs)) as folder, opened(os.open(path.name, FILE_FLAGS, dir_fd=folder)) as file:
+            facts = os.fstat(file)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size > BLOB_BYTES_MAX:
+                raise _not_kept(path, BLOB_BYTES_MAX)
+            digest = yield from hashed(file, facts.st_size)
+        if digest != leaf.oid:
             raise failure("a kept file of the run is not what was kept", "the run's folder was changed by somebody")
-        return data
+
+
+def hashed(file: int, size: int) -> Generator[bytes, None, bytes]:
+    """An open file's content up to this size, a piece at a time; returns git's name of it. Raises OSError."""
+    digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    while size > 0 and (piece := os.read(file, min(size, READ_BYTES))):
+        size -= len(piece)
+        digest.update(piece)
+        yield piece
+    return digest.digest()
 
 
 def failure(fact: str, hint: str | None = None) -> WorkspaceError:
@@ -225,9 +249,13 @@ def read_kept(path: Path, bytes_max: int) -> bytes:
     with opened(open_root(path.parent)) as folder:
         found = read_file(folder, path.name, bytes_max)
     if found is None:
-        fact = f"'{path.name}' of the run is no file of at most {bytes_max} bytes"
-        raise failure(fact, "the run's folder was changed by somebody")
+        raise _not_kept(path, bytes_max)
     return found[0]
+
+
+def _not_kept(path: Path, bytes_max: int) -> WorkspaceError:
+    fact = f"'{path.name}' of the run is no file of at most {bytes_max} bytes"
+    return failure(fact, "the run's folder was changed by somebody")
 
 
 def read_leaf(value: Any) -> Leaf | None:
