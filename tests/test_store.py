@@ -189,7 +189,7 @@ def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path, readonly: bool
     with sqlite3.connect(tmp_path / "receipts.sqlite") as connection:
         connection.execute("PRAGMA user_version=9")
     connection.close()
-    with pytest.raises(StoreError, match=r"version 9.*up to 2"):
+    with pytest.raises(StoreError, match=r"version 9.*up to 3"):
         Store.open(tmp_path, readonly=readonly)
 
 

@@ -181,6 +181,9 @@ def _verify_all(checkpoint: str | None) -> int:
     pruned = f", {audit.pruned} pruned ones by their place in the chain" if audit.pruned else ""
     checked, faults = streams.count(audit.checked, "receipt"), streams.count(len(audit.findings), "fault")
     streams.write(f"{checked} checked{pruned}, {faults}\n")
+    if audit.uncovered:
+        rows = streams.count(audit.uncovered, "pruned receipt")
+        streams.write(f"{rows} of an older backplane: a change of what `receipts list` shows of them cannot be seen\n")
     if not audit.rollback_checked:
         streams.write("without --checkpoint FILE a cut tail or an older copy of the store cannot be seen\n")
     return 1 if audit.findings else 0

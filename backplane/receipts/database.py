@@ -11,21 +11,27 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, get_type_hints
 from urllib.parse import quote
 
+import msgspec
+
+from backplane.contract import canonical
 from backplane.errors import StoreError
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error, flush_path
+from backplane.receipts.rows import COVERED, Row
 
 FILE: Final = "receipts.sqlite"
 _WAL: Final = FILE + "-wal"
 INTEGER_MAX: Final = (1 << 63) - 1
 """SQLite counts no further, and no store of ours comes near it."""
-SCHEMA_VERSION: Final = 2
-"""1 had no chain; 2 links each receipt to the one before."""
+SCHEMA_VERSION: Final = 3
+"""1 had no chain; 2 links each receipt to the one before; 3 has all columns in the link, from its first row on."""
+_READABLE_VERSION: Final = 2
+"""From here on the table is the same."""
 BUSY_TIMEOUT_S: Final = 30.0
 """Longest wait for other writers; a commit takes milliseconds, so this is a stuck machine."""
 _WAL_RETRY_S: Final = 0.02
@@ -58,6 +64,12 @@ _CHAIN: Final = (
     "ALTER TABLE receipts ADD COLUMN link TEXT NOT NULL DEFAULT ''",
 )
 
+READ: Final = ", ".join(
+    {int: "CAST({0} AS INTEGER)", str: "CAST(IFNULL({0}, '') AS TEXT)"}.get(kind, "CAST({0} AS TEXT)").format(name)
+    for name, kind in get_type_hints(Row).items()
+)
+"""Columns as `Row` has them, whatever types a tampered file gives: comparing them is `verify`'s affair."""
+
 _NETWORK_KINDS: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "gfs2", "ocfs2", "beegfs"}
     | {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "fuse.s3fs", "fuse.rclone"}
@@ -67,8 +79,21 @@ here: some containers' local root is 9p, and where it cannot share memory SQLite
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
-def link_of(previous_link: str, sequence: int, sha256: str) -> str:
-    """The chain's rule: SHA-256 over the link before, the sequence and the receipt's hash, colons between."""
+def link_of(previous_link: str, sequence: int, columns: Mapping[str, Any]) -> str:
+    """The chain's rule: SHA-256 over `columns`, the link before, the sequence and a hash of the row, colons between.
+
+    Args:
+        columns: those of `COVERED`; their hash is SHA-256 over the canonical bytes of this object.
+    """
+    covered = canonical.sha256_hex(canonical.encode({name: columns[name] for name in COVERED}))
+    return hashlib.sha256(f"columns:{previous_link}:{sequence}:{covered}".encode()).hexdigest()
+
+
+def bare_link_of(previous_link: str, sequence: int, sha256: str) -> str:
+    """The rule up to version 2, which has the receipt's own hash and no other column.
+
+    It begins with a hash and the other one with a word, so that no link can be taken for one of the other rule.
+    """
     return hashlib.sha256(f"{previous_link}:{sequence}:{sha256}".encode()).hexdigest()
 
 
@@ -169,7 +194,7 @@ def _open_readable(home: Path, path: Path) -> sqlite3.Connection:
     for _ in range(_READ_TRIES):
         connection = _open(path, options)
         try:
-            if _version(connection, path) == SCHEMA_VERSION:
+            if _version(connection, path) >= _READABLE_VERSION:
                 return connection
         except sqlite3.OperationalError as error:
             connection.close()
@@ -270,10 +295,11 @@ def _migrate(connection: sqlite3.Connection, version: int) -> None:
 
 def _link_all(connection: sqlite3.Connection) -> None:
     previous = FIRST_LINK
-    for sequence, sha256 in connection.execute("SELECT sequence, sha256 FROM receipts ORDER BY sequence").fetchall():
-        link = link_of(previous, sequence, sha256)
+    for values in connection.execute(f"SELECT {READ} FROM receipts ORDER BY sequence").fetchall():
+        row = Row(*values)
+        link = link_of(previous, row.sequence, msgspec.structs.asdict(row))
         connection.execute(
-            "UPDATE receipts SET previous_link = ?, link = ? WHERE sequence = ?", (previous, link, sequence)
+            "UPDATE receipts SET previous_link = ?, link = ? WHERE sequence = ?", (previous, link, row.sequence)
         )
         previous = link
 

@@ -5,7 +5,7 @@ Values only; `store` writes them and `audit` compares them with what they were m
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -31,6 +31,10 @@ class Row(msgspec.Struct, frozen=True):
     trace_bytes: int
     previous_link: str
     link: str
+
+
+COVERED: Final = tuple(name for name in Row.__struct_fields__ if name not in ("sequence", "previous_link", "link"))
+"""Columns with what a receipt says of itself: all that is left of one that was pruned."""
 
 
 class Listed(Row, frozen=True):

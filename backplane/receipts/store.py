@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Final, get_type_hints
+from typing import Final
 
 import msgspec
 
@@ -38,11 +38,6 @@ _PAGE_ROWS: Final = 256
 
 
 _COLUMNS: Final = ", ".join(Row.__struct_fields__)
-_READ: Final = ", ".join(
-    {int: "CAST({0} AS INTEGER)", str: "CAST(IFNULL({0}, '') AS TEXT)"}.get(kind, "CAST({0} AS TEXT)").format(name)
-    for name, kind in get_type_hints(Row).items()
-)
-"""Columns as `Row` has them, whatever types a tampered file gives: comparing them is `verify`'s affair."""
 _INSERT: Final = f"INSERT INTO receipts ({_COLUMNS}, body) VALUES ({', '.join('?' * (len(Row.__struct_fields__) + 1))})"
 
 
@@ -265,7 +260,7 @@ class Store:
         with self._locked() as connection:
             faults = connection.execute("PRAGMA integrity_check(1)").fetchall()
         findings = [Finding("receipt_store_failed", "", fact) for (fact,) in faults if fact != "ok"]
-        checked = pruned = 0
+        checked = pruned = uncovered = 0
         previous: Row | None = None
         for row in self.scan():
             findings += audit.check_link(row, previous)
@@ -274,10 +269,11 @@ class Store:
                 findings += self._check(row)
             else:
                 pruned += 1
+                uncovered += audit.is_bare(row)
             previous = row
         if checkpoint is not None:
             findings += audit.check_checkpoint(checkpoint, self._at(checkpoint.sequence))
-        return audit.Audit(tuple(findings), checked, pruned, self.checkpoint(), checkpoint is not None)
+        return audit.Audit(tuple(findings), checked, pruned, uncovered, self.checkpoint(), checkpoint is not None)
 
     def prune(self, keep: int) -> int:
         """Remove the content of all but the newest receipts; their places in the chain stay.
@@ -405,7 +401,7 @@ class Store:
             sequence, previous = (head[0] + 1, head[1]) if head else (1, database.FIRST_LINK)
             if sequence > database.INTEGER_MAX:
                 raise self._foreign(f"receipt {head[0]} is the last that can be counted")
-            link = database.link_of(previous, sequence, columns["sha256"])
+            link = database.link_of(previous, sequence, columns)
             row = Row(sequence=sequence, previous_link=previous, link=link, **columns)
             try:
                 connection.execute(_INSERT, (*msgspec.structs.astuple(row), body))
@@ -439,7 +435,7 @@ class Store:
 
     def _rows(self, where: str, values: Iterable[object]) -> Rows:
         with self._locked() as connection:
-            found = connection.execute(f"SELECT {_READ} FROM receipts {where}", tuple(values)).fetchall()
+            found = connection.execute(f"SELECT {database.READ} FROM receipts {where}", tuple(values)).fetchall()
         return [Row(*values) for values in found]
 
     @contextmanager
