@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from backplane.receipts.recovery import Orphan
     from backplane.receipts.store import Store
     from backplane.workspace import Settled, Workspace
+
+
+_COPIES: Final = (("stage",), ("scratch",), ("incoming",))
+"""Folders of the state folder that agents work in."""
 
 
 class Keeper:
@@ -120,6 +124,19 @@ class Keeper:
             self._collect(stage)
             return None
         return tree
+
+    def refuse_own(self, root: Path) -> None:
+        """Refuse to work in the state folder itself; the copies in it are somebody's workspaces.
+
+        Raises:
+            WorkspaceError: `workspace_init_failed`.
+        """
+        with suppress(OSError):
+            root, home = root.resolve(strict=True), self.home.stat()
+            for above in (root, *root.parents):
+                if os.path.samestat(above.stat(), home) and root.relative_to(above).parts[:1] not in _COPIES:
+                    fact = f"the workspace '{root}' is part of the state folder"
+                    raise WorkspaceError("workspace_init_failed", fact, hint="point BACKPLANE_HOME elsewhere")
 
     def drop_stage(self, run_id: str) -> None:
         """Remove what is left of a run's stage that never became a workspace."""
@@ -254,8 +271,10 @@ class Preparation:
         from backplane.workspace import Quota, open_workspace
 
         spec = self._facts.order.workspace
+        root = os.path.abspath(spec.root)
+        self._keeper.refuse_own(Path(root))
         self.workspace = open_workspace(
-            os.path.abspath(spec.root),
+            root,
             mode=mode,
             include=spec.include,
             exclude=spec.exclude,
@@ -264,4 +283,5 @@ class Preparation:
             tree=self._keeper.tree_of(self._facts.run_id),
             quota=Quota(bytes_max=self._limits.workspace_bytes_max, files_max=self._limits.workspace_files_max),
             stopped=self._stopped,
+            state=self._keeper.home,
         )

@@ -196,7 +196,7 @@ def _refuse_loss(facts: Facts, workspace: Workspace, patch: Patch) -> None:
         raise WorkspaceError(
             "execution_workspace_error",
             f"{len(patch.left_out)} changed files are not in the patch: {named}",
-            hint="they are over 64 MiB, excluded, no regular files, or named like git's own; the receipt lists them",
+            hint="they are over 64 MiB, excluded, no regular files, or where git or we keep ours; see the receipt",
         )
 
 

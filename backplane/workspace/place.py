@@ -23,6 +23,7 @@ from backplane.globs import compile_globs
 from backplane.workspace import git, patch
 from backplane.workspace.baseline import BLOB_BYTES_MAX, Baseline, Changes, Take, find_changes, read_rules
 from backplane.workspace.copying import remove_tree
+from backplane.workspace.ours import Ours
 from backplane.workspace.pack import Leaf
 from backplane.workspace.patch import Change
 from backplane.workspace.stage import Stage, over_quota
@@ -76,7 +77,9 @@ NO_NAMES: Final[frozenset[str]] = frozenset()
 class Workspace:
     """A workspace that is open. `difference` once, when nothing writes in it any more; then `close`."""
 
-    def __init__(self, original: Path, mode: Mode, run_dir: Path, stage_dir: Path, tree: Path, scope: Scope) -> None:
+    def __init__(
+        self, original: Path, mode: Mode, run_dir: Path, stage_dir: Path, tree: Path, scope: Scope, ours: Ours
+    ) -> None:
         self.original = original
         self.mode = mode
         self.root = tree if mode == "staged" else original
@@ -85,6 +88,7 @@ class Workspace:
         self._run_dir = run_dir
         self._stage_dir = stage_dir
         self._scope = scope
+        self._ours = ours
         self._special = NO_NAMES
         self._identity = (0, 0)
         self._excluded = b""
@@ -168,12 +172,20 @@ class Workspace:
 
     def _leave_out(self, listing: Listing) -> None:
         """Take new files out of the listing that would meet something of the original that was not staged."""
+        self._leave_out_ours(listing)
         if self.mode != "staged" or not (self._scope.include or self._special):
             return
         for folder in listing.folders:
             hidden = [entry for entry in folder.entries if self._is_hidden(folder.path + entry[0])]
             listing.unselected += [folder.path + name for name, _ in hidden]
             folder.entries = [entry for entry in folder.entries if entry not in hidden]
+
+    def _leave_out_ours(self, listing: Listing) -> None:
+        for folder in listing.folders if self._ours.inside else ():
+            whole = self._ours.hold_folder(folder.path)
+            held = [entry for entry in folder.entries if whole or self._ours.hold(folder.path + entry[0])]
+            listing.unselected += [folder.path + name for name, _ in held]
+            folder.entries = [entry for entry in folder.entries if entry not in held]
 
     def _is_hidden(self, path: str) -> bool:
         if path in self._baseline.known:
@@ -204,6 +216,8 @@ class Workspace:
         with ExitStack() as opened_here:
             source = opened_here.enter_context(opened(open_root(self.original)))
             listing = list_tree(source, self._scope)
+            self._ours.add(listing.ours)
+            self._leave_out_ours(listing)
             self._special = frozenset(listing.special) or NO_NAMES
             self.special_count = len(listing.special)
             _check_bytes(listing, self._scope)
@@ -271,6 +285,7 @@ def open_workspace(
     tree: Path,
     quota: Quota,
     stopped: Callable[[], bool] = lambda: False,
+    state: Path | None = None,
 ) -> Workspace:
     """Make a place to work in, and remember how it was. Blocking; where it fails nothing is left in `stage_dir`.
 
@@ -283,6 +298,7 @@ def open_workspace(
         tree: the folder in it for the copy; there already, with at most the beginning of its `.git`, or not.
         quota: bytes are those written, so a hole costs nothing.
         stopped: asked before each file and while git is at work, also later on; true ends the work with an error.
+        state: the folder that holds all of ours; where it lies in the workspace it is no part of it.
 
     Raises:
         WorkspaceError: `workspace_init_failed`, there is no such folder; `workspace_staging_failed`,
@@ -293,9 +309,9 @@ def open_workspace(
     original = _find_original(Path(root))
     try:
         _make_folders(run_dir, stage_dir, tree)
-        ours = (identity(run_dir), identity(stage_dir))
-        selection = msgspec.structs.replace(selection, ours=ours)
-        workspace = Workspace(original, mode, run_dir, stage_dir, tree, selection)
+        ours = Ours(original, [run_dir, stage_dir, *([state] if state is not None else [])])
+        selection = msgspec.structs.replace(selection, ours=ours.identities)
+        workspace = Workspace(original, mode, run_dir, stage_dir, tree, selection, ours)
     except OSError as error:
         raise selection.cannot("make", str(stage_dir), error) from error
     try:

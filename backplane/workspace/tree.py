@@ -87,6 +87,8 @@ class Listing(msgspec.Struct):
     """FIFOs, sockets and devices: never opened, never copied."""
     unselected: list[str]
     """Left out by `include` or `exclude`; a folder stands for everything in it."""
+    ours: list[str] = []
+    """Our own folders, left out with all in them."""
 
     def __iter__(self) -> Iterator[Entry]:
         """Every file and link with its whole relative path."""
@@ -287,9 +289,10 @@ def _sort_in(
     below: list[tuple[str, os.stat_result]],
 ) -> None:
     is_folder = stat.S_ISDIR(facts.st_mode)
-    if is_folder and (facts.st_dev, facts.st_ino) in scope.ours:
-        return
     path = folder.path + name
+    if is_folder and (facts.st_dev, facts.st_ino) in scope.ours:
+        listing.ours.append(path)
+        return
     if scope.exclude or scope.include:
         try:
             # A folder that `include` does not name is still looked through: `**/x.py` names what is in it.

@@ -1,0 +1,94 @@
+"""What a workspace stands in: our own folders inside it, the repository above it, an exchange cut off in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from backplane.errors import WorkspaceError
+from backplane.keeper import Keeper
+from backplane.workspace.checkpoints import Checkpoints
+from backplane.workspace.place import Workspace
+from tests.test_workspace import Place, place, snapshot
+
+__all__ = ["place"]
+
+# Our own state folder -------------------------------------------------------------------------------------------------
+
+
+def inside(place: Place, state: str = "deep/.state") -> Path:
+    """A state folder in the workspace, with the folders of a run in it."""
+    home = place.original / state
+    place.run_dir, place.stage_dir = home / "runs/r", home / "stage/r"
+    home.mkdir(parents=True)
+    place.write({"a.txt": "a\n", "deep/b.txt": "b\n", f"{state}/receipts.sqlite3": "db", f"{state}/runs/old/x": "x"})
+    return home
+
+
+def forge(workspace: Workspace, *paths: str) -> None:
+    for path in paths:
+        (workspace.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (workspace.root / path).write_text("forged\n")
+
+
+def test_the_state_folder_is_never_staged_and_never_written_by_a_patch(place: Place) -> None:
+    home = inside(place)
+    with place.staged(state=home) as found:
+        assert sorted(path.decode() for path in snapshot(found.root)) == ["a.txt", "deep", "deep/b.txt"]
+        forge(found, "a.txt", "deep/.state/runs/new/head.jsonl", "deep/.state/receipts.sqlite3")
+        kept = Checkpoints(found, place.run_dir).make("c", "asked", "2026-01-01T00:00:00Z")
+        assert kept is not None
+        assert (kept.files, kept.left_out) == (1, 2)
+        patch = found.difference()
+    assert [change.path for change in patch.changes] == ["a.txt"]
+    assert patch.left_out == ("deep/.state/receipts.sqlite3", "deep/.state/runs/new/head.jsonl")
+
+
+def test_in_place_the_state_folder_is_no_part_of_the_patch(place: Place) -> None:
+    home = inside(place)
+    with place.staged(state=home, mode="pass_through") as found:
+        forge(found, "a.txt", "deep/.state/runs/new/head.jsonl", "deep/.state/receipts.sqlite3")
+        patch = found.difference()
+    assert [change.path for change in patch.changes] == ["a.txt"]
+    assert patch.left_out == ()
+
+
+def test_a_link_that_leads_to_the_state_folder_cannot_be_turned_into_another(place: Place) -> None:
+    home = place.base / "home"
+    place.write({"a.txt": "a\n"})
+    (place.original / "way").symlink_to(home)
+    place.run_dir, place.stage_dir = home / "runs/r", home / "stage/r"
+    home.mkdir()
+    with place.staged(state=place.original / "way") as found:
+        forge(found, "way/receipts.sqlite3")
+        patch = found.difference()
+    assert patch.changes == ()
+    assert patch.left_out == ("way/receipts.sqlite3",)
+
+
+@pytest.mark.parametrize("path", ["deep", "deep/.state"])
+def test_no_file_takes_the_place_of_the_state_folder(place: Place, path: str) -> None:
+    home = inside(place)
+    (place.original / "deep/b.txt").unlink()
+    with place.staged(state=home) as found:
+        (found.root / "deep").rmdir()
+        forge(found, path)
+        patch = found.difference()
+    assert (patch.changes, patch.left_out) == ((), (path,))
+
+
+@pytest.mark.parametrize(
+    ("below", "refused"), [("", True), ("runs/r", True), ("stage/r/tree", False), ("incoming/t", False)]
+)
+def test_nobody_works_in_the_state_folder_but_in_its_copies(tmp_path: Path, below: str, refused: bool) -> None:
+    home = tmp_path / "home"
+    (home / below).mkdir(parents=True)
+    os.symlink(home, tmp_path / "other")
+    root = tmp_path / "other" / below
+    if refused:
+        with pytest.raises(WorkspaceError, match="part of the state folder"):
+            Keeper(home).refuse_own(root)
+    else:
+        Keeper(home).refuse_own(root)
