@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import backplane
@@ -21,7 +23,7 @@ from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.events import AskRaised, CheckpointReported, TurnEnded
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import CODES, WorkspaceError
-from backplane.receipts import Store
+from backplane.receipts import Store, seal
 from backplane.runtime import Run
 from backplane.workspace import baseline
 from backplane.workspace import checkpoints as kept
@@ -445,6 +447,18 @@ async def three_states(home: Path, root: Path, mock: Backend, mode: str) -> Run:
     return run
 
 
+FOREIGN = "aaaaaaaa-0000-4000-8000-000000000000"
+
+
+def foreign(run: Run, added: dict[str, Any]) -> bytes:
+    """A run's receipt under another id that says something else of ours, sealed again."""
+    assert run.receipt is not None
+    receipt = run.receipt
+    usage_raw = {**receipt.usage_raw, "backplane": {**receipt.backplane, **added}}
+    meta = msgspec.structs.replace(receipt.meta, run_id=FOREIGN)
+    return msgspec.json.encode(seal(msgspec.structs.replace(receipt, meta=meta, usage_raw=usage_raw, trace=[])))
+
+
 @one_loop
 async def test_the_patch_as_of_a_checkpoint_is_applied_by_the_command_line(
     mock: Backend, backplane_home: Path, root: Path
@@ -490,6 +504,55 @@ async def test_a_patch_whose_record_was_edited_is_found_by_verify_and_neither_ap
         assert "'patch.json', which the patch is applied from, hashes to" in text
     (folder / "patch.json").unlink()
     assert "'patch.json' cannot be read: No such file" in command("receipts", "verify", run.id)[1]
+
+
+ROW = {"id": "c1", "name": "first", "at": "2026-01-01T00:00:00.000Z", "why": "asked", "tree": "0" * 40, "files": 1}
+
+
+@one_loop
+@pytest.mark.parametrize(
+    "added",
+    [
+        {"checkpoints": {"made": [{**ROW, "id": id}]}}
+        for id in ("{outside}/evil", "../../../outside/evil", "c1/../../../../outside/evil", "c", "", "c1\n")
+    ]
+    + [{"checkpoints": value} for value in (5, "x", {"made": 5}, {"made": [1]}, {"made": [{**ROW, "files": "x"}]})],
+)
+async def test_checkpoints_in_a_foreign_receipt_lead_nowhere_else_and_are_told_when_they_are_none(
+    mock: Backend, backplane_home: Path, root: Path, tmp_path: Path, added: dict[str, Any]
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "known").write_text("hello\n")
+    leaf = {"mode": "100644", "blob": blob_id(b"hello\n").hex()}
+    record = {"root": str(outside), "mode": "staged", "files": [{"path": "known", "before": leaf, "after": None}]}
+    (outside / "evil.json").write_text(json.dumps(record))
+    hashed = hashlib.sha256((outside / "evil.json").read_bytes()).hexdigest()
+    rows = added["checkpoints"].get("made") if isinstance(added["checkpoints"], dict) else None
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict):
+            row.update(record_sha256=hashed, id=row["id"].replace("{outside}", str(outside)))
+    run = await three_states(backplane_home, root, mock, "staged")
+    receipt = foreign(run, added)
+    (tmp_path / "r.json").write_bytes(receipt)
+    assert command("receipts", "import", str(tmp_path / "r.json"))[0] == 0
+    for words in (["apply", FOREIGN, "--at", "first"], ["rewind", FOREIGN, "first"], ["checkpoints", FOREIGN]):
+        code, text = command(*words)
+        assert (code, text.partition(":")[0]) == (CODES["receipt_store_failed"].exit_code, "receipt_store_failed")
+        assert f"backplane receipts show {FOREIGN}" in text
+    assert sorted(path.name for path in outside.iterdir()) == ["evil.json", "known"]
+
+
+@one_loop
+@pytest.mark.parametrize("end", [[1], "x", {"reason": 5}, None])
+async def test_a_foreign_receipt_with_an_odd_end_has_no_checkpoints(
+    mock: Backend, backplane_home: Path, root: Path, tmp_path: Path, end: Any
+) -> None:
+    run = await three_states(backplane_home, root, mock, "staged")
+    (tmp_path / "r.json").write_bytes(foreign(run, {"end": end, "checkpoints": None}))
+    assert command("receipts", "import", str(tmp_path / "r.json"))[0] == 0
+    assert command("checkpoints", FOREIGN) == (0, "")
+    assert command("rewind", FOREIGN, "c1")[1].startswith("execution_workspace_error: there is no checkpoint 'c1'")
 
 
 @one_loop

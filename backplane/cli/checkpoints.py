@@ -34,19 +34,27 @@ def parser(name: str) -> Parser:
 
 
 def kept(receipt: Receipt) -> tuple[Checkpoint, ...]:
-    """The checkpoints of a run, by its receipt; of one that was cut off by its events."""
-    import msgspec
+    """The checkpoints of a run, by its receipt; of one that was cut off by its events.
 
+    Raises:
+        StoreError: `receipt_store_failed`, the receipt says of them what we never write.
+    """
     from backplane.contract.events import CheckpointReported, carried
-    from backplane.workspace.checkpoints import Checkpoint
+    from backplane.errors import StoreError
+    from backplane.workspace.checkpoints import told
 
-    told = receipt.backplane.get("checkpoints")
-    rows = told.get("made") if isinstance(told, dict) else None
-    if rows is None and receipt.backplane.get("end", {}).get("reason") == "interrupted":
+    said, end = receipt.backplane.get("checkpoints"), receipt.backplane.get("end")
+    rows = said.get("made") if isinstance(said, dict) else said
+    if rows is None and isinstance(end, dict) and end.get("reason") == "interrupted":
         events = [carried(event) for event in receipt.trace]
         bodies = [event.body for event in events if isinstance(event, CheckpointReported)]
         rows = [{name: body[name] for name in body if name != "what"} for body in bodies if body.get("what") == "made"]
-    return msgspec.convert(rows or [], tuple[Checkpoint, ...])
+    try:
+        return told(() if rows is None else rows)
+    except ValueError as error:
+        fact = f"the checkpoints in the receipt of run {receipt.meta.run_id} cannot be read: {error}"
+        hint = f"nothing was changed; see where it comes from: backplane receipts show {receipt.meta.run_id}"
+        raise StoreError("receipt_store_failed", fact, hint=hint) from error
 
 
 def named(run: str, name: str) -> tuple[Receipt, Path, Checkpoint | None]:
@@ -54,6 +62,7 @@ def named(run: str, name: str) -> tuple[Receipt, Path, Checkpoint | None]:
 
     Raises:
         WorkspaceError, ConfigError: there is no such run, or checkpoint.
+        StoreError: as `kept`.
     """
     import os
 

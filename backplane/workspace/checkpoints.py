@@ -40,6 +40,7 @@ BYTES_MAX: Final = 1 << 30
 """Contents kept for one run's checkpoints, each once; as with the number, the oldest automatic ones make room."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ID: Final = re.compile(r"c[0-9]{1,18}")
 
 Why = Literal["asked", "tool"]
 
@@ -282,6 +283,19 @@ def found(made: Collection[Checkpoint], name: str) -> Checkpoint | None:
 # Of a run that has ended ----------------------------------------------------------------------------------------------
 
 
+def told(rows: Any) -> tuple[Checkpoint, ...]:
+    """Checkpoints as a receipt or an event names them, which anybody may have written.
+
+    Raises:
+        ValueError: they are none, or one has an id that names more than a file of its folder.
+    """
+    made = msgspec.convert(rows, tuple[Checkpoint, ...])
+    for one in made:
+        if _ID.fullmatch(one.id) is None:
+            raise ValueError(f"{printable(one.id)[:80]!r} is no checkpoint's id")
+    return made
+
+
 def load(run_dir: Path, checkpoint: Checkpoint) -> Saved:
     """Read a checkpoint back as a patch from the start.
 
@@ -292,19 +306,23 @@ def load(run_dir: Path, checkpoint: Checkpoint) -> Saved:
         WorkspaceError: `execution_workspace_error`.
     """
     folder = run_dir / FOLDER_NAME
+    if _ID.fullmatch(checkpoint.id) is None:
+        raise failure(f"{printable(checkpoint.id)[:80]!r} is no checkpoint's id", "do not trust it")
     try:
         data = patch.read_kept(folder / f"{checkpoint.id}.json", RECORD_BYTES_MAX)
         if hashlib.sha256(data).hexdigest() != checkpoint.record_sha256:
             raise failure(f"the record of checkpoint {checkpoint.name!r} is not what was kept", "do not trust it")
         record: dict[str, Any] = json.loads(data)
         rows = [Target(row["path"], read_leaf(row["before"]), read_leaf(row["after"])) for row in record["files"]]
+        for row in rows:
+            patch.check_path(row.path)
+        return Saved(record["root"], record["mode"], {row.path: row for row in rows}, {}, folder / "blobs")
     except FileNotFoundError:
         raise failure(f"checkpoint {checkpoint.name!r} is not kept any more") from None
     except OSError as error:
         raise failure(f"checkpoint {checkpoint.name!r} cannot be read: {error.strerror}") from error
-    for row in rows:
-        patch.check_path(row.path)
-    return Saved(record["root"], record["mode"], {row.path: row for row in rows}, {}, folder / "blobs")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise failure(f"checkpoint {checkpoint.name!r} is no record of ours", "do not trust it") from error
 
 
 def rewind_original(
