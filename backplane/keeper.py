@@ -58,10 +58,11 @@ class Keeper:
 
         with self._opening:
             if self._store is None:
+                before = self.notes, self.problems
                 with ExitStack() as unless_ready:
                     store = Store.open(self.home)
                     unless_ready.callback(store.close)
-                    self.notes, self.problems = (), ()
+                    unless_ready.callback(self._tell, *before)
                     self._settle()
                     self.problems += store.recover(self._clean).problems
                     self._sweep_stages()
@@ -69,13 +70,25 @@ class Keeper:
                 self._store = store
             return self._store
 
+    def settle(self) -> None:
+        """Undo or finish what a killed one was just putting into an original, before another run looks at that.
+
+        Raises:
+            StoreError: `receipt_store_failed`.
+        """
+        with self._opening:
+            self._settle()
+
     def _settle(self) -> None:
-        """Undo or finish what a killed one was just putting into an original, before that run is sealed."""
         for found in settle(self.home):
-            if found.problem or found.kept:
-                self.problems += (found.describe(),)
-            else:
-                self.notes += (found.describe(),)
+            line = found.describe()
+            if not (found.problem or found.kept):
+                self.notes += (line,)
+            elif line not in self.problems:
+                self.problems += (line,)
+
+    def _tell(self, notes: tuple[str, ...], problems: tuple[str, ...]) -> None:
+        self.notes, self.problems = notes, problems
 
     def _sweep_stages(self) -> None:
         """Remove what is left of runs that were sealed, but killed before they were cleaned up."""
@@ -182,11 +195,14 @@ class Keeper:
 
 def settle(home: Path) -> list[Settled]:
     """Undo or finish what a killed control plane was just putting into an original; what became of it."""
-    from backplane.receipts.recovery import note_applied
     from backplane.workspace import exchange
 
     marks = exchange.pending(home / "runs")
-    return exchange.settle(marks, functools.partial(note_applied, home)) if marks else []
+    if not marks:
+        return []
+    from backplane.receipts.recovery import note_applied
+
+    return exchange.settle(marks, functools.partial(note_applied, home))
 
 
 def left_behind(home: Path, store: Store) -> tuple[str, ...]:
@@ -273,6 +289,7 @@ class Preparation:
         spec = self._facts.order.workspace
         root = os.path.abspath(spec.root)
         self._keeper.refuse_own(Path(root))
+        self._keeper.settle()
         self.workspace = open_workspace(
             root,
             mode=mode,
