@@ -148,6 +148,43 @@ def test_what_somebody_has_changed_since_is_left_and_the_old_file_kept(patched: 
     assert "e\n" in [path.read_text() for path in depot.iterdir() if path.is_file()]
 
 
+class Remounted:
+    """What `stat` said, with another device."""
+
+    def __init__(self, facts: os.stat_result) -> None:
+        self._facts = facts
+        self.st_dev = facts.st_dev + 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._facts, name)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_disk_that_is_mounted_again_as_another_device_is_put_back_all_the_same(
+    patched: Place, monkeypatch: pytest.MonkeyPatch, older: bool
+) -> None:
+    before = snapshot(patched.original)
+    for step in range(CHANGES_MAX):
+        exchange.settle(exchange.pending(patched.base))
+        killed(APPLY + "apply_patch(Path(sys.argv[1]))", step, str(patched.run_dir))
+        if "E\n" in contents(patched.original).values():
+            break
+    mark = patched.base / ".run.begun"
+    if older:
+        head, fact = mark.read_text().splitlines()
+        intent = json.loads(fact)
+        for one in intent["steps"]:
+            one["made"] = one["made"] and [7, *one["made"][-3:]]
+        mark.write_text(f"{head}\n{json.dumps(intent)}\n")
+    real, real_f = os.stat, os.fstat
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", lambda *a, **k: Remounted(real(*a, **k)))
+        patch.setattr(os, "fstat", lambda *a, **k: Remounted(real_f(*a, **k)))
+        (found,) = exchange.settle(exchange.pending(patched.base))
+    assert (found.kept, found.problem) == ((), "")
+    assert snapshot(patched.original) == before
+
+
 def test_a_folder_swapped_for_a_link_before_any_step_loses_nothing_and_is_not_followed(tmp_path: Path) -> None:
     place, outside = Place(tmp_path), tmp_path / "outside"
     tree: dict[str, str | bytes] = {

@@ -44,7 +44,7 @@ class Step(msgspec.Struct, frozen=True):
     old: str
     new: str | None
     made: tuple[int, ...] = ()
-    """Of the new file; whoever changes it later makes it his own."""
+    """Inode, size and time of the new file; whoever changes it later makes it his own."""
 
 
 class Intent(msgspec.Struct, frozen=True):
@@ -243,7 +243,7 @@ def _bring_back(folder: int, name: str, depot: int, old: str) -> None:
 def _unlink(folder: int, name: str, made: tuple[int, ...]) -> None:
     """Remove a new file that is still what was made."""
     with contextlib.suppress(FileNotFoundError):
-        if _identity(os.stat(name, dir_fd=folder, follow_symlinks=False)) == made:
+        if _is(os.stat(name, dir_fd=folder, follow_symlinks=False), made):
             os.unlink(name, dir_fd=folder)
 
 
@@ -252,7 +252,7 @@ def _lingers(depot: int, step: Step) -> bool:
     if step.new is None or not _exists(depot, step.new):
         return False
     facts = os.stat(step.new, dir_fd=depot, follow_symlinks=False)
-    return facts.st_nlink > 1 and _identity(facts) == step.made
+    return facts.st_nlink > 1 and _is(facts, step.made)
 
 
 def _exists(folder: int, name: str) -> bool:
@@ -309,4 +309,10 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _identity(facts: os.stat_result) -> tuple[int, ...]:
-    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
+    # Without the device: its number is another one when the disk is mounted again.
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
+def _is(facts: os.stat_result, made: tuple[int, ...]) -> bool:
+    """Whether it is still what was made; older records have the device in front."""
+    return _identity(facts) == made[-3:]
