@@ -20,6 +20,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, ToolCall, ToolResult, TurnEnded
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, CapabilityError, ConfigError, WorkspaceError
+from backplane.in_order import in_order
 from backplane.policy import tool_names
 from backplane.targets import TOOLS
 
@@ -151,6 +152,9 @@ class RunCheckpoints:
         return made
 
     async def _make(self, name: str | None, why: Why) -> Checkpoint | None:
+        return await in_order(functools.partial(self._make_in_turn, name, why))
+
+    async def _make_in_turn(self, name: str | None, why: Why) -> Checkpoint | None:
         async with self.turn:
             of = self._opened()
             with anyio.CancelScope(shield=True):
@@ -171,6 +175,9 @@ class RunCheckpoints:
             WorkspaceError: `execution_workspace_error`: the agent is at work, there is no such checkpoint, or a file
                 was changed meanwhile; then nothing was changed.
         """
+        return await in_order(functools.partial(self._rewind_in_turn, name, asks_open))
+
+    async def _rewind_in_turn(self, name: str, asks_open: int) -> Checkpoint | None:
         async with self.turn:
             of = self._opened()
             if self._calls_open > asks_open or not (asks_open or self._resting):

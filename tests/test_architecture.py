@@ -37,7 +37,7 @@ ROOMS = {
     "asks": f"{SHAPES} policy",
     "hooking": f"{SHAPES} asks config process programs redact",
     "hooks": f"{SHAPES} asks config globs hooking policy redact targets",
-    "checkpoints": f"{SHAPES} policy targets workspace",
+    "checkpoints": f"{SHAPES} in_order policy targets workspace",
     "redact": f"{SHAPES} tail",
     "negotiate": SHAPES,
     "record": f"{SHAPES} policy protocol redact",
@@ -50,6 +50,7 @@ ROOMS = {
     "once": "",
     "alarm": "",
     "block": "",
+    "in_order": "",
     "locks": "",
     "tail": "",
     "share": "errors",
@@ -87,8 +88,8 @@ ROOMS = {
     "intake": f"{SHAPES} asks checkpoints config hooks negotiate once outbox protocol record splits",
     "api": f"{SHAPES} backends config hooks intake runtime",
     "runtime": (
-        f"{SHAPES} alarm backends block checkpoints config contain hooks intake keeper negotiate once outbox policy "
-        "protocol readable receipts record redact remote sealing sessions splits workspace"
+        f"{SHAPES} alarm backends block checkpoints config contain hooks in_order intake keeper negotiate once outbox "
+        "policy protocol readable receipts record redact remote sealing sessions splits workspace"
     ),
     "proof": f"{SHAPES} agents api asks backends config receipts share testing",
     "matrix": f"{SHAPES} share",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from pathlib import Path
+from typing import Literal
 
 import anyio
 import pytest
 
 from backplane.backends import Backend
 from backplane.contract.events import AgentEvent
+from backplane.contract.work import PolicyProfile
+from backplane.receipts.store import Store
 from backplane.runtime import ControlPlane, Run
 from tests.runs import QUICK, SLACK_S, backplane_of, check, ended, one_loop, order, plane, script, texts, within
 
@@ -205,3 +210,75 @@ async def test_a_run_that_is_left_while_another_task_reads_it_ends_for_both(
         assert run.receipt is not None
     check(run)
     assert ended(run) == ("cancelled", None, "partial")
+
+
+# By asyncio itself ----------------------------------------------------------------------------------------------------
+
+
+WRITES = """
+hello(); run = take(); os.chdir(run["work_order"]["workspace"]["root"]); put(event(run))
+for number in range(400):
+    with open(f"{number}.txt", "w") as file: file.write("y\\n")
+put(final(run)); end()
+"""
+MOMENTS = ("is admitted", "starts its host", "hears its host", "is sealed")
+MAY_BE_COMPLETE = {"hears its host": ["complete"], "is sealed": ["complete"]}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("isolation", ["off", "best_effort"])
+@pytest.mark.parametrize("ruled", [False, True])
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_task_that_is_cancelled_leaves_its_run_sealed_and_nothing_behind(
+    moment: str,
+    ruled: bool,
+    isolation: Literal["off", "best_effort"],
+    times: int,
+    backplane_home: Path,
+    root: Path,
+    tmp_path: Path,
+) -> None:
+    for number in range(400):
+        (root / f"{number}.txt").write_text("x\n")
+    backend = script(tmp_path, WRITES)
+    policy = PolicyProfile(allow_network=("a.example",) if ruled else ())
+    descriptors = set(os.listdir("/proc/self/fd"))
+    runs: list[Run] = []
+    heard = False
+
+    async def work() -> None:
+        nonlocal heard
+        async with (
+            plane(backplane_home, isolation=isolation) as control,
+            control.start(order(root, mode="staged", policy=policy), backend) as run,
+        ):
+            runs.append(run)
+            async for _ in run:
+                heard = True
+
+    def come() -> bool:
+        stages = backplane_home / "stage"
+        return {
+            "is admitted": True,
+            "starts its host": stages.exists() and any(stages.iterdir()),
+            "hears its host": heard,
+            "is sealed": bool(runs) and runs[0].is_ending,
+        }[moment]
+
+    task = asyncio.ensure_future(work())
+    while not come():
+        await asyncio.sleep(0.001)
+    for _ in range(times):
+        await asyncio.sleep(0.002)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    for run in runs:
+        check(run)
+    with Store.open(backplane_home) as store:
+        assert store.verify_all().findings == ()
+        assert {row.reason for row in store.scan()} <= {"cancelled", *MAY_BE_COMPLETE.get(moment, ())}
+    for folder in ("stage", "scratch"):
+        assert not (backplane_home / folder).exists() or not any((backplane_home / folder).iterdir())
+    assert set(os.listdir("/proc/self/fd")) <= descriptors

@@ -188,7 +188,11 @@ class Child:
                     self.terminate()
                     await self.wait(grace_s)
             finally:
-                await self._kill()
+                try:
+                    await self._kill()
+                finally:
+                    # Broken off, as the loop itself is being ended: the next one begins anew.
+                    self._stopping = self._gone
 
     async def _unless_ended(self, cancel: Callable[[float], Awaitable[None]], grace_s: float) -> None:
         with anyio.move_on_after(grace_s) as self._step:

@@ -21,6 +21,7 @@ from backplane.config import Limits, Settings
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.hooks import Hook
+from backplane.in_order import in_order
 from backplane.intake import OnAsk
 from backplane.keeper import Keeper
 from backplane.runtime.run import Run
@@ -55,6 +56,9 @@ class ControlPlane:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await in_order(self._close)
+
+    async def _close(self) -> None:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.keeper.close)
 

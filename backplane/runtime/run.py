@@ -23,6 +23,7 @@ import msgspec
 
 from backplane.alarm import Alarm
 from backplane.backends import Backend, Link
+from backplane.block import Block
 from backplane.config import Limits, tighter
 from backplane.contract import envelope as wire
 from backplane.contract.capability import read_manifest
@@ -31,6 +32,7 @@ from backplane.contract.receipt import BackendIdentity, Receipt
 from backplane.contract.work import Mode, WorkOrder
 from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, from_code
 from backplane.hooks import Hook, Hooks, above, configured
+from backplane.in_order import OwnTask, in_order
 from backplane.intake import Intake, OnAsk, now
 from backplane.once import Once
 from backplane.outbox import Outbox
@@ -284,13 +286,18 @@ class Run:
         Args:
             hooks: the caller's own.
         """
-        if not self._admit(hooks):
-            return
+        if self._admit(hooks):
+            # Here, as it has to be left in the same task.
+            tasks = self._tasks = await anyio.create_task_group().__aenter__()
+            await in_order(functools.partial(self._start_host, tasks))
+
+    async def _start_host(self, tasks: anyio.abc.TaskGroup) -> None:
         try:
             opening = await self._open()
-            tasks = self._tasks = await anyio.create_task_group().__aenter__()
             if self._premises.holds_host:
                 self._premises.prepare(tasks, self._mode())
+            if not isinstance(opening, Block):
+                opening = OwnTask(opening)
             link = await opening.__aenter__()
             self._opened = opening
             self._connect(link, tasks)
@@ -305,7 +312,7 @@ class Run:
         finally:
             try:
                 if self._opened is not None:
-                    await self._opened.__aexit__(None, None, None)
+                    await in_order(functools.partial(self._opened.__aexit__, None, None, None))
             finally:
                 if self._tasks is not None:
                     self._tasks.cancel_scope.cancel()
@@ -621,11 +628,13 @@ class Run:
         assert self._link is not None
         link = self._link
         # Whoever is cancelled above, the child is stopped in order.
-        with anyio.CancelScope(shield=True):
-            await self._walk_down(link)
-        self._gone.set()
-        if self._readable is not None:
-            self._readable.wake()
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._walk_down(link)
+        finally:
+            self._gone.set()
+            if self._readable is not None:
+                self._readable.wake()
 
     async def _walk_down(self, link: Link) -> None:
         asks_first = "cancel/1" in self._line.extensions and self._sent and not self._intake.over.is_set()
@@ -660,6 +669,9 @@ class Run:
 
     async def _finish(self) -> None:
         """End the run whatever state it is in, then seal and store; once, and whoever else comes waits."""
+        await in_order(self._finish_once)
+
+    async def _finish_once(self) -> None:
         with anyio.CancelScope(shield=True):
             if self._finished:
                 await self._sealed.wait()
@@ -679,6 +691,9 @@ class Run:
         while not self._drained:
             await self._advance()
         await self._gone.wait()
+        if self._link is not None and self._link.exit is None:
+            # Its ladder was broken off, as the loop itself is being ended.
+            await self._link.stop(grace_s=0.0)
         self._sealing_since = time.monotonic()
         self._hand_on(self._intake.let_go())
         self._intake.close()
