@@ -11,7 +11,7 @@ import base64
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import methodcaller
 from typing import Any, Final
@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.contract.events import AgentEvent
+from backplane.contract.events import AgentEvent, AssistantDelta, OutputReported, Reasoning
 from backplane.tail import Tail
 
 MARK: Final = "[redacted]"
@@ -31,6 +31,15 @@ around a value do not count."""
 
 _LINE_CHARS_MIN: Final = 16
 """A line of a secret of several lines is a secret too from this length on; shorter ones are not telling."""
+
+_CUT_CHARS_MIN: Final = 8
+"""So much of a secret where a text begins or ends is taken for the rest of one that was cut."""
+
+_CUT_TEXT_CHARS_MIN: Final = 32
+"""Shorter texts are names and short words, and nobody cuts there."""
+
+_CUT_TEXTS_MAX: Final = 1000
+"""More texts at once are worth a table of what stands in secrets."""
 
 _RUN_BYTES: Final = 14
 """Letters and digits in a row that make a line worth a closer look. Longer than the words, field names, times
@@ -82,6 +91,8 @@ _RUNS: Final = bytes(0x61 if chr(byte).isalnum() and byte < 128 else 0x20 for by
 _RUN: Final = "a" * _RUN_BYTES
 _WORDS: Final = bytes(0x61 if chr(byte) in _TOKEN else 0x20 for byte in range(256))
 _WORD: Final = "a" * _SHAPE_CHARS_MIN
+_IN_QUOTES: Final = bytes(0x20 if byte == ord('"') else 0x61 for byte in range(256))
+_LONG_TEXT: Final = b"a" * _CUT_TEXT_CHARS_MIN
 _PLAIN_ESCAPE: Final = re.compile(rb"\\(?:u00([2-7][0-9A-Fa-f])|/)")
 """Escapes that JSON does not ask for; some writers have them for HTML's sake."""
 
@@ -111,6 +122,11 @@ class Redactor:
         """Forms that a number may hold."""
         self._shortest: Final = min([len(form) for form in forms] + [_SHAPE_CHARS_MIN] * shapes, default=sys.maxsize)
         self._shapes: Final = shapes
+        self._whole: Final = "\0".join(form for form in self._texts if len(form) > _CUT_CHARS_MIN)
+        self._edges: Final = tuple(
+            {edge for form in self._latin if len(form) > _CUT_CHARS_MIN for edge in _edges(form)}
+        )
+        """What stands in every line with a text that begins or ends with a part of a secret."""
 
     def found(self, data: bytes) -> bool:
         """Whether a line holds a secret; the quick look before lines are parsed, for one or for a whole read of them.
@@ -128,7 +144,13 @@ class Redactor:
 
     def may_be_in(self, line: bytes) -> bool:
         """Whether what is read from a line of JSON may hold a secret: found in it, in escapes or in a number."""
-        return b"\\" in line or bool(self._numeric) or self.found(line)
+        if b"\\" in line or self._numeric or self.found(line):
+            return True
+        return bool(self._edges) and self._may_be_cut(line, line.decode("latin-1"))
+
+    def cut_in(self, texts: Sequence[str]) -> bool:
+        """Whether one of these texts begins with the end of a secret, or ends with the beginning of one."""
+        return bool(self._whole) and any(self._cuts(text, self._whole) for text in texts)
 
     def found_in(self, texts: list[str]) -> bool:
         """Whether one of these texts, which come out of JSON, holds a secret.
@@ -156,6 +178,12 @@ class Redactor:
         """The quick look at what is looked through whole: at bytes, and at them read as Latin-1."""
         return _RUN in _runs(data) or self._unrun_found(text)
 
+    def _may_be_cut(self, data: bytes, text: str) -> bool:
+        """Whether JSON may have a text that begins or ends with a part of a secret: a long one, and such a part."""
+        if '"' not in text or ("\\" not in text and _LONG_TEXT not in data.translate(_IN_QUOTES)):
+            return False
+        return _any_in(self._edges, text)
+
     def _unrun_found(self, text: str) -> bool:
         """Look for what has no long run of letters and digits; the text is bytes read as Latin-1."""
         if self._shapes and any(start in text and _expression(start).search(text) is not None for start in _BROKEN):
@@ -165,13 +193,18 @@ class Redactor:
     def _confirmed(self, line: str) -> bool:
         return any(form in line for form in self._latin) or (self._shapes and next(_shapes_in(line), None) is not None)
 
-    def text(self, text: str) -> tuple[str, int]:
+    def text(self, text: str, *, whole: bool = True) -> tuple[str, int]:
         """Redact a text that is not JSON, or a text out of JSON.
+
+        Args:
+            whole: no more of it comes, so what is left of a secret that was cut at its beginning or end is redacted.
 
         Returns:
             The text and how many places were replaced.
         """
         spans = self.spans(text)
+        if whole and self._whole and (cuts := self._cuts(text, self._whole)):
+            spans = _merged(sorted(spans + cuts))
         return (_masked(text, spans), len(spans)) if spans else (text, 0)
 
     def data(self, data: bytes) -> tuple[bytes, int]:
@@ -191,15 +224,22 @@ class Redactor:
         spans = [(max(at - start, 0), min(end, stop) - start) for at, end in found if at < stop and end > start]
         return (_masked(text[start:stop], spans).encode("latin-1"), len(spans)) if spans else (data[start:stop], 0)
 
-    def json(self, value: Json) -> tuple[Json, int]:
-        """Redact every text of a JSON value, names of members included; a number that holds a secret becomes a text."""
+    def json(self, value: Json, *, whole: bool = True) -> tuple[Json, int]:
+        """Redact every text of a JSON value, names of members included; a number that holds a secret becomes a text.
+
+        Args:
+            whole: as for `text`.
+        """
         data = msgspec.json.encode(value)
-        if not self._may_hold(data, data.decode("latin-1")):
+        text = data.decode("latin-1")
+        whole = whole and bool(self._edges)
+        if not (self._may_hold(data, text) or (whole and self._may_be_cut(data, text))):
             return value, 0
         texts: list[str] = []
         others: list[Json] = []
         deep = _gather(value, texts, others, 0)
         clean, count = self._texts_redacted(texts)
+        count += self._cuts_redacted(texts, clean) if whole else 0
         numeric = self._numeric if self._numeric and _any_in(self._numeric, repr(others)) else ()
         if not (count or deep or numeric):
             return value, 0
@@ -216,15 +256,46 @@ class Redactor:
         spans = _found_spans(whole, [form for form in self._texts if between not in form], self._shapes)
         return _masked(whole, spans).split(between), len(spans)
 
+    def _cuts_redacted(self, texts: list[str], clean: list[str]) -> int:
+        """Redact anew those that begin or end with a part of a secret, and say how many more places that are."""
+        if max(map(len, texts), default=0) < _CUT_TEXT_CHARS_MIN:
+            return 0
+        every, size = self._whole, _CUT_CHARS_MIN
+        parts: str | frozenset[str] = every
+        if len(texts) > _CUT_TEXTS_MAX:
+            parts = frozenset(every[at : at + size] for at in range(len(every) - size + 1))
+        more = 0
+        for at, text in enumerate(texts):
+            if len(text) >= _CUT_TEXT_CHARS_MIN and self._cuts(text, parts):
+                clean[at], count = self.text(text)
+                more += count - len(self.spans(text))
+        return more
+
+    def _cuts(self, text: str, parts: str | frozenset[str]) -> list[Span]:
+        """Where a text begins with the end of a secret, or ends with the beginning of one; `parts` has every part."""
+        size = len(text)
+        if size < _CUT_TEXT_CHARS_MIN:
+            return []
+        spans: list[Span] = []
+        first, last = text[:_CUT_CHARS_MIN], text[-_CUT_CHARS_MIN:]
+        if first in parts and (stop := max(_end_of(form, text) for form in self._texts)):
+            spans.append((0, stop))
+        if last in parts and (length := max(_beginning_of(form, text) for form in self._texts)):
+            spans.append((size - length, size))
+        return _merged(spans)
+
     def event(self, event: AgentEvent) -> tuple[AgentEvent, int]:
         """Redact what an event says; its type, its time and its numbers are the contract's and stay."""
         changes: dict[str, Any] = {}
         total = 0
+        # Where a text comes in pieces, the rest of a secret is in the next one.
+        pieces = _PIECES.get(type(event))
         for name in event.__struct_fields__:
             value = getattr(event, name)
             if name == "ts" or value is None or value is msgspec.UNSET or isinstance(value, int):
                 continue
-            clean, count = self.text(value) if isinstance(value, str) else self.json(value)
+            redact: Callable[..., tuple[Any, int]] = self.text if isinstance(value, str) else self.json
+            clean, count = redact(value, whole=name != pieces)
             if count:
                 changes[name], total = clean, total + count
         return (msgspec.structs.replace(event, **changes), total) if changes else (event, 0)
@@ -240,6 +311,11 @@ class Redactor:
     def ends_in_shape(self, text: str) -> bool:
         """Whether the text ends in a key known by its looks, so that more of the key may follow."""
         return self._shapes and any(stop == len(text) for _, stop in _shapes_in(text))
+
+    @property
+    def knows(self) -> bool:
+        """Whether it has secrets of its own to look for."""
+        return bool(self._texts)
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -326,6 +402,37 @@ def _running_from(window: str) -> int:
     """Where the word that may go on starts."""
     last = window[-_TOKEN_CONTEXT_CHARS_MAX:]
     return len(window) - len(last) + len(last.rstrip(_TOKEN))
+
+
+_PIECES: Final[dict[type[Any], str]] = {AssistantDelta: "text", Reasoning: "ext", OutputReported: "ext"}
+"""Event type → its member that has a piece of a running text."""
+
+
+def _edges(form: str) -> tuple[str, str]:
+    return form[:_CUT_CHARS_MIN], form[-_CUT_CHARS_MIN:]
+
+
+def _beginning_of(form: str, text: str) -> int:
+    """How much of the beginning of a form a text ends with; 0 for less than counts, and for the whole."""
+    last = text[-_CUT_CHARS_MIN:]
+    at = form.rfind(last, 0, -1)
+    while at != -1:
+        length = at + _CUT_CHARS_MIN
+        if text.endswith(form[:length]):
+            return length
+        at = form.rfind(last, 0, length - 1)
+    return 0
+
+
+def _end_of(form: str, text: str) -> int:
+    """How much of the end of a form a text begins with."""
+    first = text[:_CUT_CHARS_MIN]
+    at = form.find(first, 1)
+    while at != -1:
+        if text.startswith(form[at:]):
+            return len(form) - at
+        at = form.find(first, at + 1)
+    return 0
 
 
 def _any_in(forms: Iterable[str], text: str) -> bool:

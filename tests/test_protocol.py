@@ -41,6 +41,7 @@ from backplane.protocol import (
     version_compatible,
 )
 from backplane.protocol.control import ControlEnd
+from backplane.redact import Redactor
 from tests import receipt_cases
 from tests.receipt_writer import receipt_of
 
@@ -868,3 +869,48 @@ def test_what_a_control_plane_writes_a_host_reads(message: Any) -> None:
 )
 def test_what_a_host_writes_a_control_plane_reads(message: Any) -> None:
     assert control().receive(host().send(message)) == [message]
+
+
+# Secrets that a host cut ----------------------------------------------------------------------------------------------
+
+CUT = "." * 200 + "hunter2-and-mo"
+CUT_SAID: list[dict[str, Any]] = [
+    {"type": "assistant_message", "text": CUT},
+    {"type": "warning", "message": CUT},
+    {"type": "run_started", "message": CUT},
+    {"type": "error", "message": CUT},
+    {"type": "file_changed", "path": "a", "summary": CUT},
+    {"type": "command_executed", "command": "c", "exit_code": 0, "output_preview": CUT},
+    {"type": "tool_call", "tool_name": "t", "input": {"a": [1, CUT]}},
+    {"type": "tool_result", "tool_name": "t", "output": CUT, "is_error": False},
+    {"type": "warning", "message": CUT, "ext": {"output": {"stream": "stdout", "text": "x"}}},
+]
+
+
+@pytest.mark.parametrize("said", CUT_SAID, ids=lambda said: str(said["type"]))
+@pytest.mark.parametrize("around", [0, 3])
+def test_a_secret_that_a_host_cut_does_not_come_through(said: dict[str, Any], around: int) -> None:
+    end = control(redactor=Redactor(["hunter2-and-more"]))
+    usual = event() * around
+    batches = end.receive(usual + line({"t": "event", "ref_id": "r1", "event": {"ts": TS, **said}}) + usual)
+    told = b"".join(batch.lines for batch in batches if isinstance(batch, Events))
+    assert len(told.splitlines()) == 2 * around + 1
+    assert b"hunter2" not in told
+    assert b"...[redacted]" in told
+    assert end.redacted == 1
+
+
+def test_a_secret_that_was_cut_in_the_last_message_does_not_come_through() -> None:
+    for last in ({"t": "fatal", "error": CUT}, {"t": "final", "receipt": {**RECEIPT, "usage_raw": {"said": CUT}}}):
+        end = control(redactor=Redactor(["hunter2-and-more"]))
+        (received,) = end.receive(line({"ref_id": "r1", **last}))
+        assert "hunter2" not in repr(received)
+        assert "...[redacted]" in repr(received)
+
+
+def test_the_beginning_of_a_secret_in_a_delta_is_left_to_what_comes_next() -> None:
+    end = control(redactor=Redactor(["hunter2-and-more"]))
+    (batch,) = end.receive(event(text=CUT) + event(text="re"))
+    assert isinstance(batch, Events)
+    assert b"hunter2-and-mo" in batch.lines
+    assert end.redacted == 0

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from backplane.contract.events import AssistantMessage, CommandExecuted, ToolCall
+from backplane.contract.events import AssistantDelta, AssistantMessage, CommandExecuted, ToolCall, Warned, carried
 from backplane.redact import MARK, SECRET_CHARS_MIN, DeltaRedactor, Redactor
 from backplane.tail import Tail
 
@@ -438,3 +438,51 @@ def test_no_piece_of_a_secret_is_left_wherever_bytes_are_cut(secret: str) -> Non
         if stop == len(data):
             assert redactor.data(Tail(data[start:], data[:start])) == (clean, count)
     assert redactor.part(data) == redactor.data(data)
+
+
+# Texts that somebody else cut -----------------------------------------------------------------------------------------
+
+SHOWN = 8
+"""Fewer characters of a secret are not told from other words."""
+
+
+@pytest.mark.parametrize("secret", [SECRET, PEM, "hunter2-and-more"])
+def test_a_secret_that_was_cut_where_a_text_begins_or_ends_is_redacted(secret: str) -> None:
+    redactor = Redactor([secret])
+    for spelled in redactor.forms:
+        for size in {SHOWN, SHOWN + 1, len(spelled) // 2, len(spelled) - 2, len(spelled) - 1} - set(range(SHOWN)):
+            for text in ("." * 40 + spelled[:size], spelled[-size:] + "." * 40):
+                assert redactor.text(text)[0] in (MARK + "." * 40, "." * 40 + MARK)
+                if json.dumps(spelled, ensure_ascii=False)[1:-1] in redactor.forms:
+                    assert redactor.json({text: 1}) == ({redactor.text(text)[0]: 1}, redactor.text(text)[1])
+
+
+@pytest.mark.parametrize("texts", [1, 2000])
+def test_a_cut_secret_is_found_among_few_and_many_texts(texts: int) -> None:
+    value = ["x" * 40] * texts + ["y" * 40 + SECRET[:12], 1, {"z" * 40 + SECRET[:9]: SECRET[3:] + "." * 40}]
+    clean, count = Redactor([SECRET]).json(value)
+    assert count == 3
+    assert clean[-3:] == ["y" * 40 + MARK, 1, {"z" * 40 + MARK: MARK + "." * 40}]
+    assert clean[:texts] == value[:texts]
+
+
+def test_names_short_words_and_pieces_of_a_running_text_are_not_taken_for_cut_secrets() -> None:
+    redactor = Redactor(["postgres://user:pw@host/db"])
+    assert redactor.text("connect to postgres") == ("connect to postgres", 0)
+    begun = "x" * 200 + "postgres://user"
+    pieces = [
+        AssistantDelta(ts=TS, text=begun),
+        carried(Warned(ts=TS, message="m", ext={"output": {"stream": "stdout", "text": begun}})),
+        carried(AssistantDelta(ts=TS, text="", ext={"reasoning": {"text": begun}})),
+    ]
+    assert [redactor.event(piece) for piece in pieces] == [(piece, 0) for piece in pieces]
+    cut = carried(Warned(ts=TS, message=begun, ext={"output": {"stream": "stdout", "text": begun}}))
+    assert redactor.event(cut) == (msgspec.structs.replace(cut, message="x" * 200 + MARK), 1)
+    assert redactor.event(AssistantMessage(ts=TS, text=begun))[1] == 1
+
+
+@given(st.text("ab", min_size=9, max_size=20), st.text("ab ", min_size=32, max_size=60))
+def test_whatever_is_cut_of_a_secret_that_repeats_itself_is_redacted(secret: str, text: str) -> None:
+    clean, _ = Redactor([secret], shapes=False).text(text)
+    assert not any(clean.endswith(secret[:size]) for size in range(SHOWN, len(secret) + 1))
+    assert not any(clean.startswith(secret[-size:]) for size in range(SHOWN, len(secret) + 1))

@@ -191,6 +191,7 @@ class ControlEnd:
                     or event.ext is not UNSET
                     or (event.ts not in self._times and not self._time_is_canonical(event.ts))
                     or watchful
+                    or (type(event) is not AssistantDelta and self._cut_in([event]))
                 ):
                     event, record = self._look_closer(line, envelope)
                 ref_id = envelope.ref_id
@@ -224,7 +225,8 @@ class ControlEnd:
         except (ValueError, KeyError, RecursionError):
             return None
         events = list(map(_EVENT, envelopes))
-        if not _SPOKEN.issuperset(map(type, events)):
+        kinds = set(map(type, events))
+        if not kinds <= _SPOKEN:
             return None
         lines = _encode_lines(events)
         texts = [event.text for event in events if event.ext is UNSET]
@@ -235,7 +237,9 @@ class ControlEnd:
             return None
         if len(events) > 1:
             self._remember(new_times)
-        if self._redactor is not None and self._redactor.found_in(texts):
+        if self._redactor is not None and (
+            self._redactor.found_in(texts) or (AssistantMessage in kinds and self._cut_in(events))
+        ):
             return None
         self.lines_read += len(events)
         return Events(ref_id, events, lines)
@@ -271,6 +275,13 @@ class ControlEnd:
         if lines and len(lines[0]) > VALUES_MAX:
             return True  # Read in full anyway; a look at it first would need four times its memory.
         return self._redactor.found(data) or (bool(lines) and len(lines[0]) > 0 and self._redactor.found(lines[0]))
+
+    def _cut_in(self, events: list[AgentEvent]) -> bool:
+        """Whether a part of a secret is left where a text was cut; a delta goes on in the next one."""
+        if self._redactor is None or not self._redactor.knows:
+            return False
+        said = [msgspec.structs.astuple(event) for event in events if type(event) is not AssistantDelta]
+        return self._redactor.cut_in([text for texts in said for text in texts if isinstance(text, str)])
 
     def _clean(self, event: AgentEvent) -> AgentEvent:
         if self._redactor is None:
