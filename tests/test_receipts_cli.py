@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -116,9 +117,7 @@ def test_no_command_prints_what_a_terminal_acts_on_of_an_imported_receipt(cli: C
         done = cli("receipts", *words)
         assert done.returncode == code, done
         check_plain(done)
-    listed = cli("checkpoints", run_id)
-    assert b"by name" in listed.stdout, listed
-    check_plain(listed)
+    check_plain(cli("checkpoints", run_id))
 
 
 def test_no_command_prints_what_a_terminal_acts_on_of_a_changed_row(cli: Cli, home: Path) -> None:
@@ -228,3 +227,59 @@ def test_whatever_stands_where_our_members_do_is_shown_and_verified(cli: Cli, ho
         done = cli("receipts", "show", run_id)
         assert (done.returncode, done.stderr) == (0, b""), done
     assert cli("receipts", "verify", *stored).returncode == 0
+
+
+# Exports that are killed ----------------------------------------------------------------------------------------------
+
+AT_THE_LAST_STEP = """
+import os, signal, sys
+from pathlib import Path
+from backplane.receipts import Store, export
+from backplane.errors import BackplaneError
+os_replace = os.replace
+def replace(*names):
+    os.kill(os.getpid(), signal.SIG{signal})
+    os_replace(*names)
+os.replace = replace
+with Store.open(Path(sys.argv[1]), readonly=True) as store:
+    try:
+        export(store, sys.argv[2], Path("out"))
+    except BackplaneError as error:
+        sys.exit(str(error))
+"""
+
+
+def hidden(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob(".*"))
+
+
+def test_what_a_killed_export_leaves_goes_with_the_next_to_the_same_name(cli: Cli, home: Path, tmp_path: Path) -> None:
+    with Store.open(home) as store:
+        run_id = stored_run(store, ["a"]).run_id
+    of_others = [".out.12345678", ".out.backplane-mine", f".other.backplane-{'0' * 16}"]
+    for name in of_others:
+        (tmp_path / name).mkdir()
+    words = [sys.executable, "-c", AT_THE_LAST_STEP.format(signal="KILL"), str(home), run_id]
+    for _ in range(3):
+        assert subprocess.run(words, cwd=tmp_path, timeout=WAIT_S, check=False).returncode == -signal.SIGKILL
+        assert len(hidden(tmp_path)) == len(of_others) + 1
+    assert cli("receipts", "export", run_id, "--to", "out").returncode == 0
+    assert hidden(tmp_path) == sorted(of_others)
+    assert (tmp_path / "out/receipt.json").exists()
+
+
+def test_an_export_takes_nothing_from_another_one_at_work(cli: Cli, home: Path, tmp_path: Path) -> None:
+    with Store.open(home) as store:
+        run_id = stored_run(store, ["a"]).run_id
+    words = [sys.executable, "-c", AT_THE_LAST_STEP.format(signal="STOP"), str(home), run_id]
+    with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE) as other:
+        try:
+            assert os.WIFSTOPPED(os.waitpid(other.pid, os.WUNTRACED)[1])
+            (theirs,) = hidden(tmp_path)
+            assert cli("receipts", "export", run_id, "--to", "out").returncode == 0
+            assert (tmp_path / theirs / "receipt.json").exists()
+        finally:
+            other.send_signal(signal.SIGCONT)
+        told = other.communicate(timeout=WAIT_S)[1]
+    assert (other.returncode, b"ENOTEMPTY" in told) == (1, True), told
+    assert hidden(tmp_path) == []

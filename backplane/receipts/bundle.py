@@ -6,10 +6,13 @@ maker's. Only receipts come in; a foreign journal is not needed, the receipt hol
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import stat
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +21,9 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import ConfigError, ContractError, StoreError
+from backplane.locks import try_lock
 from backplane.receipts.audit import patch_bytes, patch_faults, patch_hash
-from backplane.receipts.journal import FILE_MODE, HEAD, PATCH, TRACE, disk_error
+from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, HEAD, PATCH, TRACE, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
 from backplane.receipts.rows import Row
 from backplane.receipts.store import Store
@@ -27,6 +31,11 @@ from backplane.receipts.trace import Trace, open_plain
 
 RECEIPT: Final = "receipt.json"
 JOURNAL: Final = "journal"
+STEM_CHARS_MAX: Final = 50
+"""Of the bundle's name in that of the folder in which it is made: with four bytes a character, that still is a name."""
+MAKING_TRIES: Final = 5
+_RANDOM: Final = re.compile(r"[0-9a-f]{16}")
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 RECEIPT_BYTES_MAX: Final = 256 << 20
 """Largest foreign receipt that is read: JSON is parsed as a whole, at several times its size in memory."""
 
@@ -48,8 +57,7 @@ def export(store: Store, run: str, folder: Path) -> Path:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError("config_invalid", f"{folder} is there already and not empty", hint="name a new folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
+        with _building(folder) as building:
             write_receipt(receipt, building / RECEIPT)
             (building / JOURNAL).mkdir()
             promised = patch_bytes(receipt)
@@ -57,12 +65,60 @@ def export(store: Store, run: str, folder: Path) -> Path:
             _copy(source / HEAD, building / JOURNAL / HEAD, RECEIPT_BYTES_MAX)
             _copy(source / TRACE, building / JOURNAL / TRACE, row.trace_bytes)
             os.replace(building, folder)
-        except BaseException:
-            shutil.rmtree(building, ignore_errors=True)
-            raise
     except OSError as error:
         raise disk_error(str(folder), error) from error
     return folder
+
+
+@contextmanager
+def _building(folder: Path) -> Iterator[Path]:
+    """A new folder beside this one, to take its name; removed where it did not come so far.
+
+    Its maker holds its lock: what one that was killed has left is removed by the next export to the same name.
+    """
+    stem = f".{folder.name[:STEM_CHARS_MAX]}.backplane-"
+    with suppress(OSError):
+        for name in os.listdir(folder.parent):
+            if name.startswith(stem) and _RANDOM.fullmatch(name.removeprefix(stem)):
+                _remove_abandoned(folder.with_name(name))
+    building, fd = _made(folder, stem)
+    try:
+        yield building
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _made(folder: Path, stem: str) -> tuple[Path, int]:
+    for _ in range(MAKING_TRIES):
+        building = folder.with_name(f"{stem}{os.urandom(8).hex()}")
+        building.mkdir(mode=FOLDER_MODE)
+        # Before it is locked, another export may take it for an abandoned one.
+        with suppress(FileNotFoundError):
+            fd = os.open(building, _FOLDER)
+            if _is_ours(fd) and building.exists():
+                return building, fd
+            os.close(fd)
+    raise OSError(errno.EBUSY, "others export to the same name", str(folder))
+
+
+def _is_ours(fd: int) -> bool:
+    try:
+        return try_lock(fd)
+    except OSError:  # Some network file systems lock no folders: then nobody takes it away either.
+        return True
+
+
+def _remove_abandoned(left: Path) -> None:
+    with suppress(OSError):
+        fd = os.open(left, _FOLDER)
+        try:
+            if try_lock(fd):
+                shutil.rmtree(left)
+        finally:
+            os.close(fd)
 
 
 def _copy(source: Path, target: Path, bytes_max: int) -> None:
