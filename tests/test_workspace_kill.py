@@ -259,6 +259,40 @@ def test_a_mark_that_is_none_of_ours_touches_nothing_and_is_told(tmp_path: Path,
     assert len(exchange.unsettled(tmp_path)) == 1
 
 
+def test_an_exchange_whose_old_files_are_being_removed_is_under_way_still(patched: Place) -> None:
+    told: list[object] = []
+
+    def meanwhile(files: int) -> None:
+        assert len(exchange.pending(patched.base)) == 1
+        told.extend(exchange.unsettled(patched.base))
+        told.extend(exchange.settle(exchange.pending(patched.base)))
+
+    assert apply_patch(patched.run_dir, done=meanwhile).files
+    assert told == []
+    assert exchange.pending(patched.base) == []
+    assert list(patched.original.glob(".backplane-*")) == []
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_an_exchange_that_ends_while_it_is_looked_at_is_not_told_as_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: bool
+) -> None:
+    mark = tmp_path / ".run.begun"
+
+    def ends(fd: int) -> bool:
+        mark.rename(mark.with_suffix(".done")) if moved else mark.unlink()
+        return True
+
+    for look in (exchange.settle, lambda marks: exchange.unsettled(tmp_path)):
+        mark.write_text(json.dumps({"root": str(tmp_path), "depot": ".backplane-0123456789abcdef"}) + "\n")
+        marks = exchange.pending(tmp_path)[:1]
+        with monkeypatch.context() as patch:
+            patch.setattr(exchange, "try_lock", ends)
+            assert look(marks) == []
+        for left in exchange.pending(tmp_path):
+            left.unlink()
+
+
 STEP: Final[dict[str, Any]] = {"path": "d/f", "old": "old0", "new": None, "made": []}
 
 

@@ -21,7 +21,7 @@ import msgspec
 from backplane.errors import WorkspaceError
 from backplane.workspace import git
 from backplane.workspace.baseline import git_mode
-from backplane.workspace.exchange import exchange, marks_of, settle, tidy
+from backplane.workspace.exchange import exchange, marks_of, settle
 from backplane.workspace.moves import Result
 from backplane.workspace.pack import LINK, Leaf, blob_id
 from backplane.workspace.patch import CODE, Saved, Target, failure, hashed, load, names
@@ -110,11 +110,8 @@ def put(
             for result in steps.values():
                 collections.deque(result.pieces(), maxlen=0)
         elif steps:
-            mark = exchange(run_dir, root, handle, plan.found, steps)
-            try:
+            with exchange(run_dir, root, handle, plan.found, steps):
                 done(len(steps))
-            finally:
-                tidy(mark)
     return Applied(tuple(printable(path) for path in sorted(steps)), merged)
 
 

@@ -64,11 +64,11 @@ class Settled(msgspec.Struct, frozen=True):
         return f"{fact} '{root}' was cut off; all is as before: apply it again"
 
 
-def exchange(run_dir: Path, where: Path, root: int, seen: Seen, results: Mapping[str, Result]) -> Path:
+@contextlib.contextmanager
+def exchange(run_dir: Path, where: Path, root: int, seen: Seen, results: Mapping[str, Result]) -> Iterator[None]:
     """Put every new file into its place, each old one out of it; a failure moves all back.
 
-    Returns:
-        The mark that says it is done, for `tidy`; until then a later start may say so, too.
+    In the block all is in place, and only a later start says so where we die; after it the old files go.
 
     Raises:
         OSError, WorkspaceError: after everything was put back, or with what could not be: then the mark stays
@@ -106,10 +106,14 @@ def exchange(run_dir: Path, where: Path, root: int, seen: Seen, results: Mapping
                 remove_tree(where / name)
                 mark.unlink(missing_ok=True)
             raise
-        return done
+        # Still under the lock: who looks meanwhile shall not take it for one that was cut off.
+        try:
+            yield
+        finally:
+            _tidy(done)
 
 
-def tidy(done: Path) -> None:
+def _tidy(done: Path) -> None:
     """Remove the old files, which nobody needs any more, and the mark."""
     with contextlib.suppress(WorkspaceError, FileNotFoundError):
         head = _read(done)[0]
@@ -139,9 +143,14 @@ def unsettled(runs: Path) -> list[str]:
     found = []
     for mark in pending(runs):
         with contextlib.suppress(FileNotFoundError), opened(os.open(mark, os.O_RDONLY | _MARK_FLAGS)) as fd:
-            if try_lock(fd):
+            if try_lock(fd) and _is_at(mark, fd):
                 found.append(f"run {_run_of(mark)}: putting its patch{_into(mark)} was cut off")
     return found
+
+
+def _is_at(mark: Path, fd: int) -> bool:
+    """Whether a mark is still where it was opened: its maker may have ended meanwhile. Raises FileNotFoundError."""
+    return os.path.samestat(os.fstat(fd), os.stat(mark, follow_symlinks=False))
 
 
 def _into(mark: Path) -> str:
@@ -174,7 +183,7 @@ def settle(marks: Iterable[Path], applied: Callable[[str, int], None] = lambda r
     found = []
     for mark in marks:
         with contextlib.suppress(FileNotFoundError), opened(os.open(mark, os.O_RDWR | _MARK_FLAGS)) as fd:
-            if not try_lock(fd):
+            if not (try_lock(fd) and _is_at(mark, fd)):
                 continue
             try:
                 found += _settle(mark, _run_of(mark), applied)
