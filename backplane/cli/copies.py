@@ -96,14 +96,21 @@ class Copy:
     def _make(self, folder: int, chunks: Iterator[bytes]) -> bool:
         """The file anew, whole or not at all, in place of whatever has its name now; whether it can be found by it."""
         made = f".backplane-{os.urandom(8).hex()}"
-        fd = os.open(made, _NEW, 0o666, dir_fd=folder)
+        fd = _nameless(folder)
+        named = fd is None
+        if fd is None:
+            fd = os.open(made, _NEW, 0o666, dir_fd=folder)
         try:
             _write(fd, chunks)
+            if not named and _name(fd, folder, self._base):
+                return self._is_there(fd)
+            named = named or _name(fd, folder, made)
             os.rename(made, self._base, src_dir_fd=folder, dst_dir_fd=folder)
             return self._is_there(fd)
         except BaseException:
-            with suppress(OSError):
-                os.unlink(made, dir_fd=folder)
+            if named:
+                with suppress(OSError):
+                    os.unlink(made, dir_fd=folder)
             raise
         finally:
             os.close(fd)
@@ -137,6 +144,27 @@ def _place(name: str) -> tuple[str, str]:
             return folder, base
         path = os.path.join(folder, os.readlink(path))
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _nameless(folder: int) -> int | None:
+    """A new file that goes with its maker until it gets a name; None where the system cannot make or name one."""
+    if not hasattr(os, "O_TMPFILE") or not os.path.isdir(_OWN[1].format("self")):
+        return None
+    try:
+        return os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o666, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
+            return None
+        raise
+
+
+def _name(fd: int, folder: int, name: str) -> bool:
+    """Give a nameless file its name; False where something has it already."""
+    try:
+        os.link(f"{_OWN[1].format('self')}/{fd}", name, dst_dir_fd=folder, follow_symlinks=True)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _own() -> tuple[str, ...]:
