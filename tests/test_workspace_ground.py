@@ -16,7 +16,7 @@ from backplane.errors import WorkspaceError
 from backplane.keeper import Keeper
 from backplane.workspace.checkpoints import Checkpoints
 from backplane.workspace.place import Workspace
-from tests.test_workspace import Place, place, snapshot
+from tests.test_workspace import Place, git, place, snapshot
 
 __all__ = ["place"]
 
@@ -146,3 +146,74 @@ def test_a_run_begins_with_what_was_there_before_a_patch_was_cut_off(tmp_path: P
     status = json.loads(receipt.read_text())["verification"]["git_status"]
     assert status == "M  f3\n"
     assert [(work / f"f{number}").read_text() for number in range(3)] == [f"old {number}\n" for number in range(3)]
+
+
+# The repository that the workspace is of ------------------------------------------------------------------------------
+
+
+def generated(place: Place, *init: str) -> None:
+    place.write({".gitignore": "*.gen\n", "api.gen": "1\n", "a.txt": "a\n", "sub/x.gen": "1\n"})
+    git("init", "-q", *init, ".", cwd=place.original)
+    git("add", "-f", ".", cwd=place.original)
+    git("commit", "-qm", "i", cwd=place.original)
+    place.write({"new.gen": "n\n"})
+
+
+def changed(place: Place, *paths: str, mode: str = "staged", root: Path | None = None) -> tuple[list[str], int]:
+    """What the patch names after a change of these files, and how many others changed."""
+    with place.staged(mode=mode, root=root or place.original) as found:
+        forge(found, *paths)
+        patch = found.difference()
+    return [change.path for change in patch.changes], patch.ignored_count
+
+
+@pytest.mark.parametrize("kind", ["sha1", "sha256", "split", "unreadable", "worktree", "link", "lost"])
+def test_a_tracked_file_that_rules_ignore_is_in_the_patch(place: Place, kind: str) -> None:
+    generated(place, *(["--object-format=sha256"] if kind == "sha256" else []))
+    index = place.original / ".git/index"
+    if kind == "split":
+        git("update-index", "--split-index", cwd=place.original)
+        assert list(place.original.glob(".git/sharedindex.*"))
+    elif kind == "unreadable":
+        index.write_bytes(b"no index")
+    elif kind == "link":
+        (place.original / ".git").rename(place.base / "aside")
+        (place.original / ".git").symlink_to(place.base / "aside")
+    elif kind == "lost":
+        (place.original / ".git").rename(place.base / "aside")
+        place.write({".git": "gitdir: /nowhere\n"})
+    elif kind == "worktree":
+        git("worktree", "add", "-q", "../tree", "-b", "w", cwd=place.original)
+        place.original = place.base / "tree"
+        place.write({"new.gen": "n\n"})
+    unknown = kind in ("unreadable", "lost")
+    named = ["api.gen", *(["new.gen"] if unknown else []), "sub/x.gen"]
+    assert changed(place, "api.gen", "new.gen", "sub/x.gen") == (named, 0 if unknown else 1)
+
+
+def test_a_submodules_tracked_files_are_in_the_patch(place: Place) -> None:
+    (place.base / "part").mkdir()
+    git("init", "-q", ".", cwd=place.base / "part")
+    (place.base / "part/s").write_text("s")
+    git("add", ".", cwd=place.base / "part")
+    git("commit", "-qm", "s", cwd=place.base / "part")
+    git("init", "-q", ".", cwd=place.original)
+    git("-c", "protocol.file.allow=always", "submodule", "add", "-q", "../part", "sub", cwd=place.original)
+    place.write({"sub/.gitignore": "*.gen\n", "sub/x.gen": "1\n", ".gitignore": "out/\n", "out/in/y.gen": "1\n"})
+    git("add", "-f", "x.gen", cwd=place.original / "sub")
+    git("init", "-q", ".", cwd=place.original / "out/in")
+    git("add", ".", cwd=place.original / "out/in")
+    place.write({"sub/new.gen": "n\n"})
+    assert changed(place, "sub/x.gen", "sub/new.gen", "out/in/y.gen") == (["sub/x.gen"], 2)
+    assert changed(place, "x.gen", root=place.original / "sub") == (["x.gen"], 0)
+
+
+def test_rules_above_a_workspace_that_is_a_folder_of_a_repository_are_obeyed(place: Place) -> None:
+    generated(place)
+    place.write({".gitignore": "*.gen\n/sub/build/\n/out/\n", "sub/build/o": "o\n", "out/f": "f\n", "out/g.o": ""})
+    sub, out = place.original / "sub", place.original / "out"
+    assert changed(place, "x.gen", "y.gen", "build/o", "build/p", "b", root=sub) == (["b", "x.gen"], 3)
+    with place.staged(root=sub) as found:
+        assert b".gen" not in git("status", "--porcelain", cwd=found.root)
+    # Whoever works in a folder that is ignored as a whole means it.
+    assert changed(place, "f", root=out) == (["f"], 0)

@@ -64,6 +64,8 @@ _CONFIG: Final = """[core]
 \tallow = never
 """
 
+_CONFIG_SHA256: Final = _CONFIG.replace("version = 0", "version = 1") + "[extensions]\n\tobjectformat = sha256\n"
+
 # Highest in precedence: whatever a `.gitattributes` says is unsaid.
 _ATTRIBUTES: Final = "* -text !eol !crlf -ident !filter -working-tree-encoding !diff !merge !whitespace\n"
 
@@ -264,12 +266,28 @@ def _simplify(rules: Mapping[str, bytes]) -> str:
     return f"a rule with many '**/' takes git for ever: simplify '{name}'{aside}"
 
 
-def tracked(at: Scratch, index: bytes) -> set[str]:
-    """List the paths of a repository's index; empty when git cannot read it (a split or sparse one)."""
+def tracked(at: Scratch, index: bytes, shared: Mapping[str, bytes]) -> set[str] | None:
+    """List the paths of a repository's index; None when git cannot read it.
+
+    Args:
+        shared: the files beside it that a split index names.
+    """
     copy = at.folder / "index"
     copy.write_bytes(index)
-    done = at.git("ls-files", "-z", settings={"GIT_INDEX_FILE": str(copy)}, codes=range(256), timeout_s=RULES_S_MAX)
-    return {os.fsdecode(path) for path in done.stdout.split(b"\0") if path} if done.code == 0 else set()
+    for name, data in shared.items():
+        (at.git_dir / name).write_bytes(data)
+    config = at.git_dir / "config"
+    try:
+        # Which hash it is of is not said in it.
+        for form in (_CONFIG, _CONFIG_SHA256):
+            config.write_text(form)
+            settings = {"GIT_INDEX_FILE": str(copy)}
+            done = at.git("ls-files", "-z", settings=settings, codes=range(256), timeout_s=RULES_S_MAX)
+            if done.code == 0:
+                return {os.fsdecode(path) for path in done.stdout.split(b"\0") if path}
+    finally:
+        config.write_text(_CONFIG)
+    return None
 
 
 def merge(at: Scratch, ours: bytes, base: bytes, theirs: bytes) -> bytes | None:

@@ -12,7 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Literal
 
@@ -20,7 +20,7 @@ import msgspec
 
 from backplane.errors import WorkspaceError
 from backplane.globs import compile_globs
-from backplane.workspace import git, patch
+from backplane.workspace import git, patch, repository
 from backplane.workspace.baseline import BLOB_BYTES_MAX, Baseline, Changes, Take, find_changes, read_rules
 from backplane.workspace.copying import remove_tree
 from backplane.workspace.ours import Ours
@@ -28,13 +28,11 @@ from backplane.workspace.pack import Leaf
 from backplane.workspace.patch import Change
 from backplane.workspace.stage import Stage, over_quota
 from backplane.workspace.tree import (
-    GIT_NAME,
     Listing,
     Quota,
     Scope,
     identity,
     list_tree,
-    open_folder,
     open_known,
     open_root,
     opened,
@@ -44,9 +42,6 @@ from backplane.workspace.tree import (
 )
 
 Mode = Literal["staged", "pass_through"]
-
-INDEX_BYTES_MAX: Final = 256 << 20
-"""Longest index of the original that is looked at; git needs some 100 bytes a file, so two million files."""
 
 _STAGING: Final = "workspace_staging_failed"
 _RESULT: Final = "execution_workspace_error"
@@ -91,7 +86,7 @@ class Workspace:
         self._ours = ours
         self._special = NO_NAMES
         self._identity = (0, 0)
-        self._excluded = b""
+        self._repository = repository.Repository()
         self._baseline = Baseline(stage_dir / "base.pack")
 
     def difference(self) -> Patch:
@@ -151,7 +146,7 @@ class Workspace:
         obeyed = read_rules(root, listing) if rules is None else rules
 
         def ask_ignored(paths: list[str]) -> Collection[str]:
-            return git.ignored(scratch, paths, obeyed, self._excluded)
+            return self._repository.ignored(scratch, paths, obeyed)
 
         self._leave_out(listing)
         changes = find_changes(self._baseline, root, listing, scope, ask_ignored, take, looked_ns)
@@ -221,10 +216,10 @@ class Workspace:
             self._special = frozenset(listing.special) or NO_NAMES
             self.special_count = len(listing.special)
             _check_bytes(listing, self._scope)
-            self._excluded = _read_below(source, f"{GIT_NAME}/info/", "exclude", git.RULES_BYTES_MAX)
+            self._repository = repository.find(self.original)
             ignored = self._find_ignored(source, listing)
             if self.mode == "staged":
-                Stage(self.root, self._scope, self._baseline, ignored).fill(source, listing, self._excluded)
+                Stage(self.root, self._scope, self._baseline, ignored).fill(source, listing, self._repository.carried)
             else:
                 self._read_in_place(source, listing, ignored)
         self._identity = identity(self.root)
@@ -240,14 +235,33 @@ class Workspace:
         return handle
 
     def _find_ignored(self, source: int, listing: Listing) -> Collection[str]:
-        rules = read_rules(source, listing)
-        if not (rules or self._excluded):
+        rules, known = read_rules(source, listing), self._repository
+        if not (rules or known.excluded or known.above):
             return ()
         with git.scratch(self._stage_dir, _STAGING, self._scope.stopped) as scratch:
-            index = _read_below(source, f"{GIT_NAME}/", "index", INDEX_BYTES_MAX)
             # What was added in spite of the rules belongs to the work; it also spares most questions.
-            tracked = git.tracked(scratch, index) if index else ()
-            return git.ignored(scratch, [path for path, _ in listing if path not in tracked], rules, self._excluded)
+            tracked = known.tracked(scratch)
+            if tracked is None:
+                return ()  # Nothing that may be tracked is lost.
+            self._repository = known = known.obeyed(scratch)
+            found = known.ignored(scratch, [path for path, _ in listing if path not in tracked], rules)
+            return found - self._tracked_below(scratch, listing, rules, found)
+
+    def _tracked_below(
+        self, scratch: git.Scratch, listing: Listing, rules: Mapping[str, bytes], ignored: set[str]
+    ) -> set[str]:
+        """Those of the ignored files that a repository in the workspace tracks; one that is ignored itself does not."""
+        folders = tuple(folder for folder in listing.repositories if folder)
+        outer = {place: text for place, text in rules.items() if not place.startswith(folders)}
+        asked = [folder + repository.ANY_NAME for folder in folders]
+        hidden = self._repository.ignored(scratch, asked, outer)
+        found: set[str] = set()
+        for folder in folders:
+            held = {path for path in ignored if path.startswith(folder)}
+            if held and folder + repository.ANY_NAME not in hidden:
+                tracked = repository.find(self.original / folder).tracked(scratch)
+                found |= held if tracked is None else held & {folder + path for path in tracked}
+        return found
 
     def _read_in_place(self, source: int, listing: Listing, ignored: Collection[str]) -> None:
         for folder in listing.folders:
@@ -362,11 +376,3 @@ def _check_bytes(listing: Listing, scope: Scope) -> None:
     expected = sum(min(facts.st_size, facts.st_blocks * 512) for _, facts in listing)
     if expected > scope.quota.bytes_max:
         raise over_quota(scope)
-
-
-def _read_below(root: int, folder: str, name: str, bytes_max: int) -> bytes:
-    """A plain file's content, or nothing when it is missing, too long or something else."""
-    with suppress(OSError), opened(open_folder(root, folder)) as handle:
-        found = read_file(handle, name, bytes_max)
-        return found[0] if found else b""
-    return b""

@@ -89,6 +89,8 @@ class Listing(msgspec.Struct):
     """Left out by `include` or `exclude`; a folder stands for everything in it."""
     ours: list[str] = []
     """Our own folders, left out with all in them."""
+    repositories: list[str] = []
+    """Folders with a `.git` of their own, with a slash at the end."""
 
     def __iter__(self) -> Iterator[Entry]:
         """Every file and link with its whole relative path."""
@@ -244,6 +246,7 @@ def _read_folder(root: int, folder: Folder, listing: Listing, scope: Scope) -> l
         with opened(_enter(root, folder, scope)) as handle, os.scandir(handle) as found:
             for entry in sorted(found, key=_name):
                 if entry.name == GIT_NAME:
+                    listing.repositories.append(folder.path)
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     _sort_in(entry.name, entry.stat(follow_symlinks=False), folder, listing, scope, below)

@@ -1,0 +1,166 @@
+"""What the original's own repository knows of a workspace: which files are tracked, and rules from above it.
+
+Its files are read, nothing of it is run. Where `.git` is a file (a linked worktree, a submodule) or
+the workspace is a folder of a larger repository, it is found as git finds it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from backplane.workspace import git
+from backplane.workspace.tree import FOLDER_FLAGS, GIT_NAME, opened, read_file
+
+INDEX_BYTES_MAX: Final = 256 << 20
+"""Longest index of the original that is looked at; git needs some 100 bytes a file, so two million files."""
+
+ANY_NAME: Final = "backplane-asks"
+"""Asked about for a whole folder, as no rule but one for all of it names this."""
+
+_POINTER_BYTES_MAX: Final = 8192
+"""Longest `.git` file: one path."""
+
+_SHARED: Final = "sharedindex."
+
+
+class Repository(msgspec.Struct, frozen=True):
+    """What was read of a repository."""
+
+    index: bytes | None = b""
+    """None where there is one that cannot be read; empty where there is none."""
+    shared: Mapping[str, bytes] = {}
+    """Files that a split index names, by their names."""
+    excluded: bytes = b""
+    """Content of `info/exclude`."""
+    prefix: str = ""
+    """Path of the workspace below the repository's top, with a slash at the end."""
+    above: Mapping[str, bytes] = {}
+    """`.gitignore`s of the folders above the workspace, by folder below the top."""
+
+    @property
+    def carried(self) -> bytes:
+        """What a copy's own `info/exclude` is to hold: this one's, and those rules from above that know no place."""
+        lines = (line for text in self.above.values() for line in text.splitlines())
+        return b"".join(
+            [
+                self.excluded and self.excluded.rstrip(b"\n") + b"\n",
+                *(line + b"\n" for line in lines if b"/" not in line.strip().rstrip(b"/")),
+            ]
+        )
+
+    def tracked(self, scratch: git.Scratch) -> Collection[str] | None:
+        """Tracked files of the workspace; None where that cannot be known."""
+        if not self.index:
+            return None if self.index is None else ()
+        found, at = git.tracked(scratch, self.index, self.shared), len(self.prefix)
+        return found and {path[at:] for path in found if path.startswith(self.prefix)}
+
+    def ignored(self, scratch: git.Scratch, paths: Iterable[str], rules: Mapping[str, bytes]) -> set[str]:
+        """Which of these files of the workspace are ignored by its rules and by those above it."""
+        at = len(self.prefix)
+        below = {self.prefix + folder: text for folder, text in rules.items()}
+        asked = [self.prefix + path for path in paths]
+        return {path[at:] for path in git.ignored(scratch, asked, {**self.above, **below}, self.excluded)}
+
+    def obeyed(self, scratch: git.Scratch) -> Repository:
+        """Itself, without rules that leave out the whole workspace: whoever works there means it."""
+        if self.prefix and self.ignored(scratch, [ANY_NAME], {}):
+            return msgspec.structs.replace(self, above={}, excluded=b"")
+        return self
+
+
+def find(root: Path) -> Repository:
+    """Look for the repository that a folder is the top of, or is in."""
+    if os.path.lexists(root / GIT_NAME):
+        return _read(root)
+    top = _top_above(root)
+    if top is None:
+        return Repository()
+    folders = [top, *(top.joinpath(*root.relative_to(top).parts[:count]) for count in range(1, _depth(root, top)))]
+    rules = {folder: _rules(folder) for folder in folders}
+    above = {_slashed(folder, top): text for folder, text in rules.items() if text}
+    return msgspec.structs.replace(_read(top), prefix=_slashed(root, top), above=above)
+
+
+def _depth(root: Path, top: Path) -> int:
+    return len(root.relative_to(top).parts)
+
+
+def _slashed(folder: Path, top: Path) -> str:
+    return "".join(f"{part}/" for part in folder.relative_to(top).parts)
+
+
+def _top_above(root: Path) -> Path | None:
+    """The nearest folder above with a repository, on the same file system and nobody else's."""
+    with suppress(OSError):
+        facts = root.stat()
+        for folder in root.parents:
+            if folder.stat().st_dev != facts.st_dev:
+                return None
+            place = folder / GIT_NAME
+            if os.path.lexists(place):
+                ours = place.stat().st_uid in (os.geteuid(), facts.st_uid)
+                return folder if ours and (place.is_file() or (place / "HEAD").is_file()) else None
+    return None
+
+
+def _rules(folder: Path) -> bytes:
+    with suppress(OSError), opened(os.open(folder, FOLDER_FLAGS)) as handle:
+        found = read_file(handle, ".gitignore", git.RULES_BYTES_MAX)
+        return found[0] if found else b""
+    return b""
+
+
+def _read(top: Path) -> Repository:
+    place = _pointed(top, GIT_NAME, b"gitdir: ") if (top / GIT_NAME).is_file() else top / GIT_NAME
+    try:
+        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return Repository(index=None)
+    with opened(folder):
+        index = _whole(folder, "index")
+        common = _pointed(place, "commondir") if os.path.lexists(place / "commondir") else place
+        return Repository(index, _shared(folder, index or b""), _excluded(common))
+
+
+def _excluded(common: Path) -> bytes:
+    with suppress(OSError), opened(os.open(common / "info", FOLDER_FLAGS)) as folder:
+        found = read_file(folder, "exclude", git.RULES_BYTES_MAX)
+        return found[0] if found else b""
+    return b""
+
+
+def _pointed(folder: Path, name: str, before: bytes = b"") -> Path:
+    """Where a file with one path leads; a folder that is not there when it says none."""
+    with suppress(OSError), opened(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as handle:
+        found = read_file(handle, name, _POINTER_BYTES_MAX)
+        if found and found[0].startswith(before) and b"\0" not in found[0]:
+            return folder / os.fsdecode(found[0].removeprefix(before).rstrip(b"\r\n"))
+    return folder / name / "none"
+
+
+def _whole(folder: int, name: str) -> bytes | None:
+    try:
+        found = read_file(folder, name, INDEX_BYTES_MAX)
+    except FileNotFoundError:
+        return b""
+    except OSError:
+        return None
+    return found[0] if found else None
+
+
+def _shared(folder: int, index: bytes) -> dict[str, bytes]:
+    """The files that a split index is completed by: it holds their hashes."""
+    names = [name for name in os.listdir(folder) if name.startswith(_SHARED)]
+    found: dict[str, bytes] = {}
+    for name in names:
+        with suppress(ValueError):
+            if bytes.fromhex(name.removeprefix(_SHARED)) in index:
+                found[name] = _whole(folder, name) or b""
+    return found
