@@ -974,6 +974,28 @@ async def test_what_is_left_open_of_other_files_and_processes_is_in_the_label(
     assert ("limits, priority and processors" in processes.get("gap", "")) == bool(hidden)
 
 
+@pytest.mark.parametrize("hidden", [(), ("bubblewrap",)])
+async def test_a_state_folder_in_the_workspace_is_covered_or_named_as_open(
+    hidden: tuple[Name, ...], found: Probe, root: Path, tmp_path: Path
+) -> None:
+    home = root / ".state"
+    there = f"write({str(home / 'planted')!r})"
+    said, held = await ask(control(home, without(found, *hidden)), cell(tmp_path / "bin", there), root)
+    assert (
+        (home / "planted").exists() == (said == "ok") == ("the state folder" in held["kinds"]["files"].get("gap", ""))
+    )
+    assert (said == "ok") == bool(hidden)
+
+
+async def test_rules_on_reading_name_what_git_keeps(backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    closed = policy(deny_read=("**/.env",))
+    _, held = await ask(control(backplane_home), cell(tmp_path / "bin", "1"), root, policy=closed)
+    assert masks.HISTORY not in held["kinds"]["files"]["gap"]
+    (root / ".git").mkdir()
+    _, held = await ask(control(backplane_home), cell(tmp_path / "bin", "1"), root, policy=closed)
+    assert masks.HISTORY in held["kinds"]["files"]["gap"]
+
+
 async def test_a_socket_elsewhere_can_be_reached_and_the_label_says_so(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

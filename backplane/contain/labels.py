@@ -35,6 +35,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...]
     masks: Masks
     private: bool
+    state_open: bool = False
+    """The state folder lies where the host may write, and nothing covers it."""
     grouped: bool = False
     filtered: bool = False
     """A filter on system calls was asked for."""
@@ -130,6 +132,8 @@ def _write_gaps(held: Held) -> list[str]:
     if not held.found.bubblewrap.usable:
         gaps.append("modes, owners, times and attributes (as of chattr) of files outside the workspace")
         gaps.append("this user's terminals and shared memory (/dev/pts, /dev/shm)")
+        if held.state_open:
+            gaps.append("the state folder, receipts and all, as it lies where the host works")
         if held.profile.deny_read or held.profile.deny_write:
             gaps.append("rules on single files of the workspace")
     return gaps

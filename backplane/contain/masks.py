@@ -32,6 +32,7 @@ _PROBE: Final = "\x01"
 """No file is named so: a glob that matches it in a folder matches whatever comes into that folder."""
 
 LATER: Final = "what is made during the run"
+HISTORY: Final = "what git keeps of them"
 ELSEWHERE: Final = "what lies outside the workspace, but for the top of the home folder"
 TOO_MANY: Final = (
     f"more than {MASKS_MAX} places to cover, more than {FILES_MAX} files to look at, or folders that cannot be listed"
@@ -88,9 +89,10 @@ def work_out(profile: PolicyProfile, root: str, seen_elsewhere: tuple[str, ...],
         # A device behind a mount without devices can be seen and not opened.
         options += ("--perms", "0555", "--tmpfs", path, "--remount-ro", path) if is_folder else (
             "--ro-bind", "/dev/null", path)  # fmt: skip
+    history = f"; {HISTORY}" if any(map(_in_repository, seen_elsewhere or (root,))) else ""
     return Masks(
         tuple(options),
-        read_gap=f"{ELSEWHERE}; {LATER}" if profile.deny_read else "",
+        read_gap=f"{ELSEWHERE}; {LATER}{history}" if profile.deny_read else "",
         write_gap=LATER if profile.deny_write and not _whole(writes) else "",
     )
 
@@ -156,6 +158,12 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
         return []
     except OSError as error:  # A path that is too long can be gone down step by step.
         raise OverflowError from error
+
+
+def _in_repository(path: str) -> bool:
+    while not (found := os.path.lexists(os.path.join(path, ".git"))) and path != (above := os.path.dirname(path)):
+        path = above
+    return found
 
 
 def _ancestors(root: str, paths: list[str]) -> list[str]:

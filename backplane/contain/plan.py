@@ -122,6 +122,7 @@ def plan(
         missing=tuple(path for path in writable if path not in own),
         masks=covered,
         private=bool(private),
+        state_open=any(f"{place.state}/".startswith(f"{path}/") for path in (place.root, *own)),
         grouped=grouped,
         filtered=filtered,
         calls_known=calls is not None,
