@@ -25,7 +25,7 @@ from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, CapabilityError, ConfigError, PolicyError, ProtocolError
 from backplane.globs import Globs, compile_globs
 from backplane.hooking import Call
-from backplane.policy import tool_names
+from backplane.policy import TOOL_NAME_CHARS_MAX, tool_names
 from backplane.redact import Redactor
 from backplane.targets import TOOLS
 
@@ -34,6 +34,9 @@ HOOKS_MAX: Final = 32
 
 DECISIONS_MAX: Final = 1000
 """Decisions listed in a receipt; all are counted."""
+
+DECISIONS_CHARS_MAX: Final = 1024 * 1024
+"""Length of all these decisions, ids, names and reasons together; usual ones take a tenth of it."""
 
 TOOLS_MAX: Final = 1000
 """Names of tools told apart when results are counted; agents have dozens."""
@@ -234,6 +237,7 @@ class Hooks:
             raise CapabilityError("capability_unsupported", fact, hint="announce ask/1 and answer, or leave them out")
         self._counts: dict[str, Counter[str]] = {hook.name: Counter() for hook in self.all}
         self._decisions: list[Json] = []
+        self._decisions_chars = 0
         self._asked: dict[Event, Counter[str]] = {event: Counter() for event in CAPABILITY}
         self._used: dict[Event, Counter[str]] = {event: Counter() for event in CAPABILITY}
         self._missed: Counter[str] = Counter()
@@ -313,14 +317,18 @@ class Hooks:
 
     def _note(self, hook: Hook, ask: wire.Ask, decision: Decision) -> None:
         self._counts[hook.name][decision.decision] += 1
-        if len(self._decisions) < DECISIONS_MAX:
-            row = {
-                "hook": hook.name,
-                "ask": self._redactor.text(ask.id)[0],
-                "tool": _tool(ask),
-                "decision": decision.decision,
-            }
-            self._decisions.append({**row, "reason": decision.reason} if decision.reason else row)
+        if len(self._decisions) >= DECISIONS_MAX:
+            return
+        row = {
+            "hook": hook.name,
+            "ask": self._redactor.text(ask.id)[0],
+            "tool": _short(_tool(ask)),
+            "decision": decision.decision,
+            "reason": decision.reason[: hooking.REASON_CHARS_MAX],
+        }
+        self._decisions_chars += sum(map(len, row.values()))
+        if self._decisions_chars <= DECISIONS_CHARS_MAX:
+            self._decisions.append({name: value for name, value in row.items() if value or name != "reason"})
 
     def look(self, event: AgentEvent) -> PolicyError | None:
         """Compare what was done with what was asked; an error says that a hook was passed over that must not be."""
@@ -361,7 +369,12 @@ def _tool(ask: wire.Ask) -> str:
 
 
 def _neutral(tool: str) -> str:
-    return next((name for name in tool_names(tool) if name in TOOLS), tool)
+    return next((name for name in tool_names(tool) if name in TOOLS), _short(tool))
+
+
+def _short(tool: str) -> str:
+    """A tool's name as it is kept: the policy refuses longer ones."""
+    return tool[: TOOL_NAME_CHARS_MAX + 1]
 
 
 def _count(counter: Counter[str], name: str) -> None:

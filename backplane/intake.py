@@ -19,6 +19,7 @@ from backplane.asks import Decision
 from backplane.checkpoints import RunCheckpoints
 from backplane.config import Limits
 from backplane.contract import envelope as wire
+from backplane.contract import structure
 from backplane.contract.canonical import Json, timestamp_at
 from backplane.contract.events import (
     AgentEvent,
@@ -47,6 +48,15 @@ from backplane.splits import Splits
 
 ASKS_OPEN_MAX: Final = 64
 """Asks that wait for a person at once; a host with more of them does not wait for answers."""
+
+ASKS_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Memory of all these asks, far more than agents write at once; a longer one waits where no other does."""
+
+REMEMBERED_MAX: Final = 1000
+"""Tools about which a decision for the run is kept; agents have dozens, and about others is asked again."""
+
+REMEMBERED_CHARS_MAX: Final = 4000
+"""Length of such a tool's name and the reason together; a longer one is not kept, and asked about again."""
 
 OnAsk = Callable[[AskRaised], Awaitable[Decision]]
 
@@ -80,6 +90,7 @@ class Intake:
         self.progressed = False
         """Something that counts as progress came since this was last put to False."""
         self.asks_open: dict[str, wire.Ask] = {}
+        self._asks_bytes = 0
         self._run_id = run_id
         self._facts = facts
         self._limits = limits
@@ -291,17 +302,21 @@ class Intake:
         self.progressed = True
         decision, by = asks.judge(self._facts.policy, ask, root=self._facts.root), "policy"
         hooks = self._hooks_of(ask, decision)
+        may_wait = decision is None or bool(hooks) or self.checkpoints.auto
+        size = structure.weight(raised.lines) if may_wait else 0
+        full = self._full(size)
         if not hooks and decision is None:
-            decision, by = self._without_caller(ask)
-        elif hooks and (self._tasks is None or len(self.asks_open) >= ASKS_OPEN_MAX):
-            decision, by = Decision(decision="deny", reason=f"{ASKS_OPEN_MAX} asks are open already"), "default"
-            hooks = ()
-        waits = bool(hooks) or (self._keeps_before(ask) and (decision is None or decision.decision != "deny"))
+            decision, by = self._without_caller(ask, full)
+        elif hooks and full:
+            decision, by, hooks = Decision(decision="deny", reason=full), "default", ()
+        keeps = self.checkpoints.auto and not full
+        waits = bool(hooks) or (keeps and (decision is None or decision.decision != "deny"))
         if decision is not None and not waits:
             return [raised, *self._answer(ask, decision, by=by)]
         assert self._tasks is not None
         self.asks_open[ask.id] = ask
-        self._tasks.start_soon(self._ask_others, ask, raised.events[0], hooks, decision)
+        self._asks_bytes += size
+        self._tasks.start_soon(self._ask_others, ask, size, raised.events[0], hooks, decision)
         return [raised]
 
     def _hooks_of(self, ask: wire.Ask, decision: Decision | None) -> tuple[Hook, ...]:
@@ -309,11 +324,20 @@ class Intake:
             return ()
         return () if decision is not None and decision.decision == "deny" else self.hooks.of(ask, decision)
 
-    def _keeps_before(self, ask: wire.Ask) -> bool:
-        return self.checkpoints.auto and self._tasks is not None and len(self.asks_open) < ASKS_OPEN_MAX
+    def _full(self, size: int) -> str:
+        """Why one more ask of so many bytes may not wait; empty when it may."""
+        if self._tasks is None or len(self.asks_open) >= ASKS_OPEN_MAX:
+            return f"{ASKS_OPEN_MAX} asks are open already"
+        if self.asks_open and self._asks_bytes + size > ASKS_BYTES_MAX:
+            return f"asks of {ASKS_BYTES_MAX} bytes are open already"
+        return ""
 
-    def _without_caller(self, ask: wire.Ask) -> tuple[Decision | None, str]:
-        """What is decided without asking the caller again; None where he has to be."""
+    def _without_caller(self, ask: wire.Ask, full: str = "") -> tuple[Decision | None, str]:
+        """What is decided without asking the caller again; None where he has to be.
+
+        Args:
+            full: why the ask may not wait; empty when it may, or does.
+        """
         decision: Decision | None = None
         if ask.kind == "tool" and isinstance(ask.name, str):
             decision = self._remembered.get(ask.name)
@@ -321,12 +345,12 @@ class Intake:
             return decision, "caller"
         if self._on_ask is None or self._tasks is None:
             return asks.by_default(ask, "nobody is there to answer"), "default"
-        if len(self.asks_open) >= ASKS_OPEN_MAX and ask.id not in self.asks_open:
-            return asks.by_default(ask, f"{ASKS_OPEN_MAX} asks are open already"), "default"
+        if full:
+            return asks.by_default(ask, full), "default"
         return None, "caller"
 
     async def _ask_others(
-        self, ask: wire.Ask, event: AgentEvent, hooks: tuple[Hook, ...], decided: Decision | None
+        self, ask: wire.Ask, size: int, event: AgentEvent, hooks: tuple[Hook, ...], decided: Decision | None
     ) -> None:
         """Keep the state, put the ask to its hooks, then to the caller if it is still open."""
         await self.checkpoints.before(ask)
@@ -341,6 +365,7 @@ class Intake:
         if changed and decided.decision == "allow":
             decided, by = asks.changed(ask, decided, f"hook {changed!r} changed it"), "hook" if by == "policy" else by
         del self.asks_open[ask.id]
+        self._asks_bytes -= size
         self.progressed = True
         if not self.over.is_set():
             self._hand_on(self._answer(ask, decided, by=by))
@@ -382,7 +407,9 @@ class Intake:
         return decision, by
 
     def _remember(self, ask: wire.Ask, decision: Decision) -> None:
-        if ask.kind == "tool" and isinstance(ask.name, str):
+        if ask.kind != "tool" or not isinstance(ask.name, str):
+            return
+        if len(self._remembered) < REMEMBERED_MAX and len(ask.name) + len(decision.reason) <= REMEMBERED_CHARS_MAX:
             reason = f"{decision.decision} for this run" + (f": {decision.reason}" if decision.reason else "")
             self._remembered[ask.name] = Decision(decision=decision.decision, reason=reason)
 

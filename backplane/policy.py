@@ -239,7 +239,7 @@ class Policy:
         if aliases is not self._aliases:
             self._known, self._aliases = {}, aliases
         tool = self._tool(tool_names(name, aliases))
-        if len(self._known) < _KNOWN_TOOLS_MAX:
+        if len(name) <= TOOL_NAME_CHARS_MAX and len(self._known) < _KNOWN_TOOLS_MAX:
             self._known[name] = tool
         return tool
 

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import field
 
-from backplane.contract import canonical
+from backplane.contract import canonical, structure
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Manifest
 from backplane.contract.envelope import Ask, Fatal, Hello
@@ -73,6 +73,9 @@ CLAIM_CHARS_MAX: Final = 64 * 1024
 
 LOSSES_MAX: Final = 1000
 """Losses of translation listed in a receipt; all are counted."""
+
+LOSSES_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Memory of all these losses: a thousand usual ones take half of it, and one that is larger is only counted."""
 
 OBJECTIONS_MAX: Final = 100
 """Objections of the policy listed in a receipt; all are counted."""
@@ -209,6 +212,7 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
     _commands: int = 0
     _turns: int = 0
     _losses: tuple[Json, ...] = ()
+    _losses_bytes: int = 0
     limit: tuple[str, str] | None = None
     """The limit of the order that was reached, as a reason for the end and in words."""
     _objections: tuple[tuple[str | None, str, str], ...] = ()
@@ -264,8 +268,7 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
             self.folded = fold(self.folded, event)
             self._spend(event)
             if isinstance(event, LossReported):
-                self.counts["losses"] += 1
-                self._losses += (event.body,) if len(self._losses) < LOSSES_MAX else ()
+                self._lose(event.body)
             return
         turns_max = self.order.config.max_turns
         if turns_max is not None and self._turns >= turns_max and isinstance(event, ToolCall):
@@ -281,6 +284,14 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
             self.counts["objections"] += 1
             if len(self._objections) < OBJECTIONS_MAX and decision.rule is not None:
                 self._objections += ((name, decision.rule.name, decision.reason),)
+
+    def _lose(self, loss: Json) -> None:
+        self.counts["losses"] += 1
+        if len(self._losses) < LOSSES_MAX:
+            size = structure.weight(canonical.encode(loss))
+            if self._losses_bytes + size <= LOSSES_BYTES_MAX:
+                self._losses += (loss,)
+                self._losses_bytes += size
 
     def found(self, paths: Collection[str]) -> str | None:
         """Judge the files that did change, whoever says so; gives the reason against the first that may not have.

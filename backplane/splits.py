@@ -17,6 +17,15 @@ from backplane.redact import DeltaRedactor, Redactor
 HOLD_S_MAX: Final = 0.2
 """Longest a tail is held back: below what a reader of a stream notices as a pause."""
 
+STREAMS_MAX: Final = 32
+"""Texts of a run told apart, agents have three; all beyond are one, as each keeps what may be a secret's beginning."""
+
+STREAM_CHARS_MAX: Final = 100
+"""Of a stream's name; those that are alike so far are one."""
+
+SHAPE_BYTES_MAX: Final = 16 * 1024
+"""Longest event kept for the shape of what is let go later; what stands in a longer one is handed on at once."""
+
 MESSAGE_CHARS_MAX: Final = 200
 """Of a piece of output in its event's one readable line."""
 
@@ -49,14 +58,17 @@ class Splits:
                 lines.append(record)
                 continue
             name, text = piece
-            stream = self._streams.setdefault(name, DeltaRedactor(self._redactor))
-            self._last[name] = event
+            if name not in self._streams:
+                name = name if len(self._streams) < STREAMS_MAX else ""
+                self._streams.setdefault(name, DeltaRedactor(self._redactor))
+            stream, is_long = self._streams[name], len(record) > SHAPE_BYTES_MAX
+            self._last[name] = _bare(event, name) if is_long else event
             shown, count = stream.feed(text)
             self.redacted += count
             if shown == text:
                 out.append(event)
                 lines.append(record)
-            elif shown:
+            elif shown or is_long:
                 out.append(_with_text(event, shown))
                 lines.append(canonical.encode(out[-1]))
         return out, lines
@@ -74,8 +86,18 @@ def _piece(event: AgentEvent) -> tuple[str, str] | None:
     if isinstance(event, AssistantDelta):
         return "delta", event.text
     if isinstance(event, OutputReported):
-        return f"output {event.body.get('stream')}", str(event.body.get("text", ""))
+        return f"output {event.body.get('stream')}"[:STREAM_CHARS_MAX], str(event.body.get("text", ""))
     return None
+
+
+def _bare(event: AgentEvent, name: str) -> AgentEvent:
+    """An event of the same text, without anything that stands beside it."""
+    if isinstance(event, OutputReported):
+        stream = name.removeprefix("output ")
+        return msgspec.structs.replace(event, message="", ext={"output": {"stream": stream, "text": ""}})
+    if isinstance(event, Reasoning):
+        return msgspec.structs.replace(event, text="", ext={"reasoning": {"text": ""}})
+    return AssistantDelta(ts=event.ts, text="")
 
 
 def _with_text(event: AgentEvent, text: str) -> AgentEvent:

@@ -221,6 +221,30 @@ async def test_a_hook_that_fails_counts_as_was_said(
     assert why in told(run)["decisions"][0]["reason"]
 
 
+@one_loop
+async def test_names_and_reasons_without_end_are_kept_in_part(
+    backplane_home: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "DECISIONS_CHARS_MAX", 6000)
+    body = """
+hello(extensions=["ask/1"]); run = take()
+for n in range(5):
+    ask = {"t": "ask", "ref_id": run["id"], "id": str(n), "kind": "result", "name": str(n) + "y" * 100_000}
+    put({**ask, "output": ""}); take()
+put(event(run, type="tool_result", tool_name="z" * 100_000, output="", is_error=False))
+put(final(run)); end()
+"""
+
+    def talks(call: Call) -> Decision:
+        return Decision(decision="deny", reason="r" * 100_000)
+
+    hook = Hook("post_tool", talks, name="it", on_failure="allow")
+    run, _ = await go(backplane_home, order(root), script(tmp_path, body), hook)
+    assert [(len(row["tool"]), len(row["reason"])) for row in told(run)["decisions"]] == [(257, 2000)] * 2
+    assert told(run)["counts"] == {"it": {"deny": 5}}
+    assert told(run)["missed"] == {"post_tool " + "z" * 257: 1}
+
+
 # The policy first, and last -------------------------------------------------------------------------------------------
 
 

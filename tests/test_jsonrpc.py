@@ -27,6 +27,7 @@ from backplane.jsonrpc import (
     Told,
     Unread,
 )
+from backplane.jsonrpc import pipe as pipe_module
 from backplane.jsonrpc.pipe import Pipe
 
 WAIT_S = 5.0
@@ -183,6 +184,28 @@ async def test_questions_of_the_other_end_are_answered_or_refused() -> None:
         assert (await other.next())["result"] == {"x": 1}
         other.say({"id": 0, "method": "unknown"})
         assert (await other.next())["error"]["code"] == METHOD_NOT_FOUND
+
+
+async def test_questions_that_are_open_are_bounded_by_their_bytes_and_one_may_be_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipe_module, "ASKED_BYTES_MAX", 2000)
+    free = anyio.Event()
+
+    async def answer(asked: Asked) -> Any:
+        await free.wait()
+        return "done"
+
+    async with joined(answer=answer) as (_, other):
+        other.say({"id": 1, "method": "m", "params": {"x": "y" * 3000}})
+        other.say({"id": 2, "method": "m"})
+        refused = await other.next()
+        assert refused["id"] == 2
+        assert "questions of 2000 bytes are open" in refused["error"]["message"]
+        free.set()
+        assert (await other.next())["id"] == 1
+        other.say({"id": 3, "method": "m"})
+        assert (await other.next()) == {"jsonrpc": "2.0", "id": 3, "result": "done"}
 
 
 async def test_a_dropped_question_gets_no_answer_and_its_id_is_free_again() -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import anyio
 import pytest
 
+from backplane import intake
 from backplane.asks import Decision
 from backplane.backends import Backend
 from backplane.contract.events import AskAnswered, AskRaised, ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.hooks import Hook
-from backplane.intake import ASKS_OPEN_MAX, OnAsk
+from backplane.intake import ASKS_BYTES_MAX, ASKS_OPEN_MAX, OnAsk
 from backplane.runtime import Run
 from tests.runs import backplane_of, check, counts, ended, go, one_loop, order, plane, saying, script, texts
 
@@ -344,6 +345,72 @@ async def test_an_ask_with_an_endless_id_breaks_the_protocol(backplane_home: Pat
     assert ended(run) == ("protocol", "contract_schema_violation", "failed")
     assert run.error is not None
     assert run.error.message == "ask has the wrong shape: Expected `str` of length <= 8192 - at `$.id`"
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@one_loop
+async def test_asks_that_wait_are_bounded_by_their_bytes_and_one_may_be_long(
+    hooked: bool, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = f"""
+hello(extensions=["ask/1"]); run = take()
+ask = {{"t": "ask", "ref_id": run["id"], "kind": "tool", "name": "x"}}
+put({{**ask, "id": "0", "input": "y" * {ASKS_BYTES_MAX}}}, {{**ask, "id": "1", "input": ""}})
+said = take(); put(event(run, said["id"] + said["decision"] + said["reason"]))
+said = take(); put(event(run, said["id"] + said["decision"]))
+put({{**ask, "id": "2", "input": ""}})
+said = take(); put(event(run, said["id"] + said["decision"]), final(run)); end()
+"""
+    denied = anyio.Event()
+
+    async def on_ask(_: AskRaised) -> Decision:
+        await denied.wait()
+        return Decision(decision="allow")
+
+    async def hook(_: object) -> None:
+        await denied.wait()
+
+    policy = PolicyProfile() if hooked else PolicyProfile(require_approval_for=("x",))
+    hooks = [Hook("pre_tool", hook)] if hooked else []
+    events: list[Any] = []
+    async with (
+        plane(backplane_home) as control,
+        control.start(order(root, policy=policy), script(tmp_path, body), on_ask=on_ask, hooks=hooks) as run,
+    ):
+        async for event in run:
+            events.append(event)
+            if texts([event]):
+                denied.set()
+    assert run.error is None
+    first, *rest = texts(events)
+    assert first.startswith(f"1denyasks of {ASKS_BYTES_MAX} bytes are open already")
+    assert rest == ["0allow", "2allow"]
+
+
+@pytest.mark.parametrize(("names", "asked"), [(["a", "a"], 1), (["a", "b", "a", "b"], 3)])
+@one_loop
+async def test_decisions_for_a_run_are_kept_of_so_many_tools(
+    names: list[str], asked: int, backplane_home: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not kept is asked for again."""
+    monkeypatch.setattr(intake, "REMEMBERED_MAX", 1)
+    seen: list[str] = []
+
+    async def on_ask(event: AskRaised) -> Decision:
+        seen.append(event.body["name"])
+        return Decision(decision="allow", remember="run")
+
+    body = f"""
+hello(extensions=["ask/1"]); run = take()
+for n, name in enumerate({names!r}):
+    put({{"t": "ask", "ref_id": run["id"], "id": str(n), "kind": "tool", "name": name, "input": {{}}}}); take()
+put(final(run)); end()
+"""
+    policy = PolicyProfile(require_approval_for=("*",))
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, order(root, policy=policy), script(tmp_path, body), on_ask=on_ask)
+    assert run.error is None
+    assert len(seen) == asked
 
 
 @one_loop

@@ -13,6 +13,8 @@ from backplane import sidecar
 from backplane.backends import MemoryBackend
 from backplane.contract.capability import NATIVE
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.record import LOSSES_BYTES_MAX
+from tests.runs import memory
 
 
 async def _go_on_for_ever(run: sidecar.HostRun) -> sidecar.Done:
@@ -73,3 +75,18 @@ def test_losses_that_a_host_reports_are_in_the_receipt(tmp_path: Path) -> None:
     run = backplane.run(WorkOrder("go", workspace=WorkspaceSpec(root=str(tmp_path))), backend=backend)
     assert run.receipt is not None
     assert run.receipt.backplane["losses"] == [loss]
+
+
+def test_losses_are_listed_up_to_their_bytes_and_counted_beyond(tmp_path: Path) -> None:
+    long = {"path": "/x", "reason": "y" * (LOSSES_BYTES_MAX // 2 - 1000)}
+
+    async def work(run: sidecar.HostRun) -> sidecar.Done:
+        for _ in range(4):
+            await run.carry("loss", long, "lost: much")
+        await run.carry("loss", {"path": "/small"}, "lost: little")
+        return sidecar.Done()
+
+    run = backplane.run(WorkOrder("go", workspace=WorkspaceSpec(root=str(tmp_path))), backend=memory(work))
+    assert run.receipt is not None
+    assert [loss["path"] for loss in run.receipt.backplane["losses"]] == ["/x", "/x", "/small"]
+    assert run.receipt.backplane["counts"]["losses"] == 5

@@ -18,7 +18,7 @@ from backplane.contract.capability import NATIVE
 from backplane.contract.events import AgentEvent, AssistantDelta, OutputReported, Reasoning, Warned
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.redact import Redactor
-from backplane.splits import Splits
+from backplane.splits import SHAPE_BYTES_MAX, STREAMS_MAX, Splits
 
 SECRET = "correct-horse-battery-7719"
 NOW = "2026-01-15T12:00:00Z"
@@ -89,3 +89,18 @@ def test_a_run_hands_on_and_stores_no_piece_of_a_secret_of_its_environment(
     written = [path.read_bytes() for path in backplane_home.rglob("*") if path.is_file()]
     assert written
     assert not any(SECRET.encode() in data for data in written)
+
+
+def test_streams_without_end_and_long_events_lose_no_word_and_are_not_kept() -> None:
+    beside = "z" * SHAPE_BYTES_MAX
+    events: list[AgentEvent] = [
+        OutputReported(ts=NOW, message="x", ext={"output": {"stream": f"s{n}", "text": f"{n} corr", "beside": beside}})
+        for n in range(2 * STREAMS_MAX)
+    ]
+    splits = Splits(Redactor([SECRET]))
+    out, _ = splits.take(events, [canonical.encode(event) for event in events])
+    assert sum(len(canonical.encode(kept)) for kept in splits._last.values()) < 2 * STREAMS_MAX * 200
+    late = splits.flush()
+    assert len(late) <= STREAMS_MAX + 1
+    assert sum(said(event).count("corr") for event in [*out, *late]) == len(events)
+    assert sum(event.ext["output"].get("beside") == beside for event in out) == len(events)  # type: ignore[index]

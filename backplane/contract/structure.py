@@ -18,6 +18,10 @@ _PAIRS_MIN: Final = 20
 """Removing the innermost pairs of brackets is worth a pass while they are one in so many, a tenth of all."""
 
 
+_VALUE_BYTES: Final = 100
+"""Of memory for each value beside its letters: an empty list takes 56, an object of one member 184."""
+
+
 def changed(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
     """JSON after `change` of what stands outside of its texts: a piece a call, with a quotation mark for a text's ends.
 
@@ -47,6 +51,11 @@ def values(data: bytes) -> int:
         commas += piece.count(b",")
         marks += len(piece)
     return max(commas, (marks + bare.count(b'"') // 2) // 2)
+
+
+def weight(data: bytes) -> int:
+    """How many bytes of memory the values take once they are read, as far as their number and length tell."""
+    return len(data) + _VALUE_BYTES * values(data)
 
 
 def deeper(data: bytes, levels: int) -> bool:

@@ -12,6 +12,7 @@ from typing import Final
 import anyio
 import anyio.abc
 
+from backplane.contract import structure
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.jsonrpc import (
@@ -31,6 +32,9 @@ from backplane.protocol import LINE_BYTES_MAX
 
 ASKED_MAX: Final = 256
 """Questions of the other end that are worked on at once; a peer with more of them open is out of order."""
+
+ASKED_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Memory of all these questions; a longer one is worked on where no other is."""
 
 END_POLL_S: Final = 1.0
 """How often a server looks whether its client has said all: an idle one costs nothing."""
@@ -80,6 +84,7 @@ class Pipe:
         """Ids of calls that may be on their way before they are made here."""
         self._strict = strict
         self._asked: dict[Id, anyio.CancelScope] = {}
+        self._asked_bytes = 0
         self._ended = anyio.Event()
 
     @property
@@ -106,10 +111,7 @@ class Pipe:
     async def _read(self, tasks: anyio.abc.TaskGroup) -> None:
         while data := await self._ends.more():
             for line in self._peer.lines(data):
-                received = self._peer.read(line)
-                if self._watch is not None:
-                    await self._watch(line, received)
-                await self._take(received, tasks)
+                await self._take(line, tasks)
 
     async def _watch_end(self, whole: anyio.CancelScope) -> None:
         """Who has said all, and takes no answer, keeps us from reading to his end: so it is looked for, too."""
@@ -119,11 +121,14 @@ class Pipe:
             await anyio.sleep(END_POLL_S)
         whole.deadline = anyio.current_time() + self._rest_s
 
-    async def _take(self, received: Received, tasks: anyio.abc.TaskGroup) -> None:
+    async def _take(self, line: bytes, tasks: anyio.abc.TaskGroup) -> None:
+        received = self._peer.read(line)
+        if self._watch is not None:
+            await self._watch(line, received)
         if isinstance(received, Told):
             await self._hear(received)
         elif isinstance(received, Asked):
-            await self._begin(received, tasks)
+            await self._begin(received, structure.weight(line), tasks)
         elif isinstance(received, Unread):
             self._unread(received)
             if self._strict:
@@ -139,23 +144,28 @@ class Pipe:
             waiting[1].append(reply)
             waiting[0].set()
 
-    async def _begin(self, asked: Asked, tasks: anyio.abc.TaskGroup) -> None:
+    async def _begin(self, asked: Asked, size: int, tasks: anyio.abc.TaskGroup) -> None:
         if len(self._asked) >= ASKED_MAX:
             await self._ends.write(self._peer.refuse(asked.id, INTERNAL_ERROR, f"{ASKED_MAX} questions are open"))
         elif asked.id in self._asked:
             await self._ends.write(
                 self._peer.refuse(asked.id, INVALID_REQUEST, "another question with this id is open")
             )
+        elif self._asked and self._asked_bytes + size > ASKED_BYTES_MAX:
+            why = f"questions of {ASKED_BYTES_MAX} bytes are open; ask again when one is answered"
+            await self._ends.write(self._peer.refuse(asked.id, INTERNAL_ERROR, why))
         else:
             scope = self._asked[asked.id] = anyio.CancelScope()
-            tasks.start_soon(self._reply, asked, scope)
+            self._asked_bytes += size
+            tasks.start_soon(self._reply, asked, size, scope)
 
-    async def _reply(self, asked: Asked, scope: anyio.CancelScope) -> None:
+    async def _reply(self, asked: Asked, size: int, scope: anyio.CancelScope) -> None:
         try:
             with scope:
                 answer = await self._answer(asked)
         finally:
             del self._asked[asked.id]
+            self._asked_bytes -= size
         if scope.cancelled_caught:
             return
         if isinstance(answer, Fault):

@@ -116,6 +116,33 @@ def test_f57_a_server_whose_peer_goes_away_ends_within_five_seconds(ground: Grou
         assert not ground.litter()
 
 
+MANY_LONG: dict[str, tuple[str, tuple[str, ...]]] = {
+    "losses": ("warn({'loss': {'path': '/x', 'reason': long}})", ()),
+    "streams": ("warn({'output': {'stream': f's{n}', 'text': long}})", ("--env", "A_KEY=a-secret-of-some-length")),
+    "tool names": ("ask(name=f't{n}' + long, input={}); line()", ("--pre-tool", "true")),
+    "open asks": ("ask(name='bash', input={'command': long})", ("--pre-tool", "sleep 2")),
+}
+
+
+@pytest.mark.parametrize("what", MANY_LONG)
+def test_f58_many_long_lines_are_bounded_by_their_bytes(ground: Ground, what: str) -> None:
+    one, options = MANY_LONG[what]
+    body = f"""
+def warn(ext):
+    told = {{"ts": "2026-01-15T12:00:00Z", "type": "warning", "message": "x", "ext": ext}}
+    say("event", ref_id=RUN["id"], event=told)
+def ask(**members):
+    say("ask", ref_id=RUN["id"], id=str(n), kind="tool", **members)
+hello(extensions=["ask/1"]); take(); long = "y" * 4_000_000
+for n in range(25):
+    {one}
+final(); rest()
+"""
+    ended = ground.start("run", "do it", "--sidecar", ground.host(body), *options).end()
+    assert (ended.code, ended.left) == (0, [])
+    assert ended.peak_bytes - ground.base_bytes < 64 << 20
+
+
 # F58: limits ----------------------------------------------------------------------------------------------------------
 
 
