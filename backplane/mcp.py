@@ -170,7 +170,7 @@ class Server:
     async def _hear(self, told: Told) -> None:
         if told.method == "notifications/cancelled" and self._pipe is not None:
             id = told.params.get("requestId")
-            if isinstance(id, str | int):
+            if isinstance(id, str | int) and not isinstance(id, bool):  # True is 1 to a table.
                 self._pipe.drop(id)
 
     async def _answer(self, asked: Asked) -> Json | Fault:
@@ -278,11 +278,10 @@ class Server:
                 rows = store.listed(max(1, min(given.limit, ROWS_MAX)))
                 return _result({"receipts": [_row(row) for row in rows]})
             row = store.find(given.id)
-            receipt, patch = store.load(row.run_id), store.patch(row)
+            receipt = store.load(row.run_id)
             wrong = [str(finding) for finding in store.verify(row.run_id)]
-            text = receipt.verification.git_diff or (patch.read_text("utf-8", "replace") if patch else None)
             name = backend_name(store.folder(row.run_id))
-            said = {**told(receipt, name), "patch": _cut(text), "events": row.trace_count, "verifies": not wrong}
+            said = {**told(receipt, name), "events": row.trace_count, "verifies": not wrong}
             return _result({**said, "wrong": wrong[:FINDINGS_MAX]} if wrong else said)
 
     async def _validate(self, given: ValidateInput, asked: Asked) -> Json:
@@ -332,6 +331,8 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 def told(receipt: Receipt, name: str | None) -> dict[str, Json]:
     """A receipt as a caller needs it: how it ended, what it cost, and its patch.
+
+    A patch that is not in the receipt is not told: it holds a secret, or nobody could look for one.
 
     Args:
         name: of its backend as it is configured here, which is what `run` takes; None where that is not known.

@@ -131,6 +131,26 @@ def test_a_run_leaves_the_folder_as_it_was_and_gives_back_a_patch(client: Client
     assert shown["patch"] == answer["structuredContent"]["patch"]
 
 
+@pytest.mark.parametrize("said", ["kq7-hunter-2xyz-and-more", "kq7-hunter-2xyz-and-more \\377"])
+def test_a_patch_that_the_receipt_withholds_is_told_to_nobody(tmp_path: Path, said: str) -> None:
+    words = (
+        "run",
+        f"printf '{said}' > a.txt",
+        "--backend",
+        "shell",
+        "--env",
+        "A_KEY=kq7-hunter-2xyz-and-more",
+        "--json",
+    )
+    command = [sys.executable, "-m", "backplane", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=WAIT_S, check=True)
+    run_id = json.loads(done.stdout.splitlines()[-1])["receipt"]["meta"]["run_id"]
+    with serving(tmp_path) as client:
+        shown = client.call("receipts", id=run_id)["structuredContent"]
+    assert shown["patch"] is None
+    assert "hunter" not in json.dumps(shown)
+
+
 def test_a_backend_is_told_by_its_name_here_and_by_its_own(client: Client, tmp_path: Path) -> None:
     (tmp_path / "backplane.toml").write_text('[backends.house]\nhost = "shell"\n')
     answer = client.call("run", task="true", backend="house")["structuredContent"]
@@ -199,6 +219,16 @@ def begin_slow_run(client: Client, folder: Path) -> None:
     while not (folder / "begun").exists():
         assert time.monotonic() < end_s
         time.sleep(0.01)
+
+
+def test_only_the_id_of_a_call_cancels_it(client: Client) -> None:
+    arguments = {"task": "sleep 0.5", "backend": "shell"}
+    client.say(id=1, method="tools/call", params={"name": "run", "arguments": arguments})
+    for id in (True, 1.0, "1", [1], None):
+        client.say(method="notifications/cancelled", params={"requestId": id})
+    answer = client.next()
+    assert answer["id"] == 1
+    assert answer["result"]["structuredContent"]["outcome"] == "complete"
 
 
 def test_a_cancelled_call_ends_its_run_in_order_and_gets_no_answer(
