@@ -301,4 +301,5 @@ class Preparation:
             quota=Quota(bytes_max=self._limits.workspace_bytes_max, files_max=self._limits.workspace_files_max),
             stopped=self._stopped,
             state=self._keeper.home,
+            unread=self._facts.order.policy.deny_read,
         )

@@ -217,3 +217,22 @@ def test_rules_above_a_workspace_that_is_a_folder_of_a_repository_are_obeyed(pla
         assert b".gen" not in git("status", "--porcelain", cwd=found.root)
     # Whoever works in a folder that is ignored as a whole means it.
     assert changed(place, "f", root=out) == (["f"], 0)
+
+
+# What may not be read ------------------------------------------------------------------------------------------------
+
+
+def test_the_copys_repository_does_not_hold_what_may_not_be_read(place: Place) -> None:
+    place.write({".env": "TOKEN=hunter2\n", "keys/id [1]": "PRIVATE\n", "a.txt": "a\n", "c.txt": "b\n"})
+    with place.staged(unread=["**/.env*", "keys"]) as found:
+        everything = git("cat-file", "--batch-all-objects", "--batch", cwd=found.root)
+        assert b"hunter2" not in everything
+        assert b"PRIVATE" not in everything
+        assert git("ls-files", cwd=found.root) == b"a.txt\nc.txt\n"
+        assert git("status", "--porcelain", cwd=found.root) == b""
+        assert git("fsck", "--strict", cwd=found.root) == b""
+        forge(found, ".env", "a.txt")
+        (found.root / "keys/id [1]").unlink()
+        patch = found.difference()
+    assert patch.status == 'M  .env\nM  a.txt\nD  "keys/id [1]"\n'
+    assert b"-TOKEN=hunter2" in patch.path.read_bytes()

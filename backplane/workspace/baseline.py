@@ -69,13 +69,19 @@ class Baseline:
     def __init__(self, store: Path) -> None:
         self.known: dict[str, Known] = {}
         self.pack = Pack(store)
+        self.private = Pack(store.with_suffix(".private"))
+        """Contents that are known here, and that nobody is given a copy of."""
         self._sealed_ns = 0
         self._confirmed: dict[str, _Signature] = {}
         """Files that were read since and found unchanged, at a time that tells later changes apart."""
 
-    def keep(self, path: str, facts: os.stat_result, data: bytes) -> Leaf:
+    @property
+    def kept_bytes(self) -> int:
+        return self.pack.bytes + self.private.bytes
+
+    def keep(self, path: str, facts: os.stat_result, data: bytes, *, private: bool = False) -> Leaf:
         """Keep a file's content."""
-        leaf = Leaf(git_mode(facts), self.pack.add("blob", data))
+        leaf = Leaf(git_mode(facts), (self.private if private else self.pack).add("blob", data))
         self.known[path] = Known(signature(facts), leaf)
         return leaf
 
@@ -84,11 +90,12 @@ class Baseline:
         self.known[path] = Known(signature(facts), tracked=tracked)
 
     def seal(self) -> None:
-        self.pack.close()
+        self.close()
         self._sealed_ns = time.time_ns()
 
     def close(self) -> None:
         self.pack.close()
+        self.private.close()
 
     def is_same(self, path: str, old: Known, facts: os.stat_result) -> bool:
         """Whether a file need not be read to know that it has not changed."""
@@ -104,7 +111,7 @@ class Baseline:
 
     def content(self, leaf: Leaf, scope: Scope) -> bytes:
         """Read back a file's content. Raises WorkspaceError when somebody has changed our store."""
-        data = self.pack.read(leaf.oid)
+        data = (self.pack if leaf.oid in self.pack else self.private).read(leaf.oid)
         if blob_id(data) != leaf.oid:
             raise scope.fail("what was kept of the workspace's start is not what was kept", "keep the agent out of it")
         return data

@@ -96,6 +96,9 @@ class Pack:
             self.bytes += len(record)
         return oid
 
+    def __contains__(self, oid: bytes) -> bool:
+        return oid in self._objects
+
     def read(self, oid: bytes) -> bytes:
         """Read an object's content as it is in the file now; empty when that makes no sense any more."""
         with self.path.open("rb") as file:

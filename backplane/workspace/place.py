@@ -19,7 +19,7 @@ from typing import Final, Literal
 import msgspec
 
 from backplane.errors import WorkspaceError
-from backplane.globs import compile_globs
+from backplane.globs import Globs, compile_globs
 from backplane.workspace import git, patch, repository
 from backplane.workspace.baseline import BLOB_BYTES_MAX, Baseline, Changes, Take, find_changes, read_rules
 from backplane.workspace.copying import remove_tree
@@ -73,7 +73,15 @@ class Workspace:
     """A workspace that is open. `difference` once, when nothing writes in it any more; then `close`."""
 
     def __init__(
-        self, original: Path, mode: Mode, run_dir: Path, stage_dir: Path, tree: Path, scope: Scope, ours: Ours
+        self,
+        original: Path,
+        mode: Mode,
+        run_dir: Path,
+        stage_dir: Path,
+        tree: Path,
+        scope: Scope,
+        ours: Ours,
+        unread: Globs,
     ) -> None:
         self.original = original
         self.mode = mode
@@ -84,6 +92,7 @@ class Workspace:
         self._stage_dir = stage_dir
         self._scope = scope
         self._ours = ours
+        self._unread = unread
         self._special = NO_NAMES
         self._identity = (0, 0)
         self._repository = repository.Repository()
@@ -219,7 +228,9 @@ class Workspace:
             self._repository = repository.find(self.original)
             ignored = self._find_ignored(source, listing)
             if self.mode == "staged":
-                Stage(self.root, self._scope, self._baseline, ignored).fill(source, listing, self._repository.carried)
+                Stage(self.root, self._scope, self._baseline, ignored, self._unread).fill(
+                    source, listing, self._repository.carried
+                )
             else:
                 self._read_in_place(source, listing, ignored)
         self._identity = identity(self.root)
@@ -284,7 +295,7 @@ class Workspace:
             pass  # Somebody works here; what is gone before we looked is not part of the start.
         except OSError as error:
             raise self._scope.cannot("read", path, error) from error
-        if self._baseline.pack.bytes > self._scope.quota.bytes_max:
+        if self._baseline.kept_bytes > self._scope.quota.bytes_max:
             raise over_quota(self._scope)
 
 
@@ -300,6 +311,7 @@ def open_workspace(
     quota: Quota,
     stopped: Callable[[], bool] = lambda: False,
     state: Path | None = None,
+    unread: Sequence[str] = (),
 ) -> Workspace:
     """Make a place to work in, and remember how it was. Blocking; where it fails nothing is left in `stage_dir`.
 
@@ -313,6 +325,7 @@ def open_workspace(
         quota: bytes are those written, so a hole costs nothing.
         stopped: asked before each file and while git is at work, also later on; true ends the work with an error.
         state: the folder that holds all of ours; where it lies in the workspace it is no part of it.
+        unread: globs of files that the repository in the copy is not to hold.
 
     Raises:
         WorkspaceError: `workspace_init_failed`, there is no such folder; `workspace_staging_failed`,
@@ -325,7 +338,7 @@ def open_workspace(
         _make_folders(run_dir, stage_dir, tree)
         ours = Ours(original, [run_dir, stage_dir, *([state] if state is not None else [])])
         selection = msgspec.structs.replace(selection, ours=ours.identities)
-        workspace = Workspace(original, mode, run_dir, stage_dir, tree, selection, ours)
+        workspace = Workspace(original, mode, run_dir, stage_dir, tree, selection, ours, compile_globs(unread))
     except OSError as error:
         raise selection.cannot("make", str(stage_dir), error) from error
     try:

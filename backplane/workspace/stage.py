@@ -13,7 +13,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from backplane.errors import WorkspaceError
+from backplane.errors import PolicyError, WorkspaceError
+from backplane.globs import Globs
 from backplane.workspace.baseline import BLOB_BYTES_MAX, Baseline
 from backplane.workspace.copying import OVER_QUOTA, copy_file, copy_link, make_folder
 from backplane.workspace.pack import Leaf, write_repository
@@ -33,15 +34,16 @@ from backplane.workspace.tree import (
 class Stage:
     """Fills one new folder from a listing of the original."""
 
-    def __init__(self, root: Path, scope: Scope, baseline: Baseline, ignored: Collection[str]) -> None:
+    def __init__(self, root: Path, scope: Scope, baseline: Baseline, ignored: Collection[str], unread: Globs) -> None:
         self._root = root
         self._scope = scope
         self._baseline = baseline
         self._ignored = ignored
+        self._unread = unread
         self._left_bytes = scope.quota.bytes_max
         self._leaves: dict[str, Leaf] = {}
         self._facts: dict[str, os.stat_result] = {}
-        self._large: list[str] = []
+        self._apart: list[str] = []
 
     def fill(self, source: int, listing: Listing, excluded: bytes) -> None:
         self._root.mkdir(mode=0o700, exist_ok=True)
@@ -49,9 +51,10 @@ class Stage:
         with opened(open_root(self._root)) as target:
             for folder in listing.folders:
                 self._copy_folder(source, target, folder)
-            lines = b"".join(map(_exclude_line, self._large))
+            lines = b"".join(map(_exclude_line, self._apart))
             pack, now_s = self._baseline.pack, int(time.time())
-            write_repository(git_dir, pack, self._leaves, self._facts, excluded + lines, now_s)
+            above = excluded and excluded.rstrip(b"\n") + b"\n"
+            write_repository(git_dir, pack, self._leaves, self._facts, above + lines, now_s)
             for folder in reversed(listing.folders):
                 _dress_folder(target, folder)
 
@@ -82,15 +85,27 @@ class Stage:
         if ignored or made.st_size > BLOB_BYTES_MAX:
             self._baseline.note(path, made, tracked=not ignored)
             if not ignored:
-                self._large.append(path)
+                self._apart.append(path)
             return
         if data is None:
             found = read_file(there, name, BLOB_BYTES_MAX)
             assert found is not None, "we have just made it"
             data = found[0]
-        leaf = self._baseline.keep(path, made, data)
+        private = bool(self._unread) and self._is_private(path)
+        leaf = self._baseline.keep(path, made, data, private=private)
+        if private:
+            self._apart.append(path)
+            return
         self._leaves[path] = leaf
         self._facts[path] = made
+
+    def _is_private(self, path: str) -> bool:
+        """Whether the file, or a folder that it is in, may not be read; what cannot be judged may not."""
+        ends = [place for place, letter in enumerate(path) if letter == "/"]
+        try:
+            return any(self._unread.matches(path[:end]) is not None for end in (*ends, len(path)))
+        except PolicyError:
+            return True
 
 
 def over_quota(scope: Scope) -> WorkspaceError:
