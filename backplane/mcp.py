@@ -142,6 +142,8 @@ class Server:
         self._greeted = False
         self._pipe: Pipe | None = None
         self._signal: int | None = None
+        self._runs: list[Run] = []
+        """Those that have not ended."""
         self._tools: dict[str, Callable[[Any, Asked], Awaitable[Json]]] = {
             "run": self._run,
             "receipts": self._receipts,
@@ -156,16 +158,22 @@ class Server:
         """
         self._pipe = Pipe(stdout, stdin, answer=self._answer, hear=self._hear, strict=True, rest_s=REST_S)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._heed, tasks.cancel_scope)
-            await self._pipe.run()
+            work = anyio.CancelScope()
+            tasks.start_soon(self._heed, work)
+            with work:
+                await self._pipe.run()
             tasks.cancel_scope.cancel()
         return self._signal
 
-    async def _heed(self, whole: anyio.CancelScope) -> None:
+    async def _heed(self, work: anyio.CancelScope) -> None:
+        """Take signals until all work has ended: a second one only hurries that, which leaves nothing behind."""
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             async for number in signals:
+                if self._signal is not None:
+                    for run in self._runs:
+                        run.hurry()
                 self._signal = self._signal or int(number)
-                whole.cancel()
+                work.cancel()
 
     async def _hear(self, told: Told) -> None:
         if told.method == "notifications/cancelled" and self._pipe is not None:
@@ -214,16 +222,23 @@ class Server:
         order = self._order(given, settings.policy)
         tell = self._progress(asked)
         answer = error = None
-        async with (
-            api.start(order, backend=given.backend, settings=settings, home=config.home(self._environ)) as run,
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(self._end_with_client, run)
-            async for event in run:
-                answer = event.text if isinstance(event, AssistantMessage) else answer
-                error = event.message if isinstance(event, Failed) else error
-                await tell(event)
-            tasks.cancel_scope.cancel()
+        begun: list[Run] = []
+        try:
+            async with (
+                api.start(order, backend=given.backend, settings=settings, home=config.home(self._environ)) as run,
+                anyio.create_task_group() as tasks,
+            ):
+                begun.append(run)
+                self._runs.append(run)
+                tasks.start_soon(self._end_with_client, run)
+                async for event in run:
+                    answer = event.text if isinstance(event, AssistantMessage) else answer
+                    error = event.message if isinstance(event, Failed) else error
+                    await tell(event)
+                tasks.cancel_scope.cancel()
+        finally:
+            for ended in begun:
+                self._runs.remove(ended)
         assert run.receipt is not None, "a run whose events were all read is sealed"
         said = {**told(run.receipt, run.backend_id), "answer": _cut(answer), "error": error}
         return _result(said, is_error=run.receipt.outcome == "failed")

@@ -286,6 +286,24 @@ def test_a_client_that_goes_away_ends_its_runs(tmp_path: Path, backplane_home: P
     assert receipt.backplane["end"]["reason"] == "cancelled"
 
 
+@pytest.mark.parametrize("gap_s", [0.05, 0.2])
+def test_a_second_signal_cuts_no_end_off(tmp_path: Path, backplane_home: Path, gap_s: float) -> None:
+    arguments = {"task": "trap '' TERM INT HUP; sleep 60", "backend": "shell"}
+    with serving(tmp_path, code=130) as client:
+        params = {"name": "run", "arguments": arguments, "_meta": {"progressToken": 1}}
+        client.say(id=1, method="tools/call", params=params)
+        while "calls bash" not in json.dumps(client.next()):
+            continue
+        time.sleep(0.2)  # For the shell to close its ears; without it the run ends sooner.
+        client.process.send_signal(signal.SIGINT)
+        time.sleep(gap_s)
+        client.process.send_signal(signal.SIGTERM)
+        assert client.process.wait(WAIT_S) == 130
+    (receipt,) = receipts(backplane_home)
+    assert receipt.backplane["end"]["reason"] == "cancelled"
+    assert not any((backplane_home / "stage").iterdir())
+
+
 def test_the_configured_policy_holds_and_cannot_be_widened(tmp_path: Path) -> None:
     (tmp_path / "policy.json").write_text('{"allowed_tools": ["read"]}')
     (tmp_path / "backplane.toml").write_text('policy = "policy.json"\ndefault_backend = "shell"\n')
