@@ -31,6 +31,7 @@ EXITS: Final[dict[int, str]] = {
     REFUSED: "refused before the order was sent",
     129: "interrupted by SIGHUP, after an orderly stop",
     INTERRUPTED: "interrupted by SIGINT, after an orderly stop",
+    131: "interrupted by SIGQUIT, after an orderly stop",
     READER_GONE: "the reader of stdout went away",
     143: "interrupted by SIGTERM, after an orderly stop",
 }

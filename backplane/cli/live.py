@@ -33,7 +33,7 @@ from backplane.runtime import ControlPlane, Run
 LIVE_S: Final = 1.0
 """How often the live line is drawn anew; a run shorter than this never shows one."""
 
-_SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP")
+_SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

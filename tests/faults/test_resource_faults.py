@@ -396,7 +396,7 @@ def test_c5_a_stall_is_found_at_its_deadline_however_many_stall(ground: Ground, 
     assert max(late) < 0.5 * sizes.share() + LADDER_S + sizes.SLACK_S
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT])
 def test_f59_a_second_signal_still_leaves_nothing(ground: Ground, first: signal.Signals) -> None:
     running = ground.started("deaf(); " + LIVES)
     running.said(b'"text":"up"')
