@@ -709,6 +709,19 @@ def test_a_code_of_a_child_is_one_short_escaped_word(cli: Cli, work: Path, code:
     assert not set(b"\x1b\x07\r") & set(done.stderr)
 
 
+@pytest.mark.parametrize("cut_at", [200, 8192])
+def test_a_secret_that_goes_through_the_end_of_a_preview_is_told_nowhere(
+    cli: Cli, cut_at: int, backplane_home: Path
+) -> None:
+    secret = "hunter2-and-quite-some-more"
+    task = f"""printf '%{cut_at - 20}s%s%9000s' x "$A_KEY" y"""
+    done = cli("run", task, "--backend", "shell", "--json", "--env", f"A_KEY={secret}")
+    assert done.returncode == 0
+    files = [path.read_bytes() for path in backplane_home.rglob("*") if path.is_file()]
+    assert len(files) > 2
+    assert not [data for data in (done.stdout, done.stderr, *files) if secret[:8].encode() in data]
+
+
 KEEPER = """
 from backplane.sidecar import EXTENSIONS, Done, Host, main
 async def work(run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 
 from backplane.errors import WorkspaceError
 from backplane.keeper import Keeper
-from backplane.workspace.checkpoints import Checkpoints
+from backplane.workspace.checkpoints import Checkpoints, rewind_original
 from backplane.workspace.place import Workspace
 from tests.test_workspace import Place, git, place, snapshot
 
@@ -236,3 +237,34 @@ def test_the_copys_repository_does_not_hold_what_may_not_be_read(place: Place) -
         patch = found.difference()
     assert patch.status == 'M  .env\nM  a.txt\nD  "keys/id [1]"\n'
     assert b"-TOKEN=hunter2" in patch.path.read_bytes()
+
+
+# Disks and neighbours ------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_removed_while_it_is_staged_is_not_part_of_the_start(place: Place) -> None:
+    place.write({f"f{number}": "x" for number in range(20)})
+    looks = iter(range(1000))
+
+    def stopped() -> bool:
+        if next(looks) == 10:
+            (place.original / "f9").unlink()
+        return False
+
+    with place.staged(stopped=stopped) as found:
+        assert not (found.root / "f9").exists()
+        assert len(list(found.root.glob("f*"))) == 19
+        assert found.difference().changes == ()
+
+
+def test_a_rewind_that_cannot_write_the_state_folder_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.write({"a.txt": "a\n"})
+    place.patch_of([("a.txt", "b\n")])
+
+    def refuse(*words: object, **more: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(WorkspaceError, match="cannot be rewound: Read-only file system") as caught:
+        rewind_original(place.run_dir, None)
+    assert caught.value.hint is not None

@@ -347,15 +347,16 @@ def rewind_original(
         was = then.after if then is not None else ended.before if ended is not None else None
         if now != was:
             steps[path] = Target(path, now, was)
-    saved = Saved(final.root, "staged", steps, {}, _joined(run_dir))
     try:
+        saved = Saved(final.root, "staged", steps, {}, _joined(run_dir))
         return put(saved, _marked(run_dir), Path(final.root), check=check)
     except WorkspaceError as error:
         if error.message == APPLIED_ALREADY:
             raise failure("the workspace is in this state already", "nothing is left to do") from error
         raise failure(f"not as the run left it: {error.message}", "only the run's own result can be rewound") from error
     except OSError as error:
-        raise failure(f"'{printable(final.root)}' cannot be rewound: {error.strerror}") from error
+        hint = "nothing was changed; look at the disks of the workspace and of the state folder"
+        raise failure(f"'{printable(final.root)}' cannot be rewound: {error.strerror}", hint) from error
     finally:
         remove_tree(run_dir / _JOINED)
 

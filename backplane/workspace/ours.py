@@ -32,11 +32,12 @@ class Ours:
     def __init__(self, root: Path, folders: Sequence[Path]) -> None:
         self.identities = tuple(dict.fromkeys(map(identity, folders)))
         self._root = root
-        self._names = {name for folder in folders for name in _names(root, folder)}
+        # A tuple, as most workspaces hold none and an empty set is not nothing.
+        self._names = tuple({name for folder in folders for name in _names(root, folder)})
 
     def add(self, paths: Iterable[str]) -> None:
         """Take names under which a listing of the workspace met them."""
-        self._names.update(paths)
+        self._names = tuple({*self._names, *paths})
 
     @property
     def inside(self) -> bool:

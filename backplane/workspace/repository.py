@@ -75,13 +75,17 @@ class Repository(msgspec.Struct, frozen=True):
         return self
 
 
+_NONE: Final = Repository()
+"""One for all workspaces without a repository."""
+
+
 def find(root: Path) -> Repository:
     """Look for the repository that a folder is the top of, or is in."""
     if os.path.lexists(root / GIT_NAME):
         return _read(root)
     top = _top_above(root)
     if top is None:
-        return Repository()
+        return _NONE
     folders = [top, *(top.joinpath(*root.relative_to(top).parts[:count]) for count in range(1, _depth(root, top)))]
     rules = {folder: _rules(folder) for folder in folders}
     above = {_slashed(folder, top): text for folder, text in rules.items() if text}

@@ -11,6 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from backplane.errors import PolicyError, WorkspaceError
@@ -68,7 +69,11 @@ class Stage:
                     path = folder.path + name
                     if self._scope.stopped():
                         self._scope.go_on()
-                    self._copy_entry(here, there, path, name, facts)
+                    try:
+                        self._copy_entry(here, there, path, name, facts)
+                    except FileNotFoundError:
+                        if _is_there(here, name):
+                            raise
         except OSError as error:
             if error.errno == errno.EDQUOT and error.strerror == OVER_QUOTA:
                 raise over_quota(self._scope) from error
@@ -106,6 +111,14 @@ class Stage:
             return any(self._unread.matches(path[:end]) is not None for end in (*ends, len(path)))
         except PolicyError:
             return True
+
+
+def _is_there(folder: int, name: str) -> bool:
+    """Whether a file is there; one that was removed before we came to it is not part of the start."""
+    with suppress(FileNotFoundError):
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return True
+    return False
 
 
 def over_quota(scope: Scope) -> WorkspaceError:

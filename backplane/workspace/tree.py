@@ -48,6 +48,7 @@ _HINTS: Final = {
     errno.ENOSPC: "free some space, point BACKPLANE_HOME to a larger disk, or leave large files out with --exclude",
     errno.EDQUOT: "free some space, or leave large files out with --exclude",
     errno.EROFS: "point BACKPLANE_HOME to a disk that can be written",
+    errno.ENOENT: "nobody else may remove files there meanwhile; try again",
     errno.EIO: "check the disk, or leave it out with --exclude",
     errno.ESTALE: "nobody else may move folders there meanwhile; try again",
     errno.ENOTDIR: "nobody else may move folders there meanwhile; try again",
