@@ -632,11 +632,36 @@ def _forms(secret: str) -> Iterator[str]:
             yield escape(value)
             # A tool's arguments often travel as JSON inside JSON.
             yield _json_escaped(escape(value))
+        for form in _other_forms(value):
+            yield form
+            for escape in _JSON_ESCAPES:
+                yield escape(form)
         raw = _encode(value)
         yield from _url_forms(raw)
         yield from _base64_forms(raw)
         yield raw.hex()
         yield raw.hex().upper()
+
+
+def _other_forms(value: str) -> Iterator[str]:
+    """What JSON does not ask for and some writers do, and quoting for HTML and for a shell; each differs from `value`
+    only where it has such characters.
+    """
+    for escape in _JSON_ESCAPES:
+        plain = escape(value)
+        yield plain.replace("/", "\\/")
+        for pattern in ("\\u{:04x}", "\\u{:04X}"):
+            yield "".join(pattern.format(ord(one)) if one in "<>&" else one for one in plain)
+    yield re.sub(r"\\u[0-9a-f]{4}", lambda found: "\\u" + found[0][2:].upper(), _json_escaped_ascii(value))
+    safe = value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for double, single in _HTML_QUOTES:
+        yield safe.replace('"', double).replace("'", single)
+    yield value.replace("'", "'\\''")
+    yield value.replace("'", "'\"'\"'")
+
+
+_HTML_QUOTES: Final = (('"', "'"), ("&quot;", "'"), ("&quot;", "&#39;"), ("&quot;", "&#x27;"), ("&#34;", "&#39;"))
+"""How writers of HTML have a double and a single quote."""
 
 
 def _telling_lines(secret: str) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import html
 import itertools
 import json
 import re
+import shlex
 import time
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -20,8 +22,12 @@ from backplane.redact import MARK, SECRET_CHARS_MIN, DeltaRedactor, Redactor
 from backplane.tail import Tail
 
 TS = "2025-01-15T12:00:00Z"
-SECRET = 'p4ss/word+"quo\\te"é=&<x>'
+SECRET = 'p4ss/word+"quo\\te"é=&<x>it\'s'
 PEM = "-----BEGIN PRIVATE KEY-----\n" + "\n".join("QUJD" * 16 for _ in range(6)) + "\n-----END PRIVATE KEY-----\n"
+
+GO = (
+    json.dumps(SECRET, ensure_ascii=False)[1:-1].replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+)
 
 SPELLINGS = {
     "plain": SECRET,
@@ -37,6 +43,13 @@ SPELLINGS = {
     "base64 after one byte": base64.b64encode(b"u" + SECRET.encode()).decode(),
     "base64 after two bytes": base64.b64encode(b"u:" + SECRET.encode()).decode(),
     "base64 for urls": base64.urlsafe_b64encode(SECRET.encode()).decode(),
+    "json with slashes escaped": json.dumps(SECRET).replace("/", "\\/")[1:-1],
+    "json with upper-case escapes": json.dumps(SECRET)[1:-1].replace("\\u00e9", "\\u00E9"),
+    "json for html": GO,
+    "json for html in json": json.dumps(GO)[1:-1],
+    "html": html.escape(SECRET),
+    "html with a number": html.escape(SECRET).replace("&quot;", "&#34;").replace("&#x27;", "&#39;"),
+    "shell in single quotes": shlex.quote(SECRET)[1:-1],
     "hex": SECRET.encode().hex(),
     "upper-case hex": SECRET.encode().hex().upper(),
 }
