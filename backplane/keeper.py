@@ -144,7 +144,7 @@ class Keeper:
         Raises:
             WorkspaceError: `workspace_init_failed`.
         """
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):  # One that leads nowhere is told by who opens it.
             root, home = root.resolve(strict=True), self.home.stat()
             for above in (root, *root.parents):
                 if os.path.samestat(above.stat(), home) and root.relative_to(above).parts[:1] not in _COPIES:
