@@ -15,6 +15,14 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(autouse=True)
+def home_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent's login shell reads what lies there, and a version manager of ours can make it wait for a minute."""
+    home = tmp_path / "home-of-nobody"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+
+
 @pytest.fixture
 def ground(agent: Agent, tmp_path: Path) -> Ground:
     root = tmp_path / "work"
