@@ -69,19 +69,22 @@ class Baseline:
     def __init__(self, store: Path) -> None:
         self.known: dict[str, Known] = {}
         self.pack = Pack(store)
-        self.private = Pack(store.with_suffix(".private"))
-        """Contents that are known here, and that nobody is given a copy of."""
+        self._private: Pack | None = None
+        """Contents that are known here, and that nobody is given a copy of; made for the first of them."""
         self._sealed_ns = 0
         self._confirmed: dict[str, _Signature] = {}
         """Files that were read since and found unchanged, at a time that tells later changes apart."""
 
     @property
     def kept_bytes(self) -> int:
-        return self.pack.bytes + self.private.bytes
+        return self.pack.bytes + (self._private.bytes if self._private is not None else 0)
 
     def keep(self, path: str, facts: os.stat_result, data: bytes, *, private: bool = False) -> Leaf:
         """Keep a file's content."""
-        leaf = Leaf(git_mode(facts), (self.private if private else self.pack).add("blob", data))
+        if private and self._private is None:
+            self._private = Pack(self.pack.path.with_suffix(".private"))
+        pack = self._private if private and self._private is not None else self.pack
+        leaf = Leaf(git_mode(facts), pack.add("blob", data))
         self.known[path] = Known(signature(facts), leaf)
         return leaf
 
@@ -95,7 +98,8 @@ class Baseline:
 
     def close(self) -> None:
         self.pack.close()
-        self.private.close()
+        if self._private is not None:
+            self._private.close()
 
     def is_same(self, path: str, old: Known, facts: os.stat_result) -> bool:
         """Whether a file need not be read to know that it has not changed."""
@@ -111,7 +115,8 @@ class Baseline:
 
     def content(self, leaf: Leaf, scope: Scope) -> bytes:
         """Read back a file's content. Raises WorkspaceError when somebody has changed our store."""
-        data = (self.pack if leaf.oid in self.pack else self.private).read(leaf.oid)
+        pack = self.pack if self._private is None or leaf.oid in self.pack else self._private
+        data = pack.read(leaf.oid)
         if blob_id(data) != leaf.oid:
             raise scope.fail("what was kept of the workspace's start is not what was kept", "keep the agent out of it")
         return data

@@ -95,7 +95,7 @@ class Workspace:
         self._unread = unread
         self._special = NO_NAMES
         self._identity = (0, 0)
-        self._repository = repository.Repository()
+        self._repository = repository.NONE
         self._baseline = Baseline(stage_dir / "base.pack")
 
     def difference(self) -> Patch:

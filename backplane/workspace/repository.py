@@ -75,7 +75,7 @@ class Repository(msgspec.Struct, frozen=True):
         return self
 
 
-_NONE: Final = Repository()
+NONE: Final = Repository()
 """One for all workspaces without a repository."""
 
 
@@ -85,7 +85,7 @@ def find(root: Path) -> Repository:
         return _read(root)
     top = _top_above(root)
     if top is None:
-        return _NONE
+        return NONE
     folders = [top, *(top.joinpath(*root.relative_to(top).parts[:count]) for count in range(1, _depth(root, top)))]
     rules = {folder: _rules(folder) for folder in folders}
     above = {_slashed(folder, top): text for folder, text in rules.items() if text}
