@@ -75,5 +75,6 @@ def _names(root: Path, folder: Path) -> Iterator[str]:
 
 
 def _below(root: Path, path: str) -> Iterator[str]:
-    with suppress(ValueError):
-        yield str(Path(path).relative_to(root))
+    top = os.fspath(root).rstrip("/")
+    if f"{path}/".startswith(f"{top}/"):
+        yield path[len(top) + 1 :] or "."
