@@ -168,16 +168,22 @@ def _record_faults(receipt: Receipt, folder: Path) -> Iterator[str]:
     if expected is None or not (os.path.lexists(path) or os.path.lexists(folder / _CONTENTS)):
         return
     try:
-        with open_plain(path) as file:
-            if os.fstat(file.fileno()).st_size > _RECORD_BYTES_MAX:
-                yield f"'{_RECORD}' has over {_RECORD_BYTES_MAX} bytes: it is not the one that the receipt names"
-                return
-            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        _, actual = _size_and_hash(path, _RECORD_BYTES_MAX)
     except OSError as error:
         yield f"'{_RECORD}' cannot be read: {error.strerror}"
         return
-    if actual != expected:
+    if actual is None:
+        yield f"'{_RECORD}' has over {_RECORD_BYTES_MAX} bytes: it is not the one that the receipt names"
+    elif actual != expected:
         yield f"'{_RECORD}', which the patch is applied from, hashes to {actual}, the receipt says {expected}"
+
+
+def _size_and_hash(path: Path, bytes_max: int | None) -> tuple[int, str | None]:
+    """A plain file's size and SHA-256; no hash of a longer one, which may be one large hole. Raises OSError."""
+    with open_plain(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        is_long = bytes_max is not None and size_bytes > bytes_max
+        return size_bytes, None if is_long else hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def patch_faults(receipt: Receipt, path: Path) -> Iterator[str]:
@@ -188,15 +194,13 @@ def patch_faults(receipt: Receipt, path: Path) -> Iterator[str]:
     if "patch" not in receipt.backplane and not os.path.lexists(path):
         # A receipt of another maker holds its patch inside; no file was ever promised.
         return
+    promised = patch_bytes(receipt)
     try:
-        with open_plain(path) as file:
-            size_bytes, promised = os.fstat(file.fileno()).st_size, patch_bytes(receipt)
-            if promised is not None and size_bytes > promised:  # Known without reading it: it may be one large hole.
-                yield f"the patch has {size_bytes} bytes, the receipt says {promised}"
-                return
-            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        size_bytes, actual = _size_and_hash(path, promised)
     except OSError as error:
         yield f"the patch cannot be read: {error.strerror}"
         return
-    if actual != expected:
+    if actual is None:
+        yield f"the patch has {size_bytes} bytes, the receipt says {promised}"
+    elif actual != expected:
         yield f"the patch hashes to {actual}, the receipt says {expected}"
