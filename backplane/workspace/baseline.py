@@ -66,6 +66,8 @@ def git_mode(facts: os.stat_result) -> int:
 class Baseline:
     """Files as they were; `keep` and `note` until `seal`, then `content` and `find_changes`."""
 
+    __slots__ = ("_confirmed", "_private", "_sealed_ns", "known", "pack")
+
     def __init__(self, store: Path) -> None:
         self.known: dict[str, Known] = {}
         self.pack = Pack(store)

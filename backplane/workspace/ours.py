@@ -29,6 +29,8 @@ class Ours:
         OSError: one of them is not there.
     """
 
+    __slots__ = ("_names", "_root", "identities")
+
     def __init__(self, root: Path, folders: Sequence[Path]) -> None:
         self.identities = tuple(dict.fromkeys(map(identity, folders)))
         self._root = root
@@ -61,7 +63,7 @@ class Ours:
 
 def _names(root: Path, folder: Path) -> Iterator[str]:
     """The paths below the root that are on the way to a folder: every link, and the folder itself."""
-    waiting, here = list(reversed(folder.absolute().parts)), "/"
+    waiting, here = list(filter(None, os.fspath(folder.absolute()).split("/")[::-1])), "/"
     left = LINKS_MAX
     while waiting:
         part = waiting.pop()

@@ -76,13 +76,20 @@ class Pack:
     and the index that git needs.
     """
 
+    __slots__ = ("_file", "_name", "_objects", "bytes")
+
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
+        self._name = os.fspath(path)
         self.bytes = _PACK_HEAD.size
         self._file: io.BufferedRandom | None = path.open("x+b")
         self._file.write(_PACK_HEAD.pack(b"PACK", 2, 0))
         self._objects: dict[bytes, tuple[int, int]] = {}
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return Path(self._name)
 
     def add(self, kind: str, data: bytes, oid: bytes | None = None) -> bytes:
         """Add an object unless it is there; return its name."""
@@ -101,7 +108,7 @@ class Pack:
 
     def read(self, oid: bytes) -> bytes:
         """Read an object's content as it is in the file now; empty when that makes no sense any more."""
-        with self.path.open("rb") as file:
+        with open(self._name, "rb") as file:
             file.seek(self._objects[oid][0])
             head = file.read(_HEAD_BYTES_MAX)
             start = next((at + 1 for at, byte in enumerate(head) if byte < 0x80), len(head))

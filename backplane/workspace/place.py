@@ -380,7 +380,7 @@ def _about(error: OSError, otherwise: Path) -> str:
 def _make_folders(run_dir: Path, stage_dir: Path, tree: Path) -> None:
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     stage_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if any(path != tree for path in stage_dir.iterdir()):
+    if any(name != tree.name for name in os.listdir(stage_dir)):
         raise FileExistsError(errno.EEXIST, "not empty", str(stage_dir))
 
 
