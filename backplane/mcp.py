@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -222,23 +223,19 @@ class Server:
         order = self._order(given, settings.policy)
         tell = self._progress(asked)
         answer = error = None
-        begun: list[Run] = []
-        try:
+        with ExitStack() as after:  # As a run is to be cancelled until all of it has ended.
             async with (
                 api.start(order, backend=given.backend, settings=settings, home=config.home(self._environ)) as run,
                 anyio.create_task_group() as tasks,
             ):
-                begun.append(run)
                 self._runs.append(run)
+                after.callback(self._runs.remove, run)
                 tasks.start_soon(self._end_with_client, run)
                 async for event in run:
                     answer = event.text if isinstance(event, AssistantMessage) else answer
                     error = event.message if isinstance(event, Failed) else error
                     await tell(event)
                 tasks.cancel_scope.cancel()
-        finally:
-            for ended in begun:
-                self._runs.remove(ended)
         assert run.receipt is not None, "a run whose events were all read is sealed"
         said = {**told(run.receipt, run.backend_id), "answer": _cut(answer), "error": error}
         return _result(said, is_error=run.receipt.outcome == "failed")

@@ -159,7 +159,7 @@ class Redactor:
         """
         data = _encode("\0".join(texts))
         text = data.decode("latin-1")
-        if (self._shapes and "-----BEGIN" in text) or any(form in text for form in self._short):
+        if (self._shapes and "-----BEGIN" in text) or _any_in(self._short, text):
             return any(self._confirmed(piece) for piece in text.split("\0"))
         words = data.translate(_WORDS).decode("latin-1")
         at = words.find(_WORD)
@@ -188,10 +188,10 @@ class Redactor:
         """Look for what has no long run of letters and digits; the text is bytes read as Latin-1."""
         if self._shapes and any(start in text and _expression(start).search(text) is not None for start in _BROKEN):
             return True
-        return any(form in text for form in self._direct) if self._direct else False
+        return _any_in(self._direct, text)
 
     def _confirmed(self, line: str) -> bool:
-        return any(form in line for form in self._latin) or (self._shapes and next(_shapes_in(line), None) is not None)
+        return _any_in(self._latin, line) or (self._shapes and next(_shapes_in(line), None) is not None)
 
     def text(self, text: str, *, whole: bool = True) -> tuple[str, int]:
         """Redact a text that is not JSON, or a text out of JSON.
@@ -311,11 +311,6 @@ class Redactor:
     def ends_in_shape(self, text: str) -> bool:
         """Whether the text ends in a key known by its looks, so that more of the key may follow."""
         return self._shapes and any(stop == len(text) for _, stop in _shapes_in(text))
-
-    @property
-    def knows(self) -> bool:
-        """Whether it has secrets of its own to look for."""
-        return bool(self._texts)
 
     @property
     def forms(self) -> tuple[str, ...]:

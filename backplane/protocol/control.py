@@ -278,7 +278,7 @@ class ControlEnd:
 
     def _cut_in(self, events: list[AgentEvent]) -> bool:
         """Whether a part of a secret is left where a text was cut; a delta goes on in the next one."""
-        if self._redactor is None or not self._redactor.knows:
+        if self._redactor is None or not self._redactor.forms:
             return False
         said = [msgspec.structs.astuple(event) for event in events if type(event) is not AssistantDelta]
         return self._redactor.cut_in([text for texts in said for text in texts if isinstance(text, str)])

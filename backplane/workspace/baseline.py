@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from backplane.workspace.git import RULES_BYTES_MAX
+from backplane.workspace.git import RULES_BYTES_MAX, RULES_NAME
 from backplane.workspace.pack import FILE, LINK, PROGRAM, Leaf, Pack, blob_id
 from backplane.workspace.tree import (
     Folder,
@@ -36,8 +36,6 @@ four times the file in memory; a larger file that changed is named as left out."
 UNSURE_NS: Final = 2_000_000_000
 """A file changed this shortly before the baseline was finished is read again at the end: its time
 may not tell a later change apart. The coarsest clock of a common file system (FAT) is two seconds."""
-
-RULES_NAME: Final = ".gitignore"
 
 _Signature = tuple[int, int, int, int, int]
 

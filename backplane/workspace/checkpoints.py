@@ -21,7 +21,7 @@ import msgspec
 from backplane.errors import WorkspaceError
 from backplane.workspace import git, patch
 from backplane.workspace.apply import APPLIED_ALREADY, Applied, put
-from backplane.workspace.baseline import BLOB_BYTES_MAX, RULES_NAME
+from backplane.workspace.baseline import BLOB_BYTES_MAX
 from backplane.workspace.copying import remove_tree
 from backplane.workspace.pack import FILE, PROGRAM, Leaf, Names, write_trees
 from backplane.workspace.patch import BLOBS_NAME, RECORD_BYTES_MAX, Saved, Target, failure, leaf_json, read_leaf
@@ -204,7 +204,7 @@ class Checkpoints:
     def _rules(self, leaves: Mapping[str, Leaf]) -> dict[str, bytes]:
         rules: dict[str, bytes] = {}
         for path, leaf in leaves.items():
-            if path == RULES_NAME or path.endswith("/" + RULES_NAME):
+            if path == git.RULES_NAME or path.endswith("/" + git.RULES_NAME):
                 data = self._content(leaf)
                 if leaf.mode in (FILE, PROGRAM) and len(data) <= git.RULES_BYTES_MAX:
                     rules[parent(path)] = data

@@ -35,6 +35,7 @@ PATCH_BYTES_MAX: Final = 4 << 30
 RENAMES_MAX: Final = 1000
 """Added times deleted files, root of, that git compares by content; git's own default. Exact renames have no limit."""
 
+RULES_NAME: Final = ".gitignore"
 RULES_BYTES_MAX: Final = 1 << 20
 """Longest `.gitignore` that is obeyed; git's own documentation shows none of over a few KiB."""
 
@@ -244,7 +245,7 @@ def ignored(at: Scratch, paths: Sequence[str], rules: Mapping[str, bytes], exclu
         if len(os.fsencode(folder)) <= RULES_PATH_BYTES_MAX:
             for end in (place for place, letter in enumerate(folder) if letter == "/"):
                 (shadow / folder[:end]).mkdir(exist_ok=True)
-            (shadow / folder / ".gitignore").write_bytes(text)
+            (shadow / folder / RULES_NAME).write_bytes(text)
     (at.git_dir / "info/exclude").write_bytes(excluded)
     # "./" before each, because ":" at the start would be git's own syntax.
     asked = b"".join(b"./%s\0" % raw for raw in map(os.fsencode, paths) if len(raw) <= RULES_PATH_BYTES_MAX)

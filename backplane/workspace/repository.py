@@ -87,7 +87,7 @@ def find(root: Path) -> Repository:
     if top is None:
         return NONE
     folders = [top, *(top.joinpath(*root.relative_to(top).parts[:count]) for count in range(1, _depth(root, top)))]
-    rules = {folder: _rules(folder) for folder in folders}
+    rules = {folder: _rules(folder, git.RULES_NAME) for folder in folders}
     above = {_slashed(folder, top): text for folder, text in rules.items() if text}
     return msgspec.structs.replace(_read(top), prefix=_slashed(root, top), above=above)
 
@@ -114,9 +114,10 @@ def _top_above(root: Path) -> Path | None:
     return None
 
 
-def _rules(folder: Path) -> bytes:
+def _rules(folder: Path, name: str) -> bytes:
+    """A file of rules; empty where there is none that is plain and short."""
     with suppress(OSError), opened(os.open(folder, FOLDER_FLAGS)) as handle:
-        found = read_file(handle, ".gitignore", git.RULES_BYTES_MAX)
+        found = read_file(handle, name, git.RULES_BYTES_MAX)
         return found[0] if found else b""
     return b""
 
@@ -130,14 +131,7 @@ def _read(top: Path) -> Repository:
     with opened(folder):
         index = _whole(folder, "index")
         common = _pointed(place, "commondir") if os.path.lexists(place / "commondir") else place
-        return Repository(index, _shared(folder, index or b""), _excluded(common))
-
-
-def _excluded(common: Path) -> bytes:
-    with suppress(OSError), opened(os.open(common / "info", FOLDER_FLAGS)) as folder:
-        found = read_file(folder, "exclude", git.RULES_BYTES_MAX)
-        return found[0] if found else b""
-    return b""
+        return Repository(index, _shared(folder, index or b""), _rules(common / "info", "exclude"))
 
 
 def _pointed(folder: Path, name: str, before: bytes = b"") -> Path:
