@@ -136,6 +136,22 @@ def test_what_is_open_at_the_end_of_the_turn_gets_its_result() -> None:
     assert not told.closed_with_words
 
 
+def test_an_answer_after_a_tool_whose_end_was_never_told_is_the_last_word() -> None:
+    told = story()
+    told.update(call("in_progress", rawInput={"a": 1}))
+    told.update(chunk("done"))
+    assert kinds(told.end("end_turn")) == ["AssistantMessage", "ToolResult", "TurnEnded"]
+    assert told.closed_with_words
+
+
+def test_words_before_a_tool_that_is_open_at_the_end_are_no_answer() -> None:
+    told = story()
+    told.update(chunk("first"))
+    told.update(call("in_progress", rawInput={"a": 1}))
+    told.end("end_turn")
+    assert not told.closed_with_words
+
+
 def test_a_turn_of_the_model_ends_when_something_new_follows_a_result() -> None:
     told = story()
     told.update(call("completed", rawInput={"a": 1}))

@@ -101,7 +101,7 @@ class Story:
         self._calls: dict[str, Call] = {}
         self._text: list[str] = []
         self._text_chars = 0
-        self._results_since_output = False
+        self._results_since_output = self._calls_since_words = False
         self.answered = self.acted = self.denied = False
         """Whether there was an answer in words; a tool call; a denied one."""
         self.usages: list[Usage] = []
@@ -111,7 +111,7 @@ class Story:
 
     def begin(self) -> None:
         """Another turn of the same session."""
-        self.answered = self.acted = self.denied = self._results_since_output = False
+        self.answered = self.acted = self.denied = self._results_since_output = self._calls_since_words = False
         self.last_words = ""
 
     @property
@@ -159,7 +159,7 @@ class Story:
         events += self._turn()
         if thought:
             return [*events, Reasoning(ts=self._now(), text="", ext={"reasoning": {"text": text}})]
-        self.answered = True
+        self.answered, self._calls_since_words = True, False
         self._text_chars += len(text)
         if self._text_chars <= MESSAGE_CHARS_MAX:
             self._text.append(text)
@@ -248,7 +248,7 @@ class Story:
         """The call as an event, once."""
         if call.said:
             return []
-        call.said = self.acted = True
+        call.said = self.acted = self._calls_since_words = True
         if not call.input and (paths := [*call.paths, *call.places]):
             call.input = {"path": paths[0]}
         call.name_places()
@@ -274,11 +274,15 @@ class Story:
         return [AssistantMessage(ts=self._now(), text=self.last_words)] if whole else []
 
     def end(self, stop_reason: str) -> list[AgentEvent]:
-        """The end of the turn; a call that is still open gets its result."""
-        events = self.message()
+        """The end of the turn; a call that is still open gets its result.
+
+        Some agents answer and never tell the end of a tool whose result the model had: the answer came last then.
+        """
+        events, last = self.message(), self._results_since_output or self._calls_since_words
         for call in self._calls.values():
             if call.said and not call.ended:
                 events += self._close(call, "the turn ended before the tool did", failed=True)
+        self._results_since_output = last
         return [*events, carry("turn", {"stop_reason": stop_reason}, ts=self._now(), message="the turn ended")]
 
     def _output(self, call: Call) -> list[AgentEvent]:

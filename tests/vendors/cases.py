@@ -57,6 +57,11 @@ def case(name: str) -> Callable[[Check], Check]:
 # Answers and tools ----------------------------------------------------------------------------------------------------
 
 
+THOUGHT_ABOUT = Turn(text="done", fault=Fault(first_byte_ms=1000))
+"""After a command whose end is looked at. Of a model that answers at once Codex ends its turn, on a busy machine, and
+then tells no end of its command, which the model had been given."""
+
+
 @case("plain answer")
 async def _plain(ground: Ground) -> None:
     seen = await ground.play([Turn(text="hello from the model")])
@@ -69,7 +74,7 @@ async def _plain(ground: Ground) -> None:
 @case("tool turn, patch right")
 async def _tools(ground: Ground) -> None:
     agent = ground.agent
-    turns = [agent.writes("new.txt", "made\n"), agent.runs("echo two >> a.txt; echo seen; exit 3"), Turn(text="done")]
+    turns = [agent.writes("new.txt", "made\n"), agent.runs("echo two >> a.txt; echo seen; exit 3"), THOUGHT_ABOUT]
     seen = await ground.play(turns)
     assert seen.receipt.outcome == "complete"
     assert "+made" in seen.patch
@@ -101,7 +106,7 @@ MODEL = "scripted-model-7"
 @case("one megabyte of output")
 async def _large(ground: Ground) -> None:
     command = "python3 -c \"print('x' * 1000000)\""
-    seen = await ground.play([ground.agent.runs(command), Turn(text="done")])
+    seen = await ground.play([ground.agent.runs(command), THOUGHT_ABOUT])
     assert seen.receipt.outcome == "complete"
     assert seen.of(CommandExecuted)[-1].exit_code == 0
     assert len(seen.of(ToolResult)[-1].output) > 1000
@@ -151,7 +156,7 @@ async def _modified(ground: Ground) -> None:
     async def answer(ask: AskRaised) -> Decision:
         return Decision(decision="modify", input={"command": "echo other > other.txt"})
 
-    turns = [ground.agent.runs("echo first > first.txt"), Turn(text="done")]
+    turns = [ground.agent.runs("echo first > first.txt"), THOUGHT_ABOUT]
     seen = await ground.play(turns, on_ask=answer, policy=PolicyProfile(require_approval_for=("bash",)))
     assert "other.txt" in seen.patch
     assert "first.txt" not in seen.patch

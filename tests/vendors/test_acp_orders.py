@@ -13,7 +13,7 @@ from backplane.contract.events import CommandExecuted, ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.share import find
 from backplane.testing import Call, Turn, Usage
-from tests.vendors.cases import CASES, MODEL
+from tests.vendors.cases import CASES, MODEL, THOUGHT_ABOUT
 from tests.vendors.found import vendor
 from tests.vendors.ground import Agent, Ground
 from tests.vendors.test_codex import adds
@@ -196,7 +196,7 @@ async def test_a_model_that_the_agent_does_not_have_is_not_exchanged_for_another
 @pytest.mark.parametrize("name", ["codex-acp"])
 async def test_a_command_that_the_agent_asks_nobody_about_is_on_record(ground: Ground) -> None:
     policy = PolicyProfile(disallowed_tools=("bash",))
-    seen = await ground.play([ground.agent.runs("cat a.txt"), Turn(text="done")], policy=policy)
+    seen = await ground.play([ground.agent.runs("cat a.txt"), THOUGHT_ABOUT], policy=policy)
     assert [event.command for event in seen.of(CommandExecuted)] == ["cat a.txt"]
     assert seen.receipt.backplane["enforcement"]["violations"]
 
