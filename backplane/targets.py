@@ -148,9 +148,13 @@ _FILE_URL: Final = re.compile(r"file:(?://[^/?#]*)?([^?#]*)", re.IGNORECASE)
 _URL_IN_TEXT: Final = re.compile(r"\b(?:https?|wss?|ftp|file):/{0,2}[^\s<>\"'`]+", re.IGNORECASE)
 _AFTER_A_URL: Final = ".,;:!?)]}"
 _PATCH_PATH: Final = re.compile(
-    r"^(?:\*\*\* (?:Add|Update|Delete) File: |\*\*\* Move to: |(?:rename|copy) (?:from|to) |(?:---|\+\+\+) )(.+?)\s*$",
+    r"^(?:[ \t]*\*\*\* (?:(?:Add|Update|Delete) File|Move to): (?P<plain>.+?)"
+    r"|(?:---|\+\+\+|(?:rename|copy) (?:from|to)) (?P<git>.+?)|diff --git (?P<twice>.+?))\s*$",
     re.MULTILINE,
 )
+"""Programs that read the first form pass over blanks before it."""
+_ESCAPE: Final = re.compile(r"\\([0-7]{3}|.)")
+_ESCAPED: Final = {"a": "\a", "b": "\b", "t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
 
 
 def touched(shape: Shape, value: Json) -> Touched:
@@ -205,12 +209,46 @@ def _leaves(value: Json, name: str, depth: int) -> Iterator[tuple[str, Json]]:
 
 def patch_paths(text: str) -> list[str]:
     """Paths that a patch names, of the git form and of the `*** Update File:` form; `/dev/null` left out."""
-    found = []
-    for path in _PATCH_PATH.findall(text):
-        path = path.split("\t")[0].strip('"')
-        if path != "/dev/null":
-            found.append(path[2:] if path[:2] in ("a/", "b/") else path)
-    return found
+    found: dict[str, None] = {}
+    for line in _PATCH_PATH.finditer(text):
+        if line["plain"]:
+            found[line["plain"]] = None
+        else:
+            found.update(dict.fromkeys(_git_names(line["git"] or _one_of_two(line["twice"]))))
+    found.pop("/dev/null", None)
+    return list(found)
+
+
+def _one_of_two(names: str) -> str:
+    """The name of a file that has it before and after, as one without lines is named nowhere else; empty for two."""
+    old, new = names[: len(names) // 2], names[len(names) // 2 + 1 :]
+    return new if old == new or old.lstrip('"')[1:] == new.lstrip('"')[1:] else ""
+
+
+def _git_names(path: str) -> Iterator[str]:
+    """Every file that a name in git's form may be of."""
+    quoted = path.split("\t")[0]
+    name = quoted.strip('"')
+    for spelled in (name, _unescaped(name)) if quoted.startswith('"') else (name,):
+        first, _, rest = spelled.partition("/")
+        if first and rest:
+            yield rest  # Without its prefix, whatever that is.
+        if spelled and not (rest and first in ("a", "b")):
+            yield spelled
+
+
+def _unescaped(name: str) -> str:
+    """What git has put in quotes: bytes in octal, and C's escapes."""
+
+    def plain(escape: re.Match[str]) -> str:
+        code = escape[1]
+        return chr(int(code, 8) & 0xFF) if len(code) == 3 else _ESCAPED.get(code, code)
+
+    spelled = _ESCAPE.sub(plain, name)
+    try:
+        return spelled.encode("latin-1").decode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # Written as it is, without octal bytes.
+        return spelled
 
 
 def _percent_decoded(text: str) -> str:
