@@ -155,6 +155,29 @@ def test_after_a_failed_fsync_the_journal_is_not_trusted_again(store: Store, mon
     assert store.list() == []
 
 
+@pytest.mark.needs("mount")
+def test_a_content_beside_the_patch_that_cannot_be_synced_fails_the_store(store: Store) -> None:
+    journal = open_journal(store.home)
+    sealed = seal(receipt_of(journal.trace, journal.run_id))
+    contents = journal.folder / "patch.blobs"
+    contents.mkdir()
+    for number in range(300):
+        (contents / f"{number}").write_bytes(b"x")
+    unreadable = contents / "last"
+    unreadable.symlink_to("nothing")
+    journal.sync()
+    unreadable.unlink()
+    # A file of the kernel that no disk is behind: a real EINVAL from the real call.
+    subprocess.run(["mount", "--bind", "/proc/version", str(contents / "299")], check=True)
+    try:
+        with pytest.raises(StoreError, match=r"receipt_store_failed.*EINVAL"):
+            store.append(sealed, journal)
+    finally:
+        subprocess.run(["umount", str(contents / "299")], check=True)
+    journal.close()
+    assert store.list() == []
+
+
 # Processes ------------------------------------------------------------------------------------------------------------
 
 

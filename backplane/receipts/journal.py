@@ -11,7 +11,8 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,9 @@ FILE_MODE: Final = 0o600
 """Events hold the user's text: nobody else reads them."""
 HEAD_BYTES_MAX: Final = 64 << 20
 """Read back of a head at most; an order with its context and a patch of 8 MiB fit several times."""
+FLUSHES: Final = 8
+"""Files that are forced to the disk at once. A thousand took 2.6 s one by one, 0.08 s so."""
+FLUSHES_QUEUED: Final = 256
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 Facts = dict[str, Any]
@@ -149,6 +153,8 @@ class Journal:
                 flush(self._trace)
                 flush(self._head)
                 beside = [path for path in self.folder.iterdir() if path.name not in (HEAD, TRACE) and _is_plain(path)]
+                for folder in filter(Path.is_dir, beside):
+                    flush_paths(filter(_is_plain, folder.iterdir()))
                 for path in (*beside, self.folder, self.folder.parent):
                     flush_path(path)
         except StoreError as error:
@@ -243,6 +249,19 @@ def flush_path(path: Path) -> None:
         flush(fd)
     finally:
         os.close(fd)
+
+
+def flush_paths(paths: Iterator[Path]) -> None:
+    """The same for many, several at once: a disk takes those for the time of one."""
+    with ExitStack() as opened:
+        pool = None
+        while batch := list(islice(paths, FLUSHES_QUEUED)):
+            if pool is None:
+                from concurrent.futures import ThreadPoolExecutor  # Here, as most runs have nothing for it.
+
+                pool = opened.enter_context(ThreadPoolExecutor(FLUSHES))
+            for _ in pool.map(flush_path, batch):
+                pass
 
 
 def _is_plain(path: Path) -> bool:
