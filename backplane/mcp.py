@@ -6,7 +6,6 @@ A run ends with its request, and all of them end when the client goes away: what
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Final, Literal
 import anyio
 import msgspec
 
-from backplane import api, config
+from backplane import api, config, signals
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, AssistantMessage, Failed, RunCompleted, RunStarted, ToolCall
 from backplane.contract.receipt import Receipt
@@ -168,8 +167,8 @@ class Server:
 
     async def _heed(self, work: anyio.CancelScope) -> None:
         """Take signals until all work has ended: a second one only hurries that, which leaves nothing behind."""
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-            async for number in signals:
+        with anyio.open_signal_receiver(*signals.ending()) as received:
+            async for number in received:
                 if self._signal is not None:
                     for run in self._runs:
                         run.hurry()

@@ -51,6 +51,7 @@ ROOMS = {
     "alarm": "",
     "block": "",
     "in_order": "",
+    "signals": "",
     "locks": "",
     "tail": "",
     "share": "errors",
@@ -66,7 +67,7 @@ ROOMS = {
     "telemetry": "contract",
     "turn": f"{SHAPES} ir dialects upstream",
     # the way through
-    "sidecar": f"{SHAPES} protocol policy",
+    "sidecar": f"{SHAPES} protocol policy signals",
     "pipes": "",
     "jsonrpc": f"{SHAPES} pipes protocol",
     "acp": f"{SHAPES} cost driven ir jsonrpc sidecar targets tools",
@@ -93,7 +94,7 @@ ROOMS = {
     ),
     "proof": f"{SHAPES} agents api asks backends config receipts share testing",
     "matrix": f"{SHAPES} share",
-    "mcp": f"{SHAPES} api config jsonrpc policy receipts runtime validate",
+    "mcp": f"{SHAPES} api config jsonrpc policy receipts runtime signals validate",
     "providers": f"{SHAPES} ir backends sessions",
     "relay": f"{SHAPES} receipts record runtime",
     "server": f"{SHAPES} asks backends config intake negotiate parcel receipts relay runtime sidecar workspace",
@@ -106,7 +107,7 @@ ROOMS = {
     "cli": (
         f"{SHAPES} __init__ config negotiate policy protocol dialects providers workspace receipts backends "
         "runtime router server conform schemas share validate api asks intake process record relay contain hooks "
-        "keeper presets upstream mcp proof matrix"
+        "keeper presets upstream mcp proof matrix signals"
     ),
     "__main__": "cli",
     "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",

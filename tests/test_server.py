@@ -422,7 +422,7 @@ def hosts_of(child: Child) -> list[int]:
     return found[1:]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_ends_every_run_in_order_and_leaves_nothing(
     backplane_home: Path, root: Path, number: signal.Signals
 ) -> None:

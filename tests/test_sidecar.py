@@ -504,7 +504,7 @@ def test_stdin_may_be_a_file_or_nothing(tmp_path: Path, where: str) -> None:
         assert child.read() is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_cancels_the_runs_and_ends_the_program(tmp_path: Path, number: signal.Signals) -> None:
     with Child(program(tmp_path)) as child:
         child.send(run(task="wait"))

@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from backplane import relay
+from backplane import relay, signals
 from backplane.asks import Decision
 from backplane.backends import Backend, ProcessBackend
 from backplane.cli import DONE, FAILED, PARTIAL, READER_GONE, REFUSED, asking, show, streams
@@ -32,8 +32,6 @@ from backplane.runtime import ControlPlane, Run
 
 LIVE_S: Final = 1.0
 """How often the live line is drawn anew; a run shorter than this never shows one."""
-
-_SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,10 +168,7 @@ class _Live:
         return f"interrupted by {signal.Signals(self.signal).name}" if self.signal else "nobody reads the output"
 
     async def _watch_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        # Who started us with a signal ignored (nohup, a shell's background job) wants it so.
-        numbers = [getattr(signal, name) for name in _SIGNALS]
-        numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-        with anyio.open_signal_receiver(*numbers) as received:
+        with anyio.open_signal_receiver(*signals.ending()) as received:
             task_status.started()
             async for number in received:
                 # A second one only hurries the end that is under way, which leaves nothing behind.

@@ -20,6 +20,7 @@ import anyio.lowlevel
 import msgspec
 from msgspec import UNSET
 
+from backplane import signals
 from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
 from backplane.contract.events import RunCompleted, RunStarted
@@ -315,8 +316,8 @@ class Link:
         return done
 
     async def _heed_signals(self, whole: anyio.CancelScope) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-            async for number in signals:
+        with anyio.open_signal_receiver(*signals.ending()) as received:
+            async for number in received:
                 self.signal = self.signal or int(number)
                 await self._end_all(f"the host got {signal.Signals(number).name}", whole, GRACE_S)
 

@@ -121,6 +121,21 @@ def test_a_signal_ends_every_command_in_order_and_its_code_says_which(
     assert not any(word in ended.stderr for word in UGLY)
 
 
+@pytest.mark.parametrize("words", [("serve",), ("mcp",)], ids=lambda w: w[0])
+def test_a_server_keeps_to_the_signals_that_it_was_started_to_ignore(ground: Ground, words: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    running = ground.start(
+        *words, stdin=reader, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN) and None
+    )
+    os.close(reader)
+    running.until(lambda: _heeds(running.pid, signal.SIGQUIT))
+    assert not _heeds(running.pid, signal.SIGHUP)
+    running.process.send_signal(signal.SIGQUIT)
+    ended = running.end(30)
+    os.close(writer)
+    assert (ended.code, ended.left) == (128 + signal.SIGQUIT, [])
+
+
 def _heeds(pid: int, number: signal.Signals) -> bool:
     """Whether a process has a handler for a signal."""
     rows = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
