@@ -85,12 +85,13 @@ def _end(plan: Plan, live: _Live) -> int:
     if not live.outlet.gone:
         streams.write(live.clear())
         _say_the_end(plan, ended, live.look, saved)
+    left = live.outlet.gone and live.signal is None
+    if ended.error is not None and (failure is not None or not left):
+        streams.error(ended.error)
     if failure is not None:
         raise failure
-    if live.outlet.gone and live.signal is None:
+    if left:
         return READER_GONE
-    if ended.error is not None:
-        streams.error(ended.error)
     return 128 + live.signal if live.signal is not None else exit_code(ended)
 
 

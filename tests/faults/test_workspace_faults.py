@@ -196,6 +196,13 @@ def test_a_copy_that_cannot_be_written_takes_no_end_away(ground: Ground) -> None
     assert not ground.amiss(ended, code="receipt_store_failed", outcome="complete", exit_code=1, accepted=2)
 
 
+def test_a_copy_that_cannot_be_written_does_not_hide_why_the_run_failed(ground: Ground) -> None:
+    ended = ground.run("hello(); take(); event(); say('fatal', ref_id=RUN['id'], error='it is broken'); rest()", "--receipt", "/dev/full")
+    assert ended.code == 1
+    assert b"receipt_store_failed" in ended.stderr
+    assert b"it is broken" in ended.stderr
+
+
 def test_a_command_that_is_refused_leaves_no_empty_copy(ground: Ground) -> None:
     copy = ground.folder / "copy.json"
     ended = ground.run(hosts.GOOD, "--receipt", str(copy), "--patch", str(ground.folder / "no" / "folder"))
