@@ -6,11 +6,12 @@ On asyncio the loop itself calls: a task that only waits for its next look is fi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
-import anyio.lowlevel
+
+from backplane.loop import asyncio_loop, register
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,8 +28,7 @@ class Alarm:
 
     def __init__(self, tasks: anyio.abc.TaskGroup, look: Callable[[], float | None]) -> None:
         self._look = look
-        loop: Any = anyio.lowlevel.current_token().native_token
-        self._loop: asyncio.AbstractEventLoop | None = loop if hasattr(loop, "call_later") else None
+        self._loop = asyncio_loop()
         self._due: asyncio.Handle | None = None
         self._rung = anyio.Event() if self._loop is None else None
         if self._loop is None:
@@ -42,12 +42,12 @@ class Alarm:
             self._rung.set()
         elif self._due is not None and self._loop is not None:
             self._due.cancel()
-            self._due = self._loop.call_soon(self._call)
+            self._due = register(self._loop.call_soon, self._call)
 
     def _call(self) -> None:
         assert self._loop is not None
         due_s = self._look()
-        self._due = None if due_s is None else self._loop.call_later(due_s, self._call)
+        self._due = None if due_s is None else register(self._loop.call_later, due_s, self._call)
 
     async def _in_turns(self) -> None:
         assert self._rung is not None

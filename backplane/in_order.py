@@ -12,7 +12,8 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
-import anyio.lowlevel
+
+from backplane.loop import asyncio_loop
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 async def in_order(work: Callable[[], Awaitable[T]]) -> T:
     """Await this work. Where we are cancelled it is cancelled as anyio does it, and we go on when it has ended."""
-    loop = _asyncio_loop()
+    loop = asyncio_loop()
     if loop is None:
         return await work()
     scope = anyio.CancelScope()
@@ -48,7 +49,7 @@ class OwnTask(Generic[T]):
         self._over = anyio.Event()
 
     async def __aenter__(self) -> T:
-        loop = _asyncio_loop()
+        loop = asyncio_loop()
         if loop is None:
             return await self._block.__aenter__()
         entered = loop.create_future()
@@ -90,8 +91,3 @@ async def _end_of(
                     await asyncio.wait([task])
         _ = task.cancelled() or task.exception()  # The cancellation tells more than what became of the work.
         raise
-
-
-def _asyncio_loop() -> asyncio.AbstractEventLoop | None:
-    loop: Any = anyio.lowlevel.current_token().native_token
-    return loop if hasattr(loop, "create_task") else None

@@ -8,10 +8,11 @@ read, and what it means, is the owner's affair.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
-import anyio.lowlevel
+
+from backplane.loop import asyncio_loop, register
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,8 +23,7 @@ class Readable:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        loop: Any = anyio.lowlevel.current_token().native_token
-        self._loop: asyncio.AbstractEventLoop | None = loop if hasattr(loop, "add_reader") else None
+        self._loop = asyncio_loop()
         self._registered = False
         self._waiter: asyncio.Future[None] | None = None
         self._take: Callable[[], bool] = bool
@@ -39,7 +39,7 @@ class Readable:
         waiter = self._waiter = self._loop.create_future()
         self._take = take
         if not self._registered:
-            self._loop.add_reader(self._fd, self._on_readable)
+            register(self._loop.add_reader, self._fd, self._on_readable)
             self._registered = True
         try:
             await waiter

@@ -12,14 +12,14 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.abc
-import anyio.lowlevel
 import msgspec
 
 from backplane._guard import WORD_BYTES_MAX
+from backplane.loop import asyncio_loop, register
 from backplane.once import Once
 from backplane.process.launch import Leader
 from backplane.process.remains import Traces, far_end, kill_exactly, remains, start_of
@@ -296,12 +296,12 @@ class Child:
 
         Two tasks that wait for them would cost an idle child 8 KiB.
         """
-        loop: Any = anyio.lowlevel.current_token().native_token
-        if self._line < 0 or not hasattr(loop, "add_reader"):
+        loop = asyncio_loop()
+        if self._line < 0 or loop is None:
             return False
         try:
             for fd, take in ((self._line, self._take_end), (self._stderr, self._take_stderr)):
-                loop.add_reader(fd, self._on_readable, fd, take)
+                register(loop.add_reader, fd, self._on_readable, fd, take)
         except (NotImplementedError, OSError):
             with suppress(NotImplementedError):
                 loop.remove_reader(self._line)

@@ -197,7 +197,11 @@ def test_a_copy_that_cannot_be_written_takes_no_end_away(ground: Ground) -> None
 
 
 def test_a_copy_that_cannot_be_written_does_not_hide_why_the_run_failed(ground: Ground) -> None:
-    ended = ground.run("hello(); take(); event(); say('fatal', ref_id=RUN['id'], error='it is broken'); rest()", "--receipt", "/dev/full")
+    ended = ground.run(
+        "hello(); take(); event(); say('fatal', ref_id=RUN['id'], error='it is broken'); rest()",
+        "--receipt",
+        "/dev/full",
+    )
     assert ended.code == 1
     assert b"receipt_store_failed" in ended.stderr
     assert b"it is broken" in ended.stderr
