@@ -38,7 +38,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 _TARGET: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?([^/?#]*)([^?#]*)")
-_AUTHORITY: Final = re.compile(r"(\[[^\]]*\]|[^:\[\]]+)(?::([0-9]*))?")
+_AUTHORITY: Final = re.compile(r"(\[[^\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
 _UNSAFE: Final = re.compile(r"[\x00-\x20\x7f\\]")
 _HOST: Final = re.compile(r"(?!\.)(?:(?!\.\.)[a-z0-9._-]|[^\x00-\x7f])+")
 _LEADS_TO: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}

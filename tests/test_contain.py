@@ -913,6 +913,8 @@ def test_a_rule_with_the_scheme_of_a_tunnel_allows_the_tunnel() -> None:
         (b"POST http://a.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
         (b"POST http://a.example/ HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400"),
         (b"POST http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", b"400"),
+        (b"POST http://a.example/ HTTP/1.1\r\nContent-Length: " + b"9" * 5_000 + b"\r\n\r\n", b"400"),
+        (b"CONNECT a.example:" + b"9" * 5_000 + b" HTTP/1.1\r\n\r\n", b"400"),
         (b"GET http://b.example/ HTTP/1.1\r\n\r\n", b"403"),
         (b"GET http://a.example/ HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", b"431"),
     ],

@@ -534,6 +534,8 @@ TARGETS: list[tuple[str, tuple[str, str | None, int | None, str | None] | None]]
     ("x.example:", None),
     ("x.example:port", None),
     ("x.example:65536", None),
+    ("http://x.example:" + "9" * 5_000 + "/", None),
+    ("x.example:" + "0" * 5_000 + "80", None),
     ("http://a@b@c/", None),
     ("http://x.example%2eevil/", None),
     ("http://%65vil.example/", None),

@@ -181,6 +181,10 @@ _NO_FD_S: Final = 0.05
 """Before the next try where no descriptor is left, or the client has gone already."""
 
 
+_LENGTH_DIGITS_MAX: Final = 18
+"""Of the length of a body; a number of thousands of digits is none that Python reads."""
+
+
 async def _attend(client: socket.socket, judge: Judge, tally: Tally, places: anyio.Semaphore) -> None:
     try:
         with client:
@@ -191,6 +195,9 @@ async def _attend(client: socket.socket, judge: Judge, tally: Tally, places: any
                 await _refuse(client, refusal)
             except OSError:  # Either end has gone; there is nobody to be told.
                 return
+            except Exception as error:  # The outermost edge: what one connection says ends neither others nor the run.
+                tally.deny(f"the proxy failed: {type(error).__name__}")
+                await _refuse(client, Refused("500 Internal Server Error", "the proxy failed"))
             finally:
                 _forget(client)
     finally:
@@ -264,7 +271,7 @@ def _whole_request(method: str, target: str, lines: list[bytes], rest: bytes) ->
             raise Refused("411 Length Required", "say the length of the body")
         if name == b"content-length":
             digits = line.partition(b":")[2].strip()
-            if not digits.isdigit() or body_bytes:
+            if not digits.isdigit() or len(digits) > _LENGTH_DIGITS_MAX or body_bytes:
                 raise Refused("400 Bad Request", "the length of the body is no number")
             body_bytes = int(digits)
         if name not in _DROPPED_HEADERS and name != b"host":
