@@ -1,11 +1,14 @@
 """The filter on system calls, for orders that ask for it: what no agent's work needs, and attacks do.
 
-The program is the kernel's classic BPF: it looks at machine and number, and answers EPERM. Sandboxes that
-a host would build itself, debuggers and `io_uring` do not work behind it; most programs never notice.
+The program is the kernel's classic BPF: it looks at machine and number, and answers EPERM. Of `clone` it looks at the
+flags: no new namespaces. Those of `clone3` lie where no filter can look, so that one is not there (ENOSYS), and
+libraries take `clone`. Sandboxes that a host would build itself, debuggers and `io_uring` do not work behind it; most
+programs never notice.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Mapping
@@ -27,7 +30,12 @@ _SAME: Final = {
     "fspick": 433,
     "pidfd_getfd": 438,
     "mount_setattr": 442,
+    "open_tree_attr": 467,
 }
+
+_CLONE3: Final = 435
+_NEW_NAMESPACES: Final = 0x7E020000
+"""Flags of `clone`: mounts, cgroups, names, IPC, users, processes, network. That of clocks is `clone3`'s alone."""
 
 _X86_64: Final = {
     "ptrace": 101,
@@ -107,13 +115,14 @@ class Machine(msgspec.Struct, frozen=True):
     """What the kernel calls a machine, and the calls that are refused there."""
 
     audit: int
+    clone: int
     refused: dict[str, int]
 
 
 MACHINES: Final[Mapping[str, Machine]] = MappingProxyType(
     {
-        "x86_64": Machine(0xC000003E, _X86_64 | _SAME),
-        "aarch64": Machine(0xC00000B7, _AARCH64 | _SAME),
+        "x86_64": Machine(0xC000003E, 56, _X86_64 | _SAME),
+        "aarch64": Machine(0xC00000B7, 220, _AARCH64 | _SAME),
     }
 )
 """Numbers from the kernel's tables, `arch/*/entry/syscalls` and `include/uapi/asm-generic/unistd.h`, of Linux 6.12."""
@@ -121,9 +130,12 @@ MACHINES: Final[Mapping[str, Machine]] = MappingProxyType(
 _X32: Final = 0x40000000
 """From here on x86_64 has a second set of numbers for the same calls."""
 
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_NUMBER_AT, _MACHINE_AT = 0, 4
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050001
+_LOAD, _EQUAL, _AT_LEAST, _HAS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER_AT, _MACHINE_AT, _FLAGS_AT = 0, 4, 16
+_ANSWERS: Final = {"allow": 0x7FFF0000, "refuse": 0x00050000 | errno.EPERM, "absent": 0x00050000 | errno.ENOSYS}
+
+_Step = tuple[int, str, str, int]
+"""What to do, the answers to jump to when it holds and when not, and a value; no answer goes on with the next step."""
 
 
 def program(machine: str = os.uname().machine) -> bytes | None:
@@ -131,14 +143,20 @@ def program(machine: str = os.uname().machine) -> bytes | None:
     found = MACHINES.get(machine)
     if found is None:
         return None
-    numbers = sorted(found.refused.values())
-    last = len(numbers) + 1  # Steps from the first comparison of a number to the answer "no".
-    steps = [
-        (_LOAD, 0, 0, _MACHINE_AT),
-        (_EQUAL, 0, last + 2, found.audit),
-        (_LOAD, 0, 0, _NUMBER_AT),
-        (_AT_LEAST, last, 0, _X32),
+    steps: list[_Step] = [
+        (_LOAD, "", "", _MACHINE_AT),
+        (_EQUAL, "", "refuse", found.audit),
+        (_LOAD, "", "", _NUMBER_AT),
+        (_AT_LEAST, "refuse", "", _X32),
+        *((_EQUAL, "refuse", "", number) for number in sorted(found.refused.values())),
+        (_EQUAL, "absent", "", _CLONE3),
+        (_EQUAL, "", "allow", found.clone),
+        (_LOAD, "", "", _FLAGS_AT),
+        (_HAS, "refuse", "allow", _NEW_NAMESPACES),
     ]
-    steps += [(_EQUAL, len(numbers) - place, 0, number) for place, number in enumerate(numbers)]
-    steps += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
-    return b"".join(struct.pack("HBBI", *step) for step in steps)
+    places = {name: len(steps) + number for number, name in enumerate(_ANSWERS)}
+    packed = [
+        struct.pack("HBBI", code, *(places.get(answer, at + 1) - at - 1 for answer in (yes, no)), value)
+        for at, (code, yes, no, value) in enumerate(steps)
+    ]
+    return b"".join(packed + [struct.pack("HBBI", _RETURN, 0, 0, answer) for answer in _ANSWERS.values()])
