@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,6 +148,57 @@ def test_what_somebody_has_changed_since_is_left_and_the_old_file_kept(patched: 
     assert (patched.original / "gone/deep/f").read_text() == "f\n"
     (depot,) = patched.original.glob(".backplane-*")
     assert "e\n" in [path.read_text() for path in depot.iterdir() if path.is_file()]
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Mount a folder over itself so that nobody can write in it."""
+    done = subprocess.run(["mount", "--bind", str(folder), str(folder)], capture_output=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"needs mount: {done.stderr.decode().strip()}")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def below_a_mount(base: Path) -> Place:
+    """A patch that replaces a file, and makes new ones in a folder `m` that is there."""
+    place = Place(base)
+    place.write({"a": "a\n", "gone/f": "f\n", "m/kept": "k\n"})
+    place.patch_of([("a", "A\n"), ("gone/f", None), ("m/q/z", "z\n")])
+    return place
+
+
+@pytest.mark.needs("mount")
+def test_a_patch_that_a_read_only_mount_refuses_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    place = below_a_mount(tmp_path)
+    before = snapshot(place.original)
+    with read_only(place.original / "m"), pytest.raises(WorkspaceError, match="EROFS") as told:
+        apply_patch(place.run_dir)
+    assert "not all of it was put back" not in str(told.value)
+    assert snapshot(place.original) == before
+    assert exchange.pending(place.base) == []
+    assert apply_patch(place.run_dir).files == ("a", "gone/f", "m/q/z")
+
+
+@pytest.mark.needs("mount")
+def test_one_file_that_cannot_be_put_back_yet_keeps_no_other_one_away(tmp_path: Path) -> None:
+    place = below_a_mount(tmp_path)
+    before = snapshot(place.original)
+    for step in range(CHANGES_MAX):
+        exchange.settle(exchange.pending(place.base))
+        killed(APPLY + "apply_patch(Path(sys.argv[1]))", step, str(place.run_dir))
+        if (place.original / "m/q/z").exists():
+            break
+    with read_only(place.original / "m"):
+        (found,) = exchange.settle(exchange.pending(place.base))
+        assert [(place.original / name).read_text() for name in ("a", "gone/f", "m/q/z")] == ["a\n", "f\n", "z\n"]
+    assert (found.root, "'m/q/z': Read-only file system" in found.problem) == (str(place.original), True)
+    (found,) = exchange.settle(exchange.pending(place.base))
+    assert (found.kept, found.problem) == ((), "")
+    assert snapshot(place.original) == before
 
 
 class Remounted:

@@ -20,7 +20,7 @@ import msgspec
 from backplane.errors import StoreError, WorkspaceError
 from backplane.locks import try_lock
 from backplane.workspace.copying import remove_tree, write_all
-from backplane.workspace.moves import Move, Result, Seen, prepare, read_intent, sync, undo
+from backplane.workspace.moves import Move, Result, Seen, Undone, prepare, read_intent, sync, undo
 from backplane.workspace.patch import failure, names
 from backplane.workspace.tree import open_folder, open_root, opened, printable, read_file, unguessable
 
@@ -95,7 +95,8 @@ def exchange(run_dir: Path, where: Path, root: int, seen: Seen, results: Mapping
                     stuck = tuple(step.path for step in intent.steps)
                     with contextlib.suppress(FileNotFoundError):
                         os.rename(done, mark)
-                    stuck = undo(root, depot, intent)
+                    undone = undo(root, depot, intent)
+                    stuck = tuple(sorted({*undone.kept, *undone.failed}))
                     raise
         except BaseException as error:
             if stuck:
@@ -154,11 +155,17 @@ def _is_at(mark: Path, fd: int) -> bool:
 
 
 def _into(mark: Path) -> str:
+    root = _root_of(mark)
+    return f" into '{printable(root)}'" if root else ""
+
+
+def _root_of(mark: Path) -> str:
+    """The workspace that a mark names; empty where it cannot be read, or names none yet."""
     try:
         lines = _read(mark)
-    except WorkspaceError:
+    except (OSError, WorkspaceError):
         return ""
-    return f" into '{printable(lines[0]['root'])}'" if lines else ""
+    return str(lines[0]["root"]) if lines else ""
 
 
 def _run_of(mark: Path) -> str:
@@ -188,7 +195,8 @@ def settle(marks: Iterable[Path], applied: Callable[[str, int], None] = lambda r
             try:
                 found += _settle(mark, _run_of(mark), applied)
             except (OSError, ValueError, LookupError, WorkspaceError) as error:
-                found.append(Settled(_run_of(mark), str(mark), applied=False, problem=str(error)))
+                root = _root_of(mark) or str(mark)
+                found.append(Settled(_run_of(mark), root, applied=False, problem=str(error)))
     return found
 
 
@@ -217,13 +225,15 @@ def _settle(mark: Path, run: str, applied: Callable[[str, int], None]) -> list[S
     with opened(open_root(where)) as root:
         try:
             with opened(open_folder(root, name)) as depot:
-                kept = undo(root, depot, intent)
+                undone = undo(root, depot, intent)
         except FileNotFoundError:
-            kept = ()  # It was all undone already.
-        if not kept:
+            undone = Undone()  # It was all done already.
+        for path, refused in undone.failed.items():
+            raise failure(f"'{printable(path)}': {refused.strerror}") from refused
+        if not undone.kept:
             remove_tree(where / name)
     mark.unlink()
-    return [Settled(run, str(where), applied=False, kept=kept)]
+    return [Settled(run, str(where), applied=False, kept=undone.kept)]
 
 
 # The mark ------------------------------------------------------------------------------------------------------------

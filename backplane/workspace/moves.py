@@ -207,19 +207,37 @@ def read_intent(fact: Any) -> Intent:
     return intent
 
 
-def undo(root: int, depot: int, intent: Intent) -> tuple[str, ...]:
-    """Put everything back, however far it came; returns the paths that somebody keeps from it. Raises OSError."""
+class Undone(msgspec.Struct, frozen=True):
+    """What became of an exchange that was undone."""
+
+    kept: tuple[str, ...] = ()
+    """Paths that somebody keeps from it: changed since, or taken by another file."""
+    failed: Mapping[str, OSError] = {}
+    """Paths that the system kept from it, which may be tried again; everything else was put back."""
+
+
+def undo(root: int, depot: int, intent: Intent) -> Undone:
+    """Put everything back, however far it came; a step that fails keeps no other one from being done."""
+    failed: dict[str, OSError] = {}
+
+    def each(path: str, act: Callable[..., object], *arguments: object) -> None:
+        try:
+            _at(root, path, act, *arguments)
+        except OSError as error:
+            failed.setdefault(path, error)
+
     for step in reversed(intent.steps):
-        if step.new is not None:
-            _at(root, step.path, _unlink, step.made)
+        if step.new is not None and not _waits(depot, step.new):
+            each(step.path, _unlink, step.made)
     for path in reversed(intent.made):
-        _at(root, path[:-1], _remove_folder)
+        each(path[:-1], _remove_folder)
     for path, (mode, owner, group) in intent.dropped.items():
-        _at(root, path[:-1], _restore_folder, depot, mode, owner, group)
+        each(path[:-1], _restore_folder, depot, mode, owner, group)
     for step in intent.steps:
         if _exists(depot, step.old):
-            _at(root, step.path, _bring_back, depot, step.old)
-    return tuple(sorted(step.path for step in intent.steps if _exists(depot, step.old) or _lingers(depot, step)))
+            each(step.path, _bring_back, depot, step.old)
+    kept = (step.path for step in intent.steps if _exists(depot, step.old) or _lingers(depot, step))
+    return Undone(tuple(sorted(path for path in kept if path not in failed)), failed)
 
 
 def _at(root: int, path: str, act: Callable[..., object], *arguments: object) -> None:
@@ -247,6 +265,11 @@ def _unlink(folder: int, name: str, made: tuple[int, ...]) -> None:
             os.unlink(name, dir_fd=folder)
 
 
+def _waits(depot: int, new: str) -> bool:
+    """Whether a new file has never left the depot: then its place need not even be looked at."""
+    return _exists(depot, new) and os.stat(new, dir_fd=depot, follow_symlinks=False).st_nlink == 1
+
+
 def _lingers(depot: int, step: Step) -> bool:
     """Whether the new file is still as it was made in a place that cannot be reached just now."""
     if step.new is None or not _exists(depot, step.new):
@@ -271,6 +294,8 @@ def _make_folder(root: int, path: str) -> None:
 
 def _remove_folder(folder: int, name: str) -> bool:
     """Remove a folder that is empty; whether it was. Raises OSError for anything else."""
+    if not _exists(folder, name):  # A disk that cannot be written refuses to remove what is not there, too.
+        return False
     try:
         os.rmdir(name, dir_fd=folder)
     except OSError as error:
