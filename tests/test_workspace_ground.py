@@ -17,6 +17,7 @@ from backplane.errors import WorkspaceError
 from backplane.keeper import Keeper
 from backplane.workspace.checkpoints import Checkpoints, rewind_original
 from backplane.workspace.place import Workspace
+from tests.receipt_writer import memory_of
 from tests.test_workspace import Place, git, place, snapshot
 
 __all__ = ["place"]
@@ -190,6 +191,45 @@ def test_a_tracked_file_that_rules_ignore_is_in_the_patch(place: Place, kind: st
     unknown = kind in ("unreadable", "lost")
     named = ["api.gen", *(["new.gen"] if unknown else []), "sub/x.gen"]
     assert changed(place, "api.gen", "new.gen", "sub/x.gen") == (named, 0 if unknown else 1)
+
+
+def sparse(path: Path, text: bytes, size: int) -> None:
+    """Make a file that is a hole but for its beginning."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(text)
+    os.truncate(path, size)
+
+
+@pytest.mark.parametrize("mode", ["staged", "pass_through"])
+def test_rules_that_are_holes_cost_no_memory_and_are_obeyed(place: Place, mode: str) -> None:
+    for number in range(300):
+        sparse(place.original / f"d{number}/.gitignore", b"*.gen\n", 1 << 20)
+    with memory_of(150 << 20), place.staged(mode=mode) as found:
+        for number in range(300):
+            sparse(found.root / f"e{number}/.gitignore", b"*.gen\nx\0hidden\n*.o", 1 << 20)
+        forge(found, "d7/a.gen", "d7/a.txt", "e7/a.gen", "e7/x", "e7/x.o", "e7/hidden")
+        for number in range(300):
+            if number != 7:
+                (found.root / f"e{number}/.gitignore").unlink()
+        patch = found.difference()
+    assert [change.path for change in patch.changes] == ["d7/a.txt", "e7/.gitignore", "e7/hidden"]
+    assert patch.ignored_count == 4
+
+
+def test_more_rules_than_fit_are_an_error_that_names_them_and_what_helps(place: Place) -> None:
+    rules = b"# what is not to be seen\n" * 40_000
+    place.write({f"d{number}/.gitignore": rules for number in range(18)})
+    with pytest.raises(WorkspaceError, match=r"workspace_staging_failed: the \.gitignore files .* 16 MiB") as told:
+        place.open()
+    assert told.value.hint is not None
+    assert "--exclude '**/.gitignore'" in told.value.hint
+    with place.staged(exclude=["**/.gitignore"]) as found:
+        place.write({f"e{number}/.gitignore": rules for number in range(18)}, found.root)
+        assert found.difference().changes == ()
+    with place.staged(exclude=["d?*"]) as found:
+        place.write({f"e{number}/.gitignore": rules for number in range(18)}, found.root)
+        with pytest.raises(WorkspaceError, match=r"execution_workspace_error: the \.gitignore files"):
+            found.difference()
 
 
 def test_a_submodules_tracked_files_are_in_the_patch(place: Place) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from backplane.workspace.git import RULES_BYTES_MAX, RULES_NAME
+from backplane.workspace.git import RULES_BYTES_MAX, RULES_NAME, RULES_SUM_BYTES_MAX, without_holes
 from backplane.workspace.pack import FILE, LINK, PROGRAM, Leaf, Pack, blob_id
 from backplane.workspace.tree import (
     Folder,
@@ -240,18 +240,29 @@ def _gone(baseline: Baseline, path: str, scope: Scope, changes: Changes, take: T
         _take_old(baseline, path, scope, changes, take)
 
 
-def read_rules(root: int, listing: Listing) -> dict[str, bytes]:
-    """Read every `.gitignore` of a tree, by its folder; one that is no plain, short file is passed over."""
+def read_rules(root: int, listing: Listing, scope: Scope) -> dict[str, bytes]:
+    """Read every `.gitignore` of a tree, by its folder; one that is no plain, short file is passed over.
+
+    Raises:
+        WorkspaceError: the scope's code; they are too much together. To pass some over would fill the patch with what
+            they leave out.
+    """
     rules: dict[str, bytes] = {}
+    left_bytes = RULES_SUM_BYTES_MAX
     for folder in listing.folders:
         for name, facts in folder.entries:
             if name != RULES_NAME or not stat.S_ISREG(facts.st_mode):
                 continue
+            scope.go_on()
             try:
                 with opened(open_known(root, folder)) as handle:
                     found = read_file(handle, name, RULES_BYTES_MAX)
             except OSError:
                 continue
             if found:
-                rules[folder.path] = found[0]
+                rules[folder.path] = without_holes(found[0])
+                left_bytes -= len(rules[folder.path])
+            if left_bytes < 0:
+                fact = f"the {RULES_NAME} files of the workspace are over {RULES_SUM_BYTES_MAX >> 20} MiB together"
+                raise scope.fail(fact, f"remove some, or leave them out with --exclude '**/{RULES_NAME}'")
     return rules

@@ -207,7 +207,7 @@ class Checkpoints:
             if path == git.RULES_NAME or path.endswith("/" + git.RULES_NAME):
                 data = self._content(leaf)
                 if leaf.mode in (FILE, PROGRAM) and len(data) <= git.RULES_BYTES_MAX:
-                    rules[parent(path)] = data
+                    rules[parent(path)] = git.without_holes(data)
         return rules
 
     def _content(self, leaf: Leaf) -> bytes:

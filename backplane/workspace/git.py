@@ -8,6 +8,7 @@ untrusted tree (hooks, attributes, filters, nested repositories) can start a pro
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,10 @@ RENAMES_MAX: Final = 1000
 RULES_NAME: Final = ".gitignore"
 RULES_BYTES_MAX: Final = 1 << 20
 """Longest `.gitignore` that is obeyed; git's own documentation shows none of over a few KiB."""
+
+RULES_SUM_BYTES_MAX: Final = 16 << 20
+"""All `.gitignore`s of a workspace together: ten thousand of over a KiB each. They are held in memory and copied for
+git."""
 
 RULES_PATH_BYTES_MAX: Final = 3000
 """Paths longer than this are not asked about: with the scratch folder before them git would refuse them."""
@@ -226,6 +231,11 @@ def _rows(raw: bytes) -> list[Row]:
         Row(words[4][0], int(words[0], 8), int(words[1], 8), words[2] == words[3], path, old, is_binary)
         for (words, path, old), is_binary in zip(heads, binary, strict=True)
     ]
+
+
+def without_holes(rules: bytes) -> bytes:
+    """The same rules without what git does not see of them: a line ends at its first NUL, so a hole says nothing."""
+    return re.sub(rb"\0[^\n]*", b"", rules) if b"\0" in rules else rules
 
 
 def ignored(at: Scratch, paths: Sequence[str], rules: Mapping[str, bytes], excluded: bytes) -> set[str]:

@@ -152,7 +152,7 @@ class Workspace:
     ) -> Changes:
         looked_ns = time.time_ns()
         listing = list_tree(root, scope)
-        obeyed = read_rules(root, listing) if rules is None else rules
+        obeyed = read_rules(root, listing, scope) if rules is None else rules
 
         def ask_ignored(paths: list[str]) -> Collection[str]:
             return self._repository.ignored(scratch, paths, obeyed)
@@ -246,7 +246,7 @@ class Workspace:
         return handle
 
     def _find_ignored(self, source: int, listing: Listing) -> Collection[str]:
-        rules, known = read_rules(source, listing), self._repository
+        rules, known = read_rules(source, listing, self._scope), self._repository
         if not (rules or known.excluded or known.above):
             return ()
         with git.scratch(self._stage_dir, _STAGING, self._scope.stopped) as scratch:

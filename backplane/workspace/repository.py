@@ -118,7 +118,7 @@ def _rules(folder: Path, name: str) -> bytes:
     """A file of rules; empty where there is none that is plain and short."""
     with suppress(OSError), opened(os.open(folder, FOLDER_FLAGS)) as handle:
         found = read_file(handle, name, git.RULES_BYTES_MAX)
-        return found[0] if found else b""
+        return git.without_holes(found[0]) if found else b""
     return b""
 
 
