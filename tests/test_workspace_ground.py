@@ -200,6 +200,26 @@ def sparse(path: Path, text: bytes, size: int) -> None:
     os.truncate(path, size)
 
 
+def test_shared_indexes_that_the_index_does_not_name_cost_no_memory(place: Place) -> None:
+    generated(place)
+    git("config", "splitIndex.maxPercentChange", "100", cwd=place.original)
+    git("update-index", "--split-index", cwd=place.original)
+    (shared,) = place.original.glob(".git/sharedindex.*")
+    place.write({"more.gen": "m\n", "link.gen": "n\n", "other.gen": "o\n", "link": "l\n"})
+    git("add", "-f", "more.gen", "link.gen", "other.gen", "link", cwd=place.original)
+    oids = [git("hash-object", name, cwd=place.original).decode().strip() for name in ("more.gen", "link.gen", "link")]
+    # All of these stand in the index somewhere.
+    for hash_hex in ("00", "0000", "000000", *oids):
+        sparse(place.original / f".git/sharedindex.{hash_hex}", b"", 250 << 20)
+    with memory_of(200 << 20):
+        assert changed(place, "api.gen", "more.gen", "new.gen") == (["api.gen", "more.gen"], 1)
+    # The one that is named is not read beyond what both may have together.
+    shared.chmod(0o600)
+    os.truncate(shared, 256 << 20)
+    with memory_of(200 << 20):
+        assert changed(place, "api.gen", "new.gen") == (["api.gen", "new.gen"], 0)
+
+
 @pytest.mark.parametrize("mode", ["staged", "pass_through"])
 def test_rules_that_are_holes_cost_no_memory_and_are_obeyed(place: Place, mode: str) -> None:
     for number in range(300):

@@ -6,8 +6,10 @@ the workspace is a folder of a larger repository, it is found as git finds it.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -18,7 +20,11 @@ from backplane.workspace import git
 from backplane.workspace.tree import FOLDER_FLAGS, GIT_NAME, opened, read_file
 
 INDEX_BYTES_MAX: Final = 256 << 20
-"""Longest index of the original that is looked at; git needs some 100 bytes a file, so two million files."""
+"""Longest index of the original that is looked at, with the one that it shares; git needs some 100 bytes a file, so
+two million files."""
+
+SHARED_NAMES_MAX: Final = 10_000
+"""Places of an index that may name a shared one and are tried. Paths of a sound one are hardly ever taken for it."""
 
 ANY_NAME: Final = "backplane-asks"
 """Asked about for a whole folder, as no rule but one for all of it names this."""
@@ -27,6 +33,9 @@ _POINTER_BYTES_MAX: Final = 8192
 """Longest `.git` file: one path."""
 
 _SHARED: Final = "sharedindex."
+_LINK: Final = b"link"
+_LENGTH_BYTES: Final = 4
+_HASH_BYTES: Final = (20, 32)
 
 
 class Repository(msgspec.Struct, frozen=True):
@@ -35,7 +44,7 @@ class Repository(msgspec.Struct, frozen=True):
     index: bytes | None = b""
     """None where there is one that cannot be read; empty where there is none."""
     shared: Mapping[str, bytes] = {}
-    """Files that a split index names, by their names."""
+    """The file that a split index names, by its name."""
     excluded: bytes = b""
     """Content of `info/exclude`."""
     prefix: str = ""
@@ -143,9 +152,9 @@ def _pointed(folder: Path, name: str, before: bytes = b"") -> Path:
     return folder / name / "none"
 
 
-def _whole(folder: int, name: str) -> bytes | None:
+def _whole(folder: int, name: str, bytes_max: int = INDEX_BYTES_MAX) -> bytes | None:
     try:
-        found = read_file(folder, name, INDEX_BYTES_MAX)
+        found = read_file(folder, name, bytes_max)
     except FileNotFoundError:
         return b""
     except OSError:
@@ -154,11 +163,20 @@ def _whole(folder: int, name: str) -> bytes | None:
 
 
 def _shared(folder: int, index: bytes) -> dict[str, bytes]:
-    """The files that a split index is completed by: it holds their hashes."""
-    names = [name for name in os.listdir(folder) if name.startswith(_SHARED)]
-    found: dict[str, bytes] = {}
-    for name in names:
-        with suppress(ValueError):
-            if bytes.fromhex(name.removeprefix(_SHARED)) in index:
-                found[name] = _whole(folder, name) or b""
-    return found
+    """The one file that a split index is completed by; empty where it names none, or none that is there."""
+    for name in itertools.islice(_named(index), SHARED_NAMES_MAX):
+        with suppress(OSError):
+            os.stat(name, dir_fd=folder, follow_symlinks=False)
+            return {name: _whole(folder, name, INDEX_BYTES_MAX - len(index)) or b""}
+    return {}
+
+
+def _named(index: bytes) -> Iterator[str]:
+    """The names that an index may have in its extension `link`: the length of that, and the file's hash (git's
+    `index-format`, "Split index"). It stands after the entries, whose paths may say the same by chance."""
+    for found in re.finditer(_LINK, index):
+        start = found.end() + _LENGTH_BYTES
+        length = int.from_bytes(index[found.end() : start])
+        for hash_bytes in _HASH_BYTES:
+            if hash_bytes <= length <= len(index) - start:
+                yield _SHARED + index[start : start + hash_bytes].hex()
