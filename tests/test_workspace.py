@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backplane.errors import PolicyError, WorkspaceError
-from backplane.workspace import Patch, Quota, Workspace, apply_patch, collect, exchange, open_workspace
+from backplane.workspace import Patch, Quota, Workspace, apply_patch, collect, exchange, open_workspace, tree
 from backplane.workspace.pack import Pack, blob_id
 from tests.receipt_writer import memory_of
 
@@ -285,6 +285,16 @@ def test_over_the_quota_nothing_is_left_behind(place: Place, quota: Quota) -> No
     assert not place.stage_dir.exists()
     with place.staged(quota=Quota(bytes_max=64_000, files_max=4)):
         pass
+
+
+def test_names_count_with_the_paths_that_a_workspace_may_have(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "PATHS_CHARS_MAX", 8 * 255)
+    place.write({f"{number}".zfill(255): "" for number in range(8)})
+    with place.staged() as found:
+        (found.root / "d").mkdir()
+        (found.root / "d/f").touch()
+        with pytest.raises(WorkspaceError, match=r"execution_workspace_error: the paths .* MiB together"):
+            found.difference()
 
 
 def test_changes_over_the_quota_are_an_error_that_leaves_no_half_patch(place: Place) -> None:

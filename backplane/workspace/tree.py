@@ -229,7 +229,7 @@ def list_tree(root: int, scope: Scope) -> Listing:
         if count > scope.quota.files_max:
             fact = f"the workspace has more than {scope.quota.files_max} files"
             raise scope.fail(fact, "raise workspace_files_max or leave some out with --exclude")
-        chars += len(path) * (1 + len(folder.entries))
+        chars += len(path) * (1 + len(folder.entries)) + sum([len(name) for name, _ in folder.entries])
         if chars > PATHS_CHARS_MAX:
             fact = f"the paths of the workspace are over {PATHS_CHARS_MAX >> 20} MiB together"
             raise scope.fail(fact, "leave the deepest folders out with --exclude")
