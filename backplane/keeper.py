@@ -115,7 +115,10 @@ class Keeper:
             self.problems += (f"{stage.name}: {error}",)
 
     def stage_of(self, run_id: str) -> Path:
-        return self.home / "stage" / run_id
+        """Where a run's copy and its baseline are, which may be on another disk."""
+        stages = self.home / "stage"
+        # A cage covers the state folder with every link in it: there the copy is found by its own path alone.
+        return (stages.resolve() if stages.is_symlink() and stages.is_dir() else stages) / run_id
 
     def tree_of(self, run_id: str) -> Path:
         """Where a run's copy is."""

@@ -37,7 +37,7 @@ from backplane.keeper import Keeper
 from backplane.policy import PROFILES, compile_policy
 from backplane.runtime import ControlPlane, Run
 from tests.peers import PYTHON, ROOT
-from tests.runs import QUICK, go, mock_backend, order, script
+from tests.runs import QUICK, go, mock_backend, one_loop, order, script
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("bwrap")]
 
@@ -148,6 +148,34 @@ async def test_a_host_writes_in_its_workspace_and_nowhere_else(
     by = " ".join(held["kinds"]["files"]["by"])
     assert ("bubblewrap" in by, "landlock" in by) == ("bubblewrap" not in hidden, "landlock" not in hidden)
     assert not list((backplane_home / "scratch").iterdir())
+
+
+@pytest.mark.parametrize("mode", ["pass_through", "staged"])
+@pytest.mark.parametrize("ruled", [False, True])
+@pytest.mark.parametrize("isolation", ["best_effort", "off"])
+@one_loop
+async def test_copies_may_be_on_another_disk_by_a_link(
+    mode: str, ruled: bool, isolation: str, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir(mode=0o700)
+    (backplane_home / "stage").symlink_to(disk)
+    said, _ = await ask(
+        control(backplane_home, isolation=isolation),
+        cell(tmp_path / "bin", '[root, write("new"), read("a.txt"), read("keys/x.pem")]'),
+        root,
+        mode,
+        policy=policy(deny_read=("keys/*.pem",) if ruled else ()),
+    )
+    assert said[1:3] == ["ok", "a\n"]
+    assert (said[3] == "KEY") == (not ruled or isolation == "off")
+    assert Path(said[0]).is_relative_to(disk if mode == "staged" else root)
+    assert not list(disk.iterdir())
+    # What a killed control plane has left there goes, too.
+    left = "0ee63a0e-33b9-47fb-98a5-8a055f55b712"
+    assert Keeper(backplane_home).make_tree(left) == disk / left / "tree"
+    with Keeper(backplane_home).store():
+        assert not list(disk.iterdir())
 
 
 async def test_settings_of_the_kernel_cannot_be_written(backplane_home: Path, root: Path, tmp_path: Path) -> None:
