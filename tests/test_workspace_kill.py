@@ -20,7 +20,7 @@ from backplane.keeper import settle as settle_home
 from backplane.receipts import Store
 from backplane.workspace import apply_patch, exchange
 from tests.receipt_writer import memory_of, puts
-from tests.test_workspace import Place, snapshot
+from tests.test_workspace import Place, git, snapshot
 
 KILLER: Final = """
 import os, sys
@@ -151,16 +151,23 @@ def test_what_somebody_has_changed_since_is_left_and_the_old_file_kept(patched: 
 
 
 @contextmanager
-def read_only(folder: Path) -> Iterator[None]:
-    """Mount a folder over itself so that nobody can write in it."""
+def mounted(folder: Path) -> Iterator[None]:
+    """Mount a folder over itself: nothing can be moved or linked into it."""
     done = subprocess.run(["mount", "--bind", str(folder), str(folder)], capture_output=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"needs mount: {done.stderr.decode().strip()}")
     try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
         yield
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Let nobody write in a folder."""
+    with mounted(folder):
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+        yield
 
 
 def below_a_mount(base: Path) -> Place:
@@ -175,12 +182,26 @@ def below_a_mount(base: Path) -> Place:
 def test_a_patch_that_a_read_only_mount_refuses_leaves_everything_as_it_was(tmp_path: Path) -> None:
     place = below_a_mount(tmp_path)
     before = snapshot(place.original)
-    with read_only(place.original / "m"), pytest.raises(WorkspaceError, match="EROFS") as told:
+    with read_only(place.original / "m"), pytest.raises(WorkspaceError, match="EROFS at 'm/q/z'") as told:
         apply_patch(place.run_dir)
     assert "not all of it was put back" not in str(told.value)
     assert snapshot(place.original) == before
     assert exchange.pending(place.base) == []
     assert apply_patch(place.run_dir).files == ("a", "gone/f", "m/q/z")
+
+
+@pytest.mark.needs("mount")
+def test_a_patch_for_another_disk_in_the_workspace_is_refused_with_what_works_there(tmp_path: Path) -> None:
+    place = below_a_mount(tmp_path)
+    before = snapshot(place.original)
+    with mounted(place.original / "m"):
+        with pytest.raises(WorkspaceError, match="EXDEV at 'm/q/z'") as told:
+            apply_patch(place.run_dir)
+        assert snapshot(place.original) == before
+        assert told.value.hint is not None
+        assert f"use 'git apply' with '{place.run_dir / 'patch.diff'}'" in told.value.hint
+        git("apply", str(place.run_dir / "patch.diff"), cwd=place.original)
+    assert (place.original / "m/q/z").read_text() == "z\n"
 
 
 @pytest.mark.needs("mount")

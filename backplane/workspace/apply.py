@@ -24,7 +24,7 @@ from backplane.workspace.baseline import git_mode
 from backplane.workspace.exchange import exchange, marks_of, settle
 from backplane.workspace.moves import Result
 from backplane.workspace.pack import LINK, Leaf, blob_id
-from backplane.workspace.patch import CODE, Saved, Target, failure, hashed, load, names
+from backplane.workspace.patch import CODE, PATCH_NAME, Saved, Target, failure, hashed, load, names
 from backplane.workspace.tree import (
     FILE_FLAGS,
     Quota,
@@ -73,6 +73,7 @@ def apply_patch(
         WorkspaceError: `execution_workspace_error`; there is no patch, a file has changed (named),
             a merge has conflicts (named), or a write failed: then everything is as before.
     """
+    ended = saved is None
     try:
         settle(marks_of(run_dir))
         saved = saved if saved is not None else load(run_dir, record_sha256)
@@ -83,7 +84,11 @@ def apply_patch(
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "unknown error")
         about = printable(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(run_dir))
-        raise failure(f"the patch cannot be applied: {name} at '{about}'", "nothing was changed") from error
+        hint = "nothing was changed"
+        if error.errno == errno.EXDEV:
+            hint += "; another file system is mounted there, where files cannot be exchanged"
+            hint += f": use 'git apply' with '{printable(str(run_dir / PATCH_NAME))}'" if ended else ""
+        raise failure(f"the patch cannot be applied: {name} at '{about}'", hint) from error
 
 
 def put(

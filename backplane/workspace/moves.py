@@ -135,12 +135,20 @@ class Move:
         self._root, self._depot, self._seen = root, depot, seen
 
     def all(self, steps: Sequence[Step]) -> None:
+        """Take every step. Raises OSError, with the path that it is about."""
         for step in steps:
-            if step.new is not None:
-                self._put_in(step, step.new)
-            elif self._seen.get(step.path) is not None:
-                self._take_out(step)
-                self._drop_empty(parent(step.path))
+            try:
+                self._take(step)
+            except OSError as error:
+                # A name in the depot, or in one folder, says nothing to anybody.
+                raise OSError(error.errno, error.strerror, step.path) from error
+
+    def _take(self, step: Step) -> None:
+        if step.new is not None:
+            self._put_in(step, step.new)
+        elif self._seen.get(step.path) is not None:
+            self._take_out(step)
+            self._drop_empty(parent(step.path))
 
     def _take_out(self, step: Step) -> None:
         """Move what is at a path into the depot, if it is still what the plan saw."""
