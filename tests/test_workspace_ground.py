@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -315,6 +316,42 @@ def test_a_file_that_is_removed_while_it_is_staged_is_not_part_of_the_start(plac
         assert not (found.root / "f9").exists()
         assert len(list(found.root.glob("f*"))) == 19
         assert found.difference().changes == ()
+
+
+@pytest.mark.parametrize("mode", ["staged", "pass_through"])
+@pytest.mark.parametrize("kind", ["file to link", "link to file", "file to pipe", "file to socket"])
+def test_a_file_that_becomes_something_else_meanwhile_is_told_with_what_helps(
+    place: Place, mode: str, kind: str
+) -> None:
+    place.write({f"f{number}": "x" for number in range(10)})
+    changing = place.original / "f9"
+    if kind == "link to file":
+        changing.unlink()
+        changing.symlink_to("f1")
+    looks = iter(range(1000))
+
+    def stopped() -> bool:
+        if next(looks) == 5:
+            changing.unlink()
+            if kind == "file to link":
+                changing.symlink_to("f1")
+            elif kind == "link to file":
+                changing.write_text("x")
+            elif kind == "file to pipe":
+                os.mkfifo(changing)
+            else:
+                with socket.socket(socket.AF_UNIX) as made:
+                    made.bind(str(changing))
+        return False
+
+    if (mode, kind) == ("pass_through", "file to pipe"):
+        # Nobody needs it there: it is no part of the start, and named at the end.
+        with place.staged(mode=mode, stopped=stopped) as found:
+            assert found.difference().left_out == ("f9",)
+        return
+    with pytest.raises(WorkspaceError, match=r"cannot (copy|read) 'f9': (ELOOP|ENOTSUP|EOPNOTSUPP|ENXIO)") as told:
+        place.open(mode=mode, stopped=stopped)
+    assert told.value.hint == "nobody else may move or replace anything there meanwhile; try again"
 
 
 def test_a_rewind_that_cannot_write_the_state_folder_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from backplane.workspace.tree import (
     open_known,
     opened,
     read_file,
+    read_link,
 )
 
 BLOB_BYTES_MAX: Final = 64 << 20
@@ -208,7 +209,7 @@ def _read(
     try:
         with opened(open_known(root, folder)) as handle:
             if stat.S_ISLNK(facts.st_mode):
-                target = os.fsencode(os.readlink(name, dir_fd=handle))
+                target = os.fsencode(read_link(handle, name))
                 return Leaf(LINK, blob_id(target)), target
             if scope.mend and not facts.st_mode & 0o400:
                 give_rights(name, facts.st_mode | 0o400, handle)

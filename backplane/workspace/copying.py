@@ -27,6 +27,7 @@ from backplane.workspace.tree import (
     parent,
     printable,
     read_all,
+    read_link,
     unguessable,
 )
 
@@ -156,8 +157,8 @@ def copy_whole(source: Path, target: Path) -> None:
 
 
 def copy_link(source: int, target: int, name: str, facts: os.stat_result) -> tuple[bytes, os.stat_result]:
-    """Copy a symbolic link as a link; where it points is never looked at. Raises OSError."""
-    points_to = os.readlink(name, dir_fd=source)
+    """Copy a symbolic link as a link; where it points is never looked at. Raises OSError as `read_link`."""
+    points_to = read_link(source, name)
     os.symlink(points_to, name, dir_fd=target)
     os.utime(name, ns=(facts.st_atime_ns, facts.st_mtime_ns), dir_fd=target, follow_symlinks=False)
     return os.fsencode(points_to), os.stat(name, dir_fd=target, follow_symlinks=False)

@@ -38,6 +38,7 @@ from backplane.workspace.tree import (
     opened,
     printable,
     read_file,
+    read_link,
     scope,
 )
 
@@ -288,7 +289,7 @@ class Workspace:
             if path in ignored or facts.st_size > BLOB_BYTES_MAX:
                 self._baseline.note(path, facts, tracked=path not in ignored)
             elif stat.S_ISLNK(facts.st_mode):
-                self._baseline.keep(path, facts, os.fsencode(os.readlink(name, dir_fd=handle)))
+                self._baseline.keep(path, facts, os.fsencode(read_link(handle, name)))
             elif found := read_file(handle, name, BLOB_BYTES_MAX):
                 self._baseline.keep(path, found[1], found[0])
         except FileNotFoundError:

@@ -42,6 +42,8 @@ _GIT_SHORT: Final = "git~1"
 FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
+_MEANWHILE: Final = "nobody else may move or replace anything there meanwhile; try again"
+
 _HINTS: Final = {
     errno.EACCES: "give us the right to it, or leave it out with --exclude",
     errno.EPERM: "give us the right to it, or leave it out with --exclude",
@@ -50,9 +52,11 @@ _HINTS: Final = {
     errno.EROFS: "point BACKPLANE_HOME to a disk that can be written",
     errno.ENOENT: "nobody else may remove files there meanwhile; try again",
     errno.EIO: "check the disk, or leave it out with --exclude",
-    errno.ESTALE: "nobody else may move folders there meanwhile; try again",
-    errno.ENOTDIR: "nobody else may move folders there meanwhile; try again",
-    errno.ELOOP: "nobody else may move folders there meanwhile; try again",
+    errno.ESTALE: _MEANWHILE,
+    errno.ENOTDIR: _MEANWHILE,
+    errno.ELOOP: _MEANWHILE,
+    errno.ENOTSUP: _MEANWHILE,
+    errno.ENXIO: _MEANWHILE,
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
 """What helps against a failure of the system."""
@@ -327,6 +331,16 @@ def _keep_parents(listing: Listing) -> None:
 def parent(path: str) -> str:
     """The folder of a path, with a slash at the end; empty at the top."""
     return path[: path.rfind("/") + 1]
+
+
+def read_link(folder: int, name: str) -> str:
+    """Where a symbolic link points. Raises OSError, ENOTSUP when it is none any more."""
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise OSError(errno.ENOTSUP, "not a link", name) from error
+        raise
 
 
 def read_file(folder: int, name: str, bytes_max: int) -> tuple[bytes, os.stat_result] | None:
