@@ -61,6 +61,28 @@ def answer(ask: wire.Ask, decision: Decision) -> wire.Answer:
     )
 
 
+def checked(decision: Decision) -> Decision:
+    """A decision that somebody built, with the types that a decision has; its input is whatever it is.
+
+    Raises:
+        ValueError: a member is of another type, or a word that is none of its own.
+        TypeError: it is no decision at all.
+    """
+    members = msgspec.structs.asdict(msgspec.structs.replace(decision, input=UNSET))
+    return msgspec.structs.replace(msgspec.convert(members, Decision), input=decision.input)
+
+
+def answered(answer: wire.Answer) -> Decision:
+    """The decision that a message carries."""
+    return Decision(
+        decision=answer.decision,
+        reason=answer.reason or "",
+        input=answer.input,
+        text=None if answer.text is UNSET else answer.text,
+        remember=answer.remember,
+    )
+
+
 def changed(ask: wire.Ask, decision: Decision, reason: str) -> Decision:
     """Say yes to an ask that was changed on its way: with what it holds now."""
     decision = msgspec.structs.replace(decision, decision="modify", reason=reason)

@@ -16,10 +16,11 @@ from msgspec import UNSET, UnsetType
 
 from backplane.asks import Decision
 from backplane.config import child_environment
-from backplane.contract.canonical import Json
+from backplane.contract.canonical import Json, duplicate_key
 from backplane.errors import BackendError
 from backplane.process import Child, Command, open_child
 from backplane.programs import feed, piece
+from backplane.protocol import bounded, strict
 from backplane.redact import Redactor
 
 TIMEOUT_MS_MAX: Final = 240_000
@@ -160,8 +161,13 @@ def _read(child: Child, said: bytes, redactor: Redactor) -> Decision:
     if not said.strip():
         return Decision(decision="allow")
     try:
-        answer = msgspec.json.decode(said, type=_Answer)
+        bounded(said)
+        value = strict(said)
+        if (twice := duplicate_key(said, value)) is not None:
+            raise ValueError(f"the key {redactor.text(twice)[0][:40]!r} stands twice in one object")
+        answer = msgspec.convert(value, _Answer)
     except ValueError as error:
-        raise HookFailed(f"its answer is not the JSON of a decision: {error}") from error
+        why = redactor.text(str(error))[0][:REASON_CHARS_MAX]
+        raise HookFailed(f"its answer is not the JSON of a decision: {why}") from error
     reason = redactor.text(answer.reason)[0][:REASON_CHARS_MAX]
     return Decision(decision=answer.decision, input=answer.input, text=answer.text, reason=reason)

@@ -51,8 +51,8 @@ _EVENT_OF: Final[dict[str, Event]] = {"tool": "pre_tool", "patch": "pre_tool", "
 """Kind of ask → the hooks it is put to."""
 
 PutAbove = Callable[[wire.Ask], Awaitable[Decision]]
-Write = Callable[[wire.Ask, Decision], bytes]
-"""The line that answers an ask; a ProtocolError says why there is none."""
+Reread = Callable[[wire.Ask, Decision], Decision]
+"""The answer to an ask as its host will read it; a ProtocolError says why no line can hold it."""
 
 
 class Hook(msgspec.Struct, frozen=True):
@@ -275,15 +275,15 @@ class Hooks:
         if event is not None and decision.decision != "deny" and self._matching(event, _tool(ask)):
             _count(self._asked[event], _neutral(_tool(ask)))
 
-    async def hear(self, ask: wire.Ask, hooks: Sequence[Hook], root: str, write: Write) -> Heard:
+    async def hear(self, ask: wire.Ask, hooks: Sequence[Hook], root: str, reread: Reread) -> Heard:
         """Put an ask to its hooks, one after the other, until one denies.
 
         Args:
-            write: an answer that it cannot write is none.
+            reread: what it refuses is no answer.
         """
         changed_by = ""
         for hook in hooks:
-            decision = await self._one(hook, ask, root, write)
+            decision = await self._one(hook, ask, root, reread)
             self._note(hook, ask, decision)
             if decision.decision == "deny":
                 reason = f"hook {hook.name!r}" + (f": {decision.reason}" if decision.reason else "")
@@ -292,7 +292,7 @@ class Hooks:
                 ask, changed_by = _changed(ask, decision), hook.name
         return Heard(ask, None, changed_by)
 
-    async def _one(self, hook: Hook, ask: wire.Ask, root: str, write: Write) -> Decision:
+    async def _one(self, hook: Hook, ask: wire.Ask, root: str, reread: Reread) -> Decision:
         try:
             if hook.run is None:
                 assert self._put_above is not None
@@ -309,7 +309,7 @@ class Hooks:
                 )
                 decision = await hooking.put(hook.run, call, hook.timeout_ms, self._environ, self._redactor)
             _check_answer(ask, decision)
-            write(ask, decision)
+            decision = reread(ask, decision)
         except (hooking.HookFailed, ProtocolError) as error:
             self._counts[hook.name]["failed"] += 1
             decision = Decision(decision=hook.on_failure, reason=f"failed: {error}")

@@ -13,13 +13,14 @@ from typing import Any, Final
 
 import anyio
 import anyio.abc
+import msgspec
 
 from backplane import asks
 from backplane.asks import Decision
 from backplane.checkpoints import RunCheckpoints
 from backplane.config import Limits
+from backplane.contract import canonical, structure
 from backplane.contract import envelope as wire
-from backplane.contract import structure
 from backplane.contract.canonical import Json, timestamp_at
 from backplane.contract.events import (
     AgentEvent,
@@ -41,7 +42,7 @@ from backplane.hooks import Hook, Hooks
 from backplane.negotiate import supplied
 from backplane.once import Once
 from backplane.outbox import Outbox
-from backplane.protocol import Broken, Dropped, Events, Noise, Unknown
+from backplane.protocol import Broken, Dropped, Events, Noise, Unknown, bounded, strict
 from backplane.protocol.control import ControlEnd
 from backplane.record import Facts
 from backplane.splits import Splits
@@ -375,7 +376,7 @@ class Intake:
         assert self.hooks is not None
         assert self._facts.policy is not None
         with anyio.move_on_after(self._limits.ask_s):
-            heard = await self.hooks.hear(ask, hooks, self._facts.root, self._line_of)
+            heard = await self.hooks.hear(ask, hooks, self._facts.root, self._reread)
             if heard.decision is not None:
                 return heard.ask, heard.decision, "hook", heard.changed_by
             verdict = asks.judge(self._facts.policy, heard.ask, root=self._facts.root)
@@ -397,11 +398,11 @@ class Intake:
         decision, by = asks.by_default(ask, f"no answer within {self._limits.ask_s:g} s"), "default"
         with anyio.move_on_after(self._limits.ask_s):
             try:
-                given = await self._on_ask(event)
-                self._line_of(ask, given)  # An answer that cannot be written is the caller's bug, too.
-                decision, by = given, "caller"
+                # An answer that cannot be written is the caller's bug, too.
+                decision, by = self._reread(ask, await self._on_ask(event)), "caller"
             except Exception as error:  # The caller's own code: its bug must not let a tool through.
-                decision = Decision(decision="deny", reason=f"the answering callback failed: {type(error).__name__}")
+                why = error.message if isinstance(error, ProtocolError) else type(error).__name__
+                decision = Decision(decision="deny", reason=f"the answering callback failed: {why}")
         if by == "caller" and decision.remember == "run" and decision.decision != "modify":
             self._remember(ask, decision)
         return decision, by
@@ -412,6 +413,22 @@ class Intake:
         if len(self._remembered) < REMEMBERED_MAX and len(ask.name) + len(decision.reason) <= REMEMBERED_CHARS_MAX:
             reason = f"{decision.decision} for this run" + (f": {decision.reason}" if decision.reason else "")
             self._remembered[ask.name] = Decision(decision=decision.decision, reason=reason)
+
+    def _reread(self, ask: wire.Ask, given: Decision) -> Decision:
+        """What somebody decided, as the host will read it: so it is judged, changed and kept.
+
+        Raises:
+            ProtocolError: no line can hold it, or the host would refuse it.
+        """
+        try:
+            data = canonical.encode(asks.answer(ask, asks.checked(given)))
+            bounded(data)
+            decision = asks.answered(msgspec.convert(strict(data), wire.Answer))
+        except (ValueError, TypeError, RecursionError) as error:
+            fact = f"{type(error).__name__}: {self._facts.redactor.text(str(error))[0][:200]}"
+            raise ProtocolError("protocol_invalid_envelope", f"the decision cannot be sent: {fact}") from error
+        self._line_of(ask, decision)
+        return decision
 
     def _line_of(self, ask: wire.Ask, decision: Decision) -> bytes:
         """The answer as it is sent. Raises ProtocolError, when no line can hold it."""

@@ -35,7 +35,7 @@ ROOMS = {
     "addresses": "errors globs targets",
     "policy": f"{SHAPES} addresses globs targets",
     "asks": f"{SHAPES} policy",
-    "hooking": f"{SHAPES} asks config process programs redact",
+    "hooking": f"{SHAPES} asks config process programs protocol redact",
     "hooks": f"{SHAPES} asks config globs hooking policy redact targets",
     "checkpoints": f"{SHAPES} in_order policy targets workspace",
     "redact": f"{SHAPES} tail",

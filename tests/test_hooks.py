@@ -179,6 +179,37 @@ async def _too_long(call: Call) -> Decision:
     return Decision(decision="modify", input={"path": "b.txt", "content": "y" * 17 * 1024 * 1024})
 
 
+def _nested(levels: int) -> Any:
+    value: Any = "the innermost"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+async def _too_deep_for_a_host(call: Call) -> Decision:
+    return Decision(decision="modify", input=_nested(128))
+
+
+async def _too_deep_for_anybody(call: Call) -> Decision:
+    return Decision(decision="modify", input=_nested(100_000))
+
+
+async def _too_large_a_number(call: Call) -> Decision:
+    return Decision(decision="modify", input=10**400)
+
+
+async def _keys_that_are_no_text(call: Call) -> Decision:
+    return Decision(decision="modify", input={1: 2})
+
+
+async def _a_number_for_a_reason(call: Call) -> Decision:
+    return Decision(decision="deny", reason=5)  # type: ignore[arg-type]
+
+
+async def _bytes_for_a_text(call: Call) -> Decision:
+    return Decision(decision="allow", text=b"fine")  # type: ignore[arg-type]
+
+
 class _Wordless(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -204,6 +235,12 @@ async def _hangs(call: Call) -> None:
         (_no_json, "TypeError"),
         (_no_input, "gives no input"),
         (_too_long, "is over line_bytes_max (16777216 bytes)"),
+        (_too_deep_for_a_host, "nested deeper than 128 levels"),
+        (_too_deep_for_anybody, "RecursionError"),
+        (_too_large_a_number, "an integer of more than 308 digits"),
+        (_keys_that_are_no_text, "TypeError"),
+        (_a_number_for_a_reason, "`$.reason`"),
+        (_bytes_for_a_text, "`$.text`"),
         (_fails_without_words, "_Wordless: no words, as its __str__ raises RuntimeError"),
         (_gives_what_has_no_words, "which is neither"),
         (_hangs, "no answer within 200 ms"),
@@ -308,6 +345,21 @@ async def test_a_hook_that_allows_does_not_spare_the_question_to_a_person(
         ("sys.exit(3)", None, "failed: exit code 3"),
         ("print('{')", None, "failed: its answer is not the JSON of a decision"),
         ("print(json.dumps({'decision': 'perhaps'}))", None, "failed: its answer is not the JSON of a decision"),
+        (
+            "print('{\"decision\": \"modify\", \"input\": ' + '[' * 100_000 + ']' * 100_000 + '}')",
+            None,
+            "failed: its answer is not the JSON of a decision: nested deeper than 128 levels",
+        ),
+        (
+            "print('{\"decision\": \"modify\", \"input\": ' + '9' * 400 + '}')",
+            None,
+            "failed: its answer is not the JSON of a decision: an integer of more than 308 digits",
+        ),
+        (
+            'print(\'{"decision": "deny", "decision": "allow"}\')',
+            None,
+            "failed: its answer is not the JSON of a decision: the key 'decision' stands twice",
+        ),
         ("sys.stdout.write('x' * (2 << 20))", None, "failed: it answers more than"),
         ("os.kill(os.getpid(), 9)", None, "failed: signal 9"),
     ],

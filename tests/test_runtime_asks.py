@@ -178,7 +178,30 @@ async def _fails_as_a_group(_: AskRaised) -> Decision:
     raise ExceptionGroup("a task group's", [RuntimeError("a bug of the caller")])
 
 
-@pytest.mark.parametrize("on_ask", [_fails, _gives_nothing, _cannot_be_written, _fails_as_a_group])
+async def _says_what_is_no_decision(_: AskRaised) -> Decision:
+    return Decision(decision="maybe")  # type: ignore[arg-type]
+
+
+async def _remembers_for_ever(_: AskRaised) -> Decision:
+    return Decision(decision="allow", remember="always")  # type: ignore[arg-type]
+
+
+async def _names_too_large_a_number(_: AskRaised) -> Decision:
+    return Decision(decision="modify", input={"to": 10**400})
+
+
+@pytest.mark.parametrize(
+    "on_ask",
+    [
+        _fails,
+        _gives_nothing,
+        _cannot_be_written,
+        _fails_as_a_group,
+        _says_what_is_no_decision,
+        _remembers_for_ever,
+        _names_too_large_a_number,
+    ],
+)
 async def test_a_callback_that_fails_lets_nothing_through_and_ends_nothing(
     on_ask: OnAsk, mock: Backend, backplane_home: Path, root: Path
 ) -> None:
@@ -187,6 +210,9 @@ async def test_a_callback_that_fails_lets_nothing_through_and_ends_nothing(
     assert run.error is None
     assert results(events)[0][1]
     assert "on" in texts(events)
+    answer = next(event for event in events if isinstance(event, AskAnswered))
+    assert (answer.body["decision"], answer.body["by"]) == ("deny", "default")
+    assert answer.body["reason"].startswith("the answering callback failed: ")
 
 
 async def test_an_ask_that_nobody_answers_in_time_has_its_default(
