@@ -172,9 +172,10 @@ class _Server:
 
         arriving = parcel.Arriving(folder / "tree.tar", take_bytes)
         try:
-            while arriving.end is None:
-                with anyio.fail_after(limits.idle_s):
-                    arriving.take(await tree.receive())
+            with tree:  # Whatever comes after the last chunk waits for nobody, and keeps nothing else waiting.
+                while arriving.end is None:
+                    with anyio.fail_after(limits.idle_s):
+                        arriving.take(await tree.receive())
             quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
             stopped = partial(getattr, above, "cancelled_because")
             root = folder / "tree"

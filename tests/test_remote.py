@@ -410,6 +410,20 @@ def test_a_tree_that_is_wrong_or_hostile_is_one_fatal_with_a_receipt_and_the_res
     assert not Path("/tmp/x").exists()
 
 
+def test_chunks_after_the_last_one_keep_nothing_else_waiting(backplane_home: Path) -> None:
+    with serve() as child:
+        child.read(10)
+        more = [{"t": "tree", "ref_id": "r1", "seq": seq, "data": ""} for seq in range(10, 70)]
+        child.send(
+            mock("r1", Path("/nowhere"), {"sleep_s": 60}, extensions=REMOTE), *travel("r1", archive(FILE), 100_000)
+        )
+        child.until("event")
+        child.send(*more, {"t": "ping", "seq": 1}, {"t": "cancel", "ref_id": "r1", "reason": "enough"})
+        told = until_ended(child, "r1")
+        assert {"t": "pong", "seq": 1} in told
+        assert ends(told)["r1"]["receipt"]["usage_raw"]["backplane"]["cancel_reason"] == "enough"
+
+
 def test_a_tree_that_stops_coming_ends_with_its_sender(backplane_home: Path) -> None:
     with serve(BACKPLANE_IDLE_S=0.3) as child:
         child.read(10)
