@@ -29,6 +29,7 @@ from backplane.locks import try_lock
 from backplane.workspace import Quota, collect
 from backplane.workspace.tree import (
     FILE_FLAGS,
+    FOLDER_FLAGS,
     GIT_NAME,
     Listing,
     Scope,
@@ -266,6 +267,8 @@ def unpack(archive: Path, folder: Path, quota: Quota, stopped: Callable[[], bool
             _Unpacker(file, root, within).run()
     except OSError as error:
         raise within.cannot("unpack", str(error.filename or ""), error) from error
+    except (ArithmeticError, RecursionError, ValueError) as error:  # Whatever else a stranger's header makes of us.
+        raise within.fail(f"the archive is damaged: {type(error).__name__}") from error
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -288,10 +291,13 @@ class _Unpacker:
     def run(self) -> None:
         while (entry := self._next()) is not None:
             self._within.go_on()
-            self._left_files -= 1
-            if self._left_files < 0:
-                raise self._within.fail(f"over {self._within.quota.files_max} files (workspace_files_max)")
+            self._count()
             self._make(entry)
+
+    def _count(self) -> None:
+        self._left_files -= 1
+        if self._left_files < 0:
+            raise self._within.fail(f"over {self._within.quota.files_max} files (workspace_files_max)")
 
     def _next(self) -> _Entry | None:
         """The next entry with its whole name; None at the end."""
@@ -325,30 +331,31 @@ class _Unpacker:
         )
 
     def _make(self, entry: _Entry) -> None:
-        if entry.kind == _FOLDER:
-            with opened(self._folder(entry.path and entry.path + "/")) as handle:
-                os.fchmod(handle, entry.mode | 0o700)
-            return
-        if entry.kind not in (_FILE, _LINK):
+        if entry.kind not in (_FILE, _LINK, _FOLDER):
             fact = f"'{printable(entry.path)}' is of kind {entry.kind!r}: only files, folders and symbolic links travel"
             raise self._within.fail(fact, "pack hard links as files, and leave devices out")
         above = parent(entry.path)
         with opened(self._folder(above)) as handle:
             name = entry.path[len(above) :]
-            if entry.kind == _LINK:
+            if entry.kind == _FOLDER:
+                _make_folder(handle, name, entry.mode)
+            elif entry.kind == _LINK:
                 os.symlink(entry.target, name, dir_fd=handle)
             else:
                 self._write(handle, name, entry)
 
     def _folder(self, path: str) -> int:
-        """Open a folder, made where it is missing; a link in its way is refused."""
-        try:
+        """Open a folder, made with those above it where they are missing; a link in its way is refused."""
+        with suppress(FileNotFoundError):
             return open_folder(self._root, path)
-        except FileNotFoundError:
-            above = parent(path.rstrip("/"))
-            with opened(self._folder(above)) as handle:
-                os.mkdir(path[len(above) :].rstrip("/"), 0o700, dir_fd=handle)
-            return open_folder(self._root, path)
+        handle = os.dup(self._root)
+        for name in path.rstrip("/").split("/"):
+            with opened(handle):
+                with suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=handle)
+                    self._count()
+                handle = os.open(name, FOLDER_FLAGS, dir_fd=handle)
+        return handle
 
     def _write(self, folder: int, name: str, entry: _Entry) -> None:
         self._left_bytes -= entry.bytes
@@ -371,6 +378,14 @@ class _Unpacker:
         return data
 
 
+def _make_folder(above: int, name: str, mode: int) -> None:
+    """A folder that an archive names itself; empty for the one above."""
+    with suppress(FileExistsError):
+        os.mkdir(name or ".", 0o700, dir_fd=above)
+    with opened(os.open(name or ".", FOLDER_FLAGS, dir_fd=above)) as handle:
+        os.fchmod(handle, mode | 0o700)
+
+
 def _checked(raw: bytes, kind: bytes, within: Scope) -> str:
     """A path of an archive as one below the folder; empty for the folder itself."""
     path = os.fsdecode(raw).removeprefix("./").rstrip("/")
@@ -387,10 +402,10 @@ def _number(field: bytes, within: Scope) -> int:
     """A number of a header: octal digits, or big-endian after a mark where they would not do."""
     if field[:1] == b"\x80":
         return int.from_bytes(field[1:], "big")
-    try:
-        return int(field.strip(b"\0 ") or b"0", 8)
-    except ValueError as error:
-        raise within.fail("the archive is damaged: a number in a header is none") from error
+    digits = field.strip(b"\0 ") or b"0"
+    if digits.strip(b"01234567"):  # `int` takes signs and underscores, too.
+        raise within.fail("the archive is damaged: a number in a header is none")
+    return int(digits, 8)
 
 
 def _sum(header: bytes) -> int:

@@ -31,7 +31,7 @@ from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import WorkspaceError
 from backplane.receipts.store import Store
 from backplane.runtime import ControlPlane, Run
-from backplane.workspace import Quota, apply_patch
+from backplane.workspace import Quota, apply_patch, collect
 from tests.peers import ROOT
 from tests.served import SERVE, ends, holds, mock, serve, until_ended
 
@@ -316,6 +316,14 @@ def archive(*entries: tuple[str, bytes, Any], form: int = tarfile.GNU_FORMAT) ->
     return made.getvalue()
 
 
+def with_size(field: bytes, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """An archive of one entry, whose header says its size in these twelve bytes."""
+    header = bytearray(tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT))
+    header[124:136], header[156:157], header[148:156] = field, kind, b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + b"y" * 2048 + bytes(1024)
+
+
 def travel(run_id: str, data: bytes, size: int = 300, **changed: Any) -> list[dict[str, Any]]:
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
     messages: list[dict[str, Any]] = [
@@ -362,6 +370,11 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str]] = {
     "another size": (_bad(lambda m: m[-1]["end"].update(bytes=1)), "contract_schema_violation"),
     "no base64": (_bad(lambda m: m[0].update(data="?")), "contract_schema_violation"),
     "no archive": (travel("r1", b"x" * 2048), "workspace_staging_failed"),
+    "a size below nothing": (travel("r1", with_size(b"-0000001000\0")), "workspace_staging_failed"),
+    "a path of folders without end": (
+        travel("r1", archive(("a/" * 2000 + "f", tarfile.REGTYPE, b"")), 10_000),
+        "workspace_staging_failed",
+    ),
     "cut in the middle": (travel("r1", archive(FILE)[:700]), "workspace_staging_failed"),
     "a path upwards": (travel("r1", archive(("../x", tarfile.REGTYPE, b""))), "workspace_staging_failed"),
     "a path in the middle upwards": (
@@ -486,6 +499,30 @@ def test_set_id_bits_do_not_travel(tmp_path: Path) -> None:
     parcel.unpack(spool, tmp_path / "there", QUOTA)
     for name in ("a.txt", "d"):
         assert (tmp_path / "there" / name).stat().st_mode & 0o7000 == 0
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME])
+@pytest.mark.parametrize("field", [b"-0000001000\0", b"-0000000001\0", b"0000000_010\0", b"+0000000010\0"])
+def test_a_size_that_is_no_number_of_bytes_is_refused(field: bytes, kind: bytes, tmp_path: Path) -> None:
+    (tmp_path / "spool").write_bytes(with_size(field, kind))
+    with pytest.raises(WorkspaceError, match="a number in a header is none"):
+        parcel.unpack(tmp_path / "spool", tmp_path / "there", QUOTA)
+
+
+def test_a_path_of_as_many_folders_as_there_can_be_is_made_and_each_of_them_counts(tmp_path: Path) -> None:
+    levels = parcel.NAME_BYTES_MAX // 2 - 1
+    (tmp_path / "spool").write_bytes(archive(("a/" * levels + "f", tarfile.REGTYPE, b"x")))
+    parcel.unpack(tmp_path / "spool", tmp_path / "there", Quota(bytes_max=1, files_max=levels + 1))
+    try:
+        found = subprocess.run(
+            ["find", "there", "-type", "d", "-printf", "x"], cwd=tmp_path, capture_output=True, check=True
+        )
+        assert len(found.stdout) == levels + 1
+    finally:
+        collect(tmp_path / "there")
+    with pytest.raises(WorkspaceError, match=f"over {levels} files"):
+        parcel.unpack(tmp_path / "spool", tmp_path / "there", Quota(bytes_max=1, files_max=levels))
+    collect(tmp_path / "there")
 
 
 def test_no_damage_to_an_archive_is_more_than_an_error(tmp_path: Path) -> None:
