@@ -8,6 +8,7 @@ and nothing is read at import.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import pwd
 import re
@@ -20,9 +21,6 @@ import msgspec
 from backplane.errors import ConfigError, PolicyError, StoreError
 
 FILE_NAME: Final = "backplane.toml"
-
-FILE_BYTES_MAX: Final = 1024 * 1024
-"""Largest configuration read: a hundred backends take some 20 KiB, and `--config` may name a device without end."""
 
 PREFIX: Final = "BACKPLANE_"
 
@@ -244,12 +242,11 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
     Raises:
         ConfigError: `config_invalid`; also for a key that stands twice.
     """
-    import tomllib  # Most runs have no file to read.
+    from backplane import toml  # Most runs have no file to read.
 
     try:
+        table = toml.loads(data)
         text = data.decode()
-        # With a newline at the end a fault on the last line has a number, too.
-        table = tomllib.loads(text + "\n")
     except (ValueError, RecursionError) as error:
         raise _invalid(source, None, f"not readable as TOML: {error or type(error).__name__}") from error
     backends = table.pop("backends", {})
@@ -434,14 +431,16 @@ def _with(settings: Settings, given: Mapping[str, Any], cwd: Path) -> Settings:
 
 
 def _read_bytes(path: Path) -> bytes:
+    from backplane import toml
+
     try:
         with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
+            data = file.read(toml.BYTES_MAX + 1)  # `--config` may name a device without end.
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError("config_invalid", f"the configuration {path} cannot be read: {why}") from error
-    if len(data) > FILE_BYTES_MAX:
-        raise _invalid(str(path), None, f"over {FILE_BYTES_MAX} bytes")
+    if len(data) > toml.BYTES_MAX:
+        raise _invalid(str(path), None, f"over {toml.BYTES_MAX} bytes")
     return data
 
 
@@ -482,7 +481,10 @@ def _invalid(source: str, line: int | None, fact: str) -> ConfigError:
 
 
 _LINES_TRIED_MAX: Final = 2_000
-"""How many readings of a wrong file are spent on finding the line; each takes under a millisecond."""
+"""How many readings of a wrong file are spent on finding the line; of a usual one each takes under a millisecond."""
+
+_LINES_BYTES_MAX: Final = 2 * 1024 * 1024
+"""What all these readings may read: a large file takes a second for a mebibyte."""
 
 
 def _line_of(text: str, path: tuple[str, ...]) -> int | None:
@@ -490,19 +492,20 @@ def _line_of(text: str, path: tuple[str, ...]) -> int | None:
 
     A value over several lines is whole only later, hence the second loop.
     """
-    import tomllib
+    from backplane import toml
 
     lines = text.splitlines(keepends=True)
-    tries = _LINES_TRIED_MAX
+    ends = list(itertools.accumulate(len(line.encode()) for line in lines))
+    tries, left = _LINES_TRIED_MAX, _LINES_BYTES_MAX
     for number, line in enumerate(lines, 1):
         if path and path[-1] not in line:
             continue
         for end in range(number, len(lines) + 1):
-            tries -= 1
-            if tries < 0:
+            tries, left = tries - 1, left - ends[end - 1]
+            if min(tries, left) < 0:
                 return None
             try:
-                table = tomllib.loads("".join(lines[:end]))
+                table = toml.loads("".join(lines[:end]).encode())
             except ValueError:
                 continue
             if _holds(table, path):

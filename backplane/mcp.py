@@ -6,12 +6,15 @@ A run ends with its request, and all of them end when the client goes away: what
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import anyio
+import anyio.from_thread
+import anyio.lowlevel
 import msgspec
 
 from backplane import api, config, signals
@@ -26,7 +29,7 @@ from backplane.policy import PROFILES, parse_policy
 from backplane.receipts import Store
 from backplane.receipts.journal import backend_name
 from backplane.runtime import Run
-from backplane.validate import validate
+from backplane.validate import Findings, validate
 
 VERSIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Versions of the protocol that this server speaks, the newest first; what it uses is the same in all."""
@@ -37,6 +40,15 @@ TEXT_CHARS_MAX: Final = 100_000
 ROWS_MAX: Final = 200
 FINDINGS_MAX: Final = 50
 """Findings told of one document; the rest is counted."""
+
+DOCUMENT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Largest document validated: it takes seconds at worst, while `backplane validate` takes any."""
+
+VALIDATIONS_MAX: Final = 4
+"""Documents that are looked at at once, those of dropped requests included; others wait."""
+
+VALIDATION_POLL_S: Final = 0.05
+"""How often such a one looks for a place."""
 
 LINE_CHARS: Final = 200
 """Longest line of progress."""
@@ -144,6 +156,7 @@ class Server:
         self._signal: int | None = None
         self._runs: list[Run] = []
         """Those that have not ended."""
+        self._validations = threading.Semaphore(VALIDATIONS_MAX)
         self._tools: dict[str, Callable[[Any, Asked], Awaitable[Json]]] = {
             "run": self._run,
             "receipts": self._receipts,
@@ -298,13 +311,39 @@ class Server:
     async def _validate(self, given: ValidateInput, asked: Asked) -> Json:
         text = given.document
         data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else msgspec.json.encode(text)
-        found = await anyio.to_thread.run_sync(validate, data, "document")
+        if len(data) > DOCUMENT_BYTES_MAX:
+            fact = f"the document has {len(data)} bytes, over the limit of {DOCUMENT_BYTES_MAX}"
+            raise ConfigError("config_invalid", fact, hint="use the command `backplane validate`")
+        found = await self._found(data)
         shown = [
             {"pointer": one.pointer, "message": one.message, **({"line": one.line} if one.line is not None else {})}
             for one in found.findings[:FINDINGS_MAX]
         ]
         omitted = found.omitted + len(found.findings) - len(shown)
         return _result({"kind": found.kind, "valid": found.valid, "findings": shown, "omitted": omitted})
+
+    async def _found(self, data: bytes) -> Findings:
+        """Validate in a thread that neither a dropped request nor the end of the server waits for."""
+        over, token, answers = anyio.Event(), anyio.lowlevel.current_token(), list[Findings | Exception]()
+
+        def work() -> None:
+            try:
+                answers.append(validate(data, "document"))
+            except Exception as error:  # Raised again where it is awaited.
+                answers.append(error)
+            self._validations.release()
+            with suppress(RuntimeError):  # The server has ended meanwhile.
+                anyio.from_thread.run_sync(over.set, token=token)
+
+        while not self._validations.acquire(blocking=False):
+            await anyio.sleep(VALIDATION_POLL_S)
+        # Python waits for the threads of anyio at its end, whatever became of their work.
+        threading.Thread(target=work, name="validate", daemon=True).start()
+        await over.wait()
+        (answer,) = answers
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 def _policy(configured: str | None, given: RunInput) -> PolicyProfile:

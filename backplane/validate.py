@@ -7,15 +7,16 @@ What our reader would forgive is a finding all the same: a stricter peer would n
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
 
-from backplane import schemas
+from backplane import schemas, toml
+from backplane.config import BackendSettings
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, Failed
@@ -30,6 +31,9 @@ DEPTH_MAX: Final = 128
 
 FINDINGS_MAX: Final = 1000
 """More than anybody reads; the rest is counted."""
+
+COUNTED_MAX: Final = 2000
+"""Findings beyond those that are counted; what follows is not looked at, as each takes up to a millisecond."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -51,7 +55,7 @@ class Findings(msgspec.Struct, frozen=True):
     """Name of the schema it was held against, `transcript`, or `unknown`."""
     findings: tuple[Finding, ...] = ()
     omitted: int = 0
-    """Findings beyond `FINDINGS_MAX`."""
+    """Findings beyond `FINDINGS_MAX`; after `COUNTED_MAX` of them the last finding says that it was the end."""
 
     @property
     def valid(self) -> bool:
@@ -88,8 +92,12 @@ def _bounded(name: str, kind: str, found: Iterator[Finding]) -> Findings:
     for finding in found:
         if len(kept) < FINDINGS_MAX:
             kept.append(finding)
-        else:
+        elif omitted < COUNTED_MAX:
             omitted += 1
+        else:
+            fact = f"over {FINDINGS_MAX + COUNTED_MAX} findings: from here on it was not looked at"
+            kept.append(Finding(finding.pointer, fact, finding.line))
+            break
     return Findings(name, kind, tuple(kept), omitted)
 
 
@@ -124,7 +132,8 @@ def _read(data: bytes) -> tuple[Json, list[Finding]]:
     return value, [Finding(pointer, _DOUBLE_AT) for pointer in _doubled(text)]
 
 
-_BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]')
+_BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+"""A string without an end goes to that of the text, or each quote in it would be looked at again."""
 
 
 def _too_deep(text: str) -> bool:
@@ -208,12 +217,8 @@ def _against_schema(value: Json, kind: str) -> Iterator[Finding]:
     if kind == "envelope":
         yield Finding("/t", f"{value['t']!r:.60} is not one of " + ", ".join(sorted(_ENVELOPES)))
         return
-    # jsonschema costs 60 ms to import: only who validates pays for it.
-    import jsonschema
-
-    validator = jsonschema.Draft202012Validator(json.loads(schemas.load_schema(kind)))
-    value, indexes = _without_plain_events(value)
-    for error in validator.iter_errors(value):
+    value, indexes = _without_plain_events(_without_plain_backends(value))
+    for error in _validator(kind).iter_errors(value):
         path = list(error.absolute_path)
         if path[:1] == ["trace"] and path[1:]:
             path[1] = indexes[path[1]]
@@ -223,6 +228,33 @@ def _against_schema(value: Json, kind: str) -> Iterator[Finding]:
                 yield Finding(f"{place}/{_escaped(stranger)}", "no such member; it would be ignored silently")
         else:
             yield Finding(place, _words(error))
+
+
+@functools.cache
+def _validator(kind: str) -> Any:
+    # jsonschema costs 60 ms to import: only who validates pays for it.
+    import jsonschema
+
+    return jsonschema.Draft202012Validator(json.loads(schemas.load_schema(kind)))
+
+
+def _without_plain_backends(value: Json) -> Json:
+    """Leave out the backends of a configuration that the typed reader takes, as it is done with events."""
+    backends = value.get("backends")
+    if not isinstance(backends, dict):
+        return value
+    return {**value, "backends": {name: one for name, one in backends.items() if not _is_plain_backend(one)}}
+
+
+def _is_plain_backend(backend: Json) -> bool:
+    # A command that is null is one to the schema, and none to the reader.
+    if not isinstance(backend, dict) or None in backend.values():
+        return False
+    try:
+        msgspec.convert(backend, BackendSettings)
+    except ValueError:
+        return False
+    return True
 
 
 def _without_plain_events(value: Json) -> tuple[Json, list[int]]:
@@ -386,7 +418,7 @@ def _told_line(value: dict[str, Any]) -> list[Finding]:
 
 def _configuration(data: bytes, name: str) -> Findings:
     try:
-        value = tomllib.loads(data.decode() + "\n")
+        value = toml.loads(data)
         json.dumps(value)
     except (ValueError, RecursionError) as error:
         line = re.search(r"at line (\d+)", str(error))

@@ -56,6 +56,7 @@ ROOMS = {
     "locks": "",
     "tail": "",
     "share": "errors",
+    "toml": "",
     "process": f"{SHAPES} _guard block loop once tail",
     "programs": f"{SHAPES} process",
     "workspace": f"{SHAPES} globs locks process",
@@ -63,7 +64,7 @@ ROOMS = {
     "sessions": f"{SHAPES} ir",
     "packed": "",
     "upstream": f"{SHAPES} ir dialects packed presets",
-    "config": f"{SHAPES} share",
+    "config": f"{SHAPES} share toml",
     "contain": f"{SHAPES} _guard addresses share config globs policy process workspace",
     "telemetry": "contract",
     "turn": f"{SHAPES} ir dialects upstream",
@@ -102,7 +103,7 @@ ROOMS = {
     "conform": f"{SHAPES} protocol process share schemas",
     "testing": f"{SHAPES} presets",
     "schemas": f"{SHAPES} ir share config",
-    "validate": f"{SHAPES} share config policy protocol schemas",
+    "validate": f"{SHAPES} share config policy protocol schemas toml",
     # the front door
     "__init__": f"{SHAPES} api asks hooking hooks runtime",
     "cli": (

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from backplane.contract.receipt import Receipt
+from backplane.mcp import DOCUMENT_BYTES_MAX
 from backplane.receipts import Store
 from tests.vendors.found import referee
 
@@ -311,3 +312,31 @@ def test_the_configured_policy_holds_and_cannot_be_widened(tmp_path: Path) -> No
         assert client.call("run", task="true")["structuredContent"]["outcome"] == "failed"
         widened = client.call("run", task="true", allow_tools=["bash"])
         assert "would widen" in widened["structuredContent"]["error"]
+
+
+LONG: str = '{"t":"ping","seq":1}\n' * 190_000
+"""Below the bound of a document, and half a minute of work."""
+
+
+@pytest.mark.parametrize("end", ["dropped", "signal"])
+def test_a_long_validation_keeps_no_server_from_its_end(tmp_path: Path, end: str) -> None:
+    with serving(tmp_path, code=0 if end == "dropped" else 128 + signal.SIGTERM) as client:
+        client.say(id=100, method="tools/call", params={"name": "validate", "arguments": {"document": LONG}})
+        assert client.ask("ping")["result"] == {}
+        if end == "dropped":
+            client.say(method="notifications/cancelled", params={"requestId": 100})
+            assert client.ask("ping")["result"] == {}
+        else:
+            client.process.terminate()
+
+
+def test_a_document_over_its_bound_is_refused(client: Client) -> None:
+    said = client.call("validate", document=" " * (DOCUMENT_BYTES_MAX + 1))
+    assert said["isError"]
+    assert "over the limit" in said["structuredContent"]["error"]
+    assert client.call("validate", document='{"task":"t"}')["structuredContent"]["valid"]
+
+
+def test_toml_of_endless_parts_is_answered(client: Client) -> None:
+    said = client.call("validate", document="a" + ".a" * 60_000 + "=1\n")["structuredContent"]
+    assert (said["valid"], said["findings"][0]["line"]) == (False, 1)

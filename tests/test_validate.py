@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane import share
-from backplane.validate import FINDINGS_MAX, Findings, validate
+from backplane import share, toml
+from backplane.validate import COUNTED_MAX, FINDINGS_MAX, Findings, validate
 
 EXAMPLES = share.find("contracts") / "examples"
 NO_CONTENT = ("empty", "refused")
@@ -182,6 +183,44 @@ def test_any_object_with_the_contract_s_members_is_answered_without_an_exception
 def test_findings_are_bounded_and_the_rest_is_counted() -> None:
     found = validate(json.dumps({"task": "t", "context": {"files": [1] * (FINDINGS_MAX + 7)}}).encode(), "-")
     assert (len(found.findings), found.omitted) == (FINDINGS_MAX, 7)
+
+
+def test_a_transcript_is_left_at_a_bound_of_findings_and_says_so() -> None:
+    lines = FINDINGS_MAX + COUNTED_MAX + 10_000
+    found = validate(b'{"a":1}\n' * lines, "-")
+    assert (len(found.findings), found.omitted) == (FINDINGS_MAX + 1, COUNTED_MAX)
+    last = found.findings[-1]
+    assert "not looked at" in last.message
+    assert last.line == FINDINGS_MAX + COUNTED_MAX + 1
+
+
+def test_a_string_without_an_end_is_looked_at_once() -> None:
+    begun_s = time.monotonic()
+    found = validate(b"[" + b"[]," * 200 + b'"' + b'\\"' * 100_000, "-")
+    assert "not strict JSON" in found.findings[0].message
+    assert time.monotonic() - begun_s < 20
+
+
+def test_many_backends_are_validated_soon_and_the_wrong_one_is_found() -> None:
+    text = "\n".join(f'[backends.b{number}]\nhost="shell"' for number in range(20_000))
+    begun_s = time.monotonic()
+    found = validate(f"{text}\n[backends.last]\nhost=1\n".encode(), "a.toml")
+    assert pointers(found) == ["/backends/last/host"]
+    assert time.monotonic() - begun_s < 20
+
+
+def test_a_backend_with_a_null_in_place_of_its_command_is_found() -> None:
+    found = validate(b'{"backends":{"a":{"host":"shell","command":null},"b":{"host":"shell"}}}', "-")
+    assert pointers(found) == ["/backends/a"]
+
+
+@pytest.mark.parametrize("name", ["a.toml", "-"])
+def test_toml_of_endless_parts_or_size_is_refused_before_it_is_read(name: str) -> None:
+    for data in (b"a" + b".a" * 60_000 + b"=1", b"[" + b"a." * 50_000 + b"a]\nx=1", b"#" * (toml.BYTES_MAX + 1)):
+        begun_s = time.monotonic()
+        found = validate(data, name)
+        assert ("TOML: a key of more than 32 dots" if b"." in data else "TOML: over") in found.findings[0].message
+        assert time.monotonic() - begun_s < 5
 
 
 def test_a_long_value_is_cut_in_the_message() -> None:
