@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -198,6 +200,66 @@ def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
     for readonly in (False, True):
         with pytest.raises(StoreError, match=r"receipts.sqlite.*SQLITE_NOTADB"):
             Store.open(tmp_path, readonly=readonly)
+
+
+@pytest.mark.parametrize("end", ["-journal", "-wal", "-shm"])
+@pytest.mark.parametrize("readonly", [False, True])
+def test_a_pipe_beside_the_file_is_named_and_not_waited_for(tmp_path: Path, end: str, readonly: bool) -> None:
+    with Store.open(tmp_path) as store:
+        stored_run(store, ["a"])
+    beside = tmp_path / f"receipts.sqlite{end}"
+    beside.unlink(missing_ok=True)
+    os.mkfifo(beside)
+    with pytest.raises(StoreError, match=f"receipts.sqlite{end} is no regular"):
+        Store.open(tmp_path, readonly=readonly)
+    beside.unlink()
+    Store.open(tmp_path, readonly=readonly).close()
+
+
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"
+VIEW = f"ALTER TABLE receipts RENAME TO r0; CREATE VIEW receipts AS {ENDLESS} SELECT r0.* FROM r0, c"
+WIDE = "ALTER TABLE receipts RENAME TO r0; CREATE VIEW receipts AS SELECT a.* FROM r0 a, r0 b, r0 c"
+TRIGGER = f"CREATE TRIGGER t BEFORE INSERT ON receipts BEGIN SELECT ({ENDLESS} SELECT count(*) FROM c); END"
+
+
+def change(home: Path, script: str) -> None:
+    with closing(sqlite3.connect(home / "receipts.sqlite")) as connection:
+        connection.executescript(script)
+
+
+@pytest.mark.parametrize("script", [VIEW, WIDE])
+@pytest.mark.parametrize("opened_before", [False, True])
+def test_a_view_in_place_of_the_table_is_never_asked(tmp_path: Path, script: str, opened_before: bool) -> None:
+    with Store.open(tmp_path) as store:
+        stored_run(store, ["a"])
+        if opened_before:
+            assert len(store.list()) == 1
+            change(tmp_path, script)
+            with pytest.raises(StoreError, match="not as this program made it: it has a view or a trigger"):
+                store.list()
+    if not opened_before:
+        change(tmp_path, script)
+    with (
+        pytest.raises(StoreError, match="not as this program made it: it has a view or a trigger"),
+        Store.open(tmp_path, readonly=True) as store,
+    ):
+        store.list()
+
+
+@pytest.mark.parametrize("opened_before", [False, True])
+def test_a_trigger_on_the_table_is_never_run(tmp_path: Path, opened_before: bool) -> None:
+    with Store.open(tmp_path) as store:
+        stored_run(store, ["a"])
+        if opened_before:
+            change(tmp_path, TRIGGER)
+            with pytest.raises(StoreError, match="not as this program made it: it has a view or a trigger"):
+                stored_run(store, ["b"])
+    if not opened_before:
+        change(tmp_path, TRIGGER)
+    with Store.open(tmp_path) as store:
+        with pytest.raises(StoreError, match="not as this program made it: it has a view or a trigger"):
+            stored_run(store, ["b"])
+        assert len(store.list()) == 1
 
 
 MOUNTS = """22 1 254:0 / / rw - ext4 /dev/vda rw

@@ -222,6 +222,21 @@ def test_one_file_that_cannot_be_put_back_yet_keeps_no_other_one_away(tmp_path: 
     assert snapshot(place.original) == before
 
 
+@pytest.mark.parametrize("head", [b"", b'{"root":"/nowhere","depot":".backplane-0123456789abcdef"}\n{"steps":['])
+def test_a_mark_of_one_large_hole_is_never_read_whole(tmp_path: Path, head: bytes) -> None:
+    for number in range(3):
+        mark = tmp_path / f".run-{number}.begun"
+        mark.write_bytes(head)
+        os.truncate(mark, exchange.INTENT_BYTES_MAX - 1)
+    with memory_of(64 << 20):
+        assert len(exchange.unsettled(tmp_path)) == 3
+        found = exchange.settle(exchange.pending(tmp_path))
+    # One with a whole first line was cut off before anything moved, and is tidied up.
+    assert ["remove it" in one.problem or "none of ours" in one.problem for one in found] == (
+        [] if head else [True] * 3
+    )
+
+
 class Remounted:
     """What `stat` said, with another device."""
 

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,6 +27,8 @@ from backplane.receipts.rows import COVERED, Row
 
 FILE: Final = "receipts.sqlite"
 _WAL: Final = FILE + "-wal"
+_BESIDE: Final = ("-journal", "-wal", "-shm")
+"""What SQLite opens beside the file where it is there, and waits for ever at one that is a FIFO."""
 INTEGER_MAX: Final = (1 << 63) - 1
 """SQLite counts no further, and no store of ours comes near it."""
 SCHEMA_VERSION: Final = 3
@@ -132,6 +135,7 @@ def connect(home: Path, *, readonly: bool) -> sqlite3.Connection:
             return _in_memory()
         if there and not path.is_file():  # Opening a FIFO would wait for somebody at its other end.
             raise OSError(errno.ENOTSUP, "no regular file", str(path))
+        _require_files_beside(path)
         if not readonly:
             home.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             _refuse_network(home)
@@ -150,6 +154,15 @@ def _is_there(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
+
+
+def _require_files_beside(path: Path) -> None:
+    """Refuse what SQLite would open beside the file and is no regular one. Raises OSError."""
+    real = os.path.realpath(path)  # SQLite follows links, too.
+    for end in _BESIDE:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if not stat.S_ISREG(os.lstat(real + end).st_mode):
+                raise OSError(errno.ENOTSUP, f"{os.path.basename(real)}{end} is no regular file")
 
 
 def _make_writable(path: Path) -> None:
@@ -227,7 +240,16 @@ def _open(path: Path, options: str) -> sqlite3.Connection:
     )
     # A flipped bit in a text must not keep `verify` from reading on.
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
+    connection.set_authorizer(_allow)
     return connection
+
+
+def _allow(action: int, _first: str | None, _second: str | None, _base: str | None, inside: str | None) -> int:
+    """Asked when a statement is prepared, again after each change of the tables: only our own statements may work.
+
+    A view or a trigger is none of ours; who can write the file could make one that never ends.
+    """
+    return sqlite3.SQLITE_DENY if inside is not None or action == sqlite3.SQLITE_RECURSIVE else sqlite3.SQLITE_OK
 
 
 def _in_memory() -> sqlite3.Connection:
@@ -346,6 +368,9 @@ def translated(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
+        if name == "SQLITE_AUTH":
+            fact = f"the table of {path} is not as this program made it: it has a view or a trigger"
+            raise StoreError("receipt_store_failed", fact, hint=FOREIGN_HINT) from error
         family = next((known for known in _ERRNO_OF if name.startswith(known)), "")
         errno_name, hint = _ERRNO_OF.get(family, ("EIO", "look at the disk"))
         raise StoreError("receipt_store_failed", f"{path}: {errno_name} ({name}: {error})", hint=hint) from error

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +23,13 @@ from backplane.locks import try_lock
 from backplane.workspace.copying import remove_tree, write_all
 from backplane.workspace.moves import Move, Result, Seen, Undone, prepare, read_intent, sync, undo
 from backplane.workspace.patch import failure, names
-from backplane.workspace.tree import open_folder, open_root, opened, printable, read_file, unguessable
+from backplane.workspace.tree import FILE_FLAGS, open_folder, open_root, opened, printable, read_all, unguessable
 
 INTENT_BYTES_MAX: Final = 256 << 20
 """Read back of an intent at most; a million files of long names are less."""
+
+WHERE_BYTES_MAX: Final = 64 << 10
+"""Longest first line of a mark: a path of the longest, each byte escaped, is under 25 KiB."""
 
 _BEGUN, _DONE = ".begun", ".done"
 _MARK_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -162,7 +166,7 @@ def _into(mark: Path) -> str:
 def _root_of(mark: Path) -> str:
     """The workspace that a mark names; empty where it cannot be read, or names none yet."""
     try:
-        lines = _read(mark)
+        lines = _read(mark, where_alone=True)
     except (OSError, WorkspaceError):
         return ""
     return str(lines[0]["root"]) if lines else ""
@@ -258,17 +262,35 @@ def _note(fd: int, fact: dict[str, Any]) -> None:
     os.fsync(fd)
 
 
-def _read(mark: Path) -> list[dict[str, Any]]:
-    """The whole lines of a mark; the first names a root and a depot. Raises OSError, WorkspaceError."""
-    with opened(open_root(mark.parent)) as folder:
-        found = read_file(folder, mark.name, INTENT_BYTES_MAX)
+def _read(mark: Path, *, where_alone: bool = False) -> list[dict[str, Any]]:
+    """The whole lines of a mark; the first names a root and a depot. Raises OSError, WorkspaceError.
+
+    Args:
+        where_alone: look at no other line.
+    """
+    with opened(open_root(mark.parent)) as folder, opened(os.open(mark.name, FILE_FLAGS, dir_fd=folder)) as handle:
+        data = _lines_of(handle, where_alone=where_alone)
     try:
-        lines = [json.loads(line) for line in (found[0] if found else b"?\n").split(b"\n")[:-1]]
+        lines = [json.loads(line) for line in data.split(b"\n")[:-1]]
         if lines:
             msgspec.convert(lines[0], _Where)
     except (ValueError, RecursionError) as error:
         raise failure(f"{mark} is none of ours: {type(error).__name__}", "remove it") from error
     return lines
+
+
+def _lines_of(handle: int, *, where_alone: bool) -> bytes:
+    """The bytes of a mark as far as they are lines; a host may have made it of holes, so the rest is not read."""
+    facts = os.fstat(handle)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size > INTENT_BYTES_MAX:
+        return b"?\n"
+    head = os.pread(handle, WHERE_BYTES_MAX, 0)
+    if b"\n" not in head and len(head) == WHERE_BYTES_MAX:
+        return b"?\n"
+    # An intent is written with the newline at its end, or its writing was cut off and nothing was touched.
+    if where_alone or os.pread(handle, 1, max(facts.st_size - 1, 0)) != b"\n":
+        return head[: head.find(b"\n") + 1]
+    return read_all(handle, facts.st_size)
 
 
 def _sync_folder(path: Path) -> None:
