@@ -11,6 +11,7 @@ import stat
 import struct
 import subprocess
 import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,21 @@ def test_names_count_with_the_paths_that_a_workspace_may_have(place: Place, monk
         (found.root / "d/f").touch()
         with pytest.raises(WorkspaceError, match=r"execution_workspace_error: the paths .* MiB together"):
             found.difference()
+
+
+def test_a_difference_of_many_files_takes_a_few_times_the_space_of_their_names(place: Place) -> None:
+    names = [f"{number}".zfill(240) for number in range(2000)]
+    with place.staged() as found:
+        place.write(dict.fromkeys(names, ""), found.root)
+        tracemalloc.start()
+        try:
+            patch = found.difference()
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert [change.path for change in patch.changes] == names
+    assert peak_bytes / len(names) < 2600
+    assert apply_patch(place.run_dir).files == tuple(names)
 
 
 def test_changes_over_the_quota_are_an_error_that_leaves_no_half_patch(place: Place) -> None:

@@ -213,24 +213,30 @@ def put(at: Scratch, patch: Path, folder: Path) -> None:
 
 def _rows(raw: bytes) -> list[Row]:
     """Read `--raw --numstat -z`: first all raw lines, then all counts, in the same order."""
-    fields = iter(raw.split(b"\0"))
-    heads: list[tuple[list[str], bytes, bytes | None]] = []
+    fields = _fields(raw)
+    heads: list[tuple[str, int, int, bool, bytes, bytes | None]] = []
     binary: list[bool] = []
     for field in fields:
         if field.startswith(b":") and not binary:
-            words = field[1:].decode().split(" ")
+            old_mode, new_mode, old, new, letter = field[1:].decode().split(" ")
             first = next(fields)
-            moved = words[4][0] in "RC"
-            heads.append((words, next(fields) if moved else first, first if moved else None))
+            moved = letter[0] in "RC"
+            path, old_path = (next(fields), first) if moved else (first, None)
+            heads.append((letter[0], int(old_mode, 8), int(new_mode, 8), old == new, path, old_path))
         elif field:
             added, _, path = field.split(b"\t", 2)
             binary.append(added == b"-")
             if not path:
                 next(fields), next(fields)
-    return [
-        Row(words[4][0], int(words[0], 8), int(words[1], 8), words[2] == words[3], path, old, is_binary)
-        for (words, path, old), is_binary in zip(heads, binary, strict=True)
-    ]
+    return [Row(*head, is_binary) for head, is_binary in zip(heads, binary, strict=True)]
+
+
+def _fields(raw: bytes) -> Iterator[bytes]:
+    """Split at each NUL, one at a time: all of them at once are as much again as the rows."""
+    place = 0
+    while (end := raw.find(b"\0", place)) >= 0:
+        yield raw[place:end]
+        place = end + 1
 
 
 def without_holes(rules: bytes) -> bytes:

@@ -129,21 +129,28 @@ class Draft:
     def _write_record(
         self, root: Path, mode: str, before: Mapping[str, Leaf], after: Mapping[str, Leaf], rows: list[Row]
     ) -> None:
-        record = {
-            "root": str(root),
-            "mode": mode,
-            "bytes": self.bytes,
-            "sha256": self.sha256,
-            "files": [
-                {"path": path, "before": leaf_json(before.get(path)), "after": leaf_json(after.get(path))}
-                for path in sorted({*before, *after})
-            ],
-            "renames": {os.fsdecode(row.path): os.fsdecode(row.old_path) for row in rows if row.old_path is not None},
-        }
+        digest = hashlib.sha256()
+        with (self._run_dir / RECORD_NAME).open("wb") as file:
+            for piece in self._record(root, mode, before, after, rows):
+                data = piece.encode("ascii")
+                digest.update(data)
+                file.write(data)
+        self.record_sha256 = digest.hexdigest()
+
+    def _record(
+        self, root: Path, mode: str, before: Mapping[str, Leaf], after: Mapping[str, Leaf], rows: list[Row]
+    ) -> Iterator[str]:
+        """The record a piece at a time, as the whole takes a few times the space of its paths."""
         # The standard library's writer, because names that are not UTF-8 are lone surrogates here.
-        data = (json.dumps(record, indent=1) + "\n").encode("ascii")
-        self.record_sha256 = hashlib.sha256(data).hexdigest()
-        (self._run_dir / RECORD_NAME).write_bytes(data)
+        head = {"root": str(root), "mode": mode, "bytes": self.bytes, "sha256": self.sha256}
+        yield json.dumps(head, indent=1).removesuffix("\n}") + ',\n "files": ['
+        comma = ""
+        for path in sorted({*before, *after}):
+            fact = {"path": path, "before": leaf_json(before.get(path)), "after": leaf_json(after.get(path))}
+            yield f"{comma}\n  {json.dumps(fact)}"
+            comma = ","
+        renames = {os.fsdecode(row.path): os.fsdecode(row.old_path) for row in rows if row.old_path is not None}
+        yield f'\n ],\n "renames": {json.dumps(renames)}\n}}\n'
 
 
 def leaf_json(leaf: Leaf | None) -> dict[str, str] | None:

@@ -72,6 +72,8 @@ class Repository(msgspec.Struct, frozen=True):
 
     def ignored(self, scratch: git.Scratch, paths: Iterable[str], rules: Mapping[str, bytes]) -> set[str]:
         """Which of these files of the workspace are ignored by its rules and by those above it."""
+        if not (rules or self.above or self.excluded):
+            return set()
         at = len(self.prefix)
         below = {self.prefix + folder: text for folder, text in rules.items()}
         asked = [self.prefix + path for path in paths]
