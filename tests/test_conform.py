@@ -154,6 +154,8 @@ PLAIN_FAULTS: dict[str, tuple[str, str, str]] = {
     "an event before the hello": ("#BEFORE", "say(event('x'))", "says hello first and in time"),
     "an exit before the hello": ("#BEFORE", "sys.exit('no key')", "says hello first and in time"),
     "a hello without backend": ('"backend": {"id": "b"}, "capa', '"capa', "has a hello of the right shape"),
+    "a hello with an endless id": ('"backend": {"id": "b"}, "capa', '"backend": {"id": "b" * 5000}, "capa',
+                                   "has a hello of the right shape"),
     "a hello with an array of capabilities": ('{"streaming": "native"}', "[]", "has a hello of the right shape"),
     "another major version": ('"contract_version": "abp/v0.1", "backend"', '"contract_version": "abp/v7.0", "backend"',
                               "speaks a compatible version"),

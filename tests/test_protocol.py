@@ -683,6 +683,33 @@ def test_a_hello_of_the_wrong_shape_is_a_failed_handshake(change: dict[str, Any]
 
 
 @pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        ({"backend": {"id": "x" * 4097}}, "4097 characters, over 4096"),
+        ({"backend": {"id": "b", "backend_version": "y" * 5000}}, "5000 characters, over 4096"),
+        ({"contract_version": "abp/v0." + "1" * 5000}, "5007 characters, over 4096"),
+        ({"capabilities": {"c" * 5000: "native"}}, "5000 characters, over 4096"),
+        ({"capabilities": {f"c{n}": "native" for n in range(1001)}}, "1001 capabilities, over 1000"),
+        ({"extensions": [f"e{n}/1" for n in range(1001)]}, "1001 extensions, over 1000"),
+        ({"backends": [{}] * 1001}, "1001 backends, over 1000"),
+        ({"capabilities": {"audio": {"restricted": {"reason": "z" * (1 << 20)}}}}, "over 1048576"),
+    ],
+)
+def test_a_hello_that_says_too_much_is_a_failed_handshake(change: dict[str, Any], fact: str) -> None:
+    received = only(ControlEnd(now=lambda: NOW).receive(line({**msgspec.to_builtins(HELLO), **change})))
+    assert isinstance(received, Broken)
+    assert received.code == "protocol_handshake_failed"
+    assert fact in received.message
+
+
+def test_a_hello_may_say_as_much_as_is_bounded() -> None:
+    capabilities = {f"c{n}": "native" for n in range(1000)}
+    most = {"backend": {"id": "x" * 4096}, "capabilities": capabilities, "extensions": ["e/1"] * 1000}
+    hello = only(ControlEnd(now=lambda: NOW).receive(line({**msgspec.to_builtins(HELLO), **most})))
+    assert (len(hello.backend.id), len(hello.capabilities), len(hello.extensions)) == (4096, 1000, 1000)
+
+
+@pytest.mark.parametrize(
     ("change", "mode", "extensions"),
     [
         ({}, "mapped", EXTENSIONS),

@@ -23,7 +23,7 @@ from backplane.contract.capability import CAPABILITIES, read_level
 from backplane.contract.receipt import CONTRACT_VERSION, read_receipt, receipt_hash
 from backplane.errors import CODES
 from backplane.process import Exit
-from backplane.protocol import MESSAGES, version_compatible
+from backplane.protocol import MESSAGES, too_much_in_hello, version_compatible
 
 RUN_ID: Final = "3b8f7a1c-2d4e-4f60-8a9b-0c1d2e3f4a5b"
 
@@ -130,6 +130,8 @@ def _hello_shape(plain: Plain) -> Found:
         yield "capabilities is not an object", plain.hello
     for pointer, words in _wrong("envelope_hello", known):
         yield f"{pointer or 'the hello'}: {words}", plain.hello
+    if plain.greeting and (fault := too_much_in_hello(plain.greeting, len(plain.hello[-1].raw))) is not None:
+        yield f"it has {fault}", plain.hello
 
 
 def _hello_version(plain: Plain) -> Found:

@@ -28,6 +28,7 @@ from backplane.protocol.messages import (
     Noise,
     Received,
     Unknown,
+    too_much_in_hello,
     version_compatible,
 )
 
@@ -51,5 +52,6 @@ __all__ = [
     "Unknown",
     "bounded",
     "strict",
+    "too_much_in_hello",
     "version_compatible",
 ]

@@ -44,6 +44,7 @@ from backplane.protocol.messages import (
     encode_line,
     line_of,
     text_or_none,
+    too_much_in_hello,
     version_compatible,
 )
 from backplane.redact import Redactor
@@ -365,12 +366,13 @@ class ControlEnd:
         t = value.get("t")
         if not isinstance(t, str) or (self.hello is None and t not in MESSAGES):
             return Noise(self._clean_line(line))
+        size = len(line)
         if t != "event":
             value, line = self._clean_value(value, line), self._evidence(line)
         if t not in MESSAGES:
             return Unknown(self._clean_text(t), text_or_none(value.get("ref_id")), value)
         if t == "hello":
-            return self._hello(value, line)
+            return self._hello(value, size, line)
         return self._before_hello(t, line) or self._known(t, value, line)
 
     def _before_hello(self, t: str, line: bytes) -> Broken | None:
@@ -378,10 +380,12 @@ class ControlEnd:
             return None
         return Broken("protocol_handshake_failed", f"{t} came before the hello", self._evidence(line))
 
-    def _hello(self, value: dict[str, Any], line: bytes) -> Received:
+    def _hello(self, value: dict[str, Any], size: int, evidence: bytes) -> Received:
         if self.hello is not None:
             return Dropped("second_hello", "a second hello; the first one stands")
-        message = convert("hello", _lenient_hello(value), line)
+        if (fault := too_much_in_hello(value, size)) is not None:
+            return Broken("protocol_handshake_failed", f"a hello with {fault}", evidence)
+        message = convert("hello", _lenient_hello(value), evidence)
         if isinstance(message, wire.Hello):
             self.hello = message
         return message
