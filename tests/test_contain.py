@@ -12,8 +12,8 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import pytest
 from backplane import _guard
 from backplane.backends import Backend, ProcessBackend
 from backplane.config import Settings, tighter
-from backplane.contain import cgroup, labels, landlock, masks, proxy, seccomp
+from backplane.contain import cgroup, labels, landlock, masks, names, proxy, seccomp
 from backplane.contain.probe import Bubblewrap, Name, Probe, probe, trial_begun, without
 from backplane.contain.proxy import Judge, Refused
 from backplane.contain.tally import Tally
@@ -998,6 +998,76 @@ async def test_the_door_refuses_what_it_cannot_read_in_one_way_only(request_: by
                 answer = b"HTTP/1.1 431"  # It had answered before all was sent.
     assert answer.startswith(b"HTTP/1.1 " + status)
     assert tally.denied == 1
+
+
+class _Resolver:
+    """A resolver that gives no answer for `slow…` until it is let go, and has no address for anybody else."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
+        self.let_go = threading.Event()
+        self._real = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self)
+
+    def __call__(self, host: Any, *rest: Any, **named: Any) -> Any:
+        if not str(host).endswith(".example"):
+            return self._real(host, *rest, **named)
+        self.asked.append(host)
+        if host.startswith("slow"):
+            self.let_go.wait(60)
+        raise socket.gaierror(socket.EAI_NONAME, "none")
+
+
+@asynccontextmanager
+async def _door() -> AsyncIterator[int]:
+    """A proxy's port."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.setblocking(False)
+        async with proxy.serve(door, Judge(compile_policy(policy(deny_network=("evil.example",))), ()), Tally()):
+            yield door.getsockname()[1]
+
+
+def test_a_resolver_that_hangs_keeps_no_end_waiting(anyio_backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolver = _Resolver(monkeypatch)
+
+    async def ask_and_leave() -> None:
+        async with _door() as port, await anyio.connect_tcp("127.0.0.1", port) as line:
+            await line.send(b"CONNECT slow.example:80 HTTP/1.1\r\n\r\n")
+            with anyio.fail_after(ALLOWED_S):
+                while not resolver.asked:
+                    await anyio.sleep(0.01)
+
+    began = time.monotonic()
+    try:
+        anyio.run(ask_and_leave, backend=anyio_backend)
+        assert time.monotonic() - began < 20
+    finally:
+        resolver.let_go.set()
+
+
+async def test_slow_names_of_one_run_hold_up_neither_another_run_nor_more_threads_than_there_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resolver = _Resolver(monkeypatch)
+    async with AsyncExitStack() as opened:
+        opened.callback(resolver.let_go.set)
+        slow, other = [await opened.enter_async_context(_door()) for _ in range(2)]
+        lines = []
+        for number in range(3 * names.LOOKUPS_MAX):
+            lines.append(await opened.enter_async_context(await anyio.connect_tcp("127.0.0.1", slow)))
+            await lines[-1].send(b"CONNECT slow%d.example:80 HTTP/1.1\r\n\r\n" % number)
+        with anyio.fail_after(ALLOWED_S):
+            while len(resolver.asked) < names.LOOKUPS_MAX:
+                await anyio.sleep(0.01)
+            async with await anyio.connect_tcp("127.0.0.1", other) as line:
+                await line.send(b"CONNECT quick.example:80 HTTP/1.1\r\n\r\n")
+                assert (await line.receive()).startswith(b"HTTP/1.1 502 ")
+        assert len(resolver.asked) == names.LOOKUPS_MAX + 1
+        resolver.let_go.set()
+        with anyio.fail_after(ALLOWED_S):
+            for line in lines:
+                assert (await line.receive()).startswith(b"HTTP/1.1 502 ")
+    assert len(resolver.asked) == 3 * names.LOOKUPS_MAX + 1
 
 
 async def test_a_host_dumps_no_core_and_has_so_many_processes(backplane_home: Path, root: Path, tmp_path: Path) -> None:

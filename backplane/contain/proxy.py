@@ -20,6 +20,7 @@ import anyio.abc
 import msgspec
 
 from backplane.addresses import NetworkRule, Target, network_rule, network_rules, read_target
+from backplane.contain.names import Names
 from backplane.contain.tally import Tally
 from backplane.policy import Connect, Policy, Rule
 
@@ -153,12 +154,12 @@ async def serve(door: socket.socket, judge: Judge, tally: Tally) -> AsyncIterato
 
 
 async def _accept(door: socket.socket, judge: Judge, tally: Tally) -> None:
-    places = anyio.Semaphore(CONNECTIONS_MAX)
+    places, names = anyio.Semaphore(CONNECTIONS_MAX), Names()
     async with anyio.create_task_group() as tasks:
         while True:
             await places.acquire()
             client = await _next_client(door)
-            tasks.start_soon(_attend, client, judge, tally, places)
+            tasks.start_soon(_attend, client, judge, tally, names, places)
 
 
 async def _next_client(door: socket.socket) -> socket.socket:
@@ -185,11 +186,11 @@ _LENGTH_DIGITS_MAX: Final = 18
 """Of the length of a body; a number of thousands of digits is none that Python reads."""
 
 
-async def _attend(client: socket.socket, judge: Judge, tally: Tally, places: anyio.Semaphore) -> None:
+async def _attend(client: socket.socket, judge: Judge, tally: Tally, names: Names, places: anyio.Semaphore) -> None:
     try:
         with client:
             try:
-                await _carry_one(client, judge, tally)
+                await _carry_one(client, judge, tally, names)
             except Refused as refusal:
                 tally.deny(str(refusal))
                 await _refuse(client, refusal)
@@ -204,13 +205,13 @@ async def _attend(client: socket.socket, judge: Judge, tally: Tally, places: any
         places.release()
 
 
-async def _carry_one(client: socket.socket, judge: Judge, tally: Tally) -> None:
+async def _carry_one(client: socket.socket, judge: Judge, tally: Tally, names: Names) -> None:
     with anyio.move_on_after(HEAD_S_MAX) as reading:
         head, rest = await _read_head(client)
     if reading.cancelled_caught:
         raise Refused("408 Request Timeout", f"no whole request within {HEAD_S_MAX:g} s")
     request = _read_request(head, rest)
-    server = await _connect(request, judge, judge.check_name(request.target))
+    server = await _connect(request, judge, judge.check_name(request.target), names)
     with server:
         tally.allow(f"{request.host}:{request.port}")
         try:
@@ -291,14 +292,14 @@ def _host_and_port(target: str) -> tuple[str, int]:
     return place.host.strip("[]"), place.port
 
 
-async def _connect(request: _Request, judge: Judge, own: bool) -> socket.socket:
+async def _connect(request: _Request, judge: Judge, own: bool, names: Names) -> socket.socket:
     """Resolve, judge every address, and connect to the first that answers."""
     with anyio.move_on_after(CONNECT_S_MAX):
         try:
-            found = await anyio.getaddrinfo(request.host, request.port, type=socket.SOCK_STREAM)
+            found = await names.look_up(request.host, request.port)
         except (OSError, UnicodeError) as error:
             raise Refused("502 Bad Gateway", f"{request.host!r} cannot be found: {error}") from error
-        addresses = list(dict.fromkeys((family, where) for family, _, _, _, where in found))[:ADDRESSES_MAX]
+        addresses = list(dict.fromkeys(found))[:ADDRESSES_MAX]
         if not own:
             for _, where in addresses:
                 judge.check_address(request.host, str(where[0]), request.port)
