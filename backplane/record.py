@@ -404,7 +404,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
         violations = self._violations()
         if violations:
             held["violations"] = violations
-        return held
+        # A rule's pattern and a reason are the caller's and the host's words.
+        return self.redactor.json(held)[0]
 
     def held(self, layers: Mapping[str, tuple[Layer, ...]] = _NONE) -> dict[str, Json]:
         """What holds the host and each rule, beside what it does itself.

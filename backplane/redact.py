@@ -20,6 +20,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, AssistantDelta, OutputReported, Reasoning
+from backplane.errors import BackplaneError
 from backplane.tail import Tail
 
 MARK: Final = "[redacted]"
@@ -223,6 +224,12 @@ class Redactor:
         found = _found_spans(text, self._latin, self._shapes)
         spans = [(max(at - start, 0), min(end, stop) - start) for at, end in found if at < stop and end > start]
         return (_masked(text[start:stop], spans).encode("latin-1"), len(spans)) if spans else (data[start:stop], 0)
+
+    def error(self, error: BackplaneError) -> BackplaneError:
+        """The error itself without secrets: what could not be read, made or applied is named as others named it."""
+        for name in ("message", "hint", "evidence"):
+            setattr(error, name, self.json(getattr(error, name))[0])
+        return error
 
     def json(self, value: Json, *, whole: bool = True) -> tuple[Json, int]:
         """Redact every text of a JSON value, names of members included; a number that holds a secret becomes a text.

@@ -80,7 +80,7 @@ def seal_run(
             if _is_applied(facts, workspace, patch, end):
                 _apply_lane(facts, journal, forbidden, patch)
     except BackplaneError as caught:
-        error = _unsecret(facts, caught)
+        error = facts.redactor.error(caught)
         end = lowered(end, caught)
         if workspace is not None and patch is None:
             # Of no use any more, and on a full disk the receipt needs its space.
@@ -198,13 +198,6 @@ def _refuse_loss(facts: Facts, workspace: Workspace, patch: Patch) -> None:
             f"{len(patch.left_out)} changed files are not in the patch: {named}",
             hint="they are over 64 MiB, excluded, no regular files, or where git or we keep ours; see the receipt",
         )
-
-
-def _unsecret(facts: Facts, error: BackplaneError) -> BackplaneError:
-    """The error without secrets: what could not be read, made or applied is named as the agent named it."""
-    for name in ("message", "hint", "evidence"):
-        setattr(error, name, facts.redactor.json(getattr(error, name))[0])
-    return error
 
 
 def _as_text(patch: Patch, added: dict[str, Json]) -> tuple[str | None, str | None]:

@@ -109,7 +109,7 @@ ROOMS = {
     "cli": (
         f"{SHAPES} __init__ config negotiate policy protocol dialects providers workspace receipts backends "
         "runtime router server conform schemas share validate api asks intake process record relay contain hooks "
-        "keeper presets upstream mcp proof matrix signals"
+        "keeper presets redact upstream mcp proof matrix signals"
     ),
     "__main__": "cli",
     "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",

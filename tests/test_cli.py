@@ -232,6 +232,34 @@ def test_a_wrong_word_is_called_what_it_is_called_where_it_is_typed(cli: Cli, wo
     assert said in done.stderr.decode()
 
 
+SECRET = "hunter2secret-value+99=="
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--include", "[" + SECRET],
+        ["--root", "nowhere-" + SECRET],
+        ["--require", f"cap={SECRET}"],
+        ["--context", "c-" + SECRET],
+        ["--policy", "nowhere/" + SECRET],
+        ["--deny-tool", "x" + SECRET],
+        ["--policy", "policy.json"],
+    ],
+    ids=lambda words: " ".join(words).replace(SECRET, ""),
+)
+def test_a_variable_of_the_order_stands_in_no_rule_and_no_error(
+    cli: Cli, work: Path, backplane_home: Path, words: list[str]
+) -> None:
+    lists = ("deny_read", "deny_write", "disallowed_tools", "require_approval_for")
+    (work / "policy.json").write_text(json.dumps({name: ["q" + SECRET] for name in lists}))
+    done = cli("run", "true", "--backend", "shell", "--json", "--env", f"MYKEY={SECRET}", *words)
+    assert b"[redacted" in done.stdout + done.stderr
+    assert SECRET.encode() not in done.stdout + done.stderr
+    kept = [path for path in backplane_home.rglob("*") if path.is_file()]
+    assert [path.name for path in kept if SECRET.encode() in path.read_bytes()] == []
+
+
 def test_a_state_directory_that_is_a_file_is_said_to_be_none(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     for words in (["receipts", "list"], ["run", "true", "--backend", "shell"], ["apply", "abcdef"]):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
-from backplane.errors import ConfigError
+from backplane.errors import BackplaneError, ConfigError
 from backplane.policy import PROFILES, parse_policy
 from backplane.protocol import strict
 
@@ -40,16 +41,30 @@ def build(options: Options, environ: Mapping[str, str], cwd: Path, policy: str |
         PolicyError: `policy_invalid`.
     """
     order = _start(options)
-    workspace = _workspace(order.workspace, options, cwd)
-    return _replace(
-        order,
-        lane=options.lane or order.lane,
-        workspace=workspace,
-        context=_context(order.context, options.context, Path(workspace.root), cwd),
-        policy=_policy(order.policy, options, cwd, policy),
-        requirements=Requirements((*order.requirements.required, *map(_requirement, options.require))),
-        config=_config(order.config, options, environ),
-    )
+    env = {**order.config.env, **_variables(options, environ)}
+    with told_without(env):
+        workspace = _workspace(order.workspace, options, cwd)
+        return _replace(
+            order,
+            lane=options.lane or order.lane,
+            workspace=workspace,
+            context=_context(order.context, options.context, Path(workspace.root), cwd),
+            policy=_policy(order.policy, options, cwd, policy),
+            requirements=Requirements((*order.requirements.required, *map(_requirement, options.require))),
+            config=_replace(_config(order.config, options), env=env),
+        )
+
+
+@contextmanager
+def told_without(env: Mapping[str, str]) -> Iterator[None]:
+    """Let errors out with no value of these variables in them: a name may hold one."""
+    try:
+        yield
+    except BackplaneError as error:
+        from backplane.redact import Redactor
+
+        Redactor(env.values()).error(error)
+        raise
 
 
 def _start(options: Options) -> WorkOrder:
@@ -147,7 +162,7 @@ def _requirement(text: str) -> Requirement:
     return Requirement(name, level if equals else "emulated")  # type: ignore[arg-type]  # one of `_LEVELS`
 
 
-def _config(config: RuntimeConfig, options: Options, environ: Mapping[str, str]) -> RuntimeConfig:
+def _config(config: RuntimeConfig, options: Options) -> RuntimeConfig:
     vendor = config.vendor
     for text in options.param:
         key, equals, value = text.partition("=")
@@ -168,7 +183,7 @@ def _config(config: RuntimeConfig, options: Options, environ: Mapping[str, str])
     return RuntimeConfig(
         model=options.model if options.model is not None else config.model,
         vendor=vendor,
-        env={**config.env, **_variables(options, environ)},
+        env=config.env,
         max_budget_usd=budget if budget is not None else config.max_budget_usd,
         max_turns=turns if turns is not None else config.max_turns,
     )

@@ -139,7 +139,7 @@ def _run(options: Options) -> int:
             "no backend is named and the configuration has no default_backend",
             hint=f"--backend NAME; ready here: {', '.join(ready_names(settings, environ)) or 'none'}",
         )
-    with ExitStack() as opened:
+    with ExitStack() as opened, order.told_without(work.config.env):
         receipt, patch = (
             opened.enter_context(closing(Copy(file, stdout_taken=options.json))) if file is not None else None
             for file in (options.receipt, options.patch)

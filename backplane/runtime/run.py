@@ -707,6 +707,8 @@ class Run:
         sealed = await anyio.to_thread.run_sync(functools.partial(self._seal, self.end))
         self.receipt, self.patch, self.end = sealed.receipt, sealed.patch, sealed.end
         self.error = self.error or sealed.error
+        if self.error is not None:
+            self.facts.redactor.error(self.error)
 
     def _seal(self, end: End) -> Sealed:
         # In a worker thread: what it needs was loaded by the preparation, or is loaded here.
