@@ -232,6 +232,9 @@ def test_a_wrong_word_is_called_what_it_is_called_where_it_is_typed(cli: Cli, wo
     assert said in done.stderr.decode()
 
 
+MEMORY_BYTES = 220 << 20
+"""Address space of a command: a third of it is Python and what it loads."""
+
 SECRET = "hunter2secret-value+99=="
 
 
@@ -266,6 +269,49 @@ def test_a_state_directory_that_is_a_file_is_said_to_be_none(cli: Cli, tmp_path:
         done = cli(*words, env={"BACKPLANE_HOME": str(tmp_path / "state")})
         assert fault(done) == "receipt_store_failed"
         assert b"BACKPLANE_HOME" in done.stderr
+
+
+def test_a_state_directory_whose_runs_are_a_file_is_told_so(cli: Cli, backplane_home: Path) -> None:
+    backplane_home.mkdir(exist_ok=True)
+    (backplane_home / "runs").touch()
+    done = cli("run", "true", "--backend", "shell")
+    assert done.returncode == 1
+    assert b"is no folder" in done.stderr
+    assert b"move away what lies there" in done.stderr
+    assert b"used before" not in done.stderr
+
+
+def test_what_is_translated_on_a_terminal_is_escaped_and_says_the_same(work: Path) -> None:
+    text = "hi \x9b31m \u202e \U000e0001 \x7f ä"
+    document = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    (work / "request.json").write_text(json.dumps(document))
+    master, slave = os.openpty()
+    command = [*PROGRAM, "translate", "--from", "openai", "--to", "openai", "request.json"]
+    done = subprocess.run(command, cwd=work, stdout=slave, stderr=subprocess.PIPE, timeout=WAIT_S, check=False)
+    os.close(slave)
+    said = os.read(master, 65536).decode()
+    os.close(master)
+    assert done.returncode == 0
+    assert not set("\x9b\u202e\U000e0001\x7f") & set(said)
+    assert json.loads(said)["messages"][0]["content"] == text
+    piped = subprocess.run(command, cwd=work, capture_output=True, timeout=WAIT_S, check=True).stdout
+    assert text.encode() in piped
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"), [(["validate"], "hole"), (["validate"], "device"), (["receipts", "verify"], "hole")]
+)
+def test_a_file_without_an_end_is_refused_in_little_memory(work: Path, words: list[str], kind: str) -> None:
+    name = "/dev/zero"
+    if kind == "hole":
+        name = "hole.json"
+        (work / name).touch()
+        os.truncate(work / name, 20 << 30)
+    limited = f"import resource, sys; resource.setrlimit(resource.RLIMIT_AS, ({MEMORY_BYTES}, {MEMORY_BYTES}));"
+    program = f"{limited} from backplane.__main__ import main; sys.argv[1:] = {[*words, name]!r}; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", program], cwd=work, capture_output=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 2, done.stderr
+    assert b"is over" in done.stderr
 
 
 def test_a_protocol_that_is_none_is_answered_with_those_there_are(cli: Cli, work: Path) -> None:

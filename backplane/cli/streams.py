@@ -11,6 +11,7 @@ import os
 import re
 import select
 import signal
+import stat
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -136,6 +137,17 @@ def write_bytes(data: bytes) -> None:
             raise gone(error) from error
 
 
+def write_json(data: bytes) -> None:
+    """Write JSON to stdout; on a terminal with what that would act on as escapes of JSON, which say the same."""
+    if os.isatty(STDOUT):
+        data = re.sub(_UNPRINTABLE, _escaped_in_json, data.decode()).encode()
+    write_bytes(data)
+
+
+def _escaped_in_json(match: re.Match[str]) -> str:
+    return "".join(f"\\u{unit:04x}" for unit in memoryview(match[0].encode("utf-16", "surrogatepass")[2:]).cast("H"))
+
+
 def gone(error: OSError) -> Exception:
     """What a failed write to stdout means."""
     if error.errno in (errno.EPIPE, errno.ECONNRESET):
@@ -179,11 +191,15 @@ def read_input(name: str, bytes_max: int = INPUT_BYTES_MAX) -> bytes:
     shown = source(name)
     try:
         with open(STDIN if name == "-" else name, "rb", closefd=name != "-") as file:
-            data = file.read(bytes_max + 1)
+            facts = os.fstat(file.fileno())
+            if stat.S_ISCHR(facts.st_mode):  # Some have no end.
+                bytes_max = min(bytes_max, INPUT_BYTES_MAX)
+            too_long = stat.S_ISREG(facts.st_mode) and facts.st_size > bytes_max
+            data = b"" if too_long else file.read(bytes_max + 1)
     except (OSError, ValueError) as fault:
         why = getattr(fault, "strerror", None) or fault
         raise ConfigError("config_invalid", f"{shown} cannot be read: {why}") from fault
-    if len(data) > bytes_max:
+    if too_long or len(data) > bytes_max:
         raise ConfigError("config_invalid", f"{shown} is over {bytes_max} bytes")
     return data
 

@@ -90,7 +90,7 @@ def _document(options: Options) -> Sequence[Any]:
         from backplane.dialects import translate
 
         done = translate(document, options.source, options.target, options.kind)
-    streams.write_bytes(msgspec.json.encode(done.value) + b"\n")
+    streams.write_json(msgspec.json.encode(done.value) + b"\n")
     return done.losses
 
 
@@ -114,7 +114,7 @@ def _stream(options: Options) -> Sequence[Any]:
 
     def put(chunks: list[Any]) -> None:
         for chunk in chunks:
-            streams.write_bytes(written(chunk))
+            streams.write_json(written(chunk))
 
     for data in _pieces(options.file):
         for chunk in reader.feed(data):

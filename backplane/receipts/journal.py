@@ -94,7 +94,10 @@ class Journal:
         # who died at this point has left behind.
         building = runs / f".{run_id}.{os.urandom(4).hex()}.new"
         with _disk(f"the journal of run {run_id}"):
-            runs.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            try:
+                runs.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            except FileExistsError:
+                raise NotADirectoryError(errno.ENOTDIR, f"{runs} is no folder") from None
             building.mkdir(mode=FOLDER_MODE)
             head_fd = trace_fd = -1
             try:
@@ -292,6 +295,7 @@ _HINTS: Final = {
     "EROFS": "point the state directory to a writable disk",
     "EACCES": "give this user the state directory",
     "ENOTEMPTY": "this run id was used before; take a new one",
+    "ENOTDIR": "move away what lies there, or point the state directory to another folder",
     "EEXIST": "this run id was used before; take a new one",
 }
 
