@@ -262,6 +262,7 @@ OUTSIDE = (
 HOOK = OUTSIDE.replace("../out.txt", ".git/hooks/pre-commit")
 THROUGH = OUTSIDE.replace("../out.txt", "gate/out.txt")
 GOOD = OUTSIDE.replace("../out.txt", "fresh.txt")
+SUBMODULE = GOOD.replace("100644", "160000").replace("+x\n", f"+Subproject commit {'1' * 40}\n")
 
 
 @pytest.mark.parametrize("way", ["inline", "chunks"])
@@ -275,8 +276,9 @@ GOOD = OUTSIDE.replace("../out.txt", "fresh.txt")
         (HOOK, "", 0, "execution_workspace_error"),
         (THROUGH, "", 0, "execution_workspace_error"),
         ("nonsense", "", 0, "execution_workspace_error"),
+        (SUBMODULE, "", 0, "execution_workspace_error"),
     ],
-    ids=["good", "other hash", "wrong order", "leaves the root", "a hook", "through a link", "no patch"],
+    ids=["good", "other hash", "wrong order", "leaves the root", "a hook", "through a link", "no patch", "a submodule"],
 )
 def test_a_patch_from_there_is_not_believed(
     backplane_home: Path, root: Path, tmp_path: Path, way: str, diff: str, salt: str, seq: int, code: str | None
