@@ -338,7 +338,11 @@ class Server:
         while not self._validations.acquire(blocking=False):
             await anyio.sleep(VALIDATION_POLL_S)
         # Python waits for the threads of anyio at its end, whatever became of their work.
-        threading.Thread(target=work, name="validate", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="validate", daemon=True).start()
+        except RuntimeError:  # No thread can be had.
+            self._validations.release()
+            raise
         await over.wait()
         (answer,) = answers
         if isinstance(answer, Exception):
