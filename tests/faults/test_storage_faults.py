@@ -290,8 +290,13 @@ final(); rest()
     ended = subprocess.run(
         [*PROGRAM, *words], env=ground.environ(**OFF), cwd=ground.work, capture_output=True, timeout=60, check=False
     )
-    assert (ended.returncode, ended.stderr.partition(b":")[0]) == (1, b"receipt_store_failed")
-    assert ended.stderr.splitlines()[1].endswith(b" or stdout where the store could not take it either")
+    why, hint, about_copy, copy_hint = ended.stderr.splitlines()
+    assert ended.returncode == 1
+    assert why.startswith(b"receipt_store_failed: " + os.fsencode(ground.home / "runs"))
+    assert b"ulimit -f" in hint
+    assert about_copy.startswith(b"receipt_store_failed: ")
+    assert os.fsencode(ground.folder / "copy") in about_copy
+    assert copy_hint.endswith(b" or stdout where the store could not take it either")
     assert ground.rows() == []
     told = json.loads(ended.stdout.splitlines()[-1])
     assert (told["receipt"] if json_wanted else told)["receipt_sha256"]
