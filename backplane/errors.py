@@ -78,7 +78,10 @@ CODES: Final[dict[str, CodeFacts]] = {
     "capability_emulation_failed": CodeFacts("A missing ability could not be supplied.", "control", 1),
     "policy_denied": CodeFacts("The policy forbids it, or a limit of the order was reached.", "caller", 4),
     "policy_invalid": CodeFacts(
-        "The policy cannot be read or is too costly to decide.", "caller", 4, "invalid_request"
+        "The policy cannot be read or is too costly to decide, or a name in the order is misspelt.",
+        "caller",
+        4,
+        "invalid_request",
     ),
     "workspace_init_failed": CodeFacts("The workspace of the order does not exist or cannot be opened.", "caller", 1),
     "workspace_staging_failed": CodeFacts("The workspace could not be copied.", "machine", 1),

@@ -6,6 +6,7 @@ the run's end is told to whoever decides it. Nothing here reads from the child.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -108,7 +109,9 @@ class Intake:
         """Pings that wait for their answer."""
         self.hooks: Hooks | None = None
         """Who is asked after the policy and before anybody else; None for nobody."""
-        self.checkpoints = RunCheckpoints(False, now, self._report, self._keep_checkpoints)
+        self.checkpoints = RunCheckpoints(
+            False, now, functools.partial(self.report, "checkpoint"), self._keep_checkpoints
+        )
         self.on_patch: Callable[[wire.Patch], None] | None = None
         """Takes the chunks of a patch from another machine; None where none was asked for."""
         self._splits = Splits(facts.redactor) if facts.redactor.forms else None
@@ -194,9 +197,10 @@ class Intake:
         if passed_over is not None:
             self._decide("failed", passed_over)
 
-    def _report(self, body: dict[str, Json], message: str) -> None:
+    def report(self, name: str, body: Json, message: str) -> None:
+        """Put a warning of our own, with `body` in `ext[name]`, into the run's events."""
         if not self.over.is_set():
-            self._hand_on([self._add("checkpoint", body, message)])
+            self._hand_on([self._add(name, body, message)])
 
     def _keep_checkpoints(self, told: dict[str, Json]) -> None:
         self._facts.added["checkpoints"] = self._facts.clean_json(told)

@@ -316,7 +316,12 @@ class Server:
             raise ConfigError("config_invalid", fact, hint="use the command `backplane validate`")
         found = await self._found(data)
         shown = [
-            {"pointer": one.pointer, "message": one.message, **({"line": one.line} if one.line is not None else {})}
+            {
+                "pointer": one.pointer,
+                "message": one.message,
+                **({"line": one.line} if one.line is not None else {}),
+                **({"note": True} if one.note else {}),
+            }
             for one in found.findings[:FINDINGS_MAX]
         ]
         omitted = found.omitted + len(found.findings) - len(shown)

@@ -18,6 +18,7 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall
+from backplane.contract.unheard import nearest_name
 from backplane.contract.work import PolicyProfile
 from backplane.errors import PolicyError
 from backplane.globs import Globs, compile_globs
@@ -121,6 +122,10 @@ class Connect(msgspec.Struct, frozen=True):
 
 
 Action = ToolUse | ReadPath | WritePath | Connect
+
+_PATTERN: Final = re.compile(r"[*?\[\]{}\\]")
+_MEANT: Final = dict.fromkeys(("shell", "sh", "terminal", "exec", "command", "run_command", "cmd"), "bash")
+"""What people call a tool whose name here is not alike."""
 
 _NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -378,6 +383,17 @@ def compile_policy(profile: PolicyProfile, *, defaults: bool = True) -> Policy:
         PolicyError: `policy_invalid`, for a pattern that cannot be read or costs too much to match.
     """
     return Policy(PROFILES["default"] if defaults and profile == PolicyProfile() else profile)
+
+
+def unknown_tools(profile: PolicyProfile) -> dict[str, str | None]:
+    """Return the tool names of a policy that are not known here, each with the known one it is most like.
+
+    Patterns and tools of MCP servers are passed over: what they will meet is not known before the run.
+    """
+    known = {*TOOLS, *SPELLINGS}
+    named = (*profile.allowed_tools, *profile.disallowed_tools, *profile.require_approval_for)
+    plain = {name for name in named if not _PATTERN.search(name) and not name.startswith("mcp__")}
+    return {name: _MEANT.get(name.lower()) or nearest_name(name, known) for name in sorted(plain - known)}
 
 
 def _globs(profile: PolicyProfile, name: str) -> Globs | None:

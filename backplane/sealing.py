@@ -20,7 +20,7 @@ from backplane.contract.receipt import Artifact, Receipt
 from backplane.errors import BackplaneError, PolicyError, StoreError, WorkspaceError
 from backplane.keeper import Keeper
 from backplane.receipts.journal import Journal, applied_fact
-from backplane.receipts.pieces import canonical_parts, seal, unheard_names
+from backplane.receipts.pieces import canonical_parts, seal, unheard_facts
 from backplane.receipts.trace import Trace
 from backplane.record import OWN_LINES_MAX, End, Facts
 from backplane.workspace import Patch, Workspace, apply_patch
@@ -64,7 +64,7 @@ def seal_run(
     """
     patch: Patch | None = None
     error: BackplaneError | None = None
-    added = _unheard(facts)
+    added: dict[str, Json] = facts.clean_json(unheard_facts(facts.order.config.vendor))
     diff: str | None = None
     status: str | None = None
     try:
@@ -152,11 +152,6 @@ def lowered(end: End, error: BackplaneError) -> End:
     """A complete run whose result was lost or could not be applied is a partial one."""
     reason = "partial" if end.reason == "complete" else end.reason
     return msgspec.structs.replace(end, reason=reason, code=end.code or error.code)
-
-
-def _unheard(facts: Facts) -> dict[str, Json]:
-    told = facts.clean_json(unheard_names(facts.order.config.vendor))
-    return {"unheard": told} if told else {}
 
 
 def _is_applied(facts: Facts, workspace: Workspace, patch: Patch, end: End) -> bool:

@@ -21,7 +21,7 @@ from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, Failed
 from backplane.contract.receipt import Receipt, read_receipt, receipt_hash, verify_bytes
-from backplane.contract.work import unheard
+from backplane.contract.unheard import Unheard, is_lenient, unheard_settings, unknown_members
 
 BYTES_MAX: Final = 256 * 1024 * 1024
 """Largest document looked at: receipts of a million events stay below it, memory as well."""
@@ -45,6 +45,9 @@ class Finding(msgspec.Struct, frozen=True):
     line: int | None = None
     """Line of a transcript or of unreadable text, from 1."""
 
+    note: bool = False
+    """Worth knowing, and no fault: the document is valid all the same."""
+
 
 class Findings(msgspec.Struct, frozen=True):
     """What a document is and what is wrong with it."""
@@ -59,7 +62,7 @@ class Findings(msgspec.Struct, frozen=True):
 
     @property
     def valid(self) -> bool:
-        return not self.findings
+        return all(finding.note for finding in self.findings)
 
 
 def validate(data: bytes, name: str) -> Findings:
@@ -319,14 +322,20 @@ def _wrong_type(value: Json, shape: Any, place: str) -> list[Finding]:
 
 
 def _unheard(value: Json, kind: str) -> Iterator[Finding]:
-    """Settings of an order that stand where ours do and are none of them."""
-    path = {"work_order": (), "envelope_run": ("work_order",)}.get(kind)
-    if path is None:
+    """Members and settings of an order that are not known here: those it is refused for, and those without effect."""
+    place = {"work_order": "", "envelope_run": "/work_order"}.get(kind)
+    if place is None:
         return
-    order = value["work_order"] if path else value
-    for keys in unheard(order.get("config", {}).get("vendor", {})):
-        fact = "no setting of the backplane's; it would be ignored silently unless the host knows it"
-        yield Finding(_pointer((*path, "config", "vendor", *keys)), fact)
+    order = value["work_order"] if place else value
+    vendor = order.get("config", {}).get("vendor", {})
+    for one in [*(one for one, _ in unknown_members(order)), *unheard_settings(vendor)]:
+        refused = one.refused and not is_lenient(vendor)
+        yield Finding(place + one.pointer, _why_unheard(one, refused), note=not refused)
+
+
+def _why_unheard(one: Unheard, refused: bool) -> str:
+    effect = "an order with it is refused" if refused else "without effect unless the host knows it"
+    return f"not known here, {effect}" + (f"; {one.nearest!r} may be meant" if one.nearest else "")
 
 
 def _is_form(message: str) -> bool:

@@ -841,7 +841,7 @@ def test_an_order_comes_from_stdin_and_options_go_over_it(cli: Cli, backplane_ho
     )  # fmt: skip
     assert done.returncode == 0, done
     assert b"I was asked: do it" in done.stdout
-    assert b"\nno settings of the backplane's: abp.x, abp.y\n" in done.stdout
+    assert b"\nwithout effect in the order: /config/vendor/abp/x, /config/vendor/abp/y\n" in done.stdout
     (row,) = rows(backplane_home)
     head = (backplane_home / "runs" / row.run_id / "head.jsonl").read_bytes()
     kept = json.loads(head.splitlines()[0])["order"]

@@ -29,6 +29,7 @@ from backplane.contract.capability import (
     restricted,
 )
 from backplane.contract.receipt import CONTRACT_VERSION, Receipt, read_receipt, receipt_hash, verify_bytes
+from backplane.contract.unheard import UNHEARD
 from backplane.contract.work import SETTINGS, PolicyProfile, WorkOrder
 
 TS = "2025-01-15T12:00:00Z"
@@ -572,7 +573,7 @@ def test_our_own_settings_are_those_that_orders_are_asked_for() -> None:
     root = Path(__file__).parent.parent
     files = [*(root / "backplane").rglob("*.py"), *(root / "hosts").glob("*.py")]
     asked = {name for file in files for name in re.findall(r'\babp\("(\w+)"', file.read_text(encoding="utf-8"))}
-    assert asked == SETTINGS
+    assert asked | {UNHEARD} == SETTINGS
 
 
 LEVELS: list[tuple[Any, Level | None]] = [

@@ -664,6 +664,8 @@ def test_a_message_from_the_wrong_side_is_unexpected(t: str, speaker: str) -> No
         ({"t": "pong", "seq": "x"}, "contract_schema_violation"),
         ({"t": "ask", "ref_id": "r1", "id": "a", "kind": "wish"}, "contract_schema_violation"),
         ({"t": "ask", "ref_id": "r1", "kind": "tool"}, "contract_schema_violation"),
+        ({"t": "ask", "ref_id": "r1", "id": "a", "kind": "tool"}, "contract_schema_violation"),
+        ({"t": "ask", "ref_id": "r1", "id": "a", "kind": "patch", "diff": ""}, "contract_schema_violation"),
     ],
 )
 def test_a_known_message_of_the_wrong_shape_has_its_code(message: dict[str, Any], code: str) -> None:
@@ -794,10 +796,10 @@ def test_a_host_says_things_in_order_and_only_of_open_runs() -> None:
     with pytest.raises(ProtocolError):
         end.send(wire.Event(ref_id="r1", event=told))
     with pytest.raises(ProtocolError):
-        host(extensions=()).send(wire.Ask(ref_id="r1", id="a", kind="tool"))
+        host(extensions=()).send(wire.Ask(ref_id="r1", id="a", kind="tool", name="bash"))
     end = host()
     final = wire.Final(ref_id="r1", receipt=RECEIPT)
-    assert end.send(wire.Ask(ref_id="r1", id="a", kind="tool"))
+    assert end.send(wire.Ask(ref_id="r1", id="a", kind="tool", name="bash"))
     assert end.send(final)
     with pytest.raises(ProtocolError):
         end.send(final)

@@ -109,7 +109,7 @@ def test_a_patch_that_is_no_text_is_named_by_its_hash(original: Path) -> None:
 def test_a_setting_that_nobody_heard_is_named(original: Path) -> None:
     config = RuntimeConfig(vendor={"abp": {"isolat-1": 1, "mode": "mapped"}, "abp.fast": 1}, env={"A": "isolat-1"})
     run = run_with(lambda root: None, original, config)
-    assert receipt_of(run).backplane["unheard"] == ["abp.[redacted]", "abp.fast"]
+    assert receipt_of(run).backplane["unheard"] == ["/config/vendor/abp/[redacted]", "/config/vendor/abp.fast"]
     assert "unheard" not in receipt_of(run_with(lambda root: None, original)).backplane
 
 

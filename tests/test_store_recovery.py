@@ -204,7 +204,10 @@ def test_an_interrupted_receipt_names_settings_that_nobody_knows_as_every_other_
     run_id = cut_off(store.home)
     vendor = {"abp": {"bakcend": "x", "backend": "y"}, "abp.nosuch": 1, "claude": {}}
     retold(store, run_id, lambda order: order["order"]["config"].update(vendor=vendor))
-    assert interrupted(store, run_id).backplane["unheard"] == ["abp.bakcend", "abp.nosuch"]
+    assert interrupted(store, run_id).backplane["unheard"] == [
+        "/config/vendor/abp/bakcend",
+        "/config/vendor/abp.nosuch",
+    ]
     assert "unheard" not in interrupted(store, cut_off(store.home)).backplane
 
 

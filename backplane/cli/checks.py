@@ -57,13 +57,14 @@ def _validate(options: Options) -> int:
         refused = _refused_options(data, shown) if found.valid and found.kind == "configuration" else []
         if found.valid and not refused:
             streams.write(f"{shown}: {found.kind}, valid\n")
-            continue
-        wrong += 1
+        else:
+            wrong += 1
         for line in refused:
             streams.write(f"{shown}: configuration: {streams.one_line(line)}\n")
         for finding in found.findings:
             line = f"line {finding.line}: " if finding.line is not None else ""
             place = f"{streams.one_line(finding.pointer)}: " if finding.pointer else ""
+            place = f"note: {place}" if finding.note else place
             streams.write(f"{shown}: {found.kind}: {line}{place}{streams.one_line(finding.message)}\n")
         if found.omitted:
             streams.write(f"{shown}: {found.omitted} more\n")

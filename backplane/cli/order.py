@@ -15,6 +15,7 @@ from backplane.cli.parser import Options
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement, Requirements
+from backplane.contract.unheard import read_work_order
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError, ConfigError
 from backplane.policy import PROFILES, parse_policy
@@ -71,13 +72,13 @@ def _start(options: Options) -> WorkOrder:
     if (options.task is None) == (options.order is None):
         raise ConfigError("config_invalid", "give a TASK or --order FILE, one of the two", hint="backplane run --help")
     if options.order is not None:
-        return read_order(streams.read_input(options.order), streams.source(options.order))
+        return read_order(streams.read_input(options.order), streams.source(options.order), lenient=options.lenient)
     if not options.task.strip():
         raise ConfigError("config_invalid", "the task is empty", hint="say in words what to do")
     return _shaped({"task": options.task}, "the task")
 
 
-def read_order(data: bytes, source: str) -> WorkOrder:
+def read_order(data: bytes, source: str, *, lenient: bool = False) -> WorkOrder:
     """Read a work order at our own door: only `task` is required, a key may not stand twice.
 
     Raises:
@@ -90,14 +91,14 @@ def read_order(data: bytes, source: str) -> WorkOrder:
         raise ConfigError("config_invalid", f"{source} is not strict JSON: {error}") from error
     if doubled is not None:
         raise ConfigError("config_invalid", f"{source}: the key {doubled!r} stands twice in one object")
-    return _shaped(value, source)
+    return _shaped(value, source, lenient=lenient)
 
 
-def _shaped(value: Json, source: str) -> WorkOrder:
+def _shaped(value: Json, source: str, *, lenient: bool = False) -> WorkOrder:
     try:
         # Words of a command line that are no text (lone surrogates) are found by writing them.
         canonical.encode(value)
-        return msgspec.convert(value, WorkOrder)
+        return read_work_order(value, lenient=lenient)
     except ValueError as error:
         raise ConfigError(
             "config_invalid", f"{source} is no work order: {error}", hint="see `backplane schema work_order`"
@@ -171,6 +172,8 @@ def _config(config: RuntimeConfig, options: Options) -> RuntimeConfig:
         vendor = _nested(vendor, key.split("."), _parameter(value), text)
     if options.isolation is not None:
         vendor = _nested(vendor, ["abp", "isolation"], options.isolation, "--isolation")
+    if options.lenient:
+        vendor = _nested(vendor, ["abp", "lenient"], True, "--lenient")
     if options.checkpoints:
         vendor = _nested(vendor, ["abp", "checkpoints"], "auto", "--checkpoints")
     if options.model is not None and not options.model.strip():

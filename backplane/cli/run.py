@@ -70,6 +70,7 @@ def _add_permissions(made: Parser) -> None:
     add("--policy", metavar="FILE", help="policy as JSON, or `default` or `strict`, which are shipped")
     add("--allow-tool", metavar="T", action="append", default=[], help="only these tools")
     add("--deny-tool", metavar="T", action="append", default=[], help="not these tools")
+    add("--lenient", action="store_true", help="take a stranger's order though some of its members are unknown")
     add("--isolation", choices=("required", "best_effort", "off"), help="keep it inside its workspace (best_effort)")
     add("--on-ask", choices=("deny", "allow", "prompt"), help="its questions (prompt on a terminal, else deny)")
     add(

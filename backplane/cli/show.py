@@ -224,7 +224,7 @@ def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
     lines += [f"{look.dress('red', 'policy not kept:')} {one_line(row)}" for row in _violations(receipt)]
     unheard = receipt.backplane.get("unheard")
     if isinstance(unheard, list) and unheard:
-        lines.append(f"no settings of the backplane's: {one_line(', '.join(map(str, unheard)))}")
+        lines.append(f"without effect in the order: {one_line(', '.join(map(str, unheard)))}")
     if patch is not None and patch.is_file() and patch.stat().st_size:
         lines.append(f"patch {one_line(patch)}  (backplane apply {receipt.meta.run_id[:8]})")
     return "\n".join(lines) + "\n"

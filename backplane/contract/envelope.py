@@ -89,6 +89,13 @@ ASK_ID_CHARS_MAX: typing.Final = 8192
 """Longest id of an ask: it comes back in the answer, which must fit a line; ids of agents have some 40."""
 
 AskKind = Literal["tool", "patch", "input", "result"]
+ASK_MEMBERS: typing.Final[dict[str, tuple[str, ...]]] = {
+    "tool": ("name",),
+    "patch": ("files",),
+    "input": ("question",),
+    "result": ("name",),
+}
+"""What an ask has to have to be decided at all: without it no rule could be held against it."""
 
 
 class Ask(_Envelope, frozen=True, kw_only=True, gc=False, tag="ask"):
@@ -112,6 +119,11 @@ class Ask(_Envelope, frozen=True, kw_only=True, gc=False, tag="ask"):
     schema: Json | msgspec.UnsetType = msgspec.UNSET
     output: Json | msgspec.UnsetType = msgspec.UNSET
     is_error: bool | msgspec.UnsetType = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        missing = [name for name in ASK_MEMBERS[self.kind] if getattr(self, name) is msgspec.UNSET]
+        if missing:
+            raise ValueError(f"an ask of kind `{self.kind}` without `{'`, `'.join(missing)}`")
 
 
 class Answer(_Envelope, frozen=True, kw_only=True, gc=False, tag="answer"):

@@ -6,7 +6,6 @@ At our own doors only `task` is required; to a host an order is always written w
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -56,20 +55,20 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
     """Free-form settings; ours live under the key `abp`."""
     env: dict[str, str] = {}
     """Environment of the agent. Values are secrets: they are stored as names only."""
-    max_budget_usd: float | None = None
+    max_budget_usd: Annotated[float, msgspec.Meta(ge=0)] | None = None
     max_turns: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] | None = None
 
 
 SETTINGS: Final = frozenset(
-    {"backend", "checkpoints", "enforcement", "hooks", "isolation", "mcp_servers", "mode", "output_schema"}
-    | {"remote_root", "seccomp", "session"}
+    {"backend", "checkpoints", "enforcement", "hooks", "isolation", "lenient", "mcp_servers", "mode", "output_schema"}
+    | {"remote_root", "seccomp", "session", "unheard"}
 )
 """Ours under `config.vendor.abp`: what `WorkOrder.abp` is asked for."""
 OTHERS_SETTINGS: Final = frozenset(
     {"client_mode", "client_persist", "client_session_key", "client_timeout_ms"}
     | {"dialect", "request", "source_dialect"}
 )
-"""Of the public implementation, in the same place; no mistake there."""
+"""Of the public implementation, in the same place: no mistake there, as hosts of its may heed them."""
 
 
 class WorkOrder(msgspec.Struct, frozen=True):
@@ -97,16 +96,3 @@ class WorkOrder(msgspec.Struct, frozen=True):
         if isinstance(nested, dict) and name in nested:
             return nested[name]
         return self.config.vendor.get(f"abp.{name}", default)
-
-
-def unheard(vendor: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Keys of settings in the place of ours that none of ours are: a host may know them, or they are misspelt."""
-    known, nested = SETTINGS | OTHERS_SETTINGS, vendor.get("abp", {})
-    if not isinstance(nested, dict):
-        yield ("abp",)
-    for name in sorted(nested if isinstance(nested, dict) else ()):
-        if name not in known:
-            yield ("abp", name)
-    for name in sorted(vendor):
-        if name.startswith("abp.") and name[4:] not in known:
-            yield (name,)

@@ -11,7 +11,8 @@ from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import CONTRACT_VERSION
-from backplane.errors import ProtocolError
+from backplane.contract.unheard import heard
+from backplane.errors import PolicyError, ProtocolError
 from backplane.protocol.lines import EVIDENCE_BYTES
 
 Sender = Literal["control", "host"]
@@ -164,12 +165,16 @@ encode_line: Final = msgspec.json.Encoder().encode
 
 def convert(t: str, value: dict[str, Any], line: bytes) -> Received:
     shape = MESSAGES[t][0]
+    ref_id = text_or_none(value.get("id" if t == "run" else "ref_id"))
     try:
+        if t == "run" and "work_order" in value:
+            value = {**value, "work_order": heard(value["work_order"])}
         message: Received = msgspec.convert(value, shape)
         return message
+    except PolicyError as error:
+        return Broken(error.code, f"{error.message} ({error.hint})", line[:EVIDENCE_BYTES], ref_id)
     except ValueError as error:
         code = WRONG_SHAPE.get(t, "contract_schema_violation")
-        ref_id = text_or_none(value.get("id" if t == "run" else "ref_id"))
         return Broken(code, f"{t} has the wrong shape: {error}", line[:EVIDENCE_BYTES], ref_id)
 
 

@@ -14,13 +14,14 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract import canonical
+from backplane.contract.canonical import Json
 from backplane.contract.receipt import Receipt
-from backplane.contract.work import unheard
+from backplane.contract.unheard import is_lenient, unheard_pointers
 from backplane.receipts.trace import Trace, trace_chunks
 from backplane.record import NAMES_MAX
 
 NAME_CHARS_MAX: Final = 200
-"""Of a setting that is none of ours."""
+"""Longest pointer of an unknown member that is listed."""
 
 _BEFORE_TRACE: Final = ("artifacts", "backend", "capabilities", "meta", "mode", "outcome", "receipt_sha256")
 _AFTER_TRACE: Final = ("usage", "usage_raw", "verification")
@@ -82,5 +83,11 @@ def with_trace(body: bytes, trace: Trace) -> Receipt:
 
 
 def unheard_names(vendor: Mapping[str, Any]) -> list[str]:
-    """Settings of an order that were for us by their place, and had no effect."""
-    return [".".join(keys)[:NAME_CHARS_MAX] for keys in islice(unheard(vendor), NAMES_MAX)]
+    """Return the JSON pointers of what in an order had no effect, as many as a receipt lists."""
+    return [pointer[:NAME_CHARS_MAX] for pointer in islice(unheard_pointers(vendor), NAMES_MAX)]
+
+
+def unheard_facts(vendor: Mapping[str, Any]) -> dict[str, Json]:
+    """Return what a receipt says of an order's unknown members: `unheard`, and `lenient` where it was taken so."""
+    names, lenient = unheard_names(vendor), is_lenient(vendor)
+    return {**({"unheard": names} if names else {}), **({"lenient": True} if lenient else {})}

@@ -38,7 +38,7 @@ from backplane.receipts.journal import (
     disk_error,
     read_facts,
 )
-from backplane.receipts.pieces import is_intact, seal, unheard_names, with_trace
+from backplane.receipts.pieces import is_intact, seal, unheard_facts, with_trace
 from backplane.receipts.rows import Row
 from backplane.receipts.trace import Trace
 from backplane.record import Folded, fold
@@ -209,8 +209,7 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
         added["capabilities"] = manifest.unknown
     # As it was journalled: without the run's secrets already.
     vendor = _object(_object(_object(order.get("order")).get("config")).get("vendor"))
-    if names := unheard_names(vendor):
-        added["unheard"] = names
+    added |= unheard_facts(vendor)
     if held := _object(_fact(orphan, "held").get("enforcement")):
         added["enforcement"] = held
     if applied := _fact(orphan, "applied"):

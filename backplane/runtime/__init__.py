@@ -142,9 +142,9 @@ class ControlPlane:
 
 
 def _check_sayable(order: WorkOrder) -> None:
-    """Refuse what no host could be told and no receipt could hold: names of files that are no UTF-8, odd objects."""
+    """Refuse what no host would take: file names that are no UTF-8, members of a wrong type."""
     try:
-        msgspec.json.encode(order)
+        msgspec.json.decode(msgspec.json.encode(order), type=WorkOrder)
     except (TypeError, ValueError) as error:
-        fact = f"the order cannot be said in JSON: {error}"
-        raise ConfigError("config_invalid", fact, hint="UTF-8 text and plain values alone") from error
+        fact = f"the order is none of the contract's: {error}"
+        raise ConfigError("config_invalid", fact, hint="see `backplane schema work_order`") from error

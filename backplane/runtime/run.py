@@ -29,6 +29,7 @@ from backplane.contract import envelope as wire
 from backplane.contract.capability import read_manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import BackendIdentity, Receipt
+from backplane.contract.unheard import check_settings
 from backplane.contract.work import Mode, WorkOrder
 from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, from_code
 from backplane.hooks import Hook, Hooks, above, configured
@@ -36,10 +37,11 @@ from backplane.in_order import OwnTask, in_order
 from backplane.intake import Intake, OnAsk, now
 from backplane.once import Once
 from backplane.outbox import Outbox
-from backplane.policy import compile_policy
+from backplane.policy import compile_policy, unknown_tools
 from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd
 from backplane.readable import Readable
+from backplane.receipts.pieces import unheard_names
 from backplane.record import End, Facts
 from backplane.redact import NO_SECRETS, Redactor
 from backplane.runtime.deadlines import LOOK_S, Deadlines
@@ -335,6 +337,7 @@ class Run:
     def _admit(self, given: Sequence[Hook]) -> bool:
         """Everything that can be decided without starting anything; False when the run is refused."""
         try:
+            check_settings(self.order)
             self.facts.policy = compile_policy(self.order.policy)
             terms = self._terms = self._attach(given)
             kept = self._plane.keeper.kept_manifest(self._backend.key)
@@ -460,6 +463,16 @@ class Run:
         self._say(self._line.send(wire.Run(id=self.id, work_order=order, extensions=extensions)))
         self._sent = True
         self._deadlines.restart()
+        self._report_unheard()
+
+    def _report_unheard(self) -> None:
+        """Warn of the order's members that have no effect, and of tools in its policy that are not known here."""
+        if names := unheard_names(self.order.config.vendor):
+            self._intake.report("unheard", list(names), f"without effect in the order: {', '.join(names)}")
+        if tools := unknown_tools(self.order.policy):
+            shown = ", ".join(f"{name} ({near}?)" if near else name for name, near in tools.items())
+            fact = f"tools of the policy that are not known here: {shown}; each rule holds for exactly its name"
+            self._intake.report("unknown_tools", dict(tools), fact)
 
     def _send_away(self, remote: Remote, workspace: Workspace | None, folder: Path) -> None:
         """The order to another machine, and after it the workspace, if it travels."""

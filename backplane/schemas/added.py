@@ -51,7 +51,8 @@ BACKPLANE: Final[Json] = _object(
         violations={"type": "array"},
     ),
     losses={"description": "What a translation could not carry.", "type": "array"},
-    unheard={"description": "Settings under `config.vendor.abp` that the backplane does not know.", **_STRINGS},
+    unheard={"description": "JSON pointers of the order's members that had no effect.", **_STRINGS},
+    lenient={"description": "The order was taken although some of its members are unknown, as it says.", "const": True},
     route=_object("Which backend was chosen, and why the others lost."),
     cost=_object("What the run cost, and how that is known."),
     noise=_object(

@@ -9,6 +9,7 @@ from typing import Final
 
 from backplane.contract.canonical import INT_MAX, Json
 from backplane.contract.capability import CAPABILITIES
+from backplane.contract.envelope import ASK_MEMBERS
 from backplane.contract.events import EVENT_TYPES
 from backplane.contract.receipt import CONTRACT_VERSION
 from backplane.errors import CODES
@@ -58,6 +59,21 @@ FIELDS: Final[dict[tuple[str, str], Json]] = {
     ("Receipt", "capabilities"): _MANIFEST,
     ("Receipt", "receipt_sha256"): _SHA256,
     ("Hello", "capabilities"): _MANIFEST,
+    ("Hello", "backends"): {
+        "items": {
+            "type": "object",
+            "properties": {"id": {"type": "string"}, "ready": {"type": "boolean"}, "capabilities": _MANIFEST},
+            "required": ["id"],
+        }
+    },
+    ("Ask", "options"): {
+        "items": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "object", "properties": {"label": {"type": "string"}}, "required": ["label"]},
+            ]
+        }
+    },
     ("Hello", "contract_version"): {"pattern": r"^abp/v[0-9]+\.[0-9]+$"},
     ("Fatal", "error_code"): {"enum": [*CODES, None]},
     ("Failed", "error_code"): {"enum": [*CODES, None]},
@@ -70,7 +86,15 @@ FIELDS: Final[dict[tuple[str, str], Json]] = {
 }
 """What a member's Python type does not say."""
 
-RULES: Final[dict[str, Json]] = {"BackendSettings": {"oneOf": [{"required": ["command"]}, {"required": ["host"]}]}}
+RULES: Final[dict[str, Json]] = {
+    "BackendSettings": {"oneOf": [{"required": ["command"]}, {"required": ["host"]}]},
+    "Ask": {
+        "allOf": [
+            {"if": {"properties": {"kind": {"const": kind}}}, "then": {"required": list(names)}}
+            for kind, names in ASK_MEMBERS.items()
+        ]
+    },
+}
 """What holds between the members of one struct."""
 
 FIELDS_WRITTEN: Final[dict[tuple[str, str], Json]] = {

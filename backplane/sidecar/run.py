@@ -34,6 +34,7 @@ from backplane.contract.receipt import (
     Usage,
     Verification,
 )
+from backplane.contract.unheard import check_settings
 from backplane.contract.work import WorkOrder
 
 if TYPE_CHECKING:  # Neither the hello nor what is begun early waits for them to be loaded.
@@ -115,6 +116,7 @@ class Given:
     def __init__(self, message: wire.Run) -> None:
         from backplane.policy import compile_policy
 
+        check_settings(message.work_order)
         self.id = message.id
         self.order: WorkOrder = message.work_order
         self.extensions = message.extensions

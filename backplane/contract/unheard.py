@@ -1,0 +1,228 @@
+"""Members of a work order that this version does not know: which are refused, which are kept and reported.
+
+The known names are read from the structs of `work`; there is no second list. A rule or a root under a misspelt
+name would not be in force, so an order with one is refused. Everything else that is unknown travels on below
+`config.vendor.abp.unheard`, by its JSON pointer, and stands in the receipt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.contract.capability import Requirement, Requirements
+from backplane.contract.work import (
+    OTHERS_SETTINGS,
+    SETTINGS,
+    ContextPacket,
+    PolicyProfile,
+    RuntimeConfig,
+    Snippet,
+    WorkOrder,
+    WorkspaceSpec,
+)
+from backplane.errors import PolicyError
+
+UNHEARD: Final = "unheard"
+"""The setting below `config.vendor.abp` that holds an order's unknown members, pointer → value."""
+
+_HINT_LIKENESS_MIN: Final = 0.5
+"""For a hint: a wrong one costs a look."""
+
+_MISSPELT_LIKENESS_MIN: Final = 0.8
+"""For a refusal: two letters of ten. Under it, a name is taken for one of another version or of a stranger."""
+
+
+class Unheard(msgspec.Struct, frozen=True):
+    """One unknown member."""
+
+    pointer: str
+    """JSON pointer (RFC 6901) into the order."""
+    nearest: str | None
+    """The known name it is most like; None when there is none."""
+    refused: bool
+    """Whether an order with it is refused, unless that is lenient."""
+
+    def __str__(self) -> str:
+        return f"{self.pointer} is no member of an order" + (f": {self.nearest}?" if self.nearest else "")
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """One struct of an order, and those below its members."""
+
+    shape: type[msgspec.Struct]
+    parts: Mapping[str, _Part] = {}
+    closed: bool = False
+    """Every unknown member is refused: it would have said what the agent may do, or where."""
+
+
+_ORDER: Final = _Part(
+    WorkOrder,
+    {
+        "workspace": _Part(WorkspaceSpec, closed=True),
+        "context": _Part(ContextPacket, {"snippets": _Part(Snippet)}),
+        "policy": _Part(PolicyProfile, closed=True),
+        "requirements": _Part(Requirements, {"required": _Part(Requirement, closed=True)}, closed=True),
+        "config": _Part(RuntimeConfig),
+    },
+)
+
+
+def read_work_order(value: Json, *, lenient: bool = False) -> WorkOrder:
+    """Read a work order from plain JSON; only `task` is required.
+
+    Args:
+        lenient: take an order with unknown members, also where it does not say so itself.
+
+    Raises:
+        PolicyError: `policy_invalid`, an unknown member of `policy`, `requirements` or `workspace`, or a misspelt one.
+        ValueError: it has the wrong shape.
+    """
+    return msgspec.convert(heard(value, lenient=lenient), WorkOrder)
+
+
+def heard(value: Json, *, lenient: bool = False) -> Json:
+    """Return an order with its unknown members below `config.vendor.abp.unheard`; the same object if it has none.
+
+    Raises:
+        PolicyError: see `read_work_order`.
+    """
+    found = dict(unknown_members(value))
+    if not found:
+        return value
+    config = value.get("config", {})
+    vendor = config.get("vendor", {}) if isinstance(config, dict) else None
+    if not isinstance(vendor, dict):
+        return value  # The shape is wrong, and whoever reads it says so.
+    if not lenient and not is_lenient(vendor):
+        refuse(found)
+    members = {one.pointer: member for one, member in found.items()}
+    own = vendor.get("abp", {})
+    if isinstance(own, dict):
+        before = own.get(UNHEARD)  # Of a control plane above, which knew as little.
+        members = {**before, **members} if isinstance(before, dict) else members
+        vendor = {**vendor, "abp": {**own, UNHEARD: members}}
+    else:
+        vendor = {**vendor, f"abp.{UNHEARD}": members}
+    return {**value, "config": {**config, "vendor": vendor}}
+
+
+def check_settings(order: WorkOrder) -> None:
+    """Refuse an order with a misspelt setting below `config.vendor.abp`.
+
+    Raises:
+        PolicyError: `policy_invalid`; also where `lenient` is neither true nor false.
+    """
+    vendor = order.config.vendor
+    lenient = order.abp("lenient", False)
+    if not isinstance(lenient, bool):
+        fact = "config.vendor.abp.lenient is neither true nor false"
+        raise PolicyError("policy_invalid", fact, hint="true takes an order with members that are not known here")
+    if not lenient:
+        refuse(unheard_settings(vendor))
+
+
+def is_lenient(vendor: Mapping[str, Any]) -> bool:
+    """Whether the order wants to be taken although some of its members are unknown."""
+    own = vendor.get("abp")
+    return (own.get("lenient") if isinstance(own, dict) else vendor.get("abp.lenient")) is True
+
+
+def refuse(found: Iterable[Unheard]) -> None:
+    """Raise for the unknown members that an order is refused for.
+
+    Raises:
+        PolicyError: `policy_invalid`.
+    """
+    refused = [one for one in found if one.refused]
+    if refused:
+        raise PolicyError(
+            "policy_invalid",
+            "; ".join(str(one)[:200] for one in refused[:3]),
+            hint="correct the name; a stranger's order is taken with --lenient (config.vendor.abp.lenient)",
+        )
+
+
+def unknown_members(order: Json) -> Iterator[tuple[Unheard, Json]]:
+    """Yield each unknown member of an order, with its value; what has the wrong shape is passed over."""
+    yield from _unknown(order, _ORDER, "")
+
+
+def unheard_settings(vendor: Mapping[str, Any]) -> Iterator[Unheard]:
+    """Yield each setting in the place of ours, below `abp` or as `abp.NAME`, that is none of ours."""
+    own = vendor.get("abp", {})
+    nested = own if isinstance(own, dict) else {}
+    if own is not nested:
+        yield Unheard("/config/vendor/abp", None, True)
+    flat = [name for name in vendor if name.startswith("abp.")]
+    given = {*nested, *(name.removeprefix("abp.") for name in flat)}
+    missing = sorted((SETTINGS | OTHERS_SETTINGS) - given)
+    for keys in [*(("abp", name) for name in sorted(nested)), *((name,) for name in sorted(flat))]:
+        name = keys[-1].removeprefix("abp.")
+        if name not in SETTINGS and name not in OTHERS_SETTINGS:
+            meant = misspelt(name, missing)
+            yield Unheard(_pointer("/config/vendor", *keys), meant, meant is not None)
+
+
+def unheard_pointers(vendor: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the JSON pointer of everything in an order that had no effect, as its receipt lists it."""
+    own = vendor.get("abp")
+    members = own.get(UNHEARD) if isinstance(own, dict) else vendor.get(f"abp.{UNHEARD}")
+    yield from members if isinstance(members, dict) else ()
+    yield from (one.pointer for one in unheard_settings(vendor))
+
+
+def _unknown(value: Json, part: _Part, pointer: str) -> Iterator[tuple[Unheard, Json]]:
+    if isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from _unknown(item, part, f"{pointer}/{place}")
+    if not isinstance(value, dict):
+        return
+    names = part.shape.__struct_fields__
+    for name, member in value.items():
+        if name in part.parts:
+            yield from _unknown(member, part.parts[name], _pointer(pointer, name))
+        elif name not in names:
+            meant = misspelt(name, [known for known in names if known not in value])
+            nearest = meant or (nearest_name(name, names) if part.closed else None)
+            yield Unheard(_pointer(pointer, name), nearest, part.closed or meant is not None), member
+
+
+def _pointer(start: str, *names: str) -> str:
+    return start + "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in names)
+
+
+def nearest_name(name: str, names: Collection[str], *, likeness_min: float = _HINT_LIKENESS_MIN) -> str | None:
+    """Return the name most like this one, whatever its case and its dashes; None when none is like it."""
+    import difflib  # Two milliseconds, for whoever made a mistake.
+
+    spelt = {_plain(known): known for known in names}
+    close = difflib.get_close_matches(_plain(name), spelt, n=1, cutoff=likeness_min)
+    return spelt[close[0]] if close else None
+
+
+def misspelt(name: str, names: Sequence[str]) -> str | None:
+    """Return the known name that this one is but for case, dashes and one letter (or two exchanged); None for none."""
+    nearest = nearest_name(name, names)
+    likely = names if nearest is None else [nearest, *names]
+    return next((known for known in likely if _is_misspelling(_plain(name), _plain(known))), None)
+
+
+def _is_misspelling(one: str, other: str) -> bool:
+    if nearest_name(one, (other,), likeness_min=_MISSPELT_LIKENESS_MIN):
+        return True
+    one, other = _without_same_start(one, other)
+    one, other = _without_same_start(one[::-1], other[::-1])
+    return max(len(one), len(other)) <= 1 or (len(one) == 2 and one == other[::-1])
+
+
+def _without_same_start(one: str, other: str) -> tuple[str, str]:
+    same = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[same:], other[same:]
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
