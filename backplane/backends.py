@@ -113,7 +113,13 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(repr([(word, *_stamp(word)) for word in self.argv]).encode()).hexdigest()
 
     def command(self, order: WorkOrder, environ: Mapping[str, str]) -> Command:
-        """What `open` starts."""
+        """What `open` starts; the folder for conversations is there then, as a sandbox shows only what it finds.
+
+        Raises:
+            BackendError: `backend_unavailable`, that folder cannot be made.
+        """
+        if agents.STATE in self.env and order.abp("session") is not None:
+            _make_folder(self.env[agents.STATE])
         return Command(argv=self.argv, env=child_environment(self.env, order.config.env, environ))
 
     def open(
@@ -125,12 +131,18 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
             opener: starts it in a cage; None starts it plainly.
         """
         command = self.command(order, environ)
-        if agents.STATE in self.env and order.abp("session") is not None:
-            Path(self.env[agents.STATE]).mkdir(mode=0o700, parents=True, exist_ok=True)
         stderr_bytes_max = (self.limits or Limits()).stderr_bytes_max
         if opener is not None:
             return opener(command, stderr_bytes_max)
         return open_child(command, guard=self.guard, stderr_bytes_max=stderr_bytes_max)
+
+
+def _make_folder(path: str) -> None:
+    try:
+        Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        fact = f"the folder for kept conversations cannot be made: {error}"
+        raise BackendError("backend_unavailable", fact, hint="BACKPLANE_HOME names another state folder") from error
 
 
 def _stamp(word: str) -> tuple[int, ...]:

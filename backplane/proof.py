@@ -153,6 +153,7 @@ class Trials:
         self.version: str | None = None
         self.manifest: dict[str, Any] | None = None
         self._runs = 0
+        self._home = folder / "home"
 
     def turns(self, ability: str, way: Way) -> list[Turn] | None:
         """What the model says; None where this agent has no such calls."""
@@ -173,13 +174,18 @@ class Trials:
         return _finding(ability, way.holds(seen), way.wanted, seen)
 
     async def _again(self, ability: str) -> Finding:
-        first = await self.run([Turn(text="noted")], {"session": {"keep": True}}, task=f"the word is {WORD}")
+        # As on a fresh machine: where it is kept is made by the first run, and the sandbox has to show it.
+        self._home = self.folder / f"home-{ability}"
+        keep = {"session": {"keep": True}}
+        first = await self.run([Turn(text="noted")], keep, task=f"the word is {WORD}", isolation="best_effort")
         ids = [event.body.get("id") for event in first.of(SessionNamed)]
         wanted = "a conversation that can be named again"
         if not ids:
             return _finding(ability, False, wanted, first)
         session = {CONVERSATIONS[ability]: ids[0]}
-        second = await self.run([Turn(text="yes")], {"session": session}, task="which word was it?")
+        second = await self.run(
+            [Turn(text="yes")], {"session": session}, task="which word was it?", isolation="best_effort"
+        )
         again = [event.body.get("id") for event in second.of(SessionNamed)]
         right = bool(again) and (again[0] == ids[0]) == (ability == "session_resume")
         return _finding(ability, right and WORD in second.last, "what was said before", second)
@@ -214,7 +220,7 @@ class Trials:
             backend = backends.find(self.name, self._settings(server.url, isolation), self._environ())
             async with api.start(
                 order, backend=backend, on_ask=answered, settings=self._settings(server.url, isolation),
-                home=self.folder / "home",
+                home=self._home,
             ) as run:  # fmt: skip
                 async for event in run:
                     seen.events.append(carried(event))
@@ -243,7 +249,7 @@ class Trials:
         return Settings(backends={self.name: mine}, limits=Limits(run_s=RUN_S), isolation=isolation)
 
     def _environ(self) -> dict[str, str]:
-        return {**self.environ, "BACKPLANE_HOME": str(self.folder / "home")}
+        return {**self.environ, "BACKPLANE_HOME": str(self._home)}
 
 
 def _turn(row: dict[str, Any]) -> Turn:
