@@ -364,6 +364,49 @@ def test_a_folder_that_we_cannot_list_and_the_agent_can_leaves_the_rules_to_the_
     assert (covered.complete, covered.options, covered.read_gap) == (False, (), masks.TOO_MANY)
 
 
+@pytest.mark.parametrize(
+    ("patterns", "unmatched"),
+    [
+        (("sub/**",), ()),
+        (("sub/b.txt",), ()),
+        (("sub/b.*",), ()),
+        (("sub",), ()),
+        (("{no,sub}/**",), ()),
+        (("sub/**", "sub/b.txt", "**/b.txt"), ("sub/b.txt", "**/b.txt")),
+        (("**",), ()),
+        (("**", "nowhere"), ()),
+        (("nowhere",), ("nowhere",)),
+        (("nowhere/**", "sub/**"), ("nowhere/**",)),
+        (("sub/c.txt",), ("sub/c.txt",)),
+        (("su",), ("su",)),
+        (("link",), ("link",)),
+    ],
+)
+def test_a_rule_that_named_nothing_at_the_start_is_held_by_no_mount(
+    tmp_path: Path, patterns: tuple[str, ...], unmatched: tuple[str, ...]
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.txt").touch()
+    (tmp_path / "link").symlink_to("sub")
+    assert masks.work_out(policy(deny_write=patterns), str(tmp_path), (), None).unmatched == unmatched
+
+
+async def test_a_rule_that_named_nothing_at_the_start_is_left_to_the_next_layer(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    closed = policy(deny_write=("keys/**", "nowhere"))
+    said, held = await ask(control(backplane_home), cell(tmp_path / "bin", 'write("keys/new")'), root, policy=closed)
+    assert said == "EROFS"
+    rows = {row["pattern"]: row["layer"] for row in held["rules"]}
+    assert (rows["keys/**"], rows["nowhere"]) == ("os", "audit")
+    demanding = order(root, policy=closed, config=abp(enforcement={"deny_write": "os"}))
+    async with control(backplane_home) as plane:
+        run, _ = await go(plane, demanding, cell(tmp_path / "bin", "1"))
+    assert run.error is not None
+    assert (run.error.code, run.error.facts.exit_code) == ("capability_unsupported", 4)
+    assert "'nowhere'" in run.error.message
+
+
 async def test_too_many_places_to_cover_are_left_to_the_next_layer(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, cast
 
 from backplane.config import Isolation
@@ -12,6 +12,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.work import PolicyProfile
 from backplane.errors import CapabilityError, PolicyError
 from backplane.policy import Layer as Holder
+from backplane.policy import Rule
 
 _HOLDERS: Final = ("audit", "vendor", "host", "os")
 _TOOLS: Final = frozenset({"allowed_tools", "disallowed_tools", "require_approval_for"})
@@ -93,20 +94,24 @@ def _says(layer: Layer) -> str:
     return f"{layer.name}: {layer.why}"
 
 
-def check_held(wanted: Demands, held: frozenset[str], profile: PolicyProfile) -> None:
+def check_held(wanted: Demands, held: Collection[Rule], profile: PolicyProfile) -> None:
     """Refuse, the cage worked out, a list whose rules turned out too many or too odd for it.
 
     Args:
-        held: lists whose rules the operating system holds.
+        held: rules that the operating system holds.
 
     Raises:
         CapabilityError: `capability_unsupported`.
     """
     names = [name for name, holder in wanted.items() if holder == "os" and getattr(profile, name, True)]
-    lost = sorted(set(names) - held)
+    lost = sorted(set(names) - {rule.name for rule in held})
     if lost:
         fact = f"{', '.join(lost)} held by 'os': too many places to cover in this workspace"
         raise CapabilityError("capability_unsupported", fact, hint="name whole folders, or exclude what is not needed")
+    absent = [pattern for pattern in profile.deny_write if Rule("deny_write", pattern) not in held]
+    if absent and "deny_write" in names:
+        fact = f"deny_write held by 'os': {absent[0]!r} names nothing that is there to cover"
+        raise CapabilityError("capability_unsupported", fact, hint="make it before the run, or demand 'audit'")
 
 
 def check_asks(wanted: Demands, extensions: tuple[str, ...]) -> None:

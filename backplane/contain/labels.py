@@ -62,7 +62,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
             rules[Rule("workspace")] = "; ".join(_write_gaps(self))
         if self.found.bubblewrap.usable and self.masks.complete:
             rules |= {Rule("deny_read", pattern): self.masks.read_gap for pattern in self.profile.deny_read}
-            rules |= {Rule("deny_write", pattern): self.masks.write_gap for pattern in self.profile.deny_write}
+            held = (pattern for pattern in self.profile.deny_write if pattern not in self.masks.unmatched)
+            rules |= {Rule("deny_write", pattern): self.masks.write_gap for pattern in held}
         if self.found.network.usable or self.port_only:
             for name in ("allow_network", "deny_network"):
                 for pattern in getattr(self.profile, name):

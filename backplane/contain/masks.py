@@ -6,6 +6,7 @@ at the start, and what nobody could know then is the gap, said in words.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from typing import Final
@@ -46,6 +47,8 @@ class Masks(msgspec.Struct, frozen=True):
     """For bubblewrap."""
     read_gap: str = ""
     write_gap: str = ""
+    unmatched: tuple[str, ...] = ()
+    """Patterns of `deny_write` that named nothing at the start, so that no mount holds them."""
     complete: bool = True
     """False when there was too much to cover: then no rule is held by these mounts."""
 
@@ -94,7 +97,26 @@ def work_out(profile: PolicyProfile, root: str, seen_elsewhere: tuple[str, ...],
         tuple(options),
         read_gap=f"{ELSEWHERE}; {LATER}{history}" if profile.deny_read else "",
         write_gap=LATER if profile.deny_write and not _whole(writes) else "",
+        unmatched=_unmatched(writes, root, [*hidden, *fixed]),
     )
+
+
+def _unmatched(writes: Globs, root: str, covered: list[str]) -> tuple[str, ...]:
+    """Return the patterns that name none of the covered paths."""
+    if root in covered:
+        return ()
+    paths = [path[len(root) + 1 :] for path in covered if _inside(path, root)]
+    return tuple(one for one in writes.patterns if not any(_names(_alone(one), path) for path in paths))
+
+
+@functools.lru_cache(maxsize=64)
+def _alone(pattern: str) -> Globs:
+    return compile_globs([pattern])
+
+
+def _names(globs: Globs, path: str) -> bool:
+    """Whether globs name a path, or everything in it."""
+    return globs.matches(path) is not None or globs.matches(f"{path}/{_PROBE}") is not None
 
 
 def _whole(globs: Globs) -> bool:

@@ -103,7 +103,7 @@ class Cell:
             grouped=self._group is not None,
             filtered=self._filtered,
         )
-        admit.check_held(self._demands, frozenset(rule.name for rule in held.gaps), self._policy.profile)
+        admit.check_held(self._demands, held.gaps, self._policy.profile)
         return held
 
     def open(
