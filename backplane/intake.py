@@ -35,6 +35,7 @@ from backplane.contract.events import (
     Warned,
     carried,
     carry,
+    is_passed_through,
     read_event,
 )
 from backplane.contract.receipt import read_receipt
@@ -104,6 +105,8 @@ class Intake:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._remembered: dict[str, Decision] = {}
         """Tool → what was decided about it for the rest of the run."""
+        self._expects_raw = facts.order.abp("mode") == "passthrough"
+        """The order asks for the vendor's own messages, and none has come yet."""
         self._pings = 0
         self._pongs: dict[int, anyio.Event] = {}
         """Pings that wait for their answer."""
@@ -178,6 +181,8 @@ class Intake:
 
     def _accept(self, events: list[AgentEvent]) -> None:
         self._facts.accepted += len(events)
+        if self._expects_raw and any(map(is_passed_through, events)):
+            self._facts.mode, self._expects_raw = "passthrough", False
         if not _QUIET.issuperset(map(type, events)):
             for event in events:
                 if type(event) not in _QUIET:

@@ -211,6 +211,13 @@ def test_an_interrupted_receipt_names_settings_that_nobody_knows_as_every_other_
     assert "unheard" not in interrupted(store, cut_off(store.home)).backplane
 
 
+@pytest.mark.parametrize(("asked", "mode"), [("passthrough", "passthrough"), ("mapped", "mapped")])
+def test_an_interrupted_receipts_mode_is_the_one_that_was_seen(store: Store, asked: str, mode: str) -> None:
+    run_id = cut_off(store.home, line(Warned(ts=TS, message="m", ext={"raw_message": {}})), hello=False)
+    retold(store, run_id, lambda order: order["order"]["config"].update(vendor={"abp": {"mode": asked}}))
+    assert interrupted(store, run_id).mode == mode
+
+
 def test_a_run_at_work_is_no_orphan(store: Store) -> None:
     journal = open_journal(store.home)
     assert store.orphans() == []

@@ -205,6 +205,11 @@ def carried(event: AgentEvent) -> AgentEvent:
     return event
 
 
+def is_passed_through(event: AgentEvent) -> bool:
+    """Tell whether an event carries the vendor's own message."""
+    return isinstance(event.ext, dict) and "raw_message" in event.ext
+
+
 def carry(name: str, body: Json, *, ts: str, message: str) -> Warned:
     """Build the warning that carries `body` in `ext[name]`; `message` is one readable line."""
     return Warned(ts=ts, message=message, ext={name: body})

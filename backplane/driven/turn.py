@@ -120,6 +120,7 @@ async def answered(
 
 def passed_through(run: HostRun, events: list[AgentEvent], message: Json, line: bytes, kind: str) -> list[AgentEvent]:
     """The events with the agent's own message on the first; its text, too, where that cannot be had from the value."""
+    run.mode = "passthrough"
     raw: dict[str, Any] = {"raw_message": message}
     if msgspec.json.encode(message) != line.strip():
         raw["raw_line"] = line.strip().decode("utf-8", "replace")

@@ -22,7 +22,7 @@ import msgspec
 
 from backplane.contract import canonical
 from backplane.contract.capability import read_manifest
-from backplane.contract.events import AgentEvent
+from backplane.contract.events import AgentEvent, is_passed_through
 from backplane.contract.receipt import CONTRACT_VERSION, BackendIdentity, Receipt, RunMetadata, Verification
 from backplane.errors import StoreError
 from backplane.locks import try_lock
@@ -192,9 +192,14 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
         cut_bytes: bytes of a torn event that were removed.
     """
     order, hello = _fact(orphan, "order"), _object(_fact(orphan, "hello").get("hello"))
-    trace, folded = journal.trace, Folded()
+    # As it was journalled: without the run's secrets already.
+    vendor = _object(_object(_object(order.get("order")).get("config")).get("vendor"))
+    raw = _object(vendor.get("abp")).get("mode") == "passthrough"
+    trace, folded, mode = journal.trace, Folded(), hello.get("mode")
     for event in trace:
         folded = fold(folded, event)
+        if raw and is_passed_through(event):
+            raw, mode = False, "passthrough"
     manifest = read_manifest(_object(hello.get("capabilities")))
     restarted = order.get("boot_id") not in (None, boot_id())
     meta, known = _times(orphan.run_id, order, finished_ns)
@@ -207,8 +212,6 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
     }
     if manifest.unknown:
         added["capabilities"] = manifest.unknown
-    # As it was journalled: without the run's secrets already.
-    vendor = _object(_object(_object(order.get("order")).get("config")).get("vendor"))
     added |= unheard_facts(vendor)
     if held := _object(_fact(orphan, "held").get("enforcement")):
         added["enforcement"] = held
@@ -219,7 +222,7 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
             meta=meta,
             backend=_backend(hello) or _backend(order) or BackendIdentity("unknown"),
             capabilities=manifest.to_wire(),
-            mode="passthrough" if hello.get("mode") == "passthrough" else "mapped",
+            mode="passthrough" if mode == "passthrough" else "mapped",
             usage_raw={"backplane": added},
             usage=folded.usage,
             trace=trace,

@@ -156,6 +156,8 @@ class HostRun(Given):
         self.on_interrupt: Callable[[], Coroutine[Any, Any, None]] | None = None
         """Stops the agent's turn, and `work` ends by itself; a host that sets it announces `interrupt/1`."""
         self.emitted = 0
+        self.mode: Literal["mapped", "passthrough"] = "mapped"
+        """Whether events carry the agent's own messages; stands in the receipt."""
         self.scope = anyio.CancelScope()
         self.answers: dict[str, tuple[anyio.Event, list[wire.Answer]]] = {}
         self.tree: MemoryObjectReceiveStream[wire.Tree] | None = None
@@ -323,6 +325,7 @@ class HostRun(Given):
             artifacts=done.artifacts,
             verification=Verification(harness_ok=True),
             outcome=done.outcome,
+            mode=self.mode,
         )
 
 
