@@ -27,6 +27,7 @@ from backplane.contract.events import (
     FileChanged,
     LossReported,
     ToolCall,
+    ToolResult,
     TurnEnded,
     UsageReported,
     Warned,
@@ -160,6 +161,20 @@ class _Uses(msgspec.Struct):
     asked: int = 0
     denied: int = 0
     approved: int = 0
+    succeeded: int = 0
+
+
+class _Objection(msgspec.Struct):
+    """Something that was done, or tried, and that a rule forbids."""
+
+    tool: str | None
+    """Name of the tool; None if the event was no tool call."""
+    rule: str
+    reason: str
+    id: str | None = None
+    """The call's id; None if the host gave none."""
+    failed: bool = False
+    """The call's result was an error."""
 
 
 class Facts(msgspec.Struct, kw_only=True, eq=False):
@@ -215,8 +230,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
     _losses_bytes: int = 0
     limit: tuple[str, str] | None = None
     """The limit of the order that was reached, as a reason for the end and in words."""
-    _objections: tuple[tuple[str | None, str, str], ...] = ()
-    """Tool name if it was a tool call, the rule, and the reason, of what the policy objects to."""
+    _objections: tuple[_Objection, ...] = ()
+    """What the policy objects to."""
     _forbidden: tuple[dict[str, str], ...] = ()
     """Changes that were found and that no rule allows, as the receipt lists them."""
 
@@ -278,12 +293,24 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
         name = _tool(event.tool_name) if isinstance(event, ToolCall) else None
         if name is not None:
             self._uses(name).called += 1
+        if isinstance(event, ToolResult):
+            self._take_result(event)
         self._commands += isinstance(event, CommandExecuted)
         decision = self.policy.audit(event, root=self.root)
         if decision is not None:
             self.counts["objections"] += 1
             if len(self._objections) < OBJECTIONS_MAX and decision.rule is not None:
-                self._objections += ((name, decision.rule.name, decision.reason),)
+                id = event.tool_use_id if isinstance(event, ToolCall) else None
+                self._objections += (_Objection(name, decision.rule.name, decision.reason, id),)
+
+    def _take_result(self, event: ToolResult) -> None:
+        """Count a tool's success, and note a failure of a call that the policy objects to."""
+        if not event.is_error:
+            self._uses(_tool(event.tool_name)).succeeded += 1
+            return
+        for objection in self._objections:
+            if objection.id is not None and objection.id == event.tool_use_id:
+                objection.failed = True
 
     def _lose(self, loss: Json) -> None:
         self.counts["losses"] += 1
@@ -293,8 +320,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
                 self._losses += (loss,)
                 self._losses_bytes += size
 
-    def found(self, paths: Collection[str]) -> str | None:
-        """Judge the files that did change, whoever says so; gives the reason against the first that may not have.
+    def found(self, paths: Collection[str]) -> None:
+        """Judge the files that did change, whoever says so.
 
         Args:
             paths: in the workspace, relative to it.
@@ -306,7 +333,6 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
         self.counts["objections"] += len(rows)
         told = ((rule, self.redactor.text(reason)[0]) for rule, reason in rows[:OBJECTIONS_MAX])
         self._forbidden = tuple({"rule": rule, "reason": reason} for rule, reason in told)
-        return self._forbidden[0]["reason"] if rows else None
 
     def _spend(self, event: Warned) -> None:
         """Turns and money, as far as the host reports them; what it does not report is not known here."""
@@ -401,9 +427,9 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
             for name in (*PolicyProfile.__struct_fields__, "workspace")
         }
         held = self.held(layers)
-        violations = self._violations()
-        if violations:
-            held["violations"] = violations
+        for name, rows in zip(("violations", "attempts"), self._judged(), strict=True):
+            if rows:
+                held[name] = rows
         # A rule's pattern and a reason are the caller's and the host's words.
         return self.redactor.json(held)[0]
 
@@ -423,25 +449,40 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
                 row["gap"] = gap
         return {"rules": rules, **(self.contained or _uncontained(self.isolation, self.guarded))}
 
-    def _violations(self) -> list[Json]:
-        """Objections to what was really done: a call that was asked for and denied did not run."""
+    def violations(self) -> list[dict[str, str]]:
+        """Return a row for each thing that was done although a rule forbids it."""
+        return self._judged()[0]
+
+    def _judged(self) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+        """Split the objections into what was done and what failed unasked; a denied call is neither."""
         # A question that was open when the run ended was answered for nobody.
         denied = Counter({name: max(uses.denied, uses.asked - uses.approved) for name, uses in self._tools.items()})
         approved = Counter({name: uses.approved for name, uses in self._tools.items()})
+        unasked = Counter({name: self._failed_unasked(uses) for name, uses in self._tools.items()})
         may_run = sum(uses.approved for name, uses in self._tools.items() if "bash" in tool_names(name))
-        violations: list[Json] = []
-        for name, rule, reason in self._objections:
-            if name is None and rule == "require_approval_for" and may_run > 0:
+        done: list[dict[str, str]] = []
+        attempts: list[dict[str, str]] = []
+        # Failed calls first: a denied call has an error for its result, and a denial settles no other.
+        for it in sorted(self._objections, key=lambda it: not it.failed):
+            if it.tool is None and it.rule == "require_approval_for" and may_run > 0:
                 may_run -= 1  # The command of a call that was approved.
                 continue
             # An approval that was asked for is settled either way; what is forbidden only by a denial.
-            answers = (approved, denied) if rule == "require_approval_for" else (denied,)
-            answered = next((answer for answer in answers if name is not None and answer[name] > 0), None)
-            if answered is None or name is None:
-                violations.append({"rule": rule, "reason": reason})
+            answers = (approved, denied) if it.rule == "require_approval_for" else (denied,)
+            answered = next((answer for answer in answers if it.tool is not None and answer[it.tool] > 0), None)
+            if answered is not None and it.tool is not None:
+                answered[it.tool] -= 1
+            elif it.failed and it.tool is not None and unasked[it.tool] > 0:
+                unasked[it.tool] -= 1
+                attempts.append({"rule": it.rule, "reason": it.reason})
             else:
-                answered[name] -= 1
-        return violations + [row for row in self._forbidden if row not in violations]
+                done.append({"rule": it.rule, "reason": it.reason})
+        return done + [row for row in self._forbidden if row not in done], attempts
+
+    def _failed_unasked(self, uses: _Uses) -> int:
+        """Count the calls of a tool that failed before the host asked about them; 0 where it may run some unasked."""
+        asks_first = "ask/1" in self.extensions and uses.succeeded <= uses.approved
+        return max(uses.called - uses.asked, 0) if asks_first else 0
 
 
 def _uncontained(isolation: str, guarded: bool) -> dict[str, Json]:

@@ -46,8 +46,8 @@ def ends_in_final(ended: Run) -> bool:
     assert ended.end is not None, "the run has not ended"
     if ended.end.reason in STOPPED or ended.error is None:
         return ended.end.reason not in ("refused", "host_exit", "protocol", "store")
-    # The host's own word was good; what failed is putting its result into the files.
-    return ended.error.code == "execution_workspace_error"
+    # The host's own word was good; its result breaks the policy, or could not be put into the files.
+    return ended.end.reason == "partial" or ended.error.code == "execution_workspace_error"
 
 
 def ending(ended: Run, *, ref_id: str, line_bytes_max: int) -> Iterator[bytes]:

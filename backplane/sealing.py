@@ -74,11 +74,12 @@ def seal_run(
             patch = workspace.difference()
             paths = _paths(patch)
             added["reconciliation"] = record.reconcile(facts.claimed_paths, paths)
-            forbidden = facts.found(paths | set(patch.left_out))
+            facts.found(paths | set(patch.left_out))
             diff, status = _without_secrets(facts, *_as_text(patch, added), added)
             _refuse_loss(facts, workspace, patch)
+            _refuse_violation(facts, workspace, end)
             if _is_applied(facts, workspace, patch, end):
-                _apply_lane(facts, journal, forbidden, patch)
+                _apply_lane(facts, journal, patch)
     except BackplaneError as caught:
         error = facts.redactor.error(caught)
         end = lowered(end, caught)
@@ -98,7 +99,8 @@ def seal_run(
     )
     not_kept: BackplaneError | None = None
     try:
-        receipt = told(end, trace, facts.said_hello and patch is not None and error is None and cleaned)
+        seen_through = error is None or isinstance(error, PolicyError)
+        receipt = told(end, trace, facts.said_hello and patch is not None and seen_through and cleaned)
     except StoreError as lost:
         # Somebody has changed the journal. What is left of it is the next start's; the result is told all the same.
         not_kept, end = lost, msgspec.structs.replace(end, reason="store", code=lost.code)
@@ -163,13 +165,21 @@ def _is_applied(facts: Facts, workspace: Workspace, patch: Patch, end: End) -> b
     return at_once and workspace.mode == "staged" and end.reason == "complete" and bool(patch.bytes)
 
 
-def _apply_lane(facts: Facts, journal: Journal | None, forbidden: str | None, patch: Patch) -> None:
-    """Apply the patch, unless a rule forbids a change in it: a command may have made it that no layer could stop."""
+def _refuse_violation(facts: Facts, workspace: Workspace, end: End) -> None:
+    """Refuse to call a run complete that did what a rule forbids: no layer could stop it, an audit saw it."""
+    rows = facts.violations()
+    if end.reason != "complete" or not rows:
+        return
+    more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
+    hint = f"what it did is in the receipt: backplane receipts show {facts.run_id[:8]}"
+    if workspace.mode == "staged":
+        hint = f"read the patch, then: backplane apply {facts.run_id[:8]} --accept-violations"
+    raise PolicyError("policy_denied", f"the policy was not kept: {rows[0]['reason']}{more}", hint=hint)
+
+
+def _apply_lane(facts: Facts, journal: Journal | None, patch: Patch) -> None:
     if journal is None:
         return
-    if forbidden is not None:
-        fact = f"the patch was not applied: {forbidden}"
-        raise PolicyError("policy_denied", fact, hint=f"read it, then: backplane apply {facts.run_id}")
     # Noted, as the receipt of a run that is killed from here on shall say it, too.
     applied = apply_patch(
         journal.folder,

@@ -976,6 +976,23 @@ def test_a_run_of_one_line_leaves_a_patch_that_apply_puts_in(cli: Cli, work: Pat
     assert fault(again) == "execution_workspace_error"
 
 
+def test_a_patch_that_a_rule_forbids_makes_the_run_partial_and_is_applied_only_when_that_is_accepted(
+    cli: Cli, work: Path
+) -> None:
+    (work / "policy.json").write_text('{"deny_write": ["made"]}')
+    done = cli("run", "echo x > made", "--backend", "shell", "--policy", "policy.json")
+    assert (done.returncode, fault(done)) == (3, "policy_denied")
+    assert b"policy not kept:" in done.stdout
+    run = re.search(r"^run (\S+)", done.stdout.decode(), re.MULTILINE)
+    assert run is not None
+    for words in ([], ["--check"], ["--merge"]):
+        refused = cli("apply", run[1], *words)
+        assert (refused.returncode, fault(refused)) == (4, "policy_denied")
+        assert not (work / "made").exists()
+    assert cli("apply", run[1], "--accept-violations").returncode == 0
+    assert (work / "made").read_text() == "x\n"
+
+
 def test_a_receipt_that_cannot_be_stored_is_printed(cli: Cli, backplane_home: Path) -> None:
     (backplane_home / "receipts.sqlite").mkdir()
     done = cli("run", "task", *mock({"say": "hello"}))

@@ -11,8 +11,8 @@ import pytest
 from backplane import intake
 from backplane.asks import Decision
 from backplane.backends import Backend
-from backplane.contract.events import AskAnswered, AskRaised, ToolResult
-from backplane.contract.work import PolicyProfile
+from backplane.contract.events import AskAnswered, AskRaised, ToolCall, ToolResult
+from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.hooks import Hook
 from backplane.intake import ASKS_BYTES_MAX, ASKS_OPEN_MAX, OnAsk
 from backplane.runtime import Run
@@ -116,7 +116,7 @@ put(final(run)); end()
     policy = PolicyProfile(require_approval_for=("bash",))
     async with plane(backplane_home) as control:
         run, _ = await go(control, order(root, policy=policy), script(tmp_path, body), on_ask=yes)
-    assert run.error is None
+    assert (run.error is not None) == bool(violations)
     assert len(backplane_of(run)["enforcement"].get("violations", ())) == violations
 
 
@@ -516,7 +516,12 @@ put(final(run)); end()
     policy = PolicyProfile(disallowed_tools=("bash",), deny_write=("secret/**",), require_approval_for=("deploy",))
     async with plane(backplane_home) as control:
         run, _ = await go(control, order(root, policy=policy), script(tmp_path, body))
-    assert run.error is None, "an audit ends nothing"
+    assert run.error is not None
+    assert run.receipt is not None
+    last = run.receipt.trace[-1]
+    assert isinstance(last, ToolCall)
+    assert last.tool_name == "fine", "an audit ends nothing"
+    assert (run.receipt.outcome, run.error.code) == ("partial", "policy_denied")
     enforcement = backplane_of(run)["enforcement"]
     assert [row["rule"] for row in enforcement["violations"]] == [
         "disallowed_tools",
@@ -564,3 +569,81 @@ put(final(run)); end()
     async with plane(backplane_home) as control:
         run, _ = await go(control, order(root, policy=PolicyProfile(disallowed_tools=("y",))), script(tmp_path, body))
     assert [row["rule"] for row in backplane_of(run)["enforcement"]["violations"]] == ["disallowed_tools"]
+
+
+CALL, ASK, ERROR, OK, RAN = "call", "ask", "error", "ok", "ran"
+
+
+@pytest.mark.parametrize(
+    ("extensions", "steps", "violations", "attempts"),
+    [
+        (["ask/1"], [(CALL, "1"), (ERROR, "1")], 0, 1),
+        ([], [(CALL, "1"), (ERROR, "1")], 1, 0),
+        (["ask/1"], [(CALL, "1")], 1, 0),
+        (["ask/1"], [(CALL, "1"), (OK, "1")], 1, 0),
+        (["ask/1"], [(CALL, None), (ERROR, None)], 1, 0),
+        (["ask/1"], [(CALL, "1"), (ERROR, "2")], 1, 0),
+        (["ask/1"], [(CALL, "1"), (ASK, "1"), (ERROR, "1")], 0, 0),
+        (["ask/1"], [(CALL, "1"), (ERROR, "1"), (CALL, "2"), (ASK, "2"), (ERROR, "2")], 0, 1),
+        (["ask/1"], [(CALL, "1"), (CALL, "2"), (ASK, "2"), (ERROR, "2")], 1, 0),
+        (["ask/1"], [(CALL, "1"), (OK, "1"), (CALL, "2"), (ASK, "2"), (ERROR, "2")], 1, 0),
+        (["ask/1"], [(CALL, "1"), (ERROR, "1"), (CALL, "2"), (OK, "2")], 2, 0),
+        (["ask/1"], [(CALL, "1"), (ERROR, "1"), (RAN, None)], 1, 1),
+    ],
+)
+@one_loop
+async def test_a_forbidden_call_is_a_violation_unless_it_was_denied_or_failed_before_the_host_asked(
+    extensions: list[str],
+    steps: list[tuple[str, str | None]],
+    violations: int,
+    attempts: int,
+    backplane_home: Path,
+    root: Path,
+    tmp_path: Path,
+) -> None:
+    body = f"""
+hello(extensions={extensions}); run = take()
+for what, id in {steps}:
+    if what == "call": put(event(run, type="tool_call", tool_name="bash", input={{}}, tool_use_id=id))
+    if what == "ok": put(event(run, type="tool_result", tool_name="bash", output="", is_error=False, tool_use_id=id))
+    if what == "error": put(event(run, type="tool_result", tool_name="bash", output="", is_error=True, tool_use_id=id))
+    if what == "ran": put(event(run, type="command_executed", command="ls", exit_code=1))
+    if what == "ask":
+        put({{"t": "ask", "ref_id": run["id"], "id": id, "kind": "tool", "name": "bash", "input": {{}}}})
+        take()
+put(final(run)); end()
+"""
+    policy = PolicyProfile(disallowed_tools=("bash",))
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, order(root, policy=policy), script(tmp_path, body))
+    enforcement = backplane_of(run)["enforcement"]
+    assert (len(enforcement.get("violations", ())), len(enforcement.get("attempts", ()))) == (violations, attempts)
+    assert run.receipt is not None
+    assert run.receipt.outcome == ("partial" if violations else "complete")
+    assert (run.error.code if run.error else None) == ("policy_denied" if violations else None)
+    assert run.receipt.verification.harness_ok
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "greeted", "mode"),
+    [
+        ("passthrough", {"raw_message": {}}, "mapped", "passthrough"),
+        ("passthrough", {}, "mapped", "mapped"),
+        ("mapped", {"raw_message": {}}, "mapped", "mapped"),
+        ("mapped", {}, "passthrough", "passthrough"),
+    ],
+)
+@one_loop
+async def test_a_receipts_mode_is_the_one_that_was_seen(
+    asked: str, said: dict[str, Any], greeted: str, mode: str, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = f"""
+hello(mode={greeted!r}); run = take()
+put(event(run, type="assistant_message", text="x", ext={said}))
+put(final(run)); end()
+"""
+    config = RuntimeConfig(vendor={"abp": {"mode": asked}})
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, order(root, config=config), script(tmp_path, body))
+    assert run.receipt is not None
+    assert run.receipt.mode == mode

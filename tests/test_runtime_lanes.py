@@ -111,9 +111,6 @@ put(*[{said}] * {told:d}, final(run)); end()
         (row["layer"], "git ignores" in row["gap"]) for row in enforcement["rules"] if row["rule"] == "deny_write"
     } == {("audit", True)}
     assert tree(root) == BEFORE
-    if lane == "patch_first":
-        assert (run.receipt.outcome, run.error) == ("complete", None)
-        return
     assert run.error is not None
     assert (run.receipt.outcome, run.error.code, reason in run.error.message) == ("partial", "policy_denied", True)
     assert run.folder is not None

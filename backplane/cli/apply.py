@@ -8,6 +8,7 @@ from backplane.cli import streams
 from backplane.cli.parser import Options, Parser
 
 if TYPE_CHECKING:
+    from backplane.contract.receipt import Receipt
     from backplane.workspace.patch import Saved
 
 
@@ -22,6 +23,7 @@ def parser(name: str) -> Parser:
     made.add_argument("run", metavar="RUN", help="run id or its beginning")
     made.add_argument("--at", metavar="NAME", help="as it was at a checkpoint, by name or id (the end)")
     made.add_argument("--check", action="store_true", help="only say whether it would apply")
+    made.add_argument("--accept-violations", action="store_true", help="although the run did not keep its policy")
     made.add_argument("--merge", action="store_true", help="merge where the files have changed since")
     return made
 
@@ -37,6 +39,17 @@ def _at(options: Options) -> Saved:
         fact = "at the start the run had changed nothing"
         raise WorkspaceError("execution_workspace_error", fact, hint="to undo what was applied: backplane rewind")
     return load(folder, checkpoint)
+
+
+def _refuse_violations(options: Options, receipt: Receipt) -> None:
+    """Refuse the patch of a run that did what its policy forbids, until somebody has accepted that."""
+    from backplane.cli.show import violations
+    from backplane.errors import PolicyError
+
+    found = violations(receipt)
+    if found and not options.accept_violations:
+        hint = f"read the patch, then: backplane apply {receipt.meta.run_id[:8]} --accept-violations"
+        raise PolicyError("policy_denied", f"the run did not keep its policy: {'; '.join(found)}", hint=hint)
 
 
 def _apply(options: Options) -> int:
@@ -61,6 +74,7 @@ def _apply(options: Options) -> int:
     if saved is None and not promised and (patch is None or not patch.stat().st_size):
         streams.write("the run changed nothing\n")
         return 0
+    _refuse_violations(options, receipt)
     applied = apply_patch(
         folder, record_sha256=record_hash(receipt), saved=saved, check=options.check, merge=options.merge
     )

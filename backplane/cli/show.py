@@ -221,12 +221,15 @@ def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
     if isinstance(receipt.usage_raw, dict) and receipt.usage_raw.get("structured_output") is not None:
         value = msgspec.json.encode(receipt.usage_raw["structured_output"]).decode()
         lines.append(f"value {one_line(value, VALUE_CHARS_MAX)}")
-    lines += [f"{look.dress('red', 'policy not kept:')} {one_line(row)}" for row in _violations(receipt)]
+    lines += [f"{look.dress('red', 'policy not kept:')} {one_line(row)}" for row in violations(receipt)]
+    attempts = violations(receipt, "attempts")
+    lines += [f"{look.dress('yellow', 'forbidden, and failed:')} {one_line(row)}" for row in attempts]
     unheard = receipt.backplane.get("unheard")
     if isinstance(unheard, list) and unheard:
         lines.append(f"without effect in the order: {one_line(', '.join(map(str, unheard)))}")
     if patch is not None and patch.is_file() and patch.stat().st_size:
-        lines.append(f"patch {one_line(patch)}  (backplane apply {receipt.meta.run_id[:8]})")
+        accepted = " --accept-violations" if violations(receipt) else ""
+        lines.append(f"patch {one_line(patch)}  (backplane apply {receipt.meta.run_id[:8]}{accepted})")
     return "\n".join(lines) + "\n"
 
 
@@ -235,10 +238,10 @@ def _lasted(receipt: Receipt) -> str:
     return "an unknown time" if unknown else f"{receipt.meta.duration_ms / 1000:.1f} s"
 
 
-def _violations(receipt: Receipt) -> list[str]:
-    """What was done although a rule forbids it, each once."""
+def violations(receipt: Receipt, kind: str = "violations") -> list[str]:
+    """Return why each thing that was done is forbidden, each reason once; for `attempts`, of what failed unasked."""
     enforcement = receipt.backplane.get("enforcement")
-    rows = enforcement.get("violations") if isinstance(enforcement, dict) else None
+    rows = enforcement.get(kind) if isinstance(enforcement, dict) else None
     found = rows if isinstance(rows, list) else []
     told = [row.get("reason") or row.get("rule") for row in found if isinstance(row, dict)]
     once = list(dict.fromkeys(map(str, told)))

@@ -12,6 +12,7 @@ from backplane.schemas.facts import TIME_WRITTEN
 _COUNTS: Final[Json] = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}}
 _SHA256: Final[Json] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _STRINGS: Final[Json] = {"type": "array", "items": {"type": "string"}}
+_JUDGED: Final[Json] = {"type": "array", "items": {"type": "object", "required": ["rule", "reason"]}}
 _TEXT_OR_OBJECT: Final[Json] = {"type": ["string", "object"]}
 
 
@@ -35,7 +36,8 @@ BACKPLANE: Final[Json] = _object(
     reconciliation=_object("Where the events' claims and the files' difference do not meet; empty when they do."),
     enforcement=_object(
         "What held the host and each rule (os, host, vendor, audit, or null for none), what that left open (gap), "
-        "and what broke a rule all the same.",
+        "what broke a rule all the same (violations: the outcome is not complete), and what a rule forbids and the "
+        "agent itself refused before it asked (attempts).",
         isolation={"enum": ["required", "best_effort", "off"]},
         layers={"type": "array", "items": {"type": "object", "required": ["name", "state"]}},
         kinds={
@@ -48,7 +50,8 @@ BACKPLANE: Final[Json] = _object(
             },
         },
         rules={"type": "array", "items": {"type": "object", "required": ["rule", "layer"]}},
-        violations={"type": "array"},
+        violations=_JUDGED,
+        attempts=_JUDGED,
     ),
     losses={"description": "What a translation could not carry.", "type": "array"},
     unheard={"description": "JSON pointers of the order's members that had no effect.", **_STRINGS},
