@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.abc
 
 from backplane.loop import asyncio_loop, register
 
@@ -23,16 +22,16 @@ class Alarm:
     It must not block or raise, and it may be called outside of any task.
 
     Args:
-        tasks: holds a task where the loop does not call.
+        start_soon: starts a task where the loop does not call.
     """
 
-    def __init__(self, tasks: anyio.abc.TaskGroup, look: Callable[[], float | None]) -> None:
+    def __init__(self, start_soon: Callable[..., object], look: Callable[[], float | None]) -> None:
         self._look = look
         self._loop = asyncio_loop()
         self._due: asyncio.Handle | None = None
         self._rung = anyio.Event() if self._loop is None else None
         if self._loop is None:
-            tasks.start_soon(self._in_turns)
+            start_soon(self._in_turns)
         else:
             self._call()
 

@@ -49,6 +49,8 @@ class Link(Protocol):
     guard_lost: bool
     on_exit: Callable[[], None] | None
     """Called once when the exit is known."""
+    fault: Exception | None
+    """Raised while it was watched, and foreseen by nobody; its exit may never be known then."""
 
     @property
     def stderr_tail(self) -> bytes: ...
@@ -223,6 +225,7 @@ class _MemoryLink:
         self.swept = 0
         self.guard_lost = False
         self.on_exit: Callable[[], None] | None = None
+        self.fault: Exception | None = None
         self.scope = anyio.CancelScope()
         self._tail = b""
         self._ended = anyio.Event()

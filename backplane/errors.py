@@ -12,11 +12,12 @@
     └── ConfigError       configuration or usage is wrong
 
 The codes are stable strings shared with every peer; messages may change. Nothing here
-prints, and no foreign exception is translated here.
+prints, and no foreign exception is translated here but one that nobody foresaw.
 """
 
 from __future__ import annotations
 
+import errno
 from typing import Final, Literal
 
 import msgspec
@@ -204,6 +205,62 @@ def from_code(code: str, message: str, *, hint: str | None = None, evidence: str
     """Build the error of a code that came over the wire; an unknown code becomes `internal`."""
     family = next((kind for prefix, kind in _FAMILIES if code.startswith(prefix)), BackplaneError)
     return family(code, message, hint=hint, evidence=evidence)
+
+
+FRAMES_MAX: Final = 6
+"""Innermost frames named by the error for an exception that nobody foresaw: where it was raised, and the way there."""
+
+
+def unforeseen(error: BaseException) -> BackplaneError:
+    """Build the error of an exception that nobody foresaw; one of this tree comes back as it is, out of its group."""
+    found = leaves(error)
+    known = next((leaf for leaf in found if isinstance(leaf, BackplaneError)), None)
+    known = known or next(filter(None, map(_of_the_machine, found)), None)
+    if known is not None:
+        return known
+    fault = found[0]
+    frames, trace = [], fault.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        frames.append(f"{code.co_filename}:{trace.tb_lineno} in {code.co_qualname}")
+        trace = trace.tb_next
+    fact, where = f"{type(fault).__name__}: {fault}", "\n".join(frames[-FRAMES_MAX:])
+    return BackplaneError("internal", fact, hint="please report it, with these places", evidence=where)
+
+
+def _of_the_machine(error: BaseException) -> BackplaneError | None:
+    """Build the error for what the machine did not give, wherever it was asked for; None for anything else."""
+    number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
+    if "can't start new thread" in str(error):
+        number = errno.EAGAIN
+    if "No usable temporary directory" in str(error):
+        fact = "there is no folder for temporary files that can be written"
+        return BackendError("backend_unavailable", fact, hint="set TMPDIR to one")
+    if isinstance(number, int) and number in _HINTS:
+        words, hint = _HINTS[number]
+        fact = f"this machine has no more to give: {errno.errorcode[number]} ({words})"
+        return BackendError("backend_unavailable", fact, hint=hint)
+    return None
+
+
+_HINTS: Final[dict[int, tuple[str, str]]] = {
+    errno.EMFILE: ("Too many open files", "raise the limit on open files (ulimit -n)"),
+    errno.ENFILE: ("Too many open files in system", "too many files are open on this machine; end something"),
+    errno.ENOMEM: ("Cannot allocate memory", "free some memory, or raise the limit (ulimit -v)"),
+    errno.EAGAIN: (
+        "Resource temporarily unavailable",
+        "too many processes or threads; raise the limit (ulimit -u)",
+    ),
+    errno.ENOSPC: ("No space left on device", "free some space"),
+}
+"""Number of an error of the system → what it says, and the next step."""
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """Return the errors in a group, which a task group makes even of a single one."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    return [error]
 
 
 def _rebuild(

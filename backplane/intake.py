@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import Any, Final
 
 import anyio
-import anyio.abc
 import msgspec
 
 from backplane import asks
@@ -44,7 +43,7 @@ from backplane.hooks import Hook, Hooks
 from backplane.negotiate import supplied
 from backplane.once import Once
 from backplane.outbox import Outbox
-from backplane.protocol import Broken, Dropped, Events, Noise, Unknown, bounded, strict
+from backplane.protocol import Broken, Dropped, Events, Noise, Raised, Unknown, bounded, strict
 from backplane.protocol.control import ControlEnd
 from backplane.record import Facts
 from backplane.splits import Splits
@@ -74,6 +73,7 @@ class Intake:
 
     Args:
         decide: told how the run ends, `(reason, error)`, when a message says so.
+        fail: ends the run for an exception that nobody foresaw.
         hand_on: given events that come by themselves: the answers to asks.
     """
 
@@ -86,6 +86,7 @@ class Intake:
         *,
         on_ask: OnAsk | None,
         decide: Callable[[str, BackplaneError], None],
+        fail: Callable[[Exception], None],
         hand_on: Callable[[list[Events]], None],
     ) -> None:
         self.over = Once()
@@ -100,9 +101,10 @@ class Intake:
         self._line = line
         self._on_ask = on_ask
         self._decide = decide
+        self._fail = fail
         self._hand_on = hand_on
         self._outbox: Outbox | None = None
-        self._tasks: anyio.abc.TaskGroup | None = None
+        self._start_soon: Callable[..., object] | None = None
         self._remembered: dict[str, Decision] = {}
         """Tool → what was decided about it for the rest of the run."""
         self._expects_raw = facts.order.abp("mode") == "passthrough"
@@ -129,9 +131,9 @@ class Intake:
         """Asks about tools that wait for their answer: none of these tools is at work."""
         return sum(ask.kind != "input" for ask in self.asks_open.values())
 
-    def connect(self, outbox: Outbox, tasks: anyio.abc.TaskGroup) -> None:
-        """Where answers go, and where an ask may wait for its answer."""
-        self._outbox, self._tasks = outbox, tasks
+    def connect(self, outbox: Outbox, start_soon: Callable[..., object]) -> None:
+        """Take where answers go, and what starts the task in which an ask waits for its answer."""
+        self._outbox, self._start_soon = outbox, start_soon
 
     def close(self) -> None:
         """The host's last word is in: what comes after it is late."""
@@ -149,16 +151,19 @@ class Intake:
         self._pongs.pop(seq, None)
 
     def take(self, received: list[Any]) -> list[Events]:
-        """Take in what one read brought; give the events to hand on, in order."""
+        """Take in what one read brought; give the events to hand on, in order, up to an error that ends the run."""
         ready: list[Events] = []
-        for item in received:
-            if type(item) is not Events:
-                ready.extend(_TAKE[type(item)](self, item) or ())
-            elif self.over.is_set():
-                self._facts.counts["late"] += len(item.events)
-            else:
-                self._accept(item.events)
-                ready.append(self._whole(item))
+        try:
+            for item in received:
+                if type(item) is not Events:
+                    ready.extend(_TAKE[type(item)](self, item) or ())
+                elif self.over.is_set():
+                    self._facts.counts["late"] += len(item.events)
+                else:
+                    ready.append(self._whole(item))
+                    self._accept(item.events)
+        except Exception as error:  # What was ready before it is handed on all the same.
+            self._fail(error)
         return ready
 
     @property
@@ -216,6 +221,9 @@ class Intake:
         event, count = self._facts.redactor.event(carry(name, body, ts=now(), message=message))
         self._facts.counts["redacted"] += count
         return Events.of(self._run_id, [carried(event)], ours=True)
+
+    def _raised(self, raised: Raised) -> None:
+        raise raised.error
 
     def _noise(self, noise: Noise) -> None:
         self._facts.noise(noise.line, self._limits.noise_bytes_max)
@@ -323,10 +331,10 @@ class Intake:
         waits = bool(hooks) or (keeps and (decision is None or decision.decision != "deny"))
         if decision is not None and not waits:
             return [raised, *self._answer(ask, decision, by=by)]
-        assert self._tasks is not None
+        assert self._start_soon is not None
         self.asks_open[ask.id] = ask
         self._asks_bytes += size
-        self._tasks.start_soon(self._ask_others, ask, size, raised.events[0], hooks, decision)
+        self._start_soon(self._ask_others, ask, size, raised.events[0], hooks, decision)
         return [raised]
 
     def _hooks_of(self, ask: wire.Ask, decision: Decision | None) -> tuple[Hook, ...]:
@@ -336,7 +344,7 @@ class Intake:
 
     def _full(self, size: int) -> str:
         """Why one more ask of so many bytes may not wait; empty when it may."""
-        if self._tasks is None or len(self.asks_open) >= ASKS_OPEN_MAX:
+        if self._start_soon is None or len(self.asks_open) >= ASKS_OPEN_MAX:
             return f"{ASKS_OPEN_MAX} asks are open already"
         if self.asks_open and self._asks_bytes + size > ASKS_BYTES_MAX:
             return f"asks of {ASKS_BYTES_MAX} bytes are open already"
@@ -353,7 +361,7 @@ class Intake:
             decision = self._remembered.get(ask.name)
         if decision is not None:
             return decision, "caller"
-        if self._on_ask is None or self._tasks is None:
+        if self._on_ask is None or self._start_soon is None:
             return asks.by_default(ask, "nobody is there to answer"), "default"
         if full:
             return asks.by_default(ask, full), "default"
@@ -406,11 +414,17 @@ class Intake:
         assert isinstance(event, AskRaised)
         decision, by = asks.by_default(ask, f"no answer within {self._limits.ask_s:g} s"), "default"
         with anyio.move_on_after(self._limits.ask_s):
+            why = ""
             try:
-                # An answer that cannot be written is the caller's bug, too.
-                decision, by = self._reread(ask, await self._on_ask(event)), "caller"
+                given = await self._on_ask(event)
             except Exception as error:  # The caller's own code: its bug must not let a tool through.
                 why = error.message if isinstance(error, ProtocolError) else type(error).__name__
+            else:
+                try:
+                    decision, by = self._reread(ask, given), "caller"
+                except ProtocolError as error:  # An answer that cannot be written is the caller's bug, too.
+                    why = error.message
+            if why:
                 decision = Decision(decision="deny", reason=f"the answering callback failed: {why}")
         if by == "caller" and decision.remember == "run" and decision.decision != "modify":
             self._remember(ask, decision)
@@ -475,6 +489,7 @@ _TAKE: Final[dict[type[Any], Callable[[Intake, Any], list[Events] | None]]] = {
     Dropped: Intake._dropped,
     Unknown: Intake._unknown,
     Broken: Intake._broken,
+    Raised: Intake._raised,
 }
 
 _QUIET: Final[frozenset[object]] = frozenset(

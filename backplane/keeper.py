@@ -20,13 +20,14 @@ import anyio.to_thread
 from backplane.config import Limits
 from backplane.contract import canonical
 from backplane.contract.work import Mode
-from backplane.errors import BackplaneError, StoreError, WorkspaceError
+from backplane.errors import BackplaneError, StoreError, WorkspaceError, unforeseen
 from backplane.once import Once
-from backplane.receipts.journal import Journal, head_fact
+from backplane.receipts.journal import Journal, applied_fact, failed_fact, head_fact
 from backplane.receipts.manifests import keep_manifest, kept_manifest
 from backplane.record import Facts
 
 if TYPE_CHECKING:
+    from backplane.contract.receipt import Receipt
     from backplane.receipts.recovery import Orphan
     from backplane.receipts.store import Store
     from backplane.workspace import Settled, Workspace
@@ -180,6 +181,17 @@ class Keeper:
         head = head_fact(facts.order, run_id=facts.run_id, started_at=started_at, backend=facts.backend.id)
         return Journal.create(self.home, facts.run_id, facts.redactor.json(head)[0])
 
+    def seal_failed(self, run_id: str, code: str) -> Receipt:
+        """Seal a run of ours as failed, from its journal alone; one that is stored already keeps its receipt. Blocks.
+
+        Raises:
+            StoreError: `receipt_store_failed`; the next start seals the run.
+        """
+        from backplane.receipts.recovery import note_late
+
+        note_late(self.home, run_id, failed_fact(code))
+        return self.store().settle(run_id, self._clean)
+
     def kept_manifest(self, key: str) -> dict[str, Any] | None:
         return kept_manifest(self.home, key)
 
@@ -203,9 +215,9 @@ def settle(home: Path) -> list[Settled]:
     marks = exchange.pending(home / "runs")
     if not marks:
         return []
-    from backplane.receipts.recovery import note_applied
+    from backplane.receipts.recovery import note_late
 
-    return exchange.settle(marks, functools.partial(note_applied, home))
+    return exchange.settle(marks, lambda run, files: note_late(home, run, applied_fact(files)))
 
 
 def left_behind(home: Path, store: Store) -> tuple[str, ...]:
@@ -214,14 +226,11 @@ def left_behind(home: Path, store: Store) -> tuple[str, ...]:
     Raises:
         StoreError: `receipt_store_failed`.
     """
+    from backplane.receipts.recovery import describe
     from backplane.workspace import exchange
 
-    orphans = (
-        f"run {orphan.run_id} was cut off and has no receipt yet; the next run here seals it as interrupted"
-        for orphan in store.orphans()
-    )
     return (
-        *orphans,
+        *map(describe, store.orphans()),
         *(f"{line}; the next run or `apply` here settles it" for line in exchange.unsettled(home / "runs")),
     )
 
@@ -246,14 +255,24 @@ class Preparation:
         """Why there is no place to work in, once that is known."""
         self._placed = Once()
         self._done = Once()
+        self._works = False
 
     async def run(self, folder: Path) -> None:
+        if self._done.is_set():
+            return
         try:
+            self._works = True
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._open, folder)
-        except BackplaneError as error:
-            self.error = error
+        except Exception as error:  # Whatever it is, it is the run's to tell.
+            self.error = unforeseen(error)
         finally:
+            self._works = False
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Have nobody wait for this any more, unless a thread works on it."""
+        if not self._works:
             self._placed.set()
             self._done.set()
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Final
 
 import anyio
-import anyio.abc
 
 from backplane.backends import Link
 from backplane.once import Once
@@ -23,6 +22,7 @@ class Outbox:
     """The writing side of a link.
 
     Args:
+        start_soon: starts a task, as a task group's own does.
         write_s: how long a child may leave its input unread.
         on_stuck: told once when it did, or when more waits for it than `BACKLOG_LINES_MAX`.
         on_closed: told when a line found no reader any more.
@@ -31,7 +31,7 @@ class Outbox:
     def __init__(
         self,
         link: Link,
-        tasks: anyio.abc.TaskGroup,
+        start_soon: Callable[..., object],
         *,
         write_s: float,
         on_stuck: Callable[[], None],
@@ -42,7 +42,7 @@ class Outbox:
         self.unwritten = 0
         """Lines that found no reader any more; the child's own output says how it ends."""
         self._link = link
-        self._tasks = tasks
+        self._start_soon = start_soon
         self._write_s = write_s
         self._on_stuck = on_stuck
         self._on_closed = on_closed
@@ -73,7 +73,7 @@ class Outbox:
             if not self._writing:
                 self._writing = True
                 self._idle = Once()
-                self._tasks.start_soon(self._write_backlog)
+                self._start_soon(self._write_backlog)
 
     async def flushed(self) -> None:
         """Wait until nothing waits to be read any more, or never will be."""

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from backplane.errors import ProtocolError
+from backplane.errors import ProtocolError, from_code, unforeseen
 from backplane.receipts.pieces import canonical_parts
 from backplane.receipts.trace import Trace
 from backplane.record import STOPPED
@@ -54,10 +54,28 @@ def ending(ended: Run, *, ref_id: str, line_bytes_max: int) -> Iterator[bytes]:
     """The run's `final` or `fatal` in pieces, the receipt's canonical bytes as its last member.
 
     A receipt whose line would be over the limit goes without its trace, and the message says so; one that is too
-    long without it stays where it is kept.
+    long without it stays where it is kept, and so does one that an exception keeps from being said.
     """
+    begun = False
+    try:
+        for piece in _ending(ended, ref_id, line_bytes_max):
+            yield piece
+            begun = True
+    except Exception as error:
+        fault = ended.error or unforeseen(error)
+        line = _fatal(ref_id, fault.message, fault.code) + b"}\n"
+        yield b"\n" + line if begun else line  # Half a line is no message; this one begins anew.
+
+
+def _fatal(ref_id: str, error: str, code: str) -> bytes:
+    """A `fatal` that is open for another member."""
+    return msgspec.json.encode({"t": "fatal", "ref_id": ref_id, "error": error, "error_code": code})[:-1]
+
+
+def _ending(ended: Run, ref_id: str, line_bytes_max: int) -> Iterator[bytes]:
     receipt = ended.receipt
-    assert receipt is not None, "the run has not ended"
+    if receipt is None:
+        raise ended.error or from_code("internal", "the run has not ended")
     head: dict[str, str] = {"t": "final" if ends_in_final(ended) else "fatal", "ref_id": ref_id}
     if head["t"] == "fatal":
         error = ended.error
@@ -72,8 +90,7 @@ def ending(ended: Run, *, ref_id: str, line_bytes_max: int) -> Iterator[bytes]:
         yield start + _AS_STREAMED + prefix + suffix
     else:
         error_text = f"the receipt of run {ended.id} does not fit a line of {line_bytes_max} bytes; it is kept there"
-        unsaid = {"t": "fatal", "ref_id": ref_id, "error": error_text, "error_code": "protocol_invalid_envelope"}
-        yield msgspec.json.encode(unsaid)[:-1]
+        yield _fatal(ref_id, error_text, "protocol_invalid_envelope")
     yield b"}\n"
 
 

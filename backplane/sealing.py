@@ -17,7 +17,7 @@ import msgspec
 from backplane import record
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Artifact, Receipt
-from backplane.errors import BackplaneError, PolicyError, StoreError, WorkspaceError
+from backplane.errors import BackplaneError, PolicyError, StoreError, WorkspaceError, unforeseen
 from backplane.keeper import Keeper
 from backplane.receipts.journal import Journal, applied_fact
 from backplane.receipts.pieces import canonical_parts, seal, unheard_facts
@@ -80,9 +80,9 @@ def seal_run(
             _refuse_violation(facts, workspace, end)
             if _is_applied(facts, workspace, patch, end):
                 _apply_lane(facts, journal, patch)
-    except BackplaneError as caught:
-        error = facts.redactor.error(caught)
-        end = lowered(end, caught)
+    except Exception as caught:
+        error = facts.redactor.error(unforeseen(caught))
+        end = lowered(end, error)
         if workspace is not None and patch is None:
             # Of no use any more, and on a full disk the receipt needs its space.
             keeper.let_go(workspace)
@@ -114,6 +114,19 @@ def seal_run(
     )
 
 
+def seal_journal(keeper: Keeper, facts: Facts, journal: Journal | None, end: End) -> Sealed:
+    """Seal and store a run whose end failed, from its journal alone: every event in it is kept, no patch is. Blocks.
+
+    What is stored of it already comes back, with the end that it tells.
+
+    Raises:
+        StoreError: `receipt_store_failed`; the next start seals the run.
+    """
+    (journal or keeper.journal(facts)).close()
+    receipt = keeper.seal_failed(facts.run_id, end.code or "internal")
+    return Sealed(receipt=receipt, end=msgspec.convert(receipt.backplane["end"], End), error=None, patch=None)
+
+
 def _seal(facts: Facts, end: End, trace: Trace, harness_ok: bool, *, added: dict[str, Json], **seen: Any) -> Receipt:
     """Make the receipt of what was seen. Raises StoreError where the trace cannot be read back."""
     claims = _compare_trace(facts, trace)
@@ -138,20 +151,25 @@ def _store(
     keeper: Keeper, receipt: Receipt, journal: Journal | None, workspace: Workspace | None
 ) -> BackplaneError | None:
     """Store the receipt, and let go of what was needed for it; what kept it from that is told, not raised."""
+    error: BackplaneError | None = None
     try:
         keeper.store().append(receipt, journal)
-    except BackplaneError as error:
-        return error
-    finally:
+    except BackplaneError as caught:
+        error = caught
+    try:
         if workspace is not None:
             keeper.let_go(workspace)
         if journal is not None:
             journal.close()
-    return None
+    except Exception as fault:  # What is stored stays as it was sealed; what is left over is the next start's.
+        keeper.problems += (f"{receipt.meta.run_id}: after its receipt was sealed: {unforeseen(fault)}",)
+    return error
 
 
 def lowered(end: End, error: BackplaneError) -> End:
-    """A complete run whose result was lost or could not be applied is a partial one."""
+    """Lower the end of a run whose result was lost or could not be applied: a complete one is partial, or failed."""
+    if error.code == "internal":
+        return End(reason="failed", code=error.code)
     reason = "partial" if end.reason == "complete" else end.reason
     return msgspec.structs.replace(end, reason=reason, code=end.code or error.code)
 

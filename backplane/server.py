@@ -207,7 +207,12 @@ class _Server:
             async with self.plane.start(order, backend, on_ask=_asking(above), run_id=run_id) as run:
                 # From here on the run itself is told to end, and tells what happened until then.
                 with anyio.CancelScope(shield=True):
-                    await self._tell(above, run)
+                    try:
+                        await self._tell(above, run)
+                    except BackplaneError:  # Of the line above: nobody reads it any more.
+                        raise
+                    except Exception as error:
+                        run.fail(error)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
                 if run is None:

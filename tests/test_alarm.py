@@ -32,7 +32,7 @@ class Looks:
 async def test_each_look_says_when_the_next_is_due() -> None:
     looks = Looks(0.001, 0.001)
     async with anyio.create_task_group() as tasks:
-        Alarm(tasks, looks)
+        Alarm(tasks.start_soon, looks)
         with anyio.fail_after(WAIT_S):
             await looks.last.wait()
     assert looks.seen == 3
@@ -41,7 +41,7 @@ async def test_each_look_says_when_the_next_is_due() -> None:
 async def test_one_that_is_rung_for_does_not_wait_until_it_is_due() -> None:
     looks = Looks(NEVER_S, NEVER_S)
     async with anyio.create_task_group() as tasks:
-        alarm = Alarm(tasks, looks)
+        alarm = Alarm(tasks.start_soon, looks)
         with anyio.fail_after(WAIT_S):
             while not looks.last.is_set():
                 alarm.ring()
@@ -52,7 +52,7 @@ async def test_one_that_is_rung_for_does_not_wait_until_it_is_due() -> None:
 async def test_nobody_looks_after_the_last() -> None:
     looks = Looks()
     async with anyio.create_task_group() as tasks:
-        alarm = Alarm(tasks, looks)
+        alarm = Alarm(tasks.start_soon, looks)
         with anyio.fail_after(WAIT_S):
             await looks.last.wait()
         alarm.ring()

@@ -305,15 +305,24 @@ def test_a_last_line_over_the_limit_is_not_taken_for_its_own_beginning() -> None
     assert isinstance(lines.end(), Overlong)
 
 
-def test_a_last_line_without_newline_counts_for_a_host_and_not_for_a_control_plane() -> None:
+def test_a_last_line_without_newline_counts_at_both_ends() -> None:
     end = host()
     assert end.receive(line({"t": "ping", "seq": 1})[:-1]) == []
     assert end.end() == [wire.Ping(seq=1)]
     assert end.end() == []
     plane = control()
     assert plane.receive(event()[:-1]) == []
-    assert plane.end() == Noise(event()[:-1])
-    assert plane.end() is None
+    assert plane.end() == control().receive(event())
+    assert plane.unended == 1
+    assert plane.end() == []
+
+
+@pytest.mark.parametrize("rest", [event()[:-3], b'{"t":"final"', b"bye", b" \r", b"{} {}", b'{"t":"\xff"}'])
+def test_a_last_line_that_is_not_whole_is_noise(rest: bytes) -> None:
+    plane = control()
+    plane.receive(rest)
+    assert plane.end() == ([Noise(rest)] if rest.strip() else [])
+    assert plane.unended == 0
 
 
 # Strict JSON ----------------------------------------------------------------------------------------------------------
@@ -510,11 +519,20 @@ def test_a_member_beside_the_event_is_kept_too() -> None:
     assert record_of(data)["ext"] == {"unknown_envelope": {"seq": 9}}
 
 
-@pytest.mark.parametrize("body", [{"type": "usage", "ts": TS, "n": 1}, {"type": 7}, {}, [], 5, None, "text"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"type": "usage", "ts": TS, "n": 1},
+        *({}, [], 5, None, "text"),
+        *({"type": {}}, {"type": []}, {"type": 7}, {"type": None}, {"type": [{}]}),
+    ],
+)
 def test_an_event_that_cannot_be_read_is_kept_as_a_warning(body: Any) -> None:
-    received = only(control().receive(line({"t": "event", "ref_id": "r1", "event": body})))
-    assert isinstance(received.events[0], Unread)
-    record = json.loads(received.records[0])
+    unread = line({"t": "event", "ref_id": "r1", "event": body})
+    received = only(control().receive(event(text="before") + unread + event(text="after")))
+    assert [texts.text for texts in received.events if not isinstance(texts, Unread)] == ["before", "after"]
+    assert isinstance(received.events[1], Unread)
+    record = json.loads(received.records[1])
     assert record["type"] == "warning"
     assert record["ts"] == NOW
     assert record["ext"] == {"raw_event": body}

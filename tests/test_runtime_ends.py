@@ -210,6 +210,27 @@ async def test_a_broken_rule_ends_the_run_with_its_code(
     assert not run.receipt.verification.harness_ok or code
 
 
+@pytest.mark.parametrize("cut", [b"", b" \r"])
+async def test_a_whole_last_line_without_its_newline_counts_and_is_noted(
+    cut: bytes, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = f"hello(); run = take(); put(event(run)); put(json.dumps(final(run)).encode() + {cut!r})"
+    async with plane(backplane_home) as control:
+        run, events = await go(control, order(root), script(tmp_path, body))
+    assert ended(run) == ("complete", None, "complete")
+    assert texts(events) == ["a"]
+    assert counts(run)["unended_lines"] == 1
+
+
+@one_loop
+async def test_a_cut_last_line_is_noise(backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    body = "hello(); run = take(); put(event(run)); put(json.dumps(final(run)).encode()[:-1])"
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, order(root), script(tmp_path, body))
+    assert ended(run) == ("host_exit", "backend_crashed", "failed")
+    assert counts(run)["noise_lines"] == 1
+
+
 @one_loop
 async def test_what_does_not_concern_the_run_is_counted_and_changes_nothing(
     backplane_home: Path, root: Path, tmp_path: Path

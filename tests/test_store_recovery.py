@@ -18,16 +18,19 @@ from backplane.contract import canonical
 from backplane.contract.events import Warned
 from backplane.contract.receipt import BackendIdentity, Receipt
 from backplane.errors import StoreError
-from backplane.keeper import Keeper
+from backplane.keeper import Keeper, left_behind
 from backplane.receipts import (
     Journal,
     Orphan,
     Store,
     canonical_chunks,
     is_live,
+    recovery,
     seal,
 )
-from backplane.receipts.recovery import ABANDONED_S, note_applied
+from backplane.receipts.journal import applied_fact, failed_fact
+from backplane.receipts.pieces import without_trace
+from backplane.receipts.recovery import ABANDONED_S, note_late
 from tests.receipt_writer import ORDER, TS, delta, line, memory_of, open_journal, puts, receipt_of, whole
 
 WRITER_S_MAX = 60
@@ -78,6 +81,39 @@ def test_an_orphan_is_sealed_as_interrupted_with_all_its_events(store: Store) ->
     whole(store, receipts=1)
     assert store.orphans() == []
     assert store.recover().rows == ()
+
+
+@pytest.mark.parametrize(
+    ("facts", "words", "end", "outcome"),
+    [
+        ([], "was cut off", {"reason": "interrupted"}, "partial"),
+        (["sealed"], "is sealed", {"reason": "complete"}, "complete"),
+        (["failed"], "failed by a fault", {"reason": "failed", "code": "internal"}, "failed"),
+        (["sealed", "failed"], "failed by a fault", {"reason": "failed", "code": "internal"}, "failed"),
+    ],
+)
+def test_what_is_said_of_a_run_without_a_row_is_what_the_next_start_stores(
+    facts: list[str], words: str, end: dict[str, Any], outcome: str, store: Store
+) -> None:
+    run_id = cut_off(store.home, line(delta("a")))
+    with recovery.claimed(store.folder(run_id)) as lock:
+        assert lock is not None
+        journal, _ = recovery.reopen(recovery.read_orphan(store.folder(run_id)), lock)
+        for fact in facts:
+            if fact == "failed":
+                journal.note(failed_fact("internal"))
+            else:
+                raw = {"backplane": {"end": {"reason": "complete"}}}
+                journal.note_sealed(without_trace(seal(receipt_of(journal.trace, run_id, usage_raw=raw))))
+        journal.close()
+    (said,) = left_behind(store.home, store)
+    assert run_id in said
+    assert words in said
+    store.recover()
+    receipt = store.load(run_id)
+    assert (receipt.backplane["end"], receipt.outcome) == (end, outcome)
+    assert receipt.verification.harness_ok == (outcome == "complete")
+    assert left_behind(store.home, store) == ()
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"text":', b"\x00" * 100, b"{}\n" + line(delta("after the damage"))])
@@ -188,7 +224,7 @@ def test_looking_after_a_dead_run_does_not_make_it_last_longer(store: Store, mon
     began_ns = now_ns - 60 * S
     began = canonical.timestamp_at(began_ns)
     retold(store, run_id, lambda order: order.update(started_at=began), began_ns + 2 * S)
-    note_applied(store.home, run_id, 3)
+    note_late(store.home, run_id, applied_fact(3))
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", lambda fd: os.fstat(-1))
         assert len(store.recover().problems) == 1
@@ -418,7 +454,7 @@ def test_a_link_in_the_place_of_a_runs_folder_is_not_followed_but_named(store: S
     assert len(store.recover().problems) == 1
     assert is_live(store.home, elsewhere.run_id)
     head = (elsewhere.folder / "head.jsonl").read_bytes()
-    note_applied(store.home, elsewhere.run_id, 3)
+    note_late(store.home, elsewhere.run_id, applied_fact(3))
     with pytest.raises(StoreError, match="is a link"):
         store.append(seal(receipt_of([delta("a")], elsewhere.run_id)))
     assert [row.run_id for row in store.list()] == [orphan.run_id]

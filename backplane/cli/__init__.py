@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from backplane import __version__
 from backplane.cli import streams
@@ -155,64 +155,25 @@ def _usage(fact: str) -> Exception:
 
 def _report(error: BaseException) -> int:
     """Say what ended the command, in three lines at most, and give its exit code."""
-    leaves = _leaves(error)
-    if any(isinstance(leaf, streams.ReaderGone) for leaf in leaves):
-        return READER_GONE
-    # One that comes while a class is made has another error around it.
-    if any(isinstance(error, KeyboardInterrupt) for leaf in leaves for error in (leaf, leaf.__cause__)):
-        return INTERRUPTED
     try:
-        return _explain(leaves)
+        return _explain(error)
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _explain(leaves: list[BaseException]) -> int:
-    from backplane.errors import BackplaneError
+def _explain(error: BaseException) -> int:
+    from backplane.errors import leaves, unforeseen
 
-    known: Any = next((leaf for leaf in leaves if isinstance(leaf, BackplaneError)), None)
-    if os.environ.get("BACKPLANE_DEBUG") and (known is None or known.code == "internal"):
+    found = leaves(error)
+    if any(isinstance(leaf, streams.ReaderGone) for leaf in found):
+        return READER_GONE
+    # One that comes while a class is made has another error around it.
+    if any(isinstance(error, KeyboardInterrupt) for leaf in found for error in (leaf, leaf.__cause__)):
+        return INTERRUPTED
+    known = unforeseen(error)
+    if os.environ.get("BACKPLANE_DEBUG") and known.code == "internal":
         import traceback
 
-        streams.complain("".join(traceback.format_exception(leaves[0])))
-    if known is None:
-        known = _of_the_machine(leaves)
-    if known is None:
-        fact = f"{type(leaves[0]).__name__}: {leaves[0]}"
-        known = BackplaneError("internal", fact, hint="BACKPLANE_DEBUG=1 shows where; please report it")
+        streams.complain("".join(traceback.format_exception(found[0])))
     streams.error(known)
-    code: int = known.facts.exit_code
-    return code
-
-
-def _of_the_machine(leaves: list[BaseException]) -> Exception | None:
-    """The error for what the machine did not give, wherever it was asked for; None when it is something else."""
-    import errno
-
-    from backplane.errors import BackendError
-
-    hints = {
-        errno.EMFILE: "raise the limit on open files (ulimit -n)",
-        errno.ENFILE: "too many files are open on this machine; end something",
-        errno.ENOMEM: "free some memory, or raise the limit (ulimit -v)",
-        errno.EAGAIN: "too many processes or threads; raise the limit (ulimit -u)",
-        errno.ENOSPC: "free some space",
-    }
-    for leaf in leaves:
-        number = errno.ENOMEM if isinstance(leaf, MemoryError) else getattr(leaf, "errno", None)
-        if "can't start new thread" in str(leaf):
-            number = errno.EAGAIN
-        if "No usable temporary directory" in str(leaf):
-            fact = "there is no folder for temporary files that can be written"
-            return BackendError("backend_unavailable", fact, hint="set TMPDIR to one")
-        if number in hints:
-            fact = f"this machine has no more to give: {errno.errorcode[number]} ({os.strerror(number)})"
-            return BackendError("backend_unavailable", fact, hint=hints[number])
-    return None
-
-
-def _leaves(error: BaseException) -> list[Any]:
-    """The errors in a group, which a task group makes even of a single one."""
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
+    return known.facts.exit_code

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final
@@ -25,7 +25,7 @@ from backplane.cli.outlet import Outlet
 from backplane.config import Settings
 from backplane.contract.events import AskRaised
 from backplane.contract.work import WorkOrder
-from backplane.errors import StoreError
+from backplane.errors import BackplaneError, StoreError
 from backplane.hooks import Hook
 from backplane.protocol import Events
 from backplane.runtime import ControlPlane, Run
@@ -74,9 +74,15 @@ def _layers_tried(plan: Plan) -> AbstractContextManager[None]:
 
 def _end(plan: Plan, live: _Live) -> int:
     ended = live.run
-    if ended is None or ended.receipt is None:
+    if ended is None or (ended.receipt is None and ended.error is None):
         # Stopped before there was a run to end: nothing was sent, and what was started is gone.
         return 128 + live.signal if live.signal is not None else READER_GONE
+    if ended.receipt is None and ended.error is not None:
+        # Not even its journal could be sealed: the next start does it.
+        if plan.json:
+            _say_last_message(plan, ended)
+        streams.error(ended.error)
+        return FAILED
     saved, failure = False, None
     try:
         saved = _save(plan, ended)
@@ -128,11 +134,20 @@ class _Live:
         with anyio.CancelScope() as self._scope:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(self._watch_signals)
-                tasks.start_soon(self._watch_reader)
+                tasks.start_soon(self._guarded, self._watch_reader)
                 if self.look.terminal:
-                    tasks.start_soon(self._draw)
+                    tasks.start_soon(self._guarded, self._draw)
                 await self._follow()
                 tasks.cancel_scope.cancel()
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Have an exception that nobody foresaw end the run as failed, and not as left."""
+        try:
+            await work()
+        except Exception as error:
+            if self.run is None:
+                raise
+            self.run.fail(error)
 
     async def _follow(self) -> None:
         plan = self.plan
@@ -144,12 +159,17 @@ class _Live:
                 self.left_behind = plane.keeper.notes + plane.keeper.problems
 
     async def _tell(self, run: Run) -> None:
-        if self.signal is not None or self.outlet.gone:
-            await self._cancel()
-        async for batch in run.batches():
-            await self.outlet.write(self._json(batch) if self.plan.json else self._text(batch))
-            if self.outlet.gone:
+        try:
+            if self.signal is not None or self.outlet.gone:
                 await self._cancel()
+            async for batch in run.batches():
+                await self.outlet.write(self._json(batch) if self.plan.json else self._text(batch))
+                if self.outlet.gone:
+                    await self._cancel()
+        except BackplaneError:  # Of the output: the caller has left.
+            raise
+        except Exception as error:
+            run.fail(error)
         self._began = float("inf")
 
     def _json(self, batch: Events) -> bytes:
@@ -230,11 +250,15 @@ def _copy_patch(ended: Run, copy: Copy) -> None:
         copy.write(iter(lambda: file.read(1 << 20), b""))
 
 
+def _say_last_message(plan: Plan, ended: Run) -> None:
+    for chunk in relay.ending(ended, ref_id=ended.id, line_bytes_max=plan.settings.limits.line_bytes_max):
+        streams.write_bytes(chunk)
+
+
 def _say_the_end(plan: Plan, ended: Run, look: show.Look, saved: bool) -> None:
     assert ended.receipt is not None
     if plan.json:
-        for chunk in relay.ending(ended, ref_id=ended.id, line_bytes_max=plan.settings.limits.line_bytes_max):
-            streams.write_bytes(chunk)
+        _say_last_message(plan, ended)
         return
     streams.write(look.end_line())
     if look.terminal and ended.patch is not None and ended.patch.is_file():

@@ -227,7 +227,10 @@ def read_event(value: Json, *, now: str) -> AgentEvent:
     Args:
         now: the time of a warning that replaces an unreadable event.
     """
-    kind = EVENT_TYPES.get(value.get("type", "")) if isinstance(value, dict) else None
+    name = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(name, str):
+        return _unread(value, "an event of the wrong shape: it has no `type` that is a string", now)
+    kind = EVENT_TYPES.get(name)
     if kind is None:
         return _unread(value, "an event of a type this version does not know", now)
     try:

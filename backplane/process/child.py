@@ -99,6 +99,8 @@ class Child:
         """The guard did not see it through, whatever was said in its name: who left session and parents may live."""
         self.on_exit: Callable[[], None] | None = None
         """Called once when the exit is known."""
+        self.fault: Exception | None = None
+        """Raised while the child was watched, and foreseen by nobody: its exit may never be known then."""
         self._leader = leader  # The guard, or the program where there is none.
         self._guarded = guarded
         self._life = life  # To the wrapper of a namespace, where what the guard calls by number has another one here.
@@ -126,7 +128,7 @@ class Child:
         if not self._guarded:
             return b"pid"
         with anyio.move_on_after(timeout_s):
-            await self._until(lambda: bool(self._first_word) or self._line_ended)
+            await self._until(lambda: bool(self._first_word) or self._line_ended or self.fault is not None)
         return self._first_word
 
     async def release_when(self, ready: Callable[[], Awaitable[object]]) -> None:
@@ -310,15 +312,33 @@ class Child:
         return True
 
     def _on_readable(self, fd: int, take: Callable[[], bool]) -> None:
-        if not take() and self._loop is not None:
+        try:
+            more = take()
+        except Exception as error:
+            self._fail(error)
+            more = False
+        if not more and self._loop is not None:
             self._loop.remove_reader(fd)
+
+    def _fail(self, error: Exception) -> None:
+        """Note an exception that nobody foresaw, and wake whoever waits for news."""
+        self.fault = self.fault or error
+        self._announce()
+        if self.on_exit is not None:
+            self.on_exit()
 
     async def _listen_in_turns(self) -> None:
         """The same where the loop does not call."""
         with self._turns:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._drain)
-                await self._watch()
+                tasks.start_soon(self._noting_fault, self._drain)
+                await self._noting_fault(self._watch)
+
+    async def _noting_fault(self, listen: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await listen()
+        except Exception as error:
+            self._fail(error)
 
     async def _watch(self) -> None:
         """Notice the end by waiting, or by asking again and again."""

@@ -99,6 +99,8 @@ def _child(launched: Launched, stderr_bytes_max: int) -> Child:
 async def _arrive(child: Child, command: Command) -> None:
     """Wait until the program itself was started. Raises BackendError: `sidecar_spawn_failed`."""
     word = await child.arrived(START_S_MAX)
+    if child.fault is not None:
+        raise child.fault
     if word.startswith(b"spawn_error "):
         raise refusal(command, word)
     if not word:

@@ -38,6 +38,7 @@ from backplane.protocol.messages import (
     Dropped,
     Events,
     Noise,
+    Raised,
     Received,
     Unknown,
     convert,
@@ -109,6 +110,8 @@ class ControlEnd:
         self._now = now
         self.redacted = 0
         """Places where a secret was replaced."""
+        self.unended = 0
+        """1 where the last line is whole and has no newline."""
         self._redactor = redactor
         self._open: dict[str, int] = {}
         self._ended: tuple[str, ...] = ()
@@ -147,10 +150,16 @@ class ControlEnd:
         self._ended += (ref_id,)
 
     def receive(self, data: bytes) -> list[Received]:
-        """Take bytes from the host, give what they complete, in order."""
+        """Take bytes from the host, give what they complete, in order; `Raised` last where nobody foresaw an error."""
         block = self._lines.block(data)
         if block is None:
             return self._receive_each(data, self._lines.feed(data))
+        try:
+            return self._receive_block(block)
+        except Exception as error:  # What the quick way cannot read is read line by line, up to what cannot be read.
+            return [*self._receive_each(block, block.split(b"\n")[:-1]), Raised(error)]
+
+    def _receive_block(self, block: bytes) -> list[Received]:
         pong = _PONG.fullmatch(block, 0, len(block) - 1) if len(block) <= _PONG_BYTES_MAX + 1 else None
         if pong is not None and self.hello is not None:
             self.lines_read += 1
@@ -174,43 +183,46 @@ class ControlEnd:
         of: str | None = None
         opened = self._open
         watchful = self._redactor is not None and self._may_hold_secrets(data, lines)
-        for line in lines:
-            self.lines_read += 1
-            if type(line) is Overlong:
-                out.append(self._overlong(line))
-                of = None
-                continue
-            try:
-                if len(line) > VALUES_MAX:
-                    raise ValueError("a long line is read once, in full")
-                envelope = _decode_event(line)
-                event = envelope.event
-                record = _encode(event)
-                if (
-                    opened[envelope.ref_id] + len(record) != len(line)
-                    or type(event) not in _PLAIN
-                    or event.ext is not UNSET
-                    or (event.ts not in self._times and not self._time_is_canonical(event.ts))
-                    or watchful
-                    or (type(event) is not AssistantDelta and self._cut_in([event]))
-                ):
-                    event, record = self._look_closer(line, envelope)
-                ref_id = envelope.ref_id
-            except (ValueError, KeyError, RecursionError):
-                received = self._other(line) if len(line) <= VALUES_MAX else self._long(line)
-                if received is None:
-                    continue
-                if type(received) is not Events or len(line) > VALUES_MAX:
-                    out.append(received)
+        try:
+            for line in lines:
+                self.lines_read += 1
+                if type(line) is Overlong:
+                    out.append(self._overlong(line))
                     of = None
                     continue
-                ref_id, event, record = received.ref_id, received.events[0], received.records[0]
-            if ref_id != of:
-                events, records, of = [], [], ref_id
-                batches.append((len(out), ref_id, events, records))
-                out.append(Events(ref_id, events, b""))
-            events.append(event)
-            records.append(record)
+                try:
+                    if len(line) > VALUES_MAX:
+                        raise ValueError("a long line is read once, in full")
+                    envelope = _decode_event(line)
+                    event = envelope.event
+                    record = _encode(event)
+                    if (
+                        opened[envelope.ref_id] + len(record) != len(line)
+                        or type(event) not in _PLAIN
+                        or event.ext is not UNSET
+                        or (event.ts not in self._times and not self._time_is_canonical(event.ts))
+                        or watchful
+                        or (type(event) is not AssistantDelta and self._cut_in([event]))
+                    ):
+                        event, record = self._look_closer(line, envelope)
+                    ref_id = envelope.ref_id
+                except (ValueError, KeyError, RecursionError):
+                    received = self._other(line) if len(line) <= VALUES_MAX else self._long(line)
+                    if received is None:
+                        continue
+                    if type(received) is not Events or len(line) > VALUES_MAX:
+                        out.append(received)
+                        of = None
+                        continue
+                    ref_id, event, record = received.ref_id, received.events[0], received.records[0]
+                if ref_id != of:
+                    events, records, of = [], [], ref_id
+                    batches.append((len(out), ref_id, events, records))
+                    out.append(Events(ref_id, events, b""))
+                events.append(event)
+                records.append(record)
+        except Exception as error:  # What was read before it counts; the run ends by it.
+            out.append(Raised(error))
         for place, ref_id, events, records in batches:
             out[place] = Events(ref_id, events, b"\n".join(records) + b"\n")
         return out
@@ -245,12 +257,18 @@ class ControlEnd:
         self.lines_read += len(events)
         return Events(ref_id, events, lines)
 
-    def end(self) -> Noise | None:
-        """The stream is over: what was not finished with a newline is noise, however it looks."""
+    def end(self) -> list[Received]:
+        """Give what the end of the stream completes: a whole line without its newline counts, and is noted."""
         rest = self._lines.end()
-        if type(rest) is Overlong:
-            rest = self._evidence(rest)
-        return Noise(self._clean_line(rest)) if rest.strip() else None
+        if not rest.strip():
+            return []
+        try:
+            bounded(rest)
+            strict(rest)
+        except (ValueError, RecursionError):
+            return [Noise(self._evidence(rest) if type(rest) is Overlong else self._clean_line(rest))]
+        self.unended += 1
+        return self._receive_each(rest, [rest])
 
     def _look_closer(self, line: bytes, envelope: wire.Event) -> tuple[AgentEvent, bytes]:
         """An event that is more than required strings in a compact line: read it again with nothing skipped."""

@@ -142,9 +142,16 @@ def too_much_in_hello(value: dict[str, Json], size: int) -> str | None:
     return None
 
 
+class Raised(msgspec.Struct, frozen=True):
+    """Reading what follows raised an exception that nobody foresaw: what came before it was read."""
+
+    error: Exception
+
+
 Received = (
     Events | wire.Hello | wire.Run | wire.Final | wire.Fatal | wire.Cancel | wire.Input | wire.Interrupt | wire.Ping
     | wire.Pong | wire.Ask | wire.Answer | wire.Tree | wire.Patch | Noise | Dropped | Unknown | Broken
+    | Raised
 )  # fmt: skip
 
 

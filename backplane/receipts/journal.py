@@ -64,6 +64,11 @@ def held_fact(held: Json) -> Facts:
     return {"fact": "held", "enforcement": held}
 
 
+def failed_fact(code: str) -> Facts:
+    """The fact that a run failed by an exception that nobody foresaw, whatever was sealed of it before."""
+    return {"fact": "failed", "code": code}
+
+
 class Journal:
     """One run's open journal; made by `create`, let go by `close`.
 
@@ -181,7 +186,7 @@ class Journal:
                 written = os.write(fd, data)
                 while written < len(data):
                     written += os.write(fd, memoryview(data)[written:])
-            except OSError:
+            except BaseException:
                 # Half a line must not stay: what is written after space was freed would be glued to it.
                 with suppress(OSError):
                     os.ftruncate(fd, before)

@@ -33,7 +33,6 @@ from backplane.receipts.journal import (
     TRACE,
     Facts,
     Journal,
-    applied_fact,
     boot_id,
     disk_error,
     read_facts,
@@ -184,7 +183,7 @@ def sweep_abandoned(home: Path) -> None:
 
 
 def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes: int) -> Receipt:
-    """Seal what is known of a run that was cut off.
+    """Seal what is known of a run that was cut off, or failed by an exception that nobody foresaw.
 
     Args:
         journal: reopened, its trace cut to whole events.
@@ -201,10 +200,12 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
         if raw and is_passed_through(event):
             raw, mode = False, "passthrough"
     manifest = read_manifest(_object(hello.get("capabilities")))
+    failed = _fact(orphan, "failed")
+    end: dict[str, Any] = {"reason": "failed", "code": failed.get("code")} if failed else {"reason": "interrupted"}
     restarted = order.get("boot_id") not in (None, boot_id())
     meta, known = _times(orphan.run_id, order, finished_ns)
     added: dict[str, Any] = {
-        "end": {"reason": "interrupted"},
+        "end": end,
         "durability": {"journal": "not_synced", "cut_bytes": cut_bytes, "machine_restarted": restarted},
         # Both times are of a clock that anybody can set; no other one outlives its process.
         "duration": "wall_clock" if known else "unknown",
@@ -228,15 +229,15 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
             trace=trace,
             artifacts=(),
             verification=Verification(harness_ok=False),
-            outcome="partial" if len(trace) else "failed",
+            outcome="partial" if len(trace) and not failed else "failed",
         )
     )
 
 
 def sealed_before(orphan: Orphan, trace: Trace) -> Receipt | None:
     """The receipt that was sealed and never acknowledged, when it still holds."""
-    sealed = next((fact for fact in reversed(orphan.facts) if fact.get("fact") == "sealed"), None)
-    if sealed is None:
+    sealed = next((fact for fact in reversed(orphan.facts) if fact.get("fact") in ("sealed", "failed")), None)
+    if sealed is None or sealed["fact"] == "failed":
         return None
     try:
         receipt = with_trace(canonical.encode(sealed.get("receipt")), trace)
@@ -245,13 +246,26 @@ def sealed_before(orphan: Orphan, trace: Trace) -> Receipt | None:
     return receipt if receipt.meta.run_id == orphan.run_id and is_intact(receipt) else None
 
 
+def describe(orphan: Orphan) -> str:
+    """Say in one line what became of a run that has no row in the store, and what the next start does with it."""
+    name = f"run {orphan.run_id}"
+    with suppress(StoreError):  # Without a head nothing is known of it.
+        orphan = read_orphan(orphan.folder)
+    ends = [fact["fact"] for fact in orphan.facts if fact.get("fact") in ("sealed", "failed")]
+    if not ends:
+        return f"{name} was cut off and has no receipt yet; the next run here seals it as interrupted"
+    if ends[-1] == "sealed":
+        return f"{name} has ended and its receipt is sealed, but not in the store yet; the next run here stores it"
+    return f"{name} failed by a fault of this program and has no receipt yet; the next run here seals it as failed"
+
+
 def is_copy(orphan: Orphan) -> bool:
     """Whether the folder is a copy that was being made; its original is elsewhere."""
     return bool(orphan.facts) and orphan.facts[0].get("fact") == "copied"
 
 
-def note_applied(home: Path, run_id: str, files: int) -> None:
-    """Add to a dead run's head that its patch was put into its original; its receipt is still to be made.
+def note_late(home: Path, run_id: str, fact: Facts) -> None:
+    """Add a fact to a dead run's head, once; its receipt is still to be made.
 
     Raises:
         StoreError: `receipt_store_failed`.
@@ -260,9 +274,9 @@ def note_applied(home: Path, run_id: str, files: int) -> None:
     if not is_run_id(run_id) or folder.is_symlink() or not (folder / HEAD).exists():
         return
     with claimed(folder) as lock:
-        if lock is not None and not any(fact.get("fact") == "applied" for fact in read_facts(folder)):
+        if lock is not None and not any(noted.get("fact") == fact["fact"] for noted in read_facts(folder)):
             with last_written(folder), closing(Journal(folder, run_id, os.dup(lock), -1)) as journal:
-                journal.note(applied_fact(files))
+                journal.note(fact)
 
 
 def came_without_patch(folder: Path) -> bool:

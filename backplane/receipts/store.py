@@ -340,6 +340,20 @@ class Store:
                 problems.append(f"{folder.name}: {error}")
         return Recovery(tuple(rows), tuple(problems))
 
+    def settle(self, run_id: str, clean: Callable[[Orphan], None]) -> Receipt:
+        """Seal and store one run that nobody works on any more, unless it is stored; gives its receipt.
+
+        Args:
+            clean: as for `recover`.
+
+        Raises:
+            StoreError: `receipt_store_failed`.
+        """
+        with recovery.claimed(self.folder(run_id)) as lock:
+            if lock is not None and not self.has(run_id):
+                self._recover(recovery.read_orphan(self.folder(run_id)), lock, clean)
+        return self.load(run_id)
+
     def _recover(self, orphan: Orphan, lock: int, clean: Callable[[Orphan], None] | None) -> Rows:
         if clean is not None:
             clean(orphan)

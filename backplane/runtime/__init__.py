@@ -19,7 +19,7 @@ from backplane.backends import Backend
 from backplane.block import Block
 from backplane.config import Limits, Settings
 from backplane.contract.work import WorkOrder
-from backplane.errors import BackendError, BackplaneError, ConfigError
+from backplane.errors import BackendError, BackplaneError, ConfigError, unforeseen
 from backplane.hooks import Hook
 from backplane.in_order import in_order
 from backplane.intake import OnAsk
@@ -56,7 +56,10 @@ class ControlPlane:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await in_order(self._close)
+        try:
+            await in_order(self._close)
+        except Exception as error:
+            raise unforeseen(error) from error
 
     async def _close(self) -> None:
         with anyio.CancelScope(shield=True):
@@ -89,16 +92,24 @@ class ControlPlane:
         """
 
         async def begin() -> Run:
-            _check_sayable(order)
-            self._check_room()
-            await self._slots.acquire()
+            try:
+                _check_sayable(order)
+                self._check_room()
+                await self._slots.acquire()
+            except Exception as error:
+                raise unforeseen(error) from error
             try:
                 run = await self._run(order, backend, on_ask, limits, run_id)
+            except Exception as error:
+                self._slots.release()
+                raise unforeseen(error) from error
             except BaseException:
                 self._slots.release()
                 raise
             try:
                 await run.start(hooks)
+            except Exception as error:
+                run.fail(error)
             except BaseException:
                 await self._end(run)
                 raise
@@ -118,6 +129,8 @@ class ControlPlane:
     async def _end(self, run: Run) -> None:
         try:
             await run.leave()
+        except Exception as error:
+            run.fail(error)
         finally:
             self._slots.release()
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
-import anyio.abc
 import anyio.to_thread
 
 from backplane.backends import Backend, Link, Opener, ProcessBackend
@@ -134,10 +133,11 @@ class Premises:
     def _unwanted(self) -> bool:
         return self._left or self._ended()
 
-    def prepare(self, tasks: anyio.abc.TaskGroup, mode: Mode | None) -> None:
+    def prepare(self, start_soon: Callable[..., object], mode: Mode | None) -> None:
         """Journal, store and workspace begin while the host starts, unless they had to be there before it.
 
         Args:
+            start_soon: starts the task in which they are made.
             mode: how the place to work in is made; None when it is not here.
 
         Raises:
@@ -148,7 +148,7 @@ class Premises:
                 self.journal = self._keeper.journal(self._facts)
                 self._note_held(self.journal)
             self._preparing = self._prepare(mode)
-            tasks.start_soon(self._preparing.run, self.journal.folder)
+            start_soon(self._preparing.run, self.journal.folder)
 
     def _note_held(self, journal: Journal) -> None:
         """Note it before the host starts: should we be killed, the receipt says it all the same."""
@@ -185,6 +185,11 @@ class Premises:
         """
         assert self._preparing is not None
         return await self._preparing.wait()
+
+    def abandon(self) -> None:
+        """Have nobody wait for a preparation that will not come: its task failed, or is not needed any more."""
+        if self._preparing is not None:
+            self._preparing.abandon()
 
     async def settled(self) -> None:
         """Wait until nothing is being made here any more."""

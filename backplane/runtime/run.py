@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +31,7 @@ from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import BackendIdentity, Receipt
 from backplane.contract.unheard import check_settings
 from backplane.contract.work import Mode, WorkOrder
-from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, from_code
+from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, from_code, unforeseen
 from backplane.hooks import Hook, Hooks, above, configured
 from backplane.in_order import OwnTask, in_order
 from backplane.intake import Intake, OnAsk, now
@@ -74,6 +74,9 @@ RESULT_S_MAX: Final = 20.0
 HURRIED_S_MAX: Final = 1.0
 """The same where somebody waits for the end; most often it takes a tenth of that."""
 
+LADDER_S_MAX: Final = 8.0
+"""For the stop ladder beyond its grace: more than all its steps may take; then the host is killed without it."""
+
 _NEVER: Final = float("inf")
 
 _BY_HAND: Final = "it said nothing on stderr: `backplane conform -- COMMAND…` shows how far it gets"
@@ -92,10 +95,10 @@ class Run:
     """
 
     __slots__ = (
-        "_alarm", "_backend", "_begun", "_deadlines", "_drained", "_exited", "_finished", "_gone", "_hurried_at",
-        "_intake", "_limits", "_line", "_link", "_opened", "_outbox", "_plane", "_premises", "_queue", "_readable",
-        "_remote", "_rest", "_sealed", "_sealing_since", "_sent", "_stopping", "_tasks", "_terms", "end", "error",
-        "facts", "id", "order", "patch", "receipt",
+        "_alarm", "_backend", "_begun", "_deadlines", "_drained", "_exited", "_fault", "_finished", "_gone",
+        "_hurried_at", "_intake", "_limits", "_line", "_link", "_opened", "_outbox", "_plane", "_premises", "_queue",
+        "_readable", "_reads", "_remote", "_rest", "_sealed", "_sealing_since", "_sent", "_stopping", "_tasks",
+        "_terms", "end", "error", "facts", "id", "order", "patch", "receipt",
     )  # fmt: skip
     # Without them its table is 1.5 KiB, as more than thirty names are in it.
 
@@ -135,10 +138,21 @@ class Run:
         self._exited: float | None = None
         """When the child's end was seen, by a monotonic clock."""
         self._intake = Intake(
-            self.id, self.facts, limits, self._line, on_ask=on_ask, decide=self._decide, hand_on=self._hand_in
+            self.id,
+            self.facts,
+            limits,
+            self._line,
+            on_ask=on_ask,
+            decide=self._decide,
+            fail=self.fail,
+            hand_on=self._hand_in,
         )
         self._remote: Remote | None = None
         self._begun = False
+        self._reads = False
+        """A task waits for the host's output."""
+        self._fault: BackplaneError | None = None
+        """What nobody foresaw; it outranks every other end."""
         self._sent = False
         self._gone = Once()
         """The ladder has ended: nothing of the host is alive."""
@@ -181,6 +195,15 @@ class Run:
 
     async def _next_batch(self) -> Events | None:
         """The next events; None when the run has ended, which it then has with its receipt."""
+        try:
+            await self._pull()
+        except Exception as error:
+            self.fail(error)
+            await self._finish()
+        return self._queue.pop(0) if self._queue else None
+
+    async def _pull(self) -> None:
+        """Wait until the next events are in the queue, or the run has ended."""
         if self._premises.prepared and not self._begun and not self._stopping:
             await self._begin()
             self._begun = True
@@ -189,7 +212,6 @@ class Run:
                 await self._finish()
                 break
             await self._advance()
-        return self._queue.pop(0) if self._queue else None
 
     def receipt_chunks(self) -> Any:
         """The sealed receipt in canonical bytes, in pieces; the run must have ended."""
@@ -211,6 +233,25 @@ class Run:
         if self._finished:
             self.hurry()
         self._decide("cancelled", None, note=reason)
+
+    def fail(self, error: Exception) -> None:
+        """End the run as failed for an exception that nobody foresaw, whatever else was said of its end.
+
+        After the receipt is stored nothing changes it any more: the error is then a problem of the control plane's.
+        """
+        fault = unforeseen(error)
+        if self.receipt is not None:
+            self._note_problem(fault)
+        elif self._fault is None:
+            self._fault = self.error = fault
+            self.end = End(reason="failed", code=fault.code)
+            self._premises.abandon()
+            self._intake.close()
+            self._stop()
+
+    def _note_problem(self, fault: BackplaneError) -> None:
+        line = f"run {self.id}, after its receipt was stored: {self._without_secrets(fault)}"
+        self._plane.keeper.problems += (line,)
 
     @property
     def is_ending(self) -> bool:
@@ -288,22 +329,36 @@ class Run:
         Args:
             hooks: the caller's own.
         """
-        if self._admit(hooks):
-            # Here, as it has to be left in the same task.
-            tasks = self._tasks = await anyio.create_task_group().__aenter__()
-            await in_order(functools.partial(self._start_host, tasks))
+        try:
+            if self._admit(hooks):
+                # Here, as it has to be left in the same task.
+                self._tasks = await anyio.create_task_group().__aenter__()
+                await in_order(self._start_host)
+        except Exception as error:
+            self.fail(error)
 
-    async def _start_host(self, tasks: anyio.abc.TaskGroup) -> None:
+    def _start_soon(self, work: Callable[..., Awaitable[object]], *given: object) -> None:
+        """Start a task of the run's: what it raises ends the run, and not the task that is in the block."""
+        assert self._tasks is not None
+        self._tasks.start_soon(self._guarded, work, *given)
+
+    async def _guarded(self, work: Callable[..., Awaitable[object]], *given: object) -> None:
+        try:
+            await work(*given)
+        except Exception as error:
+            self.fail(error)
+
+    async def _start_host(self) -> None:
         try:
             opening = await self._open()
             if self._premises.holds_host:
-                self._premises.prepare(tasks, self._mode())
+                self._premises.prepare(self._start_soon, self._mode())
             if not isinstance(opening, Block):
                 opening = OwnTask(opening)
             link = await opening.__aenter__()
             self._opened = opening
-            self._connect(link, tasks)
-            self._premises.prepare(tasks, self._mode())
+            self._connect(link)
+            self._premises.prepare(self._start_soon, self._mode())
         except BackplaneError as error:
             self._fail(await self._premises.cause(error))
 
@@ -313,12 +368,18 @@ class Run:
             await self._finish()
         finally:
             try:
-                if self._opened is not None:
-                    await in_order(functools.partial(self._opened.__aexit__, None, None, None))
+                await self._close_link()
             finally:
-                if self._tasks is not None:
-                    self._tasks.cancel_scope.cancel()
-                    await self._tasks.__aexit__(None, None, None)
+                await self._close_tasks()
+
+    async def _close_link(self) -> None:
+        if self._opened is not None:
+            await in_order(functools.partial(self._opened.__aexit__, None, None, None))
+
+    async def _close_tasks(self) -> None:
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
+            await self._tasks.__aexit__(None, None, None)
 
     async def end_unstarted(self, why: str | BackplaneError) -> None:
         """End and seal a run of which nothing was started.
@@ -385,14 +446,18 @@ class Run:
         refused = error.facts.exit_code == 4
         self._decide("store" if error.code == "receipt_store_failed" else "refused" if refused else "failed", error)
 
-    def _connect(self, link: Link, tasks: anyio.abc.TaskGroup) -> None:
+    def _connect(self, link: Link) -> None:
         self._link = link
         self._readable = Readable(link.stdout)
         self._outbox = Outbox(
-            link, tasks, write_s=self._limits.write_s, on_stuck=self._input_unread, on_closed=self._input_closed
+            link,
+            self._start_soon,
+            write_s=self._limits.write_s,
+            on_stuck=self._input_unread,
+            on_closed=self._input_closed,
         )
-        self._intake.connect(self._outbox, tasks)
-        self._alarm = Alarm(tasks, self._look)
+        self._intake.connect(self._outbox, self._start_soon)
+        self._alarm = Alarm(self._start_soon, self._look)
         link.on_exit = self._alarm.ring
 
     def _mode(self) -> Mode | None:
@@ -476,14 +541,13 @@ class Run:
 
     def _send_away(self, remote: Remote, workspace: Workspace | None, folder: Path) -> None:
         """The order to another machine, and after it the workspace, if it travels."""
-        assert self._tasks is not None
         # Where it lies there is not known here; paths are judged there, by the same policy.
         self.facts.root = "/"
         self._send_run(remote.order(), (*EXTENSIONS, *remote.extensions))
         if workspace is not None:
             remote.expect(folder)
             self._intake.on_patch = remote.take
-            self._tasks.start_soon(self._send_tree, remote, workspace)
+            self._start_soon(self._send_tree, remote, workspace)
 
     async def _send_tree(self, remote: Remote, workspace: Workspace) -> None:
         from backplane.workspace import Quota
@@ -504,14 +568,16 @@ class Run:
 
     async def _advance(self) -> None:
         """Wait for the child's next output and take it in; until something carries progress, that is its silence."""
-        if self._deadlines.reading_since is not None:
+        if self._reads:
             # Another task reads this run: what it finds is found for both.
             await anyio.sleep(READER_LOOK_S)
             return
-        self._deadlines.begin_read()
+        self._reads = True
         try:
+            self._deadlines.begin_read()
             await self._reading()
         finally:
+            self._reads = False
             self._deadlines.end_read()
         self._note_progress()
 
@@ -552,9 +618,7 @@ class Run:
             self._note_progress()
             return bool(self._queue) or not self._begun or self._intake.holding or self._intake.over.is_set()
         self._drained = True
-        rest = self._line.end()
-        if rest is not None:
-            self._intake.take([rest])
+        self._hand_on(self._intake.take(self._line.end()))
         if not self._intake.over.is_set():
             self._decide("host_exit", None)
         return True
@@ -576,8 +640,8 @@ class Run:
             self._intake.close()
             self._stop()
             return
-        self.facts.handed_on(batches)
         self._queue.extend(batches)
+        self.facts.handed_on(batches)
 
     def _hand_in(self, batches: list[Events]) -> None:
         """What did not come from the child: whoever waits for the child's output is to see it at once."""
@@ -596,7 +660,7 @@ class Run:
     def _input_closed(self) -> None:
         """A line found no reader: with the order not taken there will be no result."""
         if self._outbox is not None and self._outbox.written == 0 and self._tasks is not None:
-            self._tasks.start_soon(self._order_not_taken)
+            self._start_soon(self._order_not_taken)
 
     async def _order_not_taken(self) -> None:
         # A host that has ended, or says why it ends, is told by that and not by the broken pipe.
@@ -628,14 +692,18 @@ class Run:
         if self._stopping:
             return
         self._stopping = True
-        if self._alarm is not None:
-            self._alarm.ring()
-        if self._link is None or self._tasks is None:
-            self._gone.set()
-            self._drained = True
-            return
-        # Whoever waits for the child's output looks again: there may be nothing more to wait for.
-        self._tasks.start_soon(self._ladder)
+        walks = False
+        try:
+            if self._alarm is not None:
+                self._alarm.ring()
+            if self._link is not None and self._tasks is not None:
+                # Whoever waits for the child's output looks again: there may be nothing more to wait for.
+                self._start_soon(self._ladder)
+                walks = True
+        finally:
+            if not walks:
+                self._gone.set()
+                self._drained = True
 
     async def _ladder(self) -> None:
         assert self._link is not None
@@ -665,9 +733,18 @@ class Run:
 
         Gives the seconds to the next look, None for no further one.
         """
+        try:
+            return self._keep_deadlines()
+        except Exception as error:
+            self.fail(error)
+            return None
+
+    def _keep_deadlines(self) -> float | None:
         assert self._link is not None
         if self._stopping:
             return None
+        if self._link.fault is not None:
+            raise self._link.fault
         self._note_progress()
         expected = self._sent and not self._intake.asks_open
         left_s = max(self._deadlines.left_s(expected=expected), 0.001)
@@ -682,7 +759,12 @@ class Run:
 
     async def _finish(self) -> None:
         """End the run whatever state it is in, then seal and store; once, and whoever else comes waits."""
-        await in_order(self._finish_once)
+        try:
+            await in_order(self._finish_once)
+        except Exception as error:
+            self.fail(error)
+            if not self._finished:
+                await self._finish_once()
 
     async def _finish_once(self) -> None:
         with anyio.CancelScope(shield=True):
@@ -691,19 +773,31 @@ class Run:
                 return
             self._finished = True
             try:
-                await self._end_and_seal()
+                settled, tree = self._premises.settled, self._leave_tree
+                for step in (self._stop_host, self._take_rest, settled, tree, self._seal, self._reseal):
+                    try:
+                        await step()
+                    except Exception as error:  # The steps after it are due all the same.
+                        self.fail(error)
             finally:
+                self._sealed.set()
                 if self._readable is not None:
                     self._readable.close()
-                self._sealed.set()
 
-    async def _end_and_seal(self) -> None:
+    async def _stop_host(self) -> None:
+        """Stop the host, and read what it left in its pipe."""
         if not self._intake.over.is_set():
             self._decide("cancelled", None, note="the caller left the run")
         self._stop()
-        while not self._drained:
-            await self._advance()
-        await self._gone.wait()
+        with anyio.move_on_after(self._limits.cancel_grace_s + LADDER_S_MAX):
+            try:
+                while not self._drained:
+                    await self._advance()
+            finally:
+                await self._gone.wait()
+
+    async def _take_rest(self) -> None:
+        """Hand on what was held back, with nothing of the host alive."""
         if self._link is not None and self._link.exit is None:
             # Its ladder was broken off, as the loop itself is being ended.
             await self._link.stop(grace_s=0.0)
@@ -711,27 +805,56 @@ class Run:
         self._hand_on(self._intake.let_go())
         self._intake.close()
         self._explain_exit()
-        if self.end is None:
-            self.end = End(reason=self.facts.claimed_outcome)
-        await self._premises.settled()
+
+    async def _leave_tree(self) -> None:
+        """Wait until nobody looks at the tree."""
         self._intake.checkpoints.close()
         async with self._intake.checkpoints.turn:
-            pass  # Whoever looks at the tree just now does so to the end.
-        sealed = await anyio.to_thread.run_sync(functools.partial(self._seal, self.end))
-        self.receipt, self.patch, self.end = sealed.receipt, sealed.patch, sealed.end
+            pass
+
+    async def _seal(self) -> None:
+        """Seal and store what was seen."""
+        if self._link is not None and self._link.fault is not None:
+            self.fail(self._link.fault)
+        self._take_sealed(await anyio.to_thread.run_sync(self._seal_all))
+
+    async def _reseal(self) -> None:
+        """Seal and store by the journal alone, if sealing what was seen failed; what is stored already counts."""
+        if self.receipt is not None:
+            return
+        from backplane import sealing
+
+        assert self.end is not None
+        seal = functools.partial(sealing.seal_journal, self._plane.keeper, self.facts, self._premises.journal, self.end)
+        sealed = await anyio.to_thread.run_sync(seal)
+        if self._fault is not None and sealed.end != self.end:
+            self._note_problem(self._fault)
+            self.error = from_code(sealed.end.code, "its receipt says more") if sealed.end.code else None
+        self._take_sealed(sealed)
+
+    def _take_sealed(self, sealed: Sealed) -> None:
         self.error = self.error or sealed.error
         if self.error is not None:
-            self.facts.redactor.error(self.error)
+            self.error = self._without_secrets(self.error)
+        self.receipt, self.patch, self.end = sealed.receipt, sealed.patch, sealed.end
 
-    def _seal(self, end: End) -> Sealed:
+    def _without_secrets(self, error: BackplaneError) -> BackplaneError:
+        try:
+            return self.facts.redactor.error(error)
+        except Exception:
+            return from_code(error.code, "what went wrong is not said, as it could not be searched for secrets")
+
+    def _seal_all(self) -> Sealed:
         # In a worker thread: what it needs was loaded by the preparation, or is loaded here.
         from backplane import sealing
 
+        end = self.end = self.end or End(reason=self.facts.claimed_outcome)
         if self._link is not None:
             link = self._link
             if self._outbox is not None:
                 self.facts.counts["unwritten"] = self._outbox.unwritten
             self.facts.counts["redacted"] += self._line.redacted
+            self.facts.counts["unended_lines"] = self._line.unended
             if self._intake.hooks is not None:
                 self.facts.added["hooks"] = self._intake.hooks.to_wire()
             self.facts.ended(link.stderr_tail, link.stderr_dropped, link.swept)
@@ -744,7 +867,7 @@ class Run:
             self._premises.leave(self.facts.added, used=self._sent),
             end,
             duration_s=self._deadlines.run_s,
-            cleaned=self._link is not None and self._link.swept == 0 and not self._link.guard_lost,
+            cleaned=self._link is not None and not (self._link.swept or self._link.guard_lost or self._fault),
             remote=self._remote,
         )
 

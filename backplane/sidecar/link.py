@@ -83,6 +83,8 @@ class Link:
         self._waiting_since: float | None = None
         """When the reader last took something while a write waits; None while none does."""
         self._gave_up_reader = False
+        self._in_line = False
+        """A line was begun that an exception broke off: the next one begins on a line of its own."""
         self._write_lock = anyio.Lock()
         self._parent = os.getppid()
         self.signal: int | None = None
@@ -98,7 +100,7 @@ class Link:
 
     async def write(self, line: bytes) -> None:
         try:
-            if not self._writing and not self._gave_up_reader:
+            if not self._writing and not self._gave_up_reader and not self._in_line:
                 line = line[_write_some(self._stdout, line) :]
             if line:
                 await self._write_pieces((line,))
@@ -122,9 +124,12 @@ class Link:
             # A line once begun is finished: half a line would corrupt the next message.
             with anyio.CancelScope(shield=True):
                 async with self._write_lock:
+                    if self._in_line:
+                        pieces = (b"\n", *pieces)
                     for piece in pieces:
                         while piece:
                             piece = piece[await self._write_when_taken(piece) :]
+                    self._in_line = False
         finally:
             self._writing -= 1
 
@@ -139,7 +144,7 @@ class Link:
             except anyio.ClosedResourceError as error:
                 raise BrokenPipeError from error
             return 0
-        self._waiting_since = None
+        self._waiting_since, self._in_line = None, True
         return written
 
     def _give_up_reader(self) -> None:
@@ -176,8 +181,13 @@ class Link:
             except PermissionError:  # A regular file or /dev/null cannot be waited for, and never keeps us waiting.
                 await anyio.lowlevel.checkpoint()
             data = os.read(self._stdin, 65536)
-            for received in self._end.receive(data) if data else self._end.end():
-                await self._take(received)
+            try:
+                for received in self._end.receive(data) if data else self._end.end():
+                    await self._take(received)
+            except BackplaneError:
+                raise
+            except Exception as error:  # The outermost edge: the runs that are open go on.
+                await self._complain(Broken("internal", _text(error), b""))
             if not data:
                 return
 
@@ -225,7 +235,7 @@ class Link:
         begun, self._begun = self._begun, None
         try:
             run = HostRun(self, message, begun)
-        except BackplaneError as error:
+        except Exception as error:  # The outermost edge: this run is answered, the others go on.
             await self.send(_failure(message.id, error))
             return
         self._runs[run.id] = run
@@ -268,6 +278,8 @@ class Link:
         except BackplaneError as error:
             if error.code != "stream_closed":
                 raise
+        except Exception as error:  # The outermost edge: a run has an end, and the others go on.
+            await self.write(self._end.refuse(Broken("internal", _text(error), b"", run.id)))
         finally:
             self._runs.pop(run.id, None)
             run.close_tree()
