@@ -124,10 +124,16 @@ class _Server:
         return sidecar.Told(relay.ending(ended, ref_id=above.id, line_bytes_max=self._line_bytes_max))
 
     async def _run_below(self, above: sidecar.HostRun) -> Run:
-        order = above.order if "stage/1" in above.extensions else _in_place(above.order)
+        stages = "stage/1" in above.extensions
+        order = above.order if stages else _in_place(above.order)
         backend = choose(order, self.plane.settings, self.plane.home, self.plane.environ)
-        if above.tree is None:
+        if above.tree is None and (stages or order.workspace.root):
             return await self._run_here(above, order, backend)
+        if above.tree is None:
+            async with self._incoming() as folder:
+                empty = folder / "empty"
+                empty.mkdir()
+                return await self._run_here(above, _at(order, empty), backend)
         async with self._incoming() as folder:
             try:
                 root = await self._unpacked(above, above.tree, folder)
@@ -267,6 +273,11 @@ def _in_place(order: WorkOrder) -> WorkOrder:
     """Whoever did not ask us to stage has staged already: the root is the place to work in."""
     workspace = msgspec.structs.replace(order.workspace, mode="pass_through")
     return msgspec.structs.replace(order, workspace=workspace)
+
+
+def _at(order: WorkOrder, folder: Path) -> WorkOrder:
+    """It named no place and staged nothing: an empty folder of its own, never the one that we stand in."""
+    return msgspec.structs.replace(order, workspace=msgspec.structs.replace(order.workspace, root=str(folder)))
 
 
 def choose(order: WorkOrder, settings: Settings, home: Path, environ: Mapping[str, str]) -> Backend:

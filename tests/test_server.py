@@ -54,6 +54,19 @@ def greeted(**options: Any) -> Child:
     return child
 
 
+def test_an_order_that_names_no_root_works_in_an_empty_folder_of_its_own(root: Path, backplane_home: Path) -> None:
+    with greeted(cwd=root, BACKPLANE_DEFAULT_BACKEND="shell") as child:
+        child.send({"t": "run", "id": "r1", "work_order": {"task": "ls -A > seen; cat seen"}})
+        child.send({"t": "run", "id": "r2", "work_order": {"task": "ls -A", "workspace": {"root": "."}}})
+        told = ends(until_ended(child, "r1", "r2"))
+        ended_in_order(child)
+    assert {path.name: path.read_text() for path in root.iterdir()} == {"a.txt": "old\n"}
+    first, second = told["r1"]["receipt"], told["r2"]["receipt"]
+    assert "+seen" in first["verification"]["git_diff"]
+    assert [event["output_preview"] for event in second["trace"] if event["type"] == "command_executed"] == ["a.txt\n"]
+    assert list((backplane_home / "incoming").iterdir()) == []
+
+
 def ended_in_order(child: Child, code: int = 0) -> None:
     child.close_stdin()
     while child.read() is not None:

@@ -175,7 +175,7 @@ def convert(t: str, value: dict[str, Any], line: bytes) -> Received:
     ref_id = text_or_none(value.get("id" if t == "run" else "ref_id"))
     try:
         if t == "run" and "work_order" in value:
-            value = {**value, "work_order": heard(value["work_order"])}
+            value = {**value, "work_order": _root_named(heard(value["work_order"]))}
         message: Received = msgspec.convert(value, shape)
         return message
     except PolicyError as error:
@@ -183,6 +183,14 @@ def convert(t: str, value: dict[str, Any], line: bytes) -> Received:
     except ValueError as error:
         code = WRONG_SHAPE.get(t, "contract_schema_violation")
         return Broken(code, f"{t} has the wrong shape: {error}", line[:EVIDENCE_BYTES], ref_id)
+
+
+def _root_named(order: Json) -> Json:
+    """An order on the line that names no root has the empty one: `.` would be whatever folder its reader stands in."""
+    workspace = order.get("workspace", {}) if isinstance(order, dict) else None
+    if not isinstance(workspace, dict) or "root" in workspace:
+        return order
+    return {**order, "workspace": {**workspace, "root": ""}}
 
 
 def line_of(envelope: msgspec.Struct, line_bytes_max: int) -> bytes:
