@@ -112,7 +112,11 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        return hashlib.sha256(repr([(word, *_stamp(word)) for word in self.argv]).encode()).hexdigest()
+        """A name for everything that may change its hello: programs as they are now, words, variables with options."""
+        words = [*self.argv, *((self.agent.options.program,) if self.agent is not None else ())]
+        return hashlib.sha256(
+            repr(([(word, *_stamp(word)) for word in words], sorted(self.env.items()))).encode()
+        ).hexdigest()
 
     def command(self, order: WorkOrder, environ: Mapping[str, str]) -> Command:
         """What `open` starts; the folder for conversations is there then, as a sandbox shows only what it finds.

@@ -23,7 +23,7 @@ from backplane.contract.work import Mode
 from backplane.errors import BackplaneError, StoreError, WorkspaceError, unforeseen
 from backplane.once import Once
 from backplane.receipts.journal import Journal, applied_fact, failed_fact, head_fact
-from backplane.receipts.manifests import keep_manifest, kept_manifest
+from backplane.receipts.manifests import heard_again, keep_manifest, kept_manifest, kept_since
 from backplane.record import Facts
 
 if TYPE_CHECKING:
@@ -192,13 +192,15 @@ class Keeper:
         note_late(self.home, run_id, failed_fact(code))
         return self.store().settle(run_id, self._clean)
 
-    def kept_manifest(self, key: str) -> dict[str, Any] | None:
-        return kept_manifest(self.home, key)
+    def kept_hello(self, key: str) -> tuple[dict[str, Any], str] | None:
+        """The manifest of the host's last hello, and when that was; None where there is none."""
+        kept = kept_manifest(self.home, key)
+        return (kept, kept_since(self.home, key)) if kept is not None else None
 
     def keep_manifest(self, key: str, capabilities: dict[str, Any]) -> None:
         """Keep what a host just said; a cache, so a failing disk is left for the receipt to report."""
-        if self.kept_manifest(key) != capabilities:
-            with suppress(StoreError):
+        with suppress(StoreError):
+            if kept_manifest(self.home, key) != capabilities or not heard_again(self.home, key):
                 keep_manifest(self.home, key, capabilities)
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from backplane.contract.capability import (
     Requirements,
     Threshold,
 )
+from backplane.contract.unheard import nearest_name
 from backplane.errors import CapabilityError
 
 Verdict = Literal["native", "emulated", "restricted", "missing"]
@@ -103,13 +104,18 @@ def negotiate(requirements: Requirements, manifest: Manifest) -> Negotiation:
     return Negotiation(findings, tuple(_changes(findings, manifest)))
 
 
-def refusal(negotiation: Negotiation, backend_id: str) -> CapabilityError:
-    """Build the `capability_unsupported` error that names every unmet requirement and the way out."""
+def refusal(negotiation: Negotiation, backend_id: str, kept_since: str | None = None) -> CapabilityError:
+    """Build the `capability_unsupported` error that names every unmet requirement and the way out.
+
+    Args:
+        kept_since: the time of the kept hello that says so; None where the host was asked just now.
+    """
     unmet = "; ".join(finding.reason for finding in negotiation.unmet)
+    kept = f"; known from its hello of {kept_since}: any order it does not refuse asks it anew" if kept_since else ""
     return CapabilityError(
         "capability_unsupported",
         f"backend '{backend_id}' does not satisfy the order: {unmet}",
-        hint=f"{negotiation.smallest_change_text}, or choose another backend",
+        hint=f"{negotiation.smallest_change_text}, or choose another backend" + kept,
     )
 
 
@@ -137,10 +143,8 @@ def _level_reason(name: str, wanted: Threshold, level: Level, satisfied: bool) -
 
 
 def _nearest(name: str) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), CAPABILITIES, n=1, cutoff=_NEAREST_MIN)
-    return f"; the nearest name is {close[0]}" if close else ""
+    nearest = nearest_name(name, CAPABILITIES, likeness_min=_NEAREST_MIN)
+    return f"; the nearest name is {nearest}" if nearest else ""
 
 
 def _changes(findings: Iterable[Finding], manifest: Manifest) -> Iterable[Change]:

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from backplane.backends import Backend
+from backplane.backends import Backend, ProcessBackend
 from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.receipts.manifests import kept_manifest
@@ -108,6 +109,33 @@ async def test_a_host_that_changed_is_asked_again(backplane_home: Path, root: Pa
         run, _ = await go(control, wanted, strong)
     assert run.error is None
     assert log.read_text().split() == ["started", "started", "run"]
+
+
+@one_loop
+@pytest.mark.parametrize("change", ["env", "argv", "program"])
+async def test_a_host_whose_variables_words_or_program_changed_is_asked_again(
+    change: str, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    body = """
+import os
+can = "vision" if "ABLE" in os.environ or "--able" in sys.argv else "streaming"
+hello(capabilities={can: "native"})
+run = take(); put(final(run)); end()
+"""
+    backend, wanted = script(tmp_path, body), order(root, **needing(("vision", "native")))
+    assert isinstance(backend, ProcessBackend)
+    async with plane(backplane_home) as control:
+        for hint in ("or choose another backend", "; known from its hello of 20"):
+            run = (await go(control, wanted, backend))[0]
+            refused(run, "capability_unsupported")
+            assert run.error is not None
+            assert hint in (run.error.hint or "")
+        able = {"env": {"ABLE": "1"}} if change == "env" else {"argv": (*backend.argv, "--able")}
+        changed: dict[str, Any] = {} if change == "program" else able
+        if change == "program":
+            script(tmp_path, body.replace("streaming", "vision"))
+        run, _ = await go(control, wanted, msgspec.structs.replace(backend, **changed))
+    assert run.error is None
 
 
 @one_loop

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backplane.contract import canonical
+from backplane.contract.canonical import timestamp_at
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error
 
 
@@ -29,6 +30,23 @@ def kept_manifest(home: Path, key: str) -> dict[str, Any] | None:
         return None
     hello = value.get("hello")
     return hello if isinstance(hello, dict) else None
+
+
+def kept_since(home: Path, key: str) -> str:
+    """The time at which the hello under this key was last heard; empty where there is none."""
+    try:
+        return timestamp_at(_path(home, key).stat().st_mtime_ns)
+    except OSError:
+        return ""
+
+
+def heard_again(home: Path, key: str) -> bool:
+    """Note that the kept hello is the one just heard; False where that cannot be noted."""
+    try:
+        os.utime(_path(home, key))
+    except OSError:
+        return False
+    return True
 
 
 def keep_manifest(home: Path, key: str, hello: dict[str, Any]) -> None:

@@ -401,9 +401,10 @@ class Run:
             check_settings(self.order)
             self.facts.policy = compile_policy(self.order.policy)
             terms = self._terms = self._attach(given)
-            kept = self._plane.keeper.kept_manifest(self._backend.key)
+            kept = self._plane.keeper.kept_hello(self._backend.key)
             if kept is not None:
-                terms.check(terms.supply(read_manifest(kept), EXTENSIONS))
+                manifest, since = kept
+                terms.check(terms.supply(read_manifest(manifest), EXTENSIONS), kept_since=since)
         except BackplaneError as error:
             self._decide("refused", error)
             return False

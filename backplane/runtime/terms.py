@@ -64,8 +64,11 @@ class Terms:
         here |= {"checkpointing"} if not self._remote else set()
         return supplied(manifest, wanted & here)
 
-    def check(self, *offers: Manifest) -> None:
+    def check(self, *offers: Manifest, kept_since: str | None = None) -> None:
         """Hold the order against what is offered: some one of these must satisfy all of it.
+
+        Args:
+            kept_since: the time of the hello that this is from, where the host was not asked just now.
 
         Raises:
             CapabilityError: `capability_unsupported`.
@@ -74,7 +77,7 @@ class Terms:
         found = next((found for found in all_found if found.satisfied), all_found[0])
         self._facts.added["negotiation"] = found.to_wire()
         if not found.satisfied:
-            raise refusal(found, self._backend_id)
+            raise refusal(found, self._backend_id, kept_since)
 
     def check_hello(self, hello: wire.Hello, whole: Manifest) -> None:
         """Hold the order against what one agent behind a host can have.
