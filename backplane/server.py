@@ -127,7 +127,7 @@ class _Server:
         stages = "stage/1" in above.extensions
         order = above.order if stages else _in_place(above.order)
         backend = choose(order, self.plane.settings, self.plane.home, self.plane.environ)
-        if above.tree is None and (stages or order.workspace.root):
+        if above.tree is None and (stages or above.names_root):
             return await self._run_here(above, order, backend)
         if above.tree is None:
             async with self._incoming() as folder:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.conform.bench import Bench, Check, Row, end, exits, final
+from backplane.conform.link import Program
 from backplane.conform.verdict import Unfit
 from backplane.contract.canonical import Json
 
@@ -107,6 +108,30 @@ def _in_a_place(name: str) -> Check:
             return await final(link)
 
     return check
+
+
+def _in_a_relative_place(name: str) -> Check:
+    """A check of a run whose root counts from the folder that the host was started in."""
+
+    async def check(bench: Bench) -> str:
+        start = bench.place("start")
+        bench.place("start/within")
+        program = msgspec.structs.replace(bench.program, command=_from_anywhere(bench.program), cwd=str(start))
+        async with msgspec.structs.replace(bench, program=program).greeted() as link:
+            run = bench.run()
+            run["work_order"]["workspace"]["root"] = name
+            await link.send(run)
+            return await final(link)
+
+    return check
+
+
+def _from_anywhere(program: Program) -> tuple[str, ...]:
+    """The command with the files that it names made absolute, so that it starts in any folder."""
+    first, *rest = program.command
+    found = [os.path.join(program.cwd or os.getcwd(), word) for word in program.command]
+    program_file = found[0] if os.sep in first else first  # A bare name is looked up in PATH.
+    return (program_file, *(path if os.path.isfile(path) else word for word, path in zip(rest, found[1:], strict=True)))
 
 
 SECRET: Final = "conform-7f3a9c51d2e84b60"
@@ -224,6 +249,9 @@ ODD_CHECKS: Final[tuple[Row, ...]] = (
      _in_a_place("a folder's \"name\" $HOME")),
     ("works in a folder with a name of any language", "behaves", "S20", "sent a root with é, 漢 and 😀",
      _in_a_place("dossié 漢字 😀")),
+    ("works in the folder it was started in", "behaves", "S20", "sent the root `.`", _in_a_relative_place(".")),
+    ("works in a folder below the one it was started in", "behaves", "S20", "sent a relative root",
+     _in_a_relative_place("within")),
     ("takes an empty list of extensions", "behaves", "S13", "sent a run with `extensions: []`",
      _one_run(lambda bench: {**bench.run(), "extensions": []})),
     ("ignores extensions it does not know", "behaves", "S50", "sent a run that announces `tomorrow/9`",

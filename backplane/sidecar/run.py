@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -36,6 +37,7 @@ from backplane.contract.receipt import (
 )
 from backplane.contract.unheard import check_settings
 from backplane.contract.work import WorkOrder
+from backplane.errors import WorkspaceError
 
 if TYPE_CHECKING:  # Neither the hello nor what is begun early waits for them to be loaded.
     import anyio
@@ -110,6 +112,23 @@ class Verdict(msgspec.Struct, frozen=True):
     remember: Literal["once", "run"] = "once"
 
 
+def _placed(order: WorkOrder) -> WorkOrder:
+    """Make the root absolute against the folder that this process was started in, before anything stands elsewhere.
+
+    Raises:
+        WorkspaceError: `workspace_init_failed`, that folder is gone.
+    """
+    root = order.workspace.root
+    if os.path.isabs(root):
+        return order
+    try:
+        root = os.path.abspath(root)
+    except OSError as error:
+        fact = f"the root {root!r} counts from the host's own folder, which is gone: {error}"
+        raise WorkspaceError("workspace_init_failed", fact, hint="name an absolute root") from error
+    return msgspec.structs.replace(order, workspace=msgspec.structs.replace(order.workspace, root=root))
+
+
 class Given:
     """What a run was given, all that is known of it before it begins. Raises PolicyError, see `compile_policy`."""
 
@@ -118,7 +137,9 @@ class Given:
 
         check_settings(message.work_order)
         self.id = message.id
-        self.order: WorkOrder = message.work_order
+        self.order: WorkOrder = _placed(message.work_order)
+        self.names_root = bool(message.work_order.workspace.root)
+        """Whether the order said where to work; else its root here is the folder that the host was started in."""
         self.extensions = message.extensions
         self.policy: Policy = compile_policy(self.order.policy)
 

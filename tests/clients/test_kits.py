@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,8 @@ from backplane.conform import LEVELS, conform
 from backplane.contract.events import AskRaised, OutputReported
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.runtime import Run
+from tests.peers import PLAIN, Child
+from tests.peers import run as message
 
 HOSTS = share.find("hosts")
 SOURCES = {"node": HOSTS / "node" / "shell.mjs", "go": HOSTS / "go" / "shell.go"}
@@ -90,6 +93,24 @@ def test_a_command_runs_and_tells_its_output(language: str, host: Host, tmp_path
     assert run.receipt.outcome == "failed"
     assert run.patch is not None
     assert "+++ b/made" in run.patch.read_text()
+
+
+@pytest.mark.parametrize("root", [".", "within", "../start"])
+@pytest.mark.parametrize("language", [*SOURCES, "python"])
+def test_a_relative_root_counts_from_the_folder_that_a_host_was_started_in(
+    language: str, root: str, host: Host, tmp_path: Path
+) -> None:
+    start = tmp_path / "start"
+    (start / "within").mkdir(parents=True)
+    command = host(language) if language in SOURCES else (sys.executable, str(HOSTS / "shell.py"))
+    with Child(command, cwd=start) as child:
+        child.send(message("r1", "pwd; touch made", PLAIN, workspace={"root": root}))
+        child.close_stdin()
+        ended = child.until("final", "fatal", wait_s=15.0)
+    assert ended[-1]["t"] == "final", ended
+    assert [path.relative_to(start) for path in start.rglob("made")] == [
+        Path(root if root == "within" else "") / "made"
+    ]
 
 
 @pytest.mark.parametrize("allow", [True, False], ids=["allowed", "denied"])

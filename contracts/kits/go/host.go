@@ -19,6 +19,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -296,6 +297,9 @@ func (l *line) begin(message map[string]json.RawMessage) {
 	if id == nil || wrong {
 		l.complain(id, "contract_schema_violation", "a run needs an id and an order with id, task and workspace.root")
 		return
+	}
+	if root, err := filepath.Abs(run.Order.Workspace.Root); err == nil { // S20: against the folder that we were started in
+		run.Order.Workspace.Root = root
 	}
 	run.ID, run.Order.Raw = *id, message["work_order"]
 	json.Unmarshal(message["extensions"], &run.extensions) // Absent means none.

@@ -6,6 +6,7 @@
 //     await run.event('assistant_message', { text: run.order.task });
 //   });
 import { randomUUID } from 'node:crypto';
+import { resolve } from 'node:path';
 
 const VERSION = 'abp/v0.1';
 const EXTENSIONS = ['cancel/1', 'ping/1', 'ask/1', 'many/1'];
@@ -124,6 +125,7 @@ class Line {
     } else if (named === null || !isObject(order) || typeof order.task !== 'string' || !UUID.test(order.id) || typeof order.workspace?.root !== 'string') {
       this.complain(named, 'contract_schema_violation', 'a run needs an id and an order with id, task and workspace.root');
     } else {
+      order.workspace.root = resolve(order.workspace.root); // S20: against the folder that we were started in
       const run = new Run(this, id, order, Array.isArray(extensions) ? extensions : []);
       this.runs.set(id, run);
       if (!this.stdinOpen) run._stdinEnded();
