@@ -261,9 +261,10 @@ class _Attempt:
                      for part in candidate.message.parts)  # fmt: skip
         if not candidate.message.parts and reply.media_type == "application/json":
             raise UpstreamError(reply.nothing())
-        if is_cut or not candidate.message.parts:
-            what = "in the middle of a call" if is_cut else "before it said anything"
-            text = f"the service ended its answer {what}"
+        # Every protocol has a last word. Without it, and with nothing else to show an end, the rest may be missing.
+        if is_cut or not candidate.message.parts or not reply.is_whole:
+            what = "in the middle of a call" if is_cut else "before its last word"
+            text = f"the service ended its answer {what if candidate.message.parts else 'before it said anything'}"
             raise UpstreamError(Failure(code="stream_closed", message=text, status=reply.status, may_pass=True))
 
     def turn(self, losses: tuple[Loss, ...], tries: int) -> Turn:

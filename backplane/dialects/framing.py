@@ -208,6 +208,8 @@ class JsonArray:
 
     def __init__(self) -> None:
         self.skipped = 0
+        self.done = True
+        """Whether the array has ended; a single object has when it is whole."""
         self._begun = bytearray()
         """What has come of an element."""
         self._depth = 0
@@ -237,6 +239,8 @@ class JsonArray:
                 if not self._depth:
                     start = place
                 self._depth += 1
+            elif byte in (0x5B, 0x5D) and not self._depth:
+                self.done = byte == 0x5D
             elif (byte == 0x7D or byte == 0x5D) and self._depth:
                 self._depth -= 1
                 if not self._depth:

@@ -157,6 +157,13 @@ class Reply:
         if not self.found:
             raise UpstreamError(self.nothing())
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the transport shows that nothing is missing: `[DONE]`, an array that has ended, one JSON document."""
+        inner = self.framing.inner
+        closed = isinstance(inner, framing.Sse | framing.JsonArray) and inner.done
+        return closed or (self.found == 1 and self.media_type == "application/json")
+
     def _skipped(self) -> int:
         return self.framing.inner.skipped if self.framing.inner is not None else 0
 

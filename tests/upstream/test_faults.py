@@ -34,14 +34,15 @@ class Row:
 
 CUT = "ended its answer without saying why"
 TWICE = "sent before"
+ONCE = (("tries_max", 1),)
 QUICK = (("tries_max", 1), ("idle_s", 0.5), ("first_byte_s", 0.5))
 
 ROWS = {
     "in good order": Row(Fault()),
-    "missing terminal events": Row(Fault(drop_terminal=True), loss=CUT, has_usage=False),
+    "missing terminal events": Row(Fault(drop_terminal=True), code="stream_closed", settings=ONCE),
     "missing closing frames": Row(Fault(drop_done=True)),
     "missing terminal events and closing frames": Row(
-        Fault(drop_terminal=True, drop_done=True), loss=CUT, has_usage=False
+        Fault(drop_terminal=True, drop_done=True), code="stream_closed", settings=ONCE
     ),
     "frames split at every byte": Row(Fault(split_bytes=1)),
     "frames split at every third byte": Row(Fault(split_bytes=3)),
@@ -77,13 +78,8 @@ ROWS = {
 }  # fmt: skip
 
 OVER: dict[tuple[str, str], dict[str, Any]] = {
-    # Usage that is said elsewhere than in the terminal event survives its loss.
-    ("openai_compatible", "missing terminal events"): {"has_usage": True},
-    ("openai_compatible", "missing terminal events and closing frames"): {"has_usage": True},
-    ("anthropic", "missing terminal events"): {"has_usage": True},
-    ("anthropic", "missing terminal events and closing frames"): {"has_usage": True},
-    ("gemini_ai_studio", "missing terminal events"): {"has_usage": True},
-    ("gemini_ai_studio", "missing terminal events and closing frames"): {"has_usage": True},
+    # Its closing frame shows that nothing is missing but the word.
+    ("openai_compatible", "missing terminal events"): {"code": None, "loss": CUT},
 }
 
 
@@ -106,7 +102,6 @@ def test_what_a_fault_makes_of_an_answer(protocol: str, fault: str) -> None:
 
 CALL_FAULTS = {
     "in good order": Fault(),
-    "missing terminal events": Fault(drop_terminal=True),
     "missing closing frames": Fault(drop_done=True),
     "frames split at every byte": Fault(split_bytes=1),
     "JSON to a request for a stream": Fault(answer_as="whole"),
@@ -155,6 +150,22 @@ def test_a_stream_cut_after_output_was_handed_on_is_not_asked_for_again(protocol
     assert (TEXT * 20).startswith(done.said)
     assert done.failed.turn.text == done.said
     assert not done.carried("retry")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_answer_that_is_cut_anywhere_is_not_called_whole(protocol: str) -> None:
+    """Closed cleanly, as a gateway does whose own upstream broke: between documents and inside of them."""
+    whole = 0
+    for size in range(20, 4_000, 41):
+        fault = Fault(cut_after_bytes=size, close_delimited=True)
+        done = talk(protocol, [Turn(text=TEXT, pieces=4, usage=USAGE, fault=fault)], tries_max=1)
+        if done.error is None:
+            assert done.turn.text == done.said == TEXT
+            whole += 1
+        else:
+            assert done.failed.code in ("stream_closed", "dialect_mapping_failed")
+            assert TEXT.startswith(done.said)
+    assert whole
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
