@@ -5,8 +5,23 @@ An event of the loop's is a kilobyte, and an idle run has many that nobody ever 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Final
+
 import anyio
 import anyio.lowlevel
+
+SECOND_LOOK_S: Final = 0.05
+"""After a deadline, for what came in time to be read: a process that was stopped finds its timers run out first."""
+
+
+async def in_time(wait: Callable[[], Awaitable[object]], timeout_s: float) -> bool:
+    """Wait at most this long, and look once more then; whether it came."""
+    for seconds in (timeout_s, SECOND_LOOK_S):
+        with anyio.move_on_after(seconds):
+            await wait()
+            return True
+    return False
 
 
 class Once:

@@ -12,7 +12,7 @@ from typing import Final
 import anyio
 
 from backplane.backends import Link
-from backplane.once import Once
+from backplane.once import Once, in_time
 
 BACKLOG_LINES_MAX: Final = 256
 """Answers that wait for a child to read: more than it can have asked for and care about."""
@@ -85,21 +85,20 @@ class Outbox:
         self._on_closed()
 
     async def _write_backlog(self) -> None:
-        with anyio.move_on_after(self._write_s) as waiting:
-            try:
-                while self._backlog:
-                    line = self._backlog.pop(0)
-                    while line:
-                        await anyio.wait_writable(self._link.stdin)
-                        line = line[os.write(self._link.stdin, line) :]
-                        waiting.deadline = anyio.current_time() + self._write_s
-                    self.written += 1
-            except (OSError, ValueError, anyio.ClosedResourceError):
-                lost = 1 + len(self._backlog)
-                self._backlog.clear()
-                self._lost(lost)
-            finally:
-                self._writing = False
-                self._idle.set()
-        if waiting.cancelled_caught:
+        stuck = False
+        try:
+            while self._backlog and not stuck:
+                line = self._backlog.pop(0)
+                while line and not stuck:
+                    stuck = not await in_time(lambda: anyio.wait_writable(self._link.stdin), self._write_s)
+                    line = line if stuck else line[os.write(self._link.stdin, line) :]
+                self.written += not stuck
+        except (OSError, ValueError, anyio.ClosedResourceError):
+            lost = 1 + len(self._backlog)
+            self._backlog.clear()
+            self._lost(lost)
+        finally:
+            self._writing = False
+            self._idle.set()
+        if stuck:
             self._on_stuck()

@@ -69,11 +69,11 @@ ROOMS = {
     "telemetry": "contract",
     "turn": f"{SHAPES} ir dialects upstream",
     # the way through
-    "sidecar": f"{SHAPES} protocol policy signals",
+    "sidecar": f"{SHAPES} once protocol policy signals",
     "pipes": "",
     "jsonrpc": f"{SHAPES} pipes protocol",
     "acp": f"{SHAPES} cost driven ir jsonrpc sidecar targets tools",
-    "driven": f"{SHAPES} agent_options agents process sidecar tools",
+    "driven": f"{SHAPES} agent_options agents once process sidecar tools",
     "streamjson": f"{SHAPES} cost driven pipes policy protocol sidecar tools",
     "appserver": f"{SHAPES} cost driven ir jsonrpc policy protocol sidecar tools",
     "tools": f"{SHAPES} globs ir packed policy process programs",

@@ -16,6 +16,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, carry
 from backplane.driven.program import CANCEL_SHARE
+from backplane.once import SECOND_LOOK_S
 from backplane.sidecar import HostRun
 
 if TYPE_CHECKING:
@@ -62,20 +63,27 @@ class Silence:
 
     async def watch(self) -> None:
         """Wait for too much of it; told of a tool that works in silence meanwhile."""
-        told_s = 0.0
+        told_s, passed, due_s = 0.0, False, self._heard_s
         while True:
-            silent_s = time.monotonic() - self._heard_s
+            now_s = time.monotonic()
+            silent_s = now_s - self._heard_s
             busy = self._at_work() or self._asking()
             left_s = (TOOL_S_MAX if busy else self._silence_s) - silent_s
-            if left_s <= 0:
+            if left_s <= 0 and passed:
                 self.broken = True
                 self.scope.cancel()
                 return
+            passed = left_s <= 0
+            if passed:  # What came in time may not be read yet, where this process was stopped.
+                await anyio.sleep(max(SECOND_LOOK_S, now_s - due_s))
+                continue
             told_s = 0.0 if silent_s < SIGN_OF_LIFE_S else told_s
             if self._at_work() and silent_s - told_s >= SIGN_OF_LIFE_S:
                 told_s = silent_s
                 await self._run.carry("output", {"stream": "stdout", "text": ""}, "a tool is still at work")
-            await anyio.sleep(min(max(left_s, 0.1), SIGN_OF_LIFE_S / 4))
+            wait_s = min(max(left_s, 0.1), SIGN_OF_LIFE_S / 4)
+            due_s = time.monotonic() + wait_s
+            await anyio.sleep(wait_s)
 
 
 async def wind_up(run: HostRun, stop: Callable[[], Awaitable[None]] | None, over: anyio.Event) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from backplane._guard import WORD_BYTES_MAX
 from backplane.loop import asyncio_loop, register
-from backplane.once import Once
+from backplane.once import Once, in_time
 from backplane.process.launch import Leader
 from backplane.process.remains import Traces, far_end, kill_exactly, remains, start_of
 from backplane.tail import LOOK_BYTES, Tail
@@ -127,8 +127,10 @@ class Child:
         """Wait for the guard's first word about the program; none in time, or from a guard that ended, is empty."""
         if not self._guarded:
             return b"pid"
-        with anyio.move_on_after(timeout_s):
-            await self._until(lambda: bool(self._first_word) or self._line_ended or self.fault is not None)
+        heard = functools.partial(
+            self._until, lambda: bool(self._first_word) or self._line_ended or self.fault is not None
+        )
+        await in_time(heard, timeout_s)
         return self._first_word
 
     async def release_when(self, ready: Callable[[], Awaitable[object]]) -> None:

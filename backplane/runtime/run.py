@@ -35,7 +35,7 @@ from backplane.errors import BackendError, BackplaneError, ContractError, StoreE
 from backplane.hooks import Hook, Hooks, above, configured
 from backplane.in_order import OwnTask, in_order
 from backplane.intake import Intake, OnAsk, now
-from backplane.once import Once
+from backplane.once import Once, in_time
 from backplane.outbox import Outbox
 from backplane.policy import compile_policy, unknown_tools
 from backplane.protocol import Events, version_compatible
@@ -289,8 +289,7 @@ class Run:
         began = time.perf_counter()
         try:
             self._say(self._line.send(wire.Ping(seq=seq)))
-            with anyio.move_on_after(PING_S):
-                await arrived.wait()
+            await in_time(arrived.wait, PING_S)
         finally:
             self._intake.forget_pong(seq)
         if not arrived.is_set():
@@ -443,7 +442,7 @@ class Run:
     def _fail(self, error: BackplaneError) -> None:
         """End a run that did not come to its order."""
         # What was given up as its time was up is told by that.
-        self._deadlines.left_s(expected=False)
+        self._deadlines.judge_run()
         refused = error.facts.exit_code == 4
         self._decide("store" if error.code == "receipt_store_failed" else "refused" if refused else "failed", error)
 
@@ -481,15 +480,10 @@ class Run:
             self._fail(error)
 
     async def _await_hello(self) -> None:
-        with anyio.move_on_after(self._limits.hello_s):
-            while self._line.hello is None and not self._drained and not self._stopping:
-                await self._advance()
-            return
-        raise BackendError(
-            "protocol_handshake_failed",
-            f"no hello from {self.backend_id!r} within {self._limits.hello_s:g} s (hello_s)",
-            hint="is this a program that speaks abp/v0.1? raise hello_s for a slow one",
-        )
+        self._deadlines.begin_hello()
+        while self._line.hello is None and not self._drained and not self._stopping:
+            await self._advance()
+        self._deadlines.end_hello()
 
     def _check_hello(self, hello: wire.Hello) -> None:
         assert self._terms is not None

@@ -286,8 +286,8 @@ class Link:
 
     async def _tell_end(self, run: HostRun, ending: Done | Told | wire.Fatal) -> None:
         if isinstance(ending, Told):
-            await self.write_pieces(ending.line)
             self._end.close_run(run.id)
+            await self.write_pieces(ending.line)
             return
         try:
             message: wire.Final | wire.Fatal = (

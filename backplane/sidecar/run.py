@@ -302,6 +302,8 @@ class HostRun(Given):
     async def _ask(self, **members: Any) -> Verdict:
         import anyio
 
+        from backplane.once import in_time
+
         self._asked += 1
         ask = wire.Ask(ref_id=self.id, id=f"ask-{self._asked}", deadline_ms=int(ASK_S * 1000), **members)
         arrived: anyio.Event = anyio.Event()
@@ -309,8 +311,7 @@ class HostRun(Given):
         self.answers[ask.id] = (arrived, answers)
         try:
             await self._link.send(ask)
-            with anyio.move_on_after(ASK_S):
-                await arrived.wait()
+            await in_time(arrived.wait, ASK_S)
         finally:
             del self.answers[ask.id]
         if not answers:

@@ -363,6 +363,9 @@ def test_an_exception_at_any_call_is_one_fatal_with_its_receipt_at_every_door(
     for number, place in enumerate(sample(places[begins:], sizes.of(12, 400))):
         done, folder = go(str(number), place)
         raised = (folder / "noted").exists() is False or (folder / "noted").read_text() == "True"
+        raised = (
+            raised and b"Exception ignored in" not in done.stderr
+        )  # A generator was closed: nobody can raise there.
         tried += raised
         if raised and (faults := list(door_faults(done, folder))):
             bad[place] = [*faults, f"exit {done.returncode}", done.stderr.decode()[-300:]]
