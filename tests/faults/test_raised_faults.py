@@ -6,11 +6,13 @@ raises once, in a run of its own.
 
 from __future__ import annotations
 
+import functools
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -234,6 +236,44 @@ def run_one(loop: str, folder: Path, probe: Probe) -> tuple[Seen, Path]:
     return anyio.run(go, home, root, probe, backend=loop), home
 
 
+def noted_places(loop: str, folder: Path) -> list[str]:
+    run_one(loop, folder / "warm", Probe())  # What is loaded once is no part of a run.
+    noted = Probe()
+    seen, _ = run_one(loop, folder / "noted", noted)
+    assert seen.error is None
+    assert seen.run is not None
+    assert seen.run.error is None
+    return list(noted.places)
+
+
+def trial(loop: str, folder: Path, place: str) -> list[str] | None:
+    """What does not hold where this place raises; None where the run did not come to it."""
+    probe = Probe(place)
+    seen, home = run_one(loop, folder, probe)
+    return list(faults_of(seen, home, place)) if probe.raised else None
+
+
+def forked(work: Callable[[], Any]) -> Any:
+    """Do this in a process of its own: what an exception leaves behind there ends with it."""
+    context = multiprocessing.get_context("fork")
+    theirs, ours = context.Pipe()
+    child = context.Process(target=lambda: ours.send(work()))
+    child.start()
+    ours.close()
+    try:
+        return theirs.recv() if theirs.poll(60) else ["hangs"]
+    except EOFError:
+        return ["the trial itself failed"]
+    finally:
+        child.kill()
+        child.join()
+        child.close()
+        theirs.close()
+        with suppress(ChildProcessError):  # What it had started and not waited for is ours now.
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
 def sample(places: list[str], size: int, start: int = 0) -> list[str]:
     """So many of them, from everywhere in the run."""
     tried = [place for place in places if place not in EDGES]
@@ -244,19 +284,13 @@ def sample(places: list[str], size: int, start: int = 0) -> list[str]:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_an_exception_at_any_call_fails_the_run_with_internal(loop: str, tmp_path: Path, figure: Any) -> None:
-    run_one(loop, tmp_path / "warm", Probe())
-    noted = Probe()
-    seen, _ = run_one(loop, tmp_path / "noted", noted)
-    assert seen.error is None
-    assert seen.run is not None
-    assert seen.run.error is None
+    places = forked(lambda: noted_places(loop, tmp_path))
     bad: dict[str, list[str]] = {}
     tried = 0
-    for number, place in enumerate(sample(list(noted.places), sizes.of(60, 1 << 20), len(loop))):
-        probe = Probe(place)
-        seen, home = run_one(loop, tmp_path / str(number), probe)
-        tried += probe.raised
-        if probe.raised and (faults := list(faults_of(seen, home, place))):
+    for number, place in enumerate(sample(places, sizes.of(60, 1 << 20), len(loop))):
+        faults = forked(functools.partial(trial, loop, tmp_path / str(number), place))
+        tried += faults is not None
+        if faults:
             bad[place] = faults
     figure("raised", tried, door=loop)
     assert not bad
