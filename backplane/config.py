@@ -139,6 +139,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     isolation: Isolation = "best_effort"
     policy: str | None = None
     """Policy of orders that bring none: `default`, `strict`, or a file, whose path is absolute after `load`."""
+    signing_key: str | None = None
+    """File with the Ed25519 key that signs every receipt, absolute after `load`; in a variable also the key itself, as
+    PEM or 64 hexadecimal digits. None signs nothing."""
     hooks: tuple[HookSettings, ...] = ()
     """Asked about the tools of every run."""
 
@@ -201,7 +204,12 @@ def load(
     return _with(settings, given, cwd)
 
 
-_OPTIONS: Final = {"run_s": "--timeout", "idle_s": "--idle-timeout", "hello_s": "--hello-timeout"}
+_OPTIONS: Final = {
+    "run_s": "--timeout",
+    "idle_s": "--idle-timeout",
+    "hello_s": "--hello-timeout",
+    "signing_key": "--sign-key",
+}
 """What a flag is called where it is typed, if not by its setting's name."""
 
 
@@ -258,7 +266,17 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
     hooks = tuple(
         replace(hook, command=absolute_command(hook.command, folder)) if hook.command else hook for hook in own.hooks
     )
-    return replace(own, backends=named, policy=_policy_place(own.policy, folder), hooks=hooks)
+    key = _key_place(own.signing_key, folder)
+    return replace(own, backends=named, policy=_policy_place(own.policy, folder), signing_key=key, hooks=hooks)
+
+
+def _key_place(key: str | None, folder: Path) -> str | None:
+    """Make a key's path absolute; a key itself stays as it is."""
+    is_key = key is None or key.lstrip().startswith("-----BEGIN") or _KEY.fullmatch(key) is not None
+    return key if key is None or is_key else str(folder / key)
+
+
+_KEY: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def _policy_place(policy: str | None, folder: Path) -> str | None:
@@ -420,6 +438,8 @@ def _with(settings: Settings, given: Mapping[str, Any], cwd: Path) -> Settings:
     plain = {name: given[name] for name in _PLAIN if name in given}
     if "policy" in plain:
         plain["policy"] = _policy_place(plain["policy"], cwd)
+    if "signing_key" in plain:
+        plain["signing_key"] = _key_place(plain["signing_key"], cwd)
     times = {name: given[name] for name in _OVERRIDES if name in given}
     replace = msgspec.structs.replace
     return replace(

@@ -29,6 +29,7 @@ from backplane.record import Facts
 if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
     from backplane.receipts.recovery import Orphan
+    from backplane.receipts.signatures import Signer
     from backplane.receipts.store import Store
     from backplane.workspace import Settled, Workspace
 
@@ -40,8 +41,9 @@ _COPIES: Final = (("stage",), ("scratch",), ("incoming",))
 class Keeper:
     """The state folder of a control plane: its store, journals, kept manifests and staged trees."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, signer: Signer | None = None) -> None:
         self.home = home
+        self._signer = signer
         self.notes: tuple[str, ...] = ()
         """What a killed control plane left half done and is settled now, a line each."""
         self.problems: tuple[str, ...] = ()
@@ -65,11 +67,21 @@ class Keeper:
                     unless_ready.callback(store.close)
                     unless_ready.callback(self._tell, *before)
                     self._settle()
-                    self.problems += store.recover(self._clean).problems
+                    recovery = store.recover(self._clean)
+                    self.problems += recovery.problems
+                    for row in recovery.rows:
+                        self.sign(store.load(row.run_id))
                     self._sweep_stages()
                     unless_ready.pop_all()
                 self._store = store
             return self._store
+
+    def sign(self, receipt: Receipt) -> None:
+        """Keep a signature of a sealed receipt beside the store, where there is a key. Raises StoreError."""
+        if self._signer is not None:
+            from backplane.receipts import signatures
+
+            signatures.keep(self.home, receipt.meta.run_id, self._signer.receipt(receipt))
 
     def settle(self) -> None:
         """Undo or finish what a killed one was just putting into an original, before another run looks at that.
@@ -190,7 +202,9 @@ class Keeper:
         from backplane.receipts.recovery import note_late
 
         note_late(self.home, run_id, failed_fact(code))
-        return self.store().settle(run_id, self._clean)
+        receipt = self.store().settle(run_id, self._clean)
+        self.sign(receipt)
+        return receipt
 
     def kept_hello(self, key: str) -> tuple[dict[str, Any], str] | None:
         """The manifest of the host's last hello, and when that was; None where there is none."""

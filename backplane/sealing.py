@@ -153,7 +153,10 @@ def _store(
     """Store the receipt, and let go of what was needed for it; what kept it from that is told, not raised."""
     error: BackplaneError | None = None
     try:
-        keeper.store().append(receipt, journal)
+        store = keeper.store()
+        # First, as a receipt that is acknowledged is signed also where we are killed in between.
+        keeper.sign(receipt)
+        store.append(receipt, journal)
     except BackplaneError as caught:
         error = caught
     try:

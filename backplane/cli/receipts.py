@@ -10,8 +10,10 @@ from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_json
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey as PublicKey
+
     from backplane.contract.receipt import Receipt
-    from backplane.receipts import Checkpoint, Store
+    from backplane.receipts import Checkpoint, Row, Store
 
 ROWS_SHOWN = 50
 """Rows of a list without --limit: a screen or two."""
@@ -19,8 +21,8 @@ ROWS_SHOWN = 50
 NUMBER_MAX = (1 << 63) - 1
 """SQLite counts no further."""
 
-CHECKPOINT_BYTES_MAX = 4096
-"""A checkpoint is one short line."""
+CHECKPOINT_BYTES_MAX = 64 * 1024
+"""A checkpoint is one short line, a signed one a kilobyte."""
 
 EXAMPLE = """
 backplane receipts list
@@ -54,6 +56,7 @@ def parser(name: str) -> Parser:
     )
     part.add_argument("names", nargs="*", metavar="FILE-or-ID", help="a receipt's file; run id or its beginning")
     part.add_argument("--checkpoint", metavar="FILE", help="kept from earlier: shows a cut tail, too")
+    part.add_argument("--key", metavar="PUB", help="what has no signature by this public key is a fault, too")
     part = add(
         "diff", "compare two receipts; exit code 1 where they differ", "backplane receipts diff 3f2a 91bc", _diff
     )
@@ -66,12 +69,13 @@ def parser(name: str) -> Parser:
         "import", "keep a receipt from elsewhere, once it verifies", "backplane receipts import ./3f2a1b0c-…", _import
     )
     part.add_argument("file", metavar="FILE", help="a folder of `export`, or a receipt alone")
-    add(
+    part = add(
         "checkpoint",
         "print the head of the chain, to be kept elsewhere for `verify --checkpoint`",
         "backplane receipts checkpoint > /elsewhere/checkpoint.json",
         _checkpoint,
     )
+    part.add_argument("--signed", action="store_true", help="in an envelope signed with `signing_key` of the settings")
     part = add(
         "prune",
         "remove the content of older receipts; their places in the chain stay and still verify",
@@ -159,44 +163,61 @@ def _typed(event: Any) -> Any:
 def _verify(options: Options) -> int:
     import os
 
+    from backplane.receipts import signatures
+
+    key = signatures.public_key(options.key) if options.key is not None else None
     if not options.names:
-        return _verify_all(options.checkpoint)
+        return _verify_all(options.checkpoint, key)
     if options.checkpoint is not None:
         raise _wrong("--checkpoint is about everything stored", "name no receipt with it")
     faults = 0
     for name in options.names:
-        found = _file_faults(name) if os.path.isfile(name) else _stored_faults(name)
+        found = _file_faults(name, key) if os.path.isfile(name) else _stored_faults(name, key)
         faults += len(found)
         streams.write(f"{streams.one_line(name)}: {'; '.join(map(streams.one_line, found)) or 'intact'}\n")
     return 1 if faults else 0
 
 
-def _verify_all(checkpoint: str | None) -> int:
+def _verify_all(checkpoint: str | None, key: PublicKey | None) -> int:
     with _store(readonly=True) as store:
-        audit = store.verify_all(_read_checkpoint(checkpoint) if checkpoint is not None else None)
+        audit = store.verify_all(_read_checkpoint(checkpoint, key) if checkpoint is not None else None)
+        signed = store.scan() if key is not None else ()
+        unsigned = [(row.run_id, fault) for row in signed for fault in _signature_faults(store, row, key)]
         _say_left_behind(store)
+    for run_id, fact in unsigned:
+        streams.write(f"{streams.one_line(run_id)}: {streams.one_line(fact)}\n")
     for finding in audit.findings:
         run_id, fact = streams.one_line(finding.run_id or "store"), streams.one_line(finding.fact)
         streams.write(f"{run_id}: {finding.code}: {fact}\n")
     pruned = f", {audit.pruned} pruned ones by their place in the chain" if audit.pruned else ""
-    checked, faults = streams.count(audit.checked, "receipt"), streams.count(len(audit.findings), "fault")
+    checked, faults = (
+        streams.count(audit.checked, "receipt"),
+        streams.count(len(audit.findings) + len(unsigned), "fault"),
+    )
     streams.write(f"{checked} checked{pruned}, {faults}\n")
     if audit.uncovered:
         rows = streams.count(audit.uncovered, "pruned receipt")
         streams.write(f"{rows} of an older backplane: a change of what `receipts list` shows of them cannot be seen\n")
     if not audit.rollback_checked:
         streams.write("without --checkpoint FILE a cut tail or an older copy of the store cannot be seen\n")
-    return 1 if audit.findings else 0
+    return 1 if audit.findings or unsigned else 0
 
 
-def _read_checkpoint(name: str) -> Checkpoint:
-    import msgspec
+def _signature_faults(store: Store, row: Row, key: PublicKey | None) -> list[str]:
+    from backplane.receipts import signatures
 
-    from backplane.receipts import Checkpoint
+    if key is None:
+        return []
+    fault = signatures.receipt_fault(signatures.read(signatures.path_of(store.home, row.run_id)), key, row.sha256)
+    return [] if fault is None else [fault]
+
+
+def _read_checkpoint(name: str, key: PublicKey | None) -> Checkpoint:
+    from backplane.receipts.signatures import read_checkpoint
 
     data = streams.read_input(name, CHECKPOINT_BYTES_MAX)
     try:
-        return msgspec.json.decode(data, type=Checkpoint)
+        return read_checkpoint(data, key)
     except ValueError as error:
         raise _wrong(f"{streams.source(name)} is no checkpoint: {error}", "`receipts checkpoint` prints one") from error
 
@@ -213,14 +234,26 @@ def _number(option: str, value: int, hint: str) -> int:
     return value
 
 
-def _checkpoint(_: Options) -> int:
+def _checkpoint(options: Options) -> int:
+    import os
+
     import msgspec
 
+    from backplane import config
+
+    signer = None
+    if options.signed:
+        from backplane.receipts.signatures import Signer
+
+        key = config.load(None, dict(os.environ), streams.folder()).signing_key
+        if key is None:
+            raise _wrong("--signed, and no signing key is set", "set signing_key, or BACKPLANE_SIGNING_KEY")
+        signer = Signer(key)
     with _store(readonly=True) as store:
         head = store.checkpoint()
     if head is None:
         raise _wrong("nothing is stored yet: the chain has no head", "run an order first")
-    streams.write_bytes(msgspec.json.encode(head) + b"\n")
+    streams.write_bytes(signer.checkpoint(head) if signer is not None else msgspec.json.encode(head) + b"\n")
     return 0
 
 
@@ -243,21 +276,29 @@ def _prune(options: Options) -> int:
     return 0
 
 
-def _file_faults(name: str) -> list[str]:
+def _file_faults(name: str, key: PublicKey | None) -> list[str]:
+    from pathlib import Path
+
     from backplane.errors import BackplaneError
+    from backplane.receipts import signatures
 
     try:
-        _receipt_file(name, "the file")
+        receipt = _receipt_file(name, "the file")
     except BackplaneError as error:
         if error.facts.exit_code == 2:
             raise
         return [str(error)]
-    return []
+    if key is None:
+        return []
+    beside = signatures.read(Path(name).with_suffix(signatures.SUFFIX))
+    fault = signatures.receipt_fault(beside, key, receipt.receipt_sha256)
+    return [] if fault is None else [fault]
 
 
-def _stored_faults(name: str) -> list[str]:
+def _stored_faults(name: str, key: PublicKey | None) -> list[str]:
     with _store(readonly=True) as store:
-        return [f"{finding.code}: {finding.fact}" for finding in store.verify(name)]
+        found = [f"{finding.code}: {finding.fact}" for finding in store.verify(name)]
+        return found + _signature_faults(store, store.find(name), key)
 
 
 def _receipt_file(name: str, called: str | None = None) -> Receipt:

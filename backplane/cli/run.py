@@ -47,6 +47,7 @@ def parser(name: str) -> Parser:
     add_json(output, "the protocol's own messages, one a line", "envelope_event", "envelope_final", "envelope_fatal")
     output.add_argument("--receipt", metavar="FILE", help="write the receipt there, too; - for stdout")
     output.add_argument("--patch", metavar="FILE", help="write the patch there, too; - for stdout")
+    output.add_argument("--sign-key", metavar="FILE", help="sign the receipt with this Ed25519 key")
     return made
 
 
@@ -119,6 +120,7 @@ def _run(options: Options) -> int:
         "idle_s": options.idle_timeout,
         "hello_s": options.hello_timeout,
         "isolation": options.isolation,
+        "signing_key": options.sign_key,
     }
     settings = config.load(Path(options.config) if options.config else None, environ, cwd, flags)
     work, own = hooks.taken(order.build(options, environ, cwd, settings.policy))

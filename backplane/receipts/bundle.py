@@ -22,6 +22,7 @@ from backplane.contract import canonical
 from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import ConfigError, ContractError, StoreError
 from backplane.locks import try_lock
+from backplane.receipts import signatures
 from backplane.receipts.audit import patch_bytes, patch_faults, patch_hash
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, HEAD, PATCH, TRACE, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
@@ -31,6 +32,7 @@ from backplane.receipts.trace import Trace, open_plain
 
 RECEIPT: Final = "receipt.json"
 JOURNAL: Final = "journal"
+SIGNATURE: Final = f"receipt{signatures.SUFFIX}"
 STEM_CHARS_MAX: Final = 50
 """Of the bundle's name in that of the folder in which it is made: with four bytes a character, that still is a name."""
 MAKING_TRIES: Final = 5
@@ -59,6 +61,9 @@ def export(store: Store, run: str, folder: Path) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _building(folder) as building:
             write_receipt(receipt, building / RECEIPT)
+            signature = signatures.read(signatures.path_of(store.home, receipt.meta.run_id))
+            if signature is not None:
+                (building / SIGNATURE).write_bytes(signature)
             (building / JOURNAL).mkdir()
             promised = patch_bytes(receipt)
             _copy(source / PATCH, building / PATCH, RECEIPT_BYTES_MAX if promised is None else promised)
@@ -164,7 +169,11 @@ def import_bundle(store: Store, path: Path) -> Row:
     patch = _read_inside(path / PATCH) if os.path.lexists(path / PATCH) else b""
     _check_size(receipt, path / RECEIPT, patch)
     _check_vouched(receipt, path / PATCH, patch)
-    return store.adopt(receipt, patch)
+    row = store.adopt(receipt, patch)
+    signature = signatures.read(path / SIGNATURE)
+    if signature is not None:
+        signatures.keep(store.home, row.run_id, signature)
+    return row
 
 
 def parse_receipt(data: bytes, name: str) -> Receipt:

@@ -28,8 +28,17 @@ from backplane.runtime.run import Run
 
 if TYPE_CHECKING:
     from backplane.contain.probe import Probe
+    from backplane.receipts.signatures import Signer
 
 __all__ = ["ControlPlane", "Run"]
+
+
+def _signer(key: str | None) -> Signer | None:
+    if key is None:
+        return None
+    from backplane.receipts.signatures import Signer  # Needs a library that most do without.
+
+    return Signer(key)
 
 
 class ControlPlane:
@@ -48,7 +57,7 @@ class ControlPlane:
         self.home = home
         self.environ = environ
         self._slots = anyio.Semaphore(settings.limits.runs_max)
-        self.keeper = Keeper(home)
+        self.keeper = Keeper(home, _signer(settings.signing_key))
         self.layers: Probe | None = None
         """What contains hosts on this machine; None finds out when it is needed."""
 

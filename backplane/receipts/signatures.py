@@ -1,0 +1,285 @@
+"""Signatures over sealed hashes: DSSE envelopes of in-toto statements, signed with Ed25519.
+
+A signature lies beside its receipt, never in it, in `signatures/RUN.dsse.json` of the state
+folder. The library `cryptography` is loaded only where a key is used.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from backplane.contract import canonical
+from backplane.contract.canonical import Json
+from backplane.errors import ConfigError
+from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error
+from backplane.receipts.rows import Checkpoint
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+    from backplane.contract.receipt import Receipt
+
+PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
+STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
+RECEIPT_TYPE: Final = "urn:abp:v0.1:receipt"
+CHECKPOINT_TYPE: Final = "urn:abp:v0.1:checkpoint"
+FOLDER: Final = "signatures"
+SUFFIX: Final = ".dsse.json"
+KEY_BYTES_MAX: Final = 16 * 1024
+"""A key in PEM has 120 bytes; more is another file."""
+ENVELOPE_BYTES_MAX: Final = 64 * 1024
+"""An envelope has 1 KiB, one with signatures of others a few."""
+_HEX: Final = re.compile(r"[0-9a-fA-F]{64}")
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """One signature of an envelope."""
+
+    sig: str
+    """Base64."""
+    keyid: str = ""
+    """SHA-256 of the 32 bytes of the public key, in hex; a hint, never believed."""
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """A DSSE envelope (secure-systems-lab/dsse, v1)."""
+
+    payload: str
+    """Base64 of the in-toto statement."""
+    payloadType: str
+    signatures: tuple[Signature, ...]
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """What a statement is about."""
+
+    digest: dict[str, str]
+    """Name of the hash → its value in hex."""
+
+
+class Signer:
+    """A private key, ready to sign. Raises ConfigError, `config_invalid`: as `private_key`."""
+
+    def __init__(self, key: str) -> None:
+        self._key = private_key(key)
+        self._id = key_id(self._key.public_key())
+
+    def receipt(self, receipt: Receipt) -> bytes:
+        """Sign a sealed receipt; return the envelope."""
+        assert receipt.receipt_sha256 is not None, "the receipt is sealed"
+        meta = receipt.meta
+        about = {"run_id": meta.run_id, "contract_version": meta.contract_version, "outcome": receipt.outcome}
+        return self._sign(statement(RECEIPT_TYPE, f"receipt:{meta.run_id}", receipt.receipt_sha256, about))
+
+    def checkpoint(self, head: Checkpoint) -> bytes:
+        """Sign the head of the chain; return the envelope."""
+        return self._sign(statement(CHECKPOINT_TYPE, "chain", head.link, msgspec.to_builtins(head)))
+
+    def _sign(self, payload: bytes) -> bytes:
+        sig = base64.b64encode(self._key.sign(signed_bytes(PAYLOAD_TYPE, payload))).decode()
+        envelope = Envelope(base64.b64encode(payload).decode(), PAYLOAD_TYPE, (Signature(sig, self._id),))
+        return msgspec.json.encode(envelope) + b"\n"
+
+
+def statement(kind: str, name: str, sha256: str, about: Json) -> bytes:
+    """Encode an in-toto statement over one hash."""
+    subject = [{"name": name, "digest": {"sha256": sha256}}]
+    return canonical.encode({"_type": STATEMENT_TYPE, "subject": subject, "predicateType": kind, "predicate": about})
+
+
+def signed_bytes(kind: str, payload: bytes) -> bytes:
+    """Return what is signed of a payload: the pre-authentication encoding of DSSE."""
+    return b"DSSEv1 %d %s %d %s" % (len(kind.encode()), kind.encode(), len(payload), payload)
+
+
+def verified(data: bytes, key: Ed25519PublicKey, kind: str) -> dict[str, Any]:
+    """Verify an envelope; return its statement.
+
+    Args:
+        kind: predicate type that the statement must have.
+
+    Raises:
+        ValueError: no envelope, another kind of statement, or no signature by this key; with the reason.
+    """
+    from cryptography.exceptions import InvalidSignature
+
+    envelope = msgspec.json.decode(data, type=Envelope)
+    if envelope.payloadType != PAYLOAD_TYPE:
+        raise ValueError(f"its payload is {envelope.payloadType[:80]!r}")
+    payload = _unpacked(envelope.payload)
+    for signature in envelope.signatures:
+        try:
+            key.verify(_unpacked(signature.sig), signed_bytes(PAYLOAD_TYPE, payload))
+            break
+        except InvalidSignature:
+            continue
+    else:
+        raise ValueError("no signature of it is by this key")
+    told = canonical.decode(payload)
+    if not isinstance(told, dict) or (told.get("_type"), told.get("predicateType")) != (STATEMENT_TYPE, kind):
+        raise ValueError(f"its statement is none of the type {kind}")
+    return told
+
+
+def receipt_fault(data: bytes | None, key: Ed25519PublicKey, sha256: str | None) -> str | None:
+    """Return why an envelope does not prove that this key signed a receipt with this hash; None if it does."""
+    if data is None:
+        return "it is not signed"
+    try:
+        told = verified(data, key, RECEIPT_TYPE)
+    except (ValueError, RecursionError) as error:
+        return f"its signature does not hold: {error}"
+    try:
+        hashes = [one.digest.get("sha256") for one in msgspec.convert(told.get("subject"), tuple[Subject, ...])]
+    except ValueError as error:
+        return f"its statement names no subject: {error}"
+    return None if hashes == [sha256] else "its signature is over another receipt"
+
+
+def read_checkpoint(data: bytes, key: Ed25519PublicKey | None) -> Checkpoint:
+    """Read a checkpoint of the chain, which must be signed where a key is given.
+
+    Raises:
+        ValueError: it is none, it is signed and no key is given, or the signature does not hold.
+    """
+    if b'"payloadType"' in data and key is None:
+        raise ValueError("it is signed: name the signer's public key with --key")
+    if key is None:
+        return msgspec.json.decode(data, type=Checkpoint)
+    return msgspec.convert(verified(data, key, CHECKPOINT_TYPE)["predicate"], Checkpoint)
+
+
+def _unpacked(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError("it is not in base64") from error
+
+
+# Keys -----------------------------------------------------------------------------------------------------------------
+
+
+def private_key(key: str) -> Ed25519PrivateKey:
+    """Load a private key.
+
+    Args:
+        key: a file's path; or the key itself, as PEM or as 64 hexadecimal digits of its seed.
+
+    Raises:
+        ConfigError: `config_invalid`: the library is missing, or this is no private Ed25519 key; no word of the key
+            is in the message.
+    """
+    _library()
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    data, called = _key_bytes(key)
+    try:
+        made = Ed25519PrivateKey.from_private_bytes(data) if len(data) == 32 else load_pem_private_key(data, None)
+    except Exception as error:  # The library has a dozen classes for a file that is no key.
+        raise _no_key(called, "private") from error
+    if not isinstance(made, Ed25519PrivateKey):
+        raise _no_key(called, "private")
+    return made
+
+
+def public_key(key: str) -> Ed25519PublicKey:
+    """Load a public key, from PEM, 32 bytes or 64 hexadecimal digits. Raises as `private_key`."""
+    _library()
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    data, called = _key_bytes(key)
+    try:
+        made = Ed25519PublicKey.from_public_bytes(data) if len(data) == 32 else load_pem_public_key(data)
+    except Exception as error:  # As above.
+        raise _no_key(called, "public") from error
+    if not isinstance(made, Ed25519PublicKey):
+        raise _no_key(called, "public")
+    return made
+
+
+def key_id(key: Ed25519PublicKey) -> str:
+    """Return the name of a key: SHA-256 of its 32 bytes, in hex."""
+    return canonical.sha256_hex(key.public_bytes_raw())
+
+
+def _library() -> None:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError as error:
+        hint = "python3 -m pip install 'backplane[sign]'"
+        raise ConfigError("config_invalid", "signatures need the library `cryptography`", hint=hint) from error
+
+
+def _key_bytes(key: str) -> tuple[bytes, str]:
+    """Return a key's bytes, and what a message calls it."""
+    if key.lstrip().startswith("-----BEGIN"):
+        return key.encode(), "the signing key"
+    if _HEX.fullmatch(key):
+        return bytes.fromhex(key), "the signing key"
+    try:
+        with open(key, "rb", opener=_opener) as file:
+            data = file.read(KEY_BYTES_MAX + 1)
+    except (OSError, ValueError) as error:
+        fact = f"the key {key[:200]!r} cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError("config_invalid", fact, hint="name a file that you can read") from error
+    text = data.strip().decode("ascii", "replace")
+    return (bytes.fromhex(text) if _HEX.fullmatch(text) else data), f"{key[:200]!r}"
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # A pipe in its place keeps nobody waiting.
+
+
+def _no_key(called: str, kind: str) -> ConfigError:
+    fact = f"{called} is no {kind} Ed25519 key, in PEM without a password, or as 32 bytes"
+    make = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out key.pub"
+    return ConfigError("config_invalid", fact, hint=make)
+
+
+# Where they lie -------------------------------------------------------------------------------------------------------
+
+
+def path_of(home: Path, run_id: str) -> Path:
+    """Return where the signature of a stored receipt lies."""
+    return home / FOLDER / f"{run_id}{SUFFIX}"
+
+
+def keep(home: Path, run_id: str, envelope: bytes) -> None:
+    """Write a signature beside the store, all of it or nothing.
+
+    Raises:
+        StoreError: `receipt_store_failed`.
+    """
+    path = path_of(home, run_id)
+    part = path.with_suffix(".part")
+    try:
+        path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        fd = os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+        with open(fd, "wb") as file:
+            file.write(envelope)
+            file.flush()
+            os.fsync(fd)
+        os.replace(part, path)
+    except OSError as error:
+        raise disk_error(str(path), error) from error
+
+
+def read(path: Path) -> bytes | None:
+    """Read a signature's file; None where there is none. Raises StoreError, `receipt_store_failed`."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            return file.read(ENVELOPE_BYTES_MAX + 1)[:ENVELOPE_BYTES_MAX]
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise disk_error(str(path), error) from error
