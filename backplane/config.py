@@ -342,7 +342,7 @@ def home(environ: Environ) -> Path:
         fact = f"the state folder '{shown}' has a name that is no UTF-8"
         raise StoreError("receipt_store_failed", fact, hint="point BACKPLANE_HOME elsewhere") from error
     try:
-        if not path.is_dir():
+        if not os.path.isdir(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
@@ -350,16 +350,24 @@ def home(environ: Environ) -> Path:
         raise StoreError(
             "receipt_store_failed",
             f"the state directory {path} cannot be made: "
-            + ("it is a link to nothing" if path.is_symlink() else f"{name} ({error.strerror})"),
+            + ("it is a link to nothing" if os.path.islink(path) else f"{name} ({error.strerror})"),
             hint=f"set {PREFIX}HOME to a folder that this user can write",
         ) from error
     return path
 
 
 def home_path(environ: Environ) -> Path:
-    """Where the state directory is or would be; nothing is made."""
+    """Where the state directory is or would be; nothing is made.
+
+    Raises:
+        ConfigError: `config_invalid`, the path begins with the home of nobody.
+    """
     if environ.get(PREFIX + "HOME"):
-        return Path(environ[PREFIX + "HOME"]).expanduser().absolute()
+        try:
+            return Path(environ[PREFIX + "HOME"]).expanduser().absolute()
+        except (OSError, RuntimeError) as error:  # No such user, or the current folder is gone.
+            fact = f"{PREFIX}HOME={environ[PREFIX + 'HOME'][:200]!r} names no folder: {error}"
+            raise ConfigError("config_invalid", fact, hint="give an absolute path") from error
     folder = _absolute(environ, "XDG_STATE_HOME") or user_folder(environ) / ".local" / "state"
     return folder / "backplane"
 

@@ -1387,3 +1387,27 @@ def test_a_checkpoint_shows_a_cut_tail_and_pruning_keeps_the_chain(
 def test_a_wrong_word_about_the_chain_is_a_usage_error(cli: Cli, work: Path, words: tuple[str, ...]) -> None:
     (work / "x").write_text("{}")
     assert cli("receipts", *words).returncode == 2
+
+
+COMMANDS_OF_THE_STATE = ["run --backend shell --isolation off true", "receipts list", "doctor", "backends", "apply abc"]
+
+
+@pytest.mark.parametrize("command", COMMANDS_OF_THE_STATE)
+@pytest.mark.parametrize("place", ["too long", "below a file", "a file", "a loop", "of nobody", "nowhere"])
+def test_a_state_folder_that_cannot_be_had_is_an_error_with_its_code(
+    place: str, command: str, cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    home = {
+        "too long": tmp_path / ("x" * 300), "below a file": tmp_path / "file" / "x", "a file": tmp_path / "file",
+        "a loop": tmp_path / "loop" / "x", "of nobody": "~nobody-of-this-name/x", "nowhere": "/proc/nowhere/x",
+    }[place]  # fmt: skip
+    done = cli(*command.split(), env={"BACKPLANE_HOME": str(home)})
+    words = (done.stdout + done.stderr).decode()
+    assert done.returncode in (0, 1, 2), words
+    assert "internal" not in words
+    assert "Traceback" not in words
+    if command.startswith("run"):
+        assert done.returncode in (1, 2)
+        assert words.startswith(("receipt_store_failed: ", "config_invalid: ")), words

@@ -596,3 +596,55 @@ def test_a_program_whose_output_was_never_open_ends_without_a_traceback(tmp_path
     os.close(writer)
     assert done.returncode == 1
     assert done.stderr == b""
+
+
+async def none_at_all(given: HostRun) -> Any:
+    await given.message("said")
+
+
+async def another_type(given: HostRun) -> Any:
+    return "complete"
+
+
+async def ended(given: HostRun) -> Done:
+    return Done()
+
+
+async def without_an_await(given: HostRun) -> Any:
+    return ended(given)
+
+
+def no_coroutine(given: HostRun) -> Any:
+    return Done()
+
+
+async def broken(given: HostRun) -> Any:
+    raise KeyError("a bug of the host")
+
+
+MISTAKES = {
+    none_at_all: "`work` returned NoneType: end it with `return Done()`",
+    another_type: "`work` returned str: end it with `return Done()`",
+    without_an_await: "`work` returned a coroutine that nobody awaited: an `await` is missing before it",
+    no_coroutine: "`work` gave Done and no coroutine: write it as `async def work(run)`",
+    broken: "KeyError: 'a bug of the host'",
+}
+
+
+@pytest.mark.parametrize("work", MISTAKES, ids=lambda work: work.__name__)
+async def test_a_mistake_in_a_hosts_work_is_said_in_a_sentence_with_its_traceback(
+    work: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with talk(Host(id="mine", capabilities={}), work) as line:
+        line.send(run("r1"))
+        fatal = (await line.until("fatal"))[-1]
+    assert (fatal["ref_id"], fatal["error_code"]) == ("r1", "internal")
+    assert MISTAKES[work] in fatal["error"]
+    told = capsys.readouterr().err
+    assert told.startswith("Traceback (most recent call last):\n")
+    assert told.rstrip().endswith(MISTAKES[work])
+
+
+def test_a_capability_that_the_contract_does_not_have_is_refused_when_the_host_is_made() -> None:
+    with pytest.raises(ValueError, match=r"'tool_bsh' is no capability of the contract: tool_bash\?"):
+        Host(id="mine", capabilities={"streaming": NATIVE, "tool_bsh": NATIVE})

@@ -148,16 +148,24 @@ def _sqlite() -> Finding:
     return Finding("sqlite", "ok" if good else "missing", fact, "" if good else "use a Python with a newer SQLite")
 
 
+NAME_BYTES_MAX = 255
+"""Of one part of a path, on every file system here."""
+
+
 def _home(environ: Mapping[str, str]) -> Iterator[Finding]:
     home = config.home_path(environ)
     # `Path.exists` raises where a folder above may not be entered.
     place = next(folder for folder in (home, *home.parents) if os.path.exists(folder))
+    if len(home.name.encode()) > NAME_BYTES_MAX:
+        fix = f"set BACKPLANE_HOME to a folder whose name has at most {NAME_BYTES_MAX} bytes"
+        yield Finding("state", "missing", f"{str(home)[:200]}… is too long a name", fix)
+        return
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         fix = "set BACKPLANE_HOME to a folder that this user can write"
         yield Finding("state", "missing", f"{home} cannot be written", fix)
         return
     mode = place.stat().st_mode & 0o077 if home == place else 0
-    fact = str(home) if home.exists() else f"{home} (made at the first run)"
+    fact = str(home) if os.path.exists(home) else f"{home} (made at the first run)"
     if mode:
         yield Finding("state", "note", f"{home} is open to other users", f"chmod 700 {home}")
     else:

@@ -10,9 +10,9 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from contextlib import suppress
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import anyio
 import anyio.abc
@@ -307,7 +307,9 @@ class Link:
                 done = await self._narrated(run)
             except Exception as error:  # The kit is the outermost edge: a bug in a host is a fatal, not a silence.
                 if not isinstance(error, BackplaneError):
-                    sys.stderr.write(f"{_text(error)}\n")
+                    import traceback  # For a host with a bug alone.
+
+                    sys.stderr.write("".join(traceback.format_exception(error)))
                 failure = _failure(run.id, error)
         if failure is not None and run.cancelled_because is None:
             return failure
@@ -322,8 +324,7 @@ class Link:
             # A control plane tells another run's events: one more would not be in that run's receipt.
             return await self._work(run)
         await run.emit(RunStarted(ts=run.now(), message=f"{self.host.id} starts"))
-        done = await self._work(run)
-        assert isinstance(done, Done)
+        done = await _awaited(self._work(run))
         await run.emit(RunCompleted(ts=run.now(), message=f"{self.host.id} ends: {done.outcome}"))
         return done
 
@@ -375,6 +376,19 @@ def _text(error: Exception) -> str:
     text = text[: ERROR_CHARS_MAX - len(hint)] + hint
     # A name of a file may hold bytes that are no text, and they are no reason to say nothing.
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+async def _awaited(work: Any) -> Done:
+    """Await a host's work, and say what is wrong with one that is none. Raises TypeError."""
+    if not isinstance(work, Awaitable):
+        raise TypeError(f"`work` gave {type(work).__name__} and no coroutine: write it as `async def work(run)`")
+    done = await work
+    if isinstance(done, Awaitable):
+        getattr(done, "close", lambda: None)()  # Or Python warns of it a second time.
+        raise TypeError("`work` returned a coroutine that nobody awaited: an `await` is missing before it")
+    if not isinstance(done, Done):
+        raise TypeError(f"`work` returned {type(done).__name__}: end it with `return Done()`")
+    return done
 
 
 def _failure(run_id: str, error: Exception) -> wire.Fatal:

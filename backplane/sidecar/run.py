@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json, timestamp_at, uuid_text
-from backplane.contract.capability import Level, Manifest
+from backplane.contract.capability import CAPABILITIES, Level, Manifest
 from backplane.contract.events import (
     AgentEvent,
     AssistantDelta,
@@ -35,7 +35,7 @@ from backplane.contract.receipt import (
     Usage,
     Verification,
 )
-from backplane.contract.unheard import check_settings
+from backplane.contract.unheard import check_settings, nearest_name
 from backplane.contract.work import WorkOrder
 from backplane.errors import WorkspaceError
 
@@ -74,6 +74,12 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     extensions: tuple[str, ...] = EXTENSIONS
     backends: tuple[dict[str, Any], ...] | UnsetType = UNSET
     """Only of a host that is itself a control plane: `{id, ready, capabilities}` each."""
+
+    def __post_init__(self) -> None:
+        for name in self.capabilities:
+            if name not in CAPABILITIES:
+                nearest = nearest_name(name, CAPABILITIES)
+                raise ValueError(f"{name!r} is no capability of the contract" + (f": {nearest}?" if nearest else ""))
 
     def hello(self) -> wire.Hello:
         return wire.Hello(
