@@ -56,7 +56,9 @@ async def end(link: Wire, run_id: str = "r1", timeout_s: float | None = None) ->
         lambda line: line.t in ENDS and line.get("ref_id") in (run_id, None), timeout_s or link.bounds.run_s
     )
     if line is None:
-        ending = f"it ended with {link.child.exit.describe()}" if link.child.exit else "it is silent"
+        # Its output ends a moment before its exit is known.
+        exited = await link.child.wait(link.bounds.slack_s) if link.ended else link.child.exit
+        ending = f"it ended with {exited.describe()}" if exited is not None else "it is silent"
         raise Unfit(f"no end of run {run_id!r} came; {ending}", link.lines)
     return line
 

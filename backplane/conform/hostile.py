@@ -73,9 +73,10 @@ def unreadable(line: Callable[[Bench], bytes], name: str = "bad") -> Check:
                 raise Unfit("it wrote something that is no message", [line for line in link.lines if line.t is None])
             if any(line.get("ref_id") == "good" for line in ends):
                 return "answered by fatal, then worked" if len(ends) > 1 else "ignored, then worked"
-            if ends and await link.child.wait(link.bounds.exit_s) is not None:
+            exited = await link.child.wait(link.bounds.exit_s)
+            if ends and exited is not None:
                 return "answered by fatal, then exited"
-            how = link.child.exit.describe() if link.child.exit else "it hangs"
+            how = f"it ended with {exited.describe()}" if exited is not None else "it hangs"
             raise Unfit(f"no fatal came, and the run after it was not done: {how}", link.lines)
 
     return check
