@@ -104,7 +104,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     guard: bool = True
     remote: bool = False
     writable: tuple[str, ...] = ()
-    """Paths beside the workspace that it may change when it is contained; absolute."""
+    """Paths beside the workspace that it may change when it is contained; absolute, `make_writable` makes them."""
     endpoints: tuple[str, ...] = ()
     """Where it may always connect to."""
     agent: agents.Agent | None = None
@@ -119,13 +119,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         ).hexdigest()
 
     def command(self, order: WorkOrder, environ: Mapping[str, str]) -> Command:
-        """What `open` starts; the folder for conversations is there then, as a sandbox shows only what it finds.
-
-        Raises:
-            BackendError: `backend_unavailable`, that folder cannot be made.
-        """
-        if agents.STATE in self.env and order.abp("session") is not None:
-            _make_folder(self.env[agents.STATE])
+        """What `open` starts."""
         return Command(argv=self.argv, env=child_environment(self.env, order.config.env, environ))
 
     def open(
@@ -137,18 +131,33 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
             opener: starts it in a cage; None starts it plainly.
         """
         command = self.command(order, environ)
+        if opener is None:
+            self.make_writable(order)
         stderr_bytes_max = (self.limits or Limits()).stderr_bytes_max
         if opener is not None:
             return opener(command, stderr_bytes_max)
         return open_child(command, guard=self.guard, stderr_bytes_max=stderr_bytes_max)
 
+    def make_writable(self, order: WorkOrder) -> tuple[str, ...]:
+        """Make the missing folders that the host may change, and return all paths that it may; blocking.
 
-def _make_folder(path: str) -> None:
-    try:
-        Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        fact = f"the folder for kept conversations cannot be made: {error}"
-        raise BackendError("backend_unavailable", fact, hint="BACKPLANE_HOME names another state folder") from error
+        A sandbox is planned from what exists, so this comes before the plan. A missing name with an extension
+        is a file's, and is not made; one that ends in a slash is always a folder's.
+
+        Raises:
+            BackendError: `backend_unavailable`, a folder cannot be made.
+        """
+        state = self.env.get(agents.STATE)
+        kept = (state,) if state is not None and order.abp("session") is not None else ()
+        for path in (*self.writable, *kept):
+            try:
+                if not os.path.exists(path) and (path.endswith(os.sep) or not os.path.splitext(path)[1]):
+                    os.makedirs(path, 0o700)
+            except OSError as error:
+                fact = f"the folder {path} that backend {self.id!r} writes to cannot be made: {error.strerror}"
+                fix = f"make it, or correct `writable` of [backends.{self.id}]; state lies in BACKPLANE_HOME"
+                raise BackendError("backend_unavailable", fact, hint=fix) from error
+        return tuple(path.rstrip(os.sep) or os.sep for path in (*self.writable, *kept))
 
 
 def _stamp(word: str) -> tuple[int, ...]:
@@ -360,7 +369,6 @@ def _from_settings(
         secrets += [env[variable] for variable in service.variables]
     argv = tuple(declared.command or ()) or shipped_command(declared.host or name)
     agent = _agent(name, declared) if declared.command is None else None
-    writable = declared.writable
     if agent is not None:
         argv = (*argv[: len(argv) - len(SHIPPED[declared.host or name]) + 1], agent.row)
         env[agents.OPTIONS] = msgspec.json.encode(agent.options).decode()
@@ -371,7 +379,6 @@ def _from_settings(
             secrets.append(key)
         if agent.options.sessions:
             env[agents.STATE] = str(home_path(environ) / "agents" / name)
-            writable = (*writable, env[agents.STATE])
     home = str(user_folder(environ))
     return ProcessBackend(
         id=name,
@@ -380,7 +387,7 @@ def _from_settings(
         secrets=tuple(secrets),
         limits=declared.limits_over(settings.limits),
         remote=declared.remote,
-        writable=tuple(home + path[1:] if path[:1] == "~" else path for path in writable),
+        writable=tuple(home + path[1:] if path[:1] == "~" else path for path in declared.writable),
         endpoints=endpoints,
         agent=agent,
     )

@@ -142,18 +142,26 @@ class Trials:
     Args:
         declared: the backend as it is configured.
         environ: what its own environment is chosen from.
-        folder: for workspaces and state; the caller removes it.
+        folder: for workspaces and state, a new state folder for each ability; the caller removes it.
+        isolation: of every trial, as of the user's own runs.
     """
 
-    def __init__(self, name: str, declared: BackendSettings, environ: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        declared: BackendSettings,
+        environ: Mapping[str, str],
+        folder: Path,
+        isolation: Isolation = "best_effort",
+    ) -> None:
         self.name, self.declared, self.environ, self.folder = name, declared, environ, folder
+        self.isolation, self._home = isolation, folder / "home"
         file, *row = backends.SHIPPED[declared.host or name]
         table = tomllib.loads((find_shared("hosts") / file).with_suffix(".toml").read_text(encoding="utf-8"))
         self.row: dict[str, Any] = table[row[0]]
         self.version: str | None = None
         self.manifest: dict[str, Any] | None = None
         self._runs = 0
-        self._home = folder / "home"
 
     def turns(self, ability: str, way: Way) -> list[Turn] | None:
         """What the model says; None where this agent has no such calls."""
@@ -163,7 +171,8 @@ class Trials:
         return None if rows is None else [*map(_turn, rows), Turn(text="that is all")]
 
     async def find(self, ability: str) -> Finding | None:
-        """Try one ability; None where there is no way to."""
+        """Try one ability in a state folder of its own; None where there is no way to."""
+        self._home = self.folder / f"home-{ability}"
         if ability in CONVERSATIONS:
             return await self._again(ability)
         way = WAYS.get(ability)
@@ -174,18 +183,13 @@ class Trials:
         return _finding(ability, way.holds(seen), way.wanted, seen)
 
     async def _again(self, ability: str) -> Finding:
-        # As on a fresh machine: where it is kept is made by the first run, and the sandbox has to show it.
-        self._home = self.folder / f"home-{ability}"
-        keep = {"session": {"keep": True}}
-        first = await self.run([Turn(text="noted")], keep, task=f"the word is {WORD}", isolation="best_effort")
+        first = await self.run([Turn(text="noted")], {"session": {"keep": True}}, task=f"the word is {WORD}")
         ids = [event.body.get("id") for event in first.of(SessionNamed)]
         wanted = "a conversation that can be named again"
         if not ids:
             return _finding(ability, False, wanted, first)
         session = {CONVERSATIONS[ability]: ids[0]}
-        second = await self.run(
-            [Turn(text="yes")], {"session": session}, task="which word was it?", isolation="best_effort"
-        )
+        second = await self.run([Turn(text="yes")], {"session": session}, task="which word was it?")
         again = [event.body.get("id") for event in second.of(SessionNamed)]
         right = bool(again) and (again[0] == ids[0]) == (ability == "session_resume")
         return _finding(ability, right and WORD in second.last, "what was said before", second)
@@ -198,7 +202,6 @@ class Trials:
         answer: Decision | None = None,
         *,
         task: str = "a trial",
-        isolation: Isolation = "off",
     ) -> Seen:
         """One run against a scripted model."""
 
@@ -217,9 +220,9 @@ class Trials:
         )
         seen = Seen(events=[])
         with ModelServer([*SIDE_TURNS, *turns]) as server:
-            backend = backends.find(self.name, self._settings(server.url, isolation), self._environ())
+            backend = backends.find(self.name, self._settings(server.url), self._environ())
             async with api.start(
-                order, backend=backend, on_ask=answered, settings=self._settings(server.url, isolation),
+                order, backend=backend, on_ask=answered, settings=self._settings(server.url),
                 home=self._home,
             ) as run:  # fmt: skip
                 async for event in run:
@@ -239,14 +242,14 @@ class Trials:
         self.version = next((word for word in named if isinstance(word, str)), self.version)
         return seen
 
-    def _settings(self, url: str, isolation: Isolation) -> Settings:
+    def _settings(self, url: str) -> Settings:
         path = urlsplit(self.row["base_url"]).path
         options = {**self.declared.options, **self.row.get("trial_options", {}), "base_url": url + path}
         options.pop("key_env", None)
         mine = msgspec.structs.replace(
             self.declared, options=options, env={**self.declared.env, self.row["key_env"]: KEY}
         )
-        return Settings(backends={self.name: mine}, limits=Limits(run_s=RUN_S), isolation=isolation)
+        return Settings(backends={self.name: mine}, limits=Limits(run_s=RUN_S), isolation=self.isolation)
 
     def _environ(self) -> dict[str, str]:
         return {**self.environ, "BACKPLANE_HOME": str(self._home)}
@@ -288,7 +291,7 @@ async def prove(
         raise BackplaneError("capability_unsupported", f"nothing of {name!r} can be tried", hint=fix)
     folder = Path(tempfile.mkdtemp(prefix="backplane-trials-"))
     try:
-        trials = Trials(name, declared, environ, folder)
+        trials = Trials(name, declared, environ, folder, settings.isolation)
         tried = []
         for ability in (*WAYS, *CONVERSATIONS):
             progress(ability)

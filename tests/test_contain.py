@@ -22,7 +22,7 @@ import anyio
 import msgspec
 import pytest
 
-from backplane import _guard
+from backplane import _guard, agents
 from backplane.backends import Backend, ProcessBackend
 from backplane.config import Settings, tighter
 from backplane.contain import cgroup, labels, landlock, masks, names, proxy, seccomp
@@ -203,15 +203,49 @@ async def test_sockets_of_the_system_and_the_state_folder_are_out_of_sight(
     assert "lock" not in said[2]
 
 
-async def test_what_a_backend_may_write_is_writable_and_named(backplane_home: Path, root: Path, tmp_path: Path) -> None:
-    own = tmp_path / "state"
-    own.mkdir()
-    host = cell(tmp_path / "bin", f"write({str(own / 'x')!r})", writable=(str(own), str(tmp_path / "missing")))
-    said, held = await ask(control(backplane_home), host, root)
+@pytest.mark.parametrize("isolation", ["best_effort", "off"])
+@pytest.mark.parametrize(
+    "state", ["there", "missing", "missing/deep/.agent", "dotted.d/", "there/", "state of the host", "no such state"]
+)
+async def test_every_folder_that_a_backend_may_write_is_writable_in_the_first_run(
+    state: str, isolation: str, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "there").mkdir()
+    own = f"{tmp_path}/{state}"
+    host = cell(tmp_path / "bin", f"write({own + '/x'!r})", writable=(own,))
+    config = abp()
+    if "state" in state:
+        own = str(backplane_home / "agents" / "cell")
+        host = cell(tmp_path / "bin", f"write({own + '/x'!r})", env={agents.STATE: own})
+        config = abp(session={"keep": True}) if state.startswith("state") else abp()
+    said, held = await ask(control(backplane_home, isolation=isolation), host, root, config=config)
+    if state == "no such state":
+        assert said == "ENOENT"
+        return
     assert said == "ok"
-    assert (own / "x").exists()
-    assert str(own) in held["kinds"]["files"]["covers"]
-    assert held["kinds"]["files"]["not_there"] == [str(tmp_path / "missing")]
+    assert (Path(own) / "x").exists()
+    if isolation != "off":
+        assert own.rstrip("/") in held["kinds"]["files"]["covers"]
+        assert "not_there" not in held["kinds"]["files"]
+
+
+async def test_a_missing_file_that_a_backend_may_write_is_named(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    host = cell(tmp_path / "bin", "1", writable=(str(tmp_path / ".agent.json"),))
+    _, held = await ask(control(backplane_home), host, root)
+    assert held["kinds"]["files"]["not_there"] == [str(tmp_path / ".agent.json")]
+
+
+@pytest.mark.parametrize("isolation", ["best_effort", "off"])
+async def test_a_folder_for_writing_that_cannot_be_made_is_refused_by_its_name(
+    isolation: str, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    own = str(root / "a.txt" / "state")
+    async with control(backplane_home, isolation=isolation) as plane:
+        run, _ = await go(plane, order(root), cell(tmp_path / "bin", "1", writable=(own,)))
+    assert run.error is not None
+    assert (run.error.code, own in run.error.message) == ("backend_unavailable", True)
 
 
 @pytest.mark.parametrize("mode", ["pass_through", "staged"])

@@ -70,9 +70,12 @@ def run(command: str, folder: Path, env: dict[str, str]) -> str:
 
 
 @pytest.fixture
-def env(backplane_home: Path) -> dict[str, str]:
-    scripts = str(Path(sys.executable).parent)
-    return {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}", "HOSTS": str(ROOT / "hosts")}
+def env(backplane_home: Path, tmp_path: Path) -> dict[str, str]:
+    """A reader's environment at the first try: no state folder yet, and nothing in the home folder."""
+    home, scripts = tmp_path / "reader", str(Path(sys.executable).parent)
+    home.mkdir()
+    own = {"HOME": str(home), "BACKPLANE_HOME": str(backplane_home / "first"), "HOSTS": str(ROOT / "hosts")}
+    return {**os.environ, **own, "PATH": f"{scripts}:{os.environ['PATH']}"}
 
 
 def test_every_command_of_the_readme_prints_what_it_says(sample: Path, env: dict[str, str]) -> None:

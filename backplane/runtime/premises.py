@@ -107,7 +107,8 @@ class Premises:
             raise WorkspaceError("workspace_init_failed", f"the workspace {root!r} is not a folder")
         place = place_of(root, original=original, home=keeper.home, scratch=keeper.scratch_of(self._facts.run_id))
         command = program.command(self._facts.order, environ)
-        held = await cell.put_on(place, command, program.writable, program.endpoints)
+        writable = await anyio.to_thread.run_sync(program.make_writable, self._facts.order)
+        held = await cell.put_on(place, command, writable, program.endpoints)
         self._facts.contained, self._facts.held_by_system = held.label, held.gaps
         if held.policy is not None:
             self._facts.added["endpoints"] = list(held.endpoints)
