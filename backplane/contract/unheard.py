@@ -196,10 +196,10 @@ def _pointer(start: str, *names: str) -> str:
 
 
 def nearest_name(name: str, names: Collection[str], *, likeness_min: float = _HINT_LIKENESS_MIN) -> str | None:
-    """Return the name most like this one, whatever its case and its dashes; None when none is like it."""
+    """Return the name most like this one, whatever its case and its dashes, of two the first; None when none is."""
     import difflib  # Two milliseconds, for whoever made a mistake.
 
-    spelt = {_plain(known): known for known in names}
+    spelt = {_plain(known): known for known in reversed(tuple(names))}
     close = difflib.get_close_matches(_plain(name), spelt, n=1, cutoff=likeness_min)
     return spelt[close[0]] if close else None
 

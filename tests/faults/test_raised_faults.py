@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -50,9 +51,12 @@ EDGES = frozenset({
     "runtime/run.py:Run._next_batch < runtime/run.py:_Batches.__anext__", "protocol/messages.py:Events.records < …",
     "runtime/run.py:Run._guarded < …", "backends.py:_MemoryLink.run < …", "readable.py:Readable._on_readable < …",
     "readable.py:Readable._unregister < readable.py:Readable._on_readable", "alarm.py:Alarm._call < …",
-    "once.py:Once.set < runtime/run.py:Run._finish_once",
+    "once.py:Once.set < runtime/run.py:Run._finish_once", "in_order.py:OwnTask.__aexit__ < in_order.py:in_order",
 })  # fmt: skip
 """Where the program or the loop itself calls, or a flag of two lines is set: no frame of ours is around what raises."""
+
+REAPS_MAX, REAP_POLL_S = 100, 0.02
+"""Two seconds: a trial takes some ten milliseconds."""
 
 BY_SQLITE = "receipts/database.py:_allow"
 """Called by SQLite, to which an exception is a refusal: the store fails, and says so."""
@@ -376,6 +380,14 @@ def door_faults(done: subprocess.CompletedProcess[bytes], folder: Path) -> Itera
         yield "its receipt is not the one that is kept"
 
 
+def reap_trials() -> None:
+    """Wait for trials of bubblewrap: not tied to who began them, they go to their own end, here below a subreaper."""
+    with suppress(ChildProcessError):
+        for _ in range(REAPS_MAX):
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(REAP_POLL_S)
+
+
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("door", [run_words, serve_words])
 def test_an_exception_at_any_call_is_one_fatal_with_its_receipt_at_every_door(
@@ -393,8 +405,10 @@ def test_an_exception_at_any_call_is_one_fatal_with_its_receipt_at_every_door(
     places = (folder / "noted").read_text().splitlines()
     begins = next(number for number, place in enumerate(places) if "Run.__init__" in place)
     bad: dict[str, list[str]] = {}
-    tried = 0
-    for number, place in enumerate(sample(places[begins:], sizes.of(12, 400))):
+    tried, wanted = 0, sizes.of(12, 400)
+    for number, place in enumerate(sample(places[begins:], 3 * wanted)):
+        if tried == wanted:
+            break  # Not every place is passed again: which thread was first differs from run to run.
         done, folder = go(str(number), place)
         raised = (folder / "noted").exists() is False or (folder / "noted").read_text() == "True"
         raised = (
@@ -404,5 +418,6 @@ def test_an_exception_at_any_call_is_one_fatal_with_its_receipt_at_every_door(
         if raised and (faults := list(door_faults(done, folder))):
             bad[place] = [*faults, f"exit {done.returncode}", done.stderr.decode()[-300:]]
     figure("raised", tried, door=door.__name__)
+    reap_trials()
     assert not bad
     assert tried > 5
