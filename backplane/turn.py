@@ -78,12 +78,15 @@ class Model:
     Args:
         parallel: let the model call several tools in one turn.
         stream: ask for streams; whatever comes is read.
+        may_cut: take tools or images out of a request that was refused without saying why.
     """
 
-    def __init__(self, upstream: Upstream, *, parallel: bool = False, stream: bool = True) -> None:
+    def __init__(self, upstream: Upstream, *, parallel: bool = False, stream: bool = True,
+                 may_cut: bool = False) -> None:  # fmt: skip
         self.upstream = upstream
         self.parallel = parallel
         self.stream = stream
+        self.may_cut = may_cut
         self.protocol = upstream.endpoint.protocol
         self.dialect = PROTOCOLS[self.protocol].dialect
         self.taken: tuple[str, ...] = ()
@@ -137,6 +140,7 @@ class Model:
                 step = next_step(
                     self.protocol, request, failure, taken,
                     tries=tries, tries_max=endpoint.tries_max, backoff_ms=endpoint.backoff_ms,
+                    may_cut=self.may_cut,
                 )  # fmt: skip
                 if step is None:
                     # What the service said of the whole request tells more than what it said of the rest of it.

@@ -407,7 +407,7 @@ def work_of(read: Callable[[], tuple[Service, dict[str, str]]]) -> Callable[[Hos
         )
         conversation = conversation_of(run, task, PROTOCOLS[service.protocol].dialect, toolbox)
         async with Upstream(endpoint) as upstream:
-            model = Model(upstream, parallel=service.parallel_tools, stream=service.stream)
+            model = Model(upstream, parallel=service.parallel_tools, stream=service.stream, may_cut=service.may_cut)
             return await Agent(run, model, toolbox, task).work(conversation)
 
     return work

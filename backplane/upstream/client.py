@@ -268,7 +268,7 @@ class Upstream:
             with anyio.CancelScope(deadline=first_by) as scope:
                 response = await client.send(built, stream=True)
                 if response.status_code >= 300:
-                    raise UpstreamError(await self._refusal(response))
+                    raise UpstreamError(await self._refusal(response, model_of(request)))
                 return response
         except UpstreamError:
             await _close(response)
@@ -280,7 +280,7 @@ class Upstream:
         text = f"the service said nothing for {endpoint.first_byte_s:g} s (first_byte_s)"
         raise UpstreamError(Failure(code="backend_timeout", message=text, may_pass=True))
 
-    async def _refusal(self, response: httpx.Response) -> Failure:
+    async def _refusal(self, response: httpx.Response, model: str) -> Failure:
         body = b""
         # A body that is cut says as much as it says.
         with suppress(*foreign()):
@@ -289,7 +289,8 @@ class Upstream:
                 if len(body) >= ERROR_BYTES_MAX:
                     break
         now = datetime.fromtimestamp(time.time(), UTC)
-        failure = failure_of(response.status_code, response.headers, body[:ERROR_BYTES_MAX], now, self.endpoint.key)
+        key, head = self.endpoint.key, body[:ERROR_BYTES_MAX]
+        failure = failure_of(response.status_code, response.headers, head, now, key, model)
         if 300 <= response.status_code < 400:
             where = cut_urls(response.headers.get("location", "nowhere"))
             failure = msgspec.structs.replace(failure, message=f"{failure.message} (redirected to {where})")

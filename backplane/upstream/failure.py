@@ -86,7 +86,7 @@ class UpstreamError(BackendError):
 
 
 HINTS: Final[dict[str, str]] = {
-    "backend_auth_failed": "check the key, and that it may use this model",
+    "backend_auth_failed": "check the key, that it may use this model, and that its account has credit",
     "backend_rate_limited": "wait, or raise the limit at the service",
     "backend_context_length": "make the conversation shorter, or take a model with a larger window",
     "backend_model_not_found": "check the model's name; the service's list is below /models",
@@ -136,8 +136,21 @@ PATTERNS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
         r"|(input|prompt|request).{0,40}(is |are )?too (long|large)|input token count|too many (input )?tokens"
         r"|maximum.{0,20}token.{0,40}exceed|exceed.{0,60}\btokens?\b.{0,20}(limit|allowed|maximum)|reduce the length",
         re.IGNORECASE)),
+    ("backend_content_filtered", re.compile(
+        r"content[ _-]?(management )?(filter|polic)|(rejected|blocked|flagged|refused|declined)\b.{0,80}"
+        r"(safety|polic(y|ies)|moderation|high risk)|(safety|moderation) (system|filter|check)"
+        r"|violat\w*.{0,60}\bpolic(y|ies)",
+        re.IGNORECASE)),
+    ("backend_rate_limited", re.compile(
+        r"\bquota\b.{0,60}(exceed|exhaust|reached|used up|insufficient)"
+        r"|(exceed|exhaust|reached|insufficient|over).{0,60}\bquota\b"
+        r"|(usage|spend(ing)?|monthly|budget) limits?\b",
+        re.IGNORECASE)),
     ("backend_auth_failed", re.compile(
-        r"(api[ _-]?key|token).{0,20}(not valid|invalid|expired|missing|incorrect)"
+        r"(credits?|balance|funds)\b.{0,40}(too low|insufficient|exhausted|depleted|not enough|used up|run out)"
+        r"|(insufficient|not enough|out of|no) (account )?(credits?|balance|funds)\b|payment (is )?required|billing"
+        r"|(account|organi[sz]ation|subscription)\b.{0,40}(suspended|deactivated|disabled|overdue|in arrears)"
+        r"|(api[ _-]?key|token).{0,20}(not valid|invalid|expired|missing|incorrect)"
         r"|(invalid|incorrect|missing|expired).{0,10}api[ _-]?key|unauthori[sz]ed",
         re.IGNORECASE)),
     ("backend_model_not_found", re.compile(
@@ -145,12 +158,14 @@ PATTERNS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
         r"|(unknown|no such|invalid) model|not found for api version",
         re.IGNORECASE)),
 )  # fmt: skip
-"""Code ← words of the message, for services that say it in no other way; tried in this order."""
+"""Code ← words of the message, for services that say it in no other way; tried in this order.
+
+An account without money is a refused key, as status 402 is: only the account's owner can mend it, no waiting does."""
 
 READ_WORDS: Final = frozenset({400, 403, 404, 413, 422, 500, 200})
 """Statuses that say so little that the words count; 200 is an error in the middle of a stream."""
 
-_MODEL: Final = re.compile(r"\bmodels?\b", re.IGNORECASE)
+_MODEL: Final = re.compile(r"(?<![a-z])models?(?![a-z])", re.IGNORECASE)
 
 STATUS_TEXTS: Final = frozenset(map(str, range(400, 600)))
 
@@ -163,10 +178,13 @@ STATUSES: Final[dict[int, str]] = {
 """Status → code, where neither labels nor words said more. 402 is an account without money."""
 
 
-def failure_of(status: int, headers: Mapping[str, str], body: bytes, now: datetime, secret: str | None) -> Failure:
+def failure_of(
+    status: int, headers: Mapping[str, str], body: bytes, now: datetime, secret: str | None, model: str = ""
+) -> Failure:
     """Read a refused request.
 
     Args:
+        model: the name that was asked for; a 404 that repeats it means the model and not the address.
         now: for a date in `retry-after`.
         secret: the key, which some services repeat in their message.
     """
@@ -174,14 +192,17 @@ def failure_of(status: int, headers: Mapping[str, str], body: bytes, now: dateti
     labels, words = labels_of(document), message_of(document)
     if not words:
         words = " ".join(re.sub(r"<[^<>]*>", " ", body.decode("utf-8", "replace")).split())
-    code = code_of(status, labels, words[:WORDS_CHARS_MAX])
+    code = code_of(status, labels, words[:WORDS_CHARS_MAX], model)
     return Failure(
         code=code,
         message=clean(f"the service answered {status}{': ' if words else ''}{words}", secret),
         status=status,
         labels=labels,
         retry_after_s=retry_after_s(headers, document, now),
-        may_pass=CODES[code].retryable and not LASTING.intersection(labels),
+        # Only 429 is a limit that a pause lifts; a quota that a service refuses as a bad request is used up.
+        may_pass=CODES[code].retryable
+        and not LASTING.intersection(labels)
+        and not (code == "backend_rate_limited" and status in READ_WORDS),
     )
 
 
@@ -195,7 +216,7 @@ def stream_failure(raw: Json, message: str, secret: str | None) -> Failure:
     )  # fmt: skip
 
 
-def code_of(status: int, labels: tuple[str, ...], words: str) -> str:
+def code_of(status: int, labels: tuple[str, ...], words: str, model: str = "") -> str:
     """Choose the code: the service's own label, then its words, then the status."""
     if status == 200:
         status = next((int(label) for label in labels if label in STATUS_TEXTS), 200)
@@ -209,7 +230,7 @@ def code_of(status: int, labels: tuple[str, ...], words: str) -> str:
                 return code
     if 300 <= status < 400:
         return "config_invalid"
-    if status == 404 and _MODEL.search(words):
+    if status == 404 and (_MODEL.search(" ".join((*labels, words))) or (model and model in words)):
         return "backend_model_not_found"
     if status in STATUSES:
         return STATUSES[status]

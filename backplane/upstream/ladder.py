@@ -32,51 +32,78 @@ class Rung(msgspec.Struct, frozen=True):
     """In the service's message: this is what it does not take."""
     rewrite: Rewrite
     reason: str
+    is_cut: bool = False
+    """Whether the model can do or see less afterwards. Only the rung's own words take it, unless the options allow."""
 
 
 def _words(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE)
 
 
+REFUSING: Final = (
+    r"\bnot\s+(\w+\s+)?(support|accept|allow|permit|enabl|implement|available|known|expect|a multi|process|handle|take)"
+    r"|n't\s+(support|accept|allow|take|process|handle)|unsupported|unknown|unexpected|unrecogni[sz]ed|disabled"
+    r"|\b(takes?|accepts?|supports?) (no|only)\b|only\s+(text|support|accept)|cannot|unable"
+    r"|no (endpoints?|support)\b|extra (input|field)"
+)
+"""A service does not take something. A message that only mentions a thing ("image exceeds 5 MB") says nothing of it."""
+
+
+def _refused(thing: str) -> re.Pattern[str]:
+    """Match one sentence that says of a thing that the service does not take it."""
+    return _words(rf"({thing})[^;\n]{{0,80}}({REFUSING})|(\bno(?= ({thing})s?\W*$)|{REFUSING})[^;\n]{{0,80}}({thing})")
+
+
+_STRICT: Final = Rung(
+    "no-strict", _words(r"\bstrict\b"), rewrites.not_strict, "the service does not hold answers to strict schemas"
+)
 _PARALLEL: Final = Rung(
     "no-parallel-tool-calls", _words("parallel_?tool_?calls"), rewrites.without(*rewrites.PARALLEL_SPELLINGS),
     "the service does not know whether calls may be parallel",
 )  # fmt: skip
+
+_TOOLS: Final = r"\btools?\b(?!_)|tool (use|call)\w*|function[ _]?(call\w*|declarations?)|functions"
+_PLAIN: Final = r"content.{0,40}(string|str\b)|(list|array).{0,40}content"
 
 LADDERS: Final[dict[str, tuple[Rung, ...]]] = {
     "openai_compatible": (
         Rung("no-stream-options", _words("stream_options|include_usage"), rewrites.without("stream_options"),
              "the service does not take stream_options; it may not say its usage"),
         _PARALLEL,
-        Rung("flat-text",
-             _words(r"multi-?part|multi-?modal|image|vision|content.{0,40}(string|str\b)|(list|array).{0,40}content"),
-             rewrites.flat_messages, "the service takes only plain text; other parts were left out"),
+        _STRICT,
+        Rung("flat-text", _words(f"multi-?part|{_PLAIN}"), rewrites.flat_texts,
+             "the service takes texts only as plain strings"),
+        Rung("no-images", _words(f"{_refused('multi-?part|multi-?modal|image|vision|media').pattern}|{_PLAIN}"),
+             rewrites.flat_messages, "the service takes only plain text; other parts were left out", is_cut=True),
     ),
     "openai_responses": (
         Rung("stream-instead", _words("stream"), rewrites.stream_instead,
              "the service answers only as a stream"),
         _PARALLEL,
+        _STRICT,
     ),
     "anthropic": (
         Rung("as-blocks", _words(r"invalid type: string|valid (list|array)|expected.{0,20}(sequence|list|array)"),
              rewrites.as_blocks, "the service takes texts only as lists of blocks"),
+        _STRICT,
         Rung("no-tool-choice", _words("tool_?choice"), rewrites.without("tool_choice"),
              "the service does not take tool_choice; the model calls what it likes"),
-        Rung("no-images", _words(r"image|media|vision|document"), rewrites.claude_no_media,
-             "the service takes no images or documents; they were left out"),
-        Rung("no-tools", _words("tool"), rewrites.claude_no_tools,
-             "the service takes no tools; earlier calls and results are said in words"),
+        Rung("no-images", _refused("image|media|vision|document"), rewrites.claude_no_media,
+             "the service takes no images or documents; they were left out", is_cut=True),
+        Rung("no-tools", _refused(_TOOLS), rewrites.claude_no_tools,
+             "the service takes no tools; earlier calls and results are said in words", is_cut=True),
     ),
     "gemini_ai_studio": (
         Rung("no-defaults", _words(r"generation_?config|safety_?settings|thinking|max_?output_?tokens"),
              rewrites.gemini_no_defaults, "the service does not take these settings"),
-        Rung("no-images", _words(r"image|media|mime|inline_?data|file_?data"), rewrites.gemini_no_media,
-             "the service takes no media; it was left out"),
-        Rung("no-tools", _words(r"tool|function"), rewrites.gemini_no_tools,
-             "the service takes no tools; earlier calls and results are said in words"),
+        Rung("no-images", _refused(r"image|media|mime|inline_?data|file_?data"), rewrites.gemini_no_media,
+             "the service takes no media; it was left out", is_cut=True),
+        Rung("no-tools", _refused(_TOOLS), rewrites.gemini_no_tools,
+             "the service takes no tools; earlier calls and results are said in words", is_cut=True),
     ),
 }  # fmt: skip
-"""Protocol → what is left out, in this order. A refusal whose words fit a rung takes that one first."""
+"""Protocol → what is left out, in this order. A refusal whose words fit a rung takes that one first; one without such
+words takes the first that is no cut."""
 
 Preparation = tuple[Rewrite, str, str]
 """Rewrite, code and reason of its loss; an empty reason: nothing that anybody could miss."""
@@ -134,7 +161,7 @@ def climb(protocol: str, request: Request, taken: tuple[str, ...]) -> Request:
 
 def next_step(
     protocol: str, request: Request, failure: Failure, taken: tuple[str, ...] = (), *,
-    tries: int = 1, tries_max: int = 3, backoff_ms: int = 500,
+    tries: int = 1, tries_max: int = 3, backoff_ms: int = 500, may_cut: bool = False,
 ) -> Step | None:  # fmt: skip
     """Choose the attempt after a failure before which nothing was handed on; None when nothing is left to try.
 
@@ -142,8 +169,9 @@ def next_step(
         request: what failed.
         taken: rungs that were taken before.
         tries: attempts at this same request so far, this one included.
+        may_cut: take tools or images out also where the service's words do not ask for it.
     """
-    step = _rung(protocol, request, failure, taken)
+    step = _rung(protocol, request, failure, taken, may_cut)
     if step is not None or not failure.may_pass or tries >= tries_max:
         return step
     wait_s = failure.retry_after_s
@@ -152,7 +180,7 @@ def next_step(
     return Step(request=request, wait_s=wait_s) if wait_s <= WAIT_S_MAX else None
 
 
-def _rung(protocol: str, request: Request, failure: Failure, taken: tuple[str, ...]) -> Step | None:
+def _rung(protocol: str, request: Request, failure: Failure, taken: tuple[str, ...], may_cut: bool) -> Step | None:
     is_refusal = failure.code == INVALID
     # Gateways say 500 for what they cannot pass on; only their words tell it from a fault that passes.
     is_broken = failure.code == "backend_unavailable" and failure.status is not None
@@ -160,7 +188,8 @@ def _rung(protocol: str, request: Request, failure: Failure, taken: tuple[str, .
         return None
     left = [rung for rung in LADDERS[protocol] if rung.name not in taken]
     named = [rung for rung in left if rung.words.search(failure.message)]
-    for rung in [*named, *(left if is_refusal else ())]:
+    blind = [rung for rung in left if may_cut or not rung.is_cut] if is_refusal else []
+    for rung in [*named, *blind]:
         rewritten, paths = rung.rewrite(request)
         if paths:
             losses = _losses(protocol, paths, "fallback", rung.reason, "degraded")

@@ -205,6 +205,40 @@ flat_messages: Final[Rewrite] = each("messages", _chat_flat)
 """Chat messages of several parts become plain text, with a word for each part that is none."""
 
 
+def _chat_flat_texts(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
+    is_text = isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") in ("text", "refusal") for part in content
+    )
+    return _chat_flat(message) if is_text else message
+
+
+flat_texts: Final[Rewrite] = each("messages", _chat_flat_texts)
+"""Chat messages of texts alone become plain text; nothing of them is lost."""
+
+
+def _not_strict(holder: Any) -> Any:
+    """Leave `strict` out of a tool or a format, also of the function or schema in it."""
+    if not isinstance(holder, dict):
+        return holder
+    out = {name: value for name, value in holder.items() if name != "strict"}
+    for name in ("function", "json_schema", "format"):
+        if isinstance(out.get(name), dict):
+            out[name] = _not_strict(out[name])
+    return out if out != holder else holder
+
+
+def not_strict(request: Request) -> Rewritten:
+    """Ask for no strict schemas: of tools, and of the answer."""
+    request, paths = each("tools", _not_strict)(request)
+    for name in ("response_format", "text"):
+        before = request.get(name)
+        after = _not_strict(before)
+        if after is not before:
+            request, paths = {**request, name: after}, (*paths, f"/{name}")
+    return request, paths
+
+
 def as_blocks(request: Request) -> Rewritten:
     """Write the texts of a Messages request, system and contents, as lists of blocks."""
     paths: tuple[str, ...] = ()

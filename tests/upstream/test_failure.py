@@ -23,7 +23,7 @@ SEVEN = {"authentication_failed", "rate_limited", "context_length_exceeded", "in
 
 def read(status: int, body: Any, headers: dict[str, str] | None = None, secret: str | None = None) -> Failure:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return failure_of(status, headers or {}, data, NOW, secret)
+    return failure_of(status, headers or {}, data, NOW, secret, "gpt-99")
 
 
 def openai(message: str, kind: str | None = None, code: str | None = None) -> Json:
@@ -81,6 +81,26 @@ BODIES: list[tuple[int, Any, str]] = [
     (502, b"<html><h1>502 Bad Gateway</h1></html>", "backend_unavailable"),
     (308, b"", "config_invalid"),
     (402, {"error": {"message": "Insufficient Balance"}}, "backend_auth_failed"),
+    # Money, quota and safety, said as a bad request.
+    (400, anthropic("invalid_request_error", "The credit balance of this account is too low for the API"),
+     "backend_auth_failed"),
+    (400, openai("A billing problem keeps this account from being used", "invalid_request_error"),
+     "backend_auth_failed"),
+    (403, {"error": "this organization is suspended"}, "backend_auth_failed"),
+    (400, anthropic("invalid_request_error", "The API usage limits that you set are reached"), "backend_rate_limited"),
+    (403, {"error": {"message": "the monthly quota is exhausted"}}, "backend_rate_limited"),
+    (400, openai("the prompt was flagged as going against our usage policy", "invalid_request_error"),
+     "backend_content_filtered"),
+    (400, {"error": {"message": "stopped by the content management policy", "type": None}},
+     "backend_content_filtered"),
+    (400, {"error": {"message": "The request was rejected as high risk", "type": "x"}}, "backend_content_filtered"),
+    # What is only mentioned is no such fault.
+    (400, google(400, "INVALID_ARGUMENT", "Unknown name safetySettings"), "mapping_unsupported_capability"),
+    (400, openai("Unsupported parameter: 'safety_identifier'"), "mapping_unsupported_capability"),
+    # A 404 that names a model, in whatever member.
+    (404, openai("not here", "invalid_request_error", "no_such_model"), "backend_model_not_found"),
+    (404, {"error": {"message": "no model_id fits"}}, "backend_model_not_found"),
+    (404, {"error": {"message": "no deployment of gpt-99 here"}}, "backend_model_not_found"),
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,15 +42,23 @@ class Gate:
 
 
 TOOLS = (("tools", (READ,)),)
+STRICT = (("tools", (msgspec.structs.replace(READ, strict=True),)),)
+TWO_TEXTS = Message(role="user", parts=(Text(text="one"), Text(text="two")))
 GATES = (
     Gate("openai_compatible", "no-stream-options", When(has="/stream_options"), "unknown field stream_options"),
     Gate("openai_compatible", "no-parallel-tool-calls", When(has="/parallel_tool_calls"),
          "parallel_tool_calls: extra inputs are not permitted", members=TOOLS, parallel=False),
-    Gate("openai_compatible", "flat-text", When(anywhere='"type":"image_url"'), "content must be a string",
+    Gate("openai_compatible", "no-strict", When(anywhere='"strict"'), "strict is not supported", members=STRICT),
+    Gate("openai_compatible", "flat-text", When(anywhere='"type":"text"'), "content must be a string",
+         messages=(TWO_TEXTS,)),
+    Gate("openai_compatible", "no-images", When(anywhere='"type":"image_url"'), "no endpoints support image input",
          messages=(picture(),)),
     Gate("openai_responses", "stream-instead", When(stream=False), "only stream=true is supported", stream=False),
     Gate("openai_responses", "no-parallel-tool-calls", When(has="/parallel_tool_calls"),
          "Unknown parameter: parallel_tool_calls", members=TOOLS, parallel=False),
+    Gate("openai_responses", "no-strict", When(anywhere='"strict"'), "strict is not supported", members=TOOLS),
+    Gate("anthropic", "no-strict", When(anywhere='"strict"'), "tools.0.strict: extra inputs are not permitted",
+         members=STRICT),
     Gate("anthropic", "as-blocks", When(is_text="/system"),
          "system: invalid type: string, expected a sequence", messages=(SYSTEM, HELLO), status=422),
     Gate("anthropic", "no-tool-choice", When(has="/tool_choice"), "tool_choice is not supported",
@@ -84,8 +93,9 @@ def gate_id(gate: Gate) -> str:
 @pytest.mark.parametrize("gate", GATES, ids=gate_id)
 def test_a_service_that_refuses_something_is_spared_it_and_the_receipt_can_say_so(gate: Gate, words: str) -> None:
     said = gate.words if words == "named" else "Bad Request"
+    rung = next(rung for rung in LADDERS[gate.protocol] if rung.name == gate.rung)
     done = talk(gate.protocol, [refusal(gate, said), Turn(text="done")], gate.conversation(),
-                parallel=gate.parallel, stream=gate.stream)  # fmt: skip
+                parallel=gate.parallel, stream=gate.stream, may_cut=rung.is_cut and words == "unnamed")  # fmt: skip
     assert done.turn.text == "done"
     steps = [retry["step"] for retry in done.carried("retry")]
     assert gate.rung in steps
@@ -119,7 +129,7 @@ def test_what_the_service_does_not_take_is_said_in_words_instead() -> None:
 
 
 def test_a_picture_that_is_not_taken_leaves_a_word_in_its_place() -> None:
-    for gate in (gate for gate in GATES if "image" in str(gate.refuses) or "inlineData" in str(gate.refuses)):
+    for gate in (gate for gate in GATES if gate.rung == "no-images" or "inlineData" in str(gate.refuses)):
         done = talk(gate.protocol, [refusal(gate, gate.words), Turn(text="done")], gate.conversation())
         text = str(done.bodies[-1])
         assert "left out: the service does not take it" in text
@@ -132,8 +142,35 @@ def test_when_every_rung_is_refused_the_first_refusal_is_told() -> None:
               Turn(fault=Fault(status=400, message="later words"), times=None)]  # fmt: skip
     asked = conversation("anthropic", SYSTEM, picture(), tools=(READ,), options=FORCED)
     done = talk("anthropic", script, asked)
-    assert (done.failed.code, len(done.requests)) == (INVALID, 1 + len(LADDERS["anthropic"]))
+    assert (done.failed.code, len(done.requests)) == (INVALID, 3)  # as they are, as-blocks, no-tool-choice
     assert "the first words" in done.failed.message
+
+
+MENTIONS = (
+    "Bad Request", "", "tools.0.name: must match the pattern", "messages.1: a tool result has no tool call before it",
+    "image exceeds 5 MB maximum", "images.0: could not be decoded", "function name is too long",
+    "the number of tools is above 128", "content.0.text: text content blocks must be non-empty",
+    "mime type of the picture differs from its data",
+)  # fmt: skip
+"""Refusals that do not say that tools or images are not taken."""
+
+
+@pytest.mark.parametrize("words", MENTIONS)
+@pytest.mark.parametrize("gate", [gate for gate in GATES if gate.rung in ("no-tools", "no-images")], ids=gate_id)
+def test_tools_and_images_are_left_out_only_where_the_words_or_the_options_say_so(gate: Gate, words: str) -> None:
+    done = talk(gate.protocol, [refusal(gate, words), Turn(text="done")], gate.conversation())
+    assert (done.failed.code, {"no-tools", "no-images"} & {step["step"] for step in done.carried("retry")}) == (
+        INVALID, set()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("gate", [gate for gate in GATES if gate.rung in ("no-tools", "no-images")], ids=gate_id)
+@pytest.mark.parametrize("words", ["The credit balance of this account is too low", "the monthly quota is exhausted",
+                                   "blocked by the safety system"])  # fmt: skip
+def test_no_rung_answers_a_lack_of_money_or_a_rule(gate: Gate, words: str) -> None:
+    done = talk(gate.protocol, [refusal(gate, words), Turn(text="done")], gate.conversation(), may_cut=True)
+    assert done.failed.code != INVALID
+    assert len(done.requests) == 1
 
 
 def test_a_refusal_after_output_is_not_answered_by_another_request() -> None:
