@@ -57,6 +57,10 @@ def claude(stop: str, *blocks: dict[str, Any]) -> list[Any]:
 # The document's words on output ---------------------------------------------------------------------------------------
 
 
+SAID_TWICE = ("a text that repeats its own beginning", "the same call in two chunks")
+"""Gemini's streams that a gateway could have made of one text, one call: they are shown once."""
+
+
 @pytest.mark.parametrize(("source", "title", "chunks"), STREAMS, ids=IDS)
 def test_every_known_stream_becomes_lines_that_say_the_same(source: str, title: str, chunks: list[Any]) -> None:
     lines = render(source, chunks)
@@ -64,6 +68,9 @@ def test_every_known_stream_becomes_lines_that_say_the_same(source: str, title: 
     ids = [node["id"] for line in lines for node in line.get("nodes", ())]
     assert ids == list(range(1, len(ids) + 1))
     assert [line for line in lines if "stop_reason" in line] == lines[-1:]
+    if title in SAID_TWICE:
+        assert max(len(nodes(lines, 5)), sum("!" in line["text"] for line in lines)) == 1
+        return
     answer = sum_stream(chunks, source).value
     parts = answer.candidates[0].message.parts
     text = "".join(part.text for part in parts if isinstance(part, Text))
@@ -110,6 +117,7 @@ def test_only_the_feature_flag_has_a_call_announced_before_it_is_whole(flags: di
     kinds = [node["type"] for line in lines for node in line.get("nodes", ()) if node["type"] in (5, 7)]
     assert kinds == [7] * expected + [5]
     assert all(node["tool_use"]["tool_use_id"] == "c1" for node in nodes(lines, 7))
+    assert all(isinstance(json.loads(node["tool_use"]["input_json"]), dict) for node in nodes(lines, 7))
 
 
 def test_a_tool_of_an_mcp_server_comes_back_with_its_servers_name() -> None:
@@ -122,7 +130,7 @@ def test_counters_come_as_a_token_usage_node_when_the_upstream_has_them_and_not_
     usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
     lines = render("openai", chat({"content": "x"}, usage=usage))
     (node,) = nodes(lines, 10)
-    assert node["token_usage"] == {"input_tokens": 5, "output_tokens": 2, "cache_read_input_tokens": 4}
+    assert node["token_usage"] == {"input_tokens": 9, "output_tokens": 2, "cache_read_input_tokens": 4}
     assert nodes(render("openai", chat({"content": "x"})), 10) == []
 
 
@@ -215,6 +223,15 @@ def test_geminis_ids_of_calls_are_kept_and_a_repeated_call_is_one() -> None:
     lines = render("gemini", [chunk, end], START)
     assert [node["tool_use"]["tool_use_id"] for node in nodes(lines, 5)] == ["g7"]
     assert lines[-1]["stop_reason"] == 3
+
+
+@pytest.mark.parametrize("sent", [
+    ["T", "The quick", "The quick brown"], ["I", "I think"], ["The", " quick"], ["OK", "OK"],
+])  # fmt: skip
+def test_geminis_text_so_far_is_said_once_as_by_the_host_api(sent: list[str]) -> None:
+    chunks = [{"candidates": [{"content": {"role": "model", "parts": [{"text": one}]}}]} for one in sent]
+    expected = "".join(sent) if sent[1].startswith(" ") else sent[-1]
+    assert "".join(line["text"] for line in render("gemini", chunks)) == expected
 
 
 def test_arguments_that_are_no_object_are_put_into_one_and_named() -> None:

@@ -104,7 +104,8 @@ class ChunkWriter(BaseWriter):
             if not (self.reply.tool_use_start and part.name):
                 return []
             self.announced.add(key)
-            return [self._chunk("", self._node(TOOL_USE_START, tool_use=self._call(part, "")))]
+            known = json_text(part.input if isinstance(part.input, dict) else {})
+            return [self._chunk("", self._node(TOOL_USE_START, tool_use=self._call(part, known)))]
         if isinstance(part, Text | Refusal) and part.text:
             return self.on_delta(PartDelta(event.index, part.text, "text", event.choice))
         return []
@@ -152,7 +153,7 @@ class ChunkWriter(BaseWriter):
         self.calls.add((part.id, part.name, text))
         head: list[Json] = []
         if self.reply.tool_use_start and key not in self.announced:
-            head = [self._chunk("", self._node(TOOL_USE_START, tool_use=self._call(part, "")))]
+            head = [self._chunk("", self._node(TOOL_USE_START, tool_use=self._call(part, text)))]
         return [*head, self._chunk("", self._node(TOOL_USE, tool_use=self._call(part, text)))]
 
     def _arguments(self, part: ToolUse) -> str:
@@ -203,15 +204,14 @@ class ChunkWriter(BaseWriter):
         return TOOL_USE_REQUESTED if self.calls and found == END_TURN else found
 
     def _usage(self) -> dict[str, int]:
-        """The counters that are known; here `input_tokens` are those that no cache had a part in."""
+        """Return the counters that are known; `input_tokens` are all that was sent, cached ones included."""
         usage = self.sum.usage
         if usage is None:
             return {}
-        plain = None if usage.input is None else usage.input - (usage.cache_read or 0) - (usage.cache_write or 0)
         if usage.reasoning:
             self.ledger.drop(usage.at, "usage", "tokens of thinking are not counted apart", usage.reasoning)
         found = {
-            "input_tokens": plain,
+            "input_tokens": usage.input,
             "output_tokens": usage.output,
             "cache_read_input_tokens": usage.cache_read,
             "cache_creation_input_tokens": usage.cache_write,

@@ -40,12 +40,55 @@ HEAD: Final = frozenset(
 BESIDE: Final = frozenset({"content", "finishReason", "finish_reason", "index"})
 
 REPEAT_CHARS_MIN: Final = 6
-"""A gateway that repeats the whole text so far is told from a model that says a word twice by at least so much."""
+"""A gateway that repeats the whole text so far is told from a model that says a word twice by at least so much. Below
+it a chunk that begins with all before it waits for the next one, which decides."""
+
+WAITING_MAX: Final = 8
+"""Most chunks that wait; a text below `REPEAT_CHARS_MIN` that grows with each chunk makes five."""
+
+SENT_BEFORE: Final = "text that was sent before"
 
 SAID_CHARS_MAX: Final = 256
 """Of a text so far this much is compared; no model begins one chunk with so much of the answer's own beginning."""
 
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[['\"](.*?)['\"]\]")
+
+
+class _Told:
+    """The text of one kind so far, and whether its chunks are pieces or the whole text so far."""
+
+    def __init__(self) -> None:
+        self.begin = ""
+        self.length = 0
+        self.is_pieces = False
+        self.waiting: list[str] = []
+        """Chunks that each begin with all before them, not yet passed on."""
+
+    def add(self, text: str) -> str:
+        # Long answers come in thousands of pieces: only their beginning is kept, which tells as much.
+        self.begin = self.begin + text if self.length < SAID_CHARS_MAX else self.begin
+        self.is_pieces = self.is_pieces or self.length > 0
+        self.length += len(text)
+        return text
+
+    def replace(self, text: str) -> str:
+        added, self.begin, self.length, self.waiting = text[self.length :], text, len(text), []
+        return added
+
+    def repeats(self, text: str) -> bool:
+        """Whether a chunk surely repeats what was said, a waiting one included."""
+        said, length = (self.waiting[-1], len(self.waiting[-1])) if self.waiting else (self.begin, self.length)
+        return length >= REPEAT_CHARS_MIN and len(text) >= length and text.startswith(said) and not said.isspace()
+
+    def may_repeat(self, text: str) -> bool:
+        said = self.waiting[-1] if self.waiting else self.begin
+        return (0 < len(said) < REPEAT_CHARS_MIN and not self.is_pieces and len(self.waiting) < WAITING_MAX
+                and text.startswith(said))  # fmt: skip
+
+    def pass_on(self) -> str:
+        """Return the waiting chunks as the pieces that they then were."""
+        text, self.waiting = "".join(self.waiting), []
+        return self.add(text) if text else ""
 
 
 class _Open:
@@ -55,8 +98,7 @@ class _Open:
         self.number = number
         self.next_index = 0
         self.block: tuple[int, type[Part]] | None = None
-        self.said: dict[type[Part], tuple[str, int]] = {}
-        """Beginning and length of the texts so far."""
+        self.told: dict[type[Part], _Told] = {}
         self.call: Members | None = None
         """A call whose arguments come in pieces."""
         self.call_part: ToolUse | None = None
@@ -214,6 +256,7 @@ class GeminiReader:
             out.append(PartDelta(index, text, "text", state.number))
         if read.signature is not None:
             # The signature proves the block up to here; what follows is another one.
+            self._end_text(state, out)
             out.append(PartDelta(index, read.signature, "signature", state.number))
             self._close(state, out)
 
@@ -221,14 +264,28 @@ class GeminiReader:
         """Return what a text adds: some gateways send the whole text so far in every chunk."""
         if not self.mends:
             return text
-        said, length = state.said.get(kind, ("", 0))
-        if length >= REPEAT_CHARS_MIN and len(text) >= length and text.startswith(said) and not said.isspace():
-            self._worked_around(at, "text that was sent before")
-            state.said[kind] = (text, len(text))
-            return text[length:]
-        # Long answers come in thousands of pieces: only their beginning is kept, which tells as much.
-        state.said[kind] = (said + text if length < SAID_CHARS_MAX else said, length + len(text))
-        return text
+        told = state.told.setdefault(kind, _Told())
+        if not text:
+            return text
+        if told.repeats(text):
+            self._worked_around(at, SENT_BEFORE)
+            return told.replace(text)
+        if state.block is not None and state.block[1] is kind and told.may_repeat(text):
+            told.waiting.append(text)
+            return ""
+        return told.pass_on() + told.add(text)
+
+    def _end_text(self, state: _Open, out: list[StreamEvent]) -> None:
+        """Pass on what waited until its block ended: a word that begins anew is rarer than a text so far."""
+        if state.block is None or (told := state.told.get(state.block[1])) is None or not told.waiting:
+            return
+        if any(map(str.isalpha, told.begin)):
+            self._worked_around(f"/candidates/{state.number}/content", SENT_BEFORE)
+            text = told.replace(told.waiting[-1])
+        else:
+            text = told.pass_on()
+        if text:
+            out.append(PartDelta(state.block[0], text, "text", state.number))
 
     def _worked_around(self, at: str, what: str) -> None:
         loss = Loss(path=at, dialect=NAME, target="", kind="degraded", code="fallback", reason=what)
@@ -271,6 +328,7 @@ class GeminiReader:
     def _close(self, state: _Open, out: list[StreamEvent]) -> None:
         if state.block is None:
             return
+        self._end_text(state, out)
         index, _ = state.block
         state.block = None
         if state.call is None or state.call_part is None:

@@ -208,4 +208,6 @@ class ChunkStream(StreamTranslation):
 
     def __init__(self, source: str, reply: Reply = Reply()) -> None:  # noqa: B008  frozen
         self.reader = dialect(source).StreamReader()
+        # An editor's model stands behind a gateway; what it repeats is shown once, as the host `api` does.
+        self.reader.mends = True
         self.writer = ChunkWriter(source, reply)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
 from backplane import ir
 from backplane.dialects import StreamTranslation, _events, dialect, translate
@@ -107,6 +109,38 @@ def test_a_gateways_fault_does_not_change_what_was_said(name: str, fault: str) -
     texts, calls, stop = said(name, chunks, mends=True)
     assert (texts, calls) == expected[:2]
     assert stop == expected[2] or expected[2] is None
+
+
+@given(st.text(min_size=1, max_size=40), st.lists(st.integers(1, 12), min_size=1, max_size=8), st.booleans(),
+       st.booleans(), st.booleans())  # fmt: skip
+@example("The quick brown fox", [1, 8, 6], True, True, False)
+@example("I", [1], True, True, True)
+@example("OK", [1], True, True, True)
+def test_a_text_is_said_once_whether_it_comes_in_pieces_or_as_all_so_far(
+    text: str, sizes: list[int], is_all: bool, has_finish: bool, repeats_last: bool
+) -> None:
+    """Streams that both ways of sending could make are not tried as pieces: each piece begins with all before it."""
+    cuts = [sum(sizes[:count]) for count in range(1, len(sizes) + 1)]
+    ends = [*(cut for cut in cuts if cut < len(text)), len(text)]
+    if is_all:
+        assume(any(map(str.isalpha, text[: ends[0]])))
+        sent = [text[:end] for end in ends] + ([text] if repeats_last else [])
+    else:
+        starts = [0, *ends[:-1]]
+        sent = [text[start:end] for start, end in zip(starts, ends, strict=True)]
+        assume(not any(piece.startswith(text[:start]) for piece, start in zip(sent[1:], starts[1:], strict=True)))
+    chunks = [gemini({"text": one}) for one in sent]
+    if has_finish:
+        chunks[-1] = gemini({"text": sent[-1]}, finish="STOP")
+    assert said("gemini", chunks, mends=True)[0] == text
+
+
+@pytest.mark.parametrize(("sent", "expected"), [
+    (["1", "12 apples"], "112 apples"), (["#", "# A"], "## A"), (["\n", "\n", "a"], "\n\na"),
+    (["I", "I think", " so"], "II think so"), (["a", "ab", "abc", "abcd"], "abcd"), (["ha", "ha", "ha!"], "ha!"),
+])  # fmt: skip
+def test_what_both_ways_of_sending_could_make_is_read_as_it_is_likelier(sent: list[str], expected: str) -> None:
+    assert said("gemini", [gemini({"text": one}) for one in sent], mends=True)[0] == expected
 
 
 def test_what_was_worked_around_is_a_loss() -> None:
