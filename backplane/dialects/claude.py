@@ -57,7 +57,7 @@ CAPABILITIES: Final = Manifest({
     "mcp_client": NATIVE, "mcp_server": UNSUPPORTED, "checkpointing": EMULATED,
 })  # fmt: skip
 
-DEFAULTS: Final[dict[str, Json]] = {"model": "claude-sonnet-4-20250514", "max_tokens": 4096}
+DEFAULTS: Final[dict[str, Json]] = {"model": "claude-sonnet-5-5", "max_tokens": 4096}
 FRAMING: Final = "sse"
 DONE: Final = False
 

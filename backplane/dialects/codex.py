@@ -57,7 +57,7 @@ CAPABILITIES: Final = Manifest({
     "mcp_client": UNSUPPORTED, "mcp_server": UNSUPPORTED,
 })  # fmt: skip
 
-DEFAULTS: Final[dict[str, Json]] = {"model": "codex-mini-latest", "max_tokens": 4096}
+DEFAULTS: Final[dict[str, Json]] = {"model": "gpt-5.5", "max_tokens": 4096}
 FRAMING: Final = "sse"
 DONE: Final = False
 

@@ -48,7 +48,7 @@ CAPABILITIES: Final = Manifest({
     "mcp_client": UNSUPPORTED, "mcp_server": UNSUPPORTED,
 })  # fmt: skip
 
-DEFAULTS: Final[dict[str, Json]] = {"model": "gemini-2.5-flash", "max_tokens": 4096}
+DEFAULTS: Final[dict[str, Json]] = {"model": "gemini-3.8-flash", "max_tokens": 4096}
 
 FRAMING: Final = "sse"
 """What `alt=sse` gives; without it the vendor sends one JSON array, which `framing` knows, too."""

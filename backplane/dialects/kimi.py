@@ -44,7 +44,7 @@ CAPABILITIES: Final = Manifest({
     "mcp_client": UNSUPPORTED, "mcp_server": UNSUPPORTED,
 })  # fmt: skip
 
-DEFAULTS: Final[dict[str, Json]] = {"model": "moonshot-v1-8k", "max_tokens": 4096}
+DEFAULTS: Final[dict[str, Json]] = {"model": "kimi-k3", "max_tokens": 4096}
 
 CONTEXT_WINDOWS: Final[dict[str, int]] = {
     "moonshot-v1-8k": 8192,

@@ -30,7 +30,7 @@ CAPABILITIES: Final = Manifest({
     "mcp_client": UNSUPPORTED, "mcp_server": UNSUPPORTED,
 })  # fmt: skip
 
-DEFAULTS: Final[dict[str, Json]] = {"model": "gpt-4o", "max_tokens": 4096}
+DEFAULTS: Final[dict[str, Json]] = {"model": "gpt-5.5", "max_tokens": 4096}
 
 FRAMING: Final = "sse"
 DONE: Final = True

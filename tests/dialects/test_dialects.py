@@ -12,6 +12,7 @@ from backplane import ir
 from backplane.contract.capability import CAPABILITIES
 from backplane.contract.events import AssistantDelta, AssistantMessage, Failed, Reasoning, ToolCall, carried
 from backplane.contract.work import ContextPacket, RuntimeConfig, Snippet, WorkOrder
+from backplane.cost import price_of
 from backplane.dialects import (
     DIALECTS,
     _events,
@@ -68,8 +69,8 @@ LEVELS = {
     "copilot": "streaming=native tool_bash=emulated tool_glob=unsupported tool_web_search=native",
 }
 MODELS = {
-    "openai": "gpt-4o", "claude": "claude-sonnet-4-20250514", "gemini": "gemini-2.5-flash",
-    "codex": "codex-mini-latest", "kimi": "moonshot-v1-8k", "copilot": "gpt-4o",
+    "openai": "gpt-5.5", "claude": "claude-sonnet-5-5", "gemini": "gemini-3.8-flash",
+    "codex": "gpt-5.5", "kimi": "kimi-k3", "copilot": "gpt-4o",
 }  # fmt: skip
 
 
@@ -82,6 +83,15 @@ def test_manifests_and_defaults_are_those_of_the_surface(name: str) -> None:
         assert wire[capability] == level, capability
     assert set(module.CAPABILITIES.levels) <= set(CAPABILITIES)
     assert {"model": MODELS[name], "max_tokens": 4096} == module.DEFAULTS
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "copilot"])
+def test_a_default_model_is_one_whose_price_a_dated_page_gave(name: str) -> None:
+    """Copilot is left out: it is paid for by subscription, and no page that was read lists its models."""
+    price = price_of(dialect(name).DEFAULTS["model"])
+    assert price is not None
+    assert price.source
+    assert price.read_on >= "2026"
 
 
 @pytest.mark.parametrize("name", NAMES)
