@@ -420,4 +420,4 @@ def test_an_exception_at_any_call_is_one_fatal_with_its_receipt_at_every_door(
     figure("raised", tried, door=door.__name__)
     reap_trials()
     assert not bad
-    assert tried > 5
+    assert tried > wanted // 3
