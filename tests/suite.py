@@ -7,6 +7,7 @@ without arguments comes this way; by hand, `suite.py tests/test_x.py` shows what
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import shutil
@@ -17,7 +18,6 @@ import sysconfig
 import tempfile
 import time
 import tomllib
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,35 @@ def install_child_lines() -> None:
             marker.unlink(missing_ok=True)
 
 
-def run_pytest(folder: Path, sources: list[str]) -> int:
+def write_marker(folder: Path, sources: list[Path]) -> None:
+    """Lay out the file that all children note their lines in, and write what they are told about it."""
+    rows, size = [str(folder / "lines")], 1  # The first byte is a count.
+    for path in sorted(path for source in sources for path in source.rglob("*.py")):
+        rows.append(f"{size} {path}")
+        size += path.read_bytes().count(b"\n") + 2  # Lines count from one, and the last may lack its end.
+    (folder / "lines").write_bytes(bytes(size))
+    (folder / "marker").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def lines_of_children(folder: Path) -> dict[str, set[int]]:
+    """Return file → lines that ran in any child."""
+    _, *rows = (folder / "marker").read_text(encoding="utf-8").splitlines()
+    seen = (folder / "lines").read_bytes()
+    firsts = [(int(first), name) for first, _, name in (row.partition(" ") for row in rows)]
+    ends = [*(first for first, _ in firsts[1:]), len(seen)]
+    return {
+        name: {place - first for place in range(first, end) if seen[place]}
+        for (first, name), end in zip(firsts, ends, strict=True)
+    }
+
+
+def run_pytest(folder: Path, sources: list[Path]) -> int:
     """Run pytest over everything, its children noted in `folder`; return its exit code."""
     install_child_lines()
-    (folder / "marker").write_text("\n".join([str(folder), *sources]) + "\n", encoding="utf-8")
+    write_marker(folder, sources)
+    # Where PYTHONDONTWRITEBYTECODE is set, thousands of children would compile the same modules.
+    for source in (*sources, ROOT / "tests"):
+        compileall.compile_dir(source, quiet=1)
     command = [sys.executable, "-m", "pytest", f"--numprocesses={WORKERS}", "--dist=loadfile"]
     command += ["--durations=8", "--durations-min=2", *sys.argv[1:]]
     own = {"BACKPLANE_SUITE_SUMMARY": str(folder / "summary.json"), "BACKPLANE_SUITE_FOLDER": str(folder)}
@@ -128,24 +153,12 @@ def second_look(folder: Path) -> int:
     return code
 
 
-def lines_of_children(folder: Path) -> dict[str, set[int]]:
-    """Return file → lines over all records; a last line cut by SIGKILL is left out."""
-    seen: dict[str, set[int]] = defaultdict(set)
-    for record in folder.glob("*.lines"):
-        for line in record.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-            number, _, filename = line.rstrip("\n").partition(" ")
-            if line.endswith("\n") and number.isdecimal():
-                seen[filename].add(int(number))
-    return seen
-
-
 def report(folder: Path, settings: Path) -> tuple[float, list[str]]:
     """Join parent and children; return the percentage and the lines to print."""
     measured = coverage.Coverage(config_file=str(settings))
     measured.combine([str(path) for path in folder.glob("parent.*")])
     children = coverage.CoverageData(basename=str(folder / "children"))
-    seen = lines_of_children(folder)
-    children.add_lines({name: lines for name, lines in seen.items() if os.path.exists(name)})
+    children.add_lines({name: lines for name, lines in lines_of_children(folder).items() if lines})
     measured.get_data().update(children)
     measured.json_report(outfile=str(folder / "report.json"))
     result = json.loads((folder / "report.json").read_text(encoding="utf-8"))
@@ -153,8 +166,7 @@ def report(folder: Path, settings: Path) -> tuple[float, list[str]]:
     low = [f"  {percent:5.1f} %  {os.path.relpath(name, ROOT)}" for percent, name in rows if percent < 100]
     totals = result["totals"]
     percent: float = totals["percent_covered"]
-    count = len(list(folder.glob("*.lines")))
-    head = f"coverage: {percent:.1f} % of {totals['num_statements']} lines, {count} children included; lowest files:"
+    head = f"coverage: {percent:.1f} % of {totals['num_statements']} lines, children included; lowest files:"
     return percent, [head, *low[:LOWEST_SHOWN]]
 
 
@@ -187,8 +199,7 @@ def main() -> int:
     try:
         file = write_settings(folder, settings)
         began = time.monotonic()
-        sources = [str(ROOT / name) + os.sep for name in settings["run"]["source"]]
-        code = run_pytest(folder, sources)
+        code = run_pytest(folder, [ROOT / name for name in settings["run"]["source"]])
         if code == 1:
             code = second_look(folder)
         try:

@@ -89,7 +89,8 @@ def start_traced_child(tmp_path: Path, program: str) -> dict[str, set[int]]:
     (ours / "worked.py").write_text(program, encoding="utf-8")
     markers = tmp_path / "suites"
     markers.mkdir()
-    (markers / str(os.getpid())).write_text(f"{tmp_path}\n{ours}{os.sep}\n", encoding="utf-8")
+    suite.write_marker(tmp_path, [ours])
+    (markers / str(os.getpid())).write_bytes((tmp_path / "marker").read_bytes())
     begin = (
         f"import sys; sys.path[:0] = [{str(Path(child_lines.__file__).parent)!r}, {str(ours)!r}]; import child_lines; "
         f"child_lines.MARKERS = {str(markers)!r}; child_lines.start(); import worked"
