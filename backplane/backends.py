@@ -21,7 +21,7 @@ import msgspec
 from backplane import agents, presets
 from backplane.config import BackendSettings, Limits, Settings, child_environment, home_path, user_folder
 from backplane.contract.work import WorkOrder
-from backplane.errors import BackendError, ConfigError
+from backplane.errors import BackendError, ConfigError, PolicyError
 from backplane.process import Command, Exit, open_child
 from backplane.share import find as find_shared
 
@@ -107,6 +107,8 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     """Paths beside the workspace that it may change when it is contained; absolute, `make_writable` makes them."""
     endpoints: tuple[str, ...] = ()
     """Where it may always connect to."""
+    open_stores: frozenset[str] = frozenset()
+    """Stores of credentials that it may read when it is contained: names of `credentials.STORES`."""
     agent: agents.Agent | None = None
     """The program that a shipped host drives; None where it drives none, or is not known."""
 
@@ -389,8 +391,19 @@ def _from_settings(
         remote=declared.remote,
         writable=tuple(home + path[1:] if path[:1] == "~" else path for path in declared.writable),
         endpoints=endpoints,
+        open_stores=_open_stores(name, declared, agent),
         agent=agent,
     )
+
+
+def _open_stores(name: str, declared: BackendSettings, agent: agents.Agent | None) -> frozenset[str]:
+    """What the configuration opens, and an agent's own login where it works with the user's own folder."""
+    opened = frozenset[str]()
+    if declared.credentials:
+        from backplane.credentials import read_names
+
+        opened = read_names(declared.credentials, f"[backends.{name}] credentials")
+    return opened | {agent.row} if agent is not None and agent.options.own_state else opened
 
 
 def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -402,12 +415,13 @@ def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
         if declared.command is not None:
             continue
         try:
+            _open_stores(name, declared, None)
             shipped_command(declared.host or name)
             if declared.host == presets.HOST:
                 presets.read_options(declared.options, f"backends.{name}.options")
             else:
                 _agent(name, declared)
-        except ConfigError as error:
+        except (ConfigError, PolicyError) as error:
             yield name, f"{error.message}; {error.hint}" if error.hint else error.message
 
 

@@ -87,6 +87,8 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     writable: tuple[str, ...] = ()
     """Files and folders beside the workspace that a contained host may change, its own state say; `~` is the home
     folder, relative paths count from the file's folder."""
+    credentials: tuple[str, ...] = ()
+    """Names of stores of credentials that a contained host may read, `git` say: `contracts/credentials.md` has them."""
     endpoints: tuple[str, ...] = ()
     """Where the host may always connect to, whatever an order's rules on the network: `host` or `host:port`."""
     hello_s: Seconds | None = None
@@ -179,7 +181,7 @@ SINGLE: Final[dict[str, Any]] = {**_PLAIN, **_LIMITS}
 OTHER_VARIABLES: Final = ("HOME", "CONFIG", "DEBUG")
 """Variables with our prefix that are no settings: where state is, which file to read, show tracebacks."""
 
-SHIPPED_POLICIES: Final = ("default", "strict")
+SHIPPED_POLICIES: Final = ("default", "strict", "ci")
 """Names that `policy` takes beside a file's; `./strict` is a file."""
 
 

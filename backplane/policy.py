@@ -39,28 +39,21 @@ AUDITED: Final[frozenset[type[Any]]] = frozenset({ToolCall, FileChanged, Command
 _KNOWN_TOOLS_MAX: Final = 256
 """Tool names whose verdict is remembered; agents have some dozens of tools, so more is noise."""
 
+_GIT: Final = ("**/.git/hooks/**", "**/.git/config")
+_KEYS: Final = (
+    *("**/.env*", "**/id_rsa", "**/id_dsa", "**/id_ecdsa", "**/id_ed25519"),
+    *("**/*.pem", "**/*.key", "**/*.p12", "**/*.pfx", "**/*.ppk"),
+)
+
 PROFILES: Final[Mapping[str, PolicyProfile]] = MappingProxyType(
     {
-        "default": PolicyProfile(deny_write=("**/.git/hooks/**", "**/.git/config")),
-        "strict": PolicyProfile(
-            deny_read=(
-                "**/.env*",
-                "**/id_rsa",
-                "**/id_dsa",
-                "**/id_ecdsa",
-                "**/id_ed25519",
-                "**/*.pem",
-                "**/*.key",
-                "**/*.p12",
-                "**/*.pfx",
-                "**/*.ppk",
-            ),
-            deny_write=("**/.git/hooks/**", "**/.git/config"),
-            deny_network=("*",),
-        ),
+        "default": PolicyProfile(deny_write=_GIT),
+        "strict": PolicyProfile(deny_read=_KEYS, deny_write=_GIT, deny_network=("*",)),
+        "ci": PolicyProfile(disallowed_tools=("ask_user",), deny_read=_KEYS, deny_write=_GIT, deny_network=("*",)),
     }
 )
-"""The two profiles that are shipped. `default` leaves the agent's own repository usable."""
+"""The profiles that are shipped, which `contracts/examples/policy/` has as files. `default` leaves the agent's own
+repository usable; `ci` is `strict` where nobody is there to be asked."""
 
 Allowed = Literal["allow", "deny", "ask"]
 Layer = Literal["os", "host", "vendor", "audit"]

@@ -487,7 +487,7 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
 
 def _uncontained(isolation: str, guarded: bool) -> dict[str, Json]:
     """The label of a host that nothing was put around."""
-    names = ("files", "sockets", "network", "syscalls", "limits")
+    names = ("files", "credentials", "sockets", "network", "syscalls", "limits")
     kinds: dict[str, Json] = {name: {"state": "none"} for name in names}
     kinds["processes"] = kinds["environment"] = {"state": "none"}
     if guarded:

@@ -65,7 +65,8 @@ ROOMS = {
     "packed": "",
     "upstream": f"{SHAPES} ir dialects packed presets",
     "config": f"{SHAPES} share toml",
-    "contain": f"{SHAPES} _guard addresses share config globs policy process workspace",
+    "credentials": SHAPES,
+    "contain": f"{SHAPES} _guard addresses share config credentials globs policy process workspace",
     "telemetry": "contract",
     "turn": f"{SHAPES} ir dialects upstream",
     # the way through
@@ -80,7 +81,7 @@ ROOMS = {
     "presets": "errors",
     "agents": "agent_options errors",
     "agent_options": "errors",
-    "backends": f"{SHAPES} agents config presets process share",
+    "backends": f"{SHAPES} agents config credentials presets process share",
     "keeper": f"{SHAPES} config contain once record receipts workspace",
     "parcel": f"{SHAPES} locks workspace",
     "remote": f"{SHAPES} config parcel workspace",
@@ -91,8 +92,8 @@ ROOMS = {
     "intake": f"{SHAPES} asks checkpoints config hooks negotiate once outbox protocol record splits",
     "api": f"{SHAPES} backends config hooks intake runtime",
     "runtime": (
-        f"{SHAPES} alarm backends block checkpoints config contain hooks in_order intake keeper negotiate once outbox "
-        "policy protocol readable receipts record redact remote sealing sessions splits workspace"
+        f"{SHAPES} alarm backends block checkpoints config contain credentials hooks in_order intake keeper negotiate once "
+        "outbox policy protocol readable receipts record redact remote sealing sessions splits workspace"
     ),
     "proof": f"{SHAPES} agents api asks backends config receipts share testing",
     "matrix": f"{SHAPES} share",
@@ -102,7 +103,7 @@ ROOMS = {
     "server": f"{SHAPES} asks backends config intake negotiate parcel receipts relay runtime sidecar workspace",
     "conform": f"{SHAPES} protocol process share schemas",
     "testing": f"{SHAPES} presets",
-    "schemas": f"{SHAPES} ir share config",
+    "schemas": f"{SHAPES} ir share config credentials policy",
     "validate": f"{SHAPES} share config policy protocol schemas toml",
     # the front door
     "__init__": f"{SHAPES} api asks hooking hooks runtime",
@@ -206,7 +207,18 @@ STARTING_CALLS = {
 PRINTS = {"cli", "demo", "schemas", "sidecar"}
 """The kit writes a host's own bug to its stderr, as a traceback would be; its stdout belongs to the protocol."""
 VENDORS = ("claude", "codex", "gemini", "copilot", "kimi", "openai", "anthropic")
-NAMES_VENDORS = {"agent_options", "agents", "dialects", "upstream", "hosts", "cost", "config", "presets", "testing"}
+NAMES_VENDORS = {
+    "agent_options",
+    "agents",
+    "dialects",
+    "upstream",
+    "hosts",
+    "cost",
+    "config",
+    "credentials",
+    "presets",
+    "testing",
+}
 
 FLOATS_OF_THE_CONTRACT = {
     "RuntimeConfig.max_budget_usd",

@@ -709,7 +709,7 @@ async def test_off_puts_nothing_around_a_host_and_says_so(backplane_home: Path, 
     assert held["layers"] == []
     states = {name: kind["state"] for name, kind in held["kinds"].items()}
     assert states == {
-        **dict.fromkeys(("files", "sockets", "network", "syscalls", "limits"), "none"),
+        **dict.fromkeys(("files", "credentials", "sockets", "network", "syscalls", "limits"), "none"),
         "processes": "partial",
         "environment": "partial",
     }
@@ -1251,6 +1251,7 @@ def test_a_label_says_partial_where_a_gap_is_known(found: Probe) -> None:
     kinds = labels.label(bare)["kinds"]
     assert {name: kind["state"] for name, kind in kinds.items()} == {
         "files": "none",
+        "credentials": "none",
         "sockets": "none",
         "network": "advisory",
         "processes": "partial",

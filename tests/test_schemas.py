@@ -102,8 +102,8 @@ def test_an_unknown_name_is_refused_with_the_command_that_lists_them() -> None:
 def test_stale_files_are_named_and_written_anew(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for kind in ("schemas", "contracts"):
-        (tmp_path / kind).mkdir()
+    for kind in ("schemas", "contracts/examples/policy"):
+        (tmp_path / kind).mkdir(parents=True)
     (tmp_path / "schemas/old.json").write_text("{}")
     monkeypatch.setattr(share, "_PLACES", (tmp_path,))
     assert schemas.main(["--check"]) == 1

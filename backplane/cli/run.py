@@ -68,7 +68,7 @@ def _add_workspace(made: Parser) -> None:
 
 def _add_permissions(made: Parser) -> None:
     add = made.add_argument_group("what it may do").add_argument
-    add("--policy", metavar="FILE", help="policy as JSON, or `default` or `strict`, which are shipped")
+    add("--policy", metavar="FILE", help="policy as JSON, or `default`, `strict` or `ci`, which are shipped")
     add("--allow-tool", metavar="T", action="append", default=[], help="only these tools")
     add("--deny-tool", metavar="T", action="append", default=[], help="not these tools")
     add("--lenient", action="store_true", help="take a stranger's order though some of its members are unknown")

@@ -14,6 +14,7 @@ from backplane.contain.masks import Masks
 from backplane.contain.probe import Layer, Probe
 from backplane.contract.canonical import Json
 from backplane.contract.work import PolicyProfile
+from backplane.credentials import Covered
 from backplane.policy import Rule
 
 GUARD: Final = "guard"
@@ -34,6 +35,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     writable: tuple[str, ...]
     missing: tuple[str, ...]
     masks: Masks
+    stores: Covered = Covered()
     private: bool
     state_open: bool = False
     """The state folder lies where the host may write, and nothing covers it."""
@@ -75,6 +77,7 @@ def label(held: Held) -> dict[str, Json]:
     """The members of `enforcement` that say what contained the host; one value for all that are held alike."""
     kinds = {
         "files": _files(held),
+        "credentials": _credentials(held),
         "sockets": _sockets(held),
         "network": _network(held),
         "processes": _processes(held),
@@ -126,6 +129,14 @@ def _files(held: Held) -> dict[str, Json]:
     if held.missing:
         found["not_there"] = list(held.missing)
     return _state(by, gaps) | found
+
+
+def _credentials(held: Held) -> dict[str, Json]:
+    if not held.found.bubblewrap.usable:
+        return _none("no bubblewrap to cover them with")
+    gaps = [f"left open to this host: {', '.join(held.stores.left_open)}"] if held.stores.left_open else []
+    covers = ", ".join(held.stores.names) or "none of the stores we know is here"
+    return _state([_by(held.found.bubblewrap, "mount namespace")], gaps) | {"covers": covers}
 
 
 def _write_gaps(held: Held) -> list[str]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from backplane.contract.work import PolicyProfile
+from backplane.credentials import Covered
 from backplane.errors import PolicyError
 from backplane.globs import Globs, compile_globs
 
@@ -28,6 +30,9 @@ HOME_DEPTH: Final = 2
 
 HOME_FILES_MAX: Final = 5_000
 """Entries of the home folder that are looked at."""
+
+BLANK: Final = str(Path(__file__).with_name("blank"))
+"""An empty file that stands in place of a covered one: programs take it, where `/dev/null` is an error to many."""
 
 _PROBE: Final = "\x01"
 """No file is named so: a glob that matches it in a folder matches whatever comes into that folder."""
@@ -62,16 +67,24 @@ def needs_tree(profile: PolicyProfile) -> bool:
     return bool(profile.deny_read) or not _KNOWN_EARLY.issuperset(profile.deny_write)
 
 
-def work_out(profile: PolicyProfile, root: str, seen_elsewhere: tuple[str, ...], home: str | None) -> Masks:
-    """Find what must be covered so that the rules on files hold in `root`.
+def work_out(
+    profile: PolicyProfile,
+    root: str,
+    seen_elsewhere: tuple[str, ...],
+    home: str | None,
+    stores: Covered = Covered(),  # noqa: B008  # frozen
+) -> Masks:
+    """Find what must be covered so that the rules on files hold in `root`, and credentials are out of sight.
 
     Args:
         root: absolute, links followed; the place to work in.
         seen_elsewhere: other trees with the same files, which can be read: the original of a staged one.
         home: the agent's home folder.
+        stores: credentials, which are covered also where there is too much else to cover.
     """
+    always = tuple(word for path, is_folder in sorted(stores.places.items()) for word in _cover(path, is_folder, BLANK))
     if not (profile.deny_read or profile.deny_write):
-        return Masks()
+        return Masks(always)
     reads, writes = compile_globs(profile.deny_read), compile_globs(profile.deny_write)
     try:
         hidden = dict(_matches(root, reads))
@@ -82,23 +95,33 @@ def work_out(profile: PolicyProfile, root: str, seen_elsewhere: tuple[str, ...],
             hidden.update(_near(home, reads))
         above = _ancestors(root, [*hidden, *fixed])
     except (OverflowError, PolicyError):
-        return Masks((), TOO_MANY, TOO_MANY, complete=False)
+        return Masks(always, TOO_MANY, TOO_MANY, complete=False)
     if len(hidden) + len(fixed) + len(above) > MASKS_MAX:
-        return Masks((), TOO_MANY, TOO_MANY, complete=False)
+        return Masks(always, TOO_MANY, TOO_MANY, complete=False)
+    unmatched = _unmatched(writes, root, [*hidden, *fixed])
+    blank = dict.fromkeys(hidden, "/dev/null") | dict.fromkeys(stores.places, BLANK)
+    hidden |= stores.places
+    folders = [path for path, is_folder in hidden.items() if is_folder]
     options = [word for path in above for word in ("--bind", path, path)]
     for path in sorted(fixed):
         options += ("--ro-bind", path, path)
     for path, is_folder in sorted(hidden.items()):
-        # A device behind a mount without devices can be seen and not opened.
-        options += ("--perms", "0555", "--tmpfs", path, "--remount-ro", path) if is_folder else (
-            "--ro-bind", "/dev/null", path)  # fmt: skip
+        if not any(_inside(path, folder) for folder in folders):
+            options += _cover(path, is_folder, blank[path])
     history = f"; {HISTORY}" if any(map(_in_repository, seen_elsewhere or (root,))) else ""
     return Masks(
         tuple(options),
         read_gap=f"{ELSEWHERE}; {LATER}{history}" if profile.deny_read else "",
         write_gap=LATER if profile.deny_write and not _whole(writes) else "",
-        unmatched=_unmatched(writes, root, [*hidden, *fixed]),
+        unmatched=unmatched,
     )
+
+
+def _cover(path: str, is_folder: bool, blank: str) -> tuple[str, ...]:
+    """Mount something empty over a path. As a `blank`, a device behind a mount without devices cannot be opened."""
+    if is_folder:
+        return ("--perms", "0555", "--tmpfs", path, "--remount-ro", path)
+    return ("--ro-bind", blank, path)
 
 
 def _unmatched(writes: Globs, root: str, covered: list[str]) -> tuple[str, ...]:

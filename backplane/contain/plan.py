@@ -6,14 +6,14 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
-from backplane import _guard, share
+from backplane import _guard, credentials, share
 from backplane.config import Isolation
 from backplane.contain import landlock, masks
 from backplane.contain.labels import Held, label
@@ -86,6 +86,7 @@ def plan(
     isolation: Isolation,
     writable: tuple[str, ...] = (),
     endpoints: tuple[str, ...] = (),
+    open_stores: Collection[str] = (),
     grouped: bool = False,
     filtered: bool = False,
 ) -> Contained:
@@ -94,20 +95,24 @@ def plan(
     Args:
         writable: paths beside the workspace that the host may change, its own state say; absolute.
         endpoints: where the host may always connect to, whatever the rules on the network.
+        open_stores: names of stores of credentials that the host may read.
         grouped: it is started in a cgroup of its own.
         filtered: the order asks for a filter on system calls.
     """
     profile = policy.profile
     networked = bool(profile.allow_network or profile.deny_network)
     own = tuple(path for path in writable if os.path.exists(path))
-    covered = Masks()
+    covered, stores = Masks(), credentials.Covered()
     wrapper: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
     if found.bubblewrap.usable:
         private = _private({place.root, *own})
-        covered = masks.work_out(
-            profile, place.root, (place.original,) if place.original else (), command.env.get("HOME")
+        originals = (place.original,) if place.original else ()
+        home = command.env.get("HOME")
+        stores = credentials.cover(
+            place.root, originals, own, credentials.homes_of(home), open_stores, set(command.env.values())
         )
+        covered = masks.work_out(profile, place.root, originals, home, stores)
         wrapper = (*found.command, *(("--unshare-net",) if networked and found.network.usable else ()))
         system = MOUNTS if "/" not in (place.root, *own) else ("--bind", *MOUNTS[1:])
         wrapper = (*wrapper, *system, *_mounts(place, command, own, private), *covered.options, "--")
@@ -121,6 +126,7 @@ def plan(
         writable=(place.root, *own),
         missing=tuple(path for path in writable if path not in own),
         masks=covered,
+        stores=stores,
         private=bool(private),
         state_open=any(f"{place.state}/".startswith(f"{path}/") for path in (place.root, *own)),
         grouped=grouped,

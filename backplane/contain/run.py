@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 import msgspec
 
+from backplane import credentials
 from backplane.config import Isolation
 from backplane.contain import admit, cgroup, masks, plan
 from backplane.contain.probe import Probe
@@ -30,6 +31,7 @@ class Cell:
         demanded: the order's `config.vendor.abp.enforcement`, unread.
         found: the layers of this machine; None where nothing can be put around the host, or nothing shall.
         filtered: the order asks for a filter on system calls.
+        open_stores: names of stores of credentials that the host may read.
 
     Raises:
         PolicyError: `policy_invalid`, the demands cannot be read.
@@ -37,7 +39,14 @@ class Cell:
     """
 
     def __init__(
-        self, policy: Policy, isolation: Isolation, demanded: Json, found: Probe | None, *, filtered: bool = False
+        self,
+        policy: Policy,
+        isolation: Isolation,
+        demanded: Json,
+        found: Probe | None,
+        *,
+        filtered: bool = False,
+        open_stores: frozenset[str] = frozenset(),
     ) -> None:
         self._tally: Tally | None = None
         self._policy = policy
@@ -45,15 +54,19 @@ class Cell:
         self._demands = admit.demands(demanded)
         self._found = found
         self._filtered = filtered
+        self._open_stores = open_stores
         self._scratch: str | None = None
         self._leaf: Path | None = None
         self._group: str | None = None
         admit.refuse(isolation, self._demands, policy.profile, found, filtered=filtered)
 
-    @property
-    def needs_tree(self) -> bool:
-        """Whether the files have to be there before the cage can be worked out."""
-        return masks.needs_tree(self._policy.profile)
+    def needs_tree(self, original: str) -> bool:
+        """Whether the files have to be there before the cage can be worked out. Blocking.
+
+        Args:
+            original: the folder that will be copied.
+        """
+        return masks.needs_tree(self._policy.profile) or credentials.has_stores(original)
 
     def check_asks(self, extensions: tuple[str, ...]) -> None:
         """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
@@ -100,6 +113,7 @@ class Cell:
             isolation=self._isolation,
             writable=writable,
             endpoints=endpoints,
+            open_stores=self._open_stores,
             grouped=self._group is not None,
             filtered=self._filtered,
         )

@@ -60,7 +60,18 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
 
 
 SETTINGS: Final = frozenset(
-    {"backend", "checkpoints", "enforcement", "hooks", "isolation", "lenient", "mcp_servers", "mode", "output_schema"}
+    {
+        "backend",
+        "checkpoints",
+        "credentials",
+        "enforcement",
+        "hooks",
+        "isolation",
+        "lenient",
+        "mcp_servers",
+        "mode",
+        "output_schema",
+    }
     | {"remote_root", "seccomp", "session", "unheard"}
 )
 """Ours under `config.vendor.abp`: what `WorkOrder.abp` is asked for."""

@@ -73,7 +73,8 @@ class Premises:
         self._facts.guarded = program is not None
         demanded = order.abp("enforcement")
         isolation = self._facts.isolation = tighter(configured, order.abp("isolation"))
-        if isolation == "off" and demanded is None:
+        asked = order.abp("credentials")
+        if isolation == "off" and demanded is None and asked is None:
             return backend.open(order, environ)
         # Not before: who does not want it shall not pay for loading it.
         from backplane.contain.probe import try_layers
@@ -81,9 +82,14 @@ class Premises:
         contained = program is not None and isolation != "off"
         found = (layers or await try_layers(environ)) if contained else None
         from backplane.contain.run import Cell
+        from backplane.credentials import read_names
 
+        open_stores = read_names(asked, "config.vendor.abp.credentials")
+        if program is not None:
+            open_stores |= program.open_stores
         assert self._facts.policy is not None
-        self._cell = Cell(self._facts.policy, isolation, demanded, found, filtered=order.abp("seccomp") is True)
+        filtered = order.abp("seccomp") is True
+        self._cell = Cell(self._facts.policy, isolation, demanded, found, filtered=filtered, open_stores=open_stores)
         if program is None or not contained:
             return backend.open(order, environ)
         opener = await self._contain(program, self._cell, environ)
@@ -99,7 +105,7 @@ class Premises:
         root, original = spec.root, None
         if spec.mode == "staged":
             original = spec.root
-            if not cell.needs_tree:
+            if not await anyio.to_thread.run_sync(cell.needs_tree, spec.root):
                 self._tree = keeper.make_tree(self._facts.run_id)
             root = str(self._tree or (await self._stage_first(self.journal.folder)).root)
         elif not await anyio.to_thread.run_sync(os.path.isdir, root):

@@ -26,7 +26,9 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import CONTRACT_VERSION, Receipt
 from backplane.contract.work import PolicyProfile, WorkOrder
+from backplane.credentials import STORES
 from backplane.errors import CODES, ConfigError
+from backplane.policy import PROFILES
 from backplane.schemas.added import BACKPLANE
 from backplane.schemas.facts import FIELDS, FIELDS_WRITTEN, RULES, WRITTEN_THOUGH_MADE
 
@@ -202,6 +204,30 @@ to say `internal`. This file is written by `python -m backplane.schemas`.
 """
 
 
+def credentials_table() -> str:
+    """The text of `contracts/credentials.md`."""
+    rows = [f"| `{name}` | {', '.join(f'`{_place(spot)}`' for spot in spots)} |" for name, spots in STORES.items()]
+    return _CREDENTIALS_HEAD + "\n".join(rows) + "\n"
+
+
+def _place(spot: str) -> str:
+    return spot if spot.startswith("$") else f"~/{spot}"
+
+
+_CREDENTIALS_HEAD: Final = """# Stores of credentials
+
+What a contained host does not see, whatever the policy: each folder is empty there, each file has no content.
+`config.vendor.abp.credentials = ["git"]` opens a store for one order, `credentials = ["git"]` in `[backends.NAME]` for
+a backend; so does a variable of the host that holds its path, a path in `writable`, and a workspace inside it. The
+login of an agent is open to the agent that works with the user's own folder (`own_state`). Links are followed. The
+receipt says what was covered and what was left open: `usage_raw.backplane.enforcement.kinds.credentials`, which is
+`none` without bubblewrap. This file is written by `python -m backplane.schemas`.
+
+| store | where |
+|---|---|
+"""
+
+
 def stale() -> list[Path]:
     """Generated files that are missing or differ from what they are made of, and schemas that belong to no shape."""
     wanted = _generated()
@@ -213,7 +239,13 @@ def stale() -> list[Path]:
 
 def _generated() -> dict[Path, bytes]:
     schemas = {share.find("schemas") / f"{name}.json": render(name) for name in names()}
-    return {**schemas, share.find("contracts") / "errors.md": error_table().encode()}
+    contracts = share.find("contracts")
+    profiles = {
+        contracts / "examples" / "policy" / f"{name}.json": msgspec.json.format(msgspec.json.encode(profile)) + b"\n"
+        for name, profile in PROFILES.items()
+    }
+    pages = {"errors.md": error_table(), "credentials.md": credentials_table()}
+    return {**schemas, **profiles, **{contracts / name: text.encode() for name, text in pages.items()}}
 
 
 def main(arguments: Sequence[str]) -> int:

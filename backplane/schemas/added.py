@@ -41,7 +41,7 @@ BACKPLANE: Final[Json] = _object(
         isolation={"enum": ["required", "best_effort", "off"]},
         layers={"type": "array", "items": {"type": "object", "required": ["name", "state"]}},
         kinds={
-            "description": "By kind of thing held: files, network, processes, syscalls, limits, environment.",
+            "description": "By kind of thing held: files, credentials, sockets, network, processes and so on.",
             "type": "object",
             "additionalProperties": {
                 "type": "object",
