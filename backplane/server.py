@@ -27,7 +27,7 @@ from backplane.contract import envelope as wire
 from backplane.contract.canonical import uuid_text
 from backplane.contract.capability import Level, Manifest, read_manifest
 from backplane.contract.events import AskRaised
-from backplane.contract.work import WorkOrder
+from backplane.contract.work import OF_HOST, WorkOrder
 from backplane.errors import BackendError, BackplaneError, WorkspaceError
 from backplane.intake import OnAsk
 from backplane.negotiate import negotiate
@@ -63,7 +63,9 @@ def host(settings: Settings, home: Path, environ: Mapping[str, str]) -> sidecar.
         for name, level in manifest.levels.items():
             if name not in union or _RANK.index(level.name) < _RANK.index(union[name].name):
                 union[name] = level
-    return sidecar.Host(id="backplane", capabilities=union, extensions=EXTENSIONS, backends=tuple(entries))
+    return sidecar.Host(
+        id="backplane", capabilities=union, extensions=EXTENSIONS, backends=tuple(entries), heeds=tuple(OF_HOST)
+    )
 
 
 def _manifest(name: str, settings: Settings, home: Path, environ: Mapping[str, str]) -> Manifest:

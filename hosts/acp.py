@@ -16,6 +16,7 @@ import msgspec
 from backplane.agent_options import Config, Profile
 from backplane.agents import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, Level
+from backplane.contract.work import OF_HOST
 from backplane.driven.order import (
     KEPT,
     Place,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 EMULATED_FOR_ALL = ("structured_output_json_schema",)
 """What the host does in place of any such agent."""
+HEEDS = tuple(OF_HOST)
+"""All of them: what an agent cannot is refused by its profile, with the reason."""
 
 
 def spoken(run: HostRun, tools: dict[str, str]) -> dict[str, str]:
@@ -222,6 +225,7 @@ if __name__ == "__main__":
             **{name: level(text) for name, text in PROFILE.capabilities.items()},
         },
         extensions=(*EXTENSIONS, *STEERED),
+        heeds=HEEDS,
     )
 
     async def work(run: HostRun) -> Done:

@@ -37,6 +37,7 @@ HOST: Final = Host(
         ),
         **dict.fromkeys(("tool_ask_user", "structured_output_json_schema"), EMULATED),
     },
+    heeds=("model", "max_turns", "max_budget_usd", "context", "output_schema"),
 )
 
 TURNS_MAX: Final = 250

@@ -16,6 +16,7 @@ import msgspec
 from backplane.agent_options import Claude as Options
 from backplane.agents import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE
+from backplane.contract.work import OF_HOST
 from backplane.driven.begin import Program, Started, early
 from backplane.driven.order import (
     Place,
@@ -52,6 +53,7 @@ HOST: Final = Host(
     id="claude",
     capabilities={**dict.fromkeys(NATIVELY, NATIVE), "checkpointing": EMULATED},
     extensions=(*EXTENSIONS, "session/1", "input/1", "interrupt/1"),
+    heeds=tuple(OF_HOST),
 )
 
 QUIET: Final = {

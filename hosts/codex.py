@@ -17,6 +17,7 @@ import msgspec
 from backplane.agent_options import Codex as Options
 from backplane.agents import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE, restricted
+from backplane.contract.work import OF_HOST
 from backplane.driven.begin import Program, Started, early
 from backplane.driven.order import (
     Place,
@@ -50,6 +51,7 @@ HOST: Final = Host(
         **dict.fromkeys(BY_US, EMULATED),
     },
     extensions=(*EXTENSIONS, "session/1", "input/1", "interrupt/1"),
+    heeds=tuple(OF_HOST),
 )
 
 QUIET: Final = (

@@ -33,6 +33,9 @@ CAPABILITIES: dict[str, Level] = {
     "tool_ask_user": NATIVE,
 }
 
+HEEDS = ("model", "max_turns", "max_budget_usd", "context")
+"""A scenario says what the agent does, whatever model, limits and context it was given."""
+
 Step = Callable[["Script", Any], Awaitable[None]]
 
 
@@ -203,4 +206,5 @@ if __name__ == "__main__":
     levels = CAPABILITIES
     if arguments.capabilities is not None:
         levels = read_manifest(msgspec.json.decode(arguments.capabilities)).levels
-    main(Host(id="mock", capabilities=levels, extensions=(*EXTENSIONS, "many/1")), work_of(arguments.scenario))
+    host = Host(id="mock", capabilities=levels, extensions=(*EXTENSIONS, "many/1"), heeds=HEEDS)
+    main(host, work_of(arguments.scenario))

@@ -16,7 +16,8 @@ from backplane.sidecar import PREVIEW_BYTES_MAX, Done, Host, HostRun, main
 if TYPE_CHECKING:
     from backplane.programs import Outcome
 
-HOST = Host(id="shell", capabilities={"streaming": NATIVE, "tool_bash": NATIVE})
+HOST = Host(id="shell", capabilities={"streaming": NATIVE, "tool_bash": NATIVE}, heeds=("max_turns", "max_budget_usd"))
+"""Without a model there are no turns, and nothing is spent."""
 
 
 async def work(run: HostRun) -> Done:

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SUITE_S_MAX = int(os.environ.get("BACKPLANE_SUITE_S_MAX", "3600"))
 """CI says what is left of its time; a suite that hangs is still reported."""
 END_S_MAX = 10
+LAST_FAILED = ROOT / ".pytest_cache/v/cache/lastfailed"
 WORKERS = max(2, min(4, os.cpu_count() or 1))
 SECOND_LOOKS_MAX = 8
 """More than this is no stall of the machine."""
@@ -109,6 +110,7 @@ def run_pytest(folder: Path, sources: list[Path]) -> int:
     # Where PYTHONDONTWRITEBYTECODE is set, thousands of children would compile the same modules.
     for source in (*sources, ROOT / "tests"):
         compileall.compile_dir(source, quiet=1)
+    LAST_FAILED.unlink(missing_ok=True)  # Or what failed long ago and is no more would be tried, too.
     command = [sys.executable, "-m", "pytest", f"--numprocesses={WORKERS}", "--dist=loadfile"]
     command += ["--durations=8", "--durations-min=2", *sys.argv[1:]]
     own = {"BACKPLANE_SUITE_SUMMARY": str(folder / "summary.json"), "BACKPLANE_SUITE_FOLDER": str(folder)}
@@ -139,7 +141,7 @@ def second_look(folder: Path) -> int:
     A test that fails alone too has failed; one that does not is named, to be looked into.
     """
     try:
-        failed = json.loads((ROOT / ".pytest_cache/v/cache/lastfailed").read_text(encoding="utf-8"))
+        failed = json.loads(LAST_FAILED.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return 1
     if not 0 < len(failed) <= SECOND_LOOKS_MAX:

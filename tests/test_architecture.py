@@ -92,8 +92,8 @@ ROOMS = {
     "intake": f"{SHAPES} asks checkpoints config hooks negotiate once outbox protocol record splits",
     "api": f"{SHAPES} backends config hooks intake runtime",
     "runtime": (
-        f"{SHAPES} alarm backends block checkpoints config contain credentials hooks in_order intake keeper negotiate once "
-        "outbox policy protocol readable receipts record redact remote sealing sessions splits workspace"
+        f"{SHAPES} alarm backends block checkpoints config contain credentials hooks in_order intake keeper negotiate "
+        "once outbox policy protocol readable receipts record redact remote sealing sessions splits workspace"
     ),
     "proof": f"{SHAPES} agents api asks backends config receipts share testing",
     "matrix": f"{SHAPES} share",

@@ -801,7 +801,7 @@ from backplane.sidecar import EXTENSIONS, Done, Host, main
 async def work(run):
     await run.carry("session", {"id": "s-1"}, "session s-1")
     return Done()
-main(Host(id="keeper", capabilities={}, extensions=(*EXTENSIONS, "session/1")), work)
+main(Host(id="keeper", capabilities={}, extensions=(*EXTENSIONS, "session/1"), heeds=("session",)), work)
 """
 
 

@@ -54,6 +54,7 @@ async def test_a_host_greets_first_and_unasked() -> None:
             "capabilities": {"streaming": "native"},
             "mode": "mapped",
             "extensions": ["cancel/1", "ping/1", "ask/1"],
+            "heeds": ["model", "max_turns", "max_budget_usd", "context"],
         }
 
 

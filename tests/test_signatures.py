@@ -190,10 +190,10 @@ def test_an_envelope_that_proves_nothing_says_why(told: Any, reason: str, keys: 
 
 
 def test_a_killed_run_is_signed_when_the_next_start_seals_it(
-    cli: Cli, keys: tuple[Path, Path], backplane_home: Path
+    cli: Cli, keys: tuple[Path, Path], tmp_path: Path, backplane_home: Path
 ) -> None:
     command = [sys.executable, "-m", "backplane", "run", "--backend", "shell", "--isolation", "off", "sleep 60"]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=backplane_home.parent)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path / "work")
     assert child.stdout is not None
     child.stdout.readline()
     child.kill()

@@ -29,6 +29,8 @@ class Hello(_Envelope, frozen=True, kw_only=True, gc=False, tag="hello"):
     extensions: tuple[str, ...] = ()
     backends: tuple[dict[str, Any], ...] | msgspec.UnsetType = msgspec.UNSET
     """Only from a host that is itself a control plane: `{id, ready, capabilities}` each."""
+    heeds: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Settings of an order that the host heeds, of `work.OF_HOST`; absent where it does not say."""
 
 
 class Run(_Envelope, frozen=True, kw_only=True, gc=False, tag="run"):

@@ -15,6 +15,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.work import (
+    OF_HOST,
     OTHERS_SETTINGS,
     SETTINGS,
     ContextPacket,
@@ -24,7 +25,7 @@ from backplane.contract.work import (
     WorkOrder,
     WorkspaceSpec,
 )
-from backplane.errors import PolicyError
+from backplane.errors import CapabilityError, PolicyError
 
 UNHEARD: Final = "unheard"
 """The setting below `config.vendor.abp` that holds an order's unknown members, pointer → value."""
@@ -143,6 +144,25 @@ def refuse(found: Iterable[Unheard]) -> None:
             "policy_invalid",
             "; ".join(str(one)[:200] for one in refused[:3]),
             hint="correct the name; a stranger's order is taken with --lenient (config.vendor.abp.lenient)",
+        )
+
+
+def check_heeded(order: WorkOrder, heeds: Collection[str], host: str) -> None:
+    """Refuse an order with a setting that its host would pass over in silence.
+
+    Args:
+        heeds: names of `OF_HOST`, from the host's hello.
+        host: its name, for the error.
+
+    Raises:
+        CapabilityError: `capability_unsupported`, with every such setting.
+    """
+    lost = [OF_HOST[name] for name in order.of_host() if name not in heeds]
+    if lost:
+        raise CapabilityError(
+            "capability_unsupported",
+            f"the host {host!r} does nothing with {', '.join(lost)}",
+            hint="leave it out, or choose another backend: contracts/agents.md has a table of settings and hosts",
         )
 
 

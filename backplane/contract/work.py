@@ -82,6 +82,19 @@ OTHERS_SETTINGS: Final = frozenset(
 """Of the public implementation, in the same place: no mistake there, as hosts of its may heed them."""
 
 
+OF_HOST: Final = {
+    "model": "config.model",
+    "max_turns": "config.max_turns",
+    "max_budget_usd": "config.max_budget_usd",
+    "context": "context",
+    "session": "config.vendor.abp.session",
+    "mcp_servers": "config.vendor.abp.mcp_servers",
+    "output_schema": "config.vendor.abp.output_schema",
+    "mode": "config.vendor.abp.mode",
+}
+"""Settings that have an effect only where the host heeds them, as its hello lists them, and where each stands."""
+
+
 class WorkOrder(msgspec.Struct, frozen=True):
     """One piece of work for one agent.
 
@@ -100,6 +113,21 @@ class WorkOrder(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "id", uuid_text(self.id))
+
+    def of_host(self) -> tuple[str, ...]:
+        """The settings of `OF_HOST` that this order has; an empty one asks for nothing."""
+        config, context = self.config, self.context
+        asked = {
+            "model": config.model is not None,
+            "max_turns": config.max_turns is not None,
+            "max_budget_usd": config.max_budget_usd is not None,
+            "context": bool(context.files or context.snippets),
+            "session": bool(self.abp("session")),
+            "mcp_servers": bool(self.abp("mcp_servers")),
+            "output_schema": self.abp("output_schema") is not None,
+            "mode": self.abp("mode") == "passthrough",
+        }
+        return tuple(name for name, is_asked in asked.items() if is_asked)
 
     def abp(self, name: str, default: Json = None) -> Json:
         """One of our own settings under `config.vendor.abp`, nested or as the flat key `abp.NAME`."""

@@ -451,6 +451,9 @@ def _lenient_hello(value: dict[str, Any]) -> dict[str, Any]:
         known.pop("mode", None)
     extensions = value.get("extensions")
     known["extensions"] = [name for name in extensions if isinstance(name, str)] if isinstance(extensions, list) else []
+    heeds = value.get("heeds")
+    if not isinstance(heeds, list) or not all(isinstance(name, str) for name in heeds):
+        known.pop("heeds", None)
     return known
 
 

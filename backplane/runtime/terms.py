@@ -13,6 +13,7 @@ import msgspec
 from backplane.checkpoints import automatic
 from backplane.contract import envelope as wire
 from backplane.contract.capability import Manifest, read_manifest
+from backplane.contract.unheard import check_heeded
 from backplane.contract.work import WorkOrder
 from backplane.hooks import CAPABILITY, Hook, below
 from backplane.negotiate import negotiate, refusal, supplied
@@ -88,6 +89,8 @@ class Terms:
         Raises:
             CapabilityError: `capability_unsupported`.
         """
+        if hello.heeds is not msgspec.UNSET:
+            check_heeded(self._order, hello.heeds, hello.backend.id)
         if hello.backends is msgspec.UNSET:
             self.check(whole)
         else:

@@ -35,8 +35,8 @@ from backplane.contract.receipt import (
     Usage,
     Verification,
 )
-from backplane.contract.unheard import check_settings, nearest_name
-from backplane.contract.work import WorkOrder
+from backplane.contract.unheard import check_heeded, check_settings, nearest_name
+from backplane.contract.work import OF_HOST, WorkOrder
 from backplane.errors import WorkspaceError
 
 if TYPE_CHECKING:  # Neither the hello nor what is begun early waits for them to be loaded.
@@ -74,12 +74,15 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     extensions: tuple[str, ...] = EXTENSIONS
     backends: tuple[dict[str, Any], ...] | UnsetType = UNSET
     """Only of a host that is itself a control plane: `{id, ready, capabilities}` each."""
+    heeds: tuple[str, ...] = ("model", "max_turns", "max_budget_usd", "context")
+    """Settings of an order that its `work` heeds, of `OF_HOST`: an order with another one of these is refused."""
 
     def __post_init__(self) -> None:
-        for name in self.capabilities:
-            if name not in CAPABILITIES:
-                nearest = nearest_name(name, CAPABILITIES)
-                raise ValueError(f"{name!r} is no capability of the contract" + (f": {nearest}?" if nearest else ""))
+        for names, known, kind in ((self.capabilities, CAPABILITIES, "capability"), (self.heeds, OF_HOST, "setting")):
+            for name in names:
+                if name not in known:
+                    nearest = nearest_name(name, known)
+                    raise ValueError(f"{name!r} is no {kind} of the contract" + (f": {nearest}?" if nearest else ""))
 
     def hello(self) -> wire.Hello:
         return wire.Hello(
@@ -88,6 +91,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
             capabilities=Manifest(self.capabilities).to_wire(),
             extensions=self.extensions,
             backends=self.backends,
+            heeds=self.heeds,
         )
 
 
@@ -171,6 +175,7 @@ class HostRun(Given):
         import anyio
 
         super().__init__(message)
+        check_heeded(self.order, link.host.heeds, link.host.id)
         self.begun: Any = begun
         """What the host began for this run, until its `work` takes it."""
         self.grace_s = GRACE_S

@@ -68,7 +68,7 @@ function take(bytes) {
   if (isObject(message) && Object.hasOwn(answers, message.t)) answers[message.t](message, line);
 }
 
-send({ t: 'hello', contract_version: 'abp/v0.1', backend, capabilities, mode: 'mapped', extensions: ['cancel/1', 'ping/1'] });
+send({ t: 'hello', contract_version: 'abp/v0.1', backend, capabilities, mode: 'mapped', extensions: ['cancel/1', 'ping/1'], heeds: [] });
 
 // S1: only LF ends a line (readline would cut at U+2028 as well). S4: longer lines are skipped.
 const LINE_BYTES_MAX = 16 * 1024 * 1024;

@@ -6,7 +6,8 @@ import { HostError, serve } from '../../contracts/kits/node/host.mjs';
 const PREVIEW_CHARS_MAX = 2000; // 8 KiB at most, whatever the characters.
 const STOP_MS = 500;
 
-serve({ id: 'shell:node', version: process.version, capabilities: { streaming: 'native', tool_bash: 'native' } }, async (run) => {
+const heeds = ['max_turns', 'max_budget_usd']; // Without a model there are no turns, and nothing is spent.
+serve({ id: 'shell:node', version: process.version, capabilities: { streaming: 'native', tool_bash: 'native' }, heeds }, async (run) => {
   const cwd = run.order.workspace.root;
   const call = { tool_name: 'bash', tool_use_id: 'bash-1' };
   let command = run.order.task;

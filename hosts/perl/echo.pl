@@ -68,7 +68,7 @@ sub run {
 # A run ends before the next line is read, so a cancel always comes too late and is ignored (S52).
 my %answers = (run => \&run, ping => sub { say_message(t => 'pong', seq => $_[0]{seq}) });
 
-say_message(t => 'hello', contract_version => 'abp/v0.1', %me, extensions => [ 'cancel/1', 'ping/1' ]);
+say_message(t => 'hello', contract_version => 'abp/v0.1', %me, extensions => [ 'cancel/1', 'ping/1' ], heeds => []);
 while (defined(my $line = <STDIN>)) {
     next if $line !~ /\S/;                       # S7
     my $message = eval {

@@ -86,7 +86,7 @@ function run(   order) {
   if (kind[""] == "{" && kind["\tt"] == "\"" && plain(raw["\tt"]) == "run") run()
 }'
 
-printf '%s\n' '{"t":"hello","contract_version":"abp/v0.1","backend":{"id":"echo:sh"},"capabilities":{"streaming":"native"},"mode":"mapped"}'
+printf '%s\n' '{"t":"hello","contract_version":"abp/v0.1","backend":{"id":"echo:sh"},"capabilities":{"streaming":"native"},"mode":"mapped","heeds":[]}'
 # S35: a last line without its newline counts. S37: the pipe is broken when awk cannot write.
 while IFS= read -r line || [ -n "$line" ]; do
   case $line in *[![:space:]]*) ;; *) continue ;; esac # S7

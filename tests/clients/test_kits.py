@@ -32,6 +32,7 @@ SOURCES = {"node": HOSTS / "node" / "shell.mjs", "go": HOSTS / "go" / "shell.go"
 LINES_MAX = 60
 BUILD_S_MAX = 100
 END_S_MAX = 10
+KILLED_LOOKS_MAX, KILLED_POLL_S = 50, 0.01
 
 Host = Callable[[str], tuple[str, ...]]
 
@@ -180,7 +181,11 @@ def plain(command: tuple[str, ...], root: Path, task: str, **policy: list[str]) 
 def test_everything_is_cleaned_up_before_the_final(language: str, host: Host, tmp_path: Path) -> None:
     seconds = f"61.{os.getpid()}"  # Recognised among all processes.
     messages = plain(host(language), tmp_path, f"sleep {seconds} & echo hi")
-    alive = [path for path in Path("/proc").glob("[0-9]*/cmdline") if runs(path, f"sleep\0{seconds}\0")]
+    for _ in range(KILLED_LOOKS_MAX):  # What was killed may still be on its way out.
+        alive = [path for path in Path("/proc").glob("[0-9]*/cmdline") if runs(path, f"sleep\0{seconds}\0")]
+        if not alive:
+            break
+        time.sleep(KILLED_POLL_S)
     assert alive == []
     assert messages[-1]["receipt"]["outcome"] == "complete"
 

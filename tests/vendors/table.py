@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from backplane.contract.work import OF_HOST
+from hosts import acp, api, claude, codex, mock, shell
 from tests.vendors import found
 from tests.vendors.cases import table
 from tests.vendors.ground import Agent
@@ -18,6 +20,11 @@ from tests.vendors.test_claude import Claude
 from tests.vendors.test_codex import Codex
 
 PAGE = Path(__file__).resolve().parents[2] / "contracts" / "agents.md"
+HEEDS = {
+    "api": api.HOST.heeds, "claude": claude.HOST.heeds, "codex": codex.HOST.heeds, "acp": acp.HEEDS,
+    "shell": shell.HOST.heeds, "mock": mock.HEEDS,
+}  # fmt: skip
+NEEDLESS = dict.fromkeys(("shell", "mock"), "no effect needed")
 HEAD = """# Driven agents, case by case
 
 Each agent is run for real against a scripted model (`tests/vendors/`). `pass`: it does so by itself or by its host.
@@ -27,6 +34,15 @@ Each agent is run for real against a scripted model (`tests/vendors/`). `pass`: 
 """
 
 
+SETTINGS = """
+## Settings of an order, host by host
+
+What of an order only its host can do. `heeded`: its `work` does it, or refuses with the reason where its agent cannot
+(the tables around this one). `refused`: an order with it ends with `capability_unsupported` before anything is sent
+(`heeds` in the host's hello). `no effect needed`: a host without a model has no turns and spends nothing; a scenario
+of `mock` says what it does. Everything else of an order the control plane does, for every host.
+
+"""
 ACP = """
 ## Agents behind the host `acp`
 
@@ -51,12 +67,21 @@ def acp_agents() -> Sequence[Agent]:
     return (OpenCode(), CodexAcp())
 
 
+def settings() -> str:
+    """The table of settings and shipped hosts, as the hosts' hellos have it."""
+    rows = [f"| setting | {' | '.join(HEEDS)} |", f"|{' --- |' * (len(HEEDS) + 1)}"]
+    for name, place in OF_HOST.items():
+        cells = [NEEDLESS.get(host, "heeded") if name in heeds else "refused" for host, heeds in HEEDS.items()]
+        rows.append(f"| `{place}` | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
 def page() -> str:
     """The whole page, with the versions it was found out with."""
     pins = found.pins()
     names = (*(agent.name for agent in (*agents(), *acp_agents())), "qwen", "gemini")
     versions = ", ".join(f"{name} {found.version(pins[name])}" for name in names)
-    return f"{HEAD}Versions: {versions}.\n\n{table(agents())}{ACP}{table(acp_agents(), ORDERED)}"
+    return f"{HEAD}Versions: {versions}.\n\n{table(agents())}{SETTINGS}{settings()}{ACP}{table(acp_agents(), ORDERED)}"
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ type Host struct {
 	ID           string
 	Version      string
 	Capabilities Levels
+	Heeds        []string // Settings of an order that Work does something with (S9); nil for the usual ones.
 }
 
 // Order is what the control plane asks for; Raw has all of it.
@@ -119,12 +120,15 @@ func Serve(host Host, work Work) {
 	if l.host.Capabilities == nil {
 		l.host.Capabilities = Levels{}
 	}
+	if l.host.Heeds == nil {
+		l.host.Heeds = []string{"model", "max_turns", "max_budget_usd", "context"}
+	}
 	l.backend = Members{"id": host.ID, "backend_version": orNull(host.Version), "adapter_version": nil}
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
 	go l.watch(signals, os.Getppid())
 	l.send(Members{"t": "hello", "contract_version": version, "backend": l.backend,
-		"capabilities": l.host.Capabilities, "mode": "mapped", "extensions": extensions})
+		"capabilities": l.host.Capabilities, "mode": "mapped", "extensions": extensions, "heeds": l.host.Heeds})
 	l.readLines()
 	l.stdinEnded()
 	l.open.Wait()

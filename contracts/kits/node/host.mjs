@@ -10,6 +10,7 @@ import { resolve } from 'node:path';
 
 const VERSION = 'abp/v0.1';
 const EXTENSIONS = ['cancel/1', 'ping/1', 'ask/1', 'many/1'];
+const HEEDS = ['model', 'max_turns', 'max_budget_usd', 'context'];
 const LINE_BYTES_MAX = 16 * 1024 * 1024; // S4
 const DEPTH_MAX = 128; // S3
 const GRACE_MS = 2000; // S51: where the canceller named none
@@ -31,7 +32,8 @@ const now = () => new Date().toISOString();
 
 /**
  * Be a host on this process's stdin and stdout until the end of stdin and of the last run.
- * `host` is `{id, version?, capabilities}`. `work(run)` does one run and may give back
+ * `host` is `{id, version?, capabilities, heeds?}`; `heeds` names the settings of an order that `work` does something
+ * with (S9), and an order with another one is refused by the control plane. `work(run)` does one run and may give back
  * `{outcome?, usage?, usageRaw?, artifacts?}`; what it throws ends the run with a `fatal`.
  */
 export function serve(host, work) {
@@ -42,6 +44,7 @@ class Line {
   constructor(host, work) {
     this.backend = { id: host.id, backend_version: host.version ?? null, adapter_version: null };
     this.capabilities = host.capabilities ?? {};
+    this.heeds = host.heeds ?? HEEDS;
     this.work = work;
     this.runs = new Map();
     this.stdinOpen = true;
@@ -54,8 +57,8 @@ class Line {
     const look = () => process.ppid !== parent && this.endAll('the control plane is gone', 1);
     setInterval(look, PEER_LOOK_MS).unref();
     for (const name of ['log', 'info', 'debug']) console[name] = console.error; // S2: stdout carries messages alone.
-    const { backend, capabilities } = this;
-    this.send({ t: 'hello', contract_version: VERSION, backend, capabilities, mode: 'mapped', extensions: EXTENSIONS });
+    const { backend, capabilities, heeds } = this;
+    this.send({ t: 'hello', contract_version: VERSION, backend, capabilities, mode: 'mapped', extensions: EXTENSIONS, heeds });
     this.readLines();
   }
 

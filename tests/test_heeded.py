@@ -1,0 +1,170 @@
+"""Every setting that only a host can do × every host that is shipped: it has an effect, or the order is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from backplane import share
+from backplane.backends import Backend, ProcessBackend, find
+from backplane.config import Settings
+from backplane.contract import envelope as wire
+from backplane.contract.capability import NATIVE
+from backplane.contract.work import OF_HOST, ContextPacket, RuntimeConfig, Snippet, WorkOrder
+from backplane.runtime import Run
+from backplane.sidecar import Host
+from backplane.testing import Call, Turn
+from tests.api_agent import job, solve
+from tests.peers import PYTHON, Child
+from tests.peers import run as message
+from tests.runs import QUICK, go, one_loop, order, plane, script
+from tests.vendors import table
+from tests.vendors.cases import CASES
+
+pytestmark = pytest.mark.anyio
+HOSTS = share.find("hosts")
+
+SCHEMA = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
+WORD = "heard-from-the-order"
+
+ASKED: dict[str, dict[str, Any]] = {
+    "model": {"config": RuntimeConfig(model="m-2")},
+    "max_turns": {"config": RuntimeConfig(max_turns=1)},
+    "max_budget_usd": {"config": RuntimeConfig(max_budget_usd=1e-6)},
+    "context": {"context": ContextPacket(snippets=(Snippet("note", WORD),))},
+    "session": {"config": RuntimeConfig(vendor={"abp": {"session": {"keep": True}}})},
+    "mcp_servers": {"config": RuntimeConfig(vendor={"abp": {"mcp_servers": [{"name": "x", "command": "true"}]}})},
+    "output_schema": {"config": RuntimeConfig(vendor={"abp.output_schema": SCHEMA})},
+    "mode": {"config": RuntimeConfig(vendor={"abp": {"mode": "passthrough"}})},
+}
+NOTHING = {"session": {}, "mcp_servers": [], "output_schema": None, "mode": "mapped"}
+"""The same settings where they ask for nothing."""
+
+EXAMPLES = {
+    "node": ("node", str(HOSTS / "node" / "shell.mjs")), "echo:node": ("node", str(HOSTS / "node" / "echo.mjs")),
+    "echo:sh": ("sh", str(HOSTS / "sh" / "echo.sh")), "echo:perl": ("perl", str(HOSTS / "perl" / "echo.pl")),
+}  # fmt: skip
+
+
+def test_every_setting_is_tried() -> None:
+    assert set(ASKED) == set(OF_HOST)
+
+
+def test_an_order_says_which_of_them_it_has() -> None:
+    for name, members in ASKED.items():
+        assert WorkOrder("x", **members).of_host() == (name,)
+    assert WorkOrder("x", config=RuntimeConfig(vendor={"abp": NOTHING})).of_host() == ()
+
+
+async def run_on(backend: Backend, home: Path, root: Path, name: str) -> Run:
+    async with plane(home) as control:
+        run, _ = await go(control, order(root, task="true", **ASKED[name]), backend)
+    return run
+
+
+def check_refused(run: Run, name: str) -> None:
+    assert run.error is not None
+    assert (run.error.code, run.error.facts.exit_code) == ("capability_unsupported", 4)
+    assert OF_HOST[name] in run.error.message
+    assert run.error.hint
+
+
+@one_loop
+@pytest.mark.parametrize("name", OF_HOST)
+@pytest.mark.parametrize("host", ["shell", "mock"])
+async def test_a_host_without_a_model_needs_no_effect_or_refuses(
+    host: str, name: str, backplane_home: Path, root: Path
+) -> None:
+    run = await run_on(find(host, Settings(limits=QUICK), os.environ), backplane_home, root, name)
+    if name in table.HEEDS[host]:
+        assert run.receipt is not None
+        assert run.receipt.outcome == "complete"
+    else:
+        check_refused(run, name)
+
+
+@one_loop
+@pytest.mark.parametrize("name", OF_HOST)
+@pytest.mark.parametrize("host", EXAMPLES)
+async def test_an_example_in_another_language_refuses_what_it_does_not_do(
+    host: str, name: str, backplane_home: Path, root: Path, needs: Any
+) -> None:
+    program, *words = EXAMPLES[host]
+    run = await run_on(ProcessBackend(id="example", argv=(needs(program), *words)), backplane_home, root, name)
+    if host == "node" and name in table.HEEDS["shell"]:
+        assert run.receipt is not None
+        assert run.receipt.outcome == "complete"
+    else:
+        check_refused(run, name)
+
+
+@one_loop
+@pytest.mark.parametrize("name", OF_HOST)
+async def test_the_api_host_heeds_or_refuses(name: str, backplane_home: Path, root: Path) -> None:
+    turns = [Turn(calls=(Call("read_file", {"path": "none"}),)), Turn(text='{"n": 7}')]
+    run, _, server = await solve(backplane_home, turns, job(root, **ASKED[name]))
+    if name not in table.HEEDS["api"]:
+        check_refused(run, name)
+        assert not server.requests
+        return
+    assert run.receipt is not None
+    sent = [request.body for request in server.requests]
+    shown = json.dumps(sent[0])
+    match name:
+        case "model":
+            assert sent[0]["model"] == "m-2"
+        case "context":
+            assert WORD in shown
+        case "output_schema":
+            assert '\\"integer\\"' in shown
+        case _:
+            assert len(sent) == 1, "the second turn is not asked for"
+            assert run.receipt.outcome == "partial"
+
+
+def test_what_the_driven_agents_heed_is_tried_with_the_real_ones() -> None:
+    assert {name: table.HEEDS[name] for name in ("claude", "codex", "acp")} == dict.fromkeys(
+        ("claude", "codex", "acp"), tuple(OF_HOST)
+    )
+    assert {"model and environment", "max turns", "resume, usage of this run alone", "structured output right",
+            "passthrough keeps every message"} <= set(CASES)  # fmt: skip
+
+
+def test_a_host_on_the_kit_refuses_by_itself_under_any_control_plane(tmp_path: Path) -> None:
+    with Child((*PYTHON, HOSTS / "shell.py")) as child:
+        hello = child.read()
+        assert set(hello["heeds"]) == {"max_turns", "max_budget_usd"}
+        child.send(
+            message("r-1", "touch made", config={"vendor": {"abp": {"mode": "passthrough"}}}, root=str(tmp_path))
+        )
+        fatal = child.read()
+    assert (fatal["t"], fatal["error_code"]) == ("fatal", "capability_unsupported")
+    assert not (tmp_path / "made").exists()
+
+
+@one_loop
+async def test_a_host_that_does_not_say_what_it_heeds_is_sent_everything(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    host = script(tmp_path, "hello(); run = take(); put(final(run)); end()")
+    for name in OF_HOST:
+        run = await run_on(host, backplane_home, root, name)
+        assert run.error is None
+
+
+@one_loop
+@pytest.mark.parametrize("heeds", ["all", [1], {"model": 1}, None])
+async def test_a_list_that_cannot_be_read_is_none(heeds: Any, backplane_home: Path, root: Path, tmp_path: Path) -> None:
+    host = script(tmp_path, f"hello(heeds={heeds!r}); run = take(); put(final(run)); end()")
+    assert (await run_on(host, backplane_home, root, "session")).error is None
+
+
+def test_a_misspelt_setting_of_a_host_is_refused_when_it_is_made() -> None:
+    with pytest.raises(ValueError, match="'sesion' is no setting of the contract: session"):
+        Host(id="x", capabilities={"streaming": NATIVE}, heeds=("sesion",))
+    assert msgspec.json.decode(msgspec.json.encode(Host(id="x", capabilities={}).hello()), type=wire.Hello).heeds
