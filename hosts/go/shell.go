@@ -55,7 +55,5 @@ func work(ctx context.Context, run *host.Run) (host.Done, error) {
 }
 
 func main() {
-	// Without a model there are no turns, and nothing is spent.
-	heeds := []string{"max_turns", "max_budget_usd"}
-	host.Serve(host.Host{ID: "shell:go", Capabilities: host.Levels{"streaming": "native", "tool_bash": "native"}, Heeds: heeds}, work)
+	host.Serve(host.Host{ID: "shell:go", Capabilities: host.Levels{"streaming": "native", "tool_bash": "native"}, Heeds: []string{"max_turns", "max_budget_usd"}}, work)
 }

@@ -37,6 +37,9 @@ const (
 	graceMargin  = 300 * time.Millisecond // Kept back from a grace, so that the end is still in time.
 	askMax       = 300 * time.Second
 	peerLook     = time.Second
+
+	nameCharsMax    = 256 // Of a tool's name.
+	patternBytesMax = 1024
 )
 
 var extensions = []string{"cancel/1", "ping/1", "ask/1", "many/1"}
@@ -305,6 +308,16 @@ func (l *line) begin(message map[string]json.RawMessage) {
 	if root, err := filepath.Abs(run.Order.Workspace.Root); err == nil { // S20: against the folder that we were started in
 		run.Order.Workspace.Root = root
 	}
+	policy, err := run.Order.Policy, error(nil)
+	if run.allowed, err = CompileGlobs(policy.Allowed); err == nil {
+		if run.denied, err = CompileGlobs(policy.Disallowed); err == nil {
+			run.open, err = CompileGlobs(policy.NeedApproval)
+		}
+	}
+	if err != nil {
+		l.complain(id, "policy_invalid", err.Error())
+		return
+	}
 	run.ID, run.Order.Raw = *id, message["work_order"]
 	json.Unmarshal(message["extensions"], &run.extensions) // Absent means none.
 	run.ctx, run.stop = context.WithCancelCause(context.Background())
@@ -342,6 +355,9 @@ type Run struct {
 	said       int
 	asked      int
 	asks       map[string]chan Verdict
+	allowed    Globs
+	denied     Globs
+	open       Globs // Tools that need an approval.
 	over       bool
 }
 
@@ -377,13 +393,14 @@ func (r *Run) Grace() time.Duration {
 
 // May asks before a tool runs. A denial is a tool result, not an end.
 func (r *Run) May(name string, input any, more Members) Verdict {
-	policy := r.Order.Policy
+	names := namesOf(name)
 	denial := Verdict{Decision: "deny", Reason: "the policy denies " + name}
-	forbidden := matchesAny(policy.Disallowed, name, true) || (len(policy.Allowed) > 0 && !matchesAny(policy.Allowed, name, false))
+	forbidden := name == "" || utf8.RuneCountInString(name) > nameCharsMax || r.denied.Match(names...) ||
+		(len(r.allowed) > 0 && !r.allowed.Match(names...))
 	if !r.canAsk() && forbidden {
 		return denial
 	}
-	if !r.canAsk() && !matchesAny(policy.NeedApproval, name, true) {
+	if !r.canAsk() && !r.open.Match(names...) {
 		return Verdict{Decision: "allow"}
 	}
 	ask := Members{"kind": "tool", "name": name, "input": input, "default": "deny"}
@@ -585,21 +602,168 @@ func newID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
 }
 
-// Whether one of the globs names the tool; patterns beyond * and ? count as otherwise, the stricter side.
-func matchesAny(globs []string, name string, otherwise bool) bool {
-	for _, glob := range globs {
-		if strings.ContainsAny(glob, `[]{}\!`) {
-			if otherwise {
+// Both spellings of a tool, as ../../policy-rules.md has them.
+var spellings = map[string]string{
+	"Read": "read_file", "Write": "write_file", "Edit": "edit_file", "MultiEdit": "multi_edit", "LS": "list_files", "Glob": "glob",
+	"Grep": "grep", "Bash": "bash", "WebFetch": "web_fetch", "WebSearch": "web_search",
+}
+
+// Every name a tool goes by: its own, the neutral one, and the neutral one's second spelling.
+func namesOf(name string) []string {
+	neutral, known := spellings[name]
+	if !known {
+		neutral = name
+	}
+	names := []string{name, neutral}
+	for spelling, of := range spellings {
+		if of == neutral {
+			names = append(names, spelling)
+		}
+	}
+	return names
+}
+
+// Globs is a list of patterns of ../../policy-rules.md.
+type Globs []*regexp.Regexp
+
+// CompileGlobs reads the patterns; one that is none is an Error with the code policy_invalid.
+func CompileGlobs(patterns []string) (Globs, error) {
+	globs := Globs{}
+	for _, pattern := range patterns {
+		text, fact := expression(pattern)
+		if fact != "" {
+			return nil, Error{"policy_invalid", fmt.Sprintf("glob %.80q %s", pattern, fact)}
+		}
+		compiled, err := regexp.Compile(`(?s)^(?:` + text + `)$`)
+		if err != nil {
+			return nil, Error{"policy_invalid", fmt.Sprintf("glob %.80q: %v", pattern, err)}
+		}
+		globs = append(globs, compiled)
+	}
+	return globs, nil
+}
+
+// Match tells whether one of the patterns matches one of the names.
+func (g Globs) Match(names ...string) bool {
+	for _, one := range g {
+		for _, name := range names {
+			if one.MatchString(wide(name)) {
 				return true
 			}
-			continue
-		}
-		pattern := strings.NewReplacer(`\*`, ".*", `\?`, ".").Replace(regexp.QuoteMeta(glob))
-		if regexp.MustCompile(`(?s)^` + pattern + `$`).MatchString(name) {
-			return true
 		}
 	}
 	return false
+}
+
+// Bytes as characters: the glob language counts bytes.
+func wide(text string) string {
+	letters := make([]rune, len(text))
+	for at := range letters {
+		letters[at] = rune(text[at])
+	}
+	return string(letters)
+}
+
+func escaped(letter rune) string {
+	text := ""
+	for _, one := range []byte(string(letter)) {
+		text += fmt.Sprintf(`\x%02x`, one)
+	}
+	return text
+}
+
+// The regular expression of one pattern, or what is wrong with it.
+func expression(pattern string) (string, string) {
+	if len(pattern) > patternBytesMax {
+		return "", fmt.Sprintf("is longer than %d bytes", patternBytesMax)
+	}
+	type brace struct {
+		choices []string
+		text    string
+	}
+	letters, open := []rune(pattern), []*brace{{}} // The pattern, and in it each brace that is open.
+	is := func(at int, letter rune) bool { return at >= 0 && at < len(letters) && letters[at] == letter }
+	for at := 0; at < len(letters); at++ {
+		letter, choice := letters[at], open[len(open)-1]
+		switch {
+		case letter == '*' && is(at+1, '*'):
+			starts := choice.text == ""
+			whole := is(at+2, '/') && (starts || is(at-1, '/'))
+			if !whole || (starts && at+3 == len(letters) && len(open) == 1) {
+				choice.text += ".*"
+			} else {
+				choice.text += "(?:.*/)?"
+			}
+			at++
+			if whole {
+				at++
+			}
+		case letter == '*':
+			choice.text += ".*"
+		case letter == '?':
+			choice.text += "."
+		case letter == '[':
+			from, not := at+1, ""
+			if is(from, '!') || is(from, '^') {
+				from, not = from+1, "^"
+			}
+			end := from + 1 // A `]` right at the start is a member.
+			for end < len(letters) && letters[end] != ']' {
+				end++
+			}
+			if end >= len(letters) {
+				return "", "has a '[' that is not closed"
+			}
+			members, fact := ranges(letters[from:end])
+			if fact != "" {
+				return "", fact
+			}
+			choice.text += "[" + not + members + "]"
+			at = end
+		case letter == '{':
+			open = append(open, &brace{})
+		case letter == '}' && len(open) == 1:
+			return "", "has a '}' that was not opened"
+		case letter == '}' || (letter == ',' && len(open) > 1):
+			if choice.text != "" { // An empty choice beside others is none.
+				choice.choices = append(choice.choices, choice.text)
+			}
+			choice.text = ""
+			if letter == '}' {
+				open = open[:len(open)-1]
+				if len(choice.choices) > 0 {
+					open[len(open)-1].text += "(?:" + strings.Join(choice.choices, "|") + ")"
+				}
+			}
+		default:
+			if letter == '\\' {
+				if at++; at == len(letters) {
+					return "", "ends in a backslash"
+				}
+			}
+			choice.text += escaped(letters[at])
+		}
+	}
+	if len(open) > 1 {
+		return "", "has a '{' that is not closed"
+	}
+	return open[0].text, ""
+}
+
+func ranges(members []rune) (string, string) {
+	text := ""
+	for at := 0; at < len(members); at++ {
+		text += escaped(members[at])
+		if at+2 >= len(members) || members[at+1] != '-' {
+			continue
+		}
+		if members[at+2] < members[at] {
+			return "", fmt.Sprintf("has the empty range '%c-%c'", members[at], members[at+2])
+		}
+		text += "-" + escaped(members[at+2])
+		at += 2
+	}
+	return text, ""
 }
 
 // What encoding/json forgives and S3 does not: broken UTF-8, half a character, more than 128 levels.

@@ -17,6 +17,8 @@ const GRACE_MS = 2000; // S51: where the canceller named none
 const GRACE_MARGIN_MS = 300; // Kept back from a grace, so that the end is still in time.
 const ASK_MS = 300_000;
 const PEER_LOOK_MS = 1000;
+const NAME_CHARS_MAX = 256; // Of a tool's name.
+const PATTERN_BYTES_MAX = 1024;
 const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i;
 
 export class HostError extends Error {
@@ -129,7 +131,12 @@ class Line {
       this.complain(named, 'contract_schema_violation', 'a run needs an id and an order with id, task and workspace.root');
     } else {
       order.workspace.root = resolve(order.workspace.root); // S20: against the folder that we were started in
-      const run = new Run(this, id, order, Array.isArray(extensions) ? extensions : []);
+      let run;
+      try {
+        run = new Run(this, id, order, Array.isArray(extensions) ? extensions : []);
+      } catch (error) {
+        return this.complain(id, 'policy_invalid', String(error.message));
+      }
       this.runs.set(id, run);
       if (!this.stdinOpen) run._stdinEnded();
       run._do();
@@ -177,6 +184,8 @@ class Run {
     this.order = order;
     this.extensions = extensions;
     this.graceMs = GRACE_MS; // For the host's own clean-up once `signal` is aborted.
+    const { allowed_tools: allowed = [], disallowed_tools: denied = [], require_approval_for: open = [] } = order.policy ?? {};
+    this._rules = { allowed: allowed.length ? globs(allowed) : undefined, denied: globs(denied), open: globs(open) };
     this._line = line;
     this._abort = new AbortController();
     this.signal = this._abort.signal;
@@ -199,9 +208,10 @@ class Run {
    * With `modify`, `input` is what to use instead.
    */
   async may(name, input, more = {}) {
-    const { allowed_tools: allowed = [], disallowed_tools: denied = [], require_approval_for: open = [] } = this.order.policy ?? {};
-    const forbidden = denied.some((glob) => matches(glob, name, true)) || (allowed.length && !allowed.some((glob) => matches(glob, name, false)));
-    const unasked = { decision: forbidden || open.some((glob) => matches(glob, name, true)) ? 'deny' : 'allow' };
+    const names = namesOf(name);
+    const { allowed, denied, open } = this._rules;
+    const forbidden = !name || name.length > NAME_CHARS_MAX || denied(...names) || (allowed && !allowed(...names));
+    const unasked = { decision: forbidden || open(...names) ? 'deny' : 'allow' };
     // What is forbidden is asked all the same: only so the receipt knows that it did not run.
     const answer = this._canAsk() ? await this.ask({ kind: 'tool', name, input, default: 'deny', ...more }) : unasked;
     // Whoever begins to listen to `signal` only now would not hear it any more.
@@ -305,9 +315,81 @@ function strict(line) {
   });
 }
 
-/** Whether a tool's name matches; patterns beyond `*` and `?` count as `otherwise`, the stricter side. */
-function matches(glob, name, otherwise) {
-  if (/[[\]{}\\!]/.test(glob)) return otherwise;
-  const pattern = glob.replace(/[.+^$()|]/g, '\\$&').replace(/\*/g, '.*').replace(/\?/g, '.');
-  return new RegExp(`^${pattern}$`, 's').test(name);
+/** Both spellings of a tool, as ../../policy-rules.md has them. */
+const SPELLINGS = {
+  Read: 'read_file', Write: 'write_file', Edit: 'edit_file', MultiEdit: 'multi_edit', LS: 'list_files', Glob: 'glob', Grep: 'grep',
+  Bash: 'bash', WebFetch: 'web_fetch', WebSearch: 'web_search',
+};
+
+/** Every name a tool goes by: its own, the neutral one, and the neutral one's second spelling. */
+function namesOf(name) {
+  const neutral = Object.hasOwn(SPELLINGS, name) ? SPELLINGS[name] : name;
+  const second = Object.keys(SPELLINGS).find((spelling) => SPELLINGS[spelling] === neutral);
+  return [...new Set([name, neutral, second ?? neutral])];
+}
+
+/** Bytes as characters: the glob language counts bytes. */
+const wide = (text) => Buffer.from(text, 'utf8').toString('latin1');
+const escaped = (letter) => [...wide(letter)].map((byte) => `\\x${byte.charCodeAt(0).toString(16).padStart(2, '0')}`).join('');
+
+/** A test of names by a list of globs (../../policy-rules.md). Throws `policy_invalid` where one is none. */
+export function globs(patterns) {
+  const expressions = patterns.map((pattern) => new RegExp(`^(?:${expression(pattern)})$`, 's'));
+  return (...names) => expressions.some((one) => names.some((name) => one.test(wide(name))));
+}
+
+function expression(pattern) {
+  const wrong = (fact) => new HostError('policy_invalid', `glob ${JSON.stringify(pattern.slice(0, 80))} ${fact}`);
+  if (Buffer.byteLength(pattern) > PATTERN_BYTES_MAX) throw wrong(`is longer than ${PATTERN_BYTES_MAX} bytes`);
+  const letters = [...pattern];
+  const open = [{ choices: [], text: '' }]; // The pattern, and in it each brace that is open.
+  for (let at = 0; at < letters.length; at += 1) {
+    const letter = letters[at];
+    const choice = open.at(-1);
+    if (letter === '*' && letters[at + 1] === '*') {
+      const starts = choice.text === '';
+      const whole = letters[at + 2] === '/' && (starts || letters[at - 1] === '/');
+      const all = !whole || (starts && at + 3 === letters.length && open.length === 1);
+      choice.text += all ? '.*' : '(?:.*/)?';
+      at += whole ? 2 : 1;
+    } else if (letter === '*') {
+      choice.text += '.*';
+    } else if (letter === '?') {
+      choice.text += '.';
+    } else if (letter === '[') {
+      const from = at + 1 + ('!^'.includes(letters[at + 1] ?? ' ') ? 1 : 0);
+      const end = letters.indexOf(']', from + 1); // A `]` right at the start is a member.
+      if (end < 0) throw wrong("has a '[' that is not closed");
+      choice.text += `[${from > at + 1 ? '^' : ''}${ranges(letters.slice(from, end), wrong)}]`;
+      at = end;
+    } else if (letter === '{') {
+      open.push({ choices: [], text: '' });
+    } else if (letter === '}' || (letter === ',' && open.length > 1)) {
+      if (open.length === 1) throw wrong("has a '}' that was not opened");
+      choice.choices.push(choice.text);
+      choice.text = '';
+      if (letter === '}') {
+        open.pop();
+        const choices = choice.choices.filter((text) => text); // An empty choice beside others is none.
+        if (choices.length) open.at(-1).text += `(?:${choices.join('|')})`;
+      }
+    } else {
+      if (letter === '\\' && (at += 1) === letters.length) throw wrong('ends in a backslash');
+      choice.text += escaped(letters[at]);
+    }
+  }
+  if (open.length > 1) throw wrong("has a '{' that is not closed");
+  return open[0].text;
+}
+
+function ranges(members, wrong) {
+  let text = '';
+  for (let at = 0; at < members.length; at += 1) {
+    text += escaped(members[at]);
+    if (members[at + 1] !== '-' || at + 2 >= members.length) continue;
+    if (members[at + 2] < members[at]) throw wrong(`has the empty range '${members[at]}-${members[at + 2]}'`);
+    text += `-${escaped(members[at + 2])}`;
+    at += 2;
+  }
+  return text;
 }

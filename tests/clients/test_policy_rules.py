@@ -1,0 +1,111 @@
+"""The rules of a policy, decided by the three kits under a control plane that cannot be asked: one file of vectors."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backplane import share
+from backplane.contract.work import PolicyProfile
+from backplane.policy import compile_policy, unknown_tools
+from backplane.targets import SPELLINGS, TOOLS
+from tests.peers import run as message
+
+HERE = Path(__file__).parent
+VECTORS = json.loads((share.find("contracts") / "policy-rules.json").read_text())
+BUILD_S_MAX, JUDGE_S_MAX = 100, 60
+
+CALLS = [(row["policy"], row["tool"], row["decision"]) for row in VECTORS["calls"]]
+GLOBS = [({"disallowed_tools": [glob]}, text, "deny" if matches else "allow")
+         for glob, text, matches in VECTORS["globs"] if text]  # fmt: skip
+
+Judge = Callable[[str, list[tuple[dict[str, Any], str]]], list[str]]
+
+
+@pytest.fixture(scope="module")
+def command(needs: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
+    """From a kit's language to the command of a host on it that tells what the kit decides."""
+
+    def find(language: str) -> list[str]:
+        if language == "python":
+            return [sys.executable, str(HERE / "judge.py")]
+        if language == "node":
+            return [needs("node"), str(HERE / "judge.mjs")]
+        folder = tmp_path_factory.mktemp("judge")
+        shutil.copy(HERE / "judge.go", folder / "main.go")
+        kit = share.find("contracts") / "kits" / "go"
+        (folder / "go.mod").write_text(
+            f"module judge\n\ngo 1.22\n\nrequire backplane/host v0.0.0\n\nreplace backplane/host => {kit}\n"
+        )
+        made = subprocess.run(
+            [needs("go"), "build", "-o", "judge", "."], cwd=folder, env=os.environ | {"GOWORK": "off"},
+            capture_output=True, text=True, timeout=BUILD_S_MAX,
+        )  # fmt: skip
+        assert made.returncode == 0, made.stderr
+        return [str(folder / "judge")]
+
+    return find
+
+
+@pytest.fixture
+def judge(command: Callable[[str], list[str]], tmp_path: Path) -> Judge:
+    """What a kit decides about tools under policies: a decision each, or the code of the refusal."""
+
+    def decide(language: str, cases: list[tuple[dict[str, Any], str]]) -> list[str]:
+        place = {"root": str(tmp_path)}
+        orders = [
+            message(str(number), tool, (), policy=policy, workspace=place)
+            for number, (policy, tool) in enumerate(cases)
+        ]  # fmt: skip
+        lines = "".join(json.dumps(order) + "\n" for order in orders)
+        done = subprocess.run(
+            command(language), input=lines.encode(), capture_output=True, timeout=JUDGE_S_MAX, check=True
+        )
+        said: dict[str, str] = {}
+        for told in map(json.loads, done.stdout.splitlines()):
+            if told["t"] == "event" and told["event"]["type"] == "assistant_message":
+                said[told["ref_id"]] = told["event"]["text"]
+            elif told["t"] == "fatal":
+                said[told["ref_id"]] = told["error_code"]
+        return [said[str(number)] for number in range(len(cases))]
+
+    return decide
+
+
+@pytest.mark.parametrize("language", ["python", "node", "go"])
+def test_every_kit_decides_the_contracts_vectors(language: str, judge: Judge) -> None:
+    cases = [*CALLS, *GLOBS]
+    found = judge(language, [(policy, tool) for policy, tool, _ in cases])
+    # Where nobody can be asked, what wants an approval is denied.
+    wrong = [(case, said) for case, said in zip(cases, found, strict=True) if said != case[2].replace("ask", "deny")]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("language", ["python", "node", "go"])
+@pytest.mark.parametrize("name", ["allowed_tools", "disallowed_tools", "require_approval_for"])
+def test_every_kit_refuses_what_is_no_pattern(name: str, language: str, judge: Judge) -> None:
+    cases = [({name: ["ok", glob]}, "bash") for glob in VECTORS["bad_globs"]]
+    assert judge(language, cases) == ["policy_invalid"] * len(cases)
+
+
+@pytest.mark.parametrize(("policy", "tool", "decision"), CALLS, ids=str)
+def test_the_control_plane_decides_the_contracts_vectors(
+    policy: dict[str, list[str]], tool: str, decision: str
+) -> None:
+    profile = PolicyProfile(**{name: tuple(rules) for name, rules in policy.items()})
+    given = {"path": "a", "url": "http://a.test/"}
+    assert compile_policy(profile).decide_tool_call(tool, given).allowed == decision
+
+
+def test_the_table_of_names_is_the_one_in_use() -> None:
+    assert VECTORS["names"] == SPELLINGS
+    assert set(SPELLINGS.values()) <= set(TOOLS)
+    assert unknown_tools(PolicyProfile(disallowed_tools=tuple(SPELLINGS))) == {}
