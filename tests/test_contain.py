@@ -306,7 +306,7 @@ def test_a_trial_that_is_given_up_says_nothing_of_the_layers(found: Probe) -> No
 def test_a_trial_begun_early_is_the_one_that_counts_and_ends_with_its_block(tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     slow, quick = (tmp_path / name for name in ("slow", "quick"))
-    for folder, work in ((slow, "exec sleep 60"), (quick, "echo bubblewrap 9.9")):
+    for folder, work in ((slow, "exec sleep 60"), (quick, "echo 1; echo bubblewrap 9.9")):
         folder.mkdir()
         (folder / "bwrap").write_text(f"#!/bin/sh\necho $$ >> {calls}\n{work}\n")
         (folder / "bwrap").chmod(0o755)
@@ -679,6 +679,95 @@ async def test_hiding_bubblewrap_by_its_path_is_said_in_the_receipt(
     layer = next(layer for layer in held["layers"] if layer["name"] == "bubblewrap")
     assert (layer["state"], layer["why"]) == ("missing", "bwrap is not found")
     assert held["kinds"]["processes"]["state"] == "partial"
+
+
+PLANTED = """#!/bin/sh
+[ "$1" = --version ] && echo bubblewrap 9.9 && exit
+while [ "$1" != /bin/sh ] && [ "$1" != "$0" ] && [ "$1" != -- ]; do shift; done
+[ "$1" = -- ] && shift
+exec "$@"
+"""
+"""Answers like bubblewrap, and drops every option."""
+
+
+def planted(folder: Path, program: str) -> dict[str, str]:
+    """An environment in which this is bubblewrap."""
+    folder.mkdir()
+    (folder / "bwrap").write_text(program)
+    (folder / "bwrap").chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("mode", ["pass_through", "staged"])
+async def test_a_program_that_only_answers_like_bubblewrap_is_not_believed(
+    mode: str, found: Probe, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    environ = planted(tmp_path / "planted", PLANTED)
+    mark = tmp_path / "bin" / "started"
+    host = cell(tmp_path / "bin", f"write({str(mark)!r})", writable=(str(mark.parent),))
+    async with ControlPlane(Settings(limits=QUICK, isolation="required"), backplane_home, environ) as plane:
+        run, _ = await go(plane, order(root, mode=mode), host)
+    assert run.error is not None
+    assert (run.error.code, run.error.facts.exit_code) == ("capability_unsupported", 4)
+    assert f"{tmp_path}/planted/bwrap makes no pid namespace" in run.error.message
+    assert not mark.exists()
+    said, held = await ask(ControlPlane(Settings(limits=QUICK), backplane_home, environ), host, root, mode)
+    assert said == "ok"
+    assert held["layers"][0]["state"] == "missing"
+    assert "bubblewrap" not in json.dumps([kind.get("by") for kind in held["kinds"].values()])
+
+
+LEAVES_OUT = """#!{python} -IS
+import os, sys
+words = sys.argv[1:]
+if "--" in words:
+    left_out, instead = {left_out!r}, {instead!r}
+    at = next(at for at in range(len(words)) if words[at : at + len(left_out)] == left_out)
+    words[at : at + len(left_out)] = instead
+    if not left_out:
+        words = words[words.index("--") + 1 :]
+        os.execv(words[0], words)
+os.execv({real!r}, [{real!r}, *words])
+"""
+"""Does at its trial all that bubblewrap does, and afterwards a little less."""
+
+
+@pytest.mark.parametrize(
+    ("left_out", "instead", "why"),
+    [
+        ([], [], "inside is still our own mnt namespace"),
+        (["--unshare-pid", "--unshare-ipc", "--as-pid-1"], ["--unshare-ipc"], "inside is still our own pid namespace"),
+        (["--unshare-net"], [], "inside is still our own net namespace"),
+        (["--ro-bind", "/", "/"], ["--bind", "/", "/"], "/ can be written inside"),
+        (["--size", "1048576", "--tmpfs", "/run"], ["--bind", "/run", "/run"], "/run is inside what it is outside"),
+        (["--ro-bind", "/dev/null", "ROOT/.env"], [], "ROOT/.env is inside what it is outside"),
+        (["--remount-ro", "ROOT/keys"], [], "ROOT/keys can be written inside"),
+        (["--ro-bind", "ROOT/a.txt", "ROOT/a.txt"], [], "ROOT/a.txt can be written inside"),
+    ],
+)
+@one_loop
+async def test_a_label_claims_nothing_that_the_guard_does_not_see_from_inside(
+    left_out: list[str], instead: list[str], why: str, found: Probe, backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    left_out, instead = ([word.replace("ROOT", str(root)) for word in words] for words in (left_out, instead))
+    program = LEAVES_OUT.format(python=PYTHON[0], left_out=left_out, instead=instead, real=shutil.which("bwrap"))
+    environ = planted(tmp_path / "planted", program)
+    mark = tmp_path / "bin" / "started"
+    host = cell(tmp_path / "bin", f"write({str(mark)!r})", writable=(str(mark.parent),))
+    rules = policy(deny_read=(".env", "keys/**"), deny_write=("a.txt",), deny_network=("*.example",))
+    async with ControlPlane(Settings(limits=QUICK, isolation="required"), backplane_home, environ) as plane:
+        run, events = await go(plane, order(root, policy=rules), host)
+    assert events == []
+    assert run.error is not None
+    assert (run.error.code, run.error.facts.exit_code) == ("capability_unsupported", 4)
+    why = f"{tmp_path}/planted/bwrap does not hold what it starts: {why.replace('ROOT', str(root))}"
+    assert why in run.error.message
+    assert not mark.exists()
+    said, held = await ask(ControlPlane(Settings(limits=QUICK), backplane_home, environ), host, root, policy=rules)
+    assert said == "ok"
+    assert (held["layers"][0]["state"], held["layers"][0]["why"]) == ("missing", why)
+    assert "bubblewrap" not in json.dumps([kind.get("by") for kind in held["kinds"].values()])
+    assert not list((backplane_home / "scratch").iterdir())
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -42,7 +42,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "output_schema": {"config": RuntimeConfig(vendor={"abp.output_schema": SCHEMA})},
     "mode": {"config": RuntimeConfig(vendor={"abp": {"mode": "passthrough"}})},
 }
-NOTHING = {"session": {}, "mcp_servers": [], "output_schema": None, "mode": "mapped"}
+NOTHING: dict[str, Any] = {"session": {}, "mcp_servers": [], "output_schema": None, "mode": "mapped"}
 """The same settings where they ask for nothing."""
 
 EXAMPLES = {

@@ -28,7 +28,7 @@ from backplane.receipts import (
     recovery,
     seal,
 )
-from backplane.receipts.journal import applied_fact, failed_fact
+from backplane.receipts.journal import applied_fact, failed_fact, held_fact
 from backplane.receipts.pieces import without_trace
 from backplane.receipts.recovery import ABANDONED_S, note_late
 from tests.receipt_writer import ORDER, TS, delta, line, memory_of, open_journal, puts, receipt_of, whole
@@ -252,6 +252,13 @@ def test_an_interrupted_receipts_mode_is_the_one_that_was_seen(store: Store, ask
     run_id = cut_off(store.home, line(Warned(ts=TS, message="m", ext={"raw_message": {}})), hello=False)
     retold(store, run_id, lambda order: order["order"]["config"].update(vendor={"abp": {"mode": asked}}))
     assert interrupted(store, run_id).mode == mode
+
+
+def test_an_interrupted_receipt_names_what_held_the_host_in_the_end(store: Store) -> None:
+    run_id = cut_off(store.home)
+    with (store.folder(run_id) / "head.jsonl").open("a") as file:
+        file.writelines(json.dumps(held_fact({"isolation": name})) + "\n" for name in ("first", "last"))
+    assert interrupted(store, run_id).backplane["enforcement"] == {"isolation": "last"}
 
 
 def test_a_run_at_work_is_no_orphan(store: Store) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from backplane import _guard, credentials, share
 from backplane.config import Isolation
-from backplane.contain import landlock, masks
+from backplane.contain import evidence, landlock, masks
 from backplane.contain.labels import Held, label
 from backplane.contain.masks import Masks
 from backplane.contain.probe import MOUNTS, Probe
@@ -137,7 +137,8 @@ def plan(
     )
     most = _limits(counted=held.processes_max is not None) if isolation != "off" else ()
     confined = landlock.rules(interface, list(kept)) if interface else None
-    cage = Cage(wrapper=wrapper, landlock=confined, seccomp=calls, limits=most)
+    seen = evidence.expected(wrapper)
+    cage = Cage(wrapper=wrapper, evidence=seen, landlock=confined, seccomp=calls, limits=most)
     controls_network = networked and (found.network.usable or interface >= landlock.NETWORK_SINCE)
     return Contained(
         cage=cage,

@@ -23,7 +23,8 @@ from backplane.process import GUARD_WORKS, Tool, begin_tool, search_path
 TRIAL_S_MAX: Final = 5.0
 """For one trial; it takes some ms, a second on a loaded machine. After one that takes longer there is no other."""
 
-_VERSION: Final = re.compile(rb"bubblewrap ([0-9A-Za-z.+~-]{1,40})\s*")
+_SAID: Final = re.compile(rb"([0-9]{1,10})\nbubblewrap ([0-9A-Za-z.+~-]{1,40})\s*")
+"""Of a trial: its number as a process, and the version."""
 
 BASE: Final = ("--unshare-pid", "--unshare-ipc", "--as-pid-1")
 """Options of every use: a pid namespace whose first process is ours, and whose end is the end of all in it."""
@@ -98,9 +99,9 @@ def _probe(bubblewrap: Bubblewrap, left: threading.Event | None = None) -> Probe
     return Probe(found, network, _landlock(), _cgroup(), command)
 
 
-def without(found: Probe, *names: Name) -> Probe:
+def without(found: Probe, *names: Name, why: str = "hidden", fix: str = "") -> Probe:
     """The same machine, were these layers not there."""
-    hidden = {layer.name: Layer(layer.name, False, "", "hidden") for layer in found.layers() if layer.name in names}
+    hidden = {layer.name: Layer(layer.name, False, "", why, fix) for layer in found.layers() if layer.name in names}
     if "bubblewrap" in hidden:
         hidden["network namespace"] = _NO_NETWORK
     return Probe(
@@ -206,7 +207,7 @@ class Bubblewrap:
         """Run a trial to its end, one that was begun or a new one: why it fails or "", and the version it says.
 
         Raises:
-            BackendError: it cannot be started or takes too long; so will the next one.
+            BackendError: it cannot be started, takes too long or is no bubblewrap; so will the next one.
         """
         with self._starting:
             if left is not None and left.is_set():
@@ -223,8 +224,13 @@ class Bubblewrap:
         if done.code != 0:
             words = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.code}"]
             return words[-1][:200], ""
-        said = _VERSION.fullmatch(done.stdout)
-        return ("", said[1].decode()) if said is not None else ("it does not say its version", "")
+        said = _SAID.fullmatch(done.stdout)
+        if said is None:
+            return "it does not say its version", ""
+        if said[1] != b"1":
+            # It only started its command. What a cleverer one leaves out is seen by the guard.
+            raise BackendError("execution_tool_failed", f"{path} makes no pid namespace")
+        return "", said[2].decode()
 
 
 def _rights() -> tuple[tuple[str, ...], ...]:
@@ -236,11 +242,12 @@ def _rights() -> tuple[tuple[str, ...], ...]:
 
 
 def _start(command: tuple[str, ...], path: str) -> Tool:
-    """Bubblewrap inside itself, not tied to us.
+    """Bubblewrap inside itself, behind a shell that says its own number; not tied to us.
 
     Killed in the moment after its fork it leaves its child waiting for it for ever; left alone it is over in some ms.
     """
-    return begin_tool([*command, *MOUNTS, path, "--version"], env={}, timeout_s=TRIAL_S_MAX, tied=False)
+    trial = ("/bin/sh", "-c", 'echo $$; exec "$0" --version', path)
+    return begin_tool([*command, *MOUNTS, *trial], env={}, timeout_s=TRIAL_S_MAX, tied=False)
 
 
 MOUNTS: Final = (

@@ -14,9 +14,9 @@ import msgspec
 from backplane import credentials
 from backplane.config import Isolation
 from backplane.contain import admit, cgroup, masks, plan
-from backplane.contain.probe import Probe
+from backplane.contain.probe import Probe, without
 from backplane.contract.canonical import Json
-from backplane.errors import WorkspaceError
+from backplane.errors import CageError, WorkspaceError
 from backplane.policy import Policy
 from backplane.process import Child, Command, Ready, open_child
 
@@ -68,6 +68,12 @@ class Cell:
         """
         return masks.needs_tree(self._policy.profile) or credentials.has_stores(original)
 
+    def distrust(self, error: CageError) -> None:
+        """Go on without bubblewrap: a guard has looked around inside. Raises CapabilityError as the making does."""
+        assert self._found is not None
+        self._found = without(self._found, "bubblewrap", why=error.message, fix=error.hint or "")
+        admit.refuse(self._isolation, self._demands, self._policy.profile, self._found, filtered=self._filtered)
+
     def check_asks(self, extensions: tuple[str, ...]) -> None:
         """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
         admit.check_asks(self._demands, extensions)
@@ -96,7 +102,7 @@ class Cell:
     ) -> plan.Contained:
         assert self._found is not None
         try:
-            os.makedirs(place.scratch, 0o700)
+            os.makedirs(place.scratch, 0o700, exist_ok=self._scratch is not None)
         except OSError as error:
             fact = f"no folder for temporary files can be made at {place.scratch}: {error.strerror}"
             raise WorkspaceError(

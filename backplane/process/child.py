@@ -393,7 +393,7 @@ class Child:
                 self.pid, self._start = (int(field) for field in word.split()[1:])
         elif what == b"swept":
             self.swept, self._sweep_reported = int(number), True
-        elif what == b"spawn_error":
+        elif what in (b"spawn_error", b"unseen"):
             self._sweep_reported = True
         else:
             self._note_exit(Exit(code=int(number)) if what == b"exit" else Exit(signal=int(number)))

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import msgspec
 
 from backplane import _guard
-from backplane.errors import BackendError
+from backplane.errors import BackendError, CageError
 
 START_S_MAX: Final = 10.0
 """For a guard to report that its host was started; 12 ms are usual, a loaded machine has needed a second."""
@@ -36,11 +36,17 @@ class Command(msgspec.Struct, frozen=True):
     cwd: str | None = None
 
 
+Evidence = tuple[str, str, str]
+"""A row of `_guard.unseen`: kind, name, and how that is outside."""
+
+
 class Cage(msgspec.Struct, frozen=True):
     """What is put around a child; `contain` works it out."""
 
     wrapper: tuple[str, ...] = ()
     """A program and its arguments that starts the guard as the first process of a namespace; empty for none."""
+    evidence: tuple[Evidence, ...] = ()
+    """What the guard must find inside of the wrapper, before it starts anything."""
     landlock: tuple[bytes, int, int, list[bytes], list[bytes]] | None = None
     """Arguments of `_guard.confine`; None for no such rules."""
     door: tuple[int, int] | None = None
@@ -67,6 +73,20 @@ def refusal(command: Command, word: bytes) -> BackendError:
     """What a guard's word says of a start that failed."""
     where, number = word.split()[-2:]
     return refused(command, where, int(number))
+
+
+def not_held(cage: Cage, word: bytes) -> CageError:
+    """What a guard's word says of a wrapper that did not do what it was asked for."""
+    kind, name, _ = cage.evidence[int(word.split()[-1])]
+    fact = f"{cage.wrapper[0]} does not hold what it starts: {_UNSEEN[kind].format(name)}"
+    return CageError("sidecar_spawn_failed", fact, hint="have PATH lead to the system's own bubblewrap")
+
+
+_UNSEEN: Final = {
+    "namespace": "inside is still our own {} namespace",
+    "closed": "{} can be written inside",
+    "other": "{} is inside what it is outside",
+}
 
 
 def refused(command: Command, where: bytes, number: int) -> BackendError:

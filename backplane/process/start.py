@@ -19,6 +19,7 @@ from backplane.process.launch import (
     Command,
     Launched,
     launch,
+    not_held,
     refusal,
     refused,
 )
@@ -53,6 +54,7 @@ def open_child(
         ready: awaited before the program itself is started, while its guard is; what it raises comes out here.
 
     Raises:
+        CageError: `sidecar_spawn_failed`, the cage is not there as its guard sees it; nothing was started in it.
         BackendError: `sidecar_spawn_failed`, with the errno's name.
     """
 
@@ -62,23 +64,23 @@ def open_child(
             await ready()
         held = msgspec.structs.replace(cage, held=ready is not None)
         launched = launch(command, guard=guarded, pass_fds=pass_fds, cage=held)
-        return await _arrived(_child(launched, stderr_bytes_max), command, ready if guarded else None)
+        return await _arrived(_child(launched, stderr_bytes_max), command, cage, ready if guarded else None)
 
     return Block(start, Child.leave)
 
 
 def take_over(launched: Launched) -> AbstractAsyncContextManager[Child]:
     """The same for what was started before, without an event loop; raises as `open_child` does."""
-    return Block(lambda: _arrived(_child(launched, STDERR_BYTES_MAX), launched.command), Child.leave)
+    return Block(lambda: _arrived(_child(launched, STDERR_BYTES_MAX), launched.command, NO_CAGE), Child.leave)
 
 
-async def _arrived(child: Child, command: Command, ready: Ready | None = None) -> Child:
-    """Look after a child until its program was started. Raises BackendError: `sidecar_spawn_failed`."""
+async def _arrived(child: Child, command: Command, cage: Cage, ready: Ready | None = None) -> Child:
+    """Look after a child until its program was started. Raises as `open_child`."""
     await child.enter()
     try:
         if ready is not None:
             await child.release_when(ready)
-        await _arrive(child, command)
+        await _arrive(child, command, cage)
     except BaseException:
         await child.leave()
         raise
@@ -96,13 +98,15 @@ def _child(launched: Launched, stderr_bytes_max: int) -> Child:
     )
 
 
-async def _arrive(child: Child, command: Command) -> None:
-    """Wait until the program itself was started. Raises BackendError: `sidecar_spawn_failed`."""
+async def _arrive(child: Child, command: Command, cage: Cage) -> None:
+    """Wait until the program itself was started. Raises as `open_child`."""
     word = await child.arrived(START_S_MAX)
     if child.fault is not None:
         raise child.fault
     if word.startswith(b"spawn_error "):
         raise refusal(command, word)
+    if word.startswith(b"unseen "):
+        raise not_held(cage, word)
     if not word:
         await child.stop(grace_s=0)
         fault = refused(command, b"exec", errno.ECHILD)

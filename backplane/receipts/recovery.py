@@ -356,7 +356,8 @@ def _is_event(line: bytes) -> bool:
 
 
 def _fact(orphan: Orphan, name: str) -> Facts:
-    return next((fact for fact in orphan.facts if fact.get("fact") == name), {})
+    # The last: what held a host is noted again where a first cage turned out to be none.
+    return next((fact for fact in reversed(orphan.facts) if fact.get("fact") == name), {})
 
 
 def _object(value: object) -> dict[str, Any]:

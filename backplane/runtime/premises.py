@@ -20,7 +20,7 @@ from backplane.backends import Backend, Link, Opener, ProcessBackend
 from backplane.config import Isolation, Limits, tighter
 from backplane.contract.canonical import Json
 from backplane.contract.work import Mode
-from backplane.errors import BackplaneError, WorkspaceError
+from backplane.errors import BackplaneError, CageError, WorkspaceError
 from backplane.keeper import Keeper, Preparation
 from backplane.record import Facts
 
@@ -53,6 +53,8 @@ class Premises:
         self._cell: Cell | None = None
         self._left = False
         """Whoever wanted the run has gone before it began."""
+        self._root = ""
+        """Where a contained host works."""
         self._tree: Path | None = None
         """Where the copy will be, when the cage is put around it before that is made."""
 
@@ -92,26 +94,50 @@ class Premises:
         self._cell = Cell(self._facts.policy, isolation, demanded, found, filtered=filtered, open_stores=open_stores)
         if program is None or not contained:
             return backend.open(order, environ)
-        opener = await self._contain(program, self._cell, environ)
-        return program.open(order, environ, opener)
+        await self._choose_root(self._cell)
+        return program.open(order, environ, await self._contain(program, environ))
 
-    async def _contain(self, program: ProcessBackend, cell: Cell, environ: Mapping[str, str]) -> Opener:
-        """Work the cage out. With rules on files what is staged must be there, or they would find nothing to cover."""
-        from backplane.contain.run import place_of
+    async def reopen(
+        self, backend: Backend, environ: Mapping[str, str], error: CageError
+    ) -> AbstractAsyncContextManager[Link]:
+        """The way to start the host in what is left of its cage, after its guard found the rest not to be there.
 
+        Raises:
+            CapabilityError: refused, as the rest was asked for.
+            BackplaneError: as `open`.
+        """
+        assert isinstance(backend, ProcessBackend)
+        assert self._cell is not None
+        self._cell.distrust(error)
+        return backend.open(self._facts.order, environ, await self._contain(backend, environ))
+
+    async def _choose_root(self, cell: Cell) -> None:
+        """Know where the host will work.
+
+        With rules on files what is staged must be there, or they would find nothing to cover.
+        """
         keeper, spec = self._keeper, self._facts.order.workspace
         # First, as only what has a journal of a living run is safe from being swept as a leftover.
         self.journal = keeper.journal(self._facts)
-        root, original = spec.root, None
+        self._root = spec.root
         if spec.mode == "staged":
-            original = spec.root
             if not await anyio.to_thread.run_sync(cell.needs_tree, spec.root):
                 self._tree = keeper.make_tree(self._facts.run_id)
-            root = str(self._tree or (await self._stage_first(self.journal.folder)).root)
-        elif not await anyio.to_thread.run_sync(os.path.isdir, root):
+            self._root = str(self._tree or (await self._stage_first(self.journal.folder)).root)
+        elif not await anyio.to_thread.run_sync(os.path.isdir, spec.root):
             # Said here, as a cage around a place that is not there would only fail to start.
-            raise WorkspaceError("workspace_init_failed", f"the workspace {root!r} is not a folder")
-        place = place_of(root, original=original, home=keeper.home, scratch=keeper.scratch_of(self._facts.run_id))
+            raise WorkspaceError("workspace_init_failed", f"the workspace {spec.root!r} is not a folder")
+
+    async def _contain(self, program: ProcessBackend, environ: Mapping[str, str]) -> Opener:
+        """Work the cage out."""
+        from backplane.contain.run import place_of
+
+        keeper, spec, cell = self._keeper, self._facts.order.workspace, self._cell
+        assert cell is not None
+        assert self.journal is not None
+        original = spec.root if spec.mode == "staged" else None
+        scratch = keeper.scratch_of(self._facts.run_id)
+        place = place_of(self._root, original=original, home=keeper.home, scratch=scratch)
         command = program.command(self._facts.order, environ)
         writable = await anyio.to_thread.run_sync(program.make_writable, self._facts.order)
         held = await cell.put_on(place, command, writable, program.endpoints)

@@ -31,7 +31,15 @@ from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import BackendIdentity, Receipt
 from backplane.contract.unheard import check_settings
 from backplane.contract.work import Mode, WorkOrder
-from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, from_code, unforeseen
+from backplane.errors import (
+    BackendError,
+    BackplaneError,
+    CageError,
+    ContractError,
+    StoreError,
+    from_code,
+    unforeseen,
+)
 from backplane.hooks import Hook, Hooks, above, configured
 from backplane.in_order import OwnTask, in_order
 from backplane.intake import Intake, OnAsk, now
@@ -352,14 +360,20 @@ class Run:
             opening = await self._open()
             if self._premises.holds_host:
                 self._premises.prepare(self._start_soon, self._mode())
-            if not isinstance(opening, Block):
-                opening = OwnTask(opening)
-            link = await opening.__aenter__()
-            self._opened = opening
-            self._connect(link)
+            try:
+                await self._enter(opening)
+            except CageError as error:
+                await self._enter(await self._premises.reopen(self._backend, self._plane.environ, error))
             self._premises.prepare(self._start_soon, self._mode())
         except BackplaneError as error:
             self._fail(await self._premises.cause(error))
+
+    async def _enter(self, opening: AbstractAsyncContextManager[Link]) -> None:
+        if not isinstance(opening, Block):
+            opening = OwnTask(opening)
+        link = await opening.__aenter__()
+        self._opened = opening
+        self._connect(link)
 
     async def leave(self) -> None:
         """End and seal the run, unless it has ended; then leave its host, and what is still at work for that."""
