@@ -1,6 +1,6 @@
 """Runs the whole suite with coverage, children included, and ends with pytest's closing line.
 
-The tests run in a worker a core: many of them wait for a deadline, which is a core's time for the others. A worker is
+The tests run in a few workers. A worker is
 measured by coverage.py, the Python children below it by `child_lines.py`; both are joined here. Only `xtask.py test`
 without arguments comes this way; by hand, `suite.py tests/test_x.py` shows what a part covers.
 """
@@ -28,7 +28,8 @@ SUITE_S_MAX = int(os.environ.get("BACKPLANE_SUITE_S_MAX", "3600"))
 """CI says what is left of its time; a suite that hangs is still reported."""
 END_S_MAX = 10
 LAST_FAILED = ROOT / ".pytest_cache/v/cache/lastfailed"
-WORKERS = max(2, min(4, os.cpu_count() or 1))
+WORKERS = max(3, min(4, os.cpu_count() or 1))
+"""One more than the cores of a small machine: much of the suite waits for a deadline or a child."""
 SECOND_LOOKS_MAX = 8
 """More than this is no stall of the machine."""
 LOWEST_SHOWN = 8
