@@ -7,7 +7,9 @@ with is the host's own affair.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -61,6 +63,46 @@ class Agent(msgspec.Struct, frozen=True):
         except ValueError:
             return ()
         return (f"{parts.hostname}:{port}",) if parts.hostname else ()
+
+
+SERVERS_MAX: Final = 256
+"""MCP servers of a run whose files are looked for, as each is a look at the disk; the next ones' may be hidden."""
+WORDS_MAX: Final = 64
+"""Words of one server that are looked at: a command, its arguments and a PATH or two have half of it."""
+
+
+def servers_of(env: Mapping[str, str], ordered: object) -> dict[str, tuple[str, ...]]:
+    """Collect the MCP servers that a host's agent is to start: name → the words of its row that may name files.
+
+    A row that cannot be read is left to the host to name.
+
+    Args:
+        env: the host's; its options have the configured servers.
+        ordered: the order's `config.vendor.abp.mcp_servers`, unread.
+    """
+    rows: list[object] = []
+    with suppress(msgspec.DecodeError, RecursionError):
+        rows += msgspec.json.decode(env.get(OPTIONS, "{}"), type=_Configured).mcp_servers
+    rows += ordered if isinstance(ordered, list | tuple) else ()
+    found: dict[str, tuple[str, ...]] = {}
+    for row in rows[:SERVERS_MAX]:
+        with suppress(msgspec.ValidationError):
+            server = msgspec.convert(row, _Server)
+            lists = (part for value in server.env.values() for part in value.split(os.pathsep))
+            words = (server.command, *server.args, *lists)
+            found[server.name] = tuple(word for word in words[:WORDS_MAX] if word and "\0" not in word)
+    return found
+
+
+class _Configured(msgspec.Struct):
+    mcp_servers: list[object] = []
+
+
+class _Server(msgspec.Struct):
+    name: str
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
 
 
 def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any], where: str) -> Agent | None:

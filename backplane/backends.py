@@ -124,6 +124,10 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         """What `open` starts."""
         return Command(argv=self.argv, env=child_environment(self.env, order.config.env, environ))
 
+    def servers(self, order: WorkOrder, command: Command) -> dict[str, tuple[str, ...]]:
+        """The MCP servers that its agent is to start: name → the words of its row that may name files."""
+        return agents.servers_of(command.env, order.abp("mcp_servers"))
+
     def open(
         self, order: WorkOrder, environ: Mapping[str, str], opener: Opener | None = None
     ) -> AbstractAsyncContextManager[Link]:

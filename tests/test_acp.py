@@ -16,7 +16,7 @@ from backplane.acp import Story
 from backplane.acp.client import choose, read_session
 from backplane.acp.story import exit_code, read_usage, total
 from backplane.backends import find, known
-from backplane.config import BackendSettings, Limits, Settings
+from backplane.config import BackendSettings, Isolation, Limits, Settings
 from backplane.contract.events import (
     AssistantMessage,
     CommandExecuted,
@@ -260,13 +260,16 @@ def start(tmp_path: Path, workspace: Path) -> Start:
         do: Callable[[Run], Awaitable[None] | None] = Run.cancel,
         caps: dict[str, Any] | None = None,
         options: dict[str, Any] | None = None,
+        isolation: Isolation = "off",
         **order: Any,
     ) -> tuple[Receipt, list[Any]]:
-        agent = tmp_path / "agent.py"
+        # In a cage the folders around the workspace may be out of sight.
+        agent = (tmp_path if isolation == "off" else workspace) / "agent.py"
         agent.write_text(f"{AGENT}CAPS = {caps or {}}\nWORDS = prompted()\n{body}")
-        given = {"program": sys.executable, "arguments": ["-I", str(agent)], "silence_s": 20, **(options or {})}
+        script = str(agent) if isolation == "off" else agent.name
+        given = {"program": sys.executable, "arguments": ["-I", script], "silence_s": 20, **(options or {})}
         backends = {"few": BackendSettings(host="acp", options=given)}
-        settings = Settings(backends=backends, isolation="off", limits=Limits(cancel_grace_s=2.0))
+        settings = Settings(backends=backends, isolation=isolation, limits=Limits(cancel_grace_s=2.0))
         work = WorkOrder("do it", **{"workspace": WorkspaceSpec(root=str(workspace)), **order})
 
         async def run() -> tuple[Receipt, list[Any]]:
@@ -707,6 +710,105 @@ def test_servers_of_tools_reach_the_agent_in_the_protocols_words(start: Start) -
     near, far = json.loads(words(events)[0])
     assert near == {"name": "house", "command": "run-it", "args": [], "env": [{"name": "A", "value": "b"}]}
     assert far == {"name": "far", "type": "http", "url": "http://127.0.0.1:9/", "headers": []}
+
+
+ASK_SERVERS = """
+for row in NEW["mcpServers"]:
+    env = {**os.environ, **{pair["name"]: pair["value"] for pair in row["env"]}}
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "word", "arguments": {}}}
+    started = [row["command"], *row["args"]]
+    done = subprocess.run(started, env=env, input=json.dumps(asked) + "\\n", capture_output=True, text=True)
+    answers = [json.loads(line)["result"]["content"][0]["text"] for line in done.stdout.splitlines()]
+    text(f"{row['name']}: {answers or done.stderr.splitlines()[-1]}\\n")
+end()
+"""
+"""An agent that starts its servers and asks each for its word."""
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """An MCP server beside the workspace, below the system's folder for temporary files."""
+    script = tmp_path / "house" / "server.py"
+    script.parent.mkdir()
+    script.write_text((ROOT / "tests/vendors/house_mcp.py").read_text())
+    return script
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize("mode", ["staged", "pass_through"])
+def test_a_server_that_lies_with_temporary_files_is_reached_from_a_cage(
+    mode: Any, start: Start, house: Path, workspace: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words/word.py").write_text("import os; os.environ['WORD'] = 'imported'; import server")
+    (tmp_path / "words/server.py").write_text(house.read_text())
+    shell = tmp_path / "shell/run-it"
+    shell.parent.mkdir()
+    shell.write_text(f"#!/bin/sh\nexec {sys.executable} -I {house} run\n")
+    shell.chmod(0o755)
+    ordered = [
+        {"name": "by-script", "command": sys.executable, "args": ["-I", str(house), "ordered"]},
+        {
+            "name": "by-variable",
+            "command": sys.executable,
+            "args": ["-m", "word"],
+            "env": {"PYTHONPATH": f"{tmp_path}/words"},
+        },
+        {"name": "by-command", "command": str(shell)},
+    ]
+    configured = {"name": "configured", "command": sys.executable, "args": ["-I", str(house), "configured"]}
+    receipt, events = start(
+        ASK_SERVERS,
+        isolation="required",
+        options={"mcp_servers": [configured]},
+        config=abp(mcp_servers=ordered),
+        workspace=WorkspaceSpec(root=str(workspace), mode=mode),
+    )
+    assert receipt.outcome == "complete"
+    assert "".join(words(events)).splitlines() == [
+        "configured: ['configured {}']",
+        "by-script: ['ordered {}']",
+        "by-variable: ['imported {}']",
+        "by-command: ['run {}']",
+    ]
+    assert not [event for event in events if "hidden_servers" in (event.ext or {})]
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize("mode", ["staged", "pass_through"])
+def test_a_server_that_the_rules_hide_is_named(mode: Any, start: Start, house: Path, workspace: Path) -> None:
+    (workspace / "own.py").write_text(house.read_text())
+    rows = [
+        {"name": "own", "command": sys.executable, "args": ["-I", "own.py", "w"]},
+        {"name": "house", "command": sys.executable, "args": ["-I", str(house), "seen"]},
+    ]
+    receipt, events = start(
+        ASK_SERVERS,
+        isolation="required",
+        config=abp(mcp_servers=rows),
+        policy=PolicyProfile(deny_read=("own.py",)),
+        workspace=WorkspaceSpec(root=str(workspace), mode=mode),
+    )
+    assert "house: ['seen {}']" in "".join(words(events))
+    (warning,) = [event for event in events if "hidden_servers" in (event.ext or {})]
+    assert warning.ext["hidden_servers"] == {"own": "own.py"}
+    assert "own (own.py)" in warning.message
+    assert "deny_read" in warning.message
+    assert receipt.outcome == "complete"
+
+
+@pytest.mark.needs("bwrap")
+def test_a_server_in_the_state_folder_stays_hidden_and_is_named(
+    start: Start, house: Path, workspace: Path, backplane_home: Path
+) -> None:
+    inside = backplane_home / "runs" / "house" / "server.py"
+    inside.parent.mkdir(parents=True)
+    inside.write_text(house.read_text())
+    rows = [{"name": "inside", "command": sys.executable, "args": ["-I", str(inside), "w"]}]
+    _, events = start(ASK_SERVERS, isolation="required", config=abp(mcp_servers=rows))
+    assert "inside: ['w" not in "".join(words(events))
+    (warning,) = [event for event in events if "hidden_servers" in (event.ext or {})]
+    assert warning.ext["hidden_servers"] == {"inside": str(inside)}
 
 
 def test_a_server_by_its_address_is_refused_where_the_agent_reaches_none(start: Start) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from backplane.agents import OPTIONS, servers_of
 from backplane.contract import envelope as wire
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.driven.order import found, own_settings, server_rows
@@ -72,6 +73,13 @@ def given(**vendor: Any) -> Given:
 def test_a_server_that_cannot_be_read_is_a_fault_of_the_order(rows: Any, names: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(names)):
         server_rows(given(abp={"mcp_servers": rows}), ())
+
+
+@pytest.mark.parametrize("options", ["{}", "[]", "no JSON", '{"mcp_servers": 5}', '{"mcp_servers":' + "[" * 100_000])
+def test_files_of_servers_are_looked_for_in_what_can_be_read(options: str) -> None:
+    row = {"name": "a", "command": "b", "args": ["c", "", "d\0"], "env": {"P": "/x:/y"}}
+    ordered = [5, {"name": "z", "args": "q"}, row]
+    assert servers_of({OPTIONS: options}, ordered) == {"a": ("b", "c", "/x", "/y")}
 
 
 def test_a_server_keeps_what_only_its_agent_knows() -> None:

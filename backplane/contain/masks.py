@@ -52,6 +52,8 @@ class Masks(msgspec.Struct, frozen=True):
     """For bubblewrap."""
     read_gap: str = ""
     write_gap: str = ""
+    hidden: frozenset[str] = frozenset()
+    """Files and folders that cannot be read, the topmost of each tree."""
     unmatched: tuple[str, ...] = ()
     """Patterns of `deny_write` that named nothing at the start, so that no mount holds them."""
     complete: bool = True
@@ -84,7 +86,7 @@ def work_out(
     """
     always = tuple(word for path, is_folder in sorted(stores.places.items()) for word in _cover(path, is_folder, BLANK))
     if not (profile.deny_read or profile.deny_write):
-        return Masks(always)
+        return Masks(always, hidden=frozenset(stores.places))
     reads, writes = compile_globs(profile.deny_read), compile_globs(profile.deny_write)
     try:
         hidden = dict(_matches(root, reads))
@@ -113,6 +115,7 @@ def work_out(
         tuple(options),
         read_gap=f"{ELSEWHERE}; {LATER}{history}" if profile.deny_read else "",
         write_gap=LATER if profile.deny_write and not _whole(writes) else "",
+        hidden=frozenset(hidden),
         unmatched=unmatched,
     )
 

@@ -46,6 +46,10 @@ _DEVICES: Final = tuple(
 )
 
 
+Servers = Mapping[str, tuple[str, ...]]
+"""MCP servers: name → the words of its row that may name files."""
+
+
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where one run works; absolute paths."""
 
@@ -73,6 +77,8 @@ class Contained(msgspec.Struct, frozen=True, kw_only=True):
     writable: tuple[str, ...] = ()
     label: dict[str, Json] = {}
     """For the receipt: isolation, layers, kinds."""
+    hidden_servers: Mapping[str, str] = MappingProxyType({})
+    """MCP servers with a file out of sight, by `deny_read` or as it lies in the state folder: name → the file."""
     gaps: Mapping[Rule, str] = MappingProxyType({})
     """Rules that the operating system holds, each with what it leaves open or ""."""
 
@@ -87,6 +93,7 @@ def plan(
     writable: tuple[str, ...] = (),
     endpoints: tuple[str, ...] = (),
     open_stores: Collection[str] = (),
+    servers: Servers = MappingProxyType({}),
     grouped: bool = False,
     filtered: bool = False,
 ) -> Contained:
@@ -96,6 +103,7 @@ def plan(
         writable: paths beside the workspace that the host may change, its own state say; absolute.
         endpoints: where the host may always connect to, whatever the rules on the network.
         open_stores: names of stores of credentials that the host may read.
+        servers: MCP servers that its agent is to start.
         grouped: it is started in a cgroup of its own.
         filtered: the order asks for a filter on system calls.
     """
@@ -115,7 +123,7 @@ def plan(
         covered = masks.work_out(profile, place.root, originals, home, stores)
         wrapper = (*found.command, *(("--unshare-net",) if networked and found.network.usable else ()))
         system = MOUNTS if "/" not in (place.root, *own) else ("--bind", *MOUNTS[1:])
-        wrapper = (*wrapper, *system, *_mounts(place, command, own, private), *covered.options, "--")
+        wrapper = (*wrapper, *system, *_mounts(place, command, servers, own, private), *covered.options, "--")
     kept = (*_DEVICES, place.root, *own, *(private or (place.scratch,)), place.scratch)
     interface = found.landlock_version
     calls = _filter() if filtered else None
@@ -148,6 +156,7 @@ def plan(
         interface=interface,
         writable=kept,
         label=label(held),
+        hidden_servers=dict(_hidden(place, servers, own, covered)) if wrapper else {},
         gaps=held.gaps(),
     )
 
@@ -173,7 +182,9 @@ def _private(taken: set[str]) -> tuple[str, ...]:
     return tuple(path for path in places if os.path.isdir(path) and path not in taken)
 
 
-def _mounts(place: Place, command: Command, own: tuple[str, ...], private: tuple[str, ...]) -> Iterator[str]:
+def _mounts(
+    place: Place, command: Command, servers: Servers, own: tuple[str, ...], private: tuple[str, ...]
+) -> Iterator[str]:
     """Mounts from the outermost to the innermost, so that none covers another by chance."""
     mounts: dict[str, tuple[str, ...]] = {}
     sockets = os.path.realpath(SOCKETS)
@@ -183,7 +194,7 @@ def _mounts(place: Place, command: Command, own: tuple[str, ...], private: tuple
     if sockets in covered:
         mounts[sockets] = ("--size", _EMPTY_BYTES_MAX, "--tmpfs", sockets)
         mounts |= {path: ("--ro-bind", path, path) for path in _KEPT_OF_RUN if os.path.isdir(path)}
-    for path in _needed(command, covered):
+    for path in _needed(place, command, servers, covered):
         mounts.setdefault(path, ("--ro-bind", path, path))
     if os.path.isdir(place.state):
         state = os.path.realpath(place.state)
@@ -196,17 +207,36 @@ def _mounts(place: Place, command: Command, own: tuple[str, ...], private: tuple
         yield from mounts[path]
 
 
-def _needed(command: Command, covered: list[str]) -> Iterator[str]:
-    """What of the covered places the command names, in its words or its environment: with its folder."""
+def _needed(place: Place, command: Command, servers: Servers, covered: list[str]) -> Iterator[str]:
+    """What of the covered places is named by the command, its environment or a server's row: with its folder."""
     program = shutil.which(command.argv[0], path=command.env.get("PATH")) or command.argv[0]
     lists = (part for value in command.env.values() for part in value.split(os.pathsep))
     words = [program, *command.argv[1:], *lists]
     ours = [sys.executable, sys.prefix, sys.base_prefix, os.path.dirname(_guard.__file__), *map(str, share.folders())]
-    for word in (*words, *ours):
+    # An order names these: the state folder, with other runs in it, stays closed to them.
+    named = (word for row in servers.values() for word in row)
+    theirs = (word for word in named if not _lies_in(os.path.realpath(word), place.state))
+    for word in (*words, *theirs, *ours):
         for path in {word, os.path.realpath(word)} if word.startswith("/") and "\0" not in word else ():
             roof = next((roof for roof in covered if path.startswith(roof + "/")), None)
             if roof is not None and os.path.exists(path):
                 yield _with_its_folder(path, roof)
+
+
+def _hidden(place: Place, servers: Servers, own: tuple[str, ...], covered: Masks) -> Iterator[tuple[str, str]]:
+    """Servers with the word of each that names what is there and the agent will not see."""
+    for name, words in servers.items():
+        for word in words:
+            path = os.path.realpath(os.path.join(place.root, word))
+            ruled = any(_lies_in(path, folder) for folder in covered.hidden)
+            closed = _lies_in(path, place.state) and not any(_lies_in(path, folder) for folder in (place.root, *own))
+            if (ruled or closed) and os.path.exists(path):
+                yield name, word
+                break
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    return f"{path}/".startswith(f"{folder}/")
 
 
 def _with_its_folder(path: str, roof: str) -> str:

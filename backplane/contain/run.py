@@ -79,7 +79,12 @@ class Cell:
         admit.check_asks(self._demands, extensions)
 
     async def put_on(
-        self, place: plan.Place, command: Command, writable: tuple[str, ...], endpoints: tuple[str, ...]
+        self,
+        place: plan.Place,
+        command: Command,
+        writable: tuple[str, ...],
+        endpoints: tuple[str, ...],
+        servers: plan.Servers,
     ) -> plan.Contained:
         """Work out the cage.
 
@@ -94,11 +99,17 @@ class Cell:
 
             network_rules(endpoints)
         return await anyio.to_thread.run_sync(
-            functools.partial(self._plan, place, command, writable=writable, endpoints=endpoints)
+            functools.partial(self._plan, place, command, writable=writable, endpoints=endpoints, servers=servers)
         )
 
     def _plan(
-        self, place: plan.Place, command: Command, *, writable: tuple[str, ...], endpoints: tuple[str, ...]
+        self,
+        place: plan.Place,
+        command: Command,
+        *,
+        writable: tuple[str, ...],
+        endpoints: tuple[str, ...],
+        servers: plan.Servers,
     ) -> plan.Contained:
         assert self._found is not None
         try:
@@ -120,6 +131,7 @@ class Cell:
             writable=writable,
             endpoints=endpoints,
             open_stores=self._open_stores,
+            servers=servers,
             grouped=self._group is not None,
             filtered=self._filtered,
         )

@@ -53,6 +53,8 @@ class Premises:
         self._cell: Cell | None = None
         self._left = False
         """Whoever wanted the run has gone before it began."""
+        self.hidden_servers: Mapping[str, str] = {}
+        """MCP servers with a file that the cage hides from the agent: name → the file."""
         self._root = ""
         """Where a contained host works."""
         self._tree: Path | None = None
@@ -140,8 +142,10 @@ class Premises:
         place = place_of(self._root, original=original, home=keeper.home, scratch=scratch)
         command = program.command(self._facts.order, environ)
         writable = await anyio.to_thread.run_sync(program.make_writable, self._facts.order)
-        held = await cell.put_on(place, command, writable, program.endpoints)
+        servers = program.servers(self._facts.order, command)
+        held = await cell.put_on(place, command, writable, program.endpoints, servers)
         self._facts.contained, self._facts.held_by_system = held.label, held.gaps
+        self.hidden_servers = held.hidden_servers
         if held.policy is not None:
             self._facts.added["endpoints"] = list(held.endpoints)
         self._note_held(self.journal)

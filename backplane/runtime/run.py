@@ -540,13 +540,17 @@ class Run:
         self._report_unheard()
 
     def _report_unheard(self) -> None:
-        """Warn of the order's members that have no effect, and of tools in its policy that are not known here."""
+        """Warn of what has no effect: members of the order, tools of its policy, MCP servers that the cage hides."""
         if names := unheard_names(self.order.config.vendor):
             self._intake.report("unheard", list(names), f"without effect in the order: {', '.join(names)}")
         if tools := unknown_tools(self.order.policy):
             shown = ", ".join(f"{name} ({near}?)" if near else name for name, near in tools.items())
             fact = f"tools of the policy that are not known here: {shown}; each rule holds for exactly its name"
             self._intake.report("unknown_tools", dict(tools), fact)
+        if servers := self._premises.hidden_servers:
+            shown = ", ".join(f"{name} ({path})" for name, path in servers.items())
+            fact = f"MCP servers whose files are hidden, by deny_read or as they lie in the state folder: {shown}"
+            self._intake.report("hidden_servers", dict(servers), f"{fact}; keep them elsewhere, or off the rule")
 
     def _send_away(self, remote: Remote, workspace: Workspace | None, folder: Path) -> None:
         """The order to another machine, and after it the workspace, if it travels."""
