@@ -75,6 +75,18 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str | None = None
 
 
+class Asides(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an agent says among the words of its answer though it is none of them: how such a piece begins, or ends."""
+
+    errors: dict[str, str] = {}
+    """Begins the piece that tells a failure of the model → its code, "" where the words say it. A turn that ends with
+    such a piece and tells no tokens has failed."""
+    notices: tuple[str, ...] = ()
+    """Begins a piece that is something to know."""
+    again: str | None = None
+    """Ends a notice that the model is asked again: what it said before does not count."""
+
+
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What has to be known of one agent; the members are explained in `acp.toml`."""
 
@@ -92,6 +104,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     usage: Literal["chunks", "quota", "turn", "last_call", "none"] = "none"
     tools: dict[str, str] = {}
     capabilities: dict[str, str] = msgspec.field(default_factory=lambda: {"streaming": "native"})
+    asides: Asides = Asides()
     own_state: bool = False
     """Use the user's own folders and login in place of the session's."""
     sessions: bool = False

@@ -32,6 +32,7 @@ from backplane.contract.receipt import Receipt, Usage
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError
 from backplane.runtime import Run
+from tests.folded import fold
 from tests.vendors.found import referee
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -411,6 +412,48 @@ def test_a_failure_of_the_model_has_its_code(start: Start, body: str, code: str)
     receipt, events = start(body)
     assert receipt.outcome == "failed"
     assert failure(events) == code
+
+
+ASIDES = {"asides": {"errors": {"Error: ": "", "Too long": "backend_context_length"}, "notices": ["Info: "],
+                     "again": "Retrying..."}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("Error: the key was refused at http://127.0.0.1:42901/v1 (HTTP 401).", "backend_auth_failed"),
+        ("Error: tried 5 times in 5.429 seconds, last: 429 slow down", "backend_rate_limited"),
+        ("Error: last: 500 oops", "backend_unavailable"),
+        ("Error: last: 529 too many at once", "backend_unavailable"),
+        ("Error: 400 over the maximum context", "backend_context_length"),
+        ("Too long, so it was left", "backend_context_length"),
+    ],
+)
+def test_a_failure_that_is_told_as_an_answer_has_its_code(start: Start, words: str, code: str) -> None:
+    receipt, events = start(f'text("Info: once more. Retrying..."); text({words!r}); end()', options=ASIDES)
+    assert receipt.outcome == "failed"
+    assert failure(events) == code
+    assert fold(events) == [words]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        'text("Error: is how a line of the log begins"); text(", as you asked"); end()',
+        'text("Error: 404 is what it says"); end(usage={"inputTokens": 3, "outputTokens": 2})',
+        'text("an Error: 401"); end()',
+        'text("Info: a file was read"); text("done"); end()',
+    ],
+)
+def test_an_answer_that_only_looks_like_a_failure_is_an_answer(start: Start, body: str) -> None:
+    receipt, _ = start(body, options=ASIDES)
+    assert receipt.outcome == "complete"
+
+
+def test_words_before_a_notice_that_the_model_is_asked_again_do_not_count(start: Start) -> None:
+    body = 'text("half an "); text("ans"); text("Info: it broke. Retrying..."); text("whole"); end()'
+    receipt, events = start(body, options=ASIDES)
+    assert (receipt.outcome, fold(events)) == ("complete", ["whole"])
 
 
 def test_an_agent_that_ends_before_it_said_anything_is_a_crash(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane.agent_options import Asides
 from backplane.contract.canonical import Json
 from backplane.contract.events import (
     AgentEvent,
+    Answer,
     AssistantDelta,
     AssistantMessage,
     CommandExecuted,
@@ -22,6 +24,7 @@ from backplane.contract.events import (
     Reasoning,
     ToolCall,
     ToolResult,
+    Warned,
     carry,
 )
 from backplane.contract.receipt import Usage
@@ -31,6 +34,9 @@ from backplane.ir import Usage as Counted
 
 PREVIEW_BYTES_MAX: Final = 8192
 """Longest preview of a command's output, as the contract has it."""
+
+NOTICE_CHARS_MAX: Final = 500
+"""Of a notice, in one line."""
 
 MESSAGE_CHARS_MAX: Final = 4 * 1024 * 1024
 """Most text of one message that is repeated whole after its deltas; a line has room for it."""
@@ -94,9 +100,21 @@ class Story:
         root: of the workspace; paths below it are told relative to it.
         tools: the agent's names of tools → neutral ones.
         price: of its model, where it is known.
+        asides: what it says among its words that is none of them.
     """
 
-    def __init__(self, now: Callable[[], str], root: str, tools: Mapping[str, str], price: Price | None = None) -> None:
+    def __init__(
+        self,
+        now: Callable[[], str],
+        root: str,
+        tools: Mapping[str, str],
+        price: Price | None = None,
+        asides: Asides = Asides(),  # noqa: B008  # frozen
+    ) -> None:
+        self._asides = asides
+        self._answer = Answer()
+        self.trouble: tuple[str, str] | None = None
+        """The last thing it said, where that began like a failure of its model, with the code if that is known."""
         self._now, self._root, self._tools = now, root.rstrip("/") + "/", tools
         self._calls: dict[str, Call] = {}
         self._text: list[str] = []
@@ -113,6 +131,7 @@ class Story:
         """Another turn of the same session."""
         self.answered = self.acted = self.denied = self._results_since_output = self._calls_since_words = False
         self.last_words = ""
+        self.trouble = None
 
     @property
     def spent(self) -> Usage:
@@ -159,11 +178,26 @@ class Story:
         events += self._turn()
         if thought:
             return [*events, Reasoning(ts=self._now(), text="", ext={"reasoning": {"text": text}})]
+        aside = self._asides
+        if text.startswith(aside.notices):
+            return [*events, self._noticed(text)]
+        code = next((code for mark, code in aside.errors.items() if text.startswith(mark)), None)
+        self.trouble = None if code is None else (code, text)
         self.answered, self._calls_since_words = True, False
         self._text_chars += len(text)
         if self._text_chars <= MESSAGE_CHARS_MAX:
             self._text.append(text)
-        return [*events, AssistantDelta(ts=self._now(), text=text)]
+        return [*events, *self._answer.note([AssistantDelta(ts=self._now(), text=text)])]
+
+    def _noticed(self, text: str) -> Warned:
+        """Something to know, in place of words; where the model is asked again, words so far do not count."""
+        words = text.strip()
+        if self._asides.again is None or not words.endswith(self._asides.again):
+            return Warned(ts=self._now(), message=words[:NOTICE_CHARS_MAX])
+        self._text, self._text_chars = [], 0
+        return self._answer.retry(
+            {"reason": words[:NOTICE_CHARS_MAX]}, ts=self._now(), message=words[:NOTICE_CHARS_MAX]
+        )
 
     def _note_usage(self, update: dict[str, Any]) -> list[AgentEvent]:
         meta = update.get("_meta")
@@ -266,6 +300,7 @@ class Story:
 
     def message(self) -> list[AgentEvent]:
         """The whole message whose deltas were told, when there is one."""
+        self._answer.end()
         if not self._text:
             return []
         self.last_words, self._text = "".join(self._text), []

@@ -15,6 +15,7 @@ import msgspec
 from backplane.acp.client import Client, Session
 from backplane.acp.failure import code_of, said
 from backplane.acp.story import NEUTRAL, Call, Story, read_usage, total
+from backplane.agent_options import Asides
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Usage
 from backplane.cost import Price
@@ -55,6 +56,8 @@ class Ways(msgspec.Struct, frozen=True):
     """Whether the model stands in the agent's configuration, too: an agent that offers none may have it."""
     usage: str
     """Where the agent tells its tokens: chunks (one a model call), quota or turn (at a turn's end), last_call, none."""
+    asides: Asides
+    """What it says among its words that is none of them."""
     silence_s: int
     asked: Asked
     place: Place
@@ -68,7 +71,7 @@ class Turn:
     def __init__(self, run: HostRun, ways: Ways, write_fd: int, read_fd: int) -> None:
         self.run, self.ways = run, ways
         self.root = run.order.workspace.root
-        self.story: Story = Story(run.now, self.root, ways.spoken, ways.price)
+        self.story: Story = Story(run.now, self.root, ways.spoken, ways.price, ways.asides)
         self.client: Client = Client(write_fd, read_fd, update=self.update, permit=self.permit, watch=self.watch_line)
         self.raw = run.order.abp("mode") == "passthrough"
         self.line = b""
@@ -308,6 +311,9 @@ class Turn:
         stop, unanswered = self._stop_reason, not self.story.closed_with_words
         if stop == "cancelled" or self.cancelled:
             return self._done("partial")
+        if self.story.trouble is not None and read_usage(self._result.get("usage")) is None:
+            code, words = self.story.trouble
+            return await self._failed(code or code_of(0, words), words)
         if stop == "refusal":
             return await self._failed("backend_content_filtered", "the model refused to go on")
         if fault is not None:

@@ -47,7 +47,8 @@ ACP = """
 ## Agents behind the host `acp`
 
 opencode, Qwen Code, Gemini CLI and codex-acp are driven through answers, tools, denials, a cancel and a refused key
-(`test_acp_agents.py`), and two of them through what an order can say beside that. Whatever the protocol has no word for
+(`test_acp_agents.py`), and two of them through what an order can say beside that; Copilot CLI and Kimi CLI through
+failures of their model alone. Whatever the protocol has no word for
 the host does, or the order is refused. Conversations of opencode and Qwen Code stay with the folder they began in, so
 an order that keeps one works in place; Gemini CLI keeps none that could be gone on with safely. A budget is held where
 tokens are told a call (Qwen Code) and `prices` are configured; else it is refused, as are hooks after tools.

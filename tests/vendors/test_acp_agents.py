@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from backplane.contract.events import (
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile, WorkOrder, WorkspaceSpec
 from backplane.testing import SIDE_TURNS, Call, Fault, ModelServer, Turn, Usage
+from tests.folded import fold
 from tests.vendors.found import vendor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -33,6 +35,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 IDLE_S = 60.0
 """An agent of 600 MiB on a loaded machine takes a while to say anything."""
 BEGUN_S = 30.0
+COPILOT_CACHE = Path(tempfile.gettempdir(), f"copilot-cache-{os.getuid()}")
+"""It unpacks 235 MB at its first start."""
 LINES = "cat x.txt > b.txt; echo told"
 
 
@@ -71,6 +75,20 @@ def codex_acp(server: ModelServer) -> dict[str, str]:
     return {"OPENAI_API_KEY": "dummy"}
 
 
+def copilot(server: ModelServer) -> dict[str, str]:
+    return {
+        "COPILOT_OFFLINE": "true", "COPILOT_PROVIDER_BASE_URL": server.base_url("openai_compatible"),
+        "COPILOT_PROVIDER_API_KEY": "dummy", "COPILOT_MODEL": "scripted-model", "XDG_CACHE_HOME": str(COPILOT_CACHE),
+    }  # fmt: skip
+
+
+def kimi(server: ModelServer) -> dict[str, str]:
+    return {
+        "KIMI_MODEL_NAME": "scripted-model", "KIMI_MODEL_API_KEY": "dummy", "KIMI_MODEL_PROVIDER_TYPE": "openai",
+        "KIMI_MODEL_BASE_URL": server.base_url("openai_compatible"), "KIMI_LOOP_MAX_ATTEMPTS_PER_STEP": "1",
+    }  # fmt: skip
+
+
 def arguments(name: str, server: ModelServer) -> dict[str, Any]:
     """Options beside the environment: an agent may take its model's address by arguments alone."""
     if name != "codex-acp":
@@ -89,6 +107,8 @@ AGENTS = {
         codex_acp, "exec_command", argument="cmd", goes_on_after_denial=False, tokens=False, tokens_of_tools=False
     ),
 }
+FAILING = {"copilot": copilot, "kimi": kimi}
+"""Agents of which only this is tried here: a failure of the model is told in words, or not at all."""
 ALL = pytest.mark.parametrize("name", AGENTS)
 MOST = pytest.mark.parametrize("name", ["opencode", "gemini", "codex-acp"])
 
@@ -107,7 +127,8 @@ def go(tmp_path: Path) -> Callable[..., Ended]:
             declared = BackendSettings(
                 host="acp",
                 options={"profile": name, "program": program, **arguments(name, server)},
-                env=AGENTS[name].env(server),
+                env=(FAILING.get(name) or AGENTS[name].env)(server),
+                writable=(str(COPILOT_CACHE),) if name == "copilot" else (),
                 endpoints=(f"127.0.0.1:{server.port}",),
             )
             limits = Limits(idle_s=IDLE_S, cancel_grace_s=5.0)
@@ -187,3 +208,29 @@ def test_a_refused_key_fails_the_run_with_its_code(name: str, go: Callable[..., 
     receipt, events = go(name, [Turn(fault=Fault(status=401), times=None)])
     assert receipt.outcome == "failed"
     assert of(Failed, events)[0].error_code == "backend_auth_failed"
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (Fault(status=401), "backend_auth_failed"),
+        (Fault(status=429, headers={"retry-after": "0"}), "backend_rate_limited"),
+        (Fault(status=400, message="this model's maximum context length is 4 tokens"), "backend_context_length"),
+    ],
+    ids=["401", "429", "context"],
+)
+@pytest.mark.parametrize("name", FAILING)
+def test_a_failure_in_words_or_without_any_is_none_the_less_one(
+    name: str, fault: Fault, code: str, go: Callable[..., Ended]
+) -> None:
+    receipt, events = go(name, [Turn(fault=fault, times=None)])
+    assert receipt.outcome == "failed"
+    silent = name == "kimi" and fault.status == 429  # It says no word of that, so no more is known.
+    assert of(Failed, events)[0].error_code == ("backend_unavailable" if silent else code)
+
+
+def test_what_copilot_says_of_a_stream_that_broke_is_no_answer(go: Callable[..., Ended]) -> None:
+    broken = Turn(text="an answer that breaks " * 40, fault=Fault(cut_after_bytes=1600, pause_ms=5))
+    receipt, events = go("copilot", [broken, Turn(text="whole")])
+    assert receipt.outcome == "complete"
+    assert fold(events) == ["whole"]
