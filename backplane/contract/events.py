@@ -224,31 +224,21 @@ class Answer:
     def __init__(self) -> None:
         self.said = 0
         """Deltas and messages since the last answer that was whole."""
-        self.loose = 0
-        """Those of them after the last message."""
 
     def note(self, events: list[AgentEvent]) -> list[AgentEvent]:
         """Count the words among these events, and give them back."""
-        for event in events:
-            if type(event) in _SPOKEN:
-                self.said += 1
-                self.loose = 0 if type(event) is AssistantMessage else self.loose + 1
+        self.said += sum(type(event) in _SPOKEN for event in events)
         return events
 
     def end(self) -> None:
         """The answer is whole: nothing of it is taken back."""
-        self.said = self.loose = 0
+        self.said = 0
 
-    def retry(self, body: dict[str, Json], *, ts: str, message: str, goes_on: bool = False) -> Warned:
-        """The event that says that the model is asked again, and how many events of its words no longer count.
-
-        Args:
-            goes_on: the model goes on after its last message, so that messages count.
-        """
-        back = self.loose if goes_on else self.said
-        self.end()
-        if back:
-            body, message = {**body, "takes_back": back}, f"{message}; its last words do not count"
+    def retry(self, body: dict[str, Json], *, ts: str, message: str) -> Warned:
+        """The event that says that the model is asked again, and how many events of its words no longer count."""
+        said, self.said = self.said, 0
+        if said:
+            body, message = {**body, "takes_back": said}, f"{message}; what it said of this answer does not count"
         return carry("retry", body, ts=ts, message=message)
 
 

@@ -225,7 +225,6 @@ class Story:
             return self._end_of_turn(event)
         if kind == "message_stop":
             self._open = None
-            return self._abandoned(message.get("abandoned_blocks"))
         if kind != "content_block_delta" or not isinstance(event.get("delta"), dict):
             return []
         delta = event["delta"]
@@ -263,14 +262,6 @@ class Story:
         self._open = None
         words = "the stream broke, and is asked anew"
         return [self._answer.retry({"reason": "broken_stream"}, ts=self._now(), message=words)]
-
-    def _abandoned(self, blocks: Json) -> list[AgentEvent]:
-        """An answer that broke: its whole blocks count, and the agent asks its model to go on from there."""
-        if not isinstance(blocks, dict):
-            return []
-        words = "the stream broke"
-        body: dict[str, Json] = {"reason": "broken_stream"}
-        return [self._answer.retry(body, ts=self._now(), message=words, goes_on=True)]
 
     def _end_of_turn(self, event: dict[str, Any]) -> list[AgentEvent]:
         if self._open is not None:
