@@ -16,7 +16,6 @@ from backplane.appserver.items import Call, called, changed_files, mapping, resu
 from backplane.contract.canonical import Json
 from backplane.contract.events import (
     AgentEvent,
-    Answer,
     AssistantDelta,
     AssistantMessage,
     CommandExecuted,
@@ -135,7 +134,6 @@ class Story:
         self._unseen: dict[str, _Whole] = {}
         """Calls that are over and whose result is still to be seen by others, by the item's id."""
         self._usage: dict[str, dict[str, int]] = {}
-        self._answer = Answer()
         self._failure: dict[str, Any] = {}
 
     def take(self, method: str, params: dict[str, Any]) -> list[AgentEvent]:
@@ -143,7 +141,7 @@ class Story:
         take = _TAKE.get(method)
         other = params.get("threadId") not in (None, self.thread) and (self.thread or method not in EARLY)
         if take is not None and not other:
-            return self._answer.note(take(self, params))
+            return take(self, params)
         if method in SILENT or (method == USED and not self.thread):
             # What a conversation has used so far is told before it is open again, and is not of this run.
             return []
@@ -184,7 +182,6 @@ class Story:
                 known[ours] = known.get(ours, 0) + last[theirs]
         self._pay(last)
         self.answers += 1
-        self._answer.end()
         self.goes_on, self.acted_since = self.acted_since, False
         body = {name: value for name, value in msgspec.to_builtins(self.used()).items() if value is not None}
         reason = "tool_use" if self.goes_on else "end_turn"
@@ -326,7 +323,7 @@ class Story:
             return []
         words = "; ".join(str(error[name]) for name in ("message", "additionalDetails") if error.get(name))
         body = {"reason": _info(error), "message": words[:500]}
-        return [self._answer.retry(body, ts=self._now(), message=f"the model is asked again: {words[:200]}")]
+        return [carry("retry", body, ts=self._now(), message=f"the model is asked again: {words[:200]}")]
 
     def _over(self, params: dict[str, Any]) -> list[AgentEvent]:
         turn = mapping(params.get("turn"))

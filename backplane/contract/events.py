@@ -148,10 +148,7 @@ class TaskReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning")
 
 
 class RetryReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
-    """A request is tried again.
-
-    `takes_back` in its body: so many of the last deltas and messages were of an answer that broke, and do not count.
-    """
+    """A request is tried again."""
 
 
 class LossReported(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
@@ -217,32 +214,6 @@ def carry(name: str, body: Json, *, ts: str, message: str) -> Warned:
     """Build the warning that carries `body` in `ext[name]`; `message` is one readable line."""
     return Warned(ts=ts, message=message, ext={name: body})
 
-
-class Answer:
-    """Counts what was said of a model's answer that is not whole yet, so that a retry can take it back."""
-
-    def __init__(self) -> None:
-        self.said = 0
-        """Deltas and messages since the last answer that was whole."""
-
-    def note(self, events: list[AgentEvent]) -> list[AgentEvent]:
-        """Count the words among these events, and give them back."""
-        self.said += sum(type(event) in _SPOKEN for event in events)
-        return events
-
-    def end(self) -> None:
-        """The answer is whole: nothing of it is taken back."""
-        self.said = 0
-
-    def retry(self, body: dict[str, Json], *, ts: str, message: str) -> Warned:
-        """The event that says that the model is asked again, and how many events of its words no longer count."""
-        said, self.said = self.said, 0
-        if said:
-            body, message = {**body, "takes_back": said}, f"{message}; what it said of this answer does not count"
-        return carry("retry", body, ts=ts, message=message)
-
-
-_SPOKEN: Final = frozenset({AssistantDelta, AssistantMessage, Reasoning})
 
 _MEMBERS: Final = {kind: {"type", *kind.__struct_fields__} for kind in EVENT_TYPES.values()}
 

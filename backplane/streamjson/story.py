@@ -16,7 +16,6 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.events import (
     AgentEvent,
-    Answer,
     AssistantDelta,
     AssistantMessage,
     CommandExecuted,
@@ -123,16 +122,12 @@ class Story:
         """By a call's id: what is told, as an error, in place of a result that nobody may see."""
         self.given: dict[str, Json] = {}
         """By a call's id: the input that its tool got in place of its model's."""
-        self._answer = Answer()
         self._streamed: set[str] = set()
         self._open: str | None = None
         self._live: dict[str, dict[str, int]] = {}
 
     def take(self, message: dict[str, Any]) -> list[AgentEvent]:
         """One message of the agent."""
-        return self._answer.note(self._take(message))
-
-    def _take(self, message: dict[str, Any]) -> list[AgentEvent]:
         kind = message["type"]
         if kind == "stream_event":
             return self._delta(message) if message.get("parent_tool_use_id") is None else []
@@ -168,7 +163,6 @@ class Story:
         if kind == "init":
             return self._session(message)
         if kind == "api_retry":
-            self._open = None
             self._look_at_refusal(message)
             body: dict[str, Json] = {
                 name: message[name]
@@ -176,7 +170,7 @@ class Story:
                 if name in message
             }
             words = f"the model is asked again ({body.get('error_status') or body.get('error')})"
-            return [self._answer.retry(body, ts=self._now(), message=words)]
+            return [carry("retry", body, ts=self._now(), message=words)]
         body = {name: value for name, value in message.items() if name not in ("type", "uuid", "session_id")}
         if kind in TASKS:
             return [carry("task", body, ts=self._now(), message=f"a task of its own: {str(kind)[5:]}")]
@@ -244,24 +238,20 @@ class Story:
     def _begin(self, event: dict[str, Any]) -> list[AgentEvent]:
         start = event.get("message")
         id = str(start.get("id")) if isinstance(start, dict) else "?"
-        broken = self._broken(None)
-        self._answer.end()
+        broken = self._broken(id)
         self._open = id
         if isinstance(start, dict):
             self._count(id, start.get("usage"))
         return broken
 
-    def _broken(self, id: str | None) -> list[AgentEvent]:
-        """A message that was begun and never ended, when another takes its place: the agent says nothing of it.
-
-        Args:
-            id: of a whole message; None where one begins, whatever its id.
-        """
+    def _broken(self, id: str) -> list[AgentEvent]:
+        """A message that was begun and never ended, when another takes its place: the agent says nothing of it."""
         if self._open is None or self._open == id:
             return []
         self._open = None
-        words = "the stream broke, and is asked anew"
-        return [self._answer.retry({"reason": "broken_stream"}, ts=self._now(), message=words)]
+        return [
+            carry("retry", {"reason": "broken_stream"}, ts=self._now(), message="the stream broke, and is asked anew")
+        ]
 
     def _end_of_turn(self, event: dict[str, Any]) -> list[AgentEvent]:
         if self._open is not None:
@@ -275,7 +265,6 @@ class Story:
             events.append(carry("usage", body, ts=self._now(), message="tokens so far"))
         if reason is not None:
             events.append(carry("turn", {"stop_reason": reason}, ts=self._now(), message="a turn of the model ended"))
-            self._open = None
         return events
 
     def _assistant(self, message: dict[str, Any]) -> list[AgentEvent]:

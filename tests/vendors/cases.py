@@ -29,8 +29,7 @@ from backplane.contract.events import (
     carried,
 )
 from backplane.contract.work import PolicyProfile
-from backplane.testing import Failure, Fault, Turn, Usage
-from tests.folded import fold
+from backplane.testing import Fault, Turn, Usage
 from tests.vendors.ground import WAIT_S_MAX, Agent, Ground, Seen, running, until
 
 SLEEPER = "import time; open('began', 'w').close(); time.sleep(297)"
@@ -330,14 +329,6 @@ async def _cut_once(ground: Ground) -> None:
     seen = await ground.play(turns)
     assert (seen.receipt.outcome, seen.words) == ("complete", "whole")
     assert seen.of(RetryReported)
-
-
-@case("an answer that broke after its words is taken back")
-async def _taken_back(ground: Ground) -> None:
-    failure = Failure(code="overloaded_error", message="too many at once")
-    turns = [Turn(text="an answer that breaks at its end", fault=Fault(failure=failure)), Turn(text="whole")]
-    seen = await ground.play(turns)
-    assert (seen.receipt.outcome, fold(seen.events)) == ("complete", ["whole"])
 
 
 @case("stream kept alive for ever")
