@@ -127,6 +127,25 @@ async def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert told == [f"the MCP server 'of-{state}' is not there: {state}" for state in states[2:]]
 
 
+async def test_words_of_a_broken_stream_are_taken_back_before_they_come_again(tmp_path: Path) -> None:
+    script = """
+def stream(event, **more):
+    say(type="stream_event", event=event, parent_tool_use_id=None, **more)
+stream({"type": "message_start", "message": {"id": "0"}})
+stream({"type": "content_block_start", "index": 0})
+stream({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "all is"}})
+stream({"type": "message_stop"}, abandoned_blocks={"from_block_index": 0})
+text("all is done"); result()"""
+    run, events = await play(tmp_path, script)
+    assert run.receipt is not None
+    assert run.receipt.outcome == "complete"
+    (retry,) = of(events, RetryReported)
+    assert retry.body == {"reason": "broken_stream", "taken_back": 6}
+    look = Look(False)
+    shown = "".join(look.event(event) for event in events)
+    assert "all is\nnote: the stream broke: 6 characters of the answer are taken back\nall is done\n" in shown
+
+
 async def test_an_answer_of_a_wanted_shape_is_told_at_the_end(tmp_path: Path) -> None:
     run, _ = await play(tmp_path, 'text("done"); result(structured_output={"n": 7})')
     assert run.receipt is not None

@@ -14,6 +14,7 @@ import msgspec
 from backplane.appserver.hold import unheld
 from backplane.appserver.items import Call, called, changed_files, mapping, result_of
 from backplane.contract.canonical import Json
+from backplane.contract.deltas import BROKEN, take_back
 from backplane.contract.events import (
     AgentEvent,
     AssistantDelta,
@@ -130,6 +131,10 @@ class Story:
         self.hidden: dict[str, str] = {}
         """Calls that were not allowed, by the item's id, and what is told of them."""
         self._deltas: set[str] = set()
+        self._unsaid = 0
+        """Characters that came as deltas and stand in no message yet."""
+        self._unsaid_of = ""
+        """The item that they are of."""
         self._shows = shows
         self._unseen: dict[str, _Whole] = {}
         """Calls that are over and whose result is still to be seen by others, by the item's id."""
@@ -158,10 +163,21 @@ class Story:
     # The model --------------------------------------------------------------------------------------------------------
 
     def _delta(self, params: dict[str, Any]) -> list[AgentEvent]:
-        text = params.get("delta")
-        self._deltas.add(str(params.get("itemId")))
+        text, id = params.get("delta"), str(params.get("itemId"))
+        self._deltas.add(id)
         self.spoke = True
-        return [AssistantDelta(ts=self._now(), text=text)] if isinstance(text, str) and text else []
+        if not isinstance(text, str) or not text:
+            return []
+        broken = self._take_back(id)
+        self._unsaid, self._unsaid_of = self._unsaid + len(text), id
+        return [*broken, AssistantDelta(ts=self._now(), text=text)]
+
+    def _take_back(self, id: str) -> list[AgentEvent]:
+        """Take back the words of an item that never became whole, when another takes its place."""
+        if not self._unsaid or self._unsaid_of == id:
+            return []
+        chars, self._unsaid = self._unsaid, 0
+        return [take_back(BROKEN, chars, ts=self._now())]
 
     def _thought(self, params: dict[str, Any]) -> list[AgentEvent]:
         text = params.get("delta")
@@ -243,7 +259,7 @@ class Story:
         if kind in QUIET_ITEMS:
             return []
         if kind == "agentMessage":
-            return self._message(str(item.get("text") or ""))
+            return self._message(id, str(item.get("text") or ""))
         if kind == "reasoning":
             parts = [part for name in ("summary", "content") for part in item.get(name) or () if isinstance(part, str)]
             return [self._reasoning("\n".join(parts))] if parts and id not in self._deltas else []
@@ -256,9 +272,12 @@ class Story:
         self.calls.pop(id, None)
         return [*began, *self._ended(id, call, item)]
 
-    def _message(self, text: str) -> list[AgentEvent]:
+    def _message(self, id: str, text: str) -> list[AgentEvent]:
         self.text, self.spoke = text, bool(text)
-        return [AssistantMessage(ts=self._now(), text=text)] if text else []
+        if not text:
+            return []
+        broken, self._unsaid = self._take_back(id), 0
+        return [*broken, AssistantMessage(ts=self._now(), text=text)]
 
     def _ended(self, id: str, call: Call, item: dict[str, Any]) -> list[AgentEvent]:
         denied = self.hidden.pop(id, None)
@@ -323,6 +342,8 @@ class Story:
             return []
         words = "; ".join(str(error[name]) for name in ("message", "additionalDetails") if error.get(name))
         body = {"reason": _info(error), "message": words[:500]}
+        if self._unsaid:
+            body["taken_back"], self._unsaid = self._unsaid, 0
         return [carry("retry", body, ts=self._now(), message=f"the model is asked again: {words[:200]}")]
 
     def _over(self, params: dict[str, Any]) -> list[AgentEvent]:

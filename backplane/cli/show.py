@@ -15,6 +15,7 @@ import msgspec
 from backplane.cli.streams import one_line, printable
 from backplane.contract import events as kinds
 from backplane.contract.canonical import Json
+from backplane.contract.deltas import taken_back
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
 
@@ -77,6 +78,10 @@ class Look:
         if text:
             self.open_line = not text.endswith("\n")
         return printable(text)
+
+    def forget(self) -> None:
+        """Expect the words that were streamed in no message any more."""
+        self._streamed = ""
 
     def _message(self, text: str) -> str:
         """The whole message; only what of it was not streamed before."""
@@ -162,6 +167,12 @@ def _note(look: Look, event: Any) -> str:
     return look._line("·", "note", "dim", one_line(event.message))
 
 
+def _retry(look: Look, event: Any) -> str:
+    if taken_back(event):
+        look.forget()
+    return _note(look, event)
+
+
 def _session(look: Look, event: Any) -> str:
     # The id alone is what is typed into the next order; the message may be anything.
     return look._line("·", "conversation", "dim", one_line(event.body.get("id"))) if look.sessions else ""
@@ -179,7 +190,7 @@ _SHOWN: Final[dict[type[Any], Callable[[Look, Any], str]]] = {
     kinds.Failed: _failed,
     kinds.AskAnswered: _answer,
     kinds.TaskReported: _note,
-    kinds.RetryReported: _note,
+    kinds.RetryReported: _retry,
     kinds.LossReported: _note,
     kinds.SessionNamed: _session,
     kinds.Unread: _warning,

@@ -360,6 +360,21 @@ def _ext_members(plain: Plain) -> Found:
                 yield f"ext.{name} has not the texts {', '.join(needed)}", (line,)
 
 
+def _settled(plain: Plain) -> Found:
+    standing = ""
+    for line, event in _bodies(plain):
+        text, ext = event.get("text"), event.get("ext")
+        retry = ext.get("retry") if isinstance(ext, dict) else None
+        if event.get("type") == "assistant_delta" and isinstance(text, str):
+            standing += text
+        elif event.get("type") == "assistant_message":
+            if standing not in ("", text):
+                yield f"a message has other words than its pieces {standing!r:.60}, which nothing took back", (line,)
+            standing = ""
+        elif isinstance(retry, dict) and retry.get("taken_back"):
+            standing = ""
+
+
 _EXT_MEMBERS: Final = {"reasoning": ("text",), "turn": ("stop_reason",), "output": ("stream", "text")}
 
 
@@ -445,6 +460,7 @@ PLAIN_CHECKS: Final[tuple[tuple[str, Level, str, Callable[[Plain], Found]], ...]
     ("announces extensions by name and number, once", "behaves", "S50", _extension_names),
     ("tells things in the order in which they happened", "behaves", "S25", _event_order),
     ("uses the known members of ext as they are meant", "behaves", "S23", _ext_members),
+    ("repeats in a message its pieces, or takes them back", "behaves", "S23", _settled),
     ("keeps previews short", "behaves", "S21", _previews),
     ("names changed files relative to the root", "behaves", "S21", _changed_paths),
     ("has one manifest in hello and receipt", "behaves", "S30", _receipt_manifest),

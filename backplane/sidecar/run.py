@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json, timestamp_at, uuid_text
 from backplane.contract.capability import CAPABILITIES, Level, Manifest
+from backplane.contract.deltas import OTHER, Deltas, take_back
 from backplane.contract.events import (
     AgentEvent,
     AssistantDelta,
@@ -201,13 +202,22 @@ class HostRun(Given):
         self._started_monotonic = time.monotonic()
         self._link = link
         self._asked = 0
+        self._deltas = Deltas()
 
     async def emit(self, event: AgentEvent) -> None:
         """Send one event; waits while the reader is slow.
 
+        Pieces of an answer that its message does not repeat are taken back before it.
+
         Raises:
             BackplaneError: `stream_closed` when nobody reads any more.
         """
+        chars = self._deltas.take(event)
+        if chars:
+            await self._send(take_back(OTHER, chars, ts=event.ts))
+        await self._send(event)
+
+    async def _send(self, event: AgentEvent) -> None:
         self.emitted += 1
         await self._link.send(wire.Event(ref_id=self.id, event=event))
         if self.emitted % EMITS_PER_YIELD == 0:

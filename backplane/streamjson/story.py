@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.contract.deltas import BROKEN, take_back
 from backplane.contract.events import (
     AgentEvent,
     AssistantDelta,
@@ -124,6 +125,13 @@ class Story:
         """By a call's id: the input that its tool got in place of its model's."""
         self._streamed: set[str] = set()
         self._open: str | None = None
+        """The message that the model streams."""
+        self._begun = -1
+        """The latest block of it."""
+        self._unsaid = 0
+        """Characters that came as deltas and stand in no message yet."""
+        self._unsaid_of: str | None = None
+        """The message that they are of."""
         self._live: dict[str, dict[str, int]] = {}
 
     def take(self, message: dict[str, Any]) -> list[AgentEvent]:
@@ -139,6 +147,7 @@ class Story:
             return self._system(message)
         if kind == "result":
             self.results.append(read_result(message))
+            self._open = None  # What a stopped turn left open is not asked anew.
             return []
         return [] if kind in ("keep_alive", "tool_progress") else [self._kept(message)]
 
@@ -218,14 +227,18 @@ class Story:
         if kind == "message_delta":
             return self._end_of_turn(event)
         if kind == "message_stop":
-            self._open = None
+            return self._stopped(message.get("abandoned_blocks"))
+        if kind == "content_block_start" and _is_count(event.get("index")):
+            self._begun = event["index"]
         if kind != "content_block_delta" or not isinstance(event.get("delta"), dict):
             return []
         delta = event["delta"]
         if self._open is not None:
             self._streamed.add(f"{self._open} {delta.get('type')}")
         if delta.get("type") == "text_delta" and delta.get("text"):
-            return [AssistantDelta(ts=self._now(), text=str(delta["text"]))]
+            text = str(delta["text"])
+            self._unsaid, self._unsaid_of = self._unsaid + len(text), self._open or self._unsaid_of
+            return [AssistantDelta(ts=self._now(), text=text)]
         if delta.get("type") == "thinking_delta" and delta.get("thinking"):
             return [self._thought(text=str(delta["thinking"]))]
         if delta.get("type") == "signature_delta" and delta.get("signature"):
@@ -239,19 +252,36 @@ class Story:
         start = event.get("message")
         id = str(start.get("id")) if isinstance(start, dict) else "?"
         broken = self._broken(id)
-        self._open = id
+        self._open, self._begun = id, -1
         if isinstance(start, dict):
             self._count(id, start.get("usage"))
         return broken
 
     def _broken(self, id: str) -> list[AgentEvent]:
-        """A message that was begun and never ended, when another takes its place: the agent says nothing of it."""
-        if self._open is None or self._open == id:
+        """What a message left that was begun and never ended, when another takes its place: the agent tells nothing."""
+        is_left = self._open not in (None, id)
+        if not is_left and (not self._unsaid or self._unsaid_of in (None, id)):
             return []
         self._open = None
-        return [
-            carry("retry", {"reason": "broken_stream"}, ts=self._now(), message="the stream broke, and is asked anew")
-        ]
+        if self._unsaid:
+            return [self._take_back()]
+        return [carry("retry", {"reason": BROKEN}, ts=self._now(), message="the stream broke, and is asked anew")]
+
+    def _stopped(self, abandoned: Json) -> list[AgentEvent]:
+        """The end of the model's stream, also of one that broke: then it names the first block that is not whole."""
+        first = abandoned.get("from_block_index") if isinstance(abandoned, dict) else None
+        if not isinstance(first, int) or self._begun < first:
+            self._open = None
+            return []
+        # Without words to take back it stays open: only another message shows that it was asked anew.
+        if not self._unsaid:
+            return []
+        self._open = None
+        return [self._take_back()]
+
+    def _take_back(self) -> AgentEvent:
+        chars, self._unsaid = self._unsaid, 0
+        return take_back(BROKEN, chars, ts=self._now())
 
     def _end_of_turn(self, event: dict[str, Any]) -> list[AgentEvent]:
         if self._open is not None:
@@ -291,6 +321,7 @@ class Story:
             body = {"parent_tool_use_id": parent, kind: text}
             return [carry("task", body, ts=self._now(), message="words of a sub-agent")] if text else []
         if kind == "text":
+            self._unsaid = 0 if text else self._unsaid
             return [AssistantMessage(ts=self._now(), text=text)] if text else []
         if f"{id} thinking_delta" in self._streamed or not text:
             return []
