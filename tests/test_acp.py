@@ -32,7 +32,7 @@ from backplane.contract.receipt import Receipt, Usage
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError
 from backplane.runtime import Run
-from tests.folded import fold
+from tests.test_deltas import fold
 from tests.vendors.found import referee
 
 ROOT = Path(__file__).resolve().parent.parent

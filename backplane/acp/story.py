@@ -14,9 +14,9 @@ import msgspec
 
 from backplane.agent_options import Asides
 from backplane.contract.canonical import Json
+from backplane.contract.deltas import BROKEN, take_back
 from backplane.contract.events import (
     AgentEvent,
-    Answer,
     AssistantDelta,
     AssistantMessage,
     CommandExecuted,
@@ -112,7 +112,6 @@ class Story:
         asides: Asides = Asides(),  # noqa: B008  # frozen
     ) -> None:
         self._asides = asides
-        self._answer = Answer()
         self.trouble: tuple[str, str] | None = None
         """The last thing it said, where that began like a failure of its model, with the code if that is known."""
         self._now, self._root, self._tools = now, root.rstrip("/") + "/", tools
@@ -180,24 +179,24 @@ class Story:
             return [*events, Reasoning(ts=self._now(), text="", ext={"reasoning": {"text": text}})]
         aside = self._asides
         if text.startswith(aside.notices):
-            return [*events, self._noticed(text)]
+            return [*events, *self._noticed(text)]
         code = next((code for mark, code in aside.errors.items() if text.startswith(mark)), None)
         self.trouble = None if code is None else (code, text)
         self.answered, self._calls_since_words = True, False
         self._text_chars += len(text)
         if self._text_chars <= MESSAGE_CHARS_MAX:
             self._text.append(text)
-        return [*events, *self._answer.note([AssistantDelta(ts=self._now(), text=text)])]
+        return [*events, AssistantDelta(ts=self._now(), text=text)]
 
-    def _noticed(self, text: str) -> Warned:
-        """Something to know, in place of words; where the model is asked again, words so far do not count."""
+    def _noticed(self, text: str) -> list[AgentEvent]:
+        """Something to know, in place of words; where the model is asked again, words so far are taken back."""
         words = text.strip()
+        notice = words[:NOTICE_CHARS_MAX]
         if self._asides.again is None or not words.endswith(self._asides.again):
-            return Warned(ts=self._now(), message=words[:NOTICE_CHARS_MAX])
-        self._text, self._text_chars = [], 0
-        return self._answer.retry(
-            {"reason": words[:NOTICE_CHARS_MAX]}, ts=self._now(), message=words[:NOTICE_CHARS_MAX]
-        )
+            return [Warned(ts=self._now(), message=notice)]
+        chars, self._text, self._text_chars = self._text_chars, [], 0
+        back = [take_back(BROKEN, chars, ts=self._now())] if chars else []
+        return [carry("retry", {"reason": notice}, ts=self._now(), message=notice), *back]
 
     def _note_usage(self, update: dict[str, Any]) -> list[AgentEvent]:
         meta = update.get("_meta")
@@ -300,7 +299,6 @@ class Story:
 
     def message(self) -> list[AgentEvent]:
         """The whole message whose deltas were told, when there is one."""
-        self._answer.end()
         if not self._text:
             return []
         self.last_words, self._text = "".join(self._text), []

@@ -29,7 +29,8 @@ from backplane.contract.events import (
     carried,
 )
 from backplane.contract.work import PolicyProfile
-from backplane.testing import Fault, Turn, Usage
+from backplane.testing import Failure, Fault, Turn, Usage
+from tests.test_deltas import fold
 from tests.vendors.ground import WAIT_S_MAX, Agent, Ground, Seen, running, until
 
 SLEEPER = "import time; open('began', 'w').close(); time.sleep(297)"
@@ -329,6 +330,20 @@ async def _cut_once(ground: Ground) -> None:
     seen = await ground.play(turns)
     assert (seen.receipt.outcome, seen.words) == ("complete", "whole")
     assert seen.of(RetryReported)
+
+
+@case("an answer that broke after its words is taken back")
+async def _taken_back(ground: Ground) -> None:
+    failure = Failure(code="overloaded_error", message="too many at once")
+    # Cut within its words: each of two services' streams at one of these places.
+    cuts = [Fault(cut_after_bytes=size, pause_ms=5) for size in (1600, 2200)]
+    for fault in (Fault(failure=failure), *cuts):
+        seen = await ground.play([Turn(text="an answer that breaks " * 40, fault=fault), Turn(text="whole")])
+        assert seen.receipt.outcome == "complete"
+        told = fold(seen.events)
+        asked_again = len(seen.server.requests) > 1
+        assert told[-1:] == ["whole"] if asked_again else len(told) == 1
+        assert asked_again == bool(seen.of(RetryReported)) or told[0] != "whole"
 
 
 @case("stream kept alive for ever")

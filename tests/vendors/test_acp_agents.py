@@ -27,7 +27,7 @@ from backplane.contract.events import (
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile, WorkOrder, WorkspaceSpec
 from backplane.testing import SIDE_TURNS, Call, Fault, ModelServer, Turn, Usage
-from tests.folded import fold
+from tests.test_deltas import fold
 from tests.vendors.found import vendor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
