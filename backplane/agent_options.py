@@ -6,12 +6,13 @@ A host reads them at its start; whoever holds a configuration reads them to name
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import msgspec
 
-from backplane.errors import ConfigError
+from backplane.errors import CODES, ConfigError
 
 SILENCE_S: Final = 240
 """Without a sign from the agent while no tool runs: below the control plane's 300 s, so that the reason can be told."""
@@ -75,16 +76,27 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str | None = None
 
 
-class Asides(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an agent says among the words of its answer though it is none of them: how such a piece begins, or ends."""
+class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Words that an agent puts among its model's: a whole chunk of a message, known by how it begins."""
 
-    errors: dict[str, str] = {}
-    """Begins the piece that tells a failure of the model → its code, "" where the words say it. A turn that ends with
-    such a piece and tells no tokens has failed."""
-    notices: tuple[str, ...] = ()
-    """Begins a piece that is something to know."""
-    again: str | None = None
-    """Ends a notice that the model is asked again: what it said before does not count."""
+    says: str
+    """A regular expression that the chunk begins with; empty for a turn that ends after a tool and without a word."""
+    code: str | None = None
+    """The failure of a turn that ends with it; without one it is a note."""
+    retry: bool = False
+    """The model is asked anew, and its words since the last message do not count."""
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.says)
+        except re.error as error:
+            raise ValueError(f"`says` of a notice is no regular expression: {error}") from error
+        if self.code is not None and self.code not in CODES:
+            raise ValueError(f"{self.code!r:.80} of a notice is no code of the contract")
+        if self.code is not None and self.retry:
+            raise ValueError("a notice is a failure or a retry, not both")
+        if not self.says and self.code is None:
+            raise ValueError("a notice that says nothing has a code")
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,7 +116,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     usage: Literal["chunks", "quota", "turn", "last_call", "none"] = "none"
     tools: dict[str, str] = {}
     capabilities: dict[str, str] = msgspec.field(default_factory=lambda: {"streaming": "native"})
-    asides: Asides = Asides()
+    notices: tuple[Notice, ...] = ()
+    """What the agent says itself among the words of its model; the first that fits counts."""
     own_state: bool = False
     """Use the user's own folders and login in place of the session's."""
     sessions: bool = False

@@ -179,12 +179,12 @@ def ways_of(run: HostRun, profile: Profile, place: Place, shape: Shape | None) -
         model=None if names_model(profile) else run.order.config.model,
         configured=profile.config is not None and profile.config.model is not None,
         usage=profile.usage,
-        asides=profile.asides,
         silence_s=profile.silence_s,
         asked=read_session(run),
         place=place,
         shape=shape,
         price=read_price(profile.prices, "options.prices") if profile.prices is not None else None,
+        notices=profile.notices,
     )
 
 

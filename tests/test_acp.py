@@ -16,7 +16,7 @@ from backplane.acp import Story
 from backplane.acp.client import choose, read_session
 from backplane.acp.story import exit_code, read_usage, total
 from backplane.backends import find, known
-from backplane.config import BackendSettings, Isolation, Limits, Settings
+from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.events import (
     AssistantMessage,
     CommandExecuted,
@@ -32,7 +32,6 @@ from backplane.contract.receipt import Receipt, Usage
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError
 from backplane.runtime import Run
-from tests.test_deltas import fold
 from tests.vendors.found import referee
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -261,16 +260,13 @@ def start(tmp_path: Path, workspace: Path) -> Start:
         do: Callable[[Run], Awaitable[None] | None] = Run.cancel,
         caps: dict[str, Any] | None = None,
         options: dict[str, Any] | None = None,
-        isolation: Isolation = "off",
         **order: Any,
     ) -> tuple[Receipt, list[Any]]:
-        # In a cage the folders around the workspace may be out of sight.
-        agent = (tmp_path if isolation == "off" else workspace) / "agent.py"
+        agent = tmp_path / "agent.py"
         agent.write_text(f"{AGENT}CAPS = {caps or {}}\nWORDS = prompted()\n{body}")
-        script = str(agent) if isolation == "off" else agent.name
-        given = {"program": sys.executable, "arguments": ["-I", script], "silence_s": 20, **(options or {})}
+        given = {"program": sys.executable, "arguments": ["-I", str(agent)], "silence_s": 20, **(options or {})}
         backends = {"few": BackendSettings(host="acp", options=given)}
-        settings = Settings(backends=backends, isolation=isolation, limits=Limits(cancel_grace_s=2.0))
+        settings = Settings(backends=backends, isolation="off", limits=Limits(cancel_grace_s=2.0))
         work = WorkOrder("do it", **{"workspace": WorkspaceSpec(root=str(workspace)), **order})
 
         async def run() -> tuple[Receipt, list[Any]]:
@@ -414,46 +410,86 @@ def test_a_failure_of_the_model_has_its_code(start: Start, body: str, code: str)
     assert failure(events) == code
 
 
-ASIDES = {"asides": {"errors": {"Error: ": "", "Too long": "backend_context_length"}, "notices": ["Info: "],
-                     "again": "Retrying..."}}  # fmt: skip
+LOOK = """
+update(sessionUpdate="tool_call", toolCallId="c1", kind="execute", status="completed", rawInput={"command": "x"})
+"""
+USED = 'usage={"inputTokens": 3, "outputTokens": 2}'
 
 
+@pytest.mark.parametrize("before", ["", f"text('a look first'){LOOK}"])
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("profile", "words", "code"),
     [
-        ("Error: the key was refused at http://127.0.0.1:42901/v1 (HTTP 401).", "backend_auth_failed"),
-        ("Error: tried 5 times in 5.429 seconds, last: 429 slow down", "backend_rate_limited"),
-        ("Error: last: 500 oops", "backend_unavailable"),
-        ("Error: last: 529 too many at once", "backend_unavailable"),
-        ("Error: 400 over the maximum context", "backend_context_length"),
-        ("Too long, so it was left", "backend_context_length"),
+        ("copilot", ["Error: no way in (HTTP 401)"], "backend_auth_failed"),
+        ("copilot", ["Info: once more. Retrying...", "Error: 429 not so fast, in 5.401 s"], "backend_rate_limited"),
+        ("copilot", ["Error: after 0.429 s it said 500"], "backend_unavailable"),
+        ("copilot", ["Error: it said 529, all busy"], "backend_unavailable"),
+        ("copilot", ["Error: 400 that is too long for me"], "backend_context_length"),
+        ("copilot", ["Error: nobody of that name here (HTTP 404)"], "backend_model_not_found"),
+        ("copilot", ["half an ans", "Error: it said 500"], "backend_unavailable"),
+        ("kimi", ["Compacting it all", "Compaction cancelled, sorry"], "backend_context_length"),
+        ("kimi", [], "backend_unavailable"),
     ],
 )
-def test_a_failure_that_is_told_as_an_answer_has_its_code(start: Start, words: str, code: str) -> None:
-    receipt, events = start(f'text("Info: once more. Retrying..."); text({words!r}); end()', options=ASIDES)
-    assert receipt.outcome == "failed"
-    assert failure(events) == code
-    assert fold(events) == [words]
+def test_a_failure_that_an_agent_puts_in_words_fails_the_run(
+    start: Start, profile: str, before: str, words: list[str], code: str
+) -> None:
+    used = USED if before and profile == "copilot" else ""
+    said = "".join(f"text({one!r})\n" for one in words)
+    receipt, events = start(f"{before}{said}end({used})", options={"profile": profile})
+    assert (receipt.outcome, failure(events)) == ("failed", code)
+    messages = [event.text for event in events if isinstance(event, AssistantMessage)]
+    assert messages == ["a look first"] * bool(before) + ["half an ans"] * ("half an ans" in words)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        'text("Error: is how a line of the log begins"); text(", as you asked"); end()',
-        'text("Error: 404 is what it says"); end(usage={"inputTokens": 3, "outputTokens": 2})',
-        'text("an Error: 401"); end()',
-        'text("Info: a file was read"); text("done"); end()',
-    ],
-)
-def test_an_answer_that_only_looks_like_a_failure_is_an_answer(start: Start, body: str) -> None:
-    receipt, _ = start(body, options=ASIDES)
+def test_an_answer_that_begins_like_a_failure_is_an_answer(start: Start) -> None:
+    copilot = {"profile": "copilot"}
+    for body, told in (
+        (f'text("Error: there is no such file"); end({USED})', "Error: there is no such file"),
+        (f'text("Error: "); text("none"); end({USED})', "Error: none"),
+        ('text("Error: it said 500, "); text("and then it worked"); end()', "Error: it said 500, and then it worked"),
+    ):
+        receipt, events = start(body, options=copilot)
+        assert receipt.outcome == "complete"
+        assert [event.text for event in events if isinstance(event, AssistantMessage)] == [told]
+
+
+def test_words_before_a_retry_that_the_agent_tells_are_taken_back(start: Start) -> None:
+    body = f'text("half an "); text("ans"); text("Info: it broke. Retrying..."); text("Whole."); end({USED})'
+    receipt, events = start(body, options={"profile": "copilot"})
     assert receipt.outcome == "complete"
+    assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["Whole."]
+    retries = [event.ext["retry"] for event in events if event.ext and "retry" in event.ext]
+    assert [retry["taken_back"] for retry in retries] == [11]
 
 
-def test_words_before_a_notice_that_the_model_is_asked_again_do_not_count(start: Start) -> None:
-    body = 'text("half an "); text("ans"); text("Info: it broke. Retrying..."); text("whole"); end()'
-    receipt, events = start(body, options=ASIDES)
-    assert (receipt.outcome, fold(events)) == ("complete", ["whole"])
+def test_what_an_agent_says_of_itself_is_no_part_of_the_answer(start: Start) -> None:
+    body = 'text("Compacting it all"); text("Compaction is done"); text("Here."); end()'
+    receipt, events = start(body, options={"profile": "kimi"})
+    assert receipt.outcome == "complete"
+    assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["Here."]
+
+
+def test_a_profile_of_ones_own_names_its_agents_failures(start: Start) -> None:
+    rows = [{"says": "sorry, .*tired", "code": "backend_rate_limited"}]
+    receipt, events = start('text("sorry, I am tired"); end()', options={"notices": rows})
+    assert (receipt.outcome, failure(events)) == ("failed", "backend_rate_limited")
+
+
+@pytest.mark.parametrize(
+    ("row", "names"),
+    [
+        ({"says": "("}, "no regular expression"),
+        ({"says": "x", "code": "tired"}, "'tired'"),
+        ({"says": ""}, "has a code"),
+        ({"says": "x", "code": "backend_timeout", "retry": True}, "not both"),
+    ],
+)
+def test_a_notice_that_means_nothing_is_named(row: dict[str, Any], names: str) -> None:
+    backend = BackendSettings(host="acp", options={"program": "x", "notices": [row]})
+    with pytest.raises(ConfigError) as caught:
+        find("few", Settings(backends={"few": backend}), {})
+    assert names in str(caught.value)
 
 
 def test_an_agent_that_ends_before_it_said_anything_is_a_crash(tmp_path: Path) -> None:
@@ -753,105 +789,6 @@ def test_servers_of_tools_reach_the_agent_in_the_protocols_words(start: Start) -
     near, far = json.loads(words(events)[0])
     assert near == {"name": "house", "command": "run-it", "args": [], "env": [{"name": "A", "value": "b"}]}
     assert far == {"name": "far", "type": "http", "url": "http://127.0.0.1:9/", "headers": []}
-
-
-ASK_SERVERS = """
-for row in NEW["mcpServers"]:
-    env = {**os.environ, **{pair["name"]: pair["value"] for pair in row["env"]}}
-    asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "word", "arguments": {}}}
-    started = [row["command"], *row["args"]]
-    done = subprocess.run(started, env=env, input=json.dumps(asked) + "\\n", capture_output=True, text=True)
-    answers = [json.loads(line)["result"]["content"][0]["text"] for line in done.stdout.splitlines()]
-    text(f"{row['name']}: {answers or done.stderr.splitlines()[-1]}\\n")
-end()
-"""
-"""An agent that starts its servers and asks each for its word."""
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Path:
-    """An MCP server beside the workspace, below the system's folder for temporary files."""
-    script = tmp_path / "house" / "server.py"
-    script.parent.mkdir()
-    script.write_text((ROOT / "tests/vendors/house_mcp.py").read_text())
-    return script
-
-
-@pytest.mark.needs("bwrap")
-@pytest.mark.parametrize("mode", ["staged", "pass_through"])
-def test_a_server_that_lies_with_temporary_files_is_reached_from_a_cage(
-    mode: Any, start: Start, house: Path, workspace: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "words").mkdir()
-    (tmp_path / "words/word.py").write_text("import os; os.environ['WORD'] = 'imported'; import server")
-    (tmp_path / "words/server.py").write_text(house.read_text())
-    shell = tmp_path / "shell/run-it"
-    shell.parent.mkdir()
-    shell.write_text(f"#!/bin/sh\nexec {sys.executable} -I {house} run\n")
-    shell.chmod(0o755)
-    ordered = [
-        {"name": "by-script", "command": sys.executable, "args": ["-I", str(house), "ordered"]},
-        {
-            "name": "by-variable",
-            "command": sys.executable,
-            "args": ["-m", "word"],
-            "env": {"PYTHONPATH": f"{tmp_path}/words"},
-        },
-        {"name": "by-command", "command": str(shell)},
-    ]
-    configured = {"name": "configured", "command": sys.executable, "args": ["-I", str(house), "configured"]}
-    receipt, events = start(
-        ASK_SERVERS,
-        isolation="required",
-        options={"mcp_servers": [configured]},
-        config=abp(mcp_servers=ordered),
-        workspace=WorkspaceSpec(root=str(workspace), mode=mode),
-    )
-    assert receipt.outcome == "complete"
-    assert "".join(words(events)).splitlines() == [
-        "configured: ['configured {}']",
-        "by-script: ['ordered {}']",
-        "by-variable: ['imported {}']",
-        "by-command: ['run {}']",
-    ]
-    assert not [event for event in events if "hidden_servers" in (event.ext or {})]
-
-
-@pytest.mark.needs("bwrap")
-@pytest.mark.parametrize("mode", ["staged", "pass_through"])
-def test_a_server_that_the_rules_hide_is_named(mode: Any, start: Start, house: Path, workspace: Path) -> None:
-    (workspace / "own.py").write_text(house.read_text())
-    rows = [
-        {"name": "own", "command": sys.executable, "args": ["-I", "own.py", "w"]},
-        {"name": "house", "command": sys.executable, "args": ["-I", str(house), "seen"]},
-    ]
-    receipt, events = start(
-        ASK_SERVERS,
-        isolation="required",
-        config=abp(mcp_servers=rows),
-        policy=PolicyProfile(deny_read=("own.py",)),
-        workspace=WorkspaceSpec(root=str(workspace), mode=mode),
-    )
-    assert "house: ['seen {}']" in "".join(words(events))
-    (warning,) = [event for event in events if "hidden_servers" in (event.ext or {})]
-    assert warning.ext["hidden_servers"] == {"own": "own.py"}
-    assert "own (own.py)" in warning.message
-    assert "deny_read" in warning.message
-    assert receipt.outcome == "complete"
-
-
-@pytest.mark.needs("bwrap")
-def test_a_server_in_the_state_folder_stays_hidden_and_is_named(
-    start: Start, house: Path, workspace: Path, backplane_home: Path
-) -> None:
-    inside = backplane_home / "runs" / "house" / "server.py"
-    inside.parent.mkdir(parents=True)
-    inside.write_text(house.read_text())
-    rows = [{"name": "inside", "command": sys.executable, "args": ["-I", str(inside), "w"]}]
-    _, events = start(ASK_SERVERS, isolation="required", config=abp(mcp_servers=rows))
-    assert "inside: ['w" not in "".join(words(events))
-    (warning,) = [event for event in events if "hidden_servers" in (event.ext or {})]
-    assert warning.ext["hidden_servers"] == {"inside": str(inside)}
 
 
 def test_a_server_by_its_address_is_refused_where_the_agent_reaches_none(start: Start) -> None:

@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.acp import Story as AcpStory
+from backplane.acp.story import MESSAGE_CHARS_MAX
+from backplane.agent_options import Notice
 from backplane.appserver.story import Story as AppStory
 from backplane.cli.show import Look
 from backplane.contract.deltas import Deltas, take_back, taken_back
@@ -122,10 +124,12 @@ def codex(broken: list[Broken], whole: str, streamed: bool) -> list[AgentEvent]:
 
 
 def acp(broken: list[Broken], whole: str, streamed: bool) -> list[AgentEvent]:
-    """By this protocol no agent says that a stream broke, so what had come stands, and the message has it."""
-    story = AcpStory(lambda: NOW, "/w", {})
+    """Few agents say by this protocol that a stream broke; else what had come stands, and the message has it."""
+    story = AcpStory(lambda: NOW, "/w", {}, notices=[Notice("Again!", retry=True), Notice("Oh no", "backend_timeout")])
     events: list[AgentEvent] = []
-    for piece in [*(text for text, _ in broken), *(whole if streamed else [whole])]:
+    more = {"said": "Again!", "retried": "Oh no"}
+    pieces = [piece for text, how in broken for piece in (text, more.get(how, ""))]
+    for piece in [*pieces, *(whole if streamed else [whole])]:
         content = {"type": "text", "text": piece}
         events += story.update({"sessionUpdate": "agent_message_chunk", "content": content})
     return [*events, *story.end("end_turn")]
@@ -183,6 +187,14 @@ def test_a_message_with_other_words_takes_its_pieces_back() -> None:
     assert fold(events) == ["a word", "and more"]
     (retry,) = [event for event in map(carried, events) if isinstance(event, RetryReported)]
     assert retry.body == {"reason": "other_words", "taken_back": 11}
+
+
+def test_an_answer_too_long_for_a_line_comes_in_several_messages() -> None:
+    story = AcpStory(lambda: NOW, "/w", {})
+    half = "x" * (MESSAGE_CHARS_MAX // 2)
+    chunk = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": half}}
+    events = [event for _ in range(3) for event in story.update(chunk)] + story.end("end_turn")
+    assert fold(events) == [half * 2, half]
 
 
 def test_words_that_were_taken_back_are_followed_by_a_note_and_a_new_line() -> None:

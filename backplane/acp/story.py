@@ -7,14 +7,14 @@ input is known, and its result once; what the protocol has no word for is kept a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from backplane.agent_options import Asides
+from backplane.acp.failure import SAID_CHARS_MAX
+from backplane.acp.notices import Notices, Row
 from backplane.contract.canonical import Json
-from backplane.contract.deltas import BROKEN, take_back
 from backplane.contract.events import (
     AgentEvent,
     AssistantDelta,
@@ -35,11 +35,8 @@ from backplane.ir import Usage as Counted
 PREVIEW_BYTES_MAX: Final = 8192
 """Longest preview of a command's output, as the contract has it."""
 
-NOTICE_CHARS_MAX: Final = 500
-"""Of a notice, in one line."""
-
 MESSAGE_CHARS_MAX: Final = 4 * 1024 * 1024
-"""Most text of one message that is repeated whole after its deltas; a line has room for it."""
+"""Most text of one message; a line has room for it. What is said beyond it is another message."""
 
 CALLS_MAX: Final = 10_000
 """Calls of a turn that are remembered: an agent that makes more is in a loop, and its calls are still told."""
@@ -100,7 +97,7 @@ class Story:
         root: of the workspace; paths below it are told relative to it.
         tools: the agent's names of tools → neutral ones.
         price: of its model, where it is known.
-        asides: what it says among its words that is none of them.
+        notices: what the agent says itself among the words of its model.
     """
 
     def __init__(
@@ -109,11 +106,8 @@ class Story:
         root: str,
         tools: Mapping[str, str],
         price: Price | None = None,
-        asides: Asides = Asides(),  # noqa: B008  # frozen
+        notices: Sequence[Row] = (),
     ) -> None:
-        self._asides = asides
-        self.trouble: tuple[str, str] | None = None
-        """The last thing it said, where that began like a failure of its model, with the code if that is known."""
         self._now, self._root, self._tools = now, root.rstrip("/") + "/", tools
         self._calls: dict[str, Call] = {}
         self._text: list[str] = []
@@ -125,12 +119,14 @@ class Story:
         """One a model call, from an agent that reports them so."""
         self._price, self._spent = price, Spent()
         self.last_words = ""
+        self.notices = Notices(notices)
+        self._held: tuple[str, str] | None = None
+        """The latest chunk, where it may be a failure's, and its code: what follows says whether it was."""
 
     def begin(self) -> None:
         """Another turn of the same session."""
         self.answered = self.acted = self.denied = self._results_since_output = self._calls_since_words = False
         self.last_words = ""
-        self.trouble = None
 
     @property
     def spent(self) -> Usage:
@@ -174,29 +170,51 @@ class Story:
             ]
         if not text:
             return events
-        events += self._turn()
         if thought:
-            return [*events, Reasoning(ts=self._now(), text="", ext={"reasoning": {"text": text}})]
-        aside = self._asides
-        if text.startswith(aside.notices):
-            return [*events, *self._noticed(text)]
-        code = next((code for mark, code in aside.errors.items() if text.startswith(mark)), None)
-        self.trouble = None if code is None else (code, text)
+            return [*events, *self._turn(), Reasoning(ts=self._now(), text="", ext={"reasoning": {"text": text}})]
+        notice = self.notices.find(text)
+        return [*events, *(self._words(text) if notice is None else self._notice(text, notice))]
+
+    def _words(self, text: str) -> list[AgentEvent]:
+        """Words of the model; so were those before them that looked like a failure."""
+        held, self._held = self._held, None
+        events = self._turn() if held is None else self._words(held[0])
+        if self._text_chars + len(text) > MESSAGE_CHARS_MAX:
+            events += self.message()
         self.answered, self._calls_since_words = True, False
         self._text_chars += len(text)
-        if self._text_chars <= MESSAGE_CHARS_MAX:
-            self._text.append(text)
+        self._text.append(text)
         return [*events, AssistantDelta(ts=self._now(), text=text)]
 
-    def _noticed(self, text: str) -> list[AgentEvent]:
-        """Something to know, in place of words; where the model is asked again, words so far are taken back."""
-        words = text.strip()
-        notice = words[:NOTICE_CHARS_MAX]
-        if self._asides.again is None or not words.endswith(self._asides.again):
-            return [Warned(ts=self._now(), message=notice)]
-        chars, self._text, self._text_chars = self._text_chars, [], 0
-        back = [take_back(BROKEN, chars, ts=self._now())] if chars else []
-        return [carry("retry", {"reason": notice}, ts=self._now(), message=notice), *back]
+    def _notice(self, text: str, notice: Row) -> list[AgentEvent]:
+        """Words of the agent itself; those of a failure wait, as an answer may begin like one."""
+        held, self._held = self._held, None
+        events: list[AgentEvent] = [] if held is None else [self._noted(held[0])]
+        if notice.code is not None:
+            self._held = (text, notice.code)
+            return events
+        if not notice.retry:
+            return [*events, self._noted(text)]
+        body: dict[str, Json] = {"message": text[:SAID_CHARS_MAX]}
+        if self._text:
+            body["taken_back"], self.answered = self._text_chars, False
+        self._text, self._text_chars = [], 0
+        return [*events, carry("retry", body, ts=self._now(), message=f"the model is asked again: {text[:200]}")]
+
+    def _noted(self, text: str) -> AgentEvent:
+        return Warned(ts=self._now(), message=f"the agent says: {text[:SAID_CHARS_MAX]}")
+
+    def failure(self, *, counted: bool) -> tuple[str, str] | None:
+        """Return the code and the words of the failure that the turn ended with; asked before `end`.
+
+        Args:
+            counted: the agent told what the turn used. Without a call in it, the model has answered then.
+        """
+        held = self._held
+        if held is None or (counted and not self.acted):
+            return None
+        self._held = None
+        return held[1], held[0][:SAID_CHARS_MAX]
 
     def _note_usage(self, update: dict[str, Any]) -> list[AgentEvent]:
         meta = update.get("_meta")
@@ -299,12 +317,12 @@ class Story:
 
     def message(self) -> list[AgentEvent]:
         """The whole message whose deltas were told, when there is one."""
+        held, self._held = self._held, None
+        events = [] if held is None else self._words(held[0])
         if not self._text:
-            return []
-        self.last_words, self._text = "".join(self._text), []
-        whole = self._text_chars <= MESSAGE_CHARS_MAX
-        self._text_chars = 0
-        return [AssistantMessage(ts=self._now(), text=self.last_words)] if whole else []
+            return events
+        self.last_words, self._text, self._text_chars = "".join(self._text), [], 0
+        return [*events, AssistantMessage(ts=self._now(), text=self.last_words)]
 
     def end(self, stop_reason: str) -> list[AgentEvent]:
         """The end of the turn; a call that is still open gets its result.

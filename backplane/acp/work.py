@@ -6,7 +6,7 @@ for its end. Starting the program and what is particular to it are a host's affa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -14,8 +14,8 @@ import msgspec
 
 from backplane.acp.client import Client, Session
 from backplane.acp.failure import code_of, said
+from backplane.acp.notices import Row
 from backplane.acp.story import NEUTRAL, Call, Story, read_usage, total
-from backplane.agent_options import Asides
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Usage
 from backplane.cost import Price
@@ -56,13 +56,13 @@ class Ways(msgspec.Struct, frozen=True):
     """Whether the model stands in the agent's configuration, too: an agent that offers none may have it."""
     usage: str
     """Where the agent tells its tokens: chunks (one a model call), quota or turn (at a turn's end), last_call, none."""
-    asides: Asides
-    """What it says among its words that is none of them."""
     silence_s: int
     asked: Asked
     place: Place
     shape: Shape | None
     price: Price | None
+    notices: Sequence[Row] = ()
+    """What the agent says itself among the words of its model."""
 
 
 class Turn:
@@ -71,7 +71,7 @@ class Turn:
     def __init__(self, run: HostRun, ways: Ways, write_fd: int, read_fd: int) -> None:
         self.run, self.ways = run, ways
         self.root = run.order.workspace.root
-        self.story: Story = Story(run.now, self.root, ways.spoken, ways.price, ways.asides)
+        self.story: Story = Story(run.now, self.root, ways.spoken, ways.price, ways.notices)
         self.client: Client = Client(write_fd, read_fd, update=self.update, permit=self.permit, watch=self.watch_line)
         self.raw = run.order.abp("mode") == "passthrough"
         self.line = b""
@@ -83,6 +83,8 @@ class Turn:
         """Words of the user that came meanwhile."""
         self.reply = Reply(0)
         """To the last prompt."""
+        self.failure: tuple[str, str] | None = None
+        """Code and words of the failure that the last turn ended with, though the agent calls it an end."""
         self.used: list[Usage] = []
         """One a turn."""
         self.acted = False
@@ -268,9 +270,10 @@ class Turn:
         async def say(fault: str | None) -> str | None:
             again = [text_block(AGAIN.format(fault=fault))]
             await self._prompt(session, list(self.ways.prompt) if fault is None else again)
-            while self.waiting and self.reply.fault is None and not self.cancelled:
+            while self.waiting and self.reply.fault is None and self.failure is None and not self.cancelled:
                 await self._prompt(session, [text_block(self.waiting.pop(0))])
             whole = self._stop_reason == "end_turn" and self.story.closed_with_words and not self.cancelled
+            whole = whole and self.failure is None
             return self.story.last_words if whole else None
 
         value, fault = await answered(self.run, self.ways.shape, say)
@@ -289,6 +292,7 @@ class Turn:
         if self.stopping:
             # Before it began; what is said after that is said.
             self.stopping, self.reply = self.cancelled, Reply(0, {"stopReason": "cancelled"})
+            self.failure = None
             return
         self.story.begin()
         self.prompting = True
@@ -296,6 +300,8 @@ class Turn:
         await anyio.sleep(SETTLE_S)
         self.acted = self.acted or self.story.acted
         if self.reply.fault is None:
+            counted = isinstance(self._result.get("usage"), dict)
+            self.failure = self.story.failure(counted=counted) if self._stop_reason == "end_turn" else None
             for event in self.story.end(self._stop_reason):
                 await self.run.emit(event)
             self.used.append(used_in(self.ways.usage, self._result, self.story.acted))
@@ -311,16 +317,16 @@ class Turn:
         stop, unanswered = self._stop_reason, not self.story.closed_with_words
         if stop == "cancelled" or self.cancelled:
             return self._done("partial")
-        if self.story.trouble is not None and read_usage(self._result.get("usage")) is None:
-            code, words = self.story.trouble
-            return await self._failed(code or code_of(0, words), words)
+        if self.failure is not None:
+            return await self._failed(*self.failure)
         if stop == "refusal":
             return await self._failed("backend_content_filtered", "the model refused to go on")
         if fault is not None:
             return await self._failed("validation_failed", fault)
-        if stop == "end_turn" and unanswered and not self.acted:
+        code = "backend_unavailable" if not self.acted else None if self.story.denied else self.story.notices.silent
+        if stop == "end_turn" and unanswered and code is not None:
             silent = "the agent ended its turn without a word: so it hides a failure of its model"
-            return await self._failed("backend_unavailable", silent)
+            return await self._failed(code, silent)
         if stop == "end_turn" and unanswered:
             await self.run.warn("the agent ended its turn after a tool and without a word")
         if stop != "end_turn" or unanswered:

@@ -226,7 +226,7 @@ def test_a_failure_in_words_or_without_any_is_none_the_less_one(
     receipt, events = go(name, [Turn(fault=fault, times=None)])
     assert receipt.outcome == "failed"
     silent = name == "kimi" and fault.status == 429  # It says no word of that, so no more is known.
-    assert of(Failed, events)[0].error_code == ("backend_unavailable" if silent else code)
+    assert of(Failed, events)[-1].error_code == ("backend_unavailable" if silent else code)
 
 
 def test_what_copilot_says_of_a_stream_that_broke_is_no_answer(go: Callable[..., Ended]) -> None:
