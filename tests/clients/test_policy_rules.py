@@ -96,6 +96,15 @@ def test_every_kit_refuses_what_is_no_pattern(name: str, language: str, judge: J
     assert judge(language, cases) == ["policy_invalid"] * len(cases)
 
 
+@pytest.mark.parametrize("language", ["python", "node", "go"])
+def test_a_costly_rule_is_decided_in_time(language: str, judge: Judge) -> None:
+    cases = [
+        ({"disallowed_tools": ["*a" * 60 + "b"]}, "a" * 256),
+        ({"disallowed_tools": ["{a,aa}" * 9 + "b"]}, "a" * 99),
+    ]
+    assert judge(language, cases) == ["allow", "allow"]
+
+
 @pytest.mark.parametrize(("policy", "tool", "decision"), CALLS, ids=str)
 def test_the_control_plane_decides_the_contracts_vectors(
     policy: dict[str, list[str]], tool: str, decision: str

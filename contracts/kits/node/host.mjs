@@ -328,68 +328,84 @@ function namesOf(name) {
   return [...new Set([name, neutral, second ?? neutral])];
 }
 
-/** Bytes as characters: the glob language counts bytes. */
-const wide = (text) => Buffer.from(text, 'utf8').toString('latin1');
-const escaped = (letter) => [...wide(letter)].map((byte) => `\\x${byte.charCodeAt(0).toString(16).padStart(2, '0')}`).join('');
-
 /** A test of names by a list of globs (../../policy-rules.md). Throws `policy_invalid` where one is none. */
 export function globs(patterns) {
-  const expressions = patterns.map((pattern) => new RegExp(`^(?:${expression(pattern)})$`, 's'));
-  return (...names) => expressions.some((one) => names.some((name) => one.test(wide(name))));
+  const read = patterns.map(piecesOf);
+  const matches = (pieces, bytes) => follow(pieces, bytes, new Set([0])).has(bytes.length);
+  return (...names) => names.map((name) => Buffer.from(name)).some((bytes) => read.some((pieces) => matches(pieces, bytes)));
 }
 
-function expression(pattern) {
+// A piece of a pattern takes the places in a text where it may start, and gives those where it may end: no place is tried twice.
+const follow = (pieces, bytes, starts) => pieces.reduce((places, piece) => piece(bytes, places), starts);
+const one = (fits) => (bytes, starts) => new Set([...starts].filter((at) => at < bytes.length && fits(bytes[at])).map((at) => at + 1));
+const any = (choices) => (bytes, starts) => new Set(choices.flatMap((pieces) => [...follow(pieces, bytes, starts)]));
+const from = (starts, bytes, ends) => {
+  const found = new Set(starts);
+  for (let at = Math.min(...starts); at < bytes.length; at += 1) if (ends(bytes[at])) found.add(at + 1);
+  return found;
+};
+const star = (bytes, starts) => from(starts, bytes, () => true);
+const folders = (bytes, starts) => from(starts, bytes, (byte) => byte === 47);
+const literal = (letter) => [...Buffer.from(letter)].map((wanted) => one((byte) => byte === wanted));
+
+function piecesOf(pattern) {
   const wrong = (fact) => new HostError('policy_invalid', `glob ${JSON.stringify(pattern.slice(0, 80))} ${fact}`);
   if (Buffer.byteLength(pattern) > PATTERN_BYTES_MAX) throw wrong(`is longer than ${PATTERN_BYTES_MAX} bytes`);
   const letters = [...pattern];
-  const open = [{ choices: [], text: '' }]; // The pattern, and in it each brace that is open.
+  const open = [{ choices: [], pieces: [] }]; // The pattern, and in it each brace that is open.
   for (let at = 0; at < letters.length; at += 1) {
     const letter = letters[at];
-    const choice = open.at(-1);
+    const { choices, pieces } = open.at(-1);
     if (letter === '*' && letters[at + 1] === '*') {
-      const starts = choice.text === '';
+      const starts = pieces.length === 0;
       const whole = letters[at + 2] === '/' && (starts || letters[at - 1] === '/');
       const all = !whole || (starts && at + 3 === letters.length && open.length === 1);
-      choice.text += all ? '.*' : '(?:.*/)?';
+      pieces.push(all ? star : folders);
       at += whole ? 2 : 1;
     } else if (letter === '*') {
-      choice.text += '.*';
+      pieces.push(star);
     } else if (letter === '?') {
-      choice.text += '.';
+      pieces.push(one(() => true));
     } else if (letter === '[') {
-      const from = at + 1 + ('!^'.includes(letters[at + 1] ?? ' ') ? 1 : 0);
-      const end = letters.indexOf(']', from + 1); // A `]` right at the start is a member.
+      const begin = at + 1 + (['!', '^'].includes(letters[at + 1]) ? 1 : 0);
+      const end = letters.indexOf(']', begin + 1); // A `]` right at the start is a member.
       if (end < 0) throw wrong("has a '[' that is not closed");
-      choice.text += `[${from > at + 1 ? '^' : ''}${ranges(letters.slice(from, end), wrong)}]`;
+      const listed = bytesOf(letters.slice(begin, end), wrong);
+      const wanted = begin === at + 1;
+      pieces.push(one((byte) => listed.has(byte) === wanted));
       at = end;
     } else if (letter === '{') {
-      open.push({ choices: [], text: '' });
+      open.push({ choices: [], pieces: [] });
     } else if (letter === '}' || (letter === ',' && open.length > 1)) {
       if (open.length === 1) throw wrong("has a '}' that was not opened");
-      choice.choices.push(choice.text);
-      choice.text = '';
+      choices.push(pieces);
+      open.at(-1).pieces = [];
       if (letter === '}') {
         open.pop();
-        const choices = choice.choices.filter((text) => text); // An empty choice beside others is none.
-        if (choices.length) open.at(-1).text += `(?:${choices.join('|')})`;
+        const real = choices.filter((choice) => choice.length); // An empty choice beside others is none.
+        if (real.length) open.at(-1).pieces.push(any(real));
       }
     } else {
       if (letter === '\\' && (at += 1) === letters.length) throw wrong('ends in a backslash');
-      choice.text += escaped(letters[at]);
+      pieces.push(...literal(letters[at]));
     }
   }
   if (open.length > 1) throw wrong("has a '{' that is not closed");
-  return open[0].text;
+  return open[0].pieces;
 }
 
-function ranges(members, wrong) {
-  let text = '';
+/** The bytes that a class lists; of a range between longer letters, those between the last byte of one and the first of the other. */
+function bytesOf(members, wrong) {
+  const listed = new Set();
   for (let at = 0; at < members.length; at += 1) {
-    text += escaped(members[at]);
-    if (members[at + 1] !== '-' || at + 2 >= members.length) continue;
-    if (members[at + 2] < members[at]) throw wrong(`has the empty range '${members[at]}-${members[at + 2]}'`);
-    text += `-${escaped(members[at + 2])}`;
-    at += 2;
+    const low = members[at];
+    const isRange = members[at + 1] === '-' && at + 2 < members.length;
+    if (isRange) at += 2;
+    const high = members[at];
+    if (high.codePointAt(0) < low.codePointAt(0)) throw wrong(`has the empty range '${low}-${high}'`);
+    const [first, last] = [Buffer.from(low), Buffer.from(high)];
+    for (const byte of [...first, ...last]) listed.add(byte);
+    if (isRange) for (let byte = first.at(-1); byte < last[0]; byte += 1) listed.add(byte);
   }
-  return text;
+  return listed;
 }
