@@ -228,6 +228,9 @@ def demo(args: list[str]) -> NoReturn:
 def test(args: list[str]) -> NoReturn:
     python = environment()
     os.chdir(ROOT)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # Or each of thousands of processes compiles the same files.
+    if "--quick" in args:
+        args = ["-q", "--numprocesses=2", *args]
     if args:
         become(python, "-m", "pytest", *args)
     become(python, os.path.join("tests", "suite.py"))
@@ -321,7 +324,10 @@ def check(args: list[str]) -> int:
 
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "demo": (demo, "run an order to its receipt with the built-in backend, and show it"),
-    "test": (test, "pass the tests, with coverage; with pytest arguments: just those tests"),
+    "test": (
+        test,
+        "pass the tests, with coverage; --quick: some of each in 90 s; with pytest arguments: just those tests",
+    ),
     "check": (check, "formatting, lint, types, architecture, fresh schemas"),
     "bench": (bench, "print the benchmark table"),
     "faults": (faults, "try the fault catalogue and print its figures; --quick (once) or --long (full size, thrice)"),

@@ -225,6 +225,27 @@ SUMMARY = os.environ.get("BACKPLANE_SUITE_SUMMARY")
 BEGAN = time.monotonic()
 
 
+QUICK_WITHOUT = ("vendors", "faults", "clients", "interop")
+"""Folders of real agents, hostile programs and compilers."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="one case a test, without the slow ones and the real agents")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.getoption("--quick") and collection_path.name in QUICK_WITHOUT else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        slow = set(Path(__file__).with_name("slow.txt").read_text().splitlines())
+        firsts = {item.nodeid.partition("[")[0].removeprefix("tests/"): item for item in reversed(items)}
+        kept = {id(item) for name, item in firsts.items() if name not in slow}
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+        items[:] = [item for item in items if id(item) in kept]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*programs): skipped where one of these programs cannot be used")
 

@@ -7,7 +7,6 @@ without arguments comes this way; by hand, `suite.py tests/test_x.py` shows what
 
 from __future__ import annotations
 
-import compileall
 import json
 import os
 import shutil
@@ -108,9 +107,6 @@ def run_pytest(folder: Path, sources: list[Path]) -> int:
     """Run pytest over everything, its children noted in `folder`; return its exit code."""
     install_child_lines()
     write_marker(folder, sources)
-    # Where PYTHONDONTWRITEBYTECODE is set, thousands of children would compile the same modules.
-    for source in (*sources, ROOT / "tests"):
-        compileall.compile_dir(source, quiet=1)
     LAST_FAILED.unlink(missing_ok=True)  # Or what failed long ago and is no more would be tried, too.
     command = [sys.executable, "-m", "pytest", f"--numprocesses={WORKERS}", "--dist=loadfile"]
     command += ["--durations=8", "--durations-min=2", *sys.argv[1:]]

@@ -134,6 +134,14 @@ def run_nested(tmp_path: Path, text: str, **environment: str) -> subprocess.Comp
     return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
+def test_each_slow_test_that_is_named_is_there() -> None:
+    names = [line for line in (ROOT / "tests" / "slow.txt").read_text().splitlines() if "::" in line]
+    files = {name.partition("::")[0] for name in names}
+    texts = {file: (ROOT / "tests" / file).read_text(encoding="utf-8") for file in files}
+    gone = [name for name in names if f"def {name.partition('::')[2]}(" not in texts[name.partition("::")[0]]]
+    assert gone == []
+
+
 NEEDY = "import pytest\n@pytest.mark.needs('no-such-tool')\ndef test_it(): pass\n"
 
 
