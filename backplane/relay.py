@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from backplane.errors import ProtocolError, from_code, unforeseen
+from backplane.errors import BackplaneError, ProtocolError, from_code, unforeseen
 from backplane.receipts.pieces import canonical_parts
 from backplane.receipts.trace import Trace
 from backplane.record import STOPPED
@@ -50,6 +50,11 @@ def ends_in_final(ended: Run) -> bool:
     return ended.end.reason == "partial" or ended.error.code == "execution_workspace_error"
 
 
+def _words(error: BackplaneError) -> str:
+    """The fact and the next step: a message has no member for that."""
+    return f"{error.message}; {error.hint}" if error.hint else error.message
+
+
 def ending(ended: Run, *, ref_id: str, line_bytes_max: int) -> Iterator[bytes]:
     """The run's `final` or `fatal` in pieces, the receipt's canonical bytes as its last member.
 
@@ -79,7 +84,7 @@ def _ending(ended: Run, ref_id: str, line_bytes_max: int) -> Iterator[bytes]:
     head: dict[str, str] = {"t": "final" if ends_in_final(ended) else "fatal", "ref_id": ref_id}
     if head["t"] == "fatal":
         error = ended.error
-        head |= {"error": error.message, "error_code": error.code} if error else {"error": "", "error_code": "internal"}
+        head |= {"error": _words(error), "error_code": error.code} if error else {"error": "", "error_code": "internal"}
     prefix, suffix = canonical_parts(receipt)
     trace_bytes = receipt.trace.size_bytes if isinstance(receipt.trace, Trace) else 0
     start = msgspec.json.encode(head)[:-1]

@@ -80,9 +80,9 @@ def lines(data: bytes) -> list[str]:
 
 
 def fault(done: subprocess.CompletedProcess[bytes]) -> str:
-    """The code on stderr; three lines at most, no traceback."""
+    """The code on stderr, and what belongs to it below: evidence, the next step; no traceback of ours."""
     words = lines(done.stderr)
-    assert 1 <= len(words) <= 3, done.stderr
+    assert all(line.startswith("  ") for line in words[1:]), done.stderr
     assert b"Traceback" not in done.stderr
     code, _, _ = words[0].partition(": ")
     assert code in CODES
@@ -812,6 +812,21 @@ def test_the_id_of_a_conversation_that_is_kept_is_shown(cli: Cli, work: Path, ke
     done = cli("run", "task", "--sidecar", f"{sys.executable} {work / 'keeper.py'}", *wish)
     assert done.returncode == 0
     assert ("conversation: s-1\n" in done.stdout.decode()) == kept
+
+
+def test_the_last_words_of_a_dead_host_are_lines(cli: Cli) -> None:
+    done = cli("run", "x", "--sidecar", f"{sys.executable} -c 'def f(): return 1/0\nf()'")
+    assert [line[:13] for line in lines(done.stderr)][1:3] == ["  Traceback (", '    File "<st']
+    assert b"\\n" not in done.stderr
+
+
+def test_a_control_plane_as_a_host_that_has_no_place_for_its_receipts_says_what_to_do(cli: Cli) -> None:
+    words = ["run", "echo hi", "--sidecar", f"{sys.executable} -m backplane serve", "--param", "abp.backend=shell"]
+    done = cli(*words, "--env", "BACKPLANE_HOME=/proc/none")
+    assert done.returncode == 1
+    assert b"BACKPLANE_HOME" in done.stderr
+    assert b'{"artifacts"' not in done.stdout, "the outer store has it"
+    assert cli(*words, "--env", "BACKPLANE_HOME=/tmp/inner").returncode == 0
 
 
 def test_piped_output_is_readable_text(cli: Cli) -> None:

@@ -265,7 +265,7 @@ def _say_the_end(plan: Plan, ended: Run, look: show.Look, saved: bool) -> None:
         for line in show.diff(ended.patch, look):
             streams.write(line)
     streams.write(show.summary(ended.receipt, look, ended.patch))
-    if not saved and ended.error is not None and ended.error.code == "receipt_store_failed":
+    if not saved and ended.end is not None and ended.end.reason == "store":
         # The store could not keep it: this is the only copy there will be.
         for chunk in ended.receipt_chunks():
             streams.write_bytes(chunk)

@@ -169,12 +169,12 @@ def complain(text: str) -> None:
 
 
 def error(fault: BackplaneError) -> None:
-    """Say an error on stderr: code and fact, evidence, next step; each on one line."""
+    """Say an error on stderr: code and fact, evidence line by line, next step."""
     red, plain = ("\x1b[31m", "\x1b[0m") if is_terminal(STDERR) else ("", "")
     code = one_line(fault.foreign_code, CODE_CHARS_MAX) if fault.foreign_code else fault.code
     lines = [f"{red}{code}{plain}: {one_line(fault.message)}"]
     if fault.evidence and fault.evidence.strip():
-        lines.append("  " + one_line(fault.evidence.strip(), keep="end"))
+        lines += ["  " + one_line(line) for line in fault.evidence.strip()[-SHOWN_CHARS_MAX:].splitlines()]
     if fault.hint:
         lines.append("  " + one_line(fault.hint))
     complain("\n".join(lines) + "\n")

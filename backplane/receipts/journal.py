@@ -297,7 +297,7 @@ _HINTS: Final = {
     "ENOSPC": "free some space and run again",
     "EDQUOT": "free some space and run again",
     "EFBIG": "raise the limit on file sizes (ulimit -f)",
-    "EROFS": "point the state directory to a writable disk",
+    "EROFS": "point the state directory (BACKPLANE_HOME) to a writable disk; inside of a sandbox below /tmp, say",
     "EACCES": "give this user the state directory",
     "ENOTEMPTY": "this run id was used before; take a new one",
     "ENOTDIR": "move away what lies there, or point the state directory to another folder",

@@ -275,6 +275,7 @@ public final class Backplane implements AutoCloseable {
                     throw new Failure("protocol_invalid_envelope", "a line is over " + LINE_BYTES_MAX + " bytes");
                 }
             }
+            if (line.size() > 0) take(line.toByteArray()); // A last line without its newline counts, where it is whole.
         } catch (Failure error) {
             failure = error;
         } catch (IOException error) {

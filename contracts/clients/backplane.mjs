@@ -115,6 +115,8 @@ class Client {
       }
       this._heedReaders();
     });
+    // A last line without its newline counts, where it is whole.
+    this._child.stdout.on('end', () => held > 0 && this._take(Buffer.concat(pieces)));
   }
 
   _heedReaders() {
