@@ -250,6 +250,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*programs): skipped where one of these programs cannot be used")
 
 
+def pytest_runtest_logstart(nodeid: str) -> None:
+    worker.follow(nodeid)
+
+
 def pytest_unconfigure() -> None:
     worker.end()
 

@@ -44,7 +44,8 @@ CAPABILITIES: Final = Manifest({
     "mcp_client": UNSUPPORTED, "mcp_server": UNSUPPORTED,
 })  # fmt: skip
 
-DEFAULTS: Final[dict[str, Json]] = {"model": "gpt-4o", "max_tokens": 4096}
+DEFAULTS: Final[dict[str, Json]] = {"model": "gpt-5.5", "max_tokens": 4096}
+"""The model is one of those at docs.github.com/en/copilot/reference/ai-models/supported-models, 2026-11."""
 
 FRAMING: Final = "sse"
 DONE: Final = True

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -22,7 +21,6 @@ from backplane.errors import WorkspaceError
 from backplane.workspace import git, patch
 from backplane.workspace.apply import APPLIED_ALREADY, Applied, put
 from backplane.workspace.baseline import BLOB_BYTES_MAX
-from backplane.workspace.copying import remove_tree
 from backplane.workspace.pack import FILE, PROGRAM, Leaf, Names, write_trees
 from backplane.workspace.patch import BLOBS_NAME, RECORD_BYTES_MAX, Saved, Target, failure, leaf_json, read_leaf
 from backplane.workspace.place import Workspace
@@ -348,7 +346,8 @@ def rewind_original(
         if now != was:
             steps[path] = Target(path, now, was)
     try:
-        saved = Saved(final.root, "staged", steps, {}, _joined(run_dir))
+        folders = (run_dir / FOLDER_NAME / "blobs",)
+        saved = Saved(final.root, "staged", steps, {}, run_dir / BLOBS_NAME, folders)
         return put(saved, _marked(run_dir), Path(final.root), check=check)
     except WorkspaceError as error:
         if error.message == APPLIED_ALREADY:
@@ -357,25 +356,8 @@ def rewind_original(
     except OSError as error:
         hint = "nothing was changed; look at the disks of the workspace and of the state folder"
         raise failure(f"'{printable(final.root)}' cannot be rewound: {error.strerror}", hint) from error
-    finally:
-        remove_tree(run_dir / _JOINED)
 
 
 def _marked(run_dir: Path) -> Path:
     """Beside what the exchange is noted: not the run's own name, as that would say its patch was applied."""
     return run_dir.with_name(f"{run_dir.name}-rewind")
-
-
-_JOINED: Final = f"{BLOBS_NAME}.joined"
-
-
-def _joined(run_dir: Path) -> Path:
-    """Contents of the final patch and of the checkpoints in one folder, by links."""
-    joined = run_dir / _JOINED
-    remove_tree(joined)
-    joined.mkdir(mode=0o700)
-    for folder in (run_dir / BLOBS_NAME, run_dir / FOLDER_NAME / "blobs"):
-        for blob in folder.iterdir() if folder.is_dir() else ():
-            with contextlib.suppress(FileExistsError):
-                os.link(blob, joined / blob.name)
-    return joined

@@ -174,6 +174,9 @@ class Saved(msgspec.Struct, frozen=True):
     renames: dict[str, str]
     """New path → old path."""
     blobs: Path
+    """Folder of the kept contents, by their names."""
+    more_blobs: tuple[Path, ...] = ()
+    """Folders that are looked in for what is not there."""
 
     def content(self, leaf: Leaf) -> bytes:
         """A kept content whole. Raises as `pieces`."""
@@ -185,14 +188,18 @@ class Saved(msgspec.Struct, frozen=True):
         Raises:
             OSError, WorkspaceError: `execution_workspace_error`, it is not what was kept.
         """
-        path = self.blobs / leaf.oid.hex()
-        with opened(open_root(self.blobs)) as folder, opened(os.open(path.name, FILE_FLAGS, dir_fd=folder)) as file:
+        path = self._place_of(leaf)
+        with opened(open_root(path.parent)) as folder, opened(os.open(path.name, FILE_FLAGS, dir_fd=folder)) as file:
             facts = os.fstat(file)
             if not stat.S_ISREG(facts.st_mode) or facts.st_size > BLOB_BYTES_MAX:
                 raise _not_kept(path, BLOB_BYTES_MAX)
             digest = yield from hashed(file, facts.st_size)
         if digest != leaf.oid:
             raise failure("a kept file of the run is not what was kept", "the run's folder was changed by somebody")
+
+    def _place_of(self, leaf: Leaf) -> Path:
+        places = [folder / leaf.oid.hex() for folder in (self.blobs, *self.more_blobs)]
+        return next(filter(os.path.lexists, places), places[0]) if self.more_blobs else places[0]
 
 
 def hashed(file: int, size: int) -> Generator[bytes, None, bytes]:

@@ -70,7 +70,7 @@ LEVELS = {
 }
 MODELS = {
     "openai": "gpt-5.5", "claude": "claude-sonnet-5-5", "gemini": "gemini-3.8-flash",
-    "codex": "gpt-5.5", "kimi": "kimi-k3", "copilot": "gpt-4o",
+    "codex": "gpt-5.5", "kimi": "kimi-k3", "copilot": "gpt-5.5",
 }  # fmt: skip
 
 
