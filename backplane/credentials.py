@@ -153,7 +153,7 @@ def cover(
             for place in (path, *copies):
                 names[name] = None
                 places[place] = os.path.isdir(path)
-    outermost = {path: folder for path, folder in places.items() if not any(_below(path, one) for one in places)}
+    outermost = {path: folder for path, folder in places.items() if not any(below(path, one) for one in places)}
     return Covered(outermost, tuple(names), tuple(left_open))
 
 
@@ -177,8 +177,9 @@ def _paths(spot: str, homes: tuple[str, ...]) -> list[str]:
 
 
 def _within(path: str, folder: str) -> bool:
-    return path == folder or _below(path, folder)
+    return path == folder or below(path, folder)
 
 
-def _below(path: str, folder: str) -> bool:
+def below(path: str, folder: str) -> bool:
+    """Tell whether a path lies in a folder, at any depth; both absolute, links followed."""
     return path != folder and path.startswith(folder.rstrip("/") + "/")

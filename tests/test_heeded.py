@@ -67,6 +67,14 @@ async def run_on(backend: Backend, home: Path, root: Path, name: str) -> Run:
     return run
 
 
+def check_needless_or_refused(run: Run, name: str, *, needless: bool) -> None:
+    if needless:
+        assert run.receipt is not None
+        assert run.receipt.outcome == "complete"
+    else:
+        check_refused(run, name)
+
+
 def check_refused(run: Run, name: str) -> None:
     assert run.error is not None
     assert (run.error.code, run.error.facts.exit_code) == ("capability_unsupported", 4)
@@ -81,11 +89,7 @@ async def test_a_host_without_a_model_needs_no_effect_or_refuses(
     host: str, name: str, backplane_home: Path, root: Path
 ) -> None:
     run = await run_on(find(host, Settings(limits=QUICK), os.environ), backplane_home, root, name)
-    if name in table.HEEDS[host]:
-        assert run.receipt is not None
-        assert run.receipt.outcome == "complete"
-    else:
-        check_refused(run, name)
+    check_needless_or_refused(run, name, needless=name in table.HEEDS[host])
 
 
 @one_loop
@@ -96,11 +100,7 @@ async def test_an_example_in_another_language_refuses_what_it_does_not_do(
 ) -> None:
     program, *words = EXAMPLES[host]
     run = await run_on(ProcessBackend(id="example", argv=(needs(program), *words)), backplane_home, root, name)
-    if host == "node" and name in table.HEEDS["shell"]:
-        assert run.receipt is not None
-        assert run.receipt.outcome == "complete"
-    else:
-        check_refused(run, name)
+    check_needless_or_refused(run, name, needless=host == "node" and name in table.HEEDS["shell"])
 
 
 @one_loop

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from backplane.contract.work import PolicyProfile
-from backplane.credentials import Covered
+from backplane.credentials import Covered, below
 from backplane.errors import PolicyError
 from backplane.globs import Globs, compile_globs
 
@@ -93,7 +93,7 @@ def work_out(
         fixed = {path: folder for path, folder in _matches(root, writes) if path not in hidden}
         for tree in seen_elsewhere if profile.deny_read else ():
             hidden.update(_matches(tree, reads))
-        if home is not None and profile.deny_read and not _inside(home, root):
+        if home is not None and profile.deny_read and not below(home, root):
             hidden.update(_near(home, reads))
         above = _ancestors(root, [*hidden, *fixed])
     except (OverflowError, PolicyError):
@@ -108,7 +108,7 @@ def work_out(
     for path in sorted(fixed):
         options += ("--ro-bind", path, path)
     for path, is_folder in sorted(hidden.items()):
-        if not any(_inside(path, folder) for folder in folders):
+        if not any(below(path, folder) for folder in folders):
             options += _cover(path, is_folder, blank[path])
     history = f"; {HISTORY}" if any(map(_in_repository, seen_elsewhere or (root,))) else ""
     return Masks(
@@ -131,7 +131,7 @@ def _unmatched(writes: Globs, root: str, covered: list[str]) -> tuple[str, ...]:
     """Return the patterns that name none of the covered paths."""
     if root in covered:
         return ()
-    paths = [path[len(root) + 1 :] for path in covered if _inside(path, root)]
+    paths = [path[len(root) + 1 :] for path in covered if below(path, root)]
     return tuple(one for one in writes.patterns if not any(_names(_alone(one), path) for path in paths))
 
 
@@ -218,10 +218,6 @@ def _ancestors(root: str, paths: list[str]) -> list[str]:
     """Folders between the root and what is covered: as mounts of their own they cannot be moved away with it."""
     found: set[str] = set()
     for path in paths:
-        while _inside(path, root) and (path := os.path.dirname(path)) != root:
+        while below(path, root) and (path := os.path.dirname(path)) != root:
             found.add(path)
     return sorted(found)
-
-
-def _inside(path: str, root: str) -> bool:
-    return path != root and path.startswith(root.rstrip("/") + "/")
