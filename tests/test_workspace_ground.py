@@ -357,11 +357,12 @@ def test_a_file_that_becomes_something_else_meanwhile_is_told_with_what_helps(
 def test_a_rewind_that_cannot_write_the_state_folder_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.write({"a.txt": "a\n"})
     place.patch_of([("a.txt", "b\n")])
+    place.write({"a.txt": "b\n"})
 
     def refuse(*words: object, **more: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr(os, "mkdir", refuse)
     with pytest.raises(WorkspaceError, match="cannot be rewound: Read-only file system") as caught:
         rewind_original(place.run_dir, None)
     assert caught.value.hint is not None
