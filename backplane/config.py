@@ -27,6 +27,9 @@ PREFIX: Final = "BACKPLANE_"
 SECONDS_MAX: Final = 31_536_000.0
 """Longest time a setting may have: a year. Beyond it, infinity included, clocks of the system overflow."""
 
+TOML_BYTES_MAX: Final = 1024 * 1024
+"""Longest configuration: a file of a hundred backends takes some 20 KiB."""
+
 COUNT_MAX: Final = 2**53
 """Largest count or size a setting may have: exact in every program that may read it back."""
 
@@ -252,10 +255,8 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
     Raises:
         ConfigError: `config_invalid`; also for a key that stands twice.
     """
-    from backplane import toml  # Most runs have no file to read.
-
     try:
-        table = toml.loads(data)
+        table = read_toml(data)
         text = data.decode()
     except (ValueError, RecursionError) as error:
         raise _invalid(source, None, f"not readable as TOML: {error or type(error).__name__}") from error
@@ -270,6 +271,21 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
     )
     key = _key_place(own.signing_key, folder)
     return replace(own, backends=named, policy=_policy_place(own.policy, folder), signing_key=key, hooks=hooks)
+
+
+def read_toml(data: bytes) -> dict[str, Any]:
+    """Decode a TOML text.
+
+    Raises:
+        ValueError: the text is no UTF-8, no TOML, or longer than `TOML_BYTES_MAX`.
+        RecursionError: the text is nested too deep.
+    """
+    import tomllib  # Most runs have no file to read.
+
+    if len(data) > TOML_BYTES_MAX:
+        raise ValueError(f"over {TOML_BYTES_MAX} bytes")
+    # With a newline at the end a fault on the last line has a number, too.
+    return tomllib.loads(data.decode() + "\n")
 
 
 def _key_place(key: str | None, folder: Path) -> str | None:
@@ -461,16 +477,14 @@ def _with(settings: Settings, given: Mapping[str, Any], cwd: Path) -> Settings:
 
 
 def _read_bytes(path: Path) -> bytes:
-    from backplane import toml
-
     try:
         with path.open("rb") as file:
-            data = file.read(toml.BYTES_MAX + 1)  # `--config` may name a device without end.
+            data = file.read(TOML_BYTES_MAX + 1)  # `--config` may name a device without end.
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError("config_invalid", f"the configuration {path} cannot be read: {why}") from error
-    if len(data) > toml.BYTES_MAX:
-        raise _invalid(str(path), None, f"over {toml.BYTES_MAX} bytes")
+    if len(data) > TOML_BYTES_MAX:
+        raise _invalid(str(path), None, f"over {TOML_BYTES_MAX} bytes")
     return data
 
 
@@ -522,8 +536,6 @@ def _line_of(text: str, path: tuple[str, ...]) -> int | None:
 
     A value over several lines is whole only later, hence the second loop.
     """
-    from backplane import toml
-
     lines = text.splitlines(keepends=True)
     ends = list(itertools.accumulate(len(line.encode()) for line in lines))
     tries, left = _LINES_TRIED_MAX, _LINES_BYTES_MAX
@@ -535,7 +547,7 @@ def _line_of(text: str, path: tuple[str, ...]) -> int | None:
             if min(tries, left) < 0:
                 return None
             try:
-                table = toml.loads("".join(lines[:end]).encode())
+                table = read_toml("".join(lines[:end]).encode())
             except ValueError:
                 continue
             if _holds(table, path):

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane import schemas, toml
-from backplane.config import BackendSettings
+from backplane import schemas
+from backplane.config import BackendSettings, read_toml
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, Failed
@@ -427,7 +427,7 @@ def _told_line(value: dict[str, Any]) -> list[Finding]:
 
 def _configuration(data: bytes, name: str) -> Findings:
     try:
-        value = toml.loads(data)
+        value = read_toml(data)
         json.dumps(value)
     except (ValueError, RecursionError) as error:
         line = re.search(r"at line (\d+)", str(error))

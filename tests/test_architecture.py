@@ -56,7 +56,6 @@ ROOMS = {
     "locks": "",
     "tail": "",
     "share": "errors",
-    "toml": "",
     "process": f"{SHAPES} _guard block loop once tail",
     "programs": f"{SHAPES} process",
     "workspace": f"{SHAPES} globs locks process",
@@ -64,7 +63,7 @@ ROOMS = {
     "sessions": f"{SHAPES} ir",
     "packed": "",
     "upstream": f"{SHAPES} ir dialects packed presets",
-    "config": f"{SHAPES} share toml",
+    "config": f"{SHAPES} share",
     "credentials": SHAPES,
     "contain": f"{SHAPES} _guard addresses share config credentials globs policy process workspace",
     "telemetry": "contract",
@@ -104,7 +103,7 @@ ROOMS = {
     "conform": f"{SHAPES} protocol process share schemas",
     "testing": f"{SHAPES} presets",
     "schemas": f"{SHAPES} ir share config credentials policy",
-    "validate": f"{SHAPES} share config policy protocol schemas toml",
+    "validate": f"{SHAPES} share config policy protocol schemas",
     # the front door
     "__init__": f"{SHAPES} api asks hooking hooks runtime",
     "cli": (

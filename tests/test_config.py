@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 import time
-import tomllib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane import config, toml
+from backplane import config
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.errors import ConfigError, StoreError
 
@@ -254,48 +253,6 @@ def test_a_state_directory_that_cannot_be_made_is_an_error_of_the_store(tmp_path
     with pytest.raises(StoreError, match=r"ENOTDIR|EEXIST") as caught:
         config.home({"BACKPLANE_HOME": str(tmp_path / "file" / "state")})
     assert caught.value.code == "receipt_store_failed"
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["a" + ".a" * 50_000 + " = 1", "[" + ".".join(["a"] * 50_000) + "]", "x = {" + "'a' . " * 50_000 + "a = 1}"],
-    ids=["key", "header", "inside"],
-)
-def test_a_key_of_endless_parts_is_refused_before_it_is_read(text: str) -> None:
-    begun_s = time.monotonic()
-    message = fault("[limits]\n" + text + "\n")
-    assert message == "b.toml: not readable as TOML: a key of more than 32 dots (at line 2)"
-    assert time.monotonic() - begun_s < 5
-
-
-def test_dots_in_quotes_and_comments_count_for_no_key() -> None:
-    dots = ".".join("a" * 100)
-    text = r'''
-        # DOTS
-        [backends.other]
-        host = "DOTS"  # DOTS
-        endpoints = ['DOTS', "\"DOTS"]
-        env = { B = "#", C = '#', "DOTS" = "", 'DOTS.' = "" }
-        writable = [MANY]
-        [backends.other.options]
-        a.b.c.d = [MANY]
-        text = """
-            \"""DOTS
-            "DOTS""\"""\"""" # DOTS
-    '''
-    backend = parse(text.replace("DOTS", dots).replace("MANY", "'a.b', " * 40)).backends["other"]
-    assert (backend.host, backend.endpoints) == (dots, (dots, '"' + dots))
-    assert backend.options["text"].count(dots) == 2
-
-
-@given(st.text(alphabet="a.=[]{}'\"#\\\n, 1", max_size=200))
-def test_what_the_standard_reader_takes_is_taken_whatever_its_quotes(text: str) -> None:
-    dots = ".".join("a" * 40)
-    try:
-        value = tomllib.loads(f"{text}\nx = '{dots}' # {dots}\n")
-    except (ValueError, RecursionError):
-        return
-    assert toml.loads(f"{text}\nx = '{dots}' # {dots}\n".encode()) == value
 
 
 def test_the_line_of_a_fault_is_looked_for_in_a_bounded_time() -> None:

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane import share, toml
+from backplane import share
+from backplane.config import TOML_BYTES_MAX
 from backplane.validate import COUNTED_MAX, FINDINGS_MAX, Findings, validate
 
 EXAMPLES = share.find("contracts") / "examples"
@@ -216,12 +217,9 @@ def test_a_backend_with_a_null_in_place_of_its_command_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.toml", "-"])
-def test_toml_of_endless_parts_or_size_is_refused_before_it_is_read(name: str) -> None:
-    for data in (b"a" + b".a" * 60_000 + b"=1", b"[" + b"a." * 50_000 + b"a]\nx=1", b"#" * (toml.BYTES_MAX + 1)):
-        begun_s = time.monotonic()
-        found = validate(data, name)
-        assert ("TOML: a key of more than 32 dots" if b"." in data else "TOML: over") in found.findings[0].message
-        assert time.monotonic() - begun_s < 5
+def test_toml_without_end_is_refused_before_it_is_read(name: str) -> None:
+    (finding,) = validate(b"#" * (TOML_BYTES_MAX + 1), name).findings
+    assert "TOML: over" in finding.message
 
 
 def test_a_long_value_is_cut_in_the_message() -> None:
