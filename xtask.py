@@ -222,7 +222,7 @@ def become(*command: str) -> NoReturn:
 
 
 def demo(args: list[str]) -> NoReturn:
-    become(environment(), "-P", "-m", "backplane.demo", *args)
+    become(environment(), "-P", "-m", "backplane.cli.demo", *args)
 
 
 def test(args: list[str]) -> NoReturn:

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from backplane.api import run, start
-    from backplane.asks import Decision
     from backplane.contract.receipt import Receipt
     from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
     from backplane.errors import BackplaneError
-    from backplane.hooking import Call
-    from backplane.hooks import Hook
-    from backplane.runtime import ControlPlane, Run
+    from backplane.policy.approvals import Decision
+    from backplane.runtime.hook_calls import Call
+    from backplane.runtime.hooks import Hook
+    from backplane.runtime.plane import ControlPlane
+    from backplane.runtime.run import Run
 
 __version__: Final = "0.1.0"
 
@@ -40,13 +41,13 @@ __all__ = [
 
 _HOME: Final[dict[str, str]] = {
     "BackplaneError": "errors",
-    "Call": "hooking",
-    "ControlPlane": "runtime",
-    "Decision": "asks",
-    "Hook": "hooks",
+    "Call": "runtime.hook_calls",
+    "ControlPlane": "runtime.plane",
+    "Decision": "policy.approvals",
+    "Hook": "runtime.hooks",
     "PolicyProfile": "contract.work",
     "Receipt": "contract.receipt",
-    "Run": "runtime",
+    "Run": "runtime.run",
     "RuntimeConfig": "contract.work",
     "WorkOrder": "contract.work",
     "WorkspaceSpec": "contract.work",

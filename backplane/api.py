@@ -16,15 +16,17 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from backplane import backends, config
-from backplane.backends import Backend
+from backplane import config
 from backplane.config import Settings
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
 from backplane.errors import ConfigError
-from backplane.hooks import Hook, taken
-from backplane.intake import OnAsk
-from backplane.runtime import ControlPlane, Run
+from backplane.runtime import backends
+from backplane.runtime.backends import Backend
+from backplane.runtime.hooks import Hook, taken
+from backplane.runtime.inbound import OnAsk
+from backplane.runtime.plane import ControlPlane
+from backplane.runtime.run import Run
 
 
 @asynccontextmanager

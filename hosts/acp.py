@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from backplane.agent_options import Config, Profile
-from backplane.agents import OPTIONS, STATE
-from backplane.contract.capability import EMULATED, Level
-from backplane.contract.work import OF_HOST
-from backplane.driven.order import (
+from backplane.agents.options import Config, Profile
+from backplane.agents.order import (
     KEPT,
     Place,
     found,
@@ -31,12 +28,15 @@ from backplane.driven.order import (
     shows_results,
     snippets,
 )
+from backplane.agents.shipped import OPTIONS, STATE
+from backplane.contract.capability import EMULATED, Level
+from backplane.contract.work import OF_HOST
 from backplane.errors import BackendError, ConfigError
-from backplane.sidecar import EXTENSIONS, Done, Given, Host, HostRun, main
+from backplane.host import EXTENSIONS, Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
-    from backplane.acp import Turn, Ways
-    from backplane.driven.begin import Program, Started
+    from backplane.agents.acp import Turn, Ways
+    from backplane.agents.begin import Program, Started
     from backplane.process import Child
     from backplane.tools.structured import Shape
 
@@ -165,9 +165,9 @@ def configured(config: Config, users: str | None, model: str | None) -> str:
 
 def ways_of(run: HostRun, profile: Profile, place: Place, shape: Shape | None) -> Ways:
     """The whole order, as the run with the agent takes it. Raises ConfigError, BackendError."""
-    from backplane.acp import Ways
-    from backplane.acp.work import text_block
-    from backplane.cost import read_price
+    from backplane.agents.acp import Ways
+    from backplane.agents.acp.work import text_block
+    from backplane.upstream.cost import read_price
 
     asked_for = () if shape is None else (text_block(shape.request()),)
     return Ways(
@@ -190,7 +190,7 @@ def ways_of(run: HostRun, profile: Profile, place: Place, shape: Shape | None) -
 
 async def drive(run: HostRun, id: str, profile: Profile) -> Done:
     """Have the agent's program run the order."""
-    from backplane.driven import program
+    from backplane.agents import program
 
     require_effect(run, id, profile)
     shape = shape_of(run)
@@ -203,7 +203,7 @@ async def drive(run: HostRun, id: str, profile: Profile) -> Done:
         return prepare(run, profile, places[0])
 
     def speak(child: Child, begun: Program) -> Turn:
-        from backplane.acp import Turn
+        from backplane.agents.acp import Turn
 
         return Turn(run, ways_of(run, profile, places[0], shape), child.stdin, child.stdout)
 

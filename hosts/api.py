@@ -1,8 +1,8 @@
 """An agent over a model's API: asks the model, runs the tools it calls, and asks again until it is done.
 
 The tools are ours (`backplane.tools`), under the policy through the kit's question; the model is
-reached by `backplane.turn`. Which service it is stands in the variable `OPTIONS`, see
-`backplane.presets`; what an order says beside the contract's own fields, under `config.vendor.api`.
+reached by `backplane.upstream.completion`. Which service it is stands in the variable `OPTIONS`, see
+`backplane.upstream.presets`; what an order says beside the contract's own fields, under `config.vendor.api`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import msgspec
 from backplane.contract.capability import EMULATED, NATIVE
 from backplane.contract.events import AgentEvent
 from backplane.errors import BackendError, ConfigError, ContractError
-from backplane.presets import OPTIONS, VARIABLE, Service, read_options
-from backplane.sidecar import Done, Host, HostRun, main
+from backplane.host import Done, Host, HostRun, main
+from backplane.upstream.presets import OPTIONS, VARIABLE, Service, read_options
 
 if TYPE_CHECKING:
-    from backplane.cost import Price, Spent
     from backplane.ir import Conversation, Message, ToolResult, ToolUse, Usage
     from backplane.tools import Result, Toolbox
     from backplane.tools.structured import Shape
-    from backplane.turn import Model, Turn
+    from backplane.upstream.completion import Model, Turn
+    from backplane.upstream.cost import Price, Spent
 
 HOST: Final = Host(
     id="api",
@@ -93,8 +93,8 @@ def read_task(run: HostRun, service: Service) -> Task:
     Raises:
         ConfigError: `config_invalid`, there is no model, a parameter is none, or a budget cannot be held.
     """
-    from backplane.cost import micros, price_of, read_price
     from backplane.tools.structured import Shape
+    from backplane.upstream.cost import micros, price_of, read_price
 
     config = run.order.config
     model = config.model or service.model
@@ -167,7 +167,7 @@ class Agent:
     """One run: turns of the model, and the calls between them."""
 
     def __init__(self, run: HostRun, model: Model, toolbox: Toolbox, task: Task) -> None:
-        from backplane.cost import Spent
+        from backplane.upstream.cost import Spent
 
         self.run = run
         self.model = model
@@ -381,8 +381,9 @@ def work_of(read: Callable[[], tuple[Service, dict[str, str]]]) -> Callable[[Hos
         from backplane.config import child_environment
         from backplane.tools import Toolbox
         from backplane.tools.keys import without
-        from backplane.turn import Model
-        from backplane.upstream import PROTOCOLS, Endpoint, Upstream
+        from backplane.upstream.client import Upstream
+        from backplane.upstream.completion import Model
+        from backplane.upstream.endpoint import PROTOCOLS, Endpoint
 
         service, keys = read()
         task = read_task(run, service)

@@ -6,19 +6,16 @@ is compiled into those settings as well. What the agent says of its own success 
 
 from __future__ import annotations
 
-import backplane.light  # noqa: F401  # isort: skip
+import backplane.contract.light  # noqa: F401  # isort: skip
 import functools
 import os
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from backplane.agent_options import Claude as Options
-from backplane.agents import OPTIONS, STATE
-from backplane.contract.capability import EMULATED, NATIVE
-from backplane.contract.work import OF_HOST
-from backplane.driven.begin import Program, Started, early
-from backplane.driven.order import (
+from backplane.agents.begin import Program, Started, early
+from backplane.agents.options import Claude as Options
+from backplane.agents.order import (
     Place,
     found,
     own_settings,
@@ -29,12 +26,15 @@ from backplane.driven.order import (
     server_rows,
     shape_of,
 )
+from backplane.agents.shipped import OPTIONS, STATE
+from backplane.contract.capability import EMULATED, NATIVE
+from backplane.contract.work import OF_HOST
 from backplane.errors import ConfigError
-from backplane.sidecar import EXTENSIONS, Done, Given, Host, HostRun, main
+from backplane.host import EXTENSIONS, Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
+    from backplane.agents.claude.work import Turn
     from backplane.process import Child
-    from backplane.streamjson.work import Turn
 
 TOOLS: Final = {
     "Read": "read_file", "Write": "write_file", "Edit": "edit_file", "Bash": "bash", "Glob": "glob", "Grep": "grep",
@@ -170,12 +170,12 @@ def start(options: Options, run: Given, state: str) -> Started:
 
 async def drive(run: HostRun, options: Options) -> Done:
     """Have the agent's program run the order."""
-    from backplane.driven import program
+    from backplane.agents import program
 
     shape = shape_of(run)
 
     def speak(child: Child, begun: Program) -> Turn:
-        from backplane.streamjson.work import Turn, Ways
+        from backplane.agents.claude.work import Turn, Ways
 
         ways = Ways(prompt_of(run), TOOLS, ALIASES, withheld(run), options.silence_s, shape)
         return Turn(run, ways, child.stdin, child.stdout)

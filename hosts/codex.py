@@ -6,7 +6,7 @@ order's policy is compiled into those settings as well. What the agent says of i
 
 from __future__ import annotations
 
-import backplane.light  # noqa: F401  # isort: skip
+import backplane.contract.light  # noqa: F401  # isort: skip
 import functools
 import os
 from decimal import Decimal
@@ -14,12 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from backplane.agent_options import Codex as Options
-from backplane.agents import OPTIONS, STATE
-from backplane.contract.capability import EMULATED, NATIVE, restricted
-from backplane.contract.work import OF_HOST
-from backplane.driven.begin import Program, Started, early
-from backplane.driven.order import (
+from backplane.agents.begin import Program, Started, early
+from backplane.agents.options import Codex as Options
+from backplane.agents.order import (
     Place,
     found,
     own_settings,
@@ -30,11 +27,14 @@ from backplane.driven.order import (
     server_rows,
     shape_of,
 )
+from backplane.agents.shipped import OPTIONS, STATE
+from backplane.contract.capability import EMULATED, NATIVE, restricted
+from backplane.contract.work import OF_HOST
 from backplane.errors import BackendError
-from backplane.sidecar import EXTENSIONS, Done, Given, Host, HostRun, main
+from backplane.host import EXTENSIONS, Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
-    from backplane.appserver.work import Turn, Ways
+    from backplane.agents.codex.work import Turn, Ways
     from backplane.process import Child
 
 NATIVELY: Final = (
@@ -187,9 +187,9 @@ def hooks_of(run: Given, options: Options) -> Hooks:
 
 def ways_of(run: Given, options: Options, env: dict[str, str]) -> Ways:
     """The whole order, as the run with the agent takes it. Raises ConfigError, BackendError."""
-    from backplane.appserver import hooked
-    from backplane.appserver.work import Ways
-    from backplane.cost import micros, read_price
+    from backplane.agents.codex import hooked
+    from backplane.agents.codex.work import Ways
+    from backplane.upstream.cost import micros, read_price
 
     hooks = hooks_of(run, options)
 
@@ -238,7 +238,7 @@ def start(options: Options, run: Given, state: str) -> Started:
     hooks = hooks_of(run, options)
     if not hooks.before:
         return argv, env
-    from backplane.appserver import hooked
+    from backplane.agents.codex import hooked
 
     asks = [word for setting in hooked.settings(after=hooks.after) for word in ("-c", setting)]
     return (*argv, *asks), {**env, hooked.SOCKET: os.path.join(state, "hooks")}
@@ -246,7 +246,7 @@ def start(options: Options, run: Given, state: str) -> Started:
 
 def first_words(options: Options, run: Given, env: dict[str, str]) -> bytes:
     """What opens the thread, where nothing has to be settled before: neither a hook nor a conversation."""
-    from backplane.appserver.opening import opening
+    from backplane.agents.codex.opening import opening
 
     settled = not hooks_of(run, options).before and read_session(run).wanted is None
     return opening(*thread_of(run, options, env)) if settled else b""
@@ -254,10 +254,10 @@ def first_words(options: Options, run: Given, env: dict[str, str]) -> bytes:
 
 async def drive(run: HostRun, options: Options) -> Done:
     """Have the agent's program run the order."""
-    from backplane.driven import program
+    from backplane.agents import program
 
     def speak(child: Child, begun: Program) -> Turn:
-        from backplane.appserver.work import Turn
+        from backplane.agents.codex.work import Turn
 
         return Turn(run, ways_of(run, options, begun.env), child.stdin, child.stdout, begun.said)
 

@@ -22,7 +22,7 @@ from backplane.contract.capability import EMULATED, NATIVE, Level, read_manifest
 from backplane.contract.events import Reasoning
 from backplane.contract.receipt import Usage
 from backplane.errors import BackplaneError, from_code
-from backplane.sidecar import EXTENSIONS, Done, Host, HostRun, main
+from backplane.host import EXTENSIONS, Done, Host, HostRun, main
 
 CAPABILITIES: dict[str, Level] = {
     "streaming": NATIVE,

@@ -11,10 +11,10 @@ import os
 from typing import TYPE_CHECKING
 
 from backplane.contract.capability import NATIVE
-from backplane.sidecar import PREVIEW_BYTES_MAX, Done, Host, HostRun, main
+from backplane.host import PREVIEW_BYTES_MAX, Done, Host, HostRun, main
 
 if TYPE_CHECKING:
-    from backplane.programs import Outcome
+    from backplane.process.programs import Outcome
 
 HOST = Host(id="shell", capabilities={"streaming": NATIVE, "tool_bash": NATIVE}, heeds=("max_turns", "max_budget_usd"))
 """Without a model there are no turns, and nothing is spent."""
@@ -45,7 +45,7 @@ async def _execute(run: HostRun, command: str) -> Outcome:
     """Run the command to its end, however long it takes: that is the run's own limit. A "#!" line picks the program."""
     # Loaded now and not at the start: the hello need not wait for them.
     from backplane.config import child_environment
-    from backplane.programs import run_program
+    from backplane.process.programs import run_program
 
     return await run_program(
         _interpreter(command),

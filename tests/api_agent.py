@@ -9,17 +9,17 @@ from typing import Any
 
 import msgspec
 
-from backplane import backends
-from backplane.backends import Backend
 from backplane.config import BackendSettings, Settings
 from backplane.contract import canonical
 from backplane.contract.events import (
     AgentEvent,
 )
 from backplane.contract.work import WorkOrder
-from backplane.presets import Protocol
-from backplane.runtime import Run
+from backplane.runtime import backends
+from backplane.runtime.backends import Backend
+from backplane.runtime.run import Run
 from backplane.testing import Call, ModelServer, Turn, Usage
+from backplane.upstream.presets import Protocol
 from tests.runs import QUICK, go, order, plane
 
 KEY = "sk-scripted-0123456789abcdef"

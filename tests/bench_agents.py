@@ -23,14 +23,14 @@ from typing import IO, Any
 import anyio
 import msgspec
 
-from backplane.agents import OPTIONS, agent_of
+from backplane.agents.begin import Started
+from backplane.agents.claude import answers
+from backplane.agents.claude.work import HOOK_S
+from backplane.agents.order import place_of, prompt_of, read_options
+from backplane.agents.shipped import OPTIONS, agent_of
 from backplane.contract import envelope as wire
 from backplane.contract.work import WorkOrder, WorkspaceSpec
-from backplane.driven.begin import Started
-from backplane.driven.order import place_of, prompt_of, read_options
-from backplane.sidecar import Given
-from backplane.streamjson import answers
-from backplane.streamjson.work import HOOK_S
+from backplane.host import Given
 from backplane.testing import SIDE_TURNS, ModelServer, Turn
 from hosts import claude, codex
 from tests.vendors import found

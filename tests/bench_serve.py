@@ -20,9 +20,9 @@ from pathlib import Path
 import anyio
 
 import backplane
-from backplane.backends import ProcessBackend
 from backplane.config import Limits, Settings
-from backplane.runtime import ControlPlane
+from backplane.runtime.backends import ProcessBackend
+from backplane.runtime.plane import ControlPlane
 
 CHILD = str(Path(__file__).with_name("bench_child.py"))
 FEW = 100

@@ -107,8 +107,9 @@ async def opened(root: str, protocol: str) -> AsyncIterator[Callable[[], Awaitab
     """Give a coroutine that asks once and returns the events it heard."""
     from backplane.contract.canonical import timestamp_at
     from backplane.ir import Conversation, Message, Text
-    from backplane.turn import Model
-    from backplane.upstream import PROTOCOLS, Endpoint, Upstream
+    from backplane.upstream.client import Upstream
+    from backplane.upstream.completion import Model
+    from backplane.upstream.endpoint import PROTOCOLS, Endpoint
 
     heard: list[Any] = []
     asked = Conversation(
@@ -141,9 +142,9 @@ async def paced_turn(root: str) -> int:
 async def paced_host(root: str) -> int:
     """A whole run: the last delta at the consumer of a control plane, of a host that is up when it asks."""
     import backplane
-    from backplane import backends
     from backplane.config import BackendSettings, Settings
     from backplane.contract.events import AssistantDelta
+    from backplane.runtime import backends
 
     options = {"protocol": "openai_compatible", "base_url": f"{root}/v1", "key_env": "BENCH_KEY", "model": "m"}
     settings = Settings(backends={"bench": BackendSettings(host="api", options=options)})

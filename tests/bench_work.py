@@ -27,12 +27,13 @@ import anyio.abc
 import msgspec
 
 import backplane
-from backplane import backends
 from backplane.config import Limits, Settings
 from backplane.contract.events import AssistantDelta
 from backplane.contract.receipt import Receipt
 from backplane.receipts import seal
-from backplane.runtime import ControlPlane, Run
+from backplane.runtime import backends
+from backplane.runtime.plane import ControlPlane
+from backplane.runtime.run import Run
 
 CHILD = str(Path(__file__).with_name("bench_child.py"))
 FEW = 1_000

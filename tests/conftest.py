@@ -21,8 +21,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from backplane import _guard
-from backplane.backends import Backend
+from backplane.process import guard
+from backplane.runtime.backends import Backend
 from tests import runs, worker
 
 LEFT_BEHIND_S_MAX = 2.0
@@ -93,7 +93,7 @@ def children(pid: int) -> set[int]:
     """Return the pids of a process's children, zombies included; empty where there is no /proc."""
     if not Path("/proc/self/stat").exists():
         return set()
-    return {child for child, row in _guard.look().items() if row[_guard.PARENT] == pid}
+    return {child for child, row in guard.look().items() if row[guard.PARENT] == pid}
 
 
 def command_line(pid: int) -> str:

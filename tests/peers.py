@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from backplane import sidecar
+from backplane import host as sidecar
 from backplane.contract.work import WorkOrder
 
 WAIT_S = 5.0

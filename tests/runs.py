@@ -16,17 +16,18 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from backplane import sidecar
-from backplane.asks import Decision
-from backplane.backends import Backend, MemoryBackend, ProcessBackend
+from backplane import host as sidecar
 from backplane.config import Limits, Settings
 from backplane.contract import canonical
 from backplane.contract.capability import NATIVE, Level
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder, WorkspaceSpec
-from backplane.intake import OnAsk
+from backplane.policy.approvals import Decision
 from backplane.receipts.store import Store
-from backplane.runtime import ControlPlane, Run
+from backplane.runtime.backends import Backend, MemoryBackend, ProcessBackend
+from backplane.runtime.inbound import OnAsk
+from backplane.runtime.plane import ControlPlane
+from backplane.runtime.run import Run
 from hosts import mock
 from tests import closed
 from tests.peers import PYTHON, ROOT

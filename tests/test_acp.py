@@ -12,10 +12,9 @@ import anyio
 import pytest
 
 from backplane import api
-from backplane.acp import Story
-from backplane.acp.client import choose, read_session
-from backplane.acp.story import exit_code, read_usage, total
-from backplane.backends import find, known
+from backplane.agents.acp import Story
+from backplane.agents.acp.client import choose, read_session
+from backplane.agents.acp.story import exit_code, read_usage, total
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.events import (
     AssistantMessage,
@@ -31,7 +30,8 @@ from backplane.contract.events import (
 from backplane.contract.receipt import Receipt, Usage
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError
-from backplane.runtime import Run
+from backplane.runtime.backends import find, known
+from backplane.runtime.run import Run
 from tests.vendors.found import referee
 
 ROOT = Path(__file__).resolve().parent.parent

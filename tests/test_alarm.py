@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from backplane.alarm import Alarm
+from backplane.process.alarm import Alarm
 
 pytestmark = pytest.mark.anyio
 

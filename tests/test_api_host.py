@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from backplane import Hook
-from backplane.asks import Decision
 from backplane.contract.events import (
     AgentEvent,
     AssistantDelta,
@@ -22,9 +21,10 @@ from backplane.contract.events import (
     ToolResult,
 )
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet
-from backplane.presets import PROTOCOLS, Protocol
-from backplane.runtime import Run
+from backplane.policy.approvals import Decision
+from backplane.runtime.run import Run
 from backplane.testing import Call, ModelServer, Turn, Usage
+from backplane.upstream.presets import PROTOCOLS, Protocol
 from tests.api_agent import KEY, LIMITS, LOOP, api, call, everything, job, of, raw, solve
 from tests.runs import backplane_of, ended, go, one_loop, plane, saying
 

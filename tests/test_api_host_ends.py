@@ -12,16 +12,17 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from backplane.backends import Backend
 from backplane.contract.events import (
     AgentEvent,
     AssistantDelta,
     ToolResult,
 )
 from backplane.contract.work import RuntimeConfig, WorkOrder
-from backplane.presets import PROTOCOLS, Protocol
-from backplane.runtime import ControlPlane, Run
+from backplane.runtime.backends import Backend
+from backplane.runtime.plane import ControlPlane
+from backplane.runtime.run import Run
 from backplane.testing import Fault, ModelServer, Turn
+from backplane.upstream.presets import PROTOCOLS, Protocol
 from tests.api_agent import KEY, LIMITS, LOOP, api, call, everything, job, of, raw, solve
 from tests.conftest import children
 from tests.runs import backplane_of, ended, one_loop, plane

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from backplane import backends
 from backplane.config import Settings
 from backplane.contract.events import CommandExecuted, ToolResult
 from backplane.contract.work import PolicyProfile, RuntimeConfig
+from backplane.runtime import backends
 from backplane.testing import Call, Fault, Turn
 from tests.api_agent import LIMITS, call, job, of, solve
 from tests.runs import backplane_of, go, one_loop, order, plane

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from backplane import backends
 from backplane.config import BackendSettings, Settings, parse
 from backplane.contract.events import (
     ToolResult,
 )
 from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.errors import BackendError, ConfigError
+from backplane.runtime import backends
 from backplane.testing import ModelServer, Turn
 from tests.api_agent import KEY, LIMITS, api, call, everything, job, of, solve
 from tests.peers import PLAIN, PYTHON, ROOT, Child

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 import backplane
-from backplane.appserver.answers import read_question
-from backplane.appserver.failure import code_of, plain
-from backplane.appserver.items import called
-from backplane.appserver.story import Story
+from backplane.agents.codex.answers import read_question
+from backplane.agents.codex.failure import code_of, plain
+from backplane.agents.codex.items import called
+from backplane.agents.codex.story import Story
+from backplane.agents.command import plain_command
 from backplane.config import BackendSettings, Settings
 from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, ToolResult, Warned, carried
 from backplane.contract.work import WorkOrder, WorkspaceSpec
-from backplane.driven.command import plain_command
 
 ROOT = "/work"
 

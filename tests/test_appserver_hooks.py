@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane.appserver import hook, hooked
-from backplane.appserver.hold import held, unheld
-from backplane.appserver.story import UNSEEN, Story
+from backplane.agents.codex import hook, hooked
+from backplane.agents.codex.hold import held, unheld
+from backplane.agents.codex.story import UNSEEN, Story
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, CommandExecuted, ToolResult
 from backplane.errors import BackendError

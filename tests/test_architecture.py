@@ -1,6 +1,6 @@
 """The map of the house as a test: which room may import which, and what must be absent where.
 
-A room is a module or package directly under `backplane/`; `hosts` is one room. To add a module, add its row to `ROOMS`.
+A room is a module or package directly under `backplane/`; `hosts` is one room. To add a room, add its row to `ROOMS`.
 """
 
 from __future__ import annotations
@@ -24,121 +24,61 @@ HOSTS = ROOT / "hosts"
 
 SHAPES = "errors contract"
 ROOMS = {
-    # ground floor: shapes
+    # shapes, decisions and translation: no I/O
     "errors": "",
     "contract": "errors",
+    "contract.light": "",
     "ir": "contract",
-    # first floor: decisions and translation, no I/O
-    "globs": "errors",
-    "protocol": f"{SHAPES} redact tail",
-    "targets": "contract",
-    "addresses": "errors globs targets",
-    "policy": f"{SHAPES} addresses globs targets",
-    "asks": f"{SHAPES} policy",
-    "hooking": f"{SHAPES} asks config process programs protocol redact",
-    "hooks": f"{SHAPES} asks config globs hooking policy redact targets",
-    "checkpoints": f"{SHAPES} in_order policy targets workspace",
-    "redact": f"{SHAPES} tail",
-    "negotiate": SHAPES,
-    "record": f"{SHAPES} policy protocol redact",
-    "cost": f"{SHAPES} ir",
-    "router": f"{SHAPES} negotiate cost",
+    "redact": SHAPES,
+    "protocol": f"{SHAPES} redact",
+    "policy": SHAPES,
     "dialects": f"{SHAPES} ir",
     # doors to the world
-    "_guard": "",
-    "light": "",
-    "once": "",
-    "loop": "",
-    "alarm": "loop",
-    "block": "",
-    "in_order": "loop",
-    "signals": "",
-    "locks": "",
-    "tail": "",
-    "share": "errors",
-    "process": f"{SHAPES} _guard block loop once tail",
-    "programs": f"{SHAPES} process",
-    "workspace": f"{SHAPES} globs locks process",
-    "receipts": f"{SHAPES} locks record",
-    "sessions": f"{SHAPES} ir",
-    "packed": "",
-    "upstream": f"{SHAPES} ir dialects packed presets",
-    "config": f"{SHAPES} share",
-    "credentials": SHAPES,
-    "contain": f"{SHAPES} _guard addresses share config credentials globs policy process workspace",
-    "telemetry": "contract",
-    "turn": f"{SHAPES} ir dialects upstream",
-    # the way through
-    "sidecar": f"{SHAPES} once protocol policy signals",
-    "pipes": "",
-    "jsonrpc": f"{SHAPES} pipes protocol",
-    "acp": f"{SHAPES} cost driven ir jsonrpc sidecar targets tools",
-    "driven": f"{SHAPES} agent_options agents once process sidecar tools",
-    "streamjson": f"{SHAPES} cost driven pipes policy protocol sidecar tools",
-    "appserver": f"{SHAPES} cost driven ir jsonrpc policy protocol sidecar tools",
-    "tools": f"{SHAPES} globs ir packed policy process programs",
-    "presets": "errors",
-    "agents": "agent_options errors",
-    "agent_options": "errors",
-    "backends": f"{SHAPES} agents config credentials presets process share",
-    "keeper": f"{SHAPES} config contain once record receipts workspace",
-    "parcel": f"{SHAPES} locks workspace",
-    "remote": f"{SHAPES} config parcel workspace",
-    "sealing": f"{SHAPES} remote keeper record receipts workspace",
-    "splits": f"{SHAPES} redact",
-    "outbox": f"{SHAPES} backends once",
-    "readable": "loop",
-    "intake": f"{SHAPES} asks checkpoints config hooks negotiate once outbox protocol record splits",
-    "api": f"{SHAPES} backends config hooks intake runtime",
+    "resources": "errors",
+    "process.guard": "",
+    "process": f"{SHAPES} process.guard protocol redact",
+    "config": f"{SHAPES} resources",
+    "workspace": f"{SHAPES} policy process",
+    "sandbox.credentials": SHAPES,
+    "sandbox": f"{SHAPES} config policy process process.guard resources sandbox.credentials workspace",
+    "receipts.build": f"{SHAPES} policy protocol redact",
+    "receipts": f"{SHAPES} process receipts.build",
+    "upstream.presets": "errors",
+    "upstream.cost": f"{SHAPES} ir",
+    "upstream.decompress": "",
+    "upstream": f"{SHAPES} dialects ir upstream.decompress upstream.presets",
+    "schemas": f"{SHAPES} config ir policy protocol resources sandbox.credentials",
+    "testing": f"{SHAPES} upstream.presets",
+    # the near side of the line: a run, from its order to its stored receipt
+    "agents.options": "errors",
+    "agents.shipped": "agents.options errors",
     "runtime": (
-        f"{SHAPES} alarm backends block checkpoints config contain credentials hooks in_order intake keeper negotiate "
-        "once outbox policy protocol readable receipts record redact remote sealing sessions splits workspace"
+        f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build redact resources sandbox "
+        "sandbox.credentials upstream.presets workspace"
     ),
-    "proof": f"{SHAPES} agents api asks backends config receipts share testing",
-    "matrix": f"{SHAPES} share",
-    "mcp": f"{SHAPES} api config jsonrpc policy receipts runtime signals validate",
-    "providers": f"{SHAPES} ir backends sessions",
-    "relay": f"{SHAPES} receipts record runtime",
-    "server": f"{SHAPES} asks backends config intake negotiate parcel receipts relay runtime sidecar workspace",
-    "conform": f"{SHAPES} protocol process share schemas",
-    "testing": f"{SHAPES} presets",
-    "schemas": f"{SHAPES} ir share config credentials policy",
-    "validate": f"{SHAPES} share config policy protocol schemas",
-    # the front door
-    "__init__": f"{SHAPES} api asks hooking hooks runtime",
+    "api": f"{SHAPES} config runtime",
+    # the far side: the kit of a host, and what hosts drive
+    "host": f"{SHAPES} policy process protocol",
+    "tools": f"{SHAPES} ir policy process upstream.decompress",
+    "agents": f"{SHAPES} agents.options agents.shipped host ir policy process protocol tools upstream.cost",
+    "hosts": (
+        f"{SHAPES} agents agents.options agents.shipped config contract.light dialects host ir policy process tools "
+        "upstream upstream.cost upstream.presets"
+    ),
+    # the front doors
+    "serve": f"{SHAPES} api config host policy process protocol receipts receipts.build runtime schemas workspace",
+    "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",
+    "__init__": f"{SHAPES} api policy runtime",
     "cli": (
-        f"{SHAPES} __init__ config negotiate policy protocol dialects providers workspace receipts backends "
-        "runtime router server conform schemas share validate api asks intake process record relay contain hooks "
-        "keeper presets redact upstream mcp proof matrix signals"
+        f"{SHAPES} __init__ config conform dialects policy process protocol receipts receipts.build redact resources "
+        "runtime sandbox schemas serve upstream upstream.presets workspace"
     ),
     "__main__": "cli",
-    "demo": f"{SHAPES} __init__ config process receipts workspace runtime cli",
-    # the far side of the line
-    "hosts": (
-        f"{SHAPES} light agent_options agents config cost driven ir presets sidecar dialects turn upstream process "
-        "programs policy acp appserver streamjson tools"
-    ),
 }
-"""Room → the rooms that it may import. A row may stand here before its room does."""
+"""Room → the rooms that it may import. A module with a row of its own is a smaller room: pure, or a table."""
 
 GROUND = {"errors", "contract"}
-PURE = {
-    "ir",
-    "globs",
-    "targets",
-    "addresses",
-    "asks",
-    "record",
-    "redact",
-    "splits",
-    "tail",
-    "protocol",
-    "policy",
-    "negotiate",
-    "cost",
-    "router",
-    "dialects",
-}
+PURE = {"ir", "redact", "protocol", "policy", "dialects", "receipts.build", "upstream.cost"}
 PURE_NEVER = {
     "os",
     "socket",
@@ -167,16 +107,16 @@ PURE_NEVER = {
 PURE_NEVER_CALLS = {"open", "input", "print", "now", "utcnow", "today", "uuid1", "uuid4", "getnode"}
 
 THIRD_PARTY = {
-    "msgspec": set(ROOMS) - {"_guard", "__main__"},
-    "anyio": set(ROOMS) - PURE - GROUND - {"_guard", "__main__", "schemas", "share"},
-    "jsonschema": {"schemas", "validate", "conform", "cli", "tools", "hosts"},
+    "msgspec": set(ROOMS) - {"process.guard", "__main__"},
+    "anyio": set(ROOMS) - PURE - GROUND - {"process.guard", "__main__", "schemas", "resources"},
+    "jsonschema": {"schemas", "conform", "cli", "tools", "hosts"},
     "referencing": {"tools"},  # jsonschema's own errors of references
     "httpx": {"upstream", "hosts", "tools"},
     "cryptography": {"receipts", "cli"},  # an extra: only where something is signed
 }
 """Package → the rooms that may import it. One that is not in this table is not a dependency of ours."""
 
-STARTS_PROCESSES = {"process", "_guard"}
+STARTS_PROCESSES = {"process", "process.guard"}
 STARTING_MODULES = {"subprocess", "multiprocessing", "pty"}
 STARTING_CALLS = {
     "fork",
@@ -203,20 +143,21 @@ STARTING_CALLS = {
     "run_process",
 }
 
-PRINTS = {"cli", "demo", "schemas", "sidecar"}
+PRINTS = {"cli", "schemas", "host"}
 """The kit writes a host's own bug to its stderr, as a traceback would be; its stdout belongs to the protocol."""
 VENDORS = ("claude", "codex", "gemini", "copilot", "kimi", "openai", "anthropic")
 NAMES_VENDORS = {
-    "agent_options",
     "agents",
-    "dialects",
-    "upstream",
-    "hosts",
-    "cost",
+    "agents.options",
+    "agents.shipped",
     "config",
-    "credentials",
-    "presets",
+    "dialects",
+    "hosts",
+    "sandbox.credentials",
     "testing",
+    "upstream",
+    "upstream.cost",
+    "upstream.presets",
 }
 
 FLOATS_OF_THE_CONTRACT = {
@@ -224,7 +165,7 @@ FLOATS_OF_THE_CONTRACT = {
     "Usage.estimated_cost_usd",
 }
 """The floats that `abp/v0.1` has on the wire. We add none to anything that is hashed."""
-SETTINGS = {"process", "config", "backends", "sidecar", "runtime", "contain", "upstream", "conform", "presets"}
+SETTINGS = {"process", "config", "host", "runtime", "sandbox", "upstream", "conform", "upstream.presets"}
 """Rooms whose structs also hold settings that are never hashed; a time in seconds (`…_s`) may be a float there."""
 
 MUTABLE_MAKERS = {"list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict"}
@@ -251,8 +192,8 @@ def modules() -> tuple[Module, ...]:
     found = []
     for path in sorted([*PACKAGE.rglob("*.py"), *HOSTS.rglob("*.py")]):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        room = "hosts" if parts[0] == "hosts" else parts[1]
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        room = room_of(name) or "no room"
         found.append(Module(path, name, room, ast.parse(path.read_text(encoding="utf-8"), str(path))))
     return tuple(found)
 
@@ -291,6 +232,8 @@ def room_of(dotted: str) -> str | None:
     if parts[0] != "backplane":
         return None
     inside = parts[1] if len(parts) > 1 else "__init__"
+    if ".".join(parts[1:3]) in ROOMS:
+        return ".".join(parts[1:3])
     is_room = (PACKAGE / inside).is_dir() or (PACKAGE / f"{inside}.py").exists()
     # Any other name of `backplane` is a public name of the front door.
     return inside if is_room or inside in ROOMS else "__init__"
@@ -441,7 +384,7 @@ def test_no_vendor_is_named_outside_the_vendors_rooms() -> None:
 
 
 def test_hosts_never_import_the_runtime() -> None:
-    assert not allowed("hosts") & {"runtime", "server", "cli", "workspace", "receipts", "backends"}
+    assert not allowed("hosts") & {"runtime", "serve", "cli", "workspace", "receipts"}
 
 
 def struct_fields(module: Module) -> Iterator[tuple[ast.AnnAssign, str]]:

@@ -11,11 +11,11 @@ from typing import Any
 import anyio
 import pytest
 
-from backplane import backends
-from backplane.backends import MemoryBackend, ProcessBackend
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError
+from backplane.runtime import backends
+from backplane.runtime.backends import MemoryBackend, ProcessBackend
 
 ORDER = WorkOrder("x")
 

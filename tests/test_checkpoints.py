@@ -17,14 +17,14 @@ import pytest
 
 import backplane
 from backplane import Call, Decision, Hook
-from backplane.backends import Backend
 from backplane.config import Settings
 from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.events import AskRaised, CheckpointReported, TurnEnded
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import CODES, WorkspaceError
 from backplane.receipts import Store, seal
-from backplane.runtime import Run
+from backplane.runtime.backends import Backend
+from backplane.runtime.run import Run
 from backplane.workspace import baseline
 from backplane.workspace import checkpoints as kept
 from backplane.workspace.checkpoints import Checkpoint

@@ -23,12 +23,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane import schemas
 from backplane.cli import COMMANDS, EXITS, help_text, streams
 from backplane.contract.receipt import verify_bytes
 from backplane.errors import CODES
-from backplane.presets import PROTOCOLS
 from backplane.receipts import Store, seal
+from backplane.schemas import build
+from backplane.upstream.presets import PROTOCOLS
 from tests.receipt_writer import delta, receipt_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -414,7 +414,7 @@ def test_a_nonblocking_stdout_gets_every_byte() -> None:
     with subprocess.Popen([*PROGRAM, "schema", "receipt_written"], stdout=theirs) as child:
         os.close(theirs)
         with open(ours, "rb") as pipe:
-            assert pipe.read() == schemas.render("receipt_written")
+            assert pipe.read() == build.render("receipt_written")
         assert child.wait(WAIT_S) == 0
 
 
@@ -797,7 +797,7 @@ def test_a_secret_that_goes_through_the_end_of_a_preview_is_told_nowhere(
 
 
 KEEPER = """
-from backplane.sidecar import EXTENSIONS, Done, Host, main
+from backplane.host import EXTENSIONS, Done, Host, main
 async def work(run):
     await run.carry("session", {"id": "s-1"}, "session s-1")
     return Done()
@@ -871,7 +871,7 @@ def test_an_order_comes_from_stdin_and_options_go_over_it(cli: Cli, backplane_ho
 
 
 UNASKED = """
-from backplane.sidecar import Done, Host, main
+from backplane.host import Done, Host, main
 
 async def work(run):
     for number in range(7):
@@ -894,7 +894,7 @@ def test_what_was_done_against_the_policy_is_told_at_the_end(cli: Cli, work: Pat
 
 
 ASKS = """
-from backplane.sidecar import EXTENSIONS, Done, Host, main
+from backplane.host import EXTENSIONS, Done, Host, main
 
 async def work(run):
     await run.tool_call("bash", {"command": "ls"}, "c1")

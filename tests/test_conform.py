@@ -14,8 +14,8 @@ from typing import Any
 import anyio
 import pytest
 
-from backplane import share
-from backplane.conform import CHECKS, Bounds, Report, conform
+from backplane import resources
+from backplane.conform.runner import CHECKS, Bounds, Report, conform
 from backplane.conform.verdict import printable
 from backplane.errors import BackendError
 
@@ -105,7 +105,7 @@ def test_the_shipped_echo_hosts_conform(program: str) -> None:
     if found is None:
         pytest.skip(f"needs {name}: not found")
     started_s = time.monotonic()
-    report = check([found, str(share.find("hosts").parent / file)], None, bounds=Bounds())
+    report = check([found, str(resources.find("hosts").parent / file)], None, bounds=Bounds())
     assert failed(report) == {}
     assert report.level == "robust"
     assert report.count("pass") + report.count("skip") == len(CHECKS)
@@ -387,7 +387,7 @@ def test_a_failed_check_shows_the_lines_that_failed_with_control_characters_esca
 
 
 def test_there_are_checks_enough_and_every_rule_stands_on_the_protocol_page() -> None:
-    page = (share.find("contracts") / "sidecar.md").read_text()
+    page = (resources.find("contracts") / "sidecar.md").read_text()
     assert len(CHECKS) >= 100
     assert len({name for name, _, _ in CHECKS}) == len(CHECKS)
     assert {rule for _, _, rule in CHECKS} <= set(re.findall(r"\*\*(S\d+)\*\*", page))

@@ -22,20 +22,23 @@ import anyio
 import msgspec
 import pytest
 
-from backplane import _guard, agents
-from backplane.backends import Backend, ProcessBackend
+from backplane.agents import shipped
 from backplane.config import Settings, tighter
-from backplane.contain import cgroup, labels, landlock, masks, names, proxy, seccomp
-from backplane.contain.probe import Bubblewrap, Name, Probe, probe, trial_begun, without
-from backplane.contain.proxy import Judge, Refused
-from backplane.contain.tally import Tally
 from backplane.contract.events import AssistantDelta
 from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.errors import PolicyError
-from backplane.globs import compile_globs
-from backplane.keeper import Keeper
-from backplane.policy import PROFILES, compile_policy
-from backplane.runtime import ControlPlane, Run
+from backplane.policy.globs import compile_globs
+from backplane.policy.rules import PROFILES, compile_policy
+from backplane.process import guard as _guard
+from backplane.runtime.backends import Backend, ProcessBackend
+from backplane.runtime.plane import ControlPlane
+from backplane.runtime.run import Run
+from backplane.runtime.state import Keeper
+from backplane.sandbox import cgroup, labels, landlock, mounts, proxy, seccomp
+from backplane.sandbox import resolver as names
+from backplane.sandbox.connections import Tally
+from backplane.sandbox.probe import Bubblewrap, Name, Probe, probe, trial_begun, without
+from backplane.sandbox.proxy import Judge, Refused
 from tests.peers import PYTHON, ROOT
 from tests.runs import QUICK, go, mock_backend, one_loop, order, script
 
@@ -216,7 +219,7 @@ async def test_every_folder_that_a_backend_may_write_is_writable_in_the_first_ru
     config = abp()
     if "state" in state:
         own = str(backplane_home / "agents" / "cell")
-        host = cell(tmp_path / "bin", f"write({own + '/x'!r})", env={agents.STATE: own})
+        host = cell(tmp_path / "bin", f"write({own + '/x'!r})", env={shipped.STATE: own})
         config = abp(session={"keep": True}) if state.startswith("state") else abp()
     said, held = await ask(control(backplane_home, isolation=isolation), host, root, config=config)
     if state == "no such state":
@@ -267,14 +270,14 @@ async def test_what_may_not_be_read_is_hidden_in_the_copy_and_in_the_original(
     assert said == ["EACCES", "EACCES", "EACCES", "EBUSY", "a\n", "EACCES"]
     rows = {row["pattern"]: row for row in held["rules"]}
     assert rows["**/.env*"]["layer"] == "os"
-    assert masks.LATER in rows["**/.env*"]["gap"]
+    assert mounts.LATER in rows["**/.env*"]["gap"]
     assert held["kinds"]["files"]["state"] == "partial"
 
 
 def test_only_rules_on_more_than_gits_own_files_need_the_tree_first() -> None:
     git, more = ("**/.git/hooks/**", ".git/config"), ("**/.git/hooks/**", "**/.github/**")
-    assert [masks.needs_tree(policy(deny_write=patterns)) for patterns in ((), git, more)] == [False, False, True]
-    assert masks.needs_tree(policy(deny_read=git))
+    assert [mounts.needs_tree(policy(deny_write=patterns)) for patterns in ((), git, more)] == [False, False, True]
+    assert mounts.needs_tree(policy(deny_read=git))
 
 
 @pytest.mark.parametrize(
@@ -394,8 +397,8 @@ def test_a_folder_that_we_cannot_list_and_the_agent_can_leaves_the_rules_to_the_
         os.close(deep)
         deep = below
     os.close(deep)
-    covered = masks.work_out(policy(deny_read=("**/.env",)), str(tmp_path), (), None)
-    assert (covered.complete, covered.options, covered.read_gap) == (False, (), masks.TOO_MANY)
+    covered = mounts.work_out(policy(deny_read=("**/.env",)), str(tmp_path), (), None)
+    assert (covered.complete, covered.options, covered.read_gap) == (False, (), mounts.TOO_MANY)
 
 
 @pytest.mark.parametrize(
@@ -422,7 +425,7 @@ def test_a_rule_that_named_nothing_at_the_start_is_held_by_no_mount(
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b.txt").touch()
     (tmp_path / "link").symlink_to("sub")
-    assert masks.work_out(policy(deny_write=patterns), str(tmp_path), (), None).unmatched == unmatched
+    assert mounts.work_out(policy(deny_write=patterns), str(tmp_path), (), None).unmatched == unmatched
 
 
 async def test_a_rule_that_named_nothing_at_the_start_is_left_to_the_next_layer(
@@ -444,13 +447,13 @@ async def test_a_rule_that_named_nothing_at_the_start_is_left_to_the_next_layer(
 async def test_too_many_places_to_cover_are_left_to_the_next_layer(
     backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
-    for number in range(masks.MASKS_MAX + 1):
+    for number in range(mounts.MASKS_MAX + 1):
         (root / f"{number}.key").touch()
     closed = policy(deny_read=("*.key",))
     said, held = await ask(control(backplane_home), cell(tmp_path / "bin", 'read("1.key")'), root, policy=closed)
     assert said == ""
     assert [row["layer"] for row in held["rules"] if row["rule"] == "deny_read"] == ["audit"]
-    assert masks.TOO_MANY in held["kinds"]["files"]["gap"]
+    assert mounts.TOO_MANY in held["kinds"]["files"]["gap"]
     demanding = order(root, policy=closed, config=abp(enforcement={"deny_read": "os"}))
     async with control(backplane_home) as plane:
         run, _ = await go(plane, demanding, cell(tmp_path / "bin", "1"))
@@ -1309,10 +1312,10 @@ async def test_a_state_folder_in_the_workspace_is_covered_or_named_as_open(
 async def test_rules_on_reading_name_what_git_keeps(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     closed = policy(deny_read=("**/.env",))
     _, held = await ask(control(backplane_home), cell(tmp_path / "bin", "1"), root, policy=closed)
-    assert masks.HISTORY not in held["kinds"]["files"]["gap"]
+    assert mounts.HISTORY not in held["kinds"]["files"]["gap"]
     (root / ".git").mkdir()
     _, held = await ask(control(backplane_home), cell(tmp_path / "bin", "1"), root, policy=closed)
-    assert masks.HISTORY in held["kinds"]["files"]["gap"]
+    assert mounts.HISTORY in held["kinds"]["files"]["gap"]
 
 
 async def test_a_socket_elsewhere_can_be_reached_and_the_label_says_so(
@@ -1331,7 +1334,7 @@ def test_a_label_says_partial_where_a_gap_is_known(found: Probe) -> None:
         profile=PROFILES["strict"],
         writable=("/w",),
         missing=(),
-        masks=masks.Masks(read_gap="x"),
+        masks=mounts.Masks(read_gap="x"),
         private=True,
     )
     kinds: Any = labels.label(held)["kinds"]

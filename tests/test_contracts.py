@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backplane import share
+from backplane import resources
 from backplane.contract import canonical
 from backplane.contract import envelope as wire
 from backplane.contract.receipt import read_receipt, receipt_hash, verify_bytes
@@ -23,7 +23,7 @@ from backplane.errors import CODES, ProtocolError
 from backplane.protocol import LINE_BYTES_MAX, Broken, Dropped, HostEnd, Noise, version_compatible
 from backplane.protocol.control import ControlEnd
 
-CONTRACTS = share.find("contracts")
+CONTRACTS = resources.find("contracts")
 TRANSCRIPTS = sorted((CONTRACTS / "transcripts").glob("*.jsonl"))
 VECTORS = json.loads((CONTRACTS / "hashes.json").read_bytes())["vectors"]
 NOW = "2026-01-15T12:00:00Z"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane.cost import _TABLE, MICROS, Price, Spent, actual, price_of, read_price
 from backplane.errors import ConfigError
 from backplane.ir import Usage
+from backplane.upstream.cost import _TABLE, MICROS, Price, Spent, actual, price_of, read_price
 
 PRICE = Price(input=3_000_000, output=15_000_000, cache_read=300_000, cache_write=3_750_000)
 COUNTS = st.integers(0, 10**9)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from backplane import share
-from backplane.credentials import STORES, Covered, cover
-from backplane.policy import PROFILES
+from backplane import resources
+from backplane.policy.rules import PROFILES
+from backplane.sandbox.credentials import STORES, Covered, cover
 
 SECONDS_MAX = 60
 FOLDERS = (".ssh", ".gnupg", ".aws", ".azure", ".oci", ".kube", ".mozilla", ".pki", ".cloudflared", ".password-store")
@@ -184,7 +184,7 @@ def test_a_store_is_found_behind_a_link_and_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_shipped_profile_is_the_file_of_its_name(name: str) -> None:
-    file = share.find("contracts") / "examples" / "policy" / f"{name}.json"
+    file = resources.find("contracts") / "examples" / "policy" / f"{name}.json"
     members = json.loads(file.read_text())
     assert {key: tuple(value) for key, value in members.items()} == {
         key: getattr(PROFILES[name], key) for key in PROFILES[name].__struct_fields__

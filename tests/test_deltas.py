@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane.acp import Story as AcpStory
-from backplane.acp.story import MESSAGE_CHARS_MAX
-from backplane.agent_options import Notice
-from backplane.appserver.story import Story as AppStory
+from backplane.agents.acp import Story as AcpStory
+from backplane.agents.acp.story import MESSAGE_CHARS_MAX
+from backplane.agents.claude.story import Story as JsonStory
+from backplane.agents.codex.story import Story as AppStory
+from backplane.agents.options import Notice
 from backplane.cli.show import Look
 from backplane.contract.deltas import Deltas, take_back, taken_back
 from backplane.contract.events import AgentEvent, AssistantDelta, AssistantMessage, RetryReported, carried
-from backplane.presets import PROTOCOLS, Protocol
-from backplane.streamjson.story import Story as JsonStory
 from backplane.testing import Call, Fault, Turn
+from backplane.upstream.presets import PROTOCOLS, Protocol
 from tests.api_agent import job, solve
 from tests.runs import one_loop
 

@@ -9,14 +9,14 @@ from typing import Any
 import anyio
 import pytest
 
-from backplane.agents import OPTIONS, servers_of
+from backplane.agents.order import found, own_settings, server_rows
+from backplane.agents.program import with_words
+from backplane.agents.shipped import OPTIONS, servers_of
 from backplane.contract import envelope as wire
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.driven.order import found, own_settings, server_rows
-from backplane.driven.program import with_words
 from backplane.errors import BackendError, BackplaneError, ConfigError
+from backplane.host import Given
 from backplane.process import Command, open_child
-from backplane.sidecar import Given
 
 pytestmark = pytest.mark.anyio
 

@@ -19,9 +19,9 @@ HOST = """
 import os, sys
 from pathlib import Path
 from backplane.contract.capability import NATIVE
-from backplane.driven import begin
+from backplane.agents import begin
 from backplane.errors import ConfigError
-from backplane.sidecar import EXTENSIONS, Done, Given, Host, HostRun, main
+from backplane.host import EXTENSIONS, Done, Given, Host, HostRun, main
 
 WAY = sys.argv[1]
 
@@ -34,12 +34,12 @@ def start(run, state):
 
 def early(run: Given):
     begun = begin.early(start)(run)
-    loaded = sorted({"asyncio", "json", "backplane.addresses"} & set(sys.modules))
+    loaded = sorted({"asyncio", "json", "backplane.policy.urls"} & set(sys.modules))
     Path(os.environ["TOLD"]).write_text(f"{begun.launched.leader.pid} {begun.state} {loaded}")
     return begun
 
 async def work(run: HostRun) -> Done:
-    from backplane.driven import program
+    from backplane.agents import program
     if WAY == "fails":
         raise ConfigError("config_invalid", "the order is not done")
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from backplane import share
+from backplane import resources
 from backplane.errors import PolicyError
-from backplane.globs import PATH_BYTES_MAX, VARIANTS_MAX, compile_globs
+from backplane.policy.globs import PATH_BYTES_MAX, VARIANTS_MAX, compile_globs
 
 DECISION_S_MAX = 0.05
 
-VECTORS = json.loads((share.find("contracts") / "policy-rules.json").read_text())
+VECTORS = json.loads((resources.find("contracts") / "policy-rules.json").read_text())
 TABLE = [*map(tuple, VECTORS["globs"]), ("*\udcff", "caf\udcff", True), ("*", "\ud800", True)]
 """Those of the contract, and names that no JSON can hold."""
 

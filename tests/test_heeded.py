@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from backplane import share
-from backplane.backends import Backend, ProcessBackend, find
+from backplane import resources
 from backplane.config import Settings
 from backplane.contract import envelope as wire
 from backplane.contract.capability import NATIVE
 from backplane.contract.work import OF_HOST, ContextPacket, RuntimeConfig, Snippet, WorkOrder
-from backplane.runtime import Run
-from backplane.sidecar import Host
+from backplane.host import Host
+from backplane.runtime.backends import Backend, ProcessBackend, find
+from backplane.runtime.run import Run
 from backplane.testing import Call, Turn
 from tests.api_agent import job, solve
 from tests.peers import PYTHON, Child
@@ -27,7 +27,7 @@ from tests.vendors import table
 from tests.vendors.cases import CASES
 
 pytestmark = pytest.mark.anyio
-HOSTS = share.find("hosts")
+HOSTS = resources.find("hosts")
 
 SCHEMA = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
 WORD = "heard-from-the-order"

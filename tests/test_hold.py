@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backplane.appserver.hold import HELD_BYTES_MAX, held, unheld
+from backplane.agents.codex.hold import HELD_BYTES_MAX, held, unheld
 
 ENDS_S = 20
 SHELLS = pytest.mark.parametrize("shell", ["sh", "bash"])

@@ -16,16 +16,17 @@ import msgspec
 import pytest
 
 import backplane
-from backplane import Call, Decision, Hook, hooks
-from backplane.backends import Backend, from_command
+from backplane import Call, Decision, Hook
 from backplane.config import Settings, parse
 from backplane.contract.capability import EMULATED, NATIVE, Requirement, Requirements
 from backplane.contract.events import AskAnswered, ToolResult
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder
 from backplane.errors import BackplaneError, CapabilityError, ConfigError, PolicyError
-from backplane.intake import OnAsk
-from backplane.runtime import Run
-from backplane.sidecar import Done, Host, HostRun
+from backplane.host import Done, Host, HostRun
+from backplane.runtime import hooks
+from backplane.runtime.backends import Backend, from_command
+from backplane.runtime.inbound import OnAsk
+from backplane.runtime.run import Run
 from tests.runs import QUICK, backplane_of, check, ended, memory, one_loop, order, plane, saying, script
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane.programs import whole_characters
+from backplane.process.programs import whole_characters
 from tests.peers import OURS, PLAIN, PYTHON, ROOT, Child, is_gone, run
 
 SHELL = (*PYTHON, str(ROOT / "hosts" / "shell.py"))

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from backplane.backends import Backend, ProcessBackend
 from backplane.contract.events import EVENT_TYPES
 from backplane.errors import CODES
+from backplane.runtime.backends import Backend, ProcessBackend
 from tests import closed
 from tests.peers import PLAIN, PYTHON, ROOT, Child, is_gone, run
 from tests.runs import QUICK, SLACK_S, backplane_of, check, go, order, plane, texts

@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.errors import BackendError
-from backplane.jsonrpc import (
+from backplane.process import jsonrpc as pipe_module
+from backplane.process.jsonrpc import Pipe
+from backplane.protocol.jsonrpc import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
@@ -27,8 +29,6 @@ from backplane.jsonrpc import (
     Told,
     Unread,
 )
-from backplane.jsonrpc import pipe as pipe_module
-from backplane.jsonrpc.pipe import Pipe
 
 WAIT_S = 5.0
 

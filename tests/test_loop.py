@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backplane.asks import Decision
-from backplane.runtime import Run
+from backplane.policy.approvals import Decision
+from backplane.runtime.run import Run
 from tests.runs import ended, go, order, plane, saying, script, texts
 
 pytestmark = pytest.mark.timeout(40)

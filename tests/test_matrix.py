@@ -12,26 +12,28 @@ from typing import Any
 
 import pytest
 
-from backplane import agents, backends, matrix, proof
+from backplane.agents import shipped
 from backplane.config import BackendSettings, Settings
+from backplane.conform import matrix, trials
 from backplane.contract.capability import CAPABILITIES, Manifest
-from backplane.share import find
+from backplane.resources import find
+from backplane.runtime import backends
 
-DRIVEN = [name for name in agents.HOSTS if name in matrix.columns()]
+DRIVEN = [name for name in shipped.HOSTS if name in matrix.columns()]
 
 
 def manifest(name: str) -> dict[str, Any]:
     """What the shipped host of this name says it can."""
-    host = importlib.import_module(f"hosts.{Path(agents.HOSTS[name][0]).stem}").HOST
+    host = importlib.import_module(f"hosts.{Path(shipped.HOSTS[name][0]).stem}").HOST
     return Manifest(host.capabilities).to_wire()
 
 
 def tried(name: str) -> Iterator[str]:
     """Abilities that the trials of this agent show."""
-    file, row = agents.HOSTS[name]
+    file, row = shipped.HOSTS[name]
     table = tomllib.loads((find("hosts") / file).with_suffix(".toml").read_text())[row]
-    yield from proof.CONVERSATIONS if table.get("sessions") else ()
-    for ability, way in proof.WAYS.items():
+    yield from trials.CONVERSATIONS if table.get("sessions") else ()
+    for ability, way in trials.WAYS.items():
         if way.text is not None or (way.calls or ability) in table.get("trials", {}):
             yield ability
 
@@ -68,26 +70,26 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def test_another_version_of_the_program_makes_what_was_found_stale(settings: Settings, tmp_path: Path) -> None:
-    stamp = proof.stamp(backends.find("driven", settings, {}), {})
-    finding = proof.Finding(ability="tool_bash", proved=True)
-    kept = proof.Proof(backend="driven", program=stamp, on="2026-11-22T00:00:00Z", findings=(finding,))
-    assert proof.findings(kept, proof.stamp(backends.find("driven", settings, {}), {})) == {"tool_bash": "proved"}
+    stamp = trials.stamp(backends.find("driven", settings, {}), {})
+    finding = trials.Finding(ability="tool_bash", proved=True)
+    kept = trials.Proof(backend="driven", program=stamp, on="2026-11-22T00:00:00Z", findings=(finding,))
+    assert trials.findings(kept, trials.stamp(backends.find("driven", settings, {}), {})) == {"tool_bash": "proved"}
     (tmp_path / "agent").write_text(AGENT + "# newer\n")
-    assert proof.findings(kept, proof.stamp(backends.find("driven", settings, {}), {})) == {"tool_bash": "stale"}
+    assert trials.findings(kept, trials.stamp(backends.find("driven", settings, {}), {})) == {"tool_bash": "stale"}
 
 
 def test_a_host_that_drives_no_agent_cannot_be_tried() -> None:
-    assert not proof.provable(backends.find("mock", Settings(), {}))
-    assert not proof.provable(backends.find("opencode", Settings(), {}))
+    assert not trials.provable(backends.find("mock", Settings(), {}))
+    assert not trials.provable(backends.find("opencode", Settings(), {}))
 
 
 def test_an_agent_that_does_nothing_proves_nothing(settings: Settings, tmp_path: Path) -> None:
     import anyio
 
-    told = anyio.run(proof.prove, "driven", settings, {"PATH": "/usr/bin:/bin"}, tmp_path / "home")
+    told = anyio.run(trials.prove, "driven", settings, {"PATH": "/usr/bin:/bin"}, tmp_path / "home")
     assert not any(finding.proved for finding in told.findings)
     assert "ended" in told.findings[0].why
-    assert proof.kept_proof("driven", tmp_path / "home") == told
+    assert trials.kept_proof("driven", tmp_path / "home") == told
 
 
 def test_a_backend_that_cannot_be_tried_has_no_bare_table_and_no_command_that_is_refused(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from backplane.contract.receipt import Receipt
-from backplane.mcp import DOCUMENT_BYTES_MAX
 from backplane.receipts import Store
+from backplane.serve.mcp import DOCUMENT_BYTES_MAX
 from tests.vendors.found import referee
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,7 +19,7 @@ from backplane.contract.capability import (
     read_manifest,
     restricted,
 )
-from backplane.negotiate import negotiate, refusal
+from backplane.policy.capabilities import negotiate, refusal
 
 DOWNWARDS: tuple[Threshold, ...] = ("native", "emulated", "any")
 

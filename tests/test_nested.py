@@ -12,13 +12,14 @@ from typing import Any
 import anyio
 import pytest
 
-from backplane.asks import Decision
-from backplane.backends import ProcessBackend
 from backplane.config import Settings
 from backplane.contract.events import AskRaised
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.policy.approvals import Decision
 from backplane.receipts.store import Store
-from backplane.runtime import ControlPlane, Run
+from backplane.runtime.backends import ProcessBackend
+from backplane.runtime.plane import ControlPlane
+from backplane.runtime.run import Run
 from tests.peers import Child
 from tests.served import SERVE, mock, until_ended
 

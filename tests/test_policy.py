@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane.addresses import URL_CHARS_MAX, read_target
 from backplane.contract.events import AssistantDelta, CommandExecuted, FileChanged, ToolCall
 from backplane.contract.work import PolicyProfile
 from backplane.errors import PolicyError
-from backplane.policy import (
+from backplane.policy.paths import PATH_BYTES_MAX, PLACES_MAX, Place, locate
+from backplane.policy.rules import (
     AUDITED,
     POLICY_BYTES_MAX,
     PROFILES,
@@ -32,7 +32,7 @@ from backplane.policy import (
     parse_policy,
     tool_names,
 )
-from backplane.targets import PATH_BYTES_MAX, PLACES_MAX, Place, locate
+from backplane.policy.urls import URL_CHARS_MAX, read_target
 
 ROOT = "/ws"
 TS = "2025-01-15T12:00:00Z"

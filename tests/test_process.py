@@ -16,10 +16,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from backplane._guard import PARENT, look
 from backplane.errors import BackendError
 from backplane.process import Child, Command, Exit, open_child, run_tool
-from backplane.process.remains import kill_exactly, start_of
+from backplane.process.guard import PARENT, look
+from backplane.process.sweep import kill_exactly, start_of
 
 WAIT_S = 5.0
 """The bound of every wait here."""
@@ -437,7 +437,7 @@ def test_a_plane_killed_while_its_host_is_held_leaves_no_guard(place: Place) -> 
     code = """
 import os
 import anyio
-from backplane._guard import PARENT, look
+from backplane.process.guard import PARENT, look
 from backplane.process import Command, open_child
 
 async def ready():

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backplane import share
+from backplane import resources
 from backplane.contract import canonical
 from backplane.contract import envelope as wire
 from backplane.contract.events import EVENT_TYPES, ToolCall, Unread, Warned
@@ -41,7 +41,7 @@ from backplane.protocol import (
     version_compatible,
 )
 from backplane.protocol.control import ControlEnd
-from backplane.redact import Redactor
+from backplane.redact.secrets import Redactor
 from tests import receipt_cases
 from tests.receipt_writer import receipt_of
 
@@ -173,7 +173,7 @@ def test_lines_are_what_splitting_at_lf_gives(data: bytes, places: list[int]) ->
 
 
 @pytest.mark.parametrize(
-    "path", sorted((share.find("contracts") / "transcripts").glob("*.jsonl")), ids=lambda p: p.stem
+    "path", sorted((resources.find("contracts") / "transcripts").glob("*.jsonl")), ids=lambda p: p.stem
 )
 def test_a_transcript_byte_by_byte_gives_what_it_gives_in_one_piece(path: Path) -> None:
     rows = [json.loads(row) for row in path.read_bytes().splitlines()]

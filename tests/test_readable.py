@@ -10,7 +10,7 @@ import anyio
 import anyio.abc
 import pytest
 
-from backplane.readable import Readable
+from backplane.process.readable import Readable
 
 pytestmark = pytest.mark.anyio
 

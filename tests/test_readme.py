@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from backplane import backends, config, hooks
+from backplane import config
 from backplane.cli import COMMANDS
-from backplane.presets import PRESETS, read_options
+from backplane.runtime import backends, hooks
 from backplane.testing import ModelServer
+from backplane.upstream.presets import PRESETS, read_options
 from tests import bench
 
 ROOT = Path(__file__).resolve().parent.parent

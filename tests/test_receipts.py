@@ -31,9 +31,9 @@ from backplane.receipts import (
     kept_manifest,
     seal,
 )
+from backplane.receipts.build import Folded, fold
 from backplane.receipts.journal import read_facts
 from backplane.receipts.trace import CHUNK_BYTES, MARK_LINES, trace_chunks
-from backplane.record import Folded, fold
 from tests import receipt_cases
 from tests.receipt_writer import ORDER, TS, delta, line, open_journal, receipt_of
 

@@ -18,8 +18,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from backplane.contract.events import AssistantDelta, AssistantMessage, CommandExecuted, ToolCall, Warned, carried
-from backplane.redact import MARK, SECRET_CHARS_MIN, DeltaRedactor, Redactor
-from backplane.tail import Tail
+from backplane.redact.secrets import MARK, SECRET_CHARS_MIN, DeltaRedactor, Redactor
+from backplane.redact.tail import Tail
 
 TS = "2025-01-15T12:00:00Z"
 SECRET = 'p4ss/word+"quo\\te"é=&<x>it\'s'

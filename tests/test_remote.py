@@ -23,15 +23,16 @@ from typing import Any
 import anyio
 import pytest
 
-from backplane import parcel
-from backplane.backends import ProcessBackend
 from backplane.config import Limits, Settings
 from backplane.contract import envelope as wire
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import WorkspaceError
 from backplane.receipts.store import Store
-from backplane.runtime import ControlPlane, Run
+from backplane.runtime.backends import ProcessBackend
+from backplane.runtime.plane import ControlPlane
+from backplane.runtime.run import Run
 from backplane.workspace import Quota, apply_patch, collect
+from backplane.workspace import archive as parcel
 from tests.peers import ROOT
 from tests.served import SERVE, ends, holds, mock, serve, until_ended
 

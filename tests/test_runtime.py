@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from backplane import api
-from backplane.backends import Backend
 from backplane.config import Limits, Settings
 from backplane.contract.events import AssistantDelta, Reasoning, RunCompleted, RunStarted, ToolCall, ToolResult
 from backplane.contract.work import RuntimeConfig
 from backplane.errors import BackendError, ProtocolError
+from backplane.host import Done, HostRun
 from backplane.receipts.store import Store
-from backplane.runtime import Run
-from backplane.sidecar import Done, HostRun
+from backplane.runtime.backends import Backend
+from backplane.runtime.run import Run
 from tests.runs import (
     QUICK,
     backplane_of,

@@ -8,14 +8,14 @@ from typing import Any
 import anyio
 import pytest
 
-from backplane import intake
-from backplane.asks import Decision
-from backplane.backends import Backend
 from backplane.contract.events import AskAnswered, AskRaised, ToolCall, ToolResult
 from backplane.contract.work import PolicyProfile, RuntimeConfig
-from backplane.hooks import Hook
-from backplane.intake import ASKS_BYTES_MAX, ASKS_OPEN_MAX, OnAsk
-from backplane.runtime import Run
+from backplane.policy.approvals import Decision
+from backplane.runtime import inbound
+from backplane.runtime.backends import Backend
+from backplane.runtime.hooks import Hook
+from backplane.runtime.inbound import ASKS_BYTES_MAX, ASKS_OPEN_MAX, OnAsk
+from backplane.runtime.run import Run
 from tests.runs import backplane_of, check, counts, ended, go, one_loop, order, plane, saying, script, texts
 
 pytestmark = pytest.mark.anyio
@@ -419,7 +419,7 @@ async def test_decisions_for_a_run_are_kept_of_so_many_tools(
     names: list[str], asked: int, backplane_home: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is not kept is asked for again."""
-    monkeypatch.setattr(intake, "REMEMBERED_MAX", 1)
+    monkeypatch.setattr(inbound, "REMEMBERED_MAX", 1)
     seen: list[str] = []
 
     async def on_ask(event: AskRaised) -> Decision:

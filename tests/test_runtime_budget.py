@@ -9,11 +9,11 @@ import anyio
 import pytest
 
 import backplane
-from backplane import sidecar
-from backplane.backends import MemoryBackend
+from backplane import host as sidecar
 from backplane.contract.capability import NATIVE
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.record import LOSSES_BYTES_MAX
+from backplane.receipts.build import LOSSES_BYTES_MAX
+from backplane.runtime.backends import MemoryBackend
 from tests.runs import memory
 
 

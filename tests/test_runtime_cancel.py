@@ -11,11 +11,12 @@ from typing import Literal
 import anyio
 import pytest
 
-from backplane.backends import Backend
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import PolicyProfile
 from backplane.receipts.store import Store
-from backplane.runtime import ControlPlane, Run
+from backplane.runtime.backends import Backend
+from backplane.runtime.plane import ControlPlane
+from backplane.runtime.run import Run
 from tests.runs import QUICK, SLACK_S, backplane_of, check, ended, one_loop, order, plane, script, texts, within
 
 pytestmark = pytest.mark.anyio

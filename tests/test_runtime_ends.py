@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from backplane.backends import Backend, MemoryBackend
+from backplane.runtime.backends import Backend, MemoryBackend
 from tests.runs import QUICK, backplane_of, check, counts, ended, go, one_loop, order, plane, script, texts, within
 
 pytestmark = pytest.mark.anyio

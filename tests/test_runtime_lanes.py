@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from backplane import backends
-from backplane.backends import Backend
 from backplane.contract.work import PolicyProfile
-from backplane.runtime import Run
+from backplane.runtime import backends
+from backplane.runtime.backends import Backend
+from backplane.runtime.run import Run
 from backplane.workspace import apply_patch
 from tests.runs import backplane_of, go, order, plane, script
 

@@ -11,7 +11,7 @@ from typing import Literal
 import anyio
 import pytest
 
-from backplane.backends import Backend, ProcessBackend
+from backplane.runtime.backends import Backend, ProcessBackend
 from tests.runs import QUICK, check, ended, go, one_loop, order, plane, script, texts, within
 
 pytestmark = pytest.mark.anyio

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from backplane.backends import Backend, ProcessBackend
 from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.work import PolicyProfile, RuntimeConfig
+from backplane.host import Done, HostRun
 from backplane.receipts.manifests import kept_manifest
-from backplane.runtime import Run
-from backplane.sidecar import Done, HostRun
+from backplane.runtime.backends import Backend, ProcessBackend
+from backplane.runtime.run import Run
 from tests.runs import HELLO, backplane_of, go, memory, one_loop, order, plane, script
 
 pytestmark = pytest.mark.anyio

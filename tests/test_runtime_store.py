@@ -17,10 +17,10 @@ import pytest
 from backplane.contract.events import AgentEvent, AssistantDelta, FileChanged, ToolCall
 from backplane.contract.receipt import BackendIdentity
 from backplane.contract.work import PolicyProfile, WorkOrder
-from backplane.policy import compile_policy
+from backplane.policy.rules import compile_policy
+from backplane.receipts.build import PATHS_CHARS_MAX, TOOLS_MAX, End, Facts
 from backplane.receipts.store import Store
-from backplane.record import PATHS_CHARS_MAX, TOOLS_MAX, End, Facts
-from backplane.runtime import Run
+from backplane.runtime.run import Run
 from tests.peers import ROOT
 from tests.runs import ended, go, mock_backend, one_loop, order, plane, script, texts
 

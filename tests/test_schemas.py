@@ -10,28 +10,29 @@ from typing import Any
 import jsonschema
 import pytest
 
-from backplane import schemas, share
+from backplane import resources
 from backplane.errors import ConfigError
+from backplane.schemas import build
 
-EXAMPLES = share.find("contracts") / "examples"
+EXAMPLES = resources.find("contracts") / "examples"
 GOOD = sorted(path for path in EXAMPLES.glob("*/*.json") if path.parent.name != "bad")
 
 
 def violations(name: str, document: Any) -> list[str]:
-    validator = jsonschema.Draft202012Validator(json.loads(schemas.load_schema(name)))
+    validator = jsonschema.Draft202012Validator(json.loads(build.load_schema(name)))
     return ["/" + "/".join(map(str, error.absolute_path)) for error in validator.iter_errors(document)]
 
 
 def test_the_written_files_are_those_of_today() -> None:
-    assert schemas.stale() == []
+    assert build.stale() == []
 
 
-@pytest.mark.parametrize("name", schemas.names())
+@pytest.mark.parametrize("name", build.names())
 def test_every_schema_is_a_valid_one_with_an_id_of_its_own(name: str) -> None:
-    schema = json.loads(schemas.load_schema(name))
+    schema = json.loads(build.load_schema(name))
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["$id"].endswith(":" + name)
-    assert schemas.render(name) == schemas.render(name) == schemas.load_schema(name)
+    assert build.render(name) == build.render(name) == build.load_schema(name)
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -40,12 +41,12 @@ def test_every_example_fits_its_schema(path: Any) -> None:
 
 
 def test_every_schema_has_an_example() -> None:
-    assert {path.parent.name for path in GOOD} == set(schemas.names())
+    assert {path.parent.name for path in GOOD} == set(build.names())
 
 
 def test_only_a_policy_and_a_configuration_refuse_unknown_members() -> None:
-    closed = {name for name in schemas.names() if b'"additionalProperties": false' in schemas.load_schema(name)}
-    assert closed == {"policy", "configuration"} & set(schemas.names())
+    closed = {name for name in build.names() if b'"additionalProperties": false' in build.load_schema(name)}
+    assert closed == {"policy", "configuration"} & set(build.names())
 
 
 def test_an_order_needs_its_task_alone_and_is_written_whole() -> None:
@@ -95,7 +96,7 @@ def test_what_a_real_run_writes_fits_what_we_say_we_write(tmp_path: Any) -> None
 def test_an_unknown_name_is_refused_with_the_command_that_lists_them() -> None:
     for name in ("receipts", "../pyproject", ""):
         with pytest.raises(ConfigError) as caught:
-            schemas.load_schema(name)
+            build.load_schema(name)
         assert "`backplane schema` lists" in str(caught.value.hint)
 
 
@@ -105,15 +106,15 @@ def test_stale_files_are_named_and_written_anew(
     for kind in ("schemas", "contracts/examples/policy"):
         (tmp_path / kind).mkdir(parents=True)
     (tmp_path / "schemas/old.json").write_text("{}")
-    monkeypatch.setattr(share, "_PLACES", (tmp_path,))
-    assert schemas.main(["--check"]) == 1
+    monkeypatch.setattr(resources, "_PLACES", (tmp_path,))
+    assert build.main(["--check"]) == 1
     assert "old.json is stale" in capsys.readouterr().err
-    assert schemas.main([]) == 0
-    assert schemas.main(["--check"]) == 0
+    assert build.main([]) == 0
+    assert build.main(["--check"]) == 0
     assert not (tmp_path / "schemas/old.json").exists()
 
 
 def test_a_copy_without_its_files_says_what_is_missing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share, "_PLACES", (tmp_path,))
+    monkeypatch.setattr(resources, "_PLACES", (tmp_path,))
     with pytest.raises(ConfigError, match="'hosts'"):
-        share.find("hosts")
+        resources.find("hosts")

@@ -13,10 +13,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from backplane import schemas
 from backplane.cli import COMMANDS
 from backplane.cli.parser import Parser
-from backplane.schemas import load_schema
+from backplane.schemas import build
+from backplane.schemas.build import load_schema
 
 WAIT_S = 60
 """Bound of one call: a trial of an agent takes longest, ten seconds on a busy machine."""
@@ -102,7 +102,7 @@ def fits(name: str, line: bytes) -> bool:
 def test_every_command_with_json_names_schemas_that_there_are_and_is_called_here() -> None:
     found = promised()
     assert found.keys() == PRINTED.keys()
-    assert {name for names in found.values() for name in names} <= set(schemas.names())
+    assert {name for names in found.values() for name in names} <= set(build.names())
 
 
 @pytest.mark.parametrize("command", PRINTED)
@@ -141,7 +141,7 @@ def test_the_head_of_the_chain_fits_its_schema(work: Path) -> None:
 def test_every_schema_of_what_is_printed_is_named_by_a_command() -> None:
     told: set[str] = {name for names in promised().values() for name in names}
     told |= {"cli_translate_loss", "cli_receipts_checkpoint"}
-    assert {name for name in schemas.names() if name.startswith("cli_")} <= told
+    assert {name for name in build.names() if name.startswith("cli_")} <= told
 
 
 def test_a_number_in_place_of_a_word_fits_no_schema(work: Path) -> None:

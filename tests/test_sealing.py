@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import backplane
-from backplane import sidecar
-from backplane.backends import MemoryBackend
+from backplane import host as sidecar
 from backplane.contract.capability import NATIVE
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.receipts import Store
+from backplane.runtime.backends import MemoryBackend
 from backplane.workspace import apply_patch
 
 Edit = Callable[[Path], object]

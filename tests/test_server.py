@@ -18,7 +18,7 @@ import anyio
 import msgspec
 import pytest
 
-from backplane.conform import CHECKS, conform
+from backplane.conform.runner import CHECKS, conform
 from tests.peers import Child, is_gone
 from tests.served import (
     CLIENT,

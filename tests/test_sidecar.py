@@ -15,12 +15,12 @@ import anyio
 import msgspec
 import pytest
 
-from backplane import sidecar
+from backplane import host
 from backplane.contract.capability import NATIVE
 from backplane.contract.events import CommandExecuted, read_event
 from backplane.contract.receipt import Usage, read_receipt
 from backplane.errors import BackendError
-from backplane.sidecar import Done, Host, HostRun
+from backplane.host import Done, Host, HostRun
 from tests.peers import OURS, PLAIN, PYTHON, WAIT_S, Child, is_gone, run, talk
 
 HOST = Host(id="tiny", version="1.2", capabilities={"streaming": NATIVE})
@@ -103,7 +103,7 @@ async def test_every_event_a_host_can_say_is_one_of_the_contract() -> None:
     assert [msgspec.to_builtins(event) for event in events] == [message["event"] for message in told[:-1]]
     assert len({type(event) for event in events}) == 10
     command = next(event for event in events if isinstance(event, CommandExecuted))
-    assert command.output_preview == "é" * (sidecar.PREVIEW_BYTES_MAX // 2)
+    assert command.output_preview == "é" * (host.PREVIEW_BYTES_MAX // 2)
 
 
 def _raise(error: BaseException) -> None:
@@ -459,7 +459,7 @@ async def test_a_host_ends_when_nobody_reads_any_more(talking: bool, pinged: boo
 PROGRAM = """
 import os, sys, time, anyio
 from backplane.contract.capability import NATIVE
-from backplane.sidecar import Done, Host, main
+from backplane.host import Done, Host, main
 async def work(run):
     print("stray print")
     os.write(1, b"stray write\\n")

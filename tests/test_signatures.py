@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backplane import share
+from backplane import resources
 from backplane.receipts import signatures
 
 SECONDS_MAX = 60
@@ -205,7 +205,7 @@ def test_a_killed_run_is_signed_when_the_next_start_seals_it(
 
 
 def test_the_vector_of_the_contract_is_what_we_sign_and_verify() -> None:
-    vector = json.loads((share.find("contracts") / "signature.json").read_bytes())
+    vector = json.loads((resources.find("contracts") / "signature.json").read_bytes())
     signer = signatures.Signer(vector["seed"])
     envelope = signer._sign(vector["statement"].encode())
     assert json.loads(envelope) == vector["envelope"]

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 import backplane
-from backplane import sidecar
-from backplane.backends import MemoryBackend
+from backplane import host as sidecar
 from backplane.contract import canonical
 from backplane.contract.capability import NATIVE
 from backplane.contract.events import AgentEvent, AssistantDelta, OutputReported, Reasoning, Warned
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.redact import Redactor
-from backplane.splits import SHAPE_BYTES_MAX, STREAMS_MAX, Splits
+from backplane.redact.cuts import SHAPE_BYTES_MAX, STREAMS_MAX, Splits
+from backplane.redact.secrets import Redactor
+from backplane.runtime.backends import MemoryBackend
 
 SECRET = "correct-horse-battery-7719"
 NOW = "2026-01-15T12:00:00Z"

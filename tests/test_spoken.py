@@ -14,7 +14,7 @@ from backplane.contract.envelope import Final, Run
 from backplane.contract.work import WorkOrder
 from backplane.protocol import Dropped, Events
 from backplane.protocol.control import ControlEnd
-from backplane.redact import Redactor
+from backplane.redact.secrets import Redactor
 
 RUN_ID = "3fa85f64-5717-4562-b3fc-2c963f66afa6"
 TS = "2026-01-01T00:00:00.001Z"

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from backplane.errors import BackplaneError, StoreError
-from backplane.keeper import Keeper, left_behind, settle
 from backplane.receipts import (
     Checkpoint,
     Store,
     is_intact,
     seal,
 )
+from backplane.runtime.state import Keeper, left_behind, settle
 from backplane.workspace import apply_patch
 from tests.receipt_writer import delta, line, open_journal, receipt_of, stored_run, whole
 

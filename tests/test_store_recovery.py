@@ -18,7 +18,6 @@ from backplane.contract import canonical
 from backplane.contract.events import Warned
 from backplane.contract.receipt import BackendIdentity, Receipt
 from backplane.errors import StoreError
-from backplane.keeper import Keeper, left_behind
 from backplane.receipts import (
     Journal,
     Orphan,
@@ -31,6 +30,7 @@ from backplane.receipts import (
 from backplane.receipts.journal import applied_fact, failed_fact, held_fact
 from backplane.receipts.pieces import without_trace
 from backplane.receipts.recovery import ABANDONED_S, note_late
+from backplane.runtime.state import Keeper, left_behind
 from tests.receipt_writer import ORDER, TS, delta, line, memory_of, open_journal, puts, receipt_of, whole
 
 WRITER_S_MAX = 60

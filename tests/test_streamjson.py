@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import backplane
-from backplane.asks import Decision
 from backplane.cli.show import Look, summary
 from backplane.config import BackendSettings, Settings
 from backplane.contract.events import (
@@ -26,9 +25,10 @@ from backplane.contract.events import (
     carried,
 )
 from backplane.contract.work import RuntimeConfig, WorkOrder
-from backplane.hooking import Call as HookCall
-from backplane.hooks import Hook
-from backplane.runtime import Run
+from backplane.policy.approvals import Decision
+from backplane.runtime.hook_calls import Call as HookCall
+from backplane.runtime.hooks import Hook
+from backplane.runtime.run import Run
 
 pytestmark = pytest.mark.anyio
 

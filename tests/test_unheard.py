@@ -19,8 +19,8 @@ import backplane
 from backplane.contract.unheard import check_settings, heard, read_work_order, unknown_members
 from backplane.contract.work import SETTINGS, RuntimeConfig, WorkOrder
 from backplane.errors import PolicyError
-from backplane.policy import unknown_tools
-from backplane.validate import validate
+from backplane.policy.rules import unknown_tools
+from backplane.schemas.validate import validate
 from tests.peers import ROOT, Child, run
 from tests.served import SERVE
 

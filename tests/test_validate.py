@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane import share
+from backplane import resources
 from backplane.config import TOML_BYTES_MAX
-from backplane.validate import COUNTED_MAX, FINDINGS_MAX, Findings, validate
+from backplane.schemas.validate import COUNTED_MAX, FINDINGS_MAX, Findings, validate
 
-EXAMPLES = share.find("contracts") / "examples"
+EXAMPLES = resources.find("contracts") / "examples"
 NO_CONTENT = ("empty", "refused")
 """An empty policy or configuration could be either; what stands under `usage_raw.backplane` never stands alone."""
 SHAPES = [folder for folder in EXAMPLES.iterdir() if folder.name != "bad" and not folder.name.startswith("cli_")]
@@ -49,7 +49,7 @@ def test_a_bad_example_is_found_wrong_at_its_place(path: Path) -> None:
 
 
 def test_shipped_transcripts_are_valid() -> None:
-    for path in sorted((share.find("contracts") / "transcripts").glob("*.jsonl")):
+    for path in sorted((resources.find("contracts") / "transcripts").glob("*.jsonl")):
         assert validate(path.read_bytes(), path.name) == Findings(path.name, "transcript")
 
 
@@ -228,5 +228,5 @@ def test_a_long_value_is_cut_in_the_message() -> None:
 
 
 def test_jsonschema_is_not_imported_by_who_only_imports_the_room() -> None:
-    script = "import sys, backplane.validate; sys.exit('jsonschema' in sys.modules)"
+    script = "import sys, backplane.schemas.validate; sys.exit('jsonschema' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=30).returncode == 0

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backplane.errors import PolicyError, WorkspaceError
-from backplane.workspace import Patch, Quota, Workspace, apply_patch, collect, exchange, open_workspace, tree
+from backplane.workspace import Patch, Quota, Workspace, apply_patch, collect, open_workspace, transaction, tree
 from backplane.workspace.pack import Pack, blob_id
 from tests.receipt_writer import memory_of
 
@@ -785,7 +785,7 @@ def test_a_folder_that_is_brought_back_gives_the_group_no_more_than_it_had(
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, "made to fail")
 
-    monkeypatch.setattr(exchange, "sync", broken)
+    monkeypatch.setattr(transaction, "sync", broken)
     with pytest.raises(WorkspaceError, match="EIO"):
         apply_patch(place.run_dir)
     assert (place.original / "d/f").read_text() == "f\n"
@@ -868,7 +868,7 @@ def test_a_content_that_shows_late_to_be_another_changes_nothing_and_leaves_noth
         with pytest.raises(WorkspaceError):
             apply_patch(place.run_dir, check=check)
     assert snapshot(place.original) == before
-    assert exchange.pending(place.base) == []
+    assert transaction.pending(place.base) == []
 
 
 def test_a_patch_of_large_files_is_applied_and_merged_with_little_memory(place: Place) -> None:

@@ -15,9 +15,9 @@ from typing import Final
 import pytest
 
 from backplane.errors import WorkspaceError
-from backplane.keeper import Keeper
+from backplane.runtime.state import Keeper
 from backplane.workspace.checkpoints import Checkpoints, rewind_original
-from backplane.workspace.place import Workspace
+from backplane.workspace.workspace import Workspace
 from tests.receipt_writer import memory_of
 from tests.test_workspace import Place, git, place, snapshot
 

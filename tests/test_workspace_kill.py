@@ -16,9 +16,9 @@ from typing import Any, Final
 import pytest
 
 from backplane.errors import WorkspaceError
-from backplane.keeper import settle as settle_home
 from backplane.receipts import Store
-from backplane.workspace import apply_patch, exchange
+from backplane.runtime.state import settle as settle_home
+from backplane.workspace import apply_patch, transaction
 from tests.receipt_writer import memory_of, puts
 from tests.test_workspace import Place, git, snapshot
 
@@ -99,10 +99,10 @@ def test_a_kill_before_any_step_of_apply_leaves_all_or_nothing(patched: Place) -
     told: list[bool] = []
     for step in range(CHANGES_MAX):
         code = killed(APPLY + "apply_patch(Path(sys.argv[1]))", step, str(patched.run_dir))
-        found = exchange.settle(exchange.pending(patched.base))
+        found = transaction.settle(transaction.pending(patched.base))
         told += [one.applied for one in found]
         assert [(one.problem, one.kept) for one in found] in ([], [("", ())])
-        assert exchange.pending(patched.base) == []
+        assert transaction.pending(patched.base) == []
         now = snapshot(patched.original)
         if any(one.applied for one in found) or code == 0:
             with pytest.raises(WorkspaceError, match="applied already"):
@@ -130,18 +130,18 @@ def test_a_kill_while_it_is_settled_changes_nothing_about_the_end(patched: Place
         # Each try goes on where the one before was killed, and gets a step further.
         if killed(script, step, str(patched.base)) == 0:
             break
-    assert exchange.settle(exchange.pending(patched.base)) == []
+    assert transaction.settle(transaction.pending(patched.base)) == []
     assert snapshot(patched.original) == before
 
 
 def test_what_somebody_has_changed_since_is_left_and_the_old_file_kept(patched: Place) -> None:
     for step in range(CHANGES_MAX):
-        exchange.settle(exchange.pending(patched.base))
+        transaction.settle(transaction.pending(patched.base))
         killed(APPLY + "apply_patch(Path(sys.argv[1]))", step, str(patched.run_dir))
         if "E\n" in contents(patched.original).values():
             break
     (patched.original / "edited").write_text("mine since\n")
-    (found,) = exchange.settle(exchange.pending(patched.base))
+    (found,) = transaction.settle(transaction.pending(patched.base))
     assert (found.kept, found.problem) == (("edited",), "")
     assert "'edited', changed since; what was there before lies in its folder .backplane-" in found.describe()
     assert (patched.original / "edited").read_text() == "mine since\n"
@@ -186,7 +186,7 @@ def test_a_patch_that_a_read_only_mount_refuses_leaves_everything_as_it_was(tmp_
         apply_patch(place.run_dir)
     assert "not all of it was put back" not in str(told.value)
     assert snapshot(place.original) == before
-    assert exchange.pending(place.base) == []
+    assert transaction.pending(place.base) == []
     assert apply_patch(place.run_dir).files == ("a", "gone/f", "m/q/z")
 
 
@@ -209,15 +209,15 @@ def test_one_file_that_cannot_be_put_back_yet_keeps_no_other_one_away(tmp_path: 
     place = below_a_mount(tmp_path)
     before = snapshot(place.original)
     for step in range(CHANGES_MAX):
-        exchange.settle(exchange.pending(place.base))
+        transaction.settle(transaction.pending(place.base))
         killed(APPLY + "apply_patch(Path(sys.argv[1]))", step, str(place.run_dir))
         if (place.original / "m/q/z").exists():
             break
     with read_only(place.original / "m"):
-        (found,) = exchange.settle(exchange.pending(place.base))
+        (found,) = transaction.settle(transaction.pending(place.base))
         assert [(place.original / name).read_text() for name in ("a", "gone/f", "m/q/z")] == ["a\n", "f\n", "z\n"]
     assert (found.root, "'m/q/z': Read-only file system" in found.problem) == (str(place.original), True)
-    (found,) = exchange.settle(exchange.pending(place.base))
+    (found,) = transaction.settle(transaction.pending(place.base))
     assert (found.kept, found.problem) == ((), "")
     assert snapshot(place.original) == before
 
@@ -227,10 +227,10 @@ def test_a_mark_of_one_large_hole_is_never_read_whole(tmp_path: Path, head: byte
     for number in range(3):
         mark = tmp_path / f".run-{number}.begun"
         mark.write_bytes(head)
-        os.truncate(mark, exchange.INTENT_BYTES_MAX - 1)
+        os.truncate(mark, transaction.INTENT_BYTES_MAX - 1)
     with memory_of(64 << 20):
-        assert len(exchange.unsettled(tmp_path)) == 3
-        found = exchange.settle(exchange.pending(tmp_path))
+        assert len(transaction.unsettled(tmp_path)) == 3
+        found = transaction.settle(transaction.pending(tmp_path))
     # One with a whole first line was cut off before anything moved, and is tidied up.
     assert ["remove it" in one.problem or "none of ours" in one.problem for one in found] == (
         [] if head else [True] * 3
@@ -254,7 +254,7 @@ def test_a_disk_that_is_mounted_again_as_another_device_is_put_back_all_the_same
 ) -> None:
     before = snapshot(patched.original)
     for step in range(CHANGES_MAX):
-        exchange.settle(exchange.pending(patched.base))
+        transaction.settle(transaction.pending(patched.base))
         killed(APPLY + "apply_patch(Path(sys.argv[1]))", step, str(patched.run_dir))
         if "E\n" in contents(patched.original).values():
             break
@@ -269,7 +269,7 @@ def test_a_disk_that_is_mounted_again_as_another_device_is_put_back_all_the_same
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", lambda *a, **k: Remounted(real(*a, **k)))
         patch.setattr(os, "fstat", lambda *a, **k: Remounted(real_f(*a, **k)))
-        (found,) = exchange.settle(exchange.pending(patched.base))
+        (found,) = transaction.settle(transaction.pending(patched.base))
     assert (found.kept, found.problem) == ((), "")
     assert snapshot(patched.original) == before
 
@@ -306,7 +306,7 @@ def test_a_folder_swapped_for_a_link_before_any_step_loses_nothing_and_is_not_fo
         depots = list(place.original.glob(".backplane-*"))
         if said:
             assert bool(depots) == ("what was there before lies in" in said), said
-            exchange.settle(exchange.pending(place.base))
+            transaction.settle(transaction.pending(place.base))
             assert snapshot(place.original) == before, (step, said)
             told.add("kept" if depots else "undone")
         else:
@@ -318,12 +318,12 @@ def test_a_folder_swapped_for_a_link_before_any_step_loses_nothing_and_is_not_fo
 
 
 def test_an_exchange_that_is_under_way_is_left_alone(patched: Place) -> None:
-    with exchange._begin(patched.run_dir):
-        assert exchange.settle(exchange.pending(patched.base)) == []
-        assert exchange.unsettled(patched.base) == []
+    with transaction._begin(patched.run_dir):
+        assert transaction.settle(transaction.pending(patched.base)) == []
+        assert transaction.unsettled(patched.base) == []
         with pytest.raises(WorkspaceError, match="another command"):
             apply_patch(patched.run_dir)
-    assert exchange.unsettled(patched.base) == ["run run: putting its patch was cut off"]
+    assert transaction.unsettled(patched.base) == ["run run: putting its patch was cut off"]
     assert apply_patch(patched.run_dir).files
 
 
@@ -341,24 +341,24 @@ def test_an_exchange_that_is_under_way_is_left_alone(patched: Place) -> None:
 )
 def test_a_mark_that_is_none_of_ours_touches_nothing_and_is_told(tmp_path: Path, text: bytes) -> None:
     (tmp_path / ".run.begun").write_bytes(text)
-    (found,) = exchange.settle(exchange.pending(tmp_path))
+    (found,) = transaction.settle(transaction.pending(tmp_path))
     assert found.problem
     assert "the next start tries again" in found.describe()
     assert (tmp_path / ".run.begun").exists()
-    assert len(exchange.unsettled(tmp_path)) == 1
+    assert len(transaction.unsettled(tmp_path)) == 1
 
 
 def test_an_exchange_whose_old_files_are_being_removed_is_under_way_still(patched: Place) -> None:
     told: list[object] = []
 
     def meanwhile(files: int) -> None:
-        assert len(exchange.pending(patched.base)) == 1
-        told.extend(exchange.unsettled(patched.base))
-        told.extend(exchange.settle(exchange.pending(patched.base)))
+        assert len(transaction.pending(patched.base)) == 1
+        told.extend(transaction.unsettled(patched.base))
+        told.extend(transaction.settle(transaction.pending(patched.base)))
 
     assert apply_patch(patched.run_dir, done=meanwhile).files
     assert told == []
-    assert exchange.pending(patched.base) == []
+    assert transaction.pending(patched.base) == []
     assert list(patched.original.glob(".backplane-*")) == []
 
 
@@ -372,13 +372,13 @@ def test_an_exchange_that_ends_while_it_is_looked_at_is_not_told_as_cut_off(
         mark.rename(mark.with_suffix(".done")) if moved else mark.unlink()
         return True
 
-    for look in (exchange.settle, lambda marks: exchange.unsettled(tmp_path)):
+    for look in (transaction.settle, lambda marks: transaction.unsettled(tmp_path)):
         mark.write_text(json.dumps({"root": str(tmp_path), "depot": ".backplane-0123456789abcdef"}) + "\n")
-        marks = exchange.pending(tmp_path)[:1]
+        marks = transaction.pending(tmp_path)[:1]
         with monkeypatch.context() as patch:
-            patch.setattr(exchange, "try_lock", ends)
+            patch.setattr(transaction, "try_lock", ends)
             assert look(marks) == []
-        for left in exchange.pending(tmp_path):
+        for left in transaction.pending(tmp_path):
             left.unlink()
 
 
@@ -419,7 +419,7 @@ def test_a_mark_that_leads_elsewhere_touches_nothing_and_is_told(tmp_path: Path,
     first = {"root": str(root), "depot": ".backplane-0123456789abcdef"}
     (runs / ".run.begun").write_text(f"{json.dumps(first)}\n{text}\n")
     before = snapshot(tmp_path), sorted(tmp_path.rglob(".git/**/*"))
-    (found,) = exchange.settle(exchange.pending(runs))
+    (found,) = transaction.settle(transaction.pending(runs))
     assert "is none of ours" in found.problem
     assert (snapshot(tmp_path), sorted(tmp_path.rglob(".git/**/*"))) == before
 
@@ -431,7 +431,7 @@ def test_a_mark_whose_root_is_no_plain_path_touches_nothing(tmp_path: Path, root
     (tmp_path / "ws").mkdir()
     first = {"root": root.format(tmp=tmp_path), "depot": depot.name}
     (tmp_path / ".run.begun").write_text(json.dumps(first) + "\n")
-    (found,) = exchange.settle(exchange.pending(tmp_path))
+    (found,) = transaction.settle(transaction.pending(tmp_path))
     assert "is none of ours" in found.problem
     assert depot.exists()
 
@@ -444,8 +444,8 @@ def test_a_mark_that_is_no_file_is_neither_waited_at_nor_followed(patched: Place
         mark.mkdir()
     else:
         puts(mark, kind.format(name=mark.name, outside=outside))
-    assert exchange.pending(patched.base) == []
-    assert exchange.unsettled(patched.base) == []
+    assert transaction.pending(patched.base) == []
+    assert transaction.unsettled(patched.base) == []
     with pytest.raises(WorkspaceError, match="another command"):
         apply_patch(patched.run_dir)
     assert outside.exists()
@@ -475,7 +475,7 @@ def test_an_apply_to_a_disk_that_cannot_be_written_leaves_no_mark(patched: Place
         subprocess.run(["mount", "-o", "remount,bind,ro", where], check=True)
         with pytest.raises(WorkspaceError, match="EROFS"):
             apply_patch(patched.run_dir)
-        assert exchange.pending(patched.base) == []
+        assert transaction.pending(patched.base) == []
     finally:
         subprocess.run(["umount", "-l", where], check=True)
     assert apply_patch(patched.run_dir).files

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from backplane.contract.work import PolicyProfile
-from backplane.policy import compile_policy
+from backplane.policy.rules import compile_policy
 from backplane.tools import Result, Toolbox
 
 ENV = {"PATH": os.environ["PATH"], "GREETING": "hello"}

@@ -56,9 +56,9 @@ def _apply(options: Options) -> int:
     import os
 
     from backplane import config
-    from backplane.keeper import settle
     from backplane.receipts import Store
     from backplane.receipts.audit import record_hash
+    from backplane.runtime.state import settle
     from backplane.workspace import apply_patch
 
     home = config.home_path(os.environ)

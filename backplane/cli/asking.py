@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import anyio
 
-from backplane.asks import Decision
 from backplane.cli import streams
 from backplane.contract.events import AskRaised
 from backplane.errors import ConfigError
-from backplane.intake import OnAsk
+from backplane.policy.approvals import Decision
+from backplane.runtime.inbound import OnAsk
 
 TERMINAL: Final = "/dev/tty"
 

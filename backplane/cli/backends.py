@@ -10,8 +10,8 @@ from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_config, add_json
 
 if TYPE_CHECKING:
-    from backplane.backends import BackendStatus
     from backplane.config import Settings
+    from backplane.runtime.backends import BackendStatus
 
 
 def parser(name: str) -> Parser:
@@ -32,8 +32,9 @@ def _backends(options: Options) -> int:
     import os
     from pathlib import Path
 
-    from backplane import backends, config
+    from backplane import config
     from backplane.errors import BackendError
+    from backplane.runtime import backends
 
     environ = dict(os.environ)
     settings = config.load(Path(options.config) if options.config else None, environ, streams.folder())
@@ -71,8 +72,9 @@ def _with_manifest(status: BackendStatus, environ: dict[str, str]) -> BackendSta
     """The same with what the backend said of itself in its last hello here, if it ever said one."""
     import msgspec
 
-    from backplane import backends, config
+    from backplane import config
     from backplane.receipts import kept_manifest
+    from backplane.runtime import backends
 
     key = backends.ProcessBackend(id=status.id, argv=status.command).key
     return msgspec.structs.replace(status, manifest=kept_manifest(config.home_path(environ), key))
@@ -83,14 +85,16 @@ def _probe(found: list[BackendStatus], settings: Settings, environ: dict[str, st
     import anyio
     import msgspec
 
-    from backplane import backends, config, proof
+    from backplane import config
+    from backplane.conform import trials
+    from backplane.runtime import backends
 
     home, failed = config.home(environ), False
     for status in found:
-        if not options.names and not (status.ready and proof.provable(backends.find(status.id, settings, environ))):
+        if not options.names and not (status.ready and trials.provable(backends.find(status.id, settings, environ))):
             continue
         with _live_line(status.id, streams.is_terminal(streams.STDOUT) and not options.json) as progress:
-            told = anyio.run(proof.prove, status.id, settings, environ, home, progress)
+            told = anyio.run(trials.prove, status.id, settings, environ, home, progress)
         failed = failed or not all(finding.proved for finding in told.findings)
         if options.json:
             streams.write_bytes(msgspec.json.encode(told) + b"\n")
@@ -115,9 +119,11 @@ def _matrix(found: list[BackendStatus], settings: Settings, environ: dict[str, s
     """What the document says, the manifest and the trials, for the backends that have at least two of them."""
     import msgspec
 
-    from backplane import backends, config, matrix, proof
+    from backplane import config
+    from backplane.conform import matrix, trials
     from backplane.errors import BackplaneError
     from backplane.receipts.manifests import kept_manifest
+    from backplane.runtime import backends
 
     home = config.home_path(environ)
     columns = matrix.columns()
@@ -126,11 +132,11 @@ def _matrix(found: list[BackendStatus], settings: Settings, environ: dict[str, s
             backend = backends.find(status.id, settings, environ)
         except BackplaneError:
             continue
-        kept = proof.kept_proof(status.id, home)
+        kept = trials.kept_proof(status.id, home)
         manifest = kept_manifest(home, backend.key) or {}
         if not options.names and status.id not in columns and kept is None:
             continue
-        findings = proof.findings(kept, proof.stamp(backend, environ)) if kept is not None else {}
+        findings = trials.findings(kept, trials.stamp(backend, environ)) if kept is not None else {}
         rows = matrix.rows(status.id, manifest, findings)
         if options.json:
             told = matrix.Matrix(id=status.id, on=kept.on if kept is not None else None, rows=rows)
@@ -138,7 +144,7 @@ def _matrix(found: list[BackendStatus], settings: Settings, environ: dict[str, s
             continue
         if kept is not None:
             when = f"tried {kept.on}"
-        elif proof.provable(backend):
+        elif trials.provable(backend):
             when = f"never tried: backplane backends --probe {status.id}"
         else:
             when = "there is nothing to try: it drives no agent whose model can be a scripted one"
@@ -165,6 +171,6 @@ def _level(level: Any) -> str:
 
 def ready_names(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     """Names of the backends that could be used now."""
-    from backplane import backends
+    from backplane.runtime import backends
 
     return [status.id for status in backends.known(settings, environ) if status.ready]

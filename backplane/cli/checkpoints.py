@@ -100,8 +100,8 @@ def _rewind(options: Options) -> int:
     import os
 
     from backplane import config
-    from backplane.keeper import settle
     from backplane.receipts.audit import record_hash
+    from backplane.runtime.state import settle
     from backplane.workspace.checkpoints import rewind_original
 
     for left in settle(config.home_path(os.environ)):

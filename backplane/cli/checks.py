@@ -8,7 +8,7 @@ from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_json
 
 if TYPE_CHECKING:
-    from backplane.conform import Result
+    from backplane.conform.runner import Result
 
 
 def parser(name: str) -> Parser:
@@ -47,7 +47,7 @@ def _for_conform(name: str) -> Parser:
 
 
 def _validate(options: Options) -> int:
-    from backplane.validate import BYTES_MAX, validate
+    from backplane.schemas.validate import BYTES_MAX, validate
 
     wrong = 0
     for name in options.files:
@@ -75,8 +75,9 @@ def _refused_options(data: bytes, source: str) -> list[str]:
     """What the shipped hosts would say of their options, which no schema knows; and what only the whole file shows."""
     from pathlib import Path
 
-    from backplane import backends, config
+    from backplane import config
     from backplane.errors import ConfigError
+    from backplane.runtime import backends
 
     try:
         settings = config.parse(data, source=source, folder=Path.cwd())
@@ -86,12 +87,12 @@ def _refused_options(data: bytes, source: str) -> list[str]:
 
 
 def _schema(options: Options) -> int:
-    from backplane import schemas
+    from backplane.schemas import build
 
     if options.name is None:
-        streams.write("".join(f"{name}\n" for name in schemas.names()))
+        streams.write("".join(f"{name}\n" for name in build.names()))
         return 0
-    streams.write_bytes(schemas.load_schema(options.name))
+    streams.write_bytes(build.load_schema(options.name))
     return 0
 
 
@@ -101,7 +102,7 @@ def _conform(options: Options) -> int:
     import anyio
     import msgspec
 
-    from backplane.conform import conform
+    from backplane.conform.runner import conform
 
     progress, cwd = None if options.json else _say, str(streams.folder())
     report = anyio.run(partial(conform, options.command, cwd=cwd, progress=progress))

@@ -18,15 +18,16 @@ from typing import Final, Literal
 
 import msgspec
 
-from backplane import __version__, backends, config
+from backplane import __version__, config
 from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_config, add_json
-from backplane.contain.probe import Name, probe
 from backplane.errors import BackplaneError, ConfigError
-from backplane.keeper import left_behind
-from backplane.presets import PROTOCOLS
 from backplane.process import GUARD_WORKS, run_tool, search_path
 from backplane.receipts import Store
+from backplane.runtime import backends
+from backplane.runtime.state import left_behind
+from backplane.sandbox.probe import Name, probe
+from backplane.upstream.presets import PROTOCOLS
 
 PYTHON_MIN: Final = (3, 11)
 GIT_MIN: Final = (2, 30)

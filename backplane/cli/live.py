@@ -16,9 +16,6 @@ import anyio
 import anyio.abc
 import msgspec
 
-from backplane import relay, signals
-from backplane.asks import Decision
-from backplane.backends import Backend, ProcessBackend
 from backplane.cli import DONE, FAILED, PARTIAL, READER_GONE, REFUSED, asking, show, streams
 from backplane.cli.copies import Copy
 from backplane.cli.outlet import Outlet
@@ -26,9 +23,14 @@ from backplane.config import Settings
 from backplane.contract.events import AskRaised
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, StoreError
-from backplane.hooks import Hook
+from backplane.policy.approvals import Decision
+from backplane.process import signals
 from backplane.protocol import Events
-from backplane.runtime import ControlPlane, Run
+from backplane.runtime.backends import Backend, ProcessBackend
+from backplane.runtime.hooks import Hook
+from backplane.runtime.plane import ControlPlane
+from backplane.runtime.run import Run
+from backplane.serve import messages
 
 LIVE_S: Final = 1.0
 """How often the live line is drawn anew; a run shorter than this never shows one."""
@@ -67,7 +69,7 @@ def _layers_tried(plan: Plan) -> AbstractContextManager[None]:
     """The layers around a host are tried while the rest is loaded: later it would wait for that."""
     if plan.settings.isolation == "off" or not (isinstance(plan.backend, ProcessBackend) and plan.backend.guard):
         return nullcontext()
-    from backplane.contain.probe import trial_begun
+    from backplane.sandbox.probe import trial_begun
 
     return trial_begun(plan.environ)
 
@@ -107,7 +109,7 @@ def exit_code(ended: Run) -> int:
     assert ended.end is not None
     if ended.end.reason == "refused":
         return ended.error.facts.exit_code if ended.error is not None else REFUSED
-    if not relay.ends_in_final(ended) or (ended.error is not None and ended.receipt.outcome == "complete"):
+    if not messages.ends_in_final(ended) or (ended.error is not None and ended.receipt.outcome == "complete"):
         return FAILED
     return {"complete": DONE, "partial": PARTIAL}.get(ended.receipt.outcome, FAILED)
 
@@ -173,7 +175,7 @@ class _Live:
         self._began = float("inf")
 
     def _json(self, batch: Events) -> bytes:
-        return relay.events(batch.ref_id, batch.records)
+        return messages.events(batch.ref_id, batch.records)
 
     def _text(self, batch: Events) -> bytes:
         text = "".join([self.look.event(event) for event in batch.events])
@@ -251,7 +253,7 @@ def _copy_patch(ended: Run, copy: Copy) -> None:
 
 
 def _say_last_message(plan: Plan, ended: Run) -> None:
-    for chunk in relay.ending(ended, ref_id=ended.id, line_bytes_max=plan.settings.limits.line_bytes_max):
+    for chunk in messages.ending(ended, ref_id=ended.id, line_bytes_max=plan.settings.limits.line_bytes_max):
         streams.write_bytes(chunk)
 
 

@@ -31,8 +31,9 @@ def _mcp(options: Options) -> int:
 
     import anyio
 
-    from backplane import __version__, config, mcp
+    from backplane import __version__, config
     from backplane.errors import ConfigError
+    from backplane.serve import mcp
 
     if streams.is_terminal(0):
         streams.complain("mcp reads messages of the protocol from stdin; end it with Ctrl-D\n")

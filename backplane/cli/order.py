@@ -18,7 +18,7 @@ from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.unheard import read_work_order
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError, ConfigError
-from backplane.policy import PROFILES, parse_policy
+from backplane.policy.rules import PROFILES, parse_policy
 from backplane.protocol import strict
 
 SNIPPET_BYTES_MAX: Final = 1024 * 1024
@@ -62,7 +62,7 @@ def told_without(env: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except BackplaneError as error:
-        from backplane.redact import Redactor
+        from backplane.redact.secrets import Redactor
 
         Redactor(env.values()).error(error)
         raise

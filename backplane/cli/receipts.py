@@ -100,7 +100,7 @@ def _store(*, readonly: bool) -> Iterator[Store]:
 
 def _say_left_behind(store: Store) -> None:
     """On stderr: it is no receipt and no fault of one."""
-    from backplane.keeper import left_behind
+    from backplane.runtime.state import left_behind
 
     for line in left_behind(store.home, store):
         streams.complain(streams.one_line(line) + "\n")

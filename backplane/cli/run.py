@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from backplane.hooks import Hook
+    from backplane.runtime.hooks import Hook
 
 EXAMPLE = """
 backplane run "make test" --backend shell --root ~/project
@@ -107,11 +107,12 @@ def _run(options: Options) -> int:
     from contextlib import ExitStack, closing
     from pathlib import Path
 
-    from backplane import backends, config, hooks
+    from backplane import config
     from backplane.cli import live, order
     from backplane.cli.backends import ready_names
     from backplane.cli.copies import Copy
     from backplane.errors import ConfigError
+    from backplane.runtime import backends, hooks
 
     streams.require_descriptors()
     cwd, environ = streams.folder(), dict(os.environ)

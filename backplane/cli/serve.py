@@ -28,7 +28,8 @@ def _serve(options: Options) -> int:
     import os
     from pathlib import Path
 
-    from backplane import config, server
+    from backplane import config
+    from backplane.serve import stdio
 
     if streams.is_terminal(0):
         streams.complain("serve reads messages of the protocol from stdin; end it with Ctrl-D\n")
@@ -36,7 +37,7 @@ def _serve(options: Options) -> int:
     environ, cwd = dict(os.environ), streams.folder()
     settings = config.load(Path(options.config) if options.config else None, environ, cwd)
     try:
-        number, left_behind = server.main(settings, config.home(environ), environ)
+        number, left_behind = stdio.main(settings, config.home(environ), environ)
     except BrokenPipeError as error:
         raise streams.ReaderGone from error
     for line in left_behind:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from backplane import presets
 from backplane.cli.parser import Options
 from backplane.errors import BackplaneError, ConfigError
+from backplane.upstream import presets
 from backplane.upstream.baseurl import Check, key_doubts, path_doubts
 from backplane.upstream.endpoint import PROTOCOLS, Endpoint
 

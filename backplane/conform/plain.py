@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane import schemas
 from backplane.conform.link import OVERLONG, Line, Program, linked, order, vendor_of
 from backplane.conform.verdict import Level, Unfit, printable
 from backplane.contract import canonical
@@ -24,6 +23,7 @@ from backplane.contract.receipt import CONTRACT_VERSION, read_receipt, receipt_h
 from backplane.errors import CODES
 from backplane.process import Exit
 from backplane.protocol import MESSAGES, too_much_in_hello, version_compatible
+from backplane.schemas import build
 
 RUN_ID: Final = "3b8f7a1c-2d4e-4f60-8a9b-0c1d2e3f4a5b"
 
@@ -424,7 +424,7 @@ def _validator(name: str) -> Any:
     # jsonschema costs 60 ms to import: only who checks a host pays for it.
     import jsonschema
 
-    return jsonschema.Draft202012Validator(json.loads(schemas.load_schema(name)))
+    return jsonschema.Draft202012Validator(json.loads(build.load_schema(name)))
 
 
 def _wrong(name: str, value: Json) -> Iterator[tuple[str, str]]:

@@ -18,12 +18,12 @@ import anyio
 import anyio.abc
 import msgspec
 
-from backplane._guard import WORD_BYTES_MAX
-from backplane.loop import asyncio_loop, register
-from backplane.once import Once, in_time
+from backplane.process.guard import WORD_BYTES_MAX
 from backplane.process.launch import Leader
-from backplane.process.remains import Traces, far_end, kill_exactly, remains, start_of
-from backplane.tail import LOOK_BYTES, Tail
+from backplane.process.loop import asyncio_loop, register
+from backplane.process.once import Once, in_time
+from backplane.process.sweep import Traces, far_end, kill_exactly, remains, start_of
+from backplane.redact.tail import LOOK_BYTES, Tail
 
 if TYPE_CHECKING:
     import asyncio

@@ -14,8 +14,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from backplane import _guard
 from backplane.errors import BackendError, CageError
+from backplane.process import guard as _guard
 
 START_S_MAX: Final = 10.0
 """For a guard to report that its host was started; 12 ms are usual, a loaded machine has needed a second."""
@@ -226,10 +226,10 @@ def _start(
 
 def _tie(life: int, wrapper: int) -> None:
     # Loaded now, as only a namespace needs it.
-    from backplane.process import lifeline
+    from backplane.process import parent_death
 
     # Armed by the guard: a wrapper that is killed before its child has started leaves it waiting for ever.
-    lifeline.tie(life, wrapper, armed=False)
+    parent_death.tie(life, wrapper, armed=False)
 
 
 _STDERR: Final = 2

@@ -15,7 +15,7 @@ import sys
 from contextlib import ExitStack, suppress
 from typing import IO, Any, Final
 
-from backplane import _guard
+from backplane.process import guard
 from backplane.process.launch import (
     NO_CAGE,
     START_S_MAX,
@@ -79,7 +79,7 @@ def _spawn_launcher(command: Command, stdio: Stdio, pass_fds: tuple[int, ...]) -
         os.close(tell)
     try:
         in_time = select.select([told], [], [], START_S_MAX)[0]
-        word = os.read(told, _guard.WORD_BYTES_MAX) if in_time else b"exec %d" % errno.ETIMEDOUT
+        word = os.read(told, guard.WORD_BYTES_MAX) if in_time else b"exec %d" % errno.ETIMEDOUT
     finally:
         os.close(told)
     if word:
@@ -160,7 +160,7 @@ def guard_command() -> tuple[str, ...]:
 
 def _guard_file() -> str:
     # The compiled file, unless it is older than its source: compiling anew would add a third to each start.
-    source, compiled = _guard.__file__, str(getattr(_guard, "__cached__", None))
+    source, compiled = guard.__file__, str(getattr(guard, "__cached__", None))
     with suppress(OSError):
         # One that another user compiled may be closed to us.
         if os.stat(compiled).st_mtime_ns >= os.stat(source).st_mtime_ns and os.access(compiled, os.R_OK):

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from backplane.block import Block
+from backplane.process.block import Block
 from backplane.process.child import Child
 from backplane.process.launch import (
     GUARD_WORKS,

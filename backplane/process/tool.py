@@ -13,7 +13,7 @@ from typing import IO, Final
 import msgspec
 
 from backplane.errors import BackendError
-from backplane.process import lifeline
+from backplane.process import parent_death
 from backplane.process.child import READ_BYTES_MAX, has_ended, kill_group
 from backplane.process.launch import Command, Stdio
 from backplane.process.spawn import TERMINAL_WAIT_S, spawn
@@ -135,7 +135,7 @@ class Tool:
         reader, writer = os.pipe()
         try:
             tool = spawn(command, pipes, (reader,))
-            lifeline.tie(reader, tool.pid)
+            parent_death.tie(reader, tool.pid)
         except BaseException:
             os.close(writer)
             raise

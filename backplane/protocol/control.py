@@ -1,7 +1,7 @@
 """The control plane's end of a line: what hosts say comes in, checked; usual reads in one go.
 
 An event that is more than it seems is read again with nothing skipped. What a message means
-for a run is `intake`'s affair.
+for a run is `inbound`'s affair.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from backplane.protocol.messages import (
     too_much_in_hello,
     version_compatible,
 )
-from backplane.redact import Redactor
-from backplane.tail import LOOK_BYTES
+from backplane.redact.secrets import Redactor
+from backplane.redact.tail import LOOK_BYTES
 
 _PLAIN: Final = frozenset({AssistantDelta, AssistantMessage, Warned, RunStarted, RunCompleted, FileChanged})
 """Event types whose members are all required strings: the canonical bytes account for every byte of a compact line."""

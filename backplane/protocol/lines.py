@@ -11,7 +11,7 @@ import msgspec
 
 from backplane.contract import canonical, structure
 from backplane.contract.canonical import Json
-from backplane.tail import LOOK_BYTES
+from backplane.redact.tail import LOOK_BYTES
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Longest line: images in base64 need more than 1 MiB, and a peer without a limit is a way to use up memory."""

@@ -21,7 +21,7 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import ConfigError, ContractError, StoreError
-from backplane.locks import try_lock
+from backplane.process.locks import try_lock
 from backplane.receipts import signatures
 from backplane.receipts.audit import patch_bytes, patch_faults, patch_hash
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, HEAD, PATCH, TRACE, disk_error

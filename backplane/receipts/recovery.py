@@ -25,7 +25,8 @@ from backplane.contract.capability import read_manifest
 from backplane.contract.events import AgentEvent, is_passed_through
 from backplane.contract.receipt import CONTRACT_VERSION, BackendIdentity, Receipt, RunMetadata, Verification
 from backplane.errors import StoreError
-from backplane.locks import try_lock
+from backplane.process.locks import try_lock
+from backplane.receipts.build import Folded, fold
 from backplane.receipts.journal import (
     FILE_MODE,
     HEAD,
@@ -40,7 +41,6 @@ from backplane.receipts.journal import (
 from backplane.receipts.pieces import is_intact, seal, unheard_facts, with_trace
 from backplane.receipts.rows import Row
 from backplane.receipts.trace import Trace
-from backplane.record import Folded, fold
 
 UNFINISHED_PATCH: Final = "patch.unfinished"
 """A patch that no receipt vouches for is put aside under this name, so that nobody applies half of one."""

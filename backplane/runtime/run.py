@@ -21,9 +21,6 @@ import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
-from backplane.alarm import Alarm
-from backplane.backends import Backend, Link
-from backplane.block import Block
 from backplane.config import Limits, tighter
 from backplane.contract import envelope as wire
 from backplane.contract.capability import read_manifest
@@ -40,27 +37,30 @@ from backplane.errors import (
     from_code,
     unforeseen,
 )
-from backplane.hooks import Hook, Hooks, above, configured
-from backplane.in_order import OwnTask, in_order
-from backplane.intake import Intake, OnAsk, now
-from backplane.once import Once, in_time
-from backplane.outbox import Outbox
-from backplane.policy import compile_policy, unknown_tools
+from backplane.policy.rules import compile_policy, unknown_tools
+from backplane.process.aio import OwnTask, in_order
+from backplane.process.alarm import Alarm
+from backplane.process.block import Block
+from backplane.process.once import Once, in_time
+from backplane.process.readable import Readable
 from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd
-from backplane.readable import Readable
+from backplane.receipts.build import End, Facts
 from backplane.receipts.pieces import unheard_names
-from backplane.record import End, Facts
-from backplane.redact import NO_SECRETS, Redactor
-from backplane.runtime.deadlines import LOOK_S, Deadlines
-from backplane.runtime.premises import Premises
-from backplane.runtime.terms import EXTENSIONS, Terms
-from backplane.splits import HOLD_S_MAX
+from backplane.redact.cuts import HOLD_S_MAX
+from backplane.redact.secrets import NO_SECRETS, Redactor
+from backplane.runtime.backends import Backend, Link
+from backplane.runtime.environment import Premises
+from backplane.runtime.hooks import Hook, Hooks, above, configured
+from backplane.runtime.inbound import Intake, OnAsk, now
+from backplane.runtime.limits import LOOK_S, Deadlines
+from backplane.runtime.requirements import EXTENSIONS, Terms
+from backplane.runtime.writer import Outbox
 
 if TYPE_CHECKING:
-    from backplane.remote import Remote
-    from backplane.runtime import ControlPlane
-    from backplane.sealing import Sealed
+    from backplane.runtime.finalize import Sealed
+    from backplane.runtime.plane import ControlPlane
+    from backplane.runtime.remote import Remote
     from backplane.workspace import Workspace
     from backplane.workspace.checkpoints import Checkpoint
 
@@ -440,7 +440,7 @@ class Run:
 
     def _way_there(self, order: WorkOrder) -> Remote:
         # Who runs everything here shall not pay for loading it.
-        from backplane.remote import Remote
+        from backplane.runtime.remote import Remote
 
         isolation = tighter(self._plane.settings.isolation, order.abp("isolation"))
         return Remote(self.id, order, self.backend_id, self._limits, isolation)
@@ -835,10 +835,11 @@ class Run:
         """Seal and store by the journal alone, if sealing what was seen failed; what is stored already counts."""
         if self.receipt is not None:
             return
-        from backplane import sealing
+        from backplane.runtime import finalize
 
         assert self.end is not None
-        seal = functools.partial(sealing.seal_journal, self._plane.keeper, self.facts, self._premises.journal, self.end)
+        journal = self._premises.journal
+        seal = functools.partial(finalize.seal_journal, self._plane.keeper, self.facts, journal, self.end)
         sealed = await anyio.to_thread.run_sync(seal)
         if self._fault is not None and sealed.end != self.end:
             self._note_problem(self._fault)
@@ -859,7 +860,7 @@ class Run:
 
     def _seal_all(self) -> Sealed:
         # In a worker thread: what it needs was loaded by the preparation, or is loaded here.
-        from backplane import sealing
+        from backplane.runtime import finalize
 
         end = self.end = self.end or End(reason=self.facts.claimed_outcome)
         if self._link is not None:
@@ -873,7 +874,7 @@ class Run:
             self.facts.ended(link.stderr_tail, link.stderr_dropped, link.swept)
             if link.guard_lost:
                 self.facts.added["guard"] = "lost"
-        return sealing.seal_run(
+        return finalize.seal_run(
             self._plane.keeper,
             self.facts,
             self._premises.journal,

@@ -2,7 +2,7 @@
 
 import sys
 
-from backplane.schemas import main
+from backplane.schemas.build import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

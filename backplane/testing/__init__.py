@@ -21,9 +21,9 @@ The same script may be plain data (`[{"calls": [{"name": "read", "input": {…}}
 that says which requests it answers; `SIDE_TURNS` answers what agents ask beside their work.
 """
 
-from backplane.presets import PROTOCOLS, Protocol
 from backplane.testing.script import SIDE_TURNS, Call, Failure, Fault, Script, Turn, Usage, When, read_script
 from backplane.testing.server import ModelServer, Request
+from backplane.upstream.presets import PROTOCOLS, Protocol
 
 __all__ = [
     "PROTOCOLS",

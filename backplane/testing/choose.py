@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from backplane.contract.canonical import Json
-from backplane.presets import Protocol
 from backplane.testing.frames import json_text
 from backplane.testing.script import Script, Turn, When
+from backplane.upstream.presets import Protocol
 
 MISSING: Final = object()
 HISTORY: Final[dict[Protocol, str]] = {

@@ -10,7 +10,6 @@ import re
 from typing import Any, Final, NamedTuple
 
 from backplane.contract.canonical import Json
-from backplane.presets import Protocol
 from backplane.testing import chat, gemini, messages, responses
 from backplane.testing.choose import Plot
 from backplane.testing.frames import (
@@ -26,6 +25,7 @@ from backplane.testing.frames import (
 )
 from backplane.testing.script import Fault, Turn
 from backplane.testing.wire import IDLE_S_MAX, Delivery, Head, decoded
+from backplane.upstream.presets import Protocol
 
 CHARS_A_TOKEN: Final = 4
 """For counting requests: any number will do, as long as it grows with the text."""

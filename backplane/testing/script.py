@@ -12,7 +12,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import ContractError
-from backplane.presets import PROTOCOLS, Protocol
+from backplane.upstream.presets import PROTOCOLS, Protocol
 
 Stop = Literal["end", "tool_use", "max_tokens", "stop_sequence", "refusal", "content_filter", "pause"]
 

@@ -19,12 +19,12 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.presets import Protocol
 from backplane.testing.choose import Plot, Question
 from backplane.testing.frames import Ask, json_text
 from backplane.testing.plan import BASES, beside, key_of, plain, plan, read_body, refuse, route, wants_usage
 from backplane.testing.script import Scripted, read_script
 from backplane.testing.wire import BadRequest, Connection, Delivery, Ended, Head
+from backplane.upstream.presets import Protocol
 
 CONNECTIONS_MAX: Final = 256
 """A fleet of agents in tests has tens; more is a client that never closes."""

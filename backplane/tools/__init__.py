@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from backplane.contract.canonical import Json
 from backplane.errors import BackplaneError
-from backplane.policy import Policy
-from backplane.programs import GRACE_S, Hear, run_program
+from backplane.policy.rules import Policy
+from backplane.process.programs import GRACE_S, Hear, run_program
 from backplane.tools import fetch, files, search
 from backplane.tools.places import Refused, Tree
 from backplane.tools.results import Change, Ran, Result, shortened

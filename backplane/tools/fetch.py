@@ -14,10 +14,10 @@ from urllib.parse import urljoin, urlsplit
 
 import anyio
 
-from backplane.packed import PackedError, unpacked
-from backplane.policy import Connect, Policy
+from backplane.policy.rules import Connect, Policy
 from backplane.tools.places import Refused
 from backplane.tools.results import Result, shortened
+from backplane.upstream.decompress import PackedError, unpacked
 
 if TYPE_CHECKING:
     import httpx

@@ -13,7 +13,7 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-from backplane.policy import Policy, ReadPath, WritePath
+from backplane.policy.rules import Policy, ReadPath, WritePath
 
 FILE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Largest file read or written whole: more than any source file, far below what would trouble the host."""

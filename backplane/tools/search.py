@@ -17,8 +17,8 @@ from typing import Any, Final
 import anyio.to_thread
 
 from backplane.errors import PolicyError
-from backplane.globs import Globs, compile_globs
-from backplane.programs import run_program
+from backplane.policy.globs import Globs, compile_globs
+from backplane.process.programs import run_program
 from backplane.tools.places import Refused, Tree
 from backplane.tools.results import Result, shortened
 

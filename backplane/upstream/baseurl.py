@@ -17,9 +17,9 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.dialects import framing
 from backplane.dialects.framing import UNREADABLE
-from backplane.presets import is_local
 from backplane.upstream.endpoint import cut_urls
 from backplane.upstream.failure import clean, failure_of
+from backplane.upstream.presets import is_local
 
 State = Literal["ok", "note", "missing"]
 Kind = Literal["works", "reached", "key", "busy", "elsewhere", "down"]

@@ -19,7 +19,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.dialects import framing
 from backplane.errors import TranslationError
-from backplane.packed import PackedError, unpacked
+from backplane.upstream.decompress import PackedError, unpacked
 from backplane.upstream.endpoint import Endpoint, address, body_of, cut_urls, headers_of, model_of
 from backplane.upstream.failure import Failure, UpstreamError, clean, failure_of
 

@@ -18,9 +18,9 @@ import anyio
 import msgspec
 
 from backplane.dialects.framing import UNREADABLE
-from backplane.packed import PackedError
 from backplane.upstream.baseurl import Check, Verdict, candidates, key_doubts, path_doubts, read_answer
 from backplane.upstream.client import pieces_of
+from backplane.upstream.decompress import PackedError
 from backplane.upstream.endpoint import PROTOCOLS, Endpoint, address, body_of, cut_urls, headers_of
 from backplane.upstream.failure import clean
 

@@ -7,10 +7,10 @@ put into the original later. `place` opens and closes, `stage` copies, `baseline
 """
 
 from backplane.workspace.apply import Applied, apply_patch
-from backplane.workspace.exchange import Settled
 from backplane.workspace.patch import Change
-from backplane.workspace.place import Patch, Workspace, collect, open_workspace
+from backplane.workspace.transaction import Settled
 from backplane.workspace.tree import Quota
+from backplane.workspace.workspace import Patch, Workspace, collect, open_workspace
 
 __all__ = [
     "Applied",

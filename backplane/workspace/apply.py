@@ -21,10 +21,10 @@ import msgspec
 from backplane.errors import WorkspaceError
 from backplane.workspace import git
 from backplane.workspace.baseline import git_mode
-from backplane.workspace.exchange import exchange, marks_of, settle
 from backplane.workspace.moves import Result
 from backplane.workspace.pack import LINK, Leaf, blob_id
 from backplane.workspace.patch import CODE, PATCH_NAME, Saved, Target, failure, hashed, load, names
+from backplane.workspace.transaction import exchange, marks_of, settle
 from backplane.workspace.tree import (
     FILE_FLAGS,
     Quota,

@@ -23,8 +23,8 @@ from backplane.workspace.apply import APPLIED_ALREADY, Applied, put
 from backplane.workspace.baseline import BLOB_BYTES_MAX
 from backplane.workspace.pack import FILE, PROGRAM, Leaf, Names, write_trees
 from backplane.workspace.patch import BLOBS_NAME, RECORD_BYTES_MAX, Saved, Target, failure, leaf_json, read_leaf
-from backplane.workspace.place import Workspace
 from backplane.workspace.tree import parent, printable
+from backplane.workspace.workspace import Workspace
 
 FOLDER_NAME: Final = "checkpoints"
 

@@ -19,7 +19,7 @@ import msgspec
 from backplane.workspace.copying import write_all
 from backplane.workspace.pack import LINK, PROGRAM
 from backplane.workspace.patch import check_path, failure
-from backplane.workspace.rights import hand_over, plain_mode
+from backplane.workspace.permissions import hand_over, plain_mode
 from backplane.workspace.tree import names_repository, open_folder, opened, parent, printable, unguessable
 
 SYNC_EACH_MAX: Final = 200

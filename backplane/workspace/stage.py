@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from backplane.errors import PolicyError, WorkspaceError
-from backplane.globs import Globs
+from backplane.policy.globs import Globs
 from backplane.workspace.baseline import BLOB_BYTES_MAX, Baseline
 from backplane.workspace.copying import OVER_QUOTA, copy_file, copy_link, make_folder
 from backplane.workspace.pack import Leaf, write_repository

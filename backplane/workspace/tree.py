@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from backplane.errors import PolicyError, WorkspaceError
-from backplane.globs import Globs, compile_globs
+from backplane.policy.globs import Globs, compile_globs
 
 DEPTH_MAX: Final = 4096
 """Deepest folder. A shell loop makes 1,200 levels easily; beyond this somebody wants to exhaust us."""

@@ -17,14 +17,16 @@ from typing import Any
 import anyio
 import msgspec
 
-from backplane import backends, config, relay
-from backplane.asks import Decision
-from backplane.backends import Backend, ProcessBackend
+from backplane import config
 from backplane.contract.events import AskRaised
 from backplane.contract.receipt import verify_bytes
 from backplane.contract.work import WorkOrder
+from backplane.policy.approvals import Decision
 from backplane.protocol import LINE_BYTES_MAX
-from backplane.runtime import ControlPlane
+from backplane.runtime import backends
+from backplane.runtime.backends import Backend, ProcessBackend
+from backplane.runtime.plane import ControlPlane
+from backplane.serve import messages
 
 Record = dict[str, Any]
 
@@ -74,7 +76,7 @@ async def play(plane: ControlPlane, serve: ProcessBackend, one: Record) -> Recor
         "text_sha256": said.hexdigest(),
         "tool_errors": tool_errors,
         "asks": asks,
-        "end": "final" if relay.ends_in_final(run) else "fatal",
+        "end": "final" if messages.ends_in_final(run) else "fatal",
         "code": run.error.code if run.error is not None else None,
         "outcome": run.receipt.outcome,
         "reason": run.end.reason,
@@ -107,7 +109,7 @@ async def play_many(plane: ControlPlane, backend: Backend, one: Record) -> Recor
             text = "".join([getattr(event, "text", "") async for event in run])
         assert run.receipt is not None
         counts["runs"] += 1
-        counts["finals"] += relay.ends_in_final(run)
+        counts["finals"] += messages.ends_in_final(run)
         counts["verified"] += verify_bytes(b"".join(run.receipt_chunks())) is None
         counts["own"] += text == task
 

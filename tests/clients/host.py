@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 
 from backplane.contract.capability import NATIVE
-from backplane.sidecar import Done, Host, HostRun, main
+from backplane.host import Done, Host, HostRun, main
 
 
 async def work(run: HostRun) -> Done:

@@ -1,6 +1,6 @@
 """A host that runs nothing: it says what the kit decides about the tool that the task names."""
 
-from backplane.sidecar import Done, Host, HostRun, main
+from backplane.host import Done, Host, HostRun, main
 
 
 async def work(run: HostRun) -> Done:

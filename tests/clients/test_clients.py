@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from backplane import share
+from backplane import resources
 
 HERE = Path(__file__).parent
-CLIENTS = share.find("contracts") / "clients"
+CLIENTS = resources.find("contracts") / "clients"
 BUILD_S_MAX = 100
 PLAY_S_MAX = 100
 """For all cases of one client: some 10 s on a quiet machine."""
@@ -138,7 +138,7 @@ class Bench:
         self.workspace = folder / "workspace"
         self.workspace.mkdir()
         host = shutil.copy(HERE / "host.py", folder / "host.py")
-        echo = share.find("hosts") / "sh" / "echo.sh"
+        echo = resources.find("hosts") / "sh" / "echo.sh"
         backends = {"texts": [sys.executable, str(host)], "echo": ["sh", str(echo)]}
         config = folder / "backplane.toml"
         config.write_text(
@@ -148,7 +148,7 @@ class Bench:
 
     @property
     def env(self) -> dict[str, str]:
-        return os.environ | {"BACKPLANE_HOME": str(self.home), "PYTHONPATH": str(share.find("contracts").parent)}
+        return os.environ | {"BACKPLANE_HOME": str(self.home), "PYTHONPATH": str(resources.find("contracts").parent)}
 
     def write(self, name: str, cases: list[Record]) -> Path:
         placed = [one | {"order": one["order"] | {"workspace": {"root": str(self.workspace)}}} for one in cases]

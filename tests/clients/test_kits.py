@@ -16,18 +16,18 @@ import anyio
 import pytest
 
 import backplane
-from backplane import share
-from backplane.asks import Decision
-from backplane.backends import ProcessBackend
+from backplane import resources
 from backplane.config import Settings
-from backplane.conform import LEVELS, conform
+from backplane.conform.runner import LEVELS, conform
 from backplane.contract.events import AskRaised, OutputReported
 from backplane.contract.work import PolicyProfile, WorkOrder
-from backplane.runtime import Run
+from backplane.policy.approvals import Decision
+from backplane.runtime.backends import ProcessBackend
+from backplane.runtime.run import Run
 from tests.peers import PLAIN, Child
 from tests.peers import run as message
 
-HOSTS = share.find("hosts")
+HOSTS = resources.find("hosts")
 SOURCES = {"node": HOSTS / "node" / "shell.mjs", "go": HOSTS / "go" / "shell.go"}
 LINES_MAX = 60
 BUILD_S_MAX = 100

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from backplane import share
+from backplane import resources
 from backplane.contract.work import PolicyProfile
-from backplane.policy import compile_policy, unknown_tools
-from backplane.targets import SPELLINGS, TOOLS
+from backplane.policy.paths import SPELLINGS, TOOLS
+from backplane.policy.rules import compile_policy, unknown_tools
 from tests.peers import run as message
 
 HERE = Path(__file__).parent
-VECTORS = json.loads((share.find("contracts") / "policy-rules.json").read_text())
+VECTORS = json.loads((resources.find("contracts") / "policy-rules.json").read_text())
 BUILD_S_MAX, JUDGE_S_MAX = 100, 60
 
 CALLS = [(row["policy"], row["tool"], row["decision"]) for row in VECTORS["calls"]]
@@ -41,7 +41,7 @@ def command(needs: Callable[[str], str], tmp_path_factory: pytest.TempPathFactor
             return [needs("node"), str(HERE / "judge.mjs")]
         folder = tmp_path_factory.mktemp("judge")
         shutil.copy(HERE / "judge.go", folder / "main.go")
-        kit = share.find("contracts") / "kits" / "go"
+        kit = resources.find("contracts") / "kits" / "go"
         (folder / "go.mod").write_text(
             f"module judge\n\ngo 1.22\n\nrequire backplane/host v0.0.0\n\nreplace backplane/host => {kit}\n"
         )

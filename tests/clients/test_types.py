@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from backplane import share
+from backplane import resources
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-CONTRACTS = share.find("contracts")
+CONTRACTS = resources.find("contracts")
 EXAMPLES = CONTRACTS / "examples"
 TOOLS = ("json-schema-to-typescript@15.0.4", "typescript@5.9.3")
 INSTALL_S_MAX = 100
@@ -78,7 +78,7 @@ def assignments() -> Iterator[tuple[str, str]]:
 
 
 def test_generated_types_compile_and_take_every_example(tools: Path, tmp_path: Path) -> None:
-    words = [str(tools / "json2ts"), "-i", str(share.find("schemas")), "-o", str(tmp_path / "types")]
+    words = [str(tools / "json2ts"), "-i", str(resources.find("schemas")), "-o", str(tmp_path / "types")]
     made = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_S_MAX)
     assert (made.returncode, made.stderr) == (0, "")
     lines, seen = [], set()
@@ -92,7 +92,7 @@ def test_generated_types_compile_and_take_every_example(tools: Path, tmp_path: P
     (tmp_path / "package.json").write_text('{"type": "module"}')
     (tmp_path / "examples.ts").write_text("\n".join(lines), encoding="utf-8")
     assert complaints(tools, tmp_path, "examples.ts") == ""
-    assert seen == {path.stem for path in share.find("schemas").glob("*.json")}
+    assert seen == {path.stem for path in resources.find("schemas").glob("*.json")}
 
 
 def test_the_node_client_has_the_types_it_says(tools: Path, tmp_path: Path) -> None:

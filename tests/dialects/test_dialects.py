@@ -12,7 +12,6 @@ from backplane import ir
 from backplane.contract.capability import CAPABILITIES
 from backplane.contract.events import AssistantDelta, AssistantMessage, Failed, Reasoning, ToolCall, carried
 from backplane.contract.work import ContextPacket, RuntimeConfig, Snippet, WorkOrder
-from backplane.cost import price_of
 from backplane.dialects import (
     DIALECTS,
     _events,
@@ -25,6 +24,7 @@ from backplane.dialects import (
 )
 from backplane.dialects._parts import MADE_ID, snake
 from backplane.errors import ConfigError, TranslationError
+from backplane.upstream.cost import price_of
 from tests.dialects.dialect_corpus import NAMES, canonical, documents, streams
 
 SHAPE = [

@@ -13,7 +13,7 @@ from backplane.dialects import dialect
 from backplane.dialects.pairing import MISSING, is_paired, paired
 from backplane.ir import Conversation, Message, Part, Text, ToolResult, ToolUse
 from backplane.testing import PROTOCOLS, Call, Turn
-from backplane.upstream import PROTOCOLS as TABLE
+from backplane.upstream.endpoint import PROTOCOLS as TABLE
 from tests.upstream.talk import conversation, talk, worked
 
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
-from backplane import _guard
 from backplane.errors import CODES
+from backplane.process import guard
 from backplane.receipts import Store
 from backplane.receipts.rows import Row
 from tests.faults import hosts, sizes
@@ -178,15 +178,15 @@ def high_water(pid: int) -> int:
 
 def children() -> set[int]:
     me = os.getpid()
-    return {pid for pid, row in _guard.look().items() if row[_guard.PARENT] == me}
+    return {pid for pid, row in guard.look().items() if row[guard.PARENT] == me}
 
 
 def leftovers(before: set[int]) -> list[str]:
     """Who is alive now among our children that was not there before; the ended ones are reaped."""
     found = []
     for pid in children() - before:
-        row = _guard.look_at(pid)
-        if row is None or row[_guard.STATE] == _guard.ZOMBIE:
+        row = guard.look_at(pid)
+        if row is None or row[guard.STATE] == guard.ZOMBIE:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
             continue

@@ -16,15 +16,15 @@ import msgspec
 import pytest
 
 import backplane
-from backplane.backends import MemoryBackend
 from backplane.config import Limits, Settings
 from backplane.contract import canonical
 from backplane.contract.receipt import Verification
-from backplane.intake import now
 from backplane.protocol import VALUES_MAX
 from backplane.protocol.control import ControlEnd
 from backplane.receipts import canonical_chunks, seal
-from backplane.runtime import ControlPlane
+from backplane.runtime.backends import MemoryBackend
+from backplane.runtime.inbound import now
+from backplane.runtime.plane import ControlPlane
 from tests import closed
 from tests.faults import hosts, sizes
 from tests.faults.conftest import Figure

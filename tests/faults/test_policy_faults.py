@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from backplane.contain.probe import TRIAL_S_MAX
 from backplane.errors import PolicyError
-from backplane.globs import compile_globs
+from backplane.policy.globs import compile_globs
 from backplane.receipts.store import Store
+from backplane.sandbox.probe import TRIAL_S_MAX
 from tests.faults import hosts, sizes
 from tests.faults.conftest import Figure
 from tests.faults.ground import GRACE_S, LADDER_S, Ground, kill_9

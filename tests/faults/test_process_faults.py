@@ -245,7 +245,7 @@ def test_f12_a_host_nobody_may_read_is_named(ground: Ground) -> None:
 REUSE = """
 import json, os, pathlib, sys, time
 import anyio, backplane
-from backplane.backends import ProcessBackend
+from backplane.runtime.backends import ProcessBackend
 from backplane.config import Limits, Settings
 home, work, guard, *argv = sys.argv[1:]
 

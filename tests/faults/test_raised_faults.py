@@ -23,13 +23,14 @@ import msgspec
 import pytest
 
 from backplane import Call, Decision, Hook
-from backplane.backends import MemoryBackend
 from backplane.config import Settings
 from backplane.contract import canonical
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError
 from backplane.receipts.store import Store
-from backplane.runtime import ControlPlane, Run
+from backplane.runtime.backends import MemoryBackend
+from backplane.runtime.plane import ControlPlane
+from backplane.runtime.run import Run
 from tests import closed
 from tests.faults import sizes
 from tests.faults.raising import WORDS, Probe, probing
@@ -39,20 +40,32 @@ from tests.runs import HELLO, PRELUDE, QUICK
 SECRET = "hunter2-hunter2-hunter2"
 TIME = "2026-01-15T12:00:00Z"
 
-EDGES = frozenset({
-    "runtime/__init__.py:ControlPlane.__aenter__ < …", "runtime/__init__.py:ControlPlane.start < …",
-    "runtime/__init__.py:ControlPlane.__aexit__ < …",
-    "runtime/__init__.py:ControlPlane._end < block.py:Block.__aexit__",
-    "runtime/__init__.py:ControlPlane.start.<locals>.begin < block.py:Block.__aenter__",
-    "block.py:Block.__init__ < runtime/__init__.py:ControlPlane.start", "block.py:Block.__aenter__ < …",
-    "block.py:Block.__aexit__ < …", "runtime/run.py:Run.leave < runtime/__init__.py:ControlPlane._end",
-    "runtime/run.py:Run.batches < …", "runtime/run.py:_Batches.__init__ < runtime/run.py:Run.batches",
-    "runtime/run.py:_Batches.__aiter__ < …", "runtime/run.py:_Batches.__anext__ < …",
-    "runtime/run.py:Run._next_batch < runtime/run.py:_Batches.__anext__", "protocol/messages.py:Events.records < …",
-    "runtime/run.py:Run._guarded < …", "backends.py:_MemoryLink.run < …", "readable.py:Readable._on_readable < …",
-    "readable.py:Readable._unregister < readable.py:Readable._on_readable", "alarm.py:Alarm._call < …",
-    "once.py:Once.set < runtime/run.py:Run._finish_once", "in_order.py:OwnTask.__aexit__ < in_order.py:in_order",
-})  # fmt: skip
+EDGES = frozenset(
+    {
+        "runtime/plane.py:ControlPlane.__aenter__ < …",
+        "runtime/plane.py:ControlPlane.start < …",
+        "runtime/plane.py:ControlPlane.__aexit__ < …",
+        "runtime/plane.py:ControlPlane._end < process/block.py:Block.__aexit__",
+        "runtime/plane.py:ControlPlane.start.<locals>.begin < process/block.py:Block.__aenter__",
+        "process/block.py:Block.__init__ < runtime/plane.py:ControlPlane.start",
+        "process/block.py:Block.__aenter__ < …",
+        "process/block.py:Block.__aexit__ < …",
+        "runtime/run.py:Run.leave < runtime/plane.py:ControlPlane._end",
+        "runtime/run.py:Run.batches < …",
+        "runtime/run.py:_Batches.__init__ < runtime/run.py:Run.batches",
+        "runtime/run.py:_Batches.__aiter__ < …",
+        "runtime/run.py:_Batches.__anext__ < …",
+        "runtime/run.py:Run._next_batch < runtime/run.py:_Batches.__anext__",
+        "protocol/messages.py:Events.records < …",
+        "runtime/run.py:Run._guarded < …",
+        "runtime/backends.py:_MemoryLink.run < …",
+        "process/readable.py:Readable._on_readable < …",
+        "process/readable.py:Readable._unregister < process/readable.py:Readable._on_readable",
+        "process/alarm.py:Alarm._call < …",
+        "process/once.py:Once.set < runtime/run.py:Run._finish_once",
+        "process/aio.py:OwnTask.__aexit__ < process/aio.py:in_order",
+    }
+)
 """Where the program or the loop itself calls, or a flag of two lines is set: no frame of ours is around what raises."""
 
 REAPS_MAX, REAP_POLL_S = 100, 0.02

@@ -18,10 +18,10 @@ import anyio
 import pytest
 
 import backplane
-from backplane.backends import ProcessBackend
 from backplane.config import Limits, Settings
 from backplane.receipts import Store
-from backplane.runtime import ControlPlane
+from backplane.runtime.backends import ProcessBackend
+from backplane.runtime.plane import ControlPlane
 from tests.faults import hosts, sizes
 from tests.faults.conftest import Figure
 from tests.faults.ground import GRACE_S, LADDER_S, PROGRAM, UGLY, Ground, high_water, leftovers

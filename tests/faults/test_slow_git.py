@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backplane import _guard
+from backplane.process import guard
 from backplane.workspace import git
 from tests.faults.ground import GRACE_S, LADDER_S, OFF, Ended, Ground, Running, kill_9
 
@@ -39,7 +39,7 @@ def slow(ground: Ground) -> Iterator[Ground]:
 
 
 def _gits(parent: int) -> list[int]:
-    return [pid for pid, row in _guard.look().items() if row[_guard.PARENT] == parent and _asks_rules(pid)]
+    return [pid for pid, row in guard.look().items() if row[guard.PARENT] == parent and _asks_rules(pid)]
 
 
 def _asks_rules(pid: int) -> bool:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from backplane.contract.envelope import Final, Run
 from backplane.contract.work import WorkOrder
-from backplane.intake import now
 from backplane.protocol import Broken, Events
 from backplane.protocol.control import ControlEnd
-from backplane.redact import Redactor
+from backplane.redact.secrets import Redactor
+from backplane.runtime.inbound import now
 from tests.faults import sizes
 from tests.faults.conftest import Figure
 

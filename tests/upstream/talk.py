@@ -13,10 +13,12 @@ from backplane.contract.canonical import timestamp_at
 from backplane.contract.events import AgentEvent, AssistantDelta, ToolCall, Warned
 from backplane.ir import Conversation, Media, Message, Text, ToolResult, ToolSpec, ToolUse
 from backplane.testing import PROTOCOLS, ModelServer, Protocol, Request, Turn
-from backplane.turn import Model
-from backplane.turn import Turn as Answered
-from backplane.upstream import PROTOCOLS as TABLE
-from backplane.upstream import Endpoint, Upstream, UpstreamError
+from backplane.upstream.client import Upstream
+from backplane.upstream.completion import Model
+from backplane.upstream.completion import Turn as Answered
+from backplane.upstream.endpoint import PROTOCOLS as TABLE
+from backplane.upstream.endpoint import Endpoint
+from backplane.upstream.failure import UpstreamError
 
 KEY: Final = "sk-test-0123456789abcdef"
 READ: Final = ToolSpec(

@@ -14,10 +14,11 @@ import pytest
 from backplane.contract.events import AssistantDelta
 from backplane.errors import ConfigError
 from backplane.testing import PROTOCOLS, Fault, ModelServer, Script, Turn
-from backplane.turn import Model
-from backplane.upstream import PROTOCOLS as TABLE
-from backplane.upstream import Endpoint, Upstream, UpstreamError
-from backplane.upstream.endpoint import address
+from backplane.upstream.client import Upstream
+from backplane.upstream.completion import Model
+from backplane.upstream.endpoint import PROTOCOLS as TABLE
+from backplane.upstream.endpoint import Endpoint, address
+from backplane.upstream.failure import UpstreamError
 from backplane.upstream.ladder import LADDERS
 from tests.upstream.talk import BOUND_S, KEY, conversation, endpoint, talk
 
@@ -185,6 +186,6 @@ def test_an_answer_that_is_over_does_not_wait_for_a_connection_that_stays_open()
 
 
 def test_only_an_open_endpoint_loads_the_http_library() -> None:
-    code = ("import sys, backplane, backplane.cli, backplane.sidecar, backplane.turn, backplane.upstream\n"
+    code = ("import sys, backplane, backplane.cli, backplane.host, backplane.upstream.completion, backplane.upstream\n"
             "sys.exit('httpx' in sys.modules)")  # fmt: skip
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

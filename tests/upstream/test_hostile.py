@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from backplane.dialects import openai
-from backplane.packed import PIECE_BYTES_MAX, unpacked
 from backplane.testing import Call, Fault, Turn
 from backplane.upstream import client
+from backplane.upstream.decompress import PIECE_BYTES_MAX, unpacked
 from backplane.upstream.failure import MESSAGE_CHARS_MAX, clean, failure_of, retry_after_s, stream_failure
 from tests.upstream.talk import PROTOCOLS, talk
 

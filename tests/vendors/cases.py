@@ -14,7 +14,6 @@ from typing import Any
 import anyio
 import msgspec
 
-from backplane.asks import Decision
 from backplane.config import Limits
 from backplane.contract.events import (
     AgentEvent,
@@ -29,6 +28,7 @@ from backplane.contract.events import (
     carried,
 )
 from backplane.contract.work import PolicyProfile
+from backplane.policy.approvals import Decision
 from backplane.testing import Failure, Fault, Turn, Usage
 from tests.test_deltas import fold
 from tests.vendors.ground import WAIT_S_MAX, Agent, Ground, Seen, running, until

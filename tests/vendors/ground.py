@@ -21,7 +21,7 @@ from backplane.contract.events import (
     carried,
 )
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.runtime import Run
+from backplane.runtime.run import Run
 from backplane.testing import SIDE_TURNS, ModelServer, Turn
 
 WAIT_S_MAX = 20.0

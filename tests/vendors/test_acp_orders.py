@@ -11,7 +11,7 @@ import pytest
 
 from backplane.contract.events import CommandExecuted, ToolResult
 from backplane.contract.work import PolicyProfile
-from backplane.share import find
+from backplane.resources import find
 from backplane.testing import Call, Turn, Usage
 from tests.vendors.cases import CASES, MODEL, THOUGHT_ABOUT
 from tests.vendors.found import vendor

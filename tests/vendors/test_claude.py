@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from backplane.asks import Decision
 from backplane.contract.events import AskRaised, CommandExecuted, TaskReported, ToolCall, ToolResult, Warned
+from backplane.policy.approvals import Decision
 from backplane.testing import Call, Fault, Turn, Usage, When
 from tests.vendors.cases import CASES, SCHEMA
 from tests.vendors.found import vendor

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from backplane.asks import Decision
 from backplane.contract.events import AskRaised, CommandExecuted, ToolCall, ToolResult, Warned
 from backplane.contract.work import PolicyProfile
-from backplane.hooking import Call as HookCall
-from backplane.hooks import Hook
+from backplane.policy.approvals import Decision
+from backplane.runtime.hook_calls import Call as HookCall
+from backplane.runtime.hooks import Hook
 from backplane.testing import Call, Turn, Usage
 from tests.vendors.cases import CASES, MODEL, SCHEMA
 from tests.vendors.found import vendor

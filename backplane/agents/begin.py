@@ -1,0 +1,90 @@
+"""The start of an agent's program, without an event loop: it loads while ours does, before its run or in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from backplane.host import Early, Given
+from backplane.process.launch import Command, Launched, launch
+
+Started = tuple[tuple[str, ...], dict[str, str]]
+"""A command and its environment."""
+
+Start = Callable[[Given, str], Started]
+"""Says what is started for an order, with an empty folder for its state."""
+
+Open = Callable[[Given, dict[str, str]], bytes]
+"""What is said to the program first, with its environment, where that does not depend on its answers; or nothing."""
+
+
+class Program(msgspec.Struct, frozen=True):
+    """An agent's program at work, and its state's folder; `driven.program` takes it over."""
+
+    state: str
+    env: dict[str, str]
+    launched: Launched
+    said: bytes = b""
+    """What is on its way to it already."""
+
+    async def leave(self) -> None:
+        """End the program of a run that never came to it."""
+        from backplane.agents.program import leave
+
+        await leave(self)
+
+
+def begin(run: Given, start: Start, open: Open | None = None, *, alone: bool = False) -> Program:
+    """Start the program that `start` names, in the order's folder, and say what `open` says.
+
+    Args:
+        alone: see `launch`.
+
+    Raises:
+        BackplaneError: what `start` says; `sidecar_spawn_failed`.
+    """
+    state = _folder()
+    try:
+        argv, env = start(run, state)
+        command = Command(argv=argv, env=env, cwd=run.order.workspace.root)
+        words = open(run, env) if open is not None else b""
+        launched = launch(command, alone=alone)
+        return Program(state, env, launched, _say(launched.pipes[0], words))
+    except BaseException:
+        import shutil
+
+        shutil.rmtree(state, ignore_errors=True)
+        raise
+
+
+def _say(stdin: int, words: bytes) -> bytes:
+    """Write as much as the pipe takes now; what that was."""
+    try:
+        return words[: os.write(stdin, words)] if words else b""
+    except OSError:  # It has ended already, or takes nothing now.
+        return b""
+
+
+def early(start: Start, open: Open | None = None) -> Early:
+    """What does the same before the event loop is loaded; for an order that starts nothing it begins nothing."""
+
+    def begin_early(run: Given) -> Program | None:
+        return None if run.order.config.max_turns == 0 else begin(run, start, open, alone=True)
+
+    return begin_early
+
+
+def _folder() -> str:
+    # Without the module for it, which loads ten others.
+    for given in (os.environ.get("TMPDIR", ""), "/tmp"):
+        path = os.path.join(given, f"backplane-agent-{os.urandom(8).hex()}")
+        with suppress(OSError):
+            if os.path.isabs(given):
+                os.mkdir(path, 0o700)
+                return path
+    import tempfile
+
+    return tempfile.mkdtemp(prefix="backplane-agent-")

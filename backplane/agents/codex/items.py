@@ -1,0 +1,96 @@
+"""Items of such an agent, read as calls of the contract's tools and their results. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from backplane.agents.command import plain_command
+from backplane.contract.canonical import Json
+
+
+class Call(msgspec.Struct):
+    """A tool call whose result is still to come."""
+
+    name: str
+    input: Json
+    kind: str
+    """Of its item."""
+
+
+def called(item: Mapping[str, Any], root: str, patch_name: str | None = None) -> Call | None:
+    """The tool call that an item is; None for an item that is none."""
+    kind = str(item.get("type"))
+    if kind == "commandExecution":
+        input: dict[str, Json] = {"command": plain_command(str(item.get("command") or ""))}
+        if item.get("cwd") not in (None, root):
+            input["cwd"] = item["cwd"]
+        return Call("bash", input, kind)
+    if kind == "fileChange":
+        changes = [_change(change, root) for change in item.get("changes") or () if isinstance(change, dict)]
+        kinds = operations({"changes": changes})
+        return Call(patch_name or (kinds[0] if len(kinds) == 1 else "apply_patch"), {"changes": changes}, kind)
+    if kind == "mcpToolCall":
+        return Call(f"mcp__{item.get('server')}__{item.get('tool')}", item.get("arguments"), kind)
+    if kind == "webSearch":
+        return Call("web_search", {"query": item.get("query")}, kind)
+    if kind == "imageView":
+        return Call("read_file", {"path": item.get("path")}, kind)
+    if kind == "dynamicToolCall":
+        return Call(str(item.get("tool")), item.get("arguments"), kind)
+    return None
+
+
+def operations(patch: Json) -> list[str]:
+    """What a patch does, as the contract's tools are called."""
+    changes = mapping(patch).get("changes")
+    kinds = [change["kind"] for change in changes if isinstance(change, dict)] if isinstance(changes, list) else []
+    return list(dict.fromkeys("write_file" if kind == "add" else "edit_file" for kind in kinds))
+
+
+def _change(change: Mapping[str, Any], root: str) -> dict[str, Json]:
+    kind, diff = mapping(change.get("kind")), str(change.get("diff") or "")
+    sign = {"add": "+", "delete": "-"}.get(str(kind.get("type")))
+    # A whole file is no patch: without a sign its lines could read like one.
+    text = "".join(f"{sign}{line}" for line in diff.splitlines(keepends=True)) if sign else diff
+    made: dict[str, Json] = {"path": relative(str(change.get("path")), root), "kind": kind.get("type"), "diff": text}
+    if kind.get("move_path"):
+        made["move_path"] = relative(str(kind["move_path"]), root)
+    return made
+
+
+def changed_files(item: Mapping[str, Any], root: str) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for change in item.get("changes") or ():
+        made = _change(mapping(change), root)
+        pairs.append((str(made["path"]), str(made["kind"])))
+        if "move_path" in made:
+            pairs.append((str(made["move_path"]), "moved here"))
+    return pairs
+
+
+def relative(path: str, root: str) -> str:
+    """A path below the root relative to it; any other as it is."""
+    if not path.startswith("/"):
+        return path
+    short = os.path.relpath(path, root)
+    return path if short == ".." or short.startswith("../") else short
+
+
+def result_of(call: Call, item: Mapping[str, Any], failed: bool) -> Json:
+    if call.kind == "commandExecution":
+        return str(item.get("aggregatedOutput") or "")
+    if call.kind == "mcpToolCall":
+        return item.get("error") if failed and item.get("error") else item.get("result")
+    if call.kind == "dynamicToolCall":
+        return item.get("contentItems")
+    if call.kind == "webSearch":
+        return {"action": item.get("action"), "results": item.get("results")}
+    return str(item.get("status") or "done")
+
+
+def mapping(value: Json) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,265 @@
+"""What a backend's options and an order say, read for whoever drives an agent; and where the agent's state lies.
+
+How an agent is told any of it is its host's affair.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+
+import msgspec
+
+from backplane.agents import options as agent_options
+from backplane.agents.shipped import STATE
+from backplane.errors import BackendError, ConfigError
+
+if TYPE_CHECKING:
+    from backplane.host import Given
+    from backplane.tools.structured import Shape
+
+CONTEXT_BYTES_MAX: Final = 1024 * 1024
+"""Snippets of an order that travel in the prompt."""
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+"""Of a conversation: it becomes part of a path."""
+
+Options = TypeVar("Options", bound=agent_options.Options)
+
+
+def read_options(file: str, row: str, options: str, kind: type[Options]) -> Options:
+    """A host's row with a backend's options over it, see `agent_options.read`.
+
+    Args:
+        file: the host's own.
+        options: JSON.
+        kind: the host's own.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    try:
+        given = msgspec.json.decode(options, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ConfigError("config_invalid", f"the options are no JSON object: {error}") from error
+    # A control plane sends all of it, and reading a table takes 5 ms.
+    rows = {} if given.keys() >= set(kind.__struct_fields__) else agent_options.rows_of(file)
+    read = agent_options.read(file, rows, row, given)
+    assert isinstance(read, kind)
+    return read
+
+
+# The conversation -----------------------------------------------------------------------------------------------------
+
+
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an order asks of the conversation: one wish at most, and none that we do not know.
+
+    In silence such an order would begin a conversation that nobody meant.
+    """
+
+    keep: bool = False
+    resume: str | None = None
+    fork: str | None = None
+
+    @property
+    def wanted(self) -> str | None:
+        """The conversation that has to be there."""
+        return self.resume or self.fork
+
+    @property
+    def kept(self) -> bool:
+        """Whether it outlives the run."""
+        return self.keep or self.wanted is not None
+
+
+def read_session(run: Given) -> Asked:
+    """Which conversation the order wants. Raises ConfigError: `config_invalid`."""
+    said = run.order.abp("session")
+    try:
+        asked = msgspec.convert({} if said is None else said, Asked)
+        if asked.resume is not None and asked.fork is not None:
+            raise ValueError("resume and fork exclude each other")
+        wrong = [id for id in (asked.resume, asked.fork) if id is not None and not _ID.fullmatch(id)]
+        if wrong:
+            raise ValueError(f"{wrong[0][:80]!r} is no id of a conversation")
+    except ValueError as error:
+        fix = 'one of {"keep": true}, {"resume": ID}, {"fork": ID}'
+        raise ConfigError("config_invalid", f"config.vendor.abp.session: {error}", hint=fix) from error
+    return asked
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where the agent's state of this run lies."""
+
+    state: str
+    """Ours alone, and removed at the end."""
+    config: str | None
+    """Its configuration and conversations; None is the user's own."""
+
+
+def place_of(run: Given, state: str, *, own: bool, conversations: str) -> Place:
+    """Make the folders, and look whether the conversation is there.
+
+    Args:
+        state: an empty folder.
+        own: take the user's own configuration.
+        conversations: pattern of a conversation's file below the configuration, with `{}` for its id.
+
+    Raises:
+        ConfigError: `config_invalid`, there is no such conversation.
+        BackendError: `capability_unsupported`, there is no folder for any.
+    """
+    os.mkdir(os.path.join(state, "tmp"))
+    asked, kept = read_session(run), os.environ.get(STATE)
+    if own:
+        return Place(state, None)
+    if asked.kept and not kept:
+        raise BackendError("capability_unsupported", "there is no folder that conversations could be kept in")
+    config = os.path.join(kept if kept and asked.kept else state, "config")
+    os.makedirs(config, exist_ok=True)
+    if asked.wanted is not None and not _any_below(config, conversations.format(asked.wanted)):
+        fix = 'run with config.vendor.abp.session = {"keep": true} first; its event names the id'
+        raise ConfigError("config_invalid", f"no conversation {asked.wanted} is kept here", hint=fix)
+    return Place(state, config)
+
+
+def _any_below(folder: str, pattern: str) -> bool:
+    from pathlib import Path  # It costs 5 ms, and most conversations are new.
+
+    return any(Path(folder).glob(pattern))
+
+
+def keep_name(place: Place, id: str, root: str) -> None:
+    """Remember a kept conversation and where it works, where the agent's own files do not tell.
+
+    `KEPT` is the pattern of conversations then.
+
+    Raises:
+        BackendError: `capability_unsupported`, an id that cannot be asked for again.
+    """
+    if not _ID.fullmatch(id):
+        raise BackendError("capability_unsupported", f"the agent's conversation has an odd id: {id[:80]!r}")
+    if place.config is not None:
+        path = os.path.join(place.config, KEPT.format(id))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(root)
+
+
+KEPT: Final = "conversations/{}"
+
+
+def require_same_folder(run: Given, place: Place) -> None:
+    """Refuse a conversation that stays with its folder, where the run is elsewhere; `keep_name` said where it began.
+
+    Raises:
+        BackendError: `capability_unsupported`, the run is in a copy, which is gone after it.
+        ConfigError: `config_invalid`, the run is in another folder.
+    """
+    asked, spec = read_session(run), run.order.workspace
+    if asked.kept and spec.mode != "pass_through":
+        fact = "this agent's conversations stay with the folder they began in, and a copy of it is gone after the run"
+        raise BackendError("capability_unsupported", fact, hint="work in place (mode pass_through)")
+    if asked.wanted is not None and place.config is not None:
+        with open(os.path.join(place.config, KEPT.format(asked.wanted)), encoding="utf-8") as file:
+            began = file.read()
+        if began != spec.root:
+            raise ConfigError("config_invalid", f"the conversation {asked.wanted} began in {began}, and stays there")
+
+
+# The rest of the order ------------------------------------------------------------------------------------------------
+
+
+def shows_results(run: Given) -> bool:
+    """Whether hooks of the order look at what tools gave before the agent does."""
+    rows = run.order.abp("hooks") or ()
+    return any(isinstance(row, dict) and row.get("event") == "post_tool" for row in rows)
+
+
+def own_settings(run: Given, agent: str, known: Collection[str]) -> dict[str, Any]:
+    """What the order says to this agent alone, under `config.vendor`: all of it text.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    own, place = run.order.config.vendor.get(agent, {}), f"config.vendor.{agent}"
+    fix = f"known are {', '.join(known)}" if known else "leave it out"
+    if not isinstance(own, dict):
+        raise ConfigError("config_invalid", f"{place} is no object", hint=fix)
+    for name, value in own.items():
+        if name not in known:
+            raise ConfigError("config_invalid", f"{place} has no setting {name[:80]!r}", hint=fix)
+        if value is not None and not isinstance(value, str):
+            raise ConfigError("config_invalid", f"{place}.{name} is no text")
+    return dict(own)
+
+
+def server_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The MCP servers of the configuration and of the order: name → its other members. Raises ConfigError."""
+    ordered = run.order.abp("mcp_servers") or ()
+    if not isinstance(ordered, list | tuple):
+        raise ConfigError("config_invalid", "config.vendor.abp.mcp_servers is no list")
+    made: dict[str, dict[str, Any]] = {}
+    for row in (*configured, *ordered):
+        try:
+            named = msgspec.convert(row, _Server)
+        except msgspec.ValidationError as error:
+            raise ConfigError("config_invalid", f"an MCP server cannot be read: {error}", hint=_Server.hint) from error
+        if not named.name or not {"command", "url"} & set(row):
+            raise ConfigError("config_invalid", "an MCP server has no name, or neither command nor url")
+        made[named.name] = {name: value for name, value in row.items() if name != "name"}
+    return made
+
+
+class _Server(msgspec.Struct):
+    """The members of a server's row that all agents have; an agent may have others."""
+
+    hint: ClassVar[str] = "it has name; command, args and env, or url and headers"
+
+    name: str
+    command: str = ""
+    args: list[str] = []
+    env: dict[str, str] = {}
+    url: str = ""
+    headers: dict[str, str] = {}
+
+
+def shape_of(run: Given) -> Shape | None:
+    """The shape that the answer has to have. Raises ConfigError: `config_invalid`."""
+    schema = run.order.abp("output_schema")
+    if schema is None:
+        return None
+    from backplane.tools.structured import Shape
+
+    return Shape(schema)
+
+
+def snippets(run: Given) -> list[str]:
+    """The order's snippets in words. Raises BackendError: `backend_context_length`."""
+    parts = [f"Context, {snippet.name}:\n{snippet.content}" for snippet in run.order.context.snippets]
+    if sum(len(part.encode()) for part in parts) > CONTEXT_BYTES_MAX:
+        raise BackendError("backend_context_length", f"the order's snippets are over {CONTEXT_BYTES_MAX} bytes")
+    return parts
+
+
+def prompt_of(run: Given) -> str:
+    """The first words to the agent: snippets, names of files, the task. Raises BackendError."""
+    files = run.order.context.files
+    named = [f"Files to look at first: {', '.join(files)}"] if files else []
+    return "\n\n".join([*snippets(run), *named, run.order.task])
+
+
+def found(program: str, install: str, env: Mapping[str, str]) -> str:
+    """The program's path. Raises BackendError: `backend_unavailable`, it is not there."""
+    # As `shutil.which` does, without loading three compressors.
+    folders = [""] if os.sep in program else filter(os.path.isabs, env.get("PATH", os.defpath).split(os.pathsep))
+    paths = (os.path.join(folder, program) for folder in folders)
+    path = next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
+    if path is None:
+        fix = f"install it: {install}" if install else "name it with the option `program`"
+        if program.startswith(("/tmp/", "/var/tmp/")):
+            fix = "it must lie elsewhere: where processes are contained, these folders are the run's own"
+        raise BackendError("backend_unavailable", f"{program} is not found or not executable", hint=fix)
+    return path

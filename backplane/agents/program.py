@@ -1,0 +1,99 @@
+"""An agent's program around its one run: a folder for its state, the child, its orderly end, nothing left of either.
+
+What is said to it while it runs is the run's own affair.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+import anyio
+
+from backplane.agents.begin import Program, Start, begin
+from backplane.errors import BackendError, BackplaneError
+from backplane.host import Done, HostRun
+from backplane.process import Child, take_over
+
+CANCEL_SHARE: Final = 0.5
+"""Of the grace: for the agent to end its turn by itself; the rest is for the program."""
+STOP_GRACE_S: Final = 1.0
+"""For the program, whose stdin is closed by then: a tenth of that is usual."""
+LADDER_S: Final = 0.5
+STDERR_CHARS: Final = 2000
+OF_PROGRAM: Final = frozenset({"backend_crashed", "backend_unavailable", "backend_timeout"})
+"""Failures that the program's own words may explain; to any other they are noise, as most of them are warnings."""
+
+_CONTROLS: Final = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+"""A terminal's colours, titles and moves, and what else is no text."""
+
+
+class Turn(Protocol):
+    """One run with an agent, and what may be said to it meanwhile."""
+
+    async def go(self) -> Done: ...
+    async def cancel(self) -> None: ...
+    async def more(self, text: str) -> None: ...
+    async def interrupt(self) -> None: ...
+
+
+async def drive(run: HostRun, start: Start, speak: Callable[[Child, Program], Turn]) -> Done:
+    """Start the agent's program where it was not begun before, run the order, and leave nothing of either.
+
+    Args:
+        speak: called when the program was started: what it takes is done while the program loads.
+    """
+    if run.order.config.max_turns == 0:
+        await run.carry("turn", {"stop_reason": "max_turns"}, "the limit of 0 turns (max_turns)")
+        return Done(outcome="partial")
+    begun, run.begun = run.begun or begin(run, start), None
+    try:
+        async with take_over(begun.launched) as child:
+            try:
+                turn = speak(child, begun)
+                run.on_cancel, run.on_input, run.on_interrupt = turn.cancel, turn.more, turn.interrupt
+                return await turn.go()
+            except BaseExceptionGroup as group:
+                raise with_words(group, child) from group
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await child.stop(grace_s=max(min(run.grace_s * CANCEL_SHARE - LADDER_S, STOP_GRACE_S), 0.1))
+    finally:
+        await _remove(begun.state)
+
+
+async def leave(begun: Program) -> None:
+    """End a program that no run took, and what it left."""
+    with anyio.CancelScope(shield=True):
+        with suppress(BackplaneError):
+            async with take_over(begun.launched):
+                pass
+        await _remove(begun.state)
+
+
+async def _remove(state: str) -> None:
+    import shutil  # Three compressors, while the agent loads.
+
+    with anyio.CancelScope(shield=True):
+        await anyio.to_thread.run_sync(lambda: shutil.rmtree(state, ignore_errors=True))
+
+
+def with_words(group: BaseExceptionGroup[BaseException], child: Child) -> BaseException:
+    """The first failure, with the agent's exit and last words where they can be its cause."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, BackplaneError):
+        return group
+    if error.code not in OF_PROGRAM:
+        return error
+    how = f" ({child.exit.describe()})" if child.exit is not None else ""
+    tail = _CONTROLS.sub("", child.stderr_tail.decode("utf-8", "replace")).strip()
+    if len(tail) > STDERR_CHARS:
+        # From a whole word on: half a secret would not be known for one above us.
+        tail = tail[-STDERR_CHARS:].split(maxsplit=1)[-1]
+    return BackendError(error.code, f"{error.message}{how}{': ' if tail else ''}{tail}", hint=error.hint)

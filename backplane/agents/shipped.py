@@ -1,0 +1,135 @@
+"""Which program of somebody else a shipped host drives, and what a person is told when it is not there.
+
+A host that drives one has a table beside its file, `NAME.toml`: a row an agent, with `program` and `install`; where it
+says so also its key's variable, its model's address, and whether it keeps conversations. How the program is spoken
+with is the host's own affair.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from backplane.agents.options import Options, Profile, read, rows_of
+from backplane.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OPTIONS: Final = "BACKPLANE_AGENT_OPTIONS"
+"""Variable that takes a backend's options to such a host, as JSON: an argument could be read by every user."""
+
+HOSTS: Final[dict[str, tuple[str, ...]]] = {
+    "acp": ("acp.py",),
+    "opencode": ("acp.py", "opencode"),
+    "qwen": ("acp.py", "qwen"),
+    "claude": ("claude.py", "claude"),
+    "codex": ("codex.py", "codex"),
+}
+"""Shipped hosts of this kind: name → file under `hosts/` and the row of its table."""
+
+STATE: Final = "BACKPLANE_AGENT_STATE"
+"""Variable that tells such a host the folder for what outlives a run: conversations that are kept."""
+
+
+class Agent(msgspec.Struct, frozen=True):
+    """What its host will read: a row of the table, with a backend's options over it."""
+
+    row: str
+    options: Options
+
+    @property
+    def key_env(self) -> str | None:
+        """Variable with the key of its model's service, given to the host where it is set."""
+        return self.options.key_env
+
+    @property
+    def base_url(self) -> str | None:
+        """Where its model is: always open to it, whatever an order's rules on the network."""
+        return None if isinstance(self.options, Profile) else self.options.base_url
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The address as `host:port`; nothing where it is not known or cannot be read."""
+        from urllib.parse import urlsplit  # No host needs it on its way to its agent.
+
+        try:
+            parts = urlsplit(self.base_url or "")
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            return ()
+        return (f"{parts.hostname}:{port}",) if parts.hostname else ()
+
+
+SERVERS_MAX: Final = 256
+"""MCP servers of a run whose files are looked for, as each is a look at the disk; the next ones' may be hidden."""
+WORDS_MAX: Final = 64
+"""Words of one server that are looked at: a command, its arguments and a PATH or two have half of it."""
+
+
+def servers_of(env: Mapping[str, str], ordered: object) -> dict[str, tuple[str, ...]]:
+    """Collect the MCP servers that a host's agent is to start: name → the words of its row that may name files.
+
+    A row that cannot be read is left to the host to name.
+
+    Args:
+        env: the host's; its options have the configured servers.
+        ordered: the order's `config.vendor.abp.mcp_servers`, unread.
+    """
+    rows: list[object] = []
+    with suppress(msgspec.DecodeError, RecursionError):
+        rows += msgspec.json.decode(env.get(OPTIONS, "{}"), type=_Configured).mcp_servers
+    rows += ordered if isinstance(ordered, list | tuple) else ()
+    found: dict[str, tuple[str, ...]] = {}
+    for row in rows[:SERVERS_MAX]:
+        with suppress(msgspec.ValidationError):
+            server = msgspec.convert(row, _Server)
+            lists = (part for value in server.env.values() for part in value.split(os.pathsep))
+            words = (server.command, *server.args, *lists)
+            found[server.name] = tuple(word for word in words[:WORDS_MAX] if word and "\0" not in word)
+    return found
+
+
+class _Configured(msgspec.Struct):
+    mcp_servers: list[object] = []
+
+
+class _Server(msgspec.Struct):
+    name: str
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+
+
+def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any], where: str) -> Agent | None:
+    """The agent that a shipped host is to drive; None for a host that drives none.
+
+    Args:
+        host: the host's file.
+        arguments: of the host; the first names a row.
+        options: of the backend: `profile` names another row, `program` another program.
+        where: what an error calls the options.
+
+    Raises:
+        ConfigError: `config_invalid`: neither a row nor a program is named, the host would not take an option, or the
+            address of the model's service is none.
+    """
+    if not host.with_suffix(".toml").is_file():
+        return None
+    rows = rows_of(host)
+    row = options.get("profile", arguments[0] if arguments else "")
+    program = options.get("program", rows.get(row, {}).get("program") if isinstance(row, str) else None)
+    if not isinstance(program, str) or not isinstance(row, str):
+        fix = f'give profile = one of {", ".join(rows)}; or program = "…" with its arguments'
+        raise ConfigError("config_invalid", f"{where} name no agent", hint=fix)
+    agent = Agent(row, read(host, rows, row, options))
+    if agent.base_url is not None and not (agent.base_url.startswith(("http://", "https://")) and agent.endpoints):
+        fact = f"{where}: base_url {agent.base_url[:80]!r} is no address of a service"
+        raise ConfigError(
+            "config_invalid", fact, hint="it is http:// or https:// with a host, and perhaps a port and path"
+        )
+    return agent

@@ -1,0 +1,172 @@
+"""Check any program that claims to be a host, rule by rule of `contracts/sidecar.md`.
+
+A command goes in, a report with a level comes out. The program is started many times, with small
+orders in an empty folder; a program that hangs, dies or floods ends each check within its bound.
+Levels: `speaks` (one plain run works), `behaves` (every rule a good host needs, announced
+extensions included), `robust` (hostile input, signals, a listener that goes away), `complete`
+(cancel, ping, ask and many runs at once, under everything that can come together).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import anyio
+import msgspec
+
+from backplane.conform.bench import Bench, Check, Row
+from backplane.conform.complete import COMPLETE, COMPLETE_CHECKS
+from backplane.conform.extended import EXTENDED_CHECKS
+from backplane.conform.hostile import HOSTILE_CHECKS
+from backplane.conform.link import Bounds, Program, vendor_of
+from backplane.conform.odd import ODD_CHECKS
+from backplane.conform.plain import DID, PLAIN_CHECKS, Plain, look, record
+from backplane.conform.rough import ROUGH_CHECKS
+from backplane.conform.travel import TRAVEL_CHECKS
+from backplane.conform.verdict import LEVELS, Level, Report, Result, Unasked, Unfit, shown
+from backplane.errors import BackendError
+
+__all__ = ["CHECKS", "LEVELS", "Bounds", "Report", "Result", "conform"]
+
+TASK: Final = "Reply with the single word ready. Change no file."
+"""Small and harmless, whatever agent is behind the host."""
+
+AT_ONCE: Final = 3
+"""Checks made at the same time: most of one is waiting, and a host that only manages alone is told by its own check."""
+
+_ALIVE: Final[tuple[Row, ...]] = (
+    *ODD_CHECKS,
+    *EXTENDED_CHECKS,
+    *TRAVEL_CHECKS,
+    *HOSTILE_CHECKS,
+    *ROUGH_CHECKS,
+    *COMPLETE_CHECKS,
+)
+
+CHECKS: Final[tuple[tuple[str, Level, str], ...]] = (
+    *((name, level, rule) for name, level, rule, _ in PLAIN_CHECKS),
+    *((name, level, rule) for name, level, rule, _, _ in _ALIVE),
+)
+"""Name, level and rule of every check, in the order in which they are made."""
+
+
+async def conform(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    bounds: Bounds | None = None,
+    task: str = TASK,
+    rules: Collection[str] | None = None,
+    progress: Callable[[Result], None] | None = None,
+) -> Report:
+    """Start the program again and again and hold it against the rules.
+
+    Args:
+        command: program and arguments.
+        env: its whole environment; None gives it ours, as the program is the caller's own.
+        cwd: where it is started; None for our own folder.
+        bounds: how long it may take; None for the defaults.
+        task: what the orders ask for.
+        rules: only checks of these rules get a child of their own; None means all. The level is then
+            that of the checks made.
+        progress: called with each result as it is there.
+
+    Raises:
+        BackendError: `sidecar_spawn_failed`, the program cannot be started at all.
+    """
+    program = Program(tuple(command), os.environ if env is None else env, cwd or os.getcwd(), bounds or Bounds())
+    results: list[Result] = []
+
+    def note(result: Result) -> None:
+        results.append(result)
+        if progress is not None:
+            progress(result)
+
+    with tempfile.TemporaryDirectory(prefix="backplane-conform-") as root:
+        plain = await record(program, root, task)
+        for result in _plain_results(plain):
+            note(result)
+        extensions = _extensions(plain)
+        bench = Bench(program, root, task, extensions, vendor_of(plain.greeting))
+        speaks = all(result.verdict != "fail" for result in results if result.level == "speaks")
+        rows = [row for row in _ALIVE if rules is None or row[2] in rules]
+        if speaks:
+            await _alive_results(rows, bench, note)
+        else:
+            for name, level, rule, did, _ in rows:
+                note(Result(name, level, rule, did, "skip", _MUTE))
+    return Report(tuple(command), _level(results, extensions), _backend(plain), extensions, tuple(results))
+
+
+_MUTE: Final = "not tried: it does not speak the protocol"
+
+
+def _plain_results(plain: Plain) -> Iterator[Result]:
+    mute = False
+    for name, level, rule, check in PLAIN_CHECKS:
+        if mute:
+            yield Result(name, level, rule, DID, "skip", _MUTE)
+            continue
+        try:
+            yield Result(name, level, rule, DID, "pass", look(check, plain))
+        except Unfit as unfit:
+            # What follows builds on it: a host without a hello has no receipt to be praised for.
+            mute = level == "speaks"
+            yield Result(name, level, rule, DID, "fail", unfit.seen, shown(unfit.lines))
+
+
+async def _alive_results(rows: Sequence[Row], bench: Bench, note: Callable[[Result], None]) -> None:
+    """Make some checks at a time, and tell of them in their order."""
+    places, made = anyio.Semaphore(AT_ONCE), dict[int, Result]()
+    told = iter(range(len(rows)))
+    following = next(told, None)
+
+    async def make(number: int, row: Row) -> None:
+        nonlocal following
+        async with places:
+            folder = str(bench.place(str(number)))
+            made[number] = await _alive_result(*row, msgspec.structs.replace(bench, root=folder))
+        while following in made:
+            note(made[following])
+            following = next(told, None)
+
+    async with anyio.create_task_group() as tasks:
+        for number, row in enumerate(rows):
+            tasks.start_soon(make, number, row)
+
+
+async def _alive_result(name: str, level: Level, rule: str, did: str, check: Check, bench: Bench) -> Result:
+    try:
+        return Result(name, level, rule, did, "pass", await check(bench))
+    except Unasked as unasked:
+        return Result(name, level, rule, did, "skip", str(unasked))
+    except Unfit as unfit:
+        return Result(name, level, rule, did, "fail", unfit.seen, shown(unfit.lines))
+    except BackendError as error:
+        return Result(name, level, rule, did, "fail", f"it could not be started again: {error}")
+
+
+def _level(results: Sequence[Result], extensions: Collection[str]) -> Literal["none"] | Level:
+    reached: Literal["none"] | Level = "none"
+    for level in LEVELS:
+        if any(result.verdict == "fail" for result in results if result.level == level):
+            break
+        if level == "complete" and not set(COMPLETE) <= set(extensions):
+            break
+        reached = level
+    return reached
+
+
+def _extensions(plain: Plain) -> tuple[str, ...]:
+    announced: Any = plain.greeting.get("extensions")
+    return tuple(name for name in announced if isinstance(name, str)) if isinstance(announced, list) else ()
+
+
+def _backend(plain: Plain) -> str | None:
+    backend: Any = plain.greeting.get("backend")
+    name = backend.get("id") if isinstance(backend, dict) else None
+    return name if isinstance(name, str) else None

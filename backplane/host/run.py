@@ -1,0 +1,386 @@
+"""Who a host is, and one run as its `work` sees it: the order, the ways to say what happens, asks and their answers."""
+
+from __future__ import annotations
+
+import os.path
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from backplane.contract import envelope as wire
+from backplane.contract.canonical import Json, timestamp_at, uuid_text
+from backplane.contract.capability import CAPABILITIES, Level, Manifest
+from backplane.contract.deltas import OTHER, Deltas, take_back
+from backplane.contract.events import (
+    AgentEvent,
+    AssistantDelta,
+    AssistantMessage,
+    CommandExecuted,
+    Failed,
+    FileChanged,
+    ToolCall,
+    ToolResult,
+    Warned,
+    carry,
+)
+from backplane.contract.receipt import (
+    CONTRACT_VERSION,
+    Artifact,
+    BackendIdentity,
+    Receipt,
+    RunMetadata,
+    Usage,
+    Verification,
+)
+from backplane.contract.unheard import check_heeded, check_settings, nearest_name
+from backplane.contract.work import OF_HOST, WorkOrder
+from backplane.errors import WorkspaceError
+
+if TYPE_CHECKING:  # Neither the hello nor what is begun early waits for them to be loaded.
+    import anyio
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+    from backplane.host.link import Link
+    from backplane.policy.rules import Policy
+
+GRACE_S: Final = 2.0
+"""Time for an orderly end when the canceller named none; the control plane's own default."""
+
+ASK_S: Final = 300.0
+"""How long an ask waits for a person before its default decides."""
+
+CHUNKS_HELD_MAX: Final = 4
+"""Chunks of a run's tree that wait to be kept: a megabyte, and then nothing more is read."""
+
+EMITS_PER_YIELD: Final = 64
+"""Events written between two looks at the loop, so that a cancel reaches a host that only emits."""
+
+PREVIEW_BYTES_MAX: Final = 8192
+"""Longest preview of a command's output, as the contract has it."""
+
+EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1")
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """Who a host is and what it can."""
+
+    id: str
+    version: str | None = None
+    """Version of the agent it drives; None when it drives none."""
+    capabilities: dict[str, Level]
+    extensions: tuple[str, ...] = EXTENSIONS
+    backends: tuple[dict[str, Any], ...] | UnsetType = UNSET
+    """Only of a host that is itself a control plane: `{id, ready, capabilities}` each."""
+    heeds: tuple[str, ...] = ("model", "max_turns", "max_budget_usd", "context")
+    """Settings of an order that its `work` heeds, of `OF_HOST`: an order with another one of these is refused."""
+
+    def __post_init__(self) -> None:
+        for names, known, kind in ((self.capabilities, CAPABILITIES, "capability"), (self.heeds, OF_HOST, "setting")):
+            for name in names:
+                if name not in known:
+                    nearest = nearest_name(name, known)
+                    raise ValueError(f"{name!r} is no {kind} of the contract" + (f": {nearest}?" if nearest else ""))
+
+    def hello(self) -> wire.Hello:
+        return wire.Hello(
+            contract_version=CONTRACT_VERSION,
+            backend=BackendIdentity(self.id, self.version),
+            capabilities=Manifest(self.capabilities).to_wire(),
+            extensions=self.extensions,
+            backends=self.backends,
+            heeds=self.heeds,
+        )
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The ending of a run whose last message was made elsewhere: its line, in pieces."""
+
+    line: Iterable[bytes]
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What `work` gives back when a run came to its end."""
+
+    outcome: Literal["complete", "partial", "failed"] = "complete"
+    usage: Usage = Usage()
+    usage_raw: Json = {}
+    artifacts: tuple[Artifact, ...] = ()
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The answer to an ask."""
+
+    decision: Literal["allow", "deny", "modify"]
+    reason: str = ""
+    input: Json | UnsetType = UNSET
+    """The tool input to use instead, with `modify`."""
+    text: str | None = None
+    """An answer in words, or the output to show instead of the tool's own."""
+    remember: Literal["once", "run"] = "once"
+
+
+def _placed(order: WorkOrder) -> WorkOrder:
+    """Make the root absolute against the folder that this process was started in, before anything stands elsewhere.
+
+    Raises:
+        WorkspaceError: `workspace_init_failed`, that folder is gone.
+    """
+    root = order.workspace.root
+    if os.path.isabs(root):
+        return order
+    try:
+        root = os.path.abspath(root)
+    except OSError as error:
+        fact = f"the root {root!r} counts from the host's own folder, which is gone: {error}"
+        raise WorkspaceError("workspace_init_failed", fact, hint="name an absolute root") from error
+    return msgspec.structs.replace(order, workspace=msgspec.structs.replace(order.workspace, root=root))
+
+
+class Given:
+    """What a run was given, all that is known of it before it begins. Raises PolicyError, see `compile_policy`."""
+
+    def __init__(self, message: wire.Run) -> None:
+        from backplane.policy.rules import compile_policy
+
+        check_settings(message.work_order)
+        self.id = message.id
+        self.order: WorkOrder = _placed(message.work_order)
+        self.names_root = bool(message.work_order.workspace.root)
+        """Whether the order said where to work; else its root here is the folder that the host was started in."""
+        self.extensions = message.extensions
+        self.policy: Policy = compile_policy(self.order.policy)
+
+
+class Begun(Protocol):
+    """What was begun for a run before the event loop was there."""
+
+    async def leave(self) -> None:
+        """End what no run took."""
+
+
+Early = Callable[[Given], Begun | None]
+"""Begins what a run will need and what takes its time; None where that is to wait for the run.
+
+An error that it raises is not told: the run meets it again.
+"""
+
+
+class HostRun(Given):
+    """One run, seen from the host: the order, and the ways to say what happens."""
+
+    def __init__(self, link: Link, message: wire.Run, begun: Begun | None = None) -> None:
+        import anyio
+
+        super().__init__(message)
+        check_heeded(self.order, link.host.heeds, link.host.id)
+        self.begun: Any = begun
+        """What the host began for this run, until its `work` takes it."""
+        self.grace_s = GRACE_S
+        """Time the host's own clean-up may take once the run is cancelled."""
+        self.cancelled_because: str | None = None
+        self.on_cancel: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Called when the run is cancelled, in place of cancelling `work`: for one that then ends by itself."""
+        self.on_input: Callable[[str], Coroutine[Any, Any, None]] | None = None
+        """Takes more words of the user while `work` runs; a host that sets it announces `input/1`."""
+        self.on_interrupt: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Stops the agent's turn, and `work` ends by itself; a host that sets it announces `interrupt/1`."""
+        self.emitted = 0
+        self.mode: Literal["mapped", "passthrough"] = "mapped"
+        """Whether events carry the agent's own messages; stands in the receipt."""
+        self.scope = anyio.CancelScope()
+        self.answers: dict[str, tuple[anyio.Event, list[wire.Answer]]] = {}
+        self.tree: MemoryObjectReceiveStream[wire.Tree] | None = None
+        """The workspace in chunks, when both ends speak `tree/1`; it ends early when stdin does."""
+        self.tree_in: MemoryObjectSendStream[wire.Tree] | None = None
+        if "tree/1" in message.extensions and "tree/1" in link.host.extensions:
+            self.tree_in, self.tree = anyio.create_memory_object_stream(CHUNKS_HELD_MAX)
+        self.started_ns = time.time_ns()
+        self._started_monotonic = time.monotonic()
+        self._link = link
+        self._asked = 0
+        self._deltas = Deltas()
+
+    async def emit(self, event: AgentEvent) -> None:
+        """Send one event; waits while the reader is slow.
+
+        Pieces of an answer that its message does not repeat are taken back before it.
+
+        Raises:
+            BackplaneError: `stream_closed` when nobody reads any more.
+        """
+        chars = self._deltas.take(event)
+        if chars:
+            await self._send(take_back(OTHER, chars, ts=event.ts))
+        await self._send(event)
+
+    async def _send(self, event: AgentEvent) -> None:
+        self.emitted += 1
+        await self._link.send(wire.Event(ref_id=self.id, event=event))
+        if self.emitted % EMITS_PER_YIELD == 0:
+            from anyio.lowlevel import checkpoint
+
+            await checkpoint()
+
+    async def delta(self, text: str) -> None:
+        await self.emit(AssistantDelta(ts=self.now(), text=text))
+
+    async def message(self, text: str) -> None:
+        await self.emit(AssistantMessage(ts=self.now(), text=text))
+
+    async def tool_call(self, name: str, input: Json, id: str | None = None, parent: str | None = None) -> None:
+        await self.emit(ToolCall(ts=self.now(), tool_name=name, input=input, tool_use_id=id, parent_tool_use_id=parent))
+
+    async def tool_result(self, name: str, output: Json, *, is_error: bool = False, id: str | None = None) -> None:
+        await self.emit(ToolResult(ts=self.now(), tool_name=name, output=output, is_error=is_error, tool_use_id=id))
+
+    async def file_changed(self, path: str, summary: str) -> None:
+        await self.emit(FileChanged(ts=self.now(), path=path, summary=summary))
+
+    async def command_executed(self, command: str, exit_code: int | None, preview: str) -> None:
+        cut = preview.encode()[:PREVIEW_BYTES_MAX].decode(errors="ignore")
+        await self.emit(CommandExecuted(ts=self.now(), command=command, exit_code=exit_code, output_preview=cut))
+
+    async def warn(self, message: str) -> None:
+        await self.emit(Warned(ts=self.now(), message=message))
+
+    async def error(self, message: str, code: str | None = None) -> None:
+        await self.emit(Failed(ts=self.now(), message=message, error_code=code if code else UNSET))
+
+    async def carry(self, name: str, body: Json, message: str) -> None:
+        """Send what the ten events have no word for (see `events.CARRIED`)."""
+        await self.emit(carry(name, body, ts=self.now(), message=message))
+
+    async def write_raw(self, data: bytes) -> None:
+        """Bytes straight onto the line, unchecked: for passing on what another end wrote, and for scripted faults."""
+        await self._link.write(data)
+
+    async def patch(self, seq: int, data: str, end: wire.Parcel | UnsetType) -> None:
+        """Send one chunk of a patch that is too long for the receipt (`tree/1`)."""
+        await self._link.send(wire.Patch(ref_id=self.id, seq=seq, data=data, end=end))
+
+    def close_tree(self) -> None:
+        for stream in (self.tree_in, self.tree):
+            if stream is not None:
+                stream.close()
+
+    async def may(self, tool: str, input: Json, *, command: str | None = None, cwd: str | None = None) -> Verdict:
+        """Ask before a tool runs. Policy answers first, then whoever holds it at the other end.
+
+        Returns:
+            A verdict; `modify` carries the input to use. Denied is a tool result for the agent
+            (`policy_denied`), not the end of the run.
+        """
+        local = self.policy.decide_tool_call(tool, input, root=self.order.workspace.root, cwd=cwd)
+        if not self._link.can_ask(self):
+            return Verdict("allow") if local.allowed == "allow" else Verdict("deny", local.reason)
+        verdict = await self._ask(
+            kind="tool", name=tool, input=input, command=_set(command), cwd=_set(cwd), default="deny"
+        )
+        # What the policy forbids is asked all the same: only so it is on record above that the call did not run.
+        return Verdict("deny", local.reason) if local.allowed == "deny" else verdict
+
+    async def shown(self, tool: str, input: Json, output: Json, *, is_error: bool = False) -> tuple[Json, bool]:
+        """What the agent, and the `tool_result`, may have of a tool's output; asked only where an order has such hooks.
+
+        Returns:
+            The output and whether it is an error: as given, changed, or withheld (`policy_denied`, an error).
+        """
+        rows = self.order.abp("hooks")
+        wanted = isinstance(rows, list | tuple) and any(
+            isinstance(row, dict) and row.get("event") == "post_tool" for row in rows
+        )
+        if not wanted or not self._link.can_ask(self):
+            return output, is_error
+        verdict = await self._ask(kind="result", name=tool, input=input, output=output, is_error=is_error)
+        if verdict.decision == "deny":
+            return f"policy_denied: {verdict.reason or 'withheld'}", True
+        return (output if verdict.text is None or verdict.decision == "allow" else verdict.text), is_error
+
+    async def pass_on(self, ask: dict[str, Any]) -> Verdict | None:
+        """Put an ask of somebody below to the control plane above; None where that cannot be asked."""
+        if not self._link.can_ask(self):
+            return None
+        members = {name: value for name, value in ask.items() if name in wire.Ask.__struct_fields__}
+        members.pop("id", None)
+        members.pop("deadline_ms", None)
+        return await self._ask(**members)
+
+    async def ask_user(
+        self, question: str, *, options: tuple[Any, ...] = (), schema: Json | UnsetType = UNSET, default: str = ""
+    ) -> Verdict:
+        """Ask a person; where nobody can be asked, the answer is `deny` with the default as its text."""
+        if not self._link.can_ask(self):
+            return Verdict("deny", "nobody can be asked", text=default)
+        verdict = await self._ask(kind="input", question=question, options=options, schema=schema)
+        if verdict.decision == "deny" and verdict.text is None:
+            return Verdict("deny", verdict.reason, text=default)
+        return verdict
+
+    async def _ask(self, **members: Any) -> Verdict:
+        import anyio
+
+        from backplane.process.once import in_time
+
+        self._asked += 1
+        ask = wire.Ask(ref_id=self.id, id=f"ask-{self._asked}", deadline_ms=int(ASK_S * 1000), **members)
+        arrived: anyio.Event = anyio.Event()
+        answers: list[wire.Answer] = []
+        self.answers[ask.id] = (arrived, answers)
+        try:
+            await self._link.send(ask)
+            await in_time(arrived.wait, ASK_S)
+        finally:
+            del self.answers[ask.id]
+        if not answers:
+            return Verdict(ask.default, "nobody answered in time")
+        answer = answers[0]
+        return Verdict(
+            answer.decision,
+            answer.reason if isinstance(answer.reason, str) else "",
+            answer.input,
+            answer.text if isinstance(answer.text, str) else None,
+            answer.remember,
+        )
+
+    def now(self) -> str:
+        return timestamp_at(time.time_ns())
+
+    def receipt(self, done: Done) -> Receipt:
+        """The host's own record; the control plane checks it against what it saw."""
+        return Receipt(
+            meta=RunMetadata(
+                run_id=_uuid_or_new(self.id),
+                work_order_id=self.order.id,
+                contract_version=CONTRACT_VERSION,
+                started_at=timestamp_at(self.started_ns),
+                finished_at=timestamp_at(max(time.time_ns(), self.started_ns)),
+                duration_ms=int((time.monotonic() - self._started_monotonic) * 1000),
+            ),
+            backend=BackendIdentity(self._link.host.id, self._link.host.version),
+            capabilities=Manifest(self._link.host.capabilities).to_wire(),
+            usage_raw=done.usage_raw,
+            usage=done.usage,
+            trace=[],
+            artifacts=done.artifacts,
+            verification=Verification(harness_ok=True),
+            outcome=done.outcome,
+            mode=self.mode,
+        )
+
+
+Work = Callable[[HostRun], Awaitable[Done | Told]]
+
+
+def _set(value: str | None) -> str | UnsetType:
+    return UNSET if value is None else value
+
+
+def _uuid_or_new(text: str) -> str:
+    try:
+        return uuid_text(text)
+    except ValueError:
+        return str(uuid.uuid4())

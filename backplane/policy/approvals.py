@@ -1,0 +1,114 @@
+"""What a host asks before it acts, and who answers. Pure.
+
+The policy answers first; what it leaves open goes to a person or a callback, and where nobody
+answers in time the ask's default decides.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from backplane.contract import envelope as wire
+from backplane.contract.canonical import Json
+from backplane.policy.rules import Policy, WritePath
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to an ask."""
+
+    decision: Literal["allow", "deny", "modify"]
+    reason: str = ""
+    input: Json | UnsetType = UNSET
+    """The tool input to use instead; only with `modify`."""
+    text: str | None = None
+    """An answer in words (`input`), or the output to show instead (`result`, with `modify`)."""
+    remember: Literal["once", "run"] = "once"
+    """`run`: the same tool need not be asked for again in this run."""
+
+
+def judge(policy: Policy, ask: wire.Ask, *, root: str) -> Decision | None:
+    """What the policy says to an ask; None when it leaves it to a person."""
+    if ask.kind == "tool":
+        cwd = ask.cwd if isinstance(ask.cwd, str) else None
+        verdict = policy.decide_tool_call(ask.name or "", None if ask.input is UNSET else ask.input, root=root, cwd=cwd)
+        if verdict.allowed == "ask":
+            return None
+        return Decision(decision=verdict.allowed, reason=verdict.reason)
+    if ask.kind == "patch":
+        for path in ask.files or ():
+            verdict = policy.decide(WritePath(path, root))
+            if verdict.allowed == "deny":
+                return Decision(decision="deny", reason=verdict.reason)
+        return Decision(decision="allow", reason="no rule forbids it")
+    if ask.kind == "result":
+        return Decision(decision="allow", reason="no hook changes it")
+    return None
+
+
+def answer(ask: wire.Ask, decision: Decision) -> wire.Answer:
+    """The message that carries a decision back."""
+    return wire.Answer(
+        ref_id=ask.ref_id,
+        id=ask.id,
+        decision=decision.decision,
+        input=decision.input,
+        text=decision.text if decision.text is not None else UNSET,
+        reason=decision.reason or UNSET,
+        remember=decision.remember,
+    )
+
+
+def checked(decision: Decision) -> Decision:
+    """A decision that somebody built, with the types that a decision has; its input is whatever it is.
+
+    Raises:
+        ValueError: a member is of another type, or a word that is none of its own.
+        TypeError: it is no decision at all.
+    """
+    members = msgspec.structs.asdict(msgspec.structs.replace(decision, input=UNSET))
+    return msgspec.structs.replace(msgspec.convert(members, Decision), input=decision.input)
+
+
+def answered(answer: wire.Answer) -> Decision:
+    """The decision that a message carries."""
+    return Decision(
+        decision=answer.decision,
+        reason=answer.reason or "",
+        input=answer.input,
+        text=None if answer.text is UNSET else answer.text,
+        remember=answer.remember,
+    )
+
+
+def changed(ask: wire.Ask, decision: Decision, reason: str) -> Decision:
+    """Say yes to an ask that was changed on its way: with what it holds now."""
+    decision = msgspec.structs.replace(decision, decision="modify", reason=reason)
+    if ask.kind == "result":
+        text = ask.output if isinstance(ask.output, str) else None
+        return msgspec.structs.replace(decision, text=text)
+    return msgspec.structs.replace(decision, input=ask.input)
+
+
+def describe(ask: wire.Ask) -> str:
+    """One readable line for the event that records an ask."""
+    if ask.kind == "tool":
+        return f"asks to run {ask.name}"
+    if ask.kind == "patch":
+        return f"asks to apply a patch to {len(ask.files or ())} files"
+    if ask.kind == "result":
+        return f"shows the result of {ask.name}"
+    return f"asks: {ask.question or ''}"
+
+
+def body(ask: wire.Ask) -> dict[str, Json]:
+    """The ask as it stands in the event's `ext.ask`."""
+    members: dict[str, Json] = msgspec.to_builtins(ask)
+    return {name: value for name, value in members.items() if name not in ("t", "ref_id")}
+
+
+def by_default(ask: wire.Ask, why: str) -> Decision:
+    """The ask's own default, for when nobody answers; for a tool that is always a denial."""
+    return Decision(decision="deny" if ask.kind == "tool" else ask.default, reason=f"{why}; the default decides")

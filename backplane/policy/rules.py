@@ -1,0 +1,523 @@
+"""What an agent may do, decided in one place.
+
+A profile and an action go in; allow, deny or ask comes out, with the rule that decided.
+Nothing is enforced here and no file is looked at: callers follow links first, and say
+afterwards which layer held each rule.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from backplane.contract import canonical
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall
+from backplane.contract.unheard import nearest_name
+from backplane.contract.work import PolicyProfile
+from backplane.errors import PolicyError
+from backplane.policy.globs import Globs, compile_globs
+from backplane.policy.paths import SECOND_SPELLINGS, SPELLINGS, TOOLS, Shape, locate, touched
+
+if TYPE_CHECKING:  # Ten expressions to compile, for who has network rules.
+    from backplane.policy.urls import NetworkRule
+
+POLICY_BYTES_MAX: Final = 1 << 20
+"""Largest policy file; a thousand times what people write."""
+
+TOOL_NAME_CHARS_MAX: Final = 256
+"""Longest tool name looked at; models take 64 to 128."""
+
+AUDITED: Final[frozenset[type[Any]]] = frozenset({ToolCall, FileChanged, CommandExecuted})
+"""Event types that `Policy.audit` can object to."""
+
+_KNOWN_TOOLS_MAX: Final = 256
+"""Tool names whose verdict is remembered; agents have some dozens of tools, so more is noise."""
+
+_GIT: Final = ("**/.git/hooks/**", "**/.git/config")
+_KEYS: Final = (
+    *("**/.env*", "**/id_rsa", "**/id_dsa", "**/id_ecdsa", "**/id_ed25519"),
+    *("**/*.pem", "**/*.key", "**/*.p12", "**/*.pfx", "**/*.ppk"),
+)
+
+PROFILES: Final[Mapping[str, PolicyProfile]] = MappingProxyType(
+    {
+        "default": PolicyProfile(deny_write=_GIT),
+        "strict": PolicyProfile(deny_read=_KEYS, deny_write=_GIT, deny_network=("*",)),
+        "ci": PolicyProfile(disallowed_tools=("ask_user",), deny_read=_KEYS, deny_write=_GIT, deny_network=("*",)),
+    }
+)
+"""The profiles that are shipped, which `contracts/examples/policy/` has as files. `default` leaves the agent's own
+repository usable; `ci` is `strict` where nobody is there to be asked."""
+
+Allowed = Literal["allow", "deny", "ask"]
+Layer = Literal["os", "host", "vendor", "audit"]
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """What decided: a list of the profile and its pattern.
+
+    Two rules are always there: `workspace` (no writing outside) and `malformed` (what cannot be
+    read cannot be judged). `pattern` is None for them, and where an allow list had no match.
+    """
+
+    name: str
+    pattern: str | None = None
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The answer to one action."""
+
+    allowed: Allowed
+    reason: str
+    """One line for people."""
+    rule: Rule | None = None
+    """None when nothing matched."""
+
+
+class ToolUse(msgspec.Struct, frozen=True):
+    """A tool call: tool, path and network rules at once, the strictest wins."""
+
+    names: tuple[str, ...]
+    """Every name it goes by, the vendor's own first."""
+    input: Json = None
+    root: str | None = None
+    """Absolute folder of the workspace, links followed."""
+    cwd: str | None = None
+    """Where relative paths count from; None is the root."""
+
+
+class ReadPath(msgspec.Struct, frozen=True):
+    """Reading a file or folder. Outside the root it is judged by its absolute path, by the same patterns."""
+
+    path: str
+    root: str | None = None
+    cwd: str | None = None
+
+
+class WritePath(msgspec.Struct, frozen=True):
+    """Making, changing or deleting a file. Outside the root it is always denied."""
+
+    path: str
+    root: str | None = None
+    cwd: str | None = None
+
+
+class Connect(msgspec.Struct, frozen=True):
+    """A connection to a URL or `host[:port]`; None when the tool chooses where it goes."""
+
+    target: str | None
+
+
+Action = ToolUse | ReadPath | WritePath | Connect
+
+_PATTERN: Final = re.compile(r"[*?\[\]{}\\]")
+_MEANT: Final = dict.fromkeys(("shell", "sh", "terminal", "exec", "command", "run_command", "cmd"), "bash")
+"""What people call a tool whose name here is not alike."""
+
+_NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
+
+ALLOWED: Final = Decision("allow", "no rule forbids it")
+_OUTSIDE: Final = Rule("workspace")
+_MALFORMED: Final = Rule("malformed")
+_UNKNOWN_TOOL: Final = Shape()
+_COMMAND_NAMES: Final = ("bash", SECOND_SPELLINGS["bash"])
+
+
+class _KnownTool(msgspec.Struct, frozen=True):
+    """What can be said about a tool by its names alone."""
+
+    names: tuple[str, ...]
+    shape: Shape
+    verdict: Decision
+    has_places: bool
+    """Whether the input has to be looked at too."""
+
+
+def tool_names(name: str, aliases: Mapping[str, str] = _NO_ALIASES) -> tuple[str, ...]:
+    """Every name a tool goes by: its own, the neutral one, and the neutral one's second spelling.
+
+    Args:
+        aliases: a dialect's table, vendor name → neutral name.
+    """
+    neutral = aliases.get(name) or SPELLINGS.get(name, name)
+    second = SECOND_SPELLINGS.get(neutral)
+    if second is None:
+        return (name,) if neutral == name else (name, neutral)
+    return tuple(dict.fromkeys((name, neutral, second)))
+
+
+class Policy:
+    """A profile made ready to decide. Build it with `compile_policy`."""
+
+    __slots__ = (
+        "_aliases", "_connects", "_hosts_allowed", "_hosts_denied", "_known", "_reads_denied", "_tools_allowed",
+        "_tools_asked", "_tools_denied", "_writes_denied", "profile",
+    )  # fmt: skip
+
+    def __init__(self, profile: PolicyProfile) -> None:
+        self.profile = profile
+        self._tools_allowed = _globs(profile, "allowed_tools")
+        self._tools_denied = _globs(profile, "disallowed_tools")
+        self._tools_asked = _globs(profile, "require_approval_for")
+        self._reads_denied = _globs(profile, "deny_read")
+        self._writes_denied = _globs(profile, "deny_write")
+        self._hosts_allowed = _network(profile, "allow_network")
+        self._hosts_denied = _network(profile, "deny_network")
+        self._connects = bool(self._hosts_allowed or self._hosts_denied)
+        self._aliases: Mapping[str, str] = _NO_ALIASES
+        self._known: dict[str, _KnownTool] = {}
+
+    def decide(self, action: Action) -> Decision:
+        """Allow, deny or ask, with the rule that decided. Deny wins; an empty allow list restricts nothing."""
+        return _DECIDE[type(action)](self, action)
+
+    def decide_tool_call(
+        self,
+        name: str,
+        input: Json,
+        *,
+        root: str | None = None,
+        cwd: str | None = None,
+        aliases: Mapping[str, str] = _NO_ALIASES,
+    ) -> Decision:
+        """Decide a tool call by all its names and by every path and URL in its input.
+
+        Args:
+            name: as the vendor calls the tool.
+            aliases: the dialect's table, vendor name → neutral name.
+        """
+        known = self._known.get(name) if aliases is self._aliases else None
+        if known is None:
+            known = self._learn(name, aliases)
+        if not known.has_places:
+            return known.verdict
+        return self._places(ToolUse(known.names, input, root, cwd), known)
+
+    def audit(
+        self,
+        event: AgentEvent,
+        *,
+        root: str | None = None,
+        cwd: str | None = None,
+        aliases: Mapping[str, str] = _NO_ALIASES,
+    ) -> Decision | None:
+        """What the policy would have said about an event seen after the fact; None where it has no objection.
+
+        An `ask` comes back too: whether somebody had said yes is known to the caller alone.
+        """
+        kind = type(event)
+        if kind not in AUDITED:
+            return None
+        if isinstance(event, ToolCall):
+            decision = self.decide_tool_call(event.tool_name, event.input, root=root, cwd=cwd, aliases=aliases)
+        elif isinstance(event, FileChanged):
+            decision = self._write(WritePath(event.path, root))
+        else:
+            decision = self._tool(_COMMAND_NAMES).verdict
+        return None if decision.allowed == "allow" else decision
+
+    def rules(self) -> Iterator[Rule]:
+        """Every rule in force, list by list in the profile's order, then the built-in one."""
+        for name in PolicyProfile.__struct_fields__:
+            for pattern in getattr(self.profile, name):
+                yield Rule(name, pattern)
+        yield _OUTSIDE
+
+    def _tool_use(self, use: ToolUse) -> Decision:
+        tool = self._tool(use.names)
+        return self._places(use, tool) if tool.has_places else tool.verdict
+
+    def _learn(self, name: str, aliases: Mapping[str, str]) -> _KnownTool:
+        """Work a tool's name out once: a run asks about the same few tools again and again."""
+        if aliases is not self._aliases:
+            self._known, self._aliases = {}, aliases
+        tool = self._tool(tool_names(name, aliases))
+        if len(name) <= TOOL_NAME_CHARS_MAX and len(self._known) < _KNOWN_TOOLS_MAX:
+            self._known[name] = tool
+        return tool
+
+    def _tool(self, names: tuple[str, ...]) -> _KnownTool:
+        verdict = self._tool_verdict(names)
+        # The neutral name comes after the vendor's own, which may mean something else in the table.
+        shape = next((TOOLS[name] for name in reversed(names) if name in TOOLS), _UNKNOWN_TOOL)
+        return _KnownTool(names, shape, verdict, verdict.allowed != "deny" and self._has_places(shape))
+
+    def _places(self, use: ToolUse, tool: _KnownTool) -> Decision:
+        shape, found = tool.shape, touched(tool.shape, use.input)
+        if found.unreadable is not None:
+            return Decision("deny", f"tool '{use.names[0]}': {found.unreadable}", _MALFORMED)
+        if shape.names_place and not found.paths and not found.urls:
+            return Decision("deny", f"tool '{use.names[0]}' names no place that could be checked", _MALFORMED)
+        for path in found.paths:
+            objection = self._path_objection(shape, path, use)
+            if objection is not None:
+                return objection
+        return self._url_objection(shape, found.urls) or tool.verdict
+
+    def _has_places(self, shape: Shape) -> bool:
+        if shape is _UNKNOWN_TOOL:
+            return bool(self._reads_denied or self._writes_denied or self._connects)
+        # A fetch of `file:` is a read.
+        reads = (shape.reads or shape.connects) and self._reads_denied is not None
+        return shape.writes or reads or (shape.connects and self._connects)
+
+    def _path_objection(self, shape: Shape, path: str, use: ToolUse) -> Decision | None:
+        unknown = shape is _UNKNOWN_TOOL
+        checks: list[Decision] = []
+        if shape.reads or shape.connects or unknown:
+            checks.append(self._read(ReadPath(path, use.root, use.cwd)))
+        if shape.writes:
+            checks.append(self._write(WritePath(path, use.root, use.cwd)))
+        elif unknown:
+            # Whether it reads or writes is not known, so the lists count both ways, the workspace's edge does not.
+            checks.append(self._listed(path, use.root, use.cwd, "deny_write", self._writes_denied))
+        return next((decision for decision in checks if decision.allowed == "deny"), None)
+
+    def _url_objection(self, shape: Shape, urls: Sequence[str]) -> Decision | None:
+        targets: Sequence[str | None] = urls or ([None] if shape.connects and not shape.names_place else [])
+        decisions = (self._connect(Connect(target)) for target in targets)
+        return next((decision for decision in decisions if decision.allowed == "deny"), None)
+
+    def _tool_verdict(self, names: tuple[str, ...]) -> Decision:
+        if not all(0 < len(name) <= TOOL_NAME_CHARS_MAX for name in names) or not names:
+            return Decision("deny", f"a tool's name has 1 to {TOOL_NAME_CHARS_MAX} characters", _MALFORMED)
+        shown = names[0]
+        pattern = _first(self._tools_denied, names)
+        if pattern is not None:
+            return Decision("deny", f"tool '{shown}' is forbidden by {pattern!r}", Rule("disallowed_tools", pattern))
+        permitted = _first(self._tools_allowed, names)
+        if permitted is None and self._tools_allowed is not None:
+            return Decision("deny", f"tool '{shown}' is not among the allowed tools", Rule("allowed_tools"))
+        pattern = _first(self._tools_asked, names)
+        if pattern is not None:
+            return Decision(
+                "ask", f"tool '{shown}' needs approval by {pattern!r}", Rule("require_approval_for", pattern)
+            )
+        if permitted is not None:
+            return Decision("allow", f"tool '{shown}' is allowed by {permitted!r}", Rule("allowed_tools", permitted))
+        return ALLOWED
+
+    def _read(self, action: ReadPath) -> Decision:
+        return self._listed(action.path, action.root, action.cwd, "deny_read", self._reads_denied)
+
+    def _write(self, action: WritePath) -> Decision:
+        place = locate(action.path, action.root, action.cwd)
+        if place is not None and place.outside:
+            return Decision("deny", f"writing {_shown(action.path)} is outside the workspace", _OUTSIDE)
+        return self._listed(action.path, action.root, action.cwd, "deny_write", self._writes_denied)
+
+    def _listed(self, path: str, root: str | None, cwd: str | None, name: str, globs: Globs | None) -> Decision:
+        place = locate(path, root, cwd)
+        if place is None:
+            return Decision("deny", f"{_shown(path)} names no file", _MALFORMED)
+        pattern = globs.matches(place.path) if globs is not None else None
+        if pattern is None:
+            return ALLOWED
+        verb = "reading" if name == "deny_read" else "writing"
+        return Decision("deny", f"{verb} {_shown(place.path)} is forbidden by {pattern!r}", Rule(name, pattern))
+
+    def _connect(self, action: Connect) -> Decision:
+        if not self._connects:
+            return ALLOWED
+        if action.target is None:
+            return self._connect_anywhere()
+        from backplane.policy.urls import read_target
+
+        target, shown = read_target(action.target), _shown(_UNTOLD.sub("", action.target))
+        if target is None:
+            return Decision("deny", f"{shown} does not say clearly where it leads", _MALFORMED)
+        denied = next((rule for rule in self._hosts_denied if rule.matches(target, unsaid=True)), None)
+        if denied is not None:
+            return Decision(
+                "deny",
+                f"connecting to {shown} is forbidden by {denied.pattern!r}",
+                Rule("deny_network", denied.pattern),
+            )
+        allowed = next((rule for rule in self._hosts_allowed if rule.matches(target, unsaid=False)), None)
+        if allowed is not None:
+            return Decision(
+                "allow", f"{shown} is allowed by {allowed.pattern!r}", Rule("allow_network", allowed.pattern)
+            )
+        if self._hosts_allowed:
+            return Decision("deny", f"{shown} is not among the allowed hosts", Rule("allow_network"))
+        return ALLOWED
+
+    def _connect_anywhere(self) -> Decision:
+        everything = next((rule for rule in self._hosts_denied if rule.everything), None)
+        if everything is not None:
+            rule = Rule("deny_network", everything.pattern)
+            return Decision("deny", f"the network is forbidden by {everything.pattern!r}", rule)
+        if self._hosts_allowed and not any(rule.everything for rule in self._hosts_allowed):
+            return Decision("deny", "only listed hosts are allowed, and this tool names none", Rule("allow_network"))
+        return ALLOWED
+
+
+_DECIDE: Final[dict[type[Any], Callable[[Policy, Any], Decision]]] = {
+    ToolUse: Policy._tool_use,
+    ReadPath: Policy._read,
+    WritePath: Policy._write,
+    Connect: Policy._connect,
+}
+
+
+def compile_policy(profile: PolicyProfile, *, defaults: bool = True) -> Policy:
+    """Make a profile ready to decide.
+
+    Args:
+        defaults: put the shipped `default` profile in the place of one that says nothing at all.
+
+    Raises:
+        PolicyError: `policy_invalid`, for a pattern that cannot be read or costs too much to match.
+    """
+    return Policy(PROFILES["default"] if defaults and profile == PolicyProfile() else profile)
+
+
+def unknown_tools(profile: PolicyProfile) -> dict[str, str | None]:
+    """Return the tool names of a policy that are not known here, each with the known one it is most like.
+
+    Patterns and tools of MCP servers are passed over: what they will meet is not known before the run.
+    """
+    known = (*TOOLS, *SPELLINGS)
+    named = (*profile.allowed_tools, *profile.disallowed_tools, *profile.require_approval_for)
+    plain = {name for name in named if not _PATTERN.search(name) and not name.startswith("mcp__")}
+    return {name: _MEANT.get(name.lower()) or nearest_name(name, known) for name in sorted(plain.difference(known))}
+
+
+def _globs(profile: PolicyProfile, name: str) -> Globs | None:
+    patterns: tuple[str, ...] = getattr(profile, name)
+    return _named(name, _compiled, patterns) if patterns else None
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(patterns: tuple[str, ...]) -> Globs:
+    """One for all runs with these rules."""
+    return compile_globs(patterns)
+
+
+def _network(profile: PolicyProfile, name: str) -> tuple[NetworkRule, ...]:
+    patterns: tuple[str, ...] = getattr(profile, name)
+    if not patterns:
+        return ()
+    from backplane.policy.urls import network_rules
+
+    return tuple(_named(name, network_rules, patterns))
+
+
+def _named(name: str, make: Callable[[Any], Any], patterns: object) -> Any:
+    try:
+        return make(patterns)
+    except PolicyError as error:
+        raise PolicyError(error.code, f"{name}: {error.message}", hint=error.hint, evidence=error.evidence) from None
+
+
+def _first(globs: Globs | None, names: tuple[str, ...]) -> str | None:
+    if globs is None:
+        return None
+    return next((pattern for name in names if (pattern := globs.matches(name)) is not None), None)
+
+
+_SHOWN_CHARS_MAX: Final = 120
+
+
+_UNTOLD: Final = re.compile(r"(?:^|(?<=//))[^/?#]*@|[?#].*", re.DOTALL)
+"""What of a target no reason says: a user with a password, a query, a fragment. They decide nothing."""
+
+
+def _shown(text: str) -> str:
+    """A foreign text inside one line of ours: escaped, cut."""
+    return repr(text if len(text) <= _SHOWN_CHARS_MAX else text[:_SHOWN_CHARS_MAX] + "…")
+
+
+def parse_policy(data: bytes, source: str) -> PolicyProfile:
+    """Read a policy file: one JSON object of the profile's lists, each of them optional.
+
+    Args:
+        source: where the bytes come from, for the message.
+
+    Raises:
+        PolicyError: `policy_invalid` with the JSON pointer: not strict JSON, a name twice, an unknown
+            name, a wrong type, or a pattern that cannot be used.
+    """
+    if len(data) > POLICY_BYTES_MAX:
+        raise _invalid(source, "", f"over {POLICY_BYTES_MAX} bytes")
+    import json
+
+    try:
+        canonical.decode(data)
+        pairs = json.loads(data, object_pairs_hook=_Pairs)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(source, "", f"not strict JSON ({error})") from error
+    if not isinstance(pairs, _Pairs):
+        raise _invalid(source, "", "not an object")
+    lists: dict[str, tuple[str, ...]] = {}
+    for name, value in pairs:
+        pointer = "/" + name.replace("~", "~0").replace("/", "~1")
+        if name not in PolicyProfile.__struct_fields__:
+            raise _invalid(source, pointer, "no such member; known are " + ", ".join(PolicyProfile.__struct_fields__))
+        if name in lists:
+            raise _invalid(source, pointer, "stands twice")
+        lists[name] = _patterns(value, source, pointer)
+    return PolicyProfile(**lists)
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object's members as they were written, the same name twice included."""
+
+
+def _patterns(value: Json, source: str, pointer: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or isinstance(value, _Pairs):
+        raise _invalid(source, pointer, "not a list of texts")
+    from backplane.policy.urls import network_rule
+
+    check: Callable[[str], object] = network_rule if pointer.endswith("_network") else lambda one: compile_globs([one])
+    for place, item in enumerate(value):
+        if not isinstance(item, str):
+            raise _invalid(source, f"{pointer}/{place}", "not a text")
+        try:
+            check(item)
+        except PolicyError as error:
+            raise _invalid(source, f"{pointer}/{place}", error.message) from error
+    return tuple(value)
+
+
+def _invalid(source: str, pointer: str, fact: str) -> PolicyError:
+    return PolicyError(
+        "policy_invalid", f"{source}: {pointer or 'the whole document'}: {fact}", hint="correct the policy file"
+    )
+
+
+_LAYERS_STRONGEST_FIRST: Final[tuple[Layer, ...]] = ("os", "host", "vendor", "audit")
+_NEVER_OS: Final = frozenset({"allowed_tools", "disallowed_tools", "require_approval_for"})
+"""The operating system knows no tools."""
+
+
+def enforcement(
+    policy: Policy,
+    layers: Mapping[str, Collection[Layer]],
+    exact: Mapping[Rule, Collection[Layer]] = MappingProxyType({}),
+) -> list[dict[str, str | None]]:
+    """Say for each rule which layer held it; None where none did.
+
+    Args:
+        layers: list name (or `workspace`) → layers that were in force for all its rules.
+        exact: the same for single rules, in the place of their list's entry.
+    """
+    return [
+        {
+            "rule": rule.name,
+            "pattern": rule.pattern,
+            "layer": _strongest(rule, exact.get(rule, layers.get(rule.name, ()))),
+        }
+        for rule in policy.rules()
+    ]
+
+
+def _strongest(rule: Rule, in_force: Collection[Layer]) -> Layer | None:
+    possible = (layer for layer in _LAYERS_STRONGEST_FIRST if not (layer == "os" and rule.name in _NEVER_OS))
+    return next((layer for layer in possible if layer in in_force), None)

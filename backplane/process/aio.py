@@ -1,0 +1,93 @@
+"""Work that ends in order when asyncio's own cancellation comes: `Task.cancel`, `wait_for`, `asyncio.timeout`.
+
+That goes through anyio's shields, and leaves threads behind that somebody should wait for. So the work has a task of
+its own there, in a scope of anyio's; whoever awaits it passes a cancellation on to that scope and waits for the end.
+On trio nothing of this is needed, and nothing is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import anyio
+
+from backplane.process.loop import asyncio_loop
+
+if TYPE_CHECKING:
+    import asyncio
+
+T = TypeVar("T")
+
+
+async def in_order(work: Callable[[], Awaitable[T]]) -> T:
+    """Await this work. Where we are cancelled it is cancelled as anyio does it, and we go on when it has ended."""
+    loop = asyncio_loop()
+    if loop is None:
+        return await work()
+    scope = anyio.CancelScope()
+    made: list[T] = []
+
+    async def scoped() -> None:
+        with scope:
+            made.append(await work())
+
+    task = loop.create_task(scoped())
+    await _end_of(task, scope)
+    await task
+    return made[0]
+
+
+class OwnTask(Generic[T]):
+    """A block that is entered and left in one task of its own, as a task group asks for."""
+
+    def __init__(self, block: AbstractAsyncContextManager[T]) -> None:
+        self._block = block
+        self._scope = anyio.CancelScope()
+        self._task: asyncio.Task[None] | None = None
+        self._over = anyio.Event()
+
+    async def __aenter__(self) -> T:
+        loop = asyncio_loop()
+        if loop is None:
+            return await self._block.__aenter__()
+        entered = loop.create_future()
+        self._task = loop.create_task(self._live(entered))
+        await _end_of(self._task, self._scope, entered)
+        if not entered.done():
+            await self._task
+        value: T = entered.result()
+        return value
+
+    async def __aexit__(self, *how: Any) -> None:
+        if self._task is None:
+            await self._block.__aexit__(*how)
+            return
+        self._over.set()
+        await _end_of(self._task, self._scope)
+        await self._task
+
+    async def _live(self, entered: asyncio.Future[T]) -> None:
+        with self._scope:
+            async with self._block as value:
+                entered.set_result(value)
+                await self._over.wait()
+
+
+async def _end_of(
+    task: asyncio.Task[None], scope: anyio.CancelScope, sooner: asyncio.Future[Any] | None = None
+) -> None:
+    """Wait for the end of a task, or for what comes sooner; a cancellation of ours comes out after that end."""
+    import asyncio
+
+    try:
+        await asyncio.wait([task] if sooner is None else [task, sooner], return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        scope.cancel()
+        with anyio.CancelScope(shield=True):
+            while not task.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([task])
+        _ = task.cancelled() or task.exception()  # The cancellation tells more than what became of the work.
+        raise

@@ -1,0 +1,201 @@
+"""A conversation in JSON-RPC over two descriptors: calls of ours with their answers, questions of the other end.
+
+Who starts the other program, and when it has to end, is not known here.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from backplane.contract import structure
+from backplane.contract.canonical import Json
+from backplane.errors import BackendError
+from backplane.process.pipes import Pair
+from backplane.protocol import LINE_BYTES_MAX
+from backplane.protocol.jsonrpc import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    Asked,
+    Fault,
+    Id,
+    Peer,
+    Received,
+    Reply,
+    Told,
+    Unread,
+)
+
+ASKED_MAX: Final = 256
+"""Questions of the other end that are worked on at once; a peer with more of them open is out of order."""
+
+ASKED_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Memory of all these questions; a longer one is worked on where no other is."""
+
+END_POLL_S: Final = 1.0
+"""How often a server looks whether its client has said all: an idle one costs nothing."""
+
+Answer = Callable[[Asked], Awaitable[Json | Fault]]
+"""Answers a question of the other end; a `Fault` refuses it."""
+Hear = Callable[[Told], Awaitable[None]]
+"""Takes a notification. They come in order; while it works nothing more is read."""
+Watch = Callable[[bytes, Received], Awaitable[None]]
+"""Told of every line and what it is, before anything is done with it."""
+
+
+class Pipe:
+    """The conversation over two descriptors; they stay the caller's to close.
+
+    Args:
+        answer: answers questions, each in a task of its own.
+        hear: takes notifications.
+        unread: told of a line that is no message.
+        strict: answer such a line with an error, as the protocol asks of a server.
+        watch: told of every line.
+        rest_s: for answering what was asked before the other end was done.
+        said: what is on its way already, of the first lines that are written here.
+    """
+
+    def __init__(
+        self,
+        write_fd: int,
+        read_fd: int,
+        *,
+        answer: Answer,
+        hear: Hear,
+        unread: Callable[[Unread], None] = lambda line: None,
+        strict: bool = False,
+        watch: Watch | None = None,
+        rest_s: float = 0.0,
+        line_bytes_max: int = LINE_BYTES_MAX,
+        said: bytes = b"",
+    ) -> None:
+        self._watch, self._rest_s = watch, rest_s
+        self._peer = Peer(line_bytes_max)
+        self._read_fd = read_fd
+        self._ends = Pair(write_fd, read_fd, said)
+        self._answer, self._hear, self._unread = answer, hear, unread
+        self._waiting: dict[int, tuple[anyio.Event, list[Reply]]] = {}
+        self._ahead = range(1, 1 + said.count(b"\n"))
+        """Ids of calls that may be on their way before they are made here."""
+        self._strict = strict
+        self._asked: dict[Id, anyio.CancelScope] = {}
+        self._asked_bytes = 0
+        self._ended = anyio.Event()
+
+    @property
+    def ended(self) -> bool:
+        """The other end says nothing more."""
+        return self._ended.is_set()
+
+    async def wait_ended(self) -> None:
+        await self._ended.wait()
+
+    async def run(self) -> None:
+        """Read until the other end is done; then every open call fails, and its questions have `rest_s` left."""
+        async with anyio.create_task_group() as whole:
+            if self._rest_s:
+                whole.start_soon(self._watch_end, whole.cancel_scope)
+            async with anyio.create_task_group() as tasks:
+                await self._read(tasks)
+                self._ended.set()
+                for arrived, _ in self._waiting.values():
+                    arrived.set()
+                tasks.cancel_scope.deadline = anyio.current_time() + self._rest_s
+            whole.cancel_scope.cancel()
+
+    async def _read(self, tasks: anyio.abc.TaskGroup) -> None:
+        while data := await self._ends.more():
+            for line in self._peer.lines(data):
+                await self._take(line, tasks)
+
+    async def _watch_end(self, whole: anyio.CancelScope) -> None:
+        """Who has said all, and takes no answer, keeps us from reading to his end: so it is looked for, too."""
+        poll = select.poll()
+        poll.register(self._read_fd, 0)
+        while not poll.poll(0):
+            await anyio.sleep(END_POLL_S)
+        whole.deadline = anyio.current_time() + self._rest_s
+
+    async def _take(self, line: bytes, tasks: anyio.abc.TaskGroup) -> None:
+        received = self._peer.read(line)
+        if self._watch is not None:
+            await self._watch(line, received)
+        if isinstance(received, Told):
+            await self._hear(received)
+        elif isinstance(received, Asked):
+            await self._begin(received, structure.weight(line), tasks)
+        elif isinstance(received, Unread):
+            self._unread(received)
+            if self._strict:
+                await self._ends.write(self._peer.refuse(received.id, received.code, received.why))
+        elif isinstance(received.id, int):
+            self._take_answer(received.id, received)
+
+    def _take_answer(self, id: int, reply: Reply) -> None:
+        waiting = self._waiting.get(id)
+        if waiting is None and self._ends.said and id in self._ahead:
+            waiting = self._waiting[id] = (anyio.Event(), [])
+        if waiting is not None and not waiting[1]:
+            waiting[1].append(reply)
+            waiting[0].set()
+
+    async def _begin(self, asked: Asked, size: int, tasks: anyio.abc.TaskGroup) -> None:
+        if len(self._asked) >= ASKED_MAX:
+            await self._ends.write(self._peer.refuse(asked.id, INTERNAL_ERROR, f"{ASKED_MAX} questions are open"))
+        elif asked.id in self._asked:
+            await self._ends.write(
+                self._peer.refuse(asked.id, INVALID_REQUEST, "another question with this id is open")
+            )
+        elif self._asked and self._asked_bytes + size > ASKED_BYTES_MAX:
+            why = f"questions of {ASKED_BYTES_MAX} bytes are open; ask again when one is answered"
+            await self._ends.write(self._peer.refuse(asked.id, INTERNAL_ERROR, why))
+        else:
+            scope = self._asked[asked.id] = anyio.CancelScope()
+            self._asked_bytes += size
+            tasks.start_soon(self._reply, asked, size, scope)
+
+    async def _reply(self, asked: Asked, size: int, scope: anyio.CancelScope) -> None:
+        try:
+            with scope:
+                answer = await self._answer(asked)
+        finally:
+            del self._asked[asked.id]
+            self._asked_bytes -= size
+        if scope.cancelled_caught:
+            return
+        if isinstance(answer, Fault):
+            await self._ends.write(self._peer.refuse(asked.id, answer.code, answer.message))
+        else:
+            await self._ends.write(self._peer.answer(asked.id, answer))
+
+    def drop(self, id: Id) -> None:
+        """Give up a question of the other end that is being worked on; it gets no answer."""
+        scope = self._asked.get(id)
+        if scope is not None:
+            scope.cancel()
+
+    async def call(self, method: str, params: Json, *, timeout_s: float | None) -> Reply:
+        """Ask and wait for the answer; a peer that is gone is a fault, too.
+
+        Raises:
+            BackendError: `backend_timeout`, no answer in time.
+        """
+        id, line = self._peer.call(method, params)
+        waiting = self._waiting.setdefault(id, (anyio.Event(), []))
+        try:
+            with anyio.move_on_after(timeout_s):
+                await self._ends.write(line)
+                if not self.ended:
+                    await waiting[0].wait()
+                return waiting[1][0] if waiting[1] else Reply(id, fault=Fault(0, "the program ended", gone=True))
+        finally:
+            del self._waiting[id]
+        raise BackendError("backend_timeout", f"no answer to {method} within {timeout_s:g} s")
+
+    async def tell(self, method: str, params: Json) -> None:
+        await self._ends.write(self._peer.tell(method, params))

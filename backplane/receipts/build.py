@@ -1,0 +1,636 @@
+"""What the control plane saw of a run, and the receipt it makes of it. Pure.
+
+Messages and events go in, an unsealed receipt comes out. The child's word counts for its
+outcome and its usage; everything else it says is kept apart as a claim. Sealing and storing
+are done elsewhere.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from array import array
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence, Set
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+import msgspec
+from msgspec import field
+
+from backplane.contract import canonical, structure
+from backplane.contract.canonical import Json
+from backplane.contract.capability import Manifest
+from backplane.contract.envelope import Ask, Fatal, Hello
+from backplane.contract.events import (
+    AgentEvent,
+    CommandExecuted,
+    FileChanged,
+    LossReported,
+    ToolCall,
+    ToolResult,
+    TurnEnded,
+    UsageReported,
+    Warned,
+)
+from backplane.contract.receipt import (
+    CONTRACT_VERSION,
+    Artifact,
+    BackendIdentity,
+    Outcome,
+    Receipt,
+    RunMetadata,
+    Usage,
+    Verification,
+)
+from backplane.contract.work import PolicyProfile, WorkOrder
+from backplane.errors import CODES
+from backplane.policy.rules import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, WritePath, enforcement, tool_names
+from backplane.protocol import Events
+from backplane.redact.secrets import NO_SECRETS, Redactor
+
+NAMES_MAX: Final = 1000
+"""Paths listed in a reconciliation; a run that changes more is told by counts."""
+
+PATHS_MAX: Final = 100_000
+"""Files remembered as named by events; beyond that a reconciliation would help nobody."""
+
+WORDS_CHARS_MAX: Final = 400
+"""Of a child's stderr in an error: its last line or two. All that was kept is in the receipt."""
+
+PATH_CHARS_MAX: Final = 4096
+"""A longer path names no file that could be there."""
+
+PATHS_CHARS_MAX: Final = 8 * 1024 * 1024
+"""Length of all these paths together: a host that invents paths of megabytes is not remembered either."""
+
+TOOLS_MAX: Final = 10_000
+"""Names of tools told apart; agents have dozens."""
+
+OWN_LINES_MAX: Final = 100_000
+"""Events of our own told apart in a trace; a run with so many asks is not looked through."""
+
+CLAIM_CHARS_MAX: Final = 64 * 1024
+"""Of a text that a child claims beside ours; a patch of megabytes would stand in the receipt twice."""
+
+LOSSES_MAX: Final = 1000
+"""Losses of translation listed in a receipt; all are counted."""
+
+LOSSES_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Memory of all these losses: a thousand usual ones take half of it, and one that is larger is only counted."""
+
+OBJECTIONS_MAX: Final = 100
+"""Objections of the policy listed in a receipt; all are counted."""
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended."""
+
+    reason: str
+    """complete, partial, failed, cancelled, interrupted, refused, deadline, idle, budget, max_turns,
+    host_exit, protocol or store; an open list."""
+    code: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+
+    def to_wire(self) -> dict[str, Json]:
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+
+STOPPED: Final = frozenset({"cancelled", "interrupted", "deadline", "idle", "budget", "max_turns"})
+"""Ended by a person or a limit: what was done until then counts as part of the work."""
+
+_RANK: Final[dict[str, int]] = {"failed": 0, "partial": 1, "complete": 2}
+
+
+def outcome_of(end: End, *, claimed: Outcome | None, accepted: int) -> Outcome:
+    """The outcome of a run: the child's, lowered but never raised by what was seen.
+
+    Args:
+        claimed: the outcome in the child's final; None when there was none.
+        accepted: events accepted from the child.
+    """
+    if end.reason in STOPPED:
+        return "partial" if accepted else "failed"
+    if claimed is None or end.reason in ("refused", "host_exit", "protocol", "store"):
+        return "failed"
+    if end.reason in _RANK:
+        return min(claimed, cast(Outcome, end.reason), key=_RANK.__getitem__)
+    return claimed
+
+
+_COUNTERS: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "request_units")
+
+
+class Folded(msgspec.Struct, frozen=True):
+    """What the events so far say about the run as a whole."""
+
+    usage: Usage = Usage()
+    """The last count reported under way, member by member; a claim of the child."""
+    session: Json = None
+    """The last `ext.session`, for resuming."""
+
+
+def fold(folded: Folded, event: AgentEvent) -> Folded:
+    """Add one event; an event that says nothing about the whole gives the same value back."""
+    if not isinstance(event, Warned) or not isinstance(event.ext, dict):
+        return folded
+    body = event.ext.get("usage")
+    if isinstance(body, dict):
+        counted: dict[str, Any] = {name: body[name] for name in _COUNTERS if _is_counter(body.get(name))}
+        cost = body.get("estimated_cost_usd")
+        if isinstance(cost, int | float) and not isinstance(cost, bool) and 0 <= cost < float("inf"):
+            counted["estimated_cost_usd"] = float(cost)
+        folded = msgspec.structs.replace(folded, usage=msgspec.structs.replace(folded.usage, **counted))
+    if event.ext.get("session") is not None:
+        folded = msgspec.structs.replace(folded, session=event.ext["session"])
+    return folded
+
+
+def _is_counter(value: Json) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= canonical.INT_MAX
+
+
+_NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
+"""Until something is put in its place: a table of its own for each would be a kilobyte of an idle run."""
+
+
+class _Uses(msgspec.Struct):
+    """How often one tool was called, and what became of the asks about it."""
+
+    called: int = 0
+    asked: int = 0
+    denied: int = 0
+    approved: int = 0
+    succeeded: int = 0
+
+
+class _Objection(msgspec.Struct):
+    """Something that was done, or tried, and that a rule forbids."""
+
+    tool: str | None
+    """Name of the tool; None if the event was no tool call."""
+    rule: str
+    reason: str
+    id: str | None = None
+    """The call's id; None if the host gave none."""
+    failed: bool = False
+    """The call's result was an error."""
+
+
+class Facts(msgspec.Struct, kw_only=True, eq=False):
+    """What is known of one run so far; filled while it runs, read once at its end."""
+
+    run_id: str
+    order: WorkOrder
+    started_ns: int
+    backend: BackendIdentity
+    mode: str = "mapped"
+    extensions: tuple[str, ...] = ()
+    said_hello: bool = False
+    manifest: Manifest = Manifest()
+    policy: Policy | None = None
+    root: str = ""
+    """Where the agent works: the order's root, the staged tree once it stands."""
+    accepted: int = 0
+    """Events accepted from the child."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Messages that had no effect, by why."""
+    folded: Folded = Folded()
+    own_lines: array[int] = field(default_factory=lambda: array("Q"))
+    """Places in the trace of events that are the control plane's own, the first `OWN_LINES_MAX` of them."""
+    _lines: int = 0
+    claimed_events: tuple[int, str] | None = None
+    """Number and hash of the events in the child's own trace, where there is one beside the streamed one."""
+    claim: Receipt | None = None
+    claim_raw: Mapping[str, Any] = _NONE
+    inner: Mapping[str, Json] = _NONE
+    added: dict[str, Json] = {}
+    """Members for `usage_raw.backplane`."""
+    isolation: str = "off"
+    """What was asked for, the configuration's and the order's together."""
+    contained: Mapping[str, Json] = _NONE
+    """What held the host, as the cage's label has it; empty where nothing was put around it."""
+    held_by_system: Mapping[Rule, str] = _NONE
+    """Rules held by the operating system, each with what it leaves open."""
+    guarded: bool = False
+    """The host was a program of its own, under a guard."""
+    claimed_paths: Set[str] = frozenset()
+    _claimed_chars: int = 0
+    redactor: Redactor = NO_SECRETS
+    stderr: bytes = b""
+    stderr_dropped: int = 0
+    swept: int = 0
+    _noise: list[bytes] = []
+    _noise_bytes: int = 0
+    _tools: dict[str, _Uses] = {}
+    """By the tool's name."""
+    _commands: int = 0
+    _turns: int = 0
+    _losses: tuple[Json, ...] = ()
+    _losses_bytes: int = 0
+    limit: tuple[str, str] | None = None
+    """The limit of the order that was reached, as a reason for the end and in words."""
+    _objections: tuple[_Objection, ...] = ()
+    """What the policy objects to."""
+    _forbidden: tuple[dict[str, str], ...] = ()
+    """Changes that were found and that no rule allows, as the receipt lists them."""
+
+    def __post_init__(self) -> None:
+        self.root = self.root or self.order.workspace.root
+
+    def hello(self, hello: Hello, manifest: Manifest) -> None:
+        self.said_hello = True
+        self.manifest = manifest
+        self.mode = hello.mode
+        self.extensions = hello.extensions
+        self.backend = hello.backend
+
+    def noise(self, line: bytes, bytes_max: int) -> None:
+        self.counts["noise_lines"] += 1
+        kept = line[: max(bytes_max - self._noise_bytes, 0)]
+        if kept:
+            self._noise.append(kept)
+            self._noise_bytes += len(kept) + 1
+
+    def asked(self, ask: Ask) -> None:
+        if ask.kind == "tool" and isinstance(ask.name, str):
+            self._uses(_tool(ask.name)).asked += 1
+
+    def answered(self, ask: Ask, decision: str) -> None:
+        if ask.kind == "tool" and isinstance(ask.name, str):
+            uses = self._uses(_tool(ask.name))
+            if decision == "deny":
+                uses.denied += 1
+            else:
+                uses.approved += 1
+
+    def _uses(self, name: str) -> _Uses:
+        if name not in self._tools and len(self._tools) < TOOLS_MAX:
+            self._tools[name] = _Uses()
+        return self._tools.get(name) or _Uses()
+
+    def _claim_path(self, path: str) -> None:
+        if len(path) <= PATH_CHARS_MAX and self._claimed_chars + len(path) <= PATHS_CHARS_MAX:
+            if not isinstance(self.claimed_paths, set):
+                self.claimed_paths = set()
+            self.claimed_paths.add(path)
+            self._claimed_chars += len(path)
+
+    def look(self, event: AgentEvent) -> None:
+        """Take in an event that says something about files, tools, usage or the session."""
+        assert self.policy is not None
+        if isinstance(event, Warned):
+            self.folded = fold(self.folded, event)
+            self._spend(event)
+            if isinstance(event, LossReported):
+                self._lose(event.body)
+            return
+        turns_max = self.order.config.max_turns
+        if turns_max is not None and self._turns >= turns_max and isinstance(event, ToolCall):
+            self.limit = self.limit or ("max_turns", f"the agent goes on after {turns_max} turns (max_turns)")
+        if isinstance(event, FileChanged) and len(self.claimed_paths) < PATHS_MAX:
+            self._claim_path(_relative(event.path, self.root))
+        name = _tool(event.tool_name) if isinstance(event, ToolCall) else None
+        if name is not None:
+            self._uses(name).called += 1
+        if isinstance(event, ToolResult):
+            self._take_result(event)
+        self._commands += isinstance(event, CommandExecuted)
+        decision = self.policy.audit(event, root=self.root)
+        if decision is not None:
+            self.counts["objections"] += 1
+            if len(self._objections) < OBJECTIONS_MAX and decision.rule is not None:
+                id = event.tool_use_id if isinstance(event, ToolCall) else None
+                self._objections += (_Objection(name, decision.rule.name, decision.reason, id),)
+
+    def _take_result(self, event: ToolResult) -> None:
+        """Count a tool's success, and note a failure of a call that the policy objects to."""
+        if not event.is_error:
+            self._uses(_tool(event.tool_name)).succeeded += 1
+            return
+        for objection in self._objections:
+            if objection.id is not None and objection.id == event.tool_use_id:
+                objection.failed = True
+
+    def _lose(self, loss: Json) -> None:
+        self.counts["losses"] += 1
+        if len(self._losses) < LOSSES_MAX:
+            size = structure.weight(canonical.encode(loss))
+            if self._losses_bytes + size <= LOSSES_BYTES_MAX:
+                self._losses += (loss,)
+                self._losses_bytes += size
+
+    def found(self, paths: Collection[str]) -> None:
+        """Judge the files that did change, whoever says so.
+
+        Args:
+            paths: in the workspace, relative to it.
+        """
+        assert self.policy is not None
+        # A file named `~` is no home folder here.
+        decisions = (self.policy.decide(WritePath(f"./{path}", self.root)) for path in sorted(paths))
+        rows = [(it.rule.name, it.reason) for it in decisions if it.rule is not None and it.rule.name == "deny_write"]
+        self.counts["objections"] += len(rows)
+        told = ((rule, self.redactor.text(reason)[0]) for rule, reason in rows[:OBJECTIONS_MAX])
+        self._forbidden = tuple({"rule": rule, "reason": reason} for rule, reason in told)
+
+    def _spend(self, event: Warned) -> None:
+        """Turns and money, as far as the host reports them; what it does not report is not known here."""
+        limits = self.order.config
+        if isinstance(event, TurnEnded):
+            self._turns += 1
+            if limits.max_turns is not None and self._turns > limits.max_turns:
+                self.limit = self.limit or ("max_turns", f"more than {limits.max_turns} turns (max_turns)")
+        cost = event.body.get("estimated_cost_usd") if isinstance(event, UsageReported) else None
+        if limits.max_budget_usd is not None and isinstance(cost, int | float) and cost > limits.max_budget_usd:
+            self.limit = self.limit or ("budget", f"{cost:g} USD spent of {limits.max_budget_usd:g} (max_budget_usd)")
+
+    def final(self, claim: Receipt, raw: dict[str, Any]) -> None:
+        self.claim, self.claim_raw = claim, raw
+
+    def claimed_trace(self, trace: list[Json]) -> None:
+        """A child's own trace beside the one that was streamed: kept as its size and hash."""
+        digest = canonical.sha256_hex(b",".join(canonical.encode(event) for event in trace))
+        self.claimed_events = (len(trace), digest)
+
+    def handed_on(self, batches: Sequence[Events]) -> None:
+        """Count the lines of the trace, so that the child's own can be told from ours."""
+        for batch in batches:
+            if batch.ours and len(self.own_lines) < OWN_LINES_MAX:
+                self.own_lines.append(self._lines)
+            self._lines += len(batch.records)
+
+    def fatal(self, fatal: Fatal) -> None:
+        if isinstance(fatal.error_code, str) and fatal.error_code not in CODES:
+            self.added["error_code"] = fatal.error_code
+        if isinstance(fatal.receipt, dict):
+            # In place of this comes the whole chain, when the receipt can be read.
+            self.inner = {"receipt_sha256": fatal.receipt.get("receipt_sha256")}
+
+    def ended(self, stderr: bytes, stderr_dropped: int, swept: int) -> None:
+        self.stderr = self.clean(stderr)
+        self.stderr_dropped, self.swept = stderr_dropped, swept
+
+    def clean(self, data: bytes) -> bytes:
+        """Bytes of the child without the secrets of this run."""
+        clean, count = self.redactor.data(data)
+        self.counts["redacted"] += count
+        return clean
+
+    def clean_json(self, value: Json) -> Json:
+        """The same for a JSON value."""
+        clean, count = self.redactor.json(value)
+        self.counts["redacted"] += count
+        return clean
+
+    def last_words(self, stderr: bytes) -> str | None:
+        """The end of a child's stderr for an error message; None when it said nothing."""
+        text = self.redactor.data(stderr)[0].decode("utf-8", "replace").strip()
+        return text[-WORDS_CHARS_MAX:] or None
+
+    @property
+    def claimed_outcome(self) -> str:
+        return self.claim.outcome if self.claim is not None else "failed"
+
+    def members(self) -> dict[str, Json]:
+        """Everything of `usage_raw.backplane` that was learnt while the run went on."""
+        members = dict(self.added)
+        if self._noise:
+            text = b"\n".join(self._noise).decode("utf-8", "replace")
+            members["noise"] = {"lines": self.counts["noise_lines"], "text": text}
+        if self.stderr:
+            tail = self.stderr.decode("utf-8", "replace")
+            members["stderr"] = {"tail": tail, "dropped_bytes": self.stderr_dropped}
+        if self.swept:
+            members["swept"] = self.swept
+        if self.inner:
+            members["inner"] = self.inner
+        if self.manifest.unknown:
+            members["capabilities"] = self.manifest.unknown
+        if self._losses:
+            members["losses"] = list(self._losses)
+        members["counts"] = {name: count for name, count in sorted(self.counts.items()) if count}
+        members["enforcement"] = self._enforcement()
+        return members
+
+    def _enforcement(self) -> Json:
+        if self.policy is None:
+            return {"rules": []}
+        told_apart, tools = len(self._tools) < TOOLS_MAX, self._tools.values()
+        all_asked = any(uses.asked for uses in tools) and all(uses.called <= uses.asked for uses in tools)
+        asks_first = all_asked and told_apart and "ask/1" in self.extensions
+        for_tools: tuple[Layer, ...] = ("host",) if asks_first else ("audit",)
+        # A command can touch any file and any host, whatever was asked before it ran.
+        for_places: tuple[Layer, ...] = ("host",) if asks_first and not self._commands else ("audit",)
+        layers: dict[str, tuple[Layer, ...]] = {
+            name: for_tools if name in _TOOL_LISTS else for_places
+            for name in (*PolicyProfile.__struct_fields__, "workspace")
+        }
+        held = self.held(layers)
+        for name, rows in zip(("violations", "attempts"), self._judged(), strict=True):
+            if rows:
+                held[name] = rows
+        # A rule's pattern and a reason are the caller's and the host's words.
+        return self.redactor.json(held)[0]
+
+    def held(self, layers: Mapping[str, tuple[Layer, ...]] = _NONE) -> dict[str, Json]:
+        """What holds the host and each rule, beside what it does itself.
+
+        Args:
+            layers: list name → layers in force for all its rules; none is known before the host has run.
+        """
+        assert self.policy is not None
+        exact: dict[Rule, tuple[Layer, ...]] = dict.fromkeys(self.held_by_system, ("os",))
+        rules: list[Any] = list(enforcement(self.policy, layers, exact))
+        for row in rules:
+            by_system = self.held_by_system.get(Rule(row["rule"], row["pattern"]))
+            gap = _UNSEEN.get(row["rule"]) if row["layer"] == "audit" else by_system
+            if gap:
+                row["gap"] = gap
+        return {"rules": rules, **(self.contained or _uncontained(self.isolation, self.guarded))}
+
+    def violations(self) -> list[dict[str, str]]:
+        """Return a row for each thing that was done although a rule forbids it."""
+        return self._judged()[0]
+
+    def _judged(self) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+        """Split the objections into what was done and what failed unasked; a denied call is neither."""
+        # A question that was open when the run ended was answered for nobody.
+        denied = Counter({name: max(uses.denied, uses.asked - uses.approved) for name, uses in self._tools.items()})
+        approved = Counter({name: uses.approved for name, uses in self._tools.items()})
+        unasked = Counter({name: self._failed_unasked(uses) for name, uses in self._tools.items()})
+        may_run = sum(uses.approved for name, uses in self._tools.items() if "bash" in tool_names(name))
+        done: list[dict[str, str]] = []
+        attempts: list[dict[str, str]] = []
+        # Failed calls first: a denied call has an error for its result, and a denial settles no other.
+        for it in sorted(self._objections, key=lambda it: not it.failed):
+            if it.tool is None and it.rule == "require_approval_for" and may_run > 0:
+                may_run -= 1  # The command of a call that was approved.
+                continue
+            # An approval that was asked for is settled either way; what is forbidden only by a denial.
+            answers = (approved, denied) if it.rule == "require_approval_for" else (denied,)
+            answered = next((answer for answer in answers if it.tool is not None and answer[it.tool] > 0), None)
+            if answered is not None and it.tool is not None:
+                answered[it.tool] -= 1
+            elif it.failed and it.tool is not None and unasked[it.tool] > 0:
+                unasked[it.tool] -= 1
+                attempts.append({"rule": it.rule, "reason": it.reason})
+            else:
+                done.append({"rule": it.rule, "reason": it.reason})
+        return done + [row for row in self._forbidden if row not in done], attempts
+
+    def _failed_unasked(self, uses: _Uses) -> int:
+        """Count the calls of a tool that failed before the host asked about them; 0 where it may run some unasked."""
+        asks_first = "ask/1" in self.extensions and uses.succeeded <= uses.approved
+        return max(uses.called - uses.asked, 0) if asks_first else 0
+
+
+def _uncontained(isolation: str, guarded: bool) -> dict[str, Json]:
+    """The label of a host that nothing was put around."""
+    names = ("files", "credentials", "sockets", "network", "syscalls", "limits")
+    kinds: dict[str, Json] = {name: {"state": "none"} for name in names}
+    kinds["processes"] = kinds["environment"] = {"state": "none"}
+    if guarded:
+        gap = "if the guard itself is killed, who has left the session stays"
+        kinds["processes"] = {"state": "partial", "by": ["guard"], "gap": gap}
+        gap = "what /proc shows of this user's other processes, ours too"
+        kinds["environment"] = {"state": "partial", "by": ["allow list"], "gap": gap}
+    return {"isolation": isolation, "layers": [], "kinds": kinds}
+
+
+_UNSEEN: Final = {
+    "deny_read": "what commands read is not seen",
+    "deny_write": "what commands change among files that git ignores, and in .git, is not seen",
+    "workspace": "what commands write outside is not seen",
+    "allow_network": "where commands connect to is not seen",
+    "deny_network": "where commands connect to is not seen",
+}
+"""What an audit of events, and of the patch, leaves open."""
+
+_TOOL_LISTS: Final = frozenset({"allowed_tools", "disallowed_tools", "require_approval_for"})
+_TYPED_FIELDS: Final = frozenset(Receipt.__struct_fields__)
+
+
+def build(
+    facts: Facts,
+    end: End,
+    *,
+    trace: Sequence[AgentEvent],
+    finished_ns: int,
+    duration_ms: int,
+    git_diff: str | None = None,
+    git_status: str | None = None,
+    artifacts: tuple[Artifact, ...] = (),
+    harness_ok: bool,
+    added: dict[str, Json],
+    inner_verified: bool | None = False,
+) -> Receipt:
+    """Put together the unsealed receipt of a run.
+
+    Args:
+        finished_ns: since 1970; a clock that went back is not believed.
+        added: members for `usage_raw.backplane` that were worked out after the run.
+        inner_verified: the hash in the child's receipt holds for that receipt with the events that were seen; None
+            when that cannot be told.
+    """
+    claim = facts.claim
+    meta = RunMetadata(
+        run_id=facts.run_id,
+        work_order_id=facts.order.id,
+        contract_version=CONTRACT_VERSION,
+        started_at=canonical.timestamp_at(facts.started_ns),
+        finished_at=canonical.timestamp_at(max(finished_ns, facts.started_ns)),
+        duration_ms=duration_ms,
+    )
+    outcome = outcome_of(end, claimed=claim.outcome if claim else None, accepted=facts.accepted)
+    usage, sources = _usage(facts)
+    own = {**facts.members(), **added, "end": end.to_wire(), "usage": sources, "start": "cold"}
+    claims = {**own.get("claims", {}), **_claims(facts, meta, outcome, git_diff)}
+    if claims:
+        own["claims"] = claims
+    usage_raw = dict(_usage_raw(claim))
+    if claim is not None and "backplane" in usage_raw:
+        inner = {"backplane": usage_raw.pop("backplane"), "receipt_sha256": claim.receipt_sha256}
+        own["inner"] = {**inner, "verified": inner_verified}
+    return Receipt(
+        meta=meta,
+        backend=facts.backend,
+        capabilities=facts.manifest.to_wire(),
+        usage_raw={**usage_raw, "backplane": own},
+        usage=usage,
+        trace=trace,
+        artifacts=(*(claim.artifacts if claim else ()), *artifacts),
+        verification=Verification(harness_ok=harness_ok, git_diff=git_diff, git_status=git_status),
+        outcome=outcome,
+        mode="passthrough" if facts.mode == "passthrough" else "mapped",
+    )
+
+
+def _usage_raw(claim: Receipt | None) -> dict[str, Json]:
+    if claim is None:
+        return {}
+    return claim.usage_raw if isinstance(claim.usage_raw, dict) else {"value": claim.usage_raw}
+
+
+def _usage(facts: Facts) -> tuple[Usage, dict[str, str]]:
+    """Counters of the final, else those reported under way; and whose word each one is."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name in Usage.__struct_fields__:
+        final = getattr(facts.claim.usage, name) if facts.claim else None
+        values[name] = final if final is not None else getattr(facts.folded.usage, name)
+        sources[name] = "unknown" if values[name] is None else "claimed" if final is not None else "reported"
+    return Usage(**values), sources
+
+
+def _claims(facts: Facts, meta: RunMetadata, outcome: Outcome, git_diff: str | None) -> dict[str, Json]:
+    """What the child's receipt says otherwise than was seen, and members the contract does not have."""
+    claim = facts.claim
+    if claim is None:
+        return {}
+    claims: dict[str, Json] = {
+        name: getattr(claim.meta, name)
+        for name in RunMetadata.__struct_fields__
+        if getattr(claim.meta, name) != getattr(meta, name)
+    }
+    if claim.backend != facts.backend:
+        claims["backend"] = msgspec.to_builtins(claim.backend)
+    if claim.receipt_sha256 is not None:
+        claims["receipt_sha256"] = claim.receipt_sha256
+    if claim.outcome != outcome:
+        claims["outcome"] = claim.outcome
+    if claim.verification.git_diff not in (None, git_diff):
+        claims["git_diff"] = _brief(claim.verification.git_diff)
+    if claim.verification.git_status is not None and claim.verification.git_diff != git_diff:
+        claims["git_status"] = _brief(claim.verification.git_status)
+    fields = {name: value for name, value in facts.claim_raw.items() if name not in _TYPED_FIELDS}
+    if fields:
+        claims["fields"] = fields
+    return claims
+
+
+def _brief(text: str) -> Json:
+    """A claimed text, or its size and hash where nobody would read it."""
+    if len(text) <= CLAIM_CHARS_MAX:
+        return text
+    return {"bytes": len(text.encode()), "sha256": canonical.sha256_hex(text.encode())}
+
+
+def reconcile(claimed: Set[str], changed: set[str]) -> dict[str, Json]:
+    """Compare the files the events named with the files the patch changes; empty when they agree."""
+    lists = {"claimed_only": sorted(claimed - changed), "unclaimed": sorted(changed - claimed)}
+    return {
+        name: paths[:NAMES_MAX] if len(paths) <= NAMES_MAX else [*paths[:NAMES_MAX], f"… {len(paths) - NAMES_MAX} more"]
+        for name, paths in lists.items()
+        if paths
+    }
+
+
+def _tool(name: str) -> str:
+    """A tool's name as it is counted: the policy refuses longer ones."""
+    return name[: TOOL_NAME_CHARS_MAX + 1]
+
+
+def _relative(path: str, root: str) -> str:
+    """A path as the patch would write it, as far as its text tells."""
+    return posixpath.relpath(path, root) if path.startswith("/") else posixpath.normpath(path)

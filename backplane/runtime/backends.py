@@ -1,0 +1,529 @@
+"""Named ways to reach a host: a child process, or a function in memory.
+
+A backend opens a link: two descriptors with the protocol on them and one way to stop what is
+behind. The same bytes flow in both cases. What is said on the link is `runtime`'s affair.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import anyio
+import msgspec
+
+from backplane.agents import shipped
+from backplane.config import BackendSettings, Limits, Settings, child_environment, home_path, user_folder
+from backplane.contract.work import WorkOrder
+from backplane.errors import BackendError, ConfigError, PolicyError
+from backplane.process import Command, Exit, open_child
+from backplane.resources import find as find_shared
+from backplane.upstream import presets
+
+SHIPPED: Final[dict[str, tuple[str, ...]]] = {
+    "shell": ("shell.py",),
+    "mock": ("mock.py",),
+    presets.HOST: ("api.py",),
+    **shipped.HOSTS,
+}
+"""Hosts that come with the package: name → file under `hosts/` and its arguments."""
+
+NEVER_CHOSEN: Final = frozenset({"shell", "mock", "replay"})
+"""Backends that run only when they are named: they do not think."""
+
+
+class Link(Protocol):
+    """An open way to one host; `process.Child` is one."""
+
+    stdin: int
+    stdout: int
+    pid: int
+    exit: Exit | None
+    stderr_dropped: int
+    swept: int
+    guard_lost: bool
+    on_exit: Callable[[], None] | None
+    """Called once when the exit is known."""
+    fault: Exception | None
+    """Raised while it was watched, and foreseen by nobody; its exit may never be known then."""
+
+    @property
+    def stderr_tail(self) -> bytes: ...
+    def close_stdin(self) -> None: ...
+    def close_stdout(self) -> None: ...
+    async def wait(self, timeout_s: float) -> Exit | None: ...
+    async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None: ...
+
+
+Opener = Callable[[Command, int], AbstractAsyncContextManager[Link]]
+"""Starts a command, keeping so many bytes of its stderr."""
+
+
+class Backend(Protocol):
+    """A named way to reach a host."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def key(self) -> str:
+        """Names the host's program for its kept manifest; changes when the program does."""
+        ...
+
+    @property
+    def limits(self) -> Limits | None:
+        """Limits of its own; None for the control plane's."""
+        ...
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Values of its environment that must not be seen anywhere."""
+        ...
+
+    @property
+    def remote(self) -> bool:
+        """It works on another machine: the workspace travels, or is there already."""
+        ...
+
+    def open(self, order: WorkOrder, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Link]: ...
+
+
+class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
+    """A host that is a program of its own."""
+
+    id: str
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+    """Added to the child's environment, values already resolved."""
+    secrets: tuple[str, ...] = ()
+    limits: Limits | None = None
+    guard: bool = True
+    remote: bool = False
+    writable: tuple[str, ...] = ()
+    """Paths beside the workspace that it may change when it is contained; absolute, `make_writable` makes them."""
+    endpoints: tuple[str, ...] = ()
+    """Where it may always connect to."""
+    open_stores: frozenset[str] = frozenset()
+    """Stores of credentials that it may read when it is contained: names of `credentials.STORES`."""
+    agent: shipped.Agent | None = None
+    """The program that a shipped host drives; None where it drives none, or is not known."""
+
+    @property
+    def key(self) -> str:
+        """A name for everything that may change its hello: programs as they are now, words, variables with options."""
+        words = [*self.argv, *((self.agent.options.program,) if self.agent is not None else ())]
+        return hashlib.sha256(
+            repr(([(word, *_stamp(word)) for word in words], sorted(self.env.items()))).encode()
+        ).hexdigest()
+
+    def command(self, order: WorkOrder, environ: Mapping[str, str]) -> Command:
+        """What `open` starts."""
+        return Command(argv=self.argv, env=child_environment(self.env, order.config.env, environ))
+
+    def servers(self, order: WorkOrder, command: Command) -> dict[str, tuple[str, ...]]:
+        """The MCP servers that its agent is to start: name → the words of its row that may name files."""
+        return shipped.servers_of(command.env, order.abp("mcp_servers"))
+
+    def open(
+        self, order: WorkOrder, environ: Mapping[str, str], opener: Opener | None = None
+    ) -> AbstractAsyncContextManager[Link]:
+        """Start the host.
+
+        Args:
+            opener: starts it in a cage; None starts it plainly.
+        """
+        command = self.command(order, environ)
+        if opener is None:
+            self.make_writable(order)
+        stderr_bytes_max = (self.limits or Limits()).stderr_bytes_max
+        if opener is not None:
+            return opener(command, stderr_bytes_max)
+        return open_child(command, guard=self.guard, stderr_bytes_max=stderr_bytes_max)
+
+    def make_writable(self, order: WorkOrder) -> tuple[str, ...]:
+        """Make the missing folders that the host may change, and return all paths that it may; blocking.
+
+        A sandbox is planned from what exists, so this comes before the plan. A missing name with an extension
+        is a file's, and is not made; one that ends in a slash is always a folder's.
+
+        Raises:
+            BackendError: `backend_unavailable`, a folder cannot be made.
+        """
+        state = self.env.get(shipped.STATE)
+        kept = (state,) if state is not None and order.abp("session") is not None else ()
+        for path in (*self.writable, *kept):
+            try:
+                if not os.path.exists(path) and (path.endswith(os.sep) or not os.path.splitext(path)[1]):
+                    os.makedirs(path, 0o700)
+            except OSError as error:
+                fact = f"the folder {path} that backend {self.id!r} writes to cannot be made: {error.strerror}"
+                fix = f"make it, or correct `writable` of [backends.{self.id}]; state lies in BACKPLANE_HOME"
+                raise BackendError("backend_unavailable", fact, hint=fix) from error
+        return tuple(path.rstrip(os.sep) or os.sep for path in (*self.writable, *kept))
+
+
+def _stamp(word: str) -> tuple[int, ...]:
+    """Size and time of a file named on a command line, so that a changed program is another host."""
+    path = word if os.sep in word else _found(word)
+    try:
+        seen = os.stat(path) if path else None
+    except (OSError, ValueError):
+        return ()
+    return (seen.st_size, seen.st_mtime_ns) if seen is not None else ()
+
+
+def _found(program: str, search: str | None = None) -> str | None:
+    if program.startswith("-"):
+        return None  # An option of the command before it.
+    import shutil  # With it come three compressors.
+
+    return shutil.which(program, path=search)
+
+
+LADDER_STEP_S: Final = 0.5
+"""For a function to end after its stdin did; the ladder's short step, as for a child."""
+
+Serve = Callable[[int, int], Awaitable[None]]
+"""A host's whole life over two descriptors: `functools.partial(sidecar.serve, host, work)`."""
+
+
+class MemoryBackend(msgspec.Struct, frozen=True, kw_only=True):
+    """A host that is a function of this process, over the same bytes as a child."""
+
+    id: str
+    serve: Serve
+    limits: Limits | None = None
+    secrets: tuple[str, ...] = ()
+    remote: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"memory:{self.id}"
+
+    def open(self, order: WorkOrder, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Link]:
+        return _open_memory(self.serve)
+
+
+@asynccontextmanager
+async def _open_memory(serve: Serve) -> AsyncIterator[Link]:
+    theirs_in, ours_out = os.pipe()
+    ours_in, theirs_out = os.pipe()
+    for fd in (theirs_in, ours_out, ours_in, theirs_out):
+        os.set_blocking(fd, False)
+    link = _MemoryLink(ours_out, ours_in)
+    failure: BaseException | None = None
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(link.run, serve, theirs_in, theirs_out)
+            try:
+                yield link
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as caught:
+                failure = caught
+            finally:
+                link.scope.cancel()
+    finally:
+        link.close_stdin()
+        link.close_stdout()
+    if failure is not None:
+        raise failure
+
+
+class _MemoryLink:
+    def __init__(self, stdin: int, stdout: int) -> None:
+        self.stdin = stdin
+        self.stdout = stdout
+        self.pid = os.getpid()
+        self.exit: Exit | None = None
+        self.stderr_dropped = 0
+        self.swept = 0
+        self.guard_lost = False
+        self.on_exit: Callable[[], None] | None = None
+        self.fault: Exception | None = None
+        self.scope = anyio.CancelScope()
+        self._tail = b""
+        self._ended = anyio.Event()
+
+    @property
+    def stderr_tail(self) -> bytes:
+        return self._tail
+
+    async def run(self, serve: Serve, stdin: int, stdout: int) -> None:
+        code = 1
+        try:
+            with self.scope:
+                await serve(stdin, stdout)
+                code = 0
+        except Exception as error:  # A child's bug would be its exit code and its last words: so is a function's.
+            self._tail = "\n".join(_words(error)).encode("utf-8", "backslashreplace")
+        finally:
+            self.exit = Exit(code=code)
+            self._ended.set()
+            if self.on_exit is not None:
+                self.on_exit()
+            os.close(stdin)
+            os.close(stdout)
+
+    def close_stdin(self) -> None:
+        self.stdin = _close(self.stdin)
+
+    def close_stdout(self) -> None:
+        self.stdout = _close(self.stdout)
+
+    async def wait(self, timeout_s: float) -> Exit | None:
+        with anyio.move_on_after(timeout_s):
+            await self._ended.wait()
+        return self.exit
+
+    async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
+        """The same ladder as a child's, without its last step: a function cannot be killed."""
+        with anyio.CancelScope(shield=True):
+            if cancel is not None:
+                await self._unless_ended(cancel, grace_s)
+            self.close_stdin()
+            await self.wait(LADDER_STEP_S)
+            self.scope.cancel()
+            await self._ended.wait()
+
+    async def _unless_ended(self, cancel: Callable[[float], Awaitable[None]], grace_s: float) -> None:
+        with anyio.move_on_after(grace_s):
+            async with anyio.create_task_group() as tasks:
+
+                async def watch() -> None:
+                    await self._ended.wait()
+                    tasks.cancel_scope.cancel()
+
+                tasks.start_soon(watch)
+                await cancel(grace_s)
+                tasks.cancel_scope.cancel()
+
+
+def _words(error: BaseException) -> Iterator[str]:
+    """What went wrong, without the groups that task groups put around it."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _words(inner)
+    else:
+        yield f"{type(error).__name__}: {error}"
+
+
+def _close(fd: int) -> int:
+    if fd >= 0:
+        anyio.notify_closing(fd)
+        os.close(fd)
+    return -1
+
+
+class BackendStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What `backends` says of one backend."""
+
+    id: str
+    ready: bool
+    why: str = ""
+    """Why it is not ready; empty when it is."""
+    fix: str = ""
+    """What to do about it, or about what else is missing: a key that the agent may do without."""
+    command: tuple[str, ...] = ()
+    manifest: dict[str, Any] | None = None
+    """Of its last hello; None when it never said one here."""
+
+
+def find(name: str, settings: Settings, environ: Mapping[str, str]) -> ProcessBackend:
+    """The backend of this name: configured, else shipped.
+
+    Raises:
+        BackendError: `backend_not_found`, with the names there are; `backend_unavailable` when it is not ready.
+    """
+    declared = settings.backends.get(name)
+    if declared is None and name not in SHIPPED:
+        names = ", ".join(sorted({*settings.backends, *SHIPPED}))
+        raise BackendError(
+            "backend_not_found",
+            f"no backend {name!r}",
+            hint=f"choose one of: {names}; or declare [backends.NAME] in the configuration",
+        )
+    return _from_settings(name, declared or BackendSettings(host=name), settings, environ)
+
+
+def _from_settings(
+    name: str, declared: BackendSettings, settings: Settings, environ: Mapping[str, str]
+) -> ProcessBackend:
+    env: dict[str, str] = {}
+    secrets: list[str] = []
+    for variable, value in declared.env.items():
+        if value.startswith("$"):
+            if value[1:] not in environ:
+                raise BackendError(
+                    "backend_unavailable",
+                    f"backend {name!r} needs the environment variable {value[1:]}, which is not set",
+                    hint=f"export {value[1:]}=…",
+                )
+            value = environ[value[1:]]
+            secrets.append(value)
+        env[variable] = value
+    endpoints = declared.endpoints
+    if (declared.host or name) == presets.HOST and declared.command is None:
+        service = presets.read_options(declared.options, f"backends.{name}.options")
+        endpoints = (*endpoints, service.endpoint)
+        env |= _of_service(name, service, env, environ)
+        env[presets.OPTIONS] = msgspec.json.encode(declared.options).decode()
+        secrets += [env[variable] for variable in service.variables]
+    argv = tuple(declared.command or ()) or shipped_command(declared.host or name)
+    agent = _agent(name, declared) if declared.command is None else None
+    if agent is not None:
+        argv = (*argv[: len(argv) - len(SHIPPED[declared.host or name]) + 1], agent.row)
+        env[shipped.OPTIONS] = msgspec.json.encode(agent.options).decode()
+        endpoints = (*endpoints, *agent.endpoints)
+        key = env.get(agent.key_env or "", environ.get(agent.key_env or ""))
+        if agent.key_env is not None and key:
+            env[agent.key_env] = key
+            secrets.append(key)
+        if agent.options.sessions:
+            env[shipped.STATE] = str(home_path(environ) / "agents" / name)
+    home = str(user_folder(environ))
+    return ProcessBackend(
+        id=name,
+        argv=argv,
+        env=env,
+        secrets=tuple(secrets),
+        limits=declared.limits_over(settings.limits),
+        remote=declared.remote,
+        writable=tuple(home + path[1:] if path[:1] == "~" else path for path in declared.writable),
+        endpoints=endpoints,
+        open_stores=_open_stores(name, declared, agent),
+        agent=agent,
+    )
+
+
+def _open_stores(name: str, declared: BackendSettings, agent: shipped.Agent | None) -> frozenset[str]:
+    """What the configuration opens, and an agent's own login where it works with the user's own folder."""
+    opened = frozenset[str]()
+    if declared.credentials:
+        from backplane.sandbox.credentials import read_names
+
+        opened = read_names(declared.credentials, f"[backends.{name}] credentials")
+    return opened | {agent.row} if agent is not None and agent.options.own_state else opened
+
+
+def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Each configured backend whose shipped host is unknown or would not take its options, and why.
+
+    Nothing of this machine is looked at: neither programs nor keys.
+    """
+    for name, declared in settings.backends.items():
+        if declared.command is not None:
+            continue
+        try:
+            _open_stores(name, declared, None)
+            shipped_command(declared.host or name)
+            if declared.host == presets.HOST:
+                presets.read_options(declared.options, f"backends.{name}.options")
+            else:
+                _agent(name, declared)
+        except (ConfigError, PolicyError) as error:
+            yield name, f"{error.message}; {error.hint}" if error.hint else error.message
+
+
+def _agent(name: str, declared: BackendSettings) -> shipped.Agent | None:
+    """The program that this backend's shipped host drives. Raises ConfigError."""
+    file, *arguments = SHIPPED[declared.host or name]
+    where = f"the options of [backends.{name}]"
+    agent = shipped.agent_of(find_shared("hosts") / file, tuple(arguments), declared.options, where)
+    if agent is None and declared.options and (declared.host or name) != presets.HOST:
+        raise ConfigError("config_invalid", f"{where}: {declared.host or name!r} takes none", hint="remove them")
+    return agent
+
+
+def _of_service(
+    name: str, service: presets.Service, env: Mapping[str, str], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Variables with secrets of a model's service: the backend's own, else ours. Raises BackendError."""
+    found = {variable: env.get(variable, environ.get(variable, "")) for variable in service.variables}
+    missing = next((variable for variable, value in found.items() if not value), None)
+    if missing is not None:
+        raise BackendError(
+            "backend_unavailable",
+            f"backend {name!r} needs a key in the environment variable {missing}, which is not set",
+            hint=f"export {missing}=…, or name another with key_env",
+        )
+    return found
+
+
+def shipped_command(host: str) -> tuple[str, ...]:
+    """The command that starts a shipped host.
+
+    Raises:
+        ConfigError: `config_invalid` when no host of that name comes with the package.
+    """
+    if host not in SHIPPED:
+        raise ConfigError(
+            "config_invalid", f"no shipped host {host!r}", hint=f"choose one of: {', '.join(sorted(SHIPPED))}"
+        )
+    file, *arguments = SHIPPED[host]
+    # -E and -s: what the user's own shell sets for Python is not this program's affair.
+    return (sys.executable, "-E", "-s", str(find_shared("hosts") / file), *arguments)
+
+
+def from_command(command: str | tuple[str, ...], *, cwd: Path, limits: Limits | None = None) -> ProcessBackend:
+    """Any program that speaks the protocol; relative paths in it count from `cwd`.
+
+    Raises:
+        ConfigError: `config_invalid` when the command is empty or its quotes do not close.
+    """
+    try:
+        words = tuple(shlex.split(command)) if isinstance(command, str) else command
+    except ValueError as error:
+        raise ConfigError("config_invalid", f"the command cannot be read: {error}", hint="check its quotes") from error
+    if not words:
+        raise ConfigError("config_invalid", "the command is empty", hint="name a program that speaks the protocol")
+    program = words[0] if os.sep not in words[0] else str(cwd / words[0])
+    # A program's name need not be text; the receipt, which says it, is.
+    name = os.fsencode(Path(words[0]).name).decode("utf-8", "backslashreplace")
+    return ProcessBackend(id=f"sidecar:{name}", argv=(program, *words[1:]), limits=limits)
+
+
+def known(settings: Settings, environ: Mapping[str, str]) -> list[BackendStatus]:
+    """Every backend there is, ready or not, in the order of their names."""
+    return [_status(name, settings, environ) for name in sorted({*settings.backends, *SHIPPED})]
+
+
+def _status(name: str, settings: Settings, environ: Mapping[str, str]) -> BackendStatus:
+    try:
+        backend = find(name, settings, environ)
+    except (BackendError, ConfigError) as error:
+        return BackendStatus(id=name, ready=False, why=error.message, fix=error.hint or "")
+    fault = missing_program(backend, environ)
+    if fault is not None:
+        return BackendStatus(id=name, ready=False, why=fault.message, fix=fault.hint or "", command=backend.argv)
+    return BackendStatus(id=name, ready=True, fix=_without_key(backend), command=backend.argv)
+
+
+def _without_key(backend: ProcessBackend) -> str:
+    """What an agent without its key needs; it may still have another, so that this keeps nothing from a try."""
+    agent = backend.agent
+    if agent is None or agent.key_env is None or agent.options.own_state or agent.key_env in backend.env:
+        return ""
+    return f"no key: {agent.key_env} is not set; export it, or use your own login with options = {{own_state = true}}"
+
+
+def missing_program(backend: ProcessBackend, environ: Mapping[str, str]) -> BackendError | None:
+    """What to raise because a program that the backend needs is not on this machine; None when all are."""
+    search = backend.env.get("PATH", environ.get("PATH"))
+    if _found(backend.argv[0], search) is None:
+        fix = f"install it, or correct the command of [backends.{backend.id}]"
+        return BackendError("backend_unavailable", f"{backend.argv[0]} is not found or not executable", hint=fix)
+    agent = backend.agent.options if backend.agent is not None else None
+    # Where the host looks: a folder beside whatever it works in is nobody's choice.
+    absolute = None if search is None else os.pathsep.join(filter(os.path.isabs, search.split(os.pathsep)))
+    if agent is None or _found(agent.program, absolute) is not None:
+        return None
+    fix = "name it with the option `program`"
+    if agent.install:
+        fix = f"install it: {agent.install}; or {fix}"
+    return BackendError("backend_unavailable", f"{agent.program} is not found or not executable", hint=fix)

@@ -1,0 +1,258 @@
+"""Where one run happens on this machine: its journal, its place to work in, and the cage around its host.
+
+An order and a way to start its host come in; an open link comes out, and a workspace. What is
+said on the link is not known here, nor how the run ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.to_thread
+
+from backplane.config import Isolation, Limits, tighter
+from backplane.contract.canonical import Json
+from backplane.contract.work import Mode
+from backplane.errors import BackplaneError, CageError, WorkspaceError
+from backplane.receipts.build import Facts
+from backplane.runtime.backends import Backend, Link, Opener, ProcessBackend
+from backplane.runtime.state import Keeper, Preparation
+
+if TYPE_CHECKING:
+    from backplane.receipts.journal import Journal
+    from backplane.sandbox.probe import Probe
+    from backplane.sandbox.run import Cell
+    from backplane.workspace import Workspace
+
+
+CAUSE_S: Final = 1.0
+"""For what is wrong with a place to be known, once its cage has failed: milliseconds are usual."""
+
+
+class Premises:
+    """The premises of one run.
+
+    Args:
+        ended: whether the run ends before its order was sent.
+    """
+
+    def __init__(self, keeper: Keeper, facts: Facts, limits: Limits, ended: Callable[[], bool]) -> None:
+        self.journal: Journal | None = None
+        """None until something of the run is about to be started."""
+        self._keeper = keeper
+        self._facts = facts
+        self._limits = limits
+        self._ended = ended
+        self._preparing: Preparation | None = None
+        self._cell: Cell | None = None
+        self._left = False
+        """Whoever wanted the run has gone before it began."""
+        self.hidden_servers: Mapping[str, str] = {}
+        """MCP servers with a file that the cage hides from the agent: name → the file."""
+        self._root = ""
+        """Where a contained host works."""
+        self._tree: Path | None = None
+        """Where the copy will be, when the cage is put around it before that is made."""
+
+    async def open(
+        self, backend: Backend, environ: Mapping[str, str], configured: Isolation, layers: Probe | None
+    ) -> AbstractAsyncContextManager[Link]:
+        """The way to start the host, contained as far as was asked for and can be had.
+
+        Args:
+            configured: the least isolation there is to be.
+            layers: what contains hosts on this machine; None finds out.
+
+        Raises:
+            BackplaneError: refused; or the place to work in, which comes first then, could not be made.
+        """
+        order = self._facts.order
+        program = backend if isinstance(backend, ProcessBackend) and backend.guard else None
+        self._facts.guarded = program is not None
+        demanded = order.abp("enforcement")
+        isolation = self._facts.isolation = tighter(configured, order.abp("isolation"))
+        asked = order.abp("credentials")
+        if isolation == "off" and demanded is None and asked is None:
+            return backend.open(order, environ)
+        # Not before: who does not want it shall not pay for loading it.
+        from backplane.sandbox.probe import try_layers
+
+        contained = program is not None and isolation != "off"
+        found = (layers or await try_layers(environ)) if contained else None
+        from backplane.sandbox.credentials import read_names
+        from backplane.sandbox.run import Cell
+
+        open_stores = read_names(asked, "config.vendor.abp.credentials")
+        if program is not None:
+            open_stores |= program.open_stores
+        assert self._facts.policy is not None
+        filtered = order.abp("seccomp") is True
+        self._cell = Cell(self._facts.policy, isolation, demanded, found, filtered=filtered, open_stores=open_stores)
+        if program is None or not contained:
+            return backend.open(order, environ)
+        await self._choose_root(self._cell)
+        return program.open(order, environ, await self._contain(program, environ))
+
+    async def reopen(
+        self, backend: Backend, environ: Mapping[str, str], error: CageError
+    ) -> AbstractAsyncContextManager[Link]:
+        """The way to start the host in what is left of its cage, after its guard found the rest not to be there.
+
+        Raises:
+            CapabilityError: refused, as the rest was asked for.
+            BackplaneError: as `open`.
+        """
+        assert isinstance(backend, ProcessBackend)
+        assert self._cell is not None
+        self._cell.distrust(error)
+        return backend.open(self._facts.order, environ, await self._contain(backend, environ))
+
+    async def _choose_root(self, cell: Cell) -> None:
+        """Know where the host will work.
+
+        With rules on files what is staged must be there, or they would find nothing to cover.
+        """
+        keeper, spec = self._keeper, self._facts.order.workspace
+        # First, as only what has a journal of a living run is safe from being swept as a leftover.
+        self.journal = keeper.journal(self._facts)
+        self._root = spec.root
+        if spec.mode == "staged":
+            if not await anyio.to_thread.run_sync(cell.needs_tree, spec.root):
+                self._tree = keeper.make_tree(self._facts.run_id)
+            self._root = str(self._tree or (await self._stage_first(self.journal.folder)).root)
+        elif not await anyio.to_thread.run_sync(os.path.isdir, spec.root):
+            # Said here, as a cage around a place that is not there would only fail to start.
+            raise WorkspaceError("workspace_init_failed", f"the workspace {spec.root!r} is not a folder")
+
+    async def _contain(self, program: ProcessBackend, environ: Mapping[str, str]) -> Opener:
+        """Work the cage out."""
+        from backplane.sandbox.run import place_of
+
+        keeper, spec, cell = self._keeper, self._facts.order.workspace, self._cell
+        assert cell is not None
+        assert self.journal is not None
+        original = spec.root if spec.mode == "staged" else None
+        scratch = keeper.scratch_of(self._facts.run_id)
+        place = place_of(self._root, original=original, home=keeper.home, scratch=scratch)
+        command = program.command(self._facts.order, environ)
+        writable = await anyio.to_thread.run_sync(program.make_writable, self._facts.order)
+        servers = program.servers(self._facts.order, command)
+        held = await cell.put_on(place, command, writable, program.endpoints, servers)
+        self._facts.contained, self._facts.held_by_system = held.label, held.gaps
+        self.hidden_servers = held.hidden_servers
+        if held.policy is not None:
+            self._facts.added["endpoints"] = list(held.endpoints)
+        self._note_held(self.journal)
+        return functools.partial(cell.open, held, self._placed if self.holds_host else None)
+
+    async def _stage_first(self, folder: Path) -> Workspace:
+        preparing = self._preparing = self._prepare("staged")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(preparing.run, folder)
+            try:
+                await preparing.settled()
+            finally:
+                self._left = True
+        self._left = False
+        workspace = await preparing.wait()
+        assert workspace is not None
+        return workspace
+
+    def _prepare(self, mode: Mode | None) -> Preparation:
+        return Preparation(self._keeper, self._facts, self._limits, self._unwanted, mode)
+
+    def _unwanted(self) -> bool:
+        return self._left or self._ended()
+
+    def prepare(self, start_soon: Callable[..., object], mode: Mode | None) -> None:
+        """Journal, store and workspace begin while the host starts, unless they had to be there before it.
+
+        Args:
+            start_soon: starts the task in which they are made.
+            mode: how the place to work in is made; None when it is not here.
+
+        Raises:
+            StoreError: `receipt_store_failed`.
+        """
+        if self._preparing is None:
+            if self.journal is None:
+                self.journal = self._keeper.journal(self._facts)
+                self._note_held(self.journal)
+            self._preparing = self._prepare(mode)
+            start_soon(self._preparing.run, self.journal.folder)
+
+    def _note_held(self, journal: Journal) -> None:
+        """Note it before the host starts: should we be killed, the receipt says it all the same."""
+        from backplane.receipts import held_fact
+
+        journal.note(held_fact(self._facts.redactor.json(self._facts.held())[0]))
+
+    @property
+    def holds_host(self) -> bool:
+        """The host is not started before its place to work in is there, which has to be begun before."""
+        return self._tree is not None
+
+    async def _placed(self) -> None:
+        assert self._preparing is not None
+        await self._preparing.placed()
+
+    async def cause(self, error: BackplaneError) -> BackplaneError:
+        """Why a start failed: where the place to work in cannot be made, the cage around it may fail before that."""
+        if self._preparing is not None:
+            with anyio.move_on_after(CAUSE_S):
+                await self._preparing.settled()
+        return (self._preparing.error if self._preparing is not None else None) or error
+
+    @property
+    def prepared(self) -> bool:
+        """There is, or will be, a place to work in; or what is wrong with it."""
+        return self._preparing is not None
+
+    async def workspace(self) -> Workspace | None:
+        """Wait for the place to work in; None when there is none here.
+
+        Raises:
+            BackplaneError: of the store or the workspace.
+        """
+        assert self._preparing is not None
+        return await self._preparing.wait()
+
+    def abandon(self) -> None:
+        """Have nobody wait for a preparation that will not come: its task failed, or is not needed any more."""
+        if self._preparing is not None:
+            self._preparing.abandon()
+
+    async def settled(self) -> None:
+        """Wait until nothing is being made here any more."""
+        if self._preparing is not None:
+            await self._preparing.settled()
+
+    def check_asks(self, extensions: tuple[str, ...]) -> None:
+        """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
+        if self._cell is not None:
+            self._cell.check_asks(extensions)
+
+    def leave(self, added: dict[str, Json], *, used: bool) -> Workspace | None:
+        """The host is gone: take its cage away; what it was working in comes back. Blocking.
+
+        Args:
+            added: members of the receipt's own part.
+            used: the order was sent. Else the place to work in is removed.
+        """
+        if self._cell is not None:
+            self._cell.close(added)
+            if "network" in added:  # Where the host wanted to go, in its own words.
+                added["network"] = self._facts.clean_json(added["network"])
+        workspace = self._preparing.workspace if self._preparing is not None else None
+        if workspace is None and self._tree is not None:
+            self._keeper.drop_stage(self._facts.run_id)
+        if workspace is not None and not used:
+            workspace.close()
+            return None
+        return workspace

@@ -1,0 +1,299 @@
+"""The end of a run: the diff, the lane's effect, the seal and the store, in this order.
+
+Blocking, and called in a worker thread by `runtime`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.contract.receipt import Artifact, Receipt
+from backplane.errors import BackplaneError, PolicyError, StoreError, WorkspaceError, unforeseen
+from backplane.receipts import build
+from backplane.receipts.build import OWN_LINES_MAX, End, Facts
+from backplane.receipts.journal import Journal, applied_fact
+from backplane.receipts.pieces import canonical_parts, seal, unheard_facts
+from backplane.receipts.trace import Trace
+from backplane.runtime.state import Keeper
+from backplane.workspace import Patch, Workspace, apply_patch
+
+if TYPE_CHECKING:
+    from backplane.runtime.remote import Remote
+
+DIFF_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Longest patch written into a receipt; a longer one is named by size and hash, and lies beside it."""
+
+
+class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the end of a run gives back."""
+
+    receipt: Receipt
+    end: End
+    error: BackplaneError | None
+    """A failure of the ending itself: patch, lane or store."""
+    patch: Path | None
+
+
+def seal_run(
+    keeper: Keeper,
+    facts: Facts,
+    journal: Journal | None,
+    workspace: Workspace | None,
+    end: End,
+    *,
+    duration_s: float,
+    cleaned: bool,
+    remote: Remote | None = None,
+) -> Sealed:
+    """Take the diff, let the lane have its effect, seal and store. Blocks; never raises for what the run did.
+
+    Args:
+        journal: None for a run that was refused before anything was started.
+        workspace: None when the order was never sent; its temporary parts are removed here.
+        duration_s: by a monotonic clock.
+        remote: the way back of a patch that was made on another machine.
+        cleaned: nothing of the host was left that had to be killed or could not be found.
+    """
+    patch: Patch | None = None
+    error: BackplaneError | None = None
+    added: dict[str, Json] = facts.clean_json(unheard_facts(facts.order.config.vendor))
+    diff: str | None = None
+    status: str | None = None
+    try:
+        if workspace is not None:
+            if remote is not None and journal is not None:
+                remote.bring_back(facts.claim, workspace, journal.folder)
+            patch = workspace.difference()
+            paths = _paths(patch)
+            added["reconciliation"] = build.reconcile(facts.claimed_paths, paths)
+            facts.found(paths | set(patch.left_out))
+            diff, status = _without_secrets(facts, *_as_text(patch, added), added)
+            _refuse_loss(facts, workspace, patch)
+            _refuse_violation(facts, workspace, end)
+            if _is_applied(facts, workspace, patch, end):
+                _apply_lane(facts, journal, patch)
+    except Exception as caught:
+        error = facts.redactor.error(unforeseen(caught))
+        end = lowered(end, error)
+        if workspace is not None and patch is None:
+            # Of no use any more, and on a full disk the receipt needs its space.
+            keeper.let_go(workspace)
+            workspace = None
+    trace = journal.trace if journal is not None else Trace(b"", 0, 0)
+    told = functools.partial(
+        _seal,
+        facts,
+        duration_ms=max(0, int(duration_s * 1000)),
+        git_diff=diff,
+        git_status=status,
+        artifacts=(Artifact("patch", "patch.diff"),) if patch is not None and patch.bytes else (),
+        added=added,
+    )
+    not_kept: BackplaneError | None = None
+    try:
+        seen_through = error is None or isinstance(error, PolicyError)
+        receipt = told(end, trace, facts.said_hello and patch is not None and seen_through and cleaned)
+    except StoreError as lost:
+        # Somebody has changed the journal. What is left of it is the next start's; the result is told all the same.
+        not_kept, end = lost, msgspec.structs.replace(end, reason="store", code=lost.code)
+        receipt = told(end, Trace(b"", 0, 0), False)
+    not_stored = _store(keeper, receipt, journal, workspace)
+    if not_stored is not None:
+        error = not_kept or not_stored
+        end = msgspec.structs.replace(end, reason="store", code=error.code)
+    return Sealed(
+        receipt=receipt, end=end, error=error, patch=patch.path if patch is not None and patch.bytes else None
+    )
+
+
+def seal_journal(keeper: Keeper, facts: Facts, journal: Journal | None, end: End) -> Sealed:
+    """Seal and store a run whose end failed, from its journal alone: every event in it is kept, no patch is. Blocks.
+
+    What is stored of it already comes back, with the end that it tells.
+
+    Raises:
+        StoreError: `receipt_store_failed`; the next start seals the run.
+    """
+    (journal or keeper.journal(facts)).close()
+    receipt = keeper.seal_failed(facts.run_id, end.code or "internal")
+    return Sealed(receipt=receipt, end=msgspec.convert(receipt.backplane["end"], End), error=None, patch=None)
+
+
+def _seal(facts: Facts, end: End, trace: Trace, harness_ok: bool, *, added: dict[str, Json], **seen: Any) -> Receipt:
+    """Make the receipt of what was seen. Raises StoreError where the trace cannot be read back."""
+    claims = _compare_trace(facts, trace)
+    if claims:
+        added = {**added, "claims": claims}
+    inner_verified = _inner_holds(facts, trace)
+    return seal(
+        build.build(
+            facts,
+            end,
+            trace=trace,
+            finished_ns=time.time_ns(),
+            harness_ok=harness_ok,
+            added=added,
+            inner_verified=inner_verified,
+            **seen,
+        )
+    )
+
+
+def _store(
+    keeper: Keeper, receipt: Receipt, journal: Journal | None, workspace: Workspace | None
+) -> BackplaneError | None:
+    """Store the receipt, and let go of what was needed for it; what kept it from that is told, not raised."""
+    error: BackplaneError | None = None
+    try:
+        store = keeper.store()
+        # First, as a receipt that is acknowledged is signed also where we are killed in between.
+        keeper.sign(receipt)
+        store.append(receipt, journal)
+    except BackplaneError as caught:
+        error = caught
+    try:
+        if workspace is not None:
+            keeper.let_go(workspace)
+        if journal is not None:
+            journal.close()
+    except Exception as fault:  # What is stored stays as it was sealed; what is left over is the next start's.
+        keeper.problems += (f"{receipt.meta.run_id}: after its receipt was sealed: {unforeseen(fault)}",)
+    return error
+
+
+def lowered(end: End, error: BackplaneError) -> End:
+    """Lower the end of a run whose result was lost or could not be applied: a complete one is partial, or failed."""
+    if error.code == "internal":
+        return End(reason="failed", code=error.code)
+    reason = "partial" if end.reason == "complete" else end.reason
+    return msgspec.structs.replace(end, reason=reason, code=end.code or error.code)
+
+
+def _is_applied(facts: Facts, workspace: Workspace, patch: Patch, end: End) -> bool:
+    """`workspace_first`: the patch of a complete run goes to the original at once.
+
+    So does that of a run on another machine that was to work in place: its place is here.
+    """
+    at_once = facts.order.lane == "workspace_first" or facts.order.workspace.mode == "pass_through"
+    return at_once and workspace.mode == "staged" and end.reason == "complete" and bool(patch.bytes)
+
+
+def _refuse_violation(facts: Facts, workspace: Workspace, end: End) -> None:
+    """Refuse to call a run complete that did what a rule forbids: no layer could stop it, an audit saw it."""
+    rows = facts.violations()
+    if end.reason != "complete" or not rows:
+        return
+    more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
+    hint = f"what it did is in the receipt: backplane receipts show {facts.run_id[:8]}"
+    if workspace.mode == "staged":
+        hint = f"read the patch, then: backplane apply {facts.run_id[:8]} --accept-violations"
+    raise PolicyError("policy_denied", f"the policy was not kept: {rows[0]['reason']}{more}", hint=hint)
+
+
+def _apply_lane(facts: Facts, journal: Journal | None, patch: Patch) -> None:
+    if journal is None:
+        return
+    # Noted, as the receipt of a run that is killed from here on shall say it, too.
+    applied = apply_patch(
+        journal.folder,
+        record_sha256=patch.record_sha256,
+        done=lambda files: journal.note(applied_fact(files)),
+    )
+    facts.added["lane"] = {"applied": len(applied.files)}
+
+
+def _paths(patch: Patch) -> set[str]:
+    return {path for change in patch.changes for path in (change.path, change.old_path) if path is not None}
+
+
+def _refuse_loss(facts: Facts, workspace: Workspace, patch: Patch) -> None:
+    """A change that the patch cannot hold is gone with the stage: the run is not complete, and says what it lost."""
+    if workspace.mode == "staged" and patch.left_out:
+        # Before they are quoted: a quoted name may spell a secret in a way that nobody looks for.
+        named = ", ".join(repr(facts.redactor.text(path)[0]) for path in patch.left_out[:3])
+        raise WorkspaceError(
+            "execution_workspace_error",
+            f"{len(patch.left_out)} changed files are not in the patch: {named}",
+            hint="they are over 64 MiB, excluded, no regular files, or where git or we keep ours; see the receipt",
+        )
+
+
+def _as_text(patch: Patch, added: dict[str, Json]) -> tuple[str | None, str | None]:
+    """The patch as the receipt has it: whole while it is short and text, else by size and hash."""
+    added["patch"] = {"bytes": patch.bytes, "sha256": patch.sha256, "files": len(patch.changes)}
+    added["patch"]["record_sha256"] = patch.record_sha256
+    if patch.ignored_count:
+        added["patch"]["ignored"] = patch.ignored_count
+    if patch.left_out:
+        added["patch"]["left_out"] = list(patch.left_out[: build.NAMES_MAX])
+    if patch.bytes > DIFF_BYTES_MAX:
+        return None, patch.status
+    try:
+        return patch.path.read_bytes().decode(), patch.status
+    except UnicodeDecodeError:
+        return None, patch.status
+    except OSError as error:
+        raise WorkspaceError("execution_workspace_error", f"the patch cannot be read back: {error}") from error
+
+
+def _without_secrets(
+    facts: Facts, diff: str | None, status: str | None, added: dict[str, Json]
+) -> tuple[str | None, str | None]:
+    """What the receipt may say of a patch that holds secrets: the patch is the work and stays, named by its hash."""
+    inside = facts.redactor.text(diff)[1] if diff is not None else 0
+    if inside:
+        diff, added["patch"]["redacted"] = None, inside
+    named, count = facts.redactor.json({"status": status, **added})
+    status = named.pop("status")
+    added.update(named)
+    facts.counts["redacted"] += inside + count
+    return diff, status
+
+
+def _compare_trace(facts: Facts, trace: Trace) -> dict[str, Json]:
+    """The claims of a child whose own trace is another than the one it streamed."""
+    if facts.claimed_events is None:
+        return {}
+    count, claimed = facts.claimed_events
+    if len(trace) - len(facts.own_lines) == count and _hash(b"", _from_child(facts, trace), b"") == claimed:
+        return {}
+    return {"trace": {"count": count, "sha256": claimed}}
+
+
+def _inner_holds(facts: Facts, trace: Trace) -> bool | None:
+    """Whether a receipt from a plane inside hashes to what it says, with its events as they were streamed."""
+    claim = facts.claim
+    if claim is None or not isinstance(claim.usage_raw, dict) or "backplane" not in claim.usage_raw:
+        return False
+    if len(facts.own_lines) >= OWN_LINES_MAX:
+        return None
+    prefix, suffix = canonical_parts(msgspec.structs.replace(claim, receipt_sha256=None))
+    return claim.receipt_sha256 == _hash(prefix, _from_child(facts, trace), suffix)
+
+
+def _from_child(facts: Facts, trace: Trace) -> Iterator[bytes]:
+    """The events that the child itself streamed, without the asks and answers that were added here."""
+    own = iter((*facts.own_lines, -1))
+    skip = next(own)
+    for number, line in enumerate(trace.lines()):
+        if number == skip:
+            skip = next(own)
+        else:
+            yield line
+
+
+def _hash(prefix: bytes, lines: Iterator[bytes], suffix: bytes) -> str:
+    whole, between = hashlib.sha256(prefix), b""
+    for line in lines:
+        whole.update(between + line)
+        between = b","
+    whole.update(suffix)
+    return whole.hexdigest()

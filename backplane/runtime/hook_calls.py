@@ -1,0 +1,173 @@
+"""One hook is put one question: a program is started or a function called, and its answer read.
+
+A call goes in, a decision comes out, within its time. Which hooks there are, and what follows from
+their answers, is in `hooks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Literal, cast
+
+import anyio
+import anyio.to_thread
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from backplane.config import child_environment
+from backplane.contract.canonical import Json, duplicate_key
+from backplane.errors import BackendError
+from backplane.policy.approvals import Decision
+from backplane.process import Child, Command, open_child
+from backplane.process.programs import feed, piece
+from backplane.protocol import bounded, strict
+from backplane.redact.secrets import Redactor
+
+TIMEOUT_MS_MAX: Final = 240_000
+"""Longest time of one hook: under the 300 s after which a host on our kit gives up its ask."""
+
+ANSWER_BYTES_MAX: Final = 1024 * 1024
+"""Longest answer of a command: a changed tool input with a whole file in it is well below."""
+
+REASON_CHARS_MAX: Final = 2000
+"""Of what a command says on stderr when it denies: an agent is to read it, and it stands in the receipt."""
+
+DENIED: Final = 2
+"""Exit code that denies without JSON; stderr says why."""
+
+LOOK_EXIT_S: Final = 60.0
+"""How long one wait for its end lasts; the end itself wakes it."""
+
+
+class HookFailed(Exception):
+    """A hook gave no answer that counts; the words say why."""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hook is told. A command gets it as JSON on stdin."""
+
+    event: Literal["pre_tool", "post_tool"]
+    run: str
+    """The run's id."""
+    tool: str
+    """As the agent calls it."""
+    input: Json | UnsetType = UNSET
+    output: Json | UnsetType = UNSET
+    """What the tool gave; only after it."""
+    is_error: bool | UnsetType = UNSET
+    root: str
+    """The folder the agent works in."""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What a command answers."""
+
+    decision: Literal["allow", "deny", "modify"]
+    input: Json | UnsetType = UNSET
+    text: str | None = None
+    reason: str = ""
+
+
+async def put(
+    run: Sequence[str] | Callable[[Call], Any],
+    call: Call,
+    timeout_ms: int,
+    environ: Mapping[str, str],
+    redactor: Redactor,
+) -> Decision:
+    """Ask a command or function. Raises HookFailed when there is no answer, none in time, or none that makes sense.
+
+    Args:
+        redactor: for what is cut here: half a secret would not be found later.
+    """
+    asked = _function(run, call, redactor) if callable(run) else _command(run, call, environ, redactor)
+    return await in_time(asked, timeout_ms)
+
+
+async def in_time(asked: Awaitable[Decision], timeout_ms: int) -> Decision:
+    """Wait for an answer, as long as it may take. Raises HookFailed."""
+    with anyio.move_on_after(timeout_ms / 1000):
+        return await asked
+    raise HookFailed(f"no answer within {timeout_ms} ms (timeout_ms)")
+
+
+async def _function(function: Callable[[Call], Any], call: Call, redactor: Redactor) -> Decision:
+    import inspect  # Not before: the way to the first spawn shall not pay for it.
+
+    try:
+        if inspect.iscoroutinefunction(function):
+            answer = await function(call)
+        else:
+            # What hangs cannot be stopped; it is left to itself, and its answer counts no more.
+            answer = await anyio.to_thread.run_sync(function, call, abandon_on_cancel=True)
+            answer = await answer if inspect.isawaitable(answer) else answer
+        if isinstance(answer, Decision):
+            msgspec.json.encode(answer)
+    except Exception as error:  # The caller's own code: its bug must not let a tool through.
+        raise HookFailed(f"{type(error).__name__}: {redactor.text(_said(error))[0][:200]}") from error
+    if answer is None:
+        return Decision(decision="allow")
+    if not isinstance(answer, Decision) or answer.decision not in ("allow", "deny", "modify"):
+        raise HookFailed(f"it gave {redactor.text(_said(answer))[0][:80]!r}, which is neither a Decision nor None")
+    return answer
+
+
+def _said(value: object) -> str:
+    """What something of the caller's says of itself, if it can."""
+    try:
+        return str(value)
+    except Exception as error:  # The caller's own code, here too.
+        return f"no words, as its __str__ raises {type(error).__name__}"
+
+
+async def _command(argv: Sequence[str], call: Call, environ: Mapping[str, str], redactor: Redactor) -> Decision:
+    # Not in the workspace: what the agent put there must not be what the program loads.
+    command = Command(argv=tuple(argv), env=child_environment({}, {}, environ), cwd="/")
+    try:
+        async with open_child(command, stderr_bytes_max=4 * REASON_CHARS_MAX) as child:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(feed, child, msgspec.json.encode(call) + b"\n")
+                said = await _listen(child)
+                tasks.cancel_scope.cancel()
+            await child.stop(grace_s=0.0)
+    except BackendError as error:
+        raise HookFailed(error.message) from error
+    except ExceptionGroup as group:
+        failed = group.subgroup(HookFailed)
+        if failed is None:
+            raise
+        raise cast(HookFailed, failed.exceptions[0]) from None
+    return _read(child, said, redactor)
+
+
+async def _listen(child: Child) -> bytes:
+    said = bytearray()
+    while (data := await piece(child)) != b"":
+        said += data or b""
+        if len(said) > ANSWER_BYTES_MAX:
+            raise HookFailed(f"it answers more than {ANSWER_BYTES_MAX} bytes")
+    while await child.wait(LOOK_EXIT_S) is None:
+        pass
+    return bytes(said)
+
+
+def _read(child: Child, said: bytes, redactor: Redactor) -> Decision:
+    assert child.exit is not None
+    words = redactor.data(child.stderr_tail)[0].decode("utf-8", "replace").strip()[-REASON_CHARS_MAX:]
+    if child.exit.code == DENIED:
+        return Decision(decision="deny", reason=words)
+    if child.exit.code != 0:
+        raise HookFailed(f"{child.exit.describe()}{': ' + words if words else ''}")
+    if not said.strip():
+        return Decision(decision="allow")
+    try:
+        bounded(said)
+        value = strict(said)
+        if (twice := duplicate_key(said, value)) is not None:
+            raise ValueError(f"the key {redactor.text(twice)[0][:40]!r} stands twice in one object")
+        answer = msgspec.convert(value, _Answer)
+    except ValueError as error:
+        why = redactor.text(str(error))[0][:REASON_CHARS_MAX]
+        raise HookFailed(f"its answer is not the JSON of a decision: {why}") from error
+    reason = redactor.text(answer.reason)[0][:REASON_CHARS_MAX]
+    return Decision(decision=answer.decision, input=answer.input, text=answer.text, reason=reason)

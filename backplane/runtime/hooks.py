@@ -1,0 +1,406 @@
+"""What a user has asked before a tool runs and after it has: commands and functions of theirs.
+
+An ask of a host goes in; allowed, denied or changed it comes out, with the hook that said so. Hooks only
+tighten: the policy has answered before them and answers again to what they change. How asks arrive and who
+else is asked is `inbound`'s affair; how one hook is put the question is in `hook_calls`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET
+
+from backplane.config import HOOK_MS, HookSettings, absolute_command
+from backplane.contract import envelope as wire
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent, ToolResult
+from backplane.contract.work import WorkOrder
+from backplane.errors import BackplaneError, CapabilityError, ConfigError, PolicyError, ProtocolError
+from backplane.policy.approvals import Decision
+from backplane.policy.globs import Globs, compile_globs
+from backplane.policy.paths import TOOLS
+from backplane.policy.rules import TOOL_NAME_CHARS_MAX, tool_names
+from backplane.redact.secrets import Redactor
+from backplane.runtime import hook_calls
+from backplane.runtime.hook_calls import Call
+
+HOOKS_MAX: Final = 32
+"""Hooks of one run: each tool call may wait for them all, one after the other."""
+
+DECISIONS_MAX: Final = 1000
+"""Decisions listed in a receipt; all are counted."""
+
+DECISIONS_CHARS_MAX: Final = 1024 * 1024
+"""Length of all these decisions, ids, names and reasons together; usual ones take a tenth of it."""
+
+TOOLS_MAX: Final = 1000
+"""Names of tools told apart when results are counted; agents have dozens."""
+
+PATCH_TOOL: Final = "apply_patch"
+"""What an ask about a patch is to a hook: the tool that would make it."""
+
+Event = Literal["pre_tool", "post_tool"]
+CAPABILITY: Final[dict[Event, str]] = {"pre_tool": "hooks_pre_tool_use", "post_tool": "hooks_post_tool_use"}
+
+_EVENT_OF: Final[dict[str, Event]] = {"tool": "pre_tool", "patch": "pre_tool", "result": "post_tool"}
+"""Kind of ask → the hooks it is put to."""
+
+PutAbove = Callable[[wire.Ask], Awaitable[Decision]]
+Reread = Callable[[wire.Ask, Decision], Decision]
+"""The answer to an ask as its host will read it; a ProtocolError says why no line can hold it."""
+
+
+class Hook(msgspec.Struct, frozen=True):
+    """One hook: when, what, and for which tools.
+
+    Raises:
+        ConfigError: `config_invalid`, when it is made of what cannot be a hook.
+        PolicyError: `policy_invalid`, a malformed glob.
+    """
+
+    event: Event
+    run: Sequence[str] | str | Callable[[Call], Any] | None
+    """A command, a function (plain or `async`) that is given a `Call` and gives a `Decision` or None for "allow";
+    None puts the question to whoever answers this run's asks."""
+    tools: tuple[str, ...] = ("*",)
+    """Globs on the tool's names, the agent's own and the neutral one."""
+    name: str = ""
+    """What the receipt calls it; empty takes the program's or the function's name."""
+    timeout_ms: int = HOOK_MS
+    on_failure: Literal["deny", "allow"] = "deny"
+    """What counts when it fails, is late, or was not asked at all."""
+
+    def __post_init__(self) -> None:
+        if self.event not in CAPABILITY:
+            raise _invalid(f"a hook's event is 'pre_tool' or 'post_tool', not {str(self.event)[:40]!r}")
+        if isinstance(self.run, str):
+            msgspec.structs.force_setattr(self, "run", _words(self.run))
+        if self.run is not None and not callable(self.run):
+            _check_command(self.run)
+        if not 0 < self.timeout_ms <= hook_calls.TIMEOUT_MS_MAX:
+            raise _invalid(f"timeout_ms of a hook is {self.timeout_ms}, not from 1 to {hook_calls.TIMEOUT_MS_MAX}")
+        if not self.tools:
+            raise _invalid("a hook for no tools at all", hint="leave `tools` out for all of them")
+        compile_globs(self.tools)
+        if not self.name:
+            msgspec.structs.force_setattr(self, "name", self._own_name())
+
+    def _own_name(self) -> str:
+        if self.run is None:
+            return "above"
+        return getattr(self.run, "__name__", "function") if callable(self.run) else Path(self.run[0]).name
+
+    @property
+    def kind(self) -> str:
+        return "above" if self.run is None else "function" if callable(self.run) else "command"
+
+
+def _words(command: str) -> tuple[str, ...]:
+    import shlex  # Not before: the way to the first spawn shall not pay for it.
+
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise _invalid(f"the hook {command[:80]!r} cannot be read as a command: {error}", "check its quotes") from error
+
+
+def _check_command(words: Sequence[str]) -> None:
+    if not words or not all(isinstance(word, str) and "\0" not in word for word in words) or not words[0]:
+        raise _invalid("the command of a hook names no program")
+    if "/" in words[0] and not words[0].startswith("/"):
+        fact = f"the hook's program {words[0][:80]!r} is a path that depends on the current folder"
+        raise _invalid(fact, "give it from the root on, or a name that PATH knows")
+
+
+def _invalid(fact: str, hint: str | None = "see `backplane schema configuration`, member hooks") -> ConfigError:
+    return ConfigError("config_invalid", fact, hint=hint)
+
+
+def configured(rows: Iterable[HookSettings]) -> tuple[Hook, ...]:
+    """Hooks as a configuration has them."""
+    return tuple(Hook(row.event, row.command, row.tools, row.name, row.timeout_ms, row.on_failure) for row in rows)
+
+
+def from_command(event: Event, command: str, cwd: Path) -> Hook:
+    """A hook for all tools, from one line of a command line; paths in it count from `cwd`."""
+    words = _words(command)
+    return Hook(event, absolute_command(words, cwd) if words else words)
+
+
+def taken(order: WorkOrder) -> tuple[WorkOrder, tuple[Hook, ...]]:
+    """Take the hooks with commands out of an order (`config.vendor.abp.hooks`), for a door whose caller may start them.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    hooks: list[Hook] = []
+    left: list[Json] = []
+    for number, row in enumerate(_rows(order)):
+        if "above" in row:
+            left.append(row)
+            continue
+        try:
+            hooks += configured((msgspec.convert(row, HookSettings),))
+        except (ValueError, BackplaneError) as error:
+            fact = error.message if isinstance(error, BackplaneError) else str(error)
+            raise _invalid(f"config.vendor.abp.hooks[{number}]: {fact}") from error
+    return (_with_rows(order, left) if hooks else order), tuple(hooks)
+
+
+def above(order: WorkOrder) -> tuple[Hook, ...]:
+    """Hooks of an order that lie with whoever gave it: `{event, tools, above: true}`.
+
+    Raises:
+        ConfigError: `config_invalid`; a command too, as whoever is at the other end of a line may not start programs.
+    """
+    hooks: list[Hook] = []
+    for number, row in enumerate(_rows(order)):
+        place = f"config.vendor.abp.hooks[{number}]"
+        if row.get("above") is not True:
+            hint = "put it into the configuration here, or say above: true and answer the asks"
+            raise _invalid(f"{place}: a hook's command is not taken from an order that came over the line", hint)
+        try:
+            tools = msgspec.convert(row.get("tools", ["*"]), tuple[str, ...])
+        except ValueError as error:
+            raise _invalid(f"{place}: tools: {error}") from error
+        hooks.append(Hook(row.get("event", ""), None, tools))
+    return tuple(hooks)
+
+
+def _rows(order: WorkOrder) -> list[dict[str, Json]]:
+    rows = order.abp("hooks")
+    if rows is None:
+        return []
+    if not isinstance(rows, list | tuple) or not all(isinstance(row, dict) for row in rows):
+        raise _invalid("config.vendor.abp.hooks is no list of objects")
+    return list(rows)
+
+
+def below(order: WorkOrder, hooks: Sequence[Hook]) -> WorkOrder:
+    """The order as a host gets it: for which tools it is to ask, and not what will be started then."""
+    rows: list[Json] = []
+    for event in CAPABILITY:
+        tools = sorted({glob for hook in hooks if hook.event == event for glob in hook.tools})
+        rows += [{"event": event, "tools": tools, "above": True}] if tools else []
+    return _with_rows(order, rows) if rows else order
+
+
+def _with_rows(order: WorkOrder, rows: list[Json]) -> WorkOrder:
+    vendor = {name: value for name, value in order.config.vendor.items() if name != "abp.hooks"}
+    nested = vendor.get("abp")
+    vendor["abp"] = {**(nested if isinstance(nested, dict) else {}), "hooks": rows}
+    return msgspec.structs.replace(order, config=msgspec.structs.replace(order.config, vendor=vendor))
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """What came of putting an ask to its hooks."""
+
+    ask: wire.Ask
+    """As they left it."""
+    decision: Decision | None = None
+    """A denial; None when none of them objects."""
+    changed_by: str = ""
+    """The last hook that changed it; empty for none."""
+
+
+class Hooks:
+    """The hooks of one run, and what they have said.
+
+    Args:
+        put_above: answers for a hook without a command or function; None where nobody does.
+    """
+
+    def __init__(
+        self,
+        hooks: Sequence[Hook],
+        run_id: str,
+        environ: Mapping[str, str],
+        redactor: Redactor,
+        put_above: PutAbove | None,
+    ) -> None:
+        if len(hooks) > HOOKS_MAX:
+            raise _invalid(f"{len(hooks)} hooks; {HOOKS_MAX} are the most", "join some of them in one program")
+        # Whoever is above is always asked: what an inner hook denies first would look like a call nobody asked about.
+        self.all = tuple(sorted(hooks, key=lambda hook: hook.run is not None))
+        self._globs: list[Globs] = [compile_globs(hook.tools) for hook in self.all]
+        self._run_id = run_id
+        self._environ = environ
+        self._redactor = redactor
+        self._put_above = put_above
+        if put_above is None and any(hook.run is None for hook in self.all):
+            fact = "the order leaves hooks to whoever gave it, and nobody there answers"
+            raise CapabilityError("capability_unsupported", fact, hint="announce ask/1 and answer, or leave them out")
+        self._counts: dict[str, Counter[str]] = {hook.name: Counter() for hook in self.all}
+        self._decisions: list[Json] = []
+        self._decisions_chars = 0
+        self._asked: dict[Event, Counter[str]] = {event: Counter() for event in CAPABILITY}
+        self._used: dict[Event, Counter[str]] = {event: Counter() for event in CAPABILITY}
+        self._missed: Counter[str] = Counter()
+
+    def check_asks(self, extensions: tuple[str, ...], backend_id: str) -> None:
+        """Refuse a host that would never ask. Raises CapabilityError `capability_unsupported`."""
+        if "ask/1" not in extensions:
+            names = ", ".join(repr(hook.name) for hook in self.all)
+            raise CapabilityError(
+                "capability_unsupported",
+                f"{backend_id!r} does not ask before a tool runs (ask/1), so these hooks would never be heard: {names}",
+                hint="leave the hooks out, or choose another backend",
+            )
+
+    def of(self, ask: wire.Ask, decided: Decision | None) -> tuple[Hook, ...]:
+        """Who is to be put an ask that the policy did not deny."""
+        event = _EVENT_OF.get(ask.kind)
+        if event is None:
+            return ()
+        found = self._matching(event, _tool(ask))
+        # What the policy leaves open is put to those above in any case.
+        return found if decided is not None else tuple(hook for hook in found if hook.run is not None)
+
+    def _matching(self, event: Event, tool: str) -> tuple[Hook, ...]:
+        names = tool_names(tool)
+        return tuple(
+            hook
+            for hook, globs in zip(self.all, self._globs, strict=True)
+            if hook.event == event and any(_matches(globs, name) for name in names)
+        )
+
+    def answered(self, ask: wire.Ask, decision: Decision) -> None:
+        """Note that a host asked and may go on."""
+        event = _EVENT_OF.get(ask.kind)
+        if event is not None and decision.decision != "deny" and self._matching(event, _tool(ask)):
+            _count(self._asked[event], _neutral(_tool(ask)))
+
+    async def hear(self, ask: wire.Ask, hooks: Sequence[Hook], root: str, reread: Reread) -> Heard:
+        """Put an ask to its hooks, one after the other, until one denies.
+
+        Args:
+            reread: what it refuses is no answer.
+        """
+        changed_by = ""
+        for hook in hooks:
+            decision = await self._one(hook, ask, root, reread)
+            self._note(hook, ask, decision)
+            if decision.decision == "deny":
+                reason = f"hook {hook.name!r}" + (f": {decision.reason}" if decision.reason else "")
+                return Heard(ask, Decision(decision="deny", reason=reason), changed_by)
+            if decision.decision == "modify":
+                ask, changed_by = _changed(ask, decision), hook.name
+        return Heard(ask, None, changed_by)
+
+    async def _one(self, hook: Hook, ask: wire.Ask, root: str, reread: Reread) -> Decision:
+        try:
+            if hook.run is None:
+                assert self._put_above is not None
+                decision = await hook_calls.in_time(self._put_above(ask), hook.timeout_ms)
+            else:
+                call = Call(
+                    event=hook.event,
+                    run=self._run_id,
+                    tool=_tool(ask),
+                    input={"diff": ask.diff, "files": ask.files} if ask.kind == "patch" else ask.input,
+                    output=ask.output,
+                    is_error=ask.is_error,
+                    root=root,
+                )
+                decision = await hook_calls.put(hook.run, call, hook.timeout_ms, self._environ, self._redactor)
+            _check_answer(ask, decision)
+            decision = reread(ask, decision)
+        except (hook_calls.HookFailed, ProtocolError) as error:
+            self._counts[hook.name]["failed"] += 1
+            decision = Decision(decision=hook.on_failure, reason=f"failed: {error}")
+        return msgspec.structs.replace(decision, reason=self._redactor.text(decision.reason)[0])
+
+    def _note(self, hook: Hook, ask: wire.Ask, decision: Decision) -> None:
+        self._counts[hook.name][decision.decision] += 1
+        if len(self._decisions) >= DECISIONS_MAX:
+            return
+        row = {
+            "hook": hook.name,
+            "ask": self._redactor.text(ask.id)[0],
+            "tool": _short(_tool(ask)),
+            "decision": decision.decision,
+            "reason": decision.reason[: hook_calls.REASON_CHARS_MAX],
+        }
+        self._decisions_chars += sum(map(len, row.values()))
+        if self._decisions_chars <= DECISIONS_CHARS_MAX:
+            self._decisions.append({name: value for name, value in row.items() if value or name != "reason"})
+
+    def look(self, event: AgentEvent) -> PolicyError | None:
+        """Compare what was done with what was asked; an error says that a hook was passed over that must not be."""
+        if not isinstance(event, ToolResult) or event.is_error:
+            return None
+        for kind in CAPABILITY:
+            hooks = self._matching(kind, event.tool_name)
+            if not hooks:
+                continue
+            tool, asked, used = _neutral(event.tool_name), self._asked[kind], self._used[kind]
+            _count(used, tool)
+            # An ask about a patch names no tool, and a host may have two words for one: the sum must be short, too.
+            if used[tool] <= asked[tool] or used.total() <= asked.total():
+                continue
+            _count(self._missed, f"{kind} {tool}")
+            strict = next((hook for hook in hooks if hook.on_failure == "deny"), None)
+            if strict is not None:
+                when = "before it ran" if kind == "pre_tool" else "about its result"
+                fact = f"tool {tool[:80]!r} was used and hook {strict.name!r} was not asked {when}"
+                return PolicyError("policy_denied", fact, hint="narrow the hook's tools, or let on_failure be allow")
+        return None
+
+    def to_wire(self) -> dict[str, Json]:
+        """What the receipt keeps under `usage_raw.backplane.hooks`."""
+        attached = [
+            {"name": hook.name, "event": hook.event, "kind": hook.kind, "tools": list(hook.tools)} for hook in self.all
+        ]
+        told: dict[str, Json] = {
+            "attached": attached,
+            "counts": {name: dict(sorted(counts.items())) for name, counts in self._counts.items()},
+            "decisions": self._decisions,
+        }
+        return {**told, "missed": dict(sorted(self._missed.items()))} if self._missed else told
+
+
+def _tool(ask: wire.Ask) -> str:
+    return PATCH_TOOL if ask.kind == "patch" else ask.name if isinstance(ask.name, str) else ""
+
+
+def _neutral(tool: str) -> str:
+    return next((name for name in tool_names(tool) if name in TOOLS), _short(tool))
+
+
+def _short(tool: str) -> str:
+    """A tool's name as it is kept: the policy refuses longer ones."""
+    return tool[: TOOL_NAME_CHARS_MAX + 1]
+
+
+def _count(counter: Counter[str], name: str) -> None:
+    counter[name if name in counter or len(counter) < TOOLS_MAX else ""] += 1
+
+
+def _matches(globs: Globs, name: str) -> bool:
+    try:
+        return globs.matches(name) is not None
+    except PolicyError:  # Too long to be decided: then it is one of them.
+        return True
+
+
+def _check_answer(ask: wire.Ask, decision: Decision) -> None:
+    if decision.decision != "modify":
+        return
+    if ask.kind == "patch":
+        raise hook_calls.HookFailed("a patch can be allowed or denied, not modified")
+    if ask.kind == "tool" and decision.input is UNSET:
+        raise hook_calls.HookFailed("it answers modify and gives no input")
+    if ask.kind == "result" and decision.text is None:
+        raise hook_calls.HookFailed("it answers modify and gives no text")
+
+
+def _changed(ask: wire.Ask, decision: Decision) -> wire.Ask:
+    if ask.kind == "result":
+        return msgspec.structs.replace(ask, output=decision.text)
+    # The command was read out of the input that is no longer the one.
+    return msgspec.structs.replace(ask, input=decision.input, command=UNSET)

@@ -1,0 +1,508 @@
+"""What a host says, taken in one message at a time.
+
+Messages of the line come in, batches of events to hand on come out; what a message means for
+the run's end is told to whoever decides it. Nothing here reads from the child.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from backplane.config import Limits
+from backplane.contract import canonical, structure
+from backplane.contract import envelope as wire
+from backplane.contract.canonical import Json, timestamp_at
+from backplane.contract.events import (
+    AgentEvent,
+    AskRaised,
+    AssistantDelta,
+    AssistantMessage,
+    Failed,
+    RunCompleted,
+    RunStarted,
+    TurnEnded,
+    Warned,
+    carried,
+    carry,
+    is_passed_through,
+    read_event,
+)
+from backplane.contract.receipt import read_receipt
+from backplane.errors import BackplaneError, ContractError, PolicyError, ProtocolError, from_code
+from backplane.policy import approvals
+from backplane.policy.approvals import Decision
+from backplane.policy.capabilities import supplied
+from backplane.process.once import Once
+from backplane.protocol import Broken, Dropped, Events, Noise, Raised, Unknown, bounded, strict
+from backplane.protocol.control import ControlEnd
+from backplane.receipts.build import Facts
+from backplane.redact.cuts import Splits
+from backplane.runtime.checkpoints import RunCheckpoints
+from backplane.runtime.hooks import Hook, Hooks
+from backplane.runtime.writer import Outbox
+
+ASKS_OPEN_MAX: Final = 64
+"""Asks that wait for a person at once; a host with more of them does not wait for answers."""
+
+ASKS_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Memory of all these asks, far more than agents write at once; a longer one waits where no other does."""
+
+REMEMBERED_MAX: Final = 1000
+"""Tools about which a decision for the run is kept; agents have dozens, and about others is asked again."""
+
+REMEMBERED_CHARS_MAX: Final = 4000
+"""Length of such a tool's name and the reason together; a longer one is not kept, and asked about again."""
+
+OnAsk = Callable[[AskRaised], Awaitable[Decision]]
+
+
+def now() -> str:
+    """The present time in the contract's print form."""
+    return timestamp_at(time.time_ns())
+
+
+class Intake:
+    """Takes in the messages of one run.
+
+    Args:
+        decide: told how the run ends, `(reason, error)`, when a message says so.
+        fail: ends the run for an exception that nobody foresaw.
+        hand_on: given events that come by themselves: the answers to asks.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        facts: Facts,
+        limits: Limits,
+        line: ControlEnd,
+        *,
+        on_ask: OnAsk | None,
+        decide: Callable[[str, BackplaneError], None],
+        fail: Callable[[Exception], None],
+        hand_on: Callable[[list[Events]], None],
+    ) -> None:
+        self.over = Once()
+        """The host's word is in, or none will come: nothing after it is accepted."""
+        self.progressed = False
+        """Something that counts as progress came since this was last put to False."""
+        self.asks_open: dict[str, wire.Ask] = {}
+        self._asks_bytes = 0
+        self._run_id = run_id
+        self._facts = facts
+        self._limits = limits
+        self._line = line
+        self._on_ask = on_ask
+        self._decide = decide
+        self._fail = fail
+        self._hand_on = hand_on
+        self._outbox: Outbox | None = None
+        self._start_soon: Callable[..., object] | None = None
+        self._remembered: dict[str, Decision] = {}
+        """Tool → what was decided about it for the rest of the run."""
+        self._expects_raw = facts.order.abp("mode") == "passthrough"
+        """The order asks for the vendor's own messages, and none has come yet."""
+        self._pings = 0
+        self._pongs: dict[int, anyio.Event] = {}
+        """Pings that wait for their answer."""
+        self.hooks: Hooks | None = None
+        """Who is asked after the policy and before anybody else; None for nobody."""
+        self.checkpoints = RunCheckpoints(
+            False, now, functools.partial(self.report, "checkpoint"), self._keep_checkpoints
+        )
+        self.on_patch: Callable[[wire.Patch], None] | None = None
+        """Takes the chunks of a patch from another machine; None where none was asked for."""
+        self._splits = Splits(facts.redactor) if facts.redactor.forms else None
+
+    @property
+    def put_above(self) -> Callable[[wire.Ask], Awaitable[Decision]] | None:
+        """Puts a hook's question to the caller; None where nobody answers."""
+        return self._put_above if self._on_ask is not None else None
+
+    @property
+    def tools_asked(self) -> int:
+        """Asks about tools that wait for their answer: none of these tools is at work."""
+        return sum(ask.kind != "input" for ask in self.asks_open.values())
+
+    def connect(self, outbox: Outbox, start_soon: Callable[..., object]) -> None:
+        """Take where answers go, and what starts the task in which an ask waits for its answer."""
+        self._outbox, self._start_soon = outbox, start_soon
+
+    def close(self) -> None:
+        """The host's last word is in: what comes after it is late."""
+        self._line.close_run(self._run_id)
+        self.over.set()
+
+    def expect_pong(self) -> tuple[int, anyio.Event]:
+        """The number of the next ping, and what is set when it is answered."""
+        self._pings += 1
+        arrived = self._pongs[self._pings] = anyio.Event()
+        return self._pings, arrived
+
+    def forget_pong(self, seq: int) -> None:
+        """Nobody waits for this answer any more."""
+        self._pongs.pop(seq, None)
+
+    def take(self, received: list[Any]) -> list[Events]:
+        """Take in what one read brought; give the events to hand on, in order, up to an error that ends the run."""
+        ready: list[Events] = []
+        try:
+            for item in received:
+                if type(item) is not Events:
+                    ready.extend(_TAKE[type(item)](self, item) or ())
+                elif self.over.is_set():
+                    self._facts.counts["late"] += len(item.events)
+                else:
+                    ready.append(self._whole(item))
+                    self._accept(item.events)
+        except Exception as error:  # What was ready before it is handed on all the same.
+            self._fail(error)
+        return ready
+
+    @property
+    def holding(self) -> bool:
+        """A text is held back that may be the beginning of a secret."""
+        return self._splits is not None and self._splits.holding
+
+    def let_go(self) -> list[Events]:
+        """What was held back for long enough, as events."""
+        late = self._splits.flush() if self._splits is not None else []
+        return [Events.of(self._run_id, late)] if late else []
+
+    def _whole(self, batch: Events) -> Events:
+        if self._splits is None:
+            return batch
+        before = self._splits.redacted
+        events, records = self._splits.take(batch.events, batch.records)
+        self._facts.counts["redacted"] += self._splits.redacted - before
+        return Events(batch.ref_id, events, b"".join([record + b"\n" for record in records]))
+
+    def _accept(self, events: list[AgentEvent]) -> None:
+        self._facts.accepted += len(events)
+        if self._expects_raw and any(map(is_passed_through, events)):
+            self._facts.mode, self._expects_raw = "passthrough", False
+        if not _QUIET.issuperset(map(type, events)):
+            for event in events:
+                if type(event) not in _QUIET:
+                    self._facts.look(event)
+                    self._compare(event)
+            if self._facts.limit is not None:
+                reason, text = self._facts.limit
+                self._decide(reason, PolicyError("policy_denied", text, hint="raise the limit in the order"))
+        if events and type(events[-1]) is not TurnEnded:
+            self.checkpoints.goes_on()
+        self.progressed = self.progressed or any(_carries_something(event) for event in events)
+
+    def _compare(self, event: AgentEvent) -> None:
+        """Follow the tools: which of them are at work, and which ran without the question that was due."""
+        self.checkpoints.look(event)
+        passed_over = self.hooks.look(event) if self.hooks is not None else None
+        if passed_over is not None:
+            self._decide("failed", passed_over)
+
+    def report(self, name: str, body: Json, message: str) -> None:
+        """Put a warning of our own, with `body` in `ext[name]`, into the run's events."""
+        if not self.over.is_set():
+            self._hand_on([self._add(name, body, message)])
+
+    def _keep_checkpoints(self, told: dict[str, Json]) -> None:
+        self._facts.added["checkpoints"] = self._facts.clean_json(told)
+        self._facts.manifest = supplied(self._facts.manifest, ("checkpointing",))
+
+    def _add(self, name: str, body: Json, message: str) -> Events:
+        """An event of our own, in the trace like any other: without secrets, whoever put the words into it."""
+        event, count = self._facts.redactor.event(carry(name, body, ts=now(), message=message))
+        self._facts.counts["redacted"] += count
+        return Events.of(self._run_id, [carried(event)], ours=True)
+
+    def _raised(self, raised: Raised) -> None:
+        raise raised.error
+
+    def _noise(self, noise: Noise) -> None:
+        self._facts.noise(noise.line, self._limits.noise_bytes_max)
+
+    def _dropped(self, dropped: Dropped) -> None:
+        self._facts.counts[dropped.why] += 1
+
+    def _unknown(self, unknown: Unknown) -> list[Events]:
+        self._facts.counts["unknown_messages"] += 1
+        if self.over.is_set():
+            return []
+        return [self._add("raw_envelope", unknown.value, f"a message this version does not know: {unknown.t[:60]!r}")]
+
+    def _broken(self, broken: Broken) -> None:
+        if not self.over.is_set():
+            evidence = broken.evidence.decode("utf-8", "replace")
+            self._decide("protocol", from_code(broken.code, broken.message, evidence=evidence))
+            self.close()
+
+    def _hello(self, hello: wire.Hello) -> None:
+        """Kept by the line, where the run looks for it."""
+
+    def _pong(self, pong: wire.Pong) -> None:
+        arrived = self._pongs.pop(pong.seq, None)
+        if arrived is None:
+            self._facts.counts["unasked_answer"] += 1
+        else:
+            arrived.set()
+
+    def _patch(self, patch: wire.Patch) -> None:
+        if self.over.is_set() or self.on_patch is None:
+            self._facts.counts["late" if self.over.is_set() else "unasked_answer"] += 1
+            return
+        self.progressed = True
+        try:
+            self.on_patch(patch)
+        except BackplaneError as error:
+            self._decide("protocol", error)
+            self.close()
+
+    def _final(self, final: wire.Final) -> list[Events]:
+        if self.over.is_set():
+            self._facts.counts["late"] += 1
+            return []
+        try:
+            last = self._receipt(final.receipt)
+        except ValueError as error:
+            text = f"the final's receipt is not valid: {error}"
+            self._decide("protocol", ContractError("contract_invalid_receipt", text))
+            last = []
+        self.close()
+        return last
+
+    def _receipt(self, value: Json) -> list[Events]:
+        """Take in what a host says of its run as a whole; a ValueError says why it cannot be read."""
+        raw = dict(value) if isinstance(value, dict) else {}
+        trace = raw.pop("trace", None)
+        claim = read_receipt({**raw, "trace": [] if isinstance(trace, list) else trace})
+        self._facts.final(claim, raw)
+        return [*self.let_go(), *self._adopt_trace(trace if isinstance(trace, list) else [])]
+
+    def _adopt_trace(self, trace: list[Json]) -> list[Events]:
+        """A trace inside the final: taken when nothing was streamed, else kept as a claim."""
+        if not trace:
+            return []
+        if self._facts.accepted:
+            self._facts.claimed_trace(trace)
+            return []
+        instead = now()
+        events = [carried(read_event(value, now=instead)) for value in trace]
+        self._accept(events)
+        return [Events.of(self._run_id, events)]
+
+    def _fatal(self, fatal: wire.Fatal) -> list[Events]:
+        if self.over.is_set():
+            self._facts.counts["late"] += 1
+            return []
+        code = fatal.error_code if isinstance(fatal.error_code, str) else "internal"
+        self._facts.fatal(fatal)
+        last = self.let_go()
+        with suppress(ValueError):  # Only of a control plane below; what cannot be read is kept by its hash alone.
+            last += self._receipt(fatal.receipt)
+        self._decide("failed", from_code(code, fatal.error))
+        self.close()
+        return last
+
+    def _ask(self, ask: wire.Ask) -> list[Events]:
+        if self.over.is_set() or ask.id in self.asks_open:
+            self._facts.counts["late" if self.over.is_set() else "unasked_answer"] += 1
+            return []
+        assert self._facts.policy is not None
+        raised = self._add("ask", approvals.body(ask), approvals.describe(ask))
+        self._facts.asked(ask)
+        self.progressed = True
+        decision, by = approvals.judge(self._facts.policy, ask, root=self._facts.root), "policy"
+        hooks = self._hooks_of(ask, decision)
+        may_wait = decision is None or bool(hooks) or self.checkpoints.auto
+        size = structure.weight(raised.lines) if may_wait else 0
+        full = self._full(size)
+        if not hooks and decision is None:
+            decision, by = self._without_caller(ask, full)
+        elif hooks and full:
+            decision, by, hooks = Decision(decision="deny", reason=full), "default", ()
+        keeps = self.checkpoints.auto and not full
+        waits = bool(hooks) or (keeps and (decision is None or decision.decision != "deny"))
+        if decision is not None and not waits:
+            return [raised, *self._answer(ask, decision, by=by)]
+        assert self._start_soon is not None
+        self.asks_open[ask.id] = ask
+        self._asks_bytes += size
+        self._start_soon(self._ask_others, ask, size, raised.events[0], hooks, decision)
+        return [raised]
+
+    def _hooks_of(self, ask: wire.Ask, decision: Decision | None) -> tuple[Hook, ...]:
+        if self.hooks is None:
+            return ()
+        return () if decision is not None and decision.decision == "deny" else self.hooks.of(ask, decision)
+
+    def _full(self, size: int) -> str:
+        """Why one more ask of so many bytes may not wait; empty when it may."""
+        if self._start_soon is None or len(self.asks_open) >= ASKS_OPEN_MAX:
+            return f"{ASKS_OPEN_MAX} asks are open already"
+        if self.asks_open and self._asks_bytes + size > ASKS_BYTES_MAX:
+            return f"asks of {ASKS_BYTES_MAX} bytes are open already"
+        return ""
+
+    def _without_caller(self, ask: wire.Ask, full: str = "") -> tuple[Decision | None, str]:
+        """What is decided without asking the caller again; None where he has to be.
+
+        Args:
+            full: why the ask may not wait; empty when it may, or does.
+        """
+        decision: Decision | None = None
+        if ask.kind == "tool" and isinstance(ask.name, str):
+            decision = self._remembered.get(ask.name)
+        if decision is not None:
+            return decision, "caller"
+        if self._on_ask is None or self._start_soon is None:
+            return approvals.by_default(ask, "nobody is there to answer"), "default"
+        if full:
+            return approvals.by_default(ask, full), "default"
+        return None, "caller"
+
+    async def _ask_others(
+        self, ask: wire.Ask, size: int, event: AgentEvent, hooks: tuple[Hook, ...], decided: Decision | None
+    ) -> None:
+        """Keep the state, put the ask to its hooks, then to the caller if it is still open."""
+        await self.checkpoints.before(ask)
+        changed, by = "", "policy"
+        if hooks:
+            ask, decided, by, changed = await self._ask_hooks(ask, hooks)
+            event = self._add("ask", approvals.body(ask), approvals.describe(ask)).events[0] if changed else event
+        if decided is None:
+            decided, by = self._without_caller(ask)
+        if decided is None:
+            decided, by = await self._ask_caller(ask, event)
+        if changed and decided.decision == "allow":
+            decided = approvals.changed(ask, decided, f"hook {changed!r} changed it")
+            by = "hook" if by == "policy" else by
+        del self.asks_open[ask.id]
+        self._asks_bytes -= size
+        self.progressed = True
+        if not self.over.is_set():
+            self._hand_on(self._answer(ask, decided, by=by))
+
+    async def _ask_hooks(self, ask: wire.Ask, hooks: tuple[Hook, ...]) -> tuple[wire.Ask, Decision | None, str, str]:
+        """The ask as its hooks left it, and what they or the policy say to it then."""
+        assert self.hooks is not None
+        assert self._facts.policy is not None
+        with anyio.move_on_after(self._limits.ask_s):
+            heard = await self.hooks.hear(ask, hooks, self._facts.root, self._reread)
+            if heard.decision is not None:
+                return heard.ask, heard.decision, "hook", heard.changed_by
+            verdict = approvals.judge(self._facts.policy, heard.ask, root=self._facts.root)
+            return heard.ask, verdict, "policy", heard.changed_by
+        reason = f"no answer of the hooks within {self._limits.ask_s:g} s"
+        return ask, Decision(decision="deny", reason=reason), "default", ""
+
+    async def _put_above(self, ask: wire.Ask) -> Decision:
+        """A hook that lies with the caller: he is asked as for what the policy leaves open."""
+        assert self._on_ask is not None
+        event = self._add("ask", approvals.body(ask), approvals.describe(ask)).events[0]
+        decision, _ = await self._ask_caller(ask, event)
+        return decision
+
+    async def _ask_caller(self, ask: wire.Ask, event: AgentEvent) -> tuple[Decision, str]:
+        """Let the caller answer, within the time an ask may take."""
+        assert self._on_ask is not None
+        assert isinstance(event, AskRaised)
+        decision, by = approvals.by_default(ask, f"no answer within {self._limits.ask_s:g} s"), "default"
+        with anyio.move_on_after(self._limits.ask_s):
+            why = ""
+            try:
+                given = await self._on_ask(event)
+            except Exception as error:  # The caller's own code: its bug must not let a tool through.
+                why = error.message if isinstance(error, ProtocolError) else type(error).__name__
+            else:
+                try:
+                    decision, by = self._reread(ask, given), "caller"
+                except ProtocolError as error:  # An answer that cannot be written is the caller's bug, too.
+                    why = error.message
+            if why:
+                decision = Decision(decision="deny", reason=f"the answering callback failed: {why}")
+        if by == "caller" and decision.remember == "run" and decision.decision != "modify":
+            self._remember(ask, decision)
+        return decision, by
+
+    def _remember(self, ask: wire.Ask, decision: Decision) -> None:
+        if ask.kind != "tool" or not isinstance(ask.name, str):
+            return
+        if len(self._remembered) < REMEMBERED_MAX and len(ask.name) + len(decision.reason) <= REMEMBERED_CHARS_MAX:
+            reason = f"{decision.decision} for this run" + (f": {decision.reason}" if decision.reason else "")
+            self._remembered[ask.name] = Decision(decision=decision.decision, reason=reason)
+
+    def _reread(self, ask: wire.Ask, given: Decision) -> Decision:
+        """What somebody decided, as the host will read it: so it is judged, changed and kept.
+
+        Raises:
+            ProtocolError: no line can hold it, or the host would refuse it.
+        """
+        try:
+            data = canonical.encode(approvals.answer(ask, approvals.checked(given)))
+            bounded(data)
+            decision = approvals.answered(msgspec.convert(strict(data), wire.Answer))
+        except (ValueError, TypeError, RecursionError) as error:
+            fact = f"{type(error).__name__}: {self._facts.redactor.text(str(error))[0][:200]}"
+            raise ProtocolError("protocol_invalid_envelope", f"the decision cannot be sent: {fact}") from error
+        self._line_of(ask, decision)
+        return decision
+
+    def _line_of(self, ask: wire.Ask, decision: Decision) -> bytes:
+        """The answer as it is sent. Raises ProtocolError, when no line can hold it."""
+        return self._line.send(approvals.answer(ask, decision))
+
+    def _answer(self, ask: wire.Ask, decision: Decision, *, by: str) -> list[Events]:
+        """Send the answer, or a bare denial where a line is too short for it; without room for that the run ends."""
+        assert self._outbox is not None
+        try:
+            line = self._line_of(ask, decision)
+        except ProtocolError as too_long:
+            try:
+                line = self._line_of(ask, Decision(decision="deny"))
+            except ProtocolError as error:
+                self._decide("protocol", error)
+                self.close()
+                return []
+            decision, by = Decision(decision="deny", reason=f"the answer was not sent: {too_long.message}"), "default"
+        self._outbox.write(line)
+        self._facts.answered(ask, decision.decision)
+        if self.hooks is not None:
+            self.hooks.answered(ask, decision)
+        body = {"id": ask.id, "decision": decision.decision, "by": by, "reason": decision.reason}
+        return [self._add("answer", body, f"{decision.decision} by {by}: {decision.reason}")]
+
+
+_TAKE: Final[dict[type[Any], Callable[[Intake, Any], list[Events] | None]]] = {
+    wire.Hello: Intake._hello,
+    wire.Final: Intake._final,
+    wire.Fatal: Intake._fatal,
+    wire.Ask: Intake._ask,
+    wire.Pong: Intake._pong,
+    wire.Patch: Intake._patch,
+    Noise: Intake._noise,
+    Dropped: Intake._dropped,
+    Unknown: Intake._unknown,
+    Broken: Intake._broken,
+    Raised: Intake._raised,
+}
+
+_QUIET: Final[frozenset[object]] = frozenset(
+    (AssistantDelta, AssistantMessage, Warned, RunStarted, RunCompleted, Failed)
+)
+"""Event types that say nothing about files, tools or usage."""
+
+
+def _carries_something(event: AgentEvent) -> bool:
+    """Whether an event is progress: text without words and nothing beside it is not."""
+    if isinstance(event, AssistantDelta | AssistantMessage):
+        return bool(event.text) or bool(event.ext)
+    if isinstance(event, Warned):
+        return bool(event.message) or bool(event.ext)
+    return True

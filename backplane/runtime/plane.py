@@ -1,0 +1,172 @@
+"""A control plane: orders come in and are run on backends, a bounded number at once; receipts stay.
+
+What a run is, from its order to its receipt, is in `run`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from backplane.config import Limits, Settings
+from backplane.contract.work import WorkOrder
+from backplane.errors import BackendError, BackplaneError, ConfigError, unforeseen
+from backplane.process.aio import in_order
+from backplane.process.block import Block
+from backplane.runtime.backends import Backend
+from backplane.runtime.hooks import Hook
+from backplane.runtime.inbound import OnAsk
+from backplane.runtime.run import Run
+from backplane.runtime.state import Keeper
+
+if TYPE_CHECKING:
+    from backplane.receipts.signatures import Signer
+    from backplane.sandbox.probe import Probe
+
+__all__ = ["ControlPlane", "Run"]
+
+
+def _signer(key: str | None) -> Signer | None:
+    if key is None:
+        return None
+    from backplane.receipts.signatures import Signer  # Needs a library that most do without.
+
+    return Signer(key)
+
+
+class ControlPlane:
+    """Runs orders on backends, a bounded number at once, and keeps their receipts.
+
+    Use it as an async context manager; it may be shared by any number of tasks.
+
+    Args:
+        settings: see `config.load`.
+        home: the state folder (see `config.home`).
+        environ: what a child's environment is chosen from.
+    """
+
+    def __init__(self, settings: Settings, home: Path, environ: Mapping[str, str]) -> None:
+        self.settings = settings
+        self.home = home
+        self.environ = environ
+        self._slots = anyio.Semaphore(settings.limits.runs_max)
+        self.keeper = Keeper(home, _signer(settings.signing_key))
+        self.layers: Probe | None = None
+        """What contains hosts on this machine; None finds out when it is needed."""
+
+    async def __aenter__(self) -> ControlPlane:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await in_order(self._close)
+        except Exception as error:
+            raise unforeseen(error) from error
+
+    async def _close(self) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.keeper.close)
+
+    def start(
+        self,
+        order: WorkOrder,
+        backend: Backend,
+        *,
+        on_ask: OnAsk | None = None,
+        hooks: Sequence[Hook] = (),
+        limits: Limits | None = None,
+        run_id: str | None = None,
+    ) -> AbstractAsyncContextManager[Run]:
+        """Run one order; leaving the block early cancels the run in order.
+
+        The run never raises for what a host does: `run.error` and `run.receipt` say how it ended.
+
+        Args:
+            on_ask: answers what the policy leaves open; without it the ask's default decides.
+            hooks: asked before tools run and after, beside those of the settings and those of the order that lie
+                with whoever gave it.
+            limits: in place of the backend's and the settings'.
+            run_id: a UUID for the run, taken unless a run has it already; None makes one.
+
+        Raises:
+            BackendError: `rate_limit_exceeded` when too many runs are waiting already.
+            ConfigError: `config_invalid`, the order cannot be said in JSON.
+        """
+
+        async def begin() -> Run:
+            try:
+                _check_sayable(order)
+                self._check_room()
+                await self._slots.acquire()
+            except Exception as error:
+                raise unforeseen(error) from error
+            try:
+                run = await self._run(order, backend, on_ask, limits, run_id)
+            except Exception as error:
+                self._slots.release()
+                raise unforeseen(error) from error
+            except BaseException:
+                self._slots.release()
+                raise
+            try:
+                await run.start(hooks)
+            except Exception as error:
+                run.fail(error)
+            except BaseException:
+                await self._end(run)
+                raise
+            return run
+
+        return Block(begin, self._end)
+
+    def _check_room(self) -> None:
+        limits = self.settings.limits
+        if self._slots.statistics().tasks_waiting >= limits.waiting_max:
+            raise BackendError(
+                "rate_limit_exceeded",
+                f"{limits.waiting_max} runs wait for one of {limits.runs_max} places",
+                hint="try again later, or raise runs_max or waiting_max",
+            )
+
+    async def _end(self, run: Run) -> None:
+        try:
+            await run.leave()
+        except Exception as error:
+            run.fail(error)
+        finally:
+            self._slots.release()
+
+    async def end_unstarted(
+        self, order: WorkOrder, backend: Backend, why: str | BackplaneError, *, run_id: str | None = None
+    ) -> Run:
+        """Give the receipt of a run that ended while it waited for its place: nothing of it was started.
+
+        Args:
+            why: in words when it was cancelled, else what went wrong.
+        """
+        run = await self._run(order, backend, None, None, run_id)
+        await run.end_unstarted(why)
+        return run
+
+    async def _run(
+        self, order: WorkOrder, backend: Backend, on_ask: OnAsk | None, limits: Limits | None, run_id: str | None
+    ) -> Run:
+        if run_id is None or not await anyio.to_thread.run_sync(self.keeper.is_new, run_id):
+            run_id = str(uuid.uuid4())
+        return Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits, run_id)
+
+
+def _check_sayable(order: WorkOrder) -> None:
+    """Refuse what no host would take: file names that are no UTF-8, members of a wrong type."""
+    try:
+        msgspec.json.decode(msgspec.json.encode(order), type=WorkOrder)
+    except (TypeError, ValueError) as error:
+        fact = f"the order is none of the contract's: {error}"
+        raise ConfigError("config_invalid", fact, hint="see `backplane schema work_order`") from error

@@ -1,0 +1,118 @@
+"""What an order wants of whoever runs it, held against what a host says it has.
+
+Manifests and a hello come in; a refusal, the negotiation for the receipt and the order as the
+host gets it come out. Nothing here knows a link, a folder or a clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract import envelope as wire
+from backplane.contract.capability import Manifest, read_manifest
+from backplane.contract.unheard import check_heeded
+from backplane.contract.work import WorkOrder
+from backplane.policy.capabilities import negotiate, refusal, supplied
+from backplane.receipts.build import Facts
+from backplane.runtime.checkpoints import automatic
+from backplane.runtime.hooks import CAPABILITY, Hook, below
+
+EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "session/1")
+"""What this control plane announces with every run."""
+
+
+class Terms:
+    """The terms of one run.
+
+    Args:
+        backend_id: the backend's name here.
+        hooks: all whose answers the run's tools wait for.
+        remote: the agent works on another machine.
+
+    Raises:
+        ConfigError: `config_invalid`, when to make checkpoints cannot be read.
+    """
+
+    def __init__(self, facts: Facts, backend_id: str, hooks: tuple[Hook, ...], *, remote: bool) -> None:
+        self._facts = facts
+        self._order = facts.order
+        self._backend_id = backend_id
+        self._hooks = hooks
+        self._remote = remote
+        # On another machine they are made there, by the same word of the order.
+        self.checkpoints = automatic(facts.order) and not remote
+        """One is made here before every tool that may write."""
+        self.order = below(facts.order, hooks)
+        """As a control plane on another machine gets it: for which tools it is to ask, and not what is asked then."""
+
+    def at(self, root: str) -> WorkOrder:
+        """The order as a host on this machine gets it: with the place to work in as its root."""
+        sent = _without_checkpoints(self.order)
+        return msgspec.structs.replace(sent, workspace=msgspec.structs.replace(sent.workspace, root=root))
+
+    def supply(self, manifest: Manifest, extensions: tuple[str, ...]) -> Manifest:
+        """What a backend has, and what is wanted of it and supplied here.
+
+        Args:
+            extensions: of both sides.
+        """
+        wanted = {requirement.capability for requirement in self._order.requirements.required}
+        wanted |= {CAPABILITY[hook.event] for hook in self._hooks}
+        wanted |= {"checkpointing"} if self.checkpoints else set()
+        here = set(CAPABILITY.values()) if "ask/1" in extensions else set()
+        here |= {"checkpointing"} if not self._remote else set()
+        return supplied(manifest, wanted & here)
+
+    def check(self, *offers: Manifest, kept_since: str | None = None) -> None:
+        """Hold the order against what is offered: some one of these must satisfy all of it.
+
+        Args:
+            kept_since: the time of the hello that this is from, where the host was not asked just now.
+
+        Raises:
+            CapabilityError: `capability_unsupported`.
+        """
+        all_found = [negotiate(self._order.requirements, manifest) for manifest in offers]
+        found = next((found for found in all_found if found.satisfied), all_found[0])
+        self._facts.added["negotiation"] = found.to_wire()
+        if not found.satisfied:
+            raise refusal(found, self._backend_id, kept_since)
+
+    def check_hello(self, hello: wire.Hello, whole: Manifest) -> None:
+        """Hold the order against what one agent behind a host can have.
+
+        Args:
+            whole: what the host says it has, with what is supplied here.
+
+        Raises:
+            CapabilityError: `capability_unsupported`.
+        """
+        if hello.heeds is not msgspec.UNSET:
+            check_heeded(self._order, hello.heeds, hello.backend.id)
+        if hello.backends is msgspec.UNSET:
+            self.check(whole)
+        else:
+            offers = self._offers(hello.backends) or [Manifest()]
+            self.check(*[self.supply(offer, hello.extensions) for offer in offers])
+
+    def _offers(self, backends: tuple[dict[str, Any], ...]) -> list[Manifest]:
+        """Of a control plane: each of its backends that the order may come to."""
+        named = self._order.abp("backend")
+        return [
+            read_manifest(entry["capabilities"])
+            for entry in backends
+            if isinstance(entry.get("capabilities"), dict)
+            and (entry.get("id") == named if named not in (None, self._backend_id) else entry.get("ready") is True)
+        ]
+
+
+def _without_checkpoints(order: WorkOrder) -> WorkOrder:
+    """They are made here, so a control plane below is not to make them once more."""
+    vendor = {name: value for name, value in order.config.vendor.items() if name != "abp.checkpoints"}
+    if isinstance(vendor.get("abp"), dict):
+        vendor["abp"] = {name: value for name, value in vendor["abp"].items() if name != "checkpoints"}
+    if vendor == order.config.vendor:
+        return order
+    return msgspec.structs.replace(order, config=msgspec.structs.replace(order.config, vendor=vendor))

@@ -1,0 +1,343 @@
+"""The state folder of a control plane, and what is prepared in it while a host starts.
+
+Light on purpose: store and workspace are loaded in the worker thread that needs them, while
+the host is starting, so that the way to the spawn does not pay for them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.to_thread
+
+from backplane.config import Limits
+from backplane.contract import canonical
+from backplane.contract.work import Mode
+from backplane.errors import BackplaneError, StoreError, WorkspaceError, unforeseen
+from backplane.process.once import Once
+from backplane.receipts.build import Facts
+from backplane.receipts.journal import Journal, applied_fact, failed_fact, head_fact
+from backplane.receipts.manifests import heard_again, keep_manifest, kept_manifest, kept_since
+
+if TYPE_CHECKING:
+    from backplane.contract.receipt import Receipt
+    from backplane.receipts.recovery import Orphan
+    from backplane.receipts.signatures import Signer
+    from backplane.receipts.store import Store
+    from backplane.workspace import Settled, Workspace
+
+
+_COPIES: Final = (("stage",), ("scratch",), ("incoming",))
+"""Folders of the state folder that agents work in."""
+
+
+class Keeper:
+    """The state folder of a control plane: its store, journals, kept manifests and staged trees."""
+
+    def __init__(self, home: Path, signer: Signer | None = None) -> None:
+        self.home = home
+        self._signer = signer
+        self.notes: tuple[str, ...] = ()
+        """What a killed control plane left half done and is settled now, a line each."""
+        self.problems: tuple[str, ...] = ()
+        """What it left behind and could not be sealed, undone or removed, a line each, with the next step."""
+        self._store: Store | None = None
+        self._opening = threading.Lock()
+
+    def store(self) -> Store:
+        """The open store; the first caller opens it and seals what a killed control plane left behind.
+
+        Raises:
+            StoreError: `receipt_store_failed`.
+        """
+        from backplane.receipts.store import Store
+
+        with self._opening:
+            if self._store is None:
+                before = self.notes, self.problems
+                with ExitStack() as unless_ready:
+                    store = Store.open(self.home)
+                    unless_ready.callback(store.close)
+                    unless_ready.callback(self._tell, *before)
+                    self._settle()
+                    recovery = store.recover(self._clean)
+                    self.problems += recovery.problems
+                    for row in recovery.rows:
+                        self.sign(store.load(row.run_id))
+                    self._sweep_stages()
+                    unless_ready.pop_all()
+                self._store = store
+            return self._store
+
+    def sign(self, receipt: Receipt) -> None:
+        """Keep a signature of a sealed receipt beside the store, where there is a key. Raises StoreError."""
+        if self._signer is not None:
+            from backplane.receipts import signatures
+
+            signatures.keep(self.home, receipt.meta.run_id, self._signer.receipt(receipt))
+
+    def settle(self) -> None:
+        """Undo or finish what a killed one was just putting into an original, before another run looks at that.
+
+        Raises:
+            StoreError: `receipt_store_failed`.
+        """
+        with self._opening:
+            self._settle()
+
+    def _settle(self) -> None:
+        for found in settle(self.home):
+            line = found.describe()
+            if not (found.problem or found.kept):
+                self.notes += (line,)
+            elif line not in self.problems:
+                self.problems += (line,)
+
+    def _tell(self, notes: tuple[str, ...], problems: tuple[str, ...]) -> None:
+        self.notes, self.problems = notes, problems
+
+    def _sweep_stages(self) -> None:
+        """Remove what is left of runs that were sealed, but killed before they were cleaned up."""
+        from backplane.receipts.recovery import is_live
+        from backplane.sandbox import cgroup
+
+        cgroup.sweep(self.home, functools.partial(is_live, self.home))
+        for stages in (self.home / "stage", self.home / "scratch"):
+            for stage in stages.iterdir() if stages.is_dir() else ():
+                if not is_live(self.home, stage.name):
+                    self._collect(stage)
+
+    def _clean(self, orphan: Orphan) -> None:
+        self._collect(self.stage_of(orphan.run_id))
+        self._collect(self.scratch_of(orphan.run_id))
+
+    def _collect(self, stage: Path) -> None:
+        """Remove what a dead run left; what cannot be removed is told, and keeps no other run from its work."""
+        from backplane.workspace import collect
+
+        try:
+            collect(stage)
+        except (WorkspaceError, OSError) as error:
+            self.problems += (f"{stage.name}: {error}",)
+
+    def stage_of(self, run_id: str) -> Path:
+        """Where a run's copy and its baseline are, which may be on another disk."""
+        stages = self.home / "stage"
+        # A cage covers the state folder with every link in it: there the copy is found by its own path alone.
+        return (stages.resolve() if stages.is_symlink() and stages.is_dir() else stages) / run_id
+
+    def tree_of(self, run_id: str) -> Path:
+        """Where a run's copy is."""
+        return self.stage_of(run_id) / "tree"
+
+    def make_tree(self, run_id: str) -> Path | None:
+        """The folder that a run's copy will fill: what is put around it need not wait for that.
+
+        It has those of git's own files that the shipped policies name. None where it cannot be made; whoever makes
+        the copy says why.
+        """
+        stage, tree = self.stage_of(run_id), self.tree_of(run_id)
+        try:
+            stage.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (stage, tree, tree / ".git", tree / ".git/hooks"):
+                folder.mkdir(mode=0o700)
+            (tree / ".git/config").touch(mode=0o600)
+        except OSError:
+            self._collect(stage)
+            return None
+        return tree
+
+    def refuse_own(self, root: Path) -> None:
+        """Refuse to work in the state folder itself; the copies in it are somebody's workspaces.
+
+        Raises:
+            WorkspaceError: `workspace_init_failed`.
+        """
+        with suppress(OSError, RuntimeError):  # One that leads nowhere is told by who opens it.
+            root, home = root.resolve(strict=True), self.home.stat()
+            for above in (root, *root.parents):
+                if os.path.samestat(above.stat(), home) and root.relative_to(above).parts[:1] not in _COPIES:
+                    fact = f"the workspace '{root}' is part of the state folder"
+                    raise WorkspaceError("workspace_init_failed", fact, hint="point BACKPLANE_HOME elsewhere")
+
+    def drop_stage(self, run_id: str) -> None:
+        """Remove what is left of a run's stage that never became a workspace."""
+        self._collect(self.stage_of(run_id))
+
+    def scratch_of(self, run_id: str) -> Path:
+        """Where a contained host puts its temporary files."""
+        return self.home / "scratch" / run_id
+
+    def let_go(self, workspace: Workspace) -> None:
+        """Remove a run's stage; what cannot be removed is told, and takes no result from anybody."""
+        try:
+            workspace.close()
+        except WorkspaceError as error:
+            self.problems += (f"{error.message}; the next start tries again, or {error.hint}",)
+
+    def is_new(self, run_id: str) -> bool:
+        """Whether no run of this id is known here. Blocks; where the store cannot be opened, the run will say so."""
+        with suppress(StoreError):
+            return not ((self.home / "runs" / run_id).exists() or self.store().has(run_id))
+        return True
+
+    def journal(self, facts: Facts) -> Journal:
+        started_at = canonical.timestamp_at(facts.started_ns)
+        head = head_fact(facts.order, run_id=facts.run_id, started_at=started_at, backend=facts.backend.id)
+        return Journal.create(self.home, facts.run_id, facts.redactor.json(head)[0])
+
+    def seal_failed(self, run_id: str, code: str) -> Receipt:
+        """Seal a run of ours as failed, from its journal alone; one that is stored already keeps its receipt. Blocks.
+
+        Raises:
+            StoreError: `receipt_store_failed`; the next start seals the run.
+        """
+        from backplane.receipts.recovery import note_late
+
+        note_late(self.home, run_id, failed_fact(code))
+        receipt = self.store().settle(run_id, self._clean)
+        self.sign(receipt)
+        return receipt
+
+    def kept_hello(self, key: str) -> tuple[dict[str, Any], str] | None:
+        """The manifest of the host's last hello, and when that was; None where there is none."""
+        kept = kept_manifest(self.home, key)
+        return (kept, kept_since(self.home, key)) if kept is not None else None
+
+    def keep_manifest(self, key: str, capabilities: dict[str, Any]) -> None:
+        """Keep what a host just said; a cache, so a failing disk is left for the receipt to report."""
+        with suppress(StoreError):
+            if kept_manifest(self.home, key) != capabilities or not heard_again(self.home, key):
+                keep_manifest(self.home, key, capabilities)
+
+    def close(self) -> None:
+        with self._opening:
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+
+
+def settle(home: Path) -> list[Settled]:
+    """Undo or finish what a killed control plane was just putting into an original; what became of it."""
+    from backplane.workspace import transaction
+
+    marks = transaction.pending(home / "runs")
+    if not marks:
+        return []
+    from backplane.receipts.recovery import note_late
+
+    return transaction.settle(marks, lambda run, files: note_late(home, run, applied_fact(files)))
+
+
+def left_behind(home: Path, store: Store) -> tuple[str, ...]:
+    """What killed control planes left and nobody has looked after yet, a line each. Changes nothing.
+
+    Raises:
+        StoreError: `receipt_store_failed`.
+    """
+    from backplane.receipts.recovery import describe
+    from backplane.workspace import transaction
+
+    return (
+        *map(describe, store.orphans()),
+        *(f"{line}; the next run or `apply` here settles it" for line in transaction.unsettled(home / "runs")),
+    )
+
+
+class Preparation:
+    """Opens store and workspace in a worker thread while the host starts.
+
+    Args:
+        mode: how the place to work in is made; None when it is not here.
+    """
+
+    def __init__(
+        self, keeper: Keeper, facts: Facts, limits: Limits, stopped: Callable[[], bool], mode: Mode | None
+    ) -> None:
+        self.workspace: Workspace | None = None
+        self._mode = mode
+        self._keeper = keeper
+        self._facts = facts
+        self._limits = limits
+        self._stopped = stopped
+        self.error: BackplaneError | None = None
+        """Why there is no place to work in, once that is known."""
+        self._placed = Once()
+        self._done = Once()
+        self._works = False
+
+    async def run(self, folder: Path) -> None:
+        if self._done.is_set():
+            return
+        try:
+            self._works = True
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._open, folder)
+        except Exception as error:  # Whatever it is, it is the run's to tell.
+            self.error = unforeseen(error)
+        finally:
+            self._works = False
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Have nobody wait for this any more, unless a thread works on it."""
+        if not self._works:
+            self._placed.set()
+            self._done.set()
+
+    async def placed(self) -> None:
+        """Wait for the place to work in alone. Raises WorkspaceError, also where nobody knows why there is none."""
+        await self._placed.wait()
+        if self.workspace is None:
+            raise self.error or WorkspaceError("workspace_staging_failed", "the copy was not made")
+
+    async def settled(self) -> None:
+        """Wait until nothing of it runs any more, however it ended."""
+        await self._done.wait()
+
+    async def wait(self) -> Workspace | None:
+        """Wait for the place to work in; None when there is none here.
+
+        Raises:
+            BackplaneError: of the store or the workspace.
+        """
+        await self._done.wait()
+        if self.error is not None:
+            raise self.error
+        return self.workspace
+
+    def _open(self, folder: Path) -> None:
+        if self._mode is not None:
+            import anyio.from_thread  # Here, and not on the way to the spawn.
+
+            self._place(folder, self._mode)
+            anyio.from_thread.run_sync(self._placed.set)
+        self._keeper.store()
+
+    def _place(self, folder: Path, mode: Mode) -> None:
+        from backplane.workspace import Quota, open_workspace
+
+        spec = self._facts.order.workspace
+        root = os.path.abspath(spec.root)
+        self._keeper.refuse_own(Path(root))
+        self._keeper.settle()
+        self.workspace = open_workspace(
+            root,
+            mode=mode,
+            include=spec.include,
+            exclude=spec.exclude,
+            run_dir=folder,
+            stage_dir=self._keeper.stage_of(self._facts.run_id),
+            tree=self._keeper.tree_of(self._facts.run_id),
+            quota=Quota(bytes_max=self._limits.workspace_bytes_max, files_max=self._limits.workspace_files_max),
+            stopped=self._stopped,
+            state=self._keeper.home,
+            unread=self._facts.order.policy.deny_read,
+        )

@@ -1,0 +1,104 @@
+"""What is said to a child: straight into its pipe, a task only where it does not read.
+
+Lines go in, in order; a child that reads nothing for too long is reported, not waited for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+
+from backplane.process.once import Once, in_time
+from backplane.runtime.backends import Link
+
+BACKLOG_LINES_MAX: Final = 256
+"""Answers that wait for a child to read: more than it can have asked for and care about."""
+
+
+class Outbox:
+    """The writing side of a link.
+
+    Args:
+        start_soon: starts a task, as a task group's own does.
+        write_s: how long a child may leave its input unread.
+        on_stuck: told once when it did, or when more waits for it than `BACKLOG_LINES_MAX`.
+        on_closed: told when a line found no reader any more.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        start_soon: Callable[..., object],
+        *,
+        write_s: float,
+        on_stuck: Callable[[], None],
+        on_closed: Callable[[], None],
+    ) -> None:
+        self.written = 0
+        """Lines that went out whole."""
+        self.unwritten = 0
+        """Lines that found no reader any more; the child's own output says how it ends."""
+        self._link = link
+        self._start_soon = start_soon
+        self._write_s = write_s
+        self._on_stuck = on_stuck
+        self._on_closed = on_closed
+        self._idle = Once()
+        self._backlog: list[bytes] = []
+        self._writing = False
+
+    def write(self, line: bytes) -> None:
+        """Write one line, or as much as the pipe takes now; the rest follows by itself."""
+        if self._link.stdin < 0:
+            self._lost(1)
+            return
+        if not self._writing:
+            try:
+                line = line[os.write(self._link.stdin, line) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._lost(1)
+                return
+        if not line:
+            self.written += 1
+        elif len(self._backlog) >= BACKLOG_LINES_MAX:
+            self._lost(1)
+            self._on_stuck()
+        else:
+            self._backlog.append(line)
+            if not self._writing:
+                self._writing = True
+                self._idle = Once()
+                self._start_soon(self._write_backlog)
+
+    async def flushed(self) -> None:
+        """Wait until nothing waits to be read any more, or never will be."""
+        if self._writing:
+            await self._idle.wait()
+
+    def _lost(self, lines: int) -> None:
+        self.unwritten += lines
+        self._on_closed()
+
+    async def _write_backlog(self) -> None:
+        stuck = False
+        try:
+            while self._backlog and not stuck:
+                line = self._backlog.pop(0)
+                while line and not stuck:
+                    stuck = not await in_time(lambda: anyio.wait_writable(self._link.stdin), self._write_s)
+                    line = line if stuck else line[os.write(self._link.stdin, line) :]
+                self.written += not stuck
+        except (OSError, ValueError, anyio.ClosedResourceError):
+            lost = 1 + len(self._backlog)
+            self._backlog.clear()
+            self._lost(lost)
+        finally:
+            self._writing = False
+            self._idle.set()
+        if stuck:
+            self._on_stuck()

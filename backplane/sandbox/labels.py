@@ -1,0 +1,234 @@
+"""What really held a run, in words: one label a kind, never more than was in force. Pure."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from backplane.config import Isolation
+from backplane.contract.canonical import Json
+from backplane.contract.work import PolicyProfile
+from backplane.policy.rules import Rule
+from backplane.sandbox.credentials import Covered
+from backplane.sandbox.landlock import NETWORK_SINCE, SCOPES_SINCE
+from backplane.sandbox.mounts import Masks
+from backplane.sandbox.probe import Layer, Probe
+
+GUARD: Final = "guard"
+"""The subreaper that sweeps all descendants; its trial is each start."""
+
+_OTHERS: Final = "limits, priority and processors of this user's other processes, ours too, can be changed"
+"""Where they are in sight: no file is opened for it and no signal sent, so Landlock has no word in it."""
+
+TUNNELS: Final = "what is asked for inside an encrypted connection to an allowed host is not seen"
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What was put around a host."""
+
+    isolation: Isolation
+    found: Probe
+    profile: PolicyProfile
+    writable: tuple[str, ...]
+    missing: tuple[str, ...]
+    masks: Masks
+    stores: Covered = Covered()
+    private: bool
+    state_open: bool = False
+    """The state folder lies where the host may write, and nothing covers it."""
+    grouped: bool = False
+    filtered: bool = False
+    """A filter on system calls was asked for."""
+    calls_known: bool = False
+    """And could be made for this machine."""
+
+    processes_max: int | None = None
+    """Processes and threads of it at most, None for no such limit."""
+
+    @property
+    def networked(self) -> bool:
+        return bool(self.profile.allow_network or self.profile.deny_network)
+
+    @property
+    def port_only(self) -> bool:
+        """TCP is held by its port and nothing else is."""
+        return not self.found.network.usable and self.found.landlock_version >= NETWORK_SINCE
+
+    def gaps(self) -> Mapping[Rule, str]:
+        """Rules that the operating system holds, each with what it leaves open; as `label`, one value."""
+        rules: dict[Rule, str] = {}
+        if self.found.bubblewrap.usable or self.found.landlock.usable:
+            rules[Rule("workspace")] = "; ".join(_write_gaps(self))
+        if self.found.bubblewrap.usable and self.masks.complete:
+            rules |= {Rule("deny_read", pattern): self.masks.read_gap for pattern in self.profile.deny_read}
+            held = (pattern for pattern in self.profile.deny_write if pattern not in self.masks.unmatched)
+            rules |= {Rule("deny_write", pattern): self.masks.write_gap for pattern in held}
+        if self.found.network.usable or self.port_only:
+            for name in ("allow_network", "deny_network"):
+                for pattern in getattr(self.profile, name):
+                    rules[Rule(name, pattern)] = "; ".join(_network_gaps(self, pattern))
+        return _shared_gaps(tuple(rules.items()))
+
+
+def label(held: Held) -> dict[str, Json]:
+    """The members of `enforcement` that say what contained the host; one value for all that are held alike."""
+    kinds = {
+        "files": _files(held),
+        "credentials": _credentials(held),
+        "sockets": _sockets(held),
+        "network": _network(held),
+        "processes": _processes(held),
+        "syscalls": _syscalls(held),
+        "limits": _limits(held),
+        "environment": _environment(held),
+    }
+    layers = [
+        {
+            "name": layer.name,
+            "state": ("used" if _used(held, layer) else "usable") if layer.usable else "missing",
+            **({"version": layer.version} if layer.version else {}),
+            **({"why": layer.why} if layer.why else {}),
+        }
+        for layer in held.found.layers()
+    ]
+    return _shared(msgspec.json.encode({"isolation": held.isolation, "layers": layers, "kinds": kinds}))
+
+
+@functools.lru_cache(maxsize=64)
+def _shared_gaps(gaps: tuple[tuple[Rule, str], ...]) -> Mapping[Rule, str]:
+    return dict(gaps)
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(label: bytes) -> dict[str, Json]:
+    made: dict[str, Json] = msgspec.json.decode(label)
+    return made
+
+
+def _used(held: Held, layer: Layer) -> bool:
+    return layer.name in ("bubblewrap", "landlock") or (
+        held.grouped if layer.name == "cgroup" else layer.name == "network namespace" and held.networked
+    )
+
+
+def _files(held: Held) -> dict[str, Json]:
+    by = [_by(layer) for layer in (held.found.bubblewrap, held.found.landlock) if layer.usable]
+    if not by:
+        return _none("neither bubblewrap nor Landlock")
+    gaps = _write_gaps(held)
+    profile = held.profile
+    if profile.deny_read:
+        gaps.append(f"reading: {held.masks.read_gap or 'the rules are not held'}")
+    if profile.deny_write and held.masks.write_gap:
+        gaps.append(f"deny_write: {held.masks.write_gap}")
+    covers = "writing outside of " + ", ".join(("the workspace", "temporary files", *held.writable[1:]))
+    found: dict[str, Json] = {"covers": covers + ("; reading by the rules" if profile.deny_read else "")}
+    if held.missing:
+        found["not_there"] = list(held.missing)
+    return _state(by, gaps) | found
+
+
+def _credentials(held: Held) -> dict[str, Json]:
+    if not held.found.bubblewrap.usable:
+        return _none("no bubblewrap to cover them with")
+    gaps = [f"left open to this host: {', '.join(held.stores.left_open)}"] if held.stores.left_open else []
+    covers = ", ".join(held.stores.names) or "none of the stores we know is here"
+    return _state([_by(held.found.bubblewrap, "mount namespace")], gaps) | {"covers": covers}
+
+
+def _write_gaps(held: Held) -> list[str]:
+    gaps = []
+    if not held.found.bubblewrap.usable:
+        gaps.append("modes, owners, times and attributes (as of chattr) of files outside the workspace")
+        gaps.append("this user's terminals and shared memory (/dev/pts, /dev/shm)")
+        if held.state_open:
+            gaps.append("the state folder, receipts and all, as it lies where the host works")
+        if held.profile.deny_read or held.profile.deny_write:
+            gaps.append("rules on single files of the workspace")
+    return gaps
+
+
+def _sockets(held: Held) -> dict[str, Json]:
+    """Sockets of other programs on this machine: what can be written through them no rule on files sees."""
+    by, covers = [], []
+    gap = "those with a path"
+    if held.found.bubblewrap.usable:
+        by.append(_by(held.found.bubblewrap, "mount namespace"))
+        covers.append("those in /run" + (", /tmp and /var/tmp" if held.private else ""))
+        gap = "those with a path elsewhere, in the home folder say"
+    if held.found.landlock_version >= SCOPES_SINCE:
+        by.append(_by(held.found.landlock))
+        covers.append("abstract ones")
+    else:
+        gap += ", and abstract ones"
+    return _state(by, [gap]) | {"covers": "; ".join(covers)} if by else _none("neither bubblewrap nor Landlock")
+
+
+def _limits(held: Held) -> dict[str, Json]:
+    if held.processes_max is None:
+        return _none("no limit on memory or processes was set")
+    covers = f"{held.processes_max} processes and threads"
+    return _state(["limits of the user namespace"], ["memory"]) | {"covers": covers}
+
+
+def _network(held: Held) -> dict[str, Json]:
+    if not held.networked:
+        return _none("the policy has no rules on the network")
+    gaps = [gap for pattern in _patterns(held.profile) for gap in _network_gaps(held, pattern)]
+    if held.found.network.usable:
+        return _state([_by(held.found.network), "proxy by names"], list(dict.fromkeys(gaps))) | {"note": TUNNELS}
+    if held.port_only:
+        return _state([_by(held.found.landlock), "proxy by names"], list(dict.fromkeys(gaps))) | {"note": TUNNELS}
+    return {"state": "advisory", "gap": "tools that ask, and what they did is looked at; commands connect freely"}
+
+
+def _patterns(profile: PolicyProfile) -> tuple[str, ...]:
+    return (*profile.allow_network, *profile.deny_network)
+
+
+def _network_gaps(held: Held, pattern: str) -> list[str]:
+    gaps = []
+    if held.port_only:
+        gaps.append("all but TCP, and every host on the proxy's port")
+    host = pattern.partition("://")[2] or pattern
+    if "/" in host.rstrip("/*"):
+        gaps.append("the path of an encrypted request")
+    return gaps
+
+
+def _processes(held: Held) -> dict[str, Json]:
+    if held.found.bubblewrap.usable:
+        return _state([_by(held.found.bubblewrap, "pid namespace"), GUARD], [])
+    stays = "if the guard itself is killed, who has left the session stays"
+    if held.grouped:
+        return _state([GUARD, _by(held.found.cgroup)], [f"{stays} until the next start finds the cgroup", _OTHERS])
+    return _state([GUARD], [stays, _OTHERS])
+
+
+def _syscalls(held: Held) -> dict[str, Json]:
+    if held.filtered and held.calls_known:
+        covers = "tracing, modules, mounts, namespaces, keys, clocks, io_uring and others that no agent needs"
+        return _state(["seccomp"], []) | {"covers": covers}
+    return _none("the calls of this machine are not known" if held.filtered else "nothing asked for it")
+
+
+def _environment(held: Held) -> dict[str, Json]:
+    # Landlock keeps an ordinary user's host from reading there, and root's not.
+    hidden = held.found.bubblewrap.usable
+    return _state(["allow list"], [] if hidden else ["what /proc shows of this user's other processes, ours too"])
+
+
+def _by(layer: Layer, name: str = "") -> str:
+    return " ".join(word for word in (name or layer.name, f"({layer.name})" if name else "", layer.version) if word)
+
+
+def _state(by: list[str], gaps: list[str]) -> dict[str, Json]:
+    words: dict[str, Json] = {"gap": "; ".join(gaps)} if gaps else {}
+    return {"state": "partial" if gaps else "enforced", "by": list(by), **words}
+
+
+def _none(why: str) -> dict[str, Json]:
+    return {"state": "none", **({"why": why} if why else {})}

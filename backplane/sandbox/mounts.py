@@ -1,0 +1,223 @@
+"""File rules as mounts: what of a tree is hidden, what cannot be written.
+
+Rules are globs on relative paths, mounts are paths that exist: so a tree is looked through once,
+at the start, and what nobody could know then is the gap, said in words.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from backplane.contract.work import PolicyProfile
+from backplane.errors import PolicyError
+from backplane.policy.globs import Globs, compile_globs
+from backplane.sandbox.credentials import Covered, below
+
+MASKS_MAX: Final = 256
+"""Mounts for one run; each takes some 0.1 ms. Rules that need more are left to the next layer."""
+
+FILES_MAX: Final = 200_000
+"""Files looked at for one run; a second's work. A larger tree is left to the next layer."""
+
+HOME_DEPTH: Final = 2
+"""Folders deep below the home folder that are looked through: keys and tokens lie in `~/.x/y`."""
+
+HOME_FILES_MAX: Final = 5_000
+"""Entries of the home folder that are looked at."""
+
+BLANK: Final = str(Path(__file__).with_name("blank"))
+"""An empty file that stands in place of a covered one: programs take it, where `/dev/null` is an error to many."""
+
+_PROBE: Final = "\x01"
+"""No file is named so: a glob that matches it in a folder matches whatever comes into that folder."""
+
+LATER: Final = "what is made during the run"
+HISTORY: Final = "what git keeps of them"
+ELSEWHERE: Final = "what lies outside the workspace, but for the top of the home folder"
+TOO_MANY: Final = (
+    f"more than {MASKS_MAX} places to cover, more than {FILES_MAX} files to look at, or folders that cannot be listed"
+)
+
+
+class Masks(msgspec.Struct, frozen=True):
+    """Mounts over a tree, in an order in which they can be made, and what they leave open."""
+
+    options: tuple[str, ...] = ()
+    """For bubblewrap."""
+    read_gap: str = ""
+    write_gap: str = ""
+    hidden: frozenset[str] = frozenset()
+    """Files and folders that cannot be read, the topmost of each tree."""
+    unmatched: tuple[str, ...] = ()
+    """Patterns of `deny_write` that named nothing at the start, so that no mount holds them."""
+    complete: bool = True
+    """False when there was too much to cover: then no rule is held by these mounts."""
+
+
+_KNOWN_EARLY: Final = frozenset(f"{deep}.git/{path}" for deep in ("", "**/") for path in ("hooks/**", "config", "**"))
+"""Globs that name nothing of a copy but what `Keeper.make_tree` makes first, or all of git's folder."""
+
+
+def needs_tree(profile: PolicyProfile) -> bool:
+    """Whether the files of a copy have to be there before it is known what to cover."""
+    return bool(profile.deny_read) or not _KNOWN_EARLY.issuperset(profile.deny_write)
+
+
+def work_out(
+    profile: PolicyProfile,
+    root: str,
+    seen_elsewhere: tuple[str, ...],
+    home: str | None,
+    stores: Covered = Covered(),  # noqa: B008  # frozen
+) -> Masks:
+    """Find what must be covered so that the rules on files hold in `root`, and credentials are out of sight.
+
+    Args:
+        root: absolute, links followed; the place to work in.
+        seen_elsewhere: other trees with the same files, which can be read: the original of a staged one.
+        home: the agent's home folder.
+        stores: credentials, which are covered also where there is too much else to cover.
+    """
+    always = tuple(word for path, is_folder in sorted(stores.places.items()) for word in _cover(path, is_folder, BLANK))
+    if not (profile.deny_read or profile.deny_write):
+        return Masks(always, hidden=frozenset(stores.places))
+    reads, writes = compile_globs(profile.deny_read), compile_globs(profile.deny_write)
+    try:
+        hidden = dict(_matches(root, reads))
+        fixed = {path: folder for path, folder in _matches(root, writes) if path not in hidden}
+        for tree in seen_elsewhere if profile.deny_read else ():
+            hidden.update(_matches(tree, reads))
+        if home is not None and profile.deny_read and not below(home, root):
+            hidden.update(_near(home, reads))
+        above = _ancestors(root, [*hidden, *fixed])
+    except (OverflowError, PolicyError):
+        return Masks(always, TOO_MANY, TOO_MANY, complete=False)
+    if len(hidden) + len(fixed) + len(above) > MASKS_MAX:
+        return Masks(always, TOO_MANY, TOO_MANY, complete=False)
+    unmatched = _unmatched(writes, root, [*hidden, *fixed])
+    blank = dict.fromkeys(hidden, "/dev/null") | dict.fromkeys(stores.places, BLANK)
+    hidden |= stores.places
+    folders = [path for path, is_folder in hidden.items() if is_folder]
+    options = [word for path in above for word in ("--bind", path, path)]
+    for path in sorted(fixed):
+        options += ("--ro-bind", path, path)
+    for path, is_folder in sorted(hidden.items()):
+        if not any(below(path, folder) for folder in folders):
+            options += _cover(path, is_folder, blank[path])
+    history = f"; {HISTORY}" if any(map(_in_repository, seen_elsewhere or (root,))) else ""
+    return Masks(
+        tuple(options),
+        read_gap=f"{ELSEWHERE}; {LATER}{history}" if profile.deny_read else "",
+        write_gap=LATER if profile.deny_write and not _whole(writes) else "",
+        hidden=frozenset(hidden),
+        unmatched=unmatched,
+    )
+
+
+def _cover(path: str, is_folder: bool, blank: str) -> tuple[str, ...]:
+    """Mount something empty over a path. As a `blank`, a device behind a mount without devices cannot be opened."""
+    if is_folder:
+        return ("--perms", "0555", "--tmpfs", path, "--remount-ro", path)
+    return ("--ro-bind", blank, path)
+
+
+def _unmatched(writes: Globs, root: str, covered: list[str]) -> tuple[str, ...]:
+    """Return the patterns that name none of the covered paths."""
+    if root in covered:
+        return ()
+    paths = [path[len(root) + 1 :] for path in covered if below(path, root)]
+    return tuple(one for one in writes.patterns if not any(_names(_alone(one), path) for path in paths))
+
+
+@functools.lru_cache(maxsize=64)
+def _alone(pattern: str) -> Globs:
+    return compile_globs([pattern])
+
+
+def _names(globs: Globs, path: str) -> bool:
+    """Whether globs name a path, or everything in it."""
+    return globs.matches(path) is not None or globs.matches(f"{path}/{_PROBE}") is not None
+
+
+def _whole(globs: Globs) -> bool:
+    return globs.matches(_PROBE) is not None
+
+
+def _matches(root: str, globs: Globs) -> Iterator[tuple[str, bool]]:
+    """Every path below `root` that the globs name, topmost first, with whether it is a folder. Links are left out.
+
+    Raises:
+        OverflowError: there is too much to look at, or a folder that the agent may get into by another way than we.
+    """
+    if not globs:
+        return
+    if _whole(globs):
+        yield root, True
+        return
+    count = 0
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        for entry in _entries(f"{root}/{folder}"):
+            count += 1
+            if count > FILES_MAX:
+                raise OverflowError
+            path = folder + entry.name
+            if entry.is_symlink():
+                continue
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if globs.matches(path) is not None or (is_folder and globs.matches(f"{path}/{_PROBE}") is not None):
+                yield f"{root}/{path}", is_folder
+            elif is_folder:
+                waiting.append(f"{path}/")
+
+
+def _near(home: str, globs: Globs) -> Iterator[tuple[str, bool]]:
+    """What the globs name in the upper folders of the home folder; outside the root they see absolute paths. Raises as
+    `_matches`."""
+    count = 0
+    waiting = [(home, 0)]
+    while waiting:
+        folder, depth = waiting.pop()
+        for entry in _entries(folder):
+            count += 1
+            if count > HOME_FILES_MAX:
+                return
+            if entry.is_symlink():
+                continue
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if globs.matches(entry.path) is not None:
+                yield entry.path, is_folder
+            elif is_folder and depth + 1 < HOME_DEPTH:
+                waiting.append((entry.path, depth + 1))
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except (PermissionError, FileNotFoundError, NotADirectoryError):  # Closed to us and so to the agent, or gone.
+        return []
+    except OSError as error:  # A path that is too long can be gone down step by step.
+        raise OverflowError from error
+
+
+def _in_repository(path: str) -> bool:
+    while not (found := os.path.lexists(os.path.join(path, ".git"))) and path != (above := os.path.dirname(path)):
+        path = above
+    return found
+
+
+def _ancestors(root: str, paths: list[str]) -> list[str]:
+    """Folders between the root and what is covered: as mounts of their own they cannot be moved away with it."""
+    found: set[str] = set()
+    for path in paths:
+        while below(path, root) and (path := os.path.dirname(path)) != root:
+            found.add(path)
+    return sorted(found)

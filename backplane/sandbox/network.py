@@ -1,0 +1,104 @@
+"""A child in its cage, and the door of its network: the one socket by which it can reach other hosts.
+
+The guard listens inside the namespace and hands the socket out, so no program of ours stands inside.
+What comes through the door is `proxy`'s affair.
+"""
+
+from __future__ import annotations
+
+import array
+import socket
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from typing import Final
+
+import anyio
+import msgspec
+
+from backplane.errors import BackendError
+from backplane.process import Child, Command, Ready, open_child
+from backplane.sandbox import landlock
+from backplane.sandbox.connections import Tally
+from backplane.sandbox.plan import Contained
+from backplane.sandbox.proxy import Judge, serve
+
+PORT: Final = 3128
+"""Of the door inside a namespace, where nobody else listens; the usual one of HTTP proxies."""
+
+DOOR_S_MAX: Final = 10.0
+"""For the guard to hand out its socket; it does so before it starts the host."""
+
+WAITING_MAX: Final = 64
+"""Connections not yet accepted."""
+
+
+@asynccontextmanager
+async def open_contained(
+    command: Command, held: Contained, tally: Tally, *, stderr_bytes_max: int, ready: Ready | None = None
+) -> AsyncIterator[Child]:
+    """Start a child in its cage; when the block is left, nothing of it is alive, nor of its network.
+
+    Args:
+        tally: filled with what went through the door.
+        ready: as for `open_child`.
+
+    Raises:
+        BackendError: `sidecar_spawn_failed`.
+    """
+    env = command.env | held.env
+    assert held.policy is not None, "without one there is no door"
+    judge = Judge(held.policy, held.endpoints)
+    with ExitStack() as opened:
+        port = PORT
+        if held.cage.wrapper and "--unshare-net" in held.cage.wrapper:
+            ours, theirs = (opened.enter_context(end) for end in _line())
+            cage = msgspec.structs.replace(held.cage, door=(theirs.fileno(), PORT))
+        else:
+            door = opened.enter_context(_listen())
+            port = door.getsockname()[1]
+            rules = landlock.rules(held.interface, list(held.writable), tcp_port=port)
+            cage, ours = msgspec.structs.replace(held.cage, landlock=rules), None
+        caged = msgspec.structs.replace(command, env=env | variables(port))
+        async with open_child(caged, cage=cage, stderr_bytes_max=stderr_bytes_max, ready=ready) as child:
+            if ours is not None:
+                theirs.close()
+                door = opened.enter_context(await _receive(ours))
+            async with serve(door, judge, tally):
+                yield child
+
+
+def variables(port: int) -> dict[str, str]:
+    """What tells programs of the proxy; every usual spelling, as each knows another one."""
+    address = f"http://127.0.0.1:{port}"
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    spelled = {spelling: address for name in names for spelling in (name, name.lower())}
+    return spelled | {"NO_PROXY": "", "no_proxy": "", "NODE_USE_ENV_PROXY": "1"}
+
+
+def _line() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _listen() -> socket.socket:
+    door = socket.socket()
+    door.bind(("127.0.0.1", 0))
+    door.listen(WAITING_MAX)
+    door.setblocking(False)
+    return door
+
+
+async def _receive(line: socket.socket) -> socket.socket:
+    """Take the listening socket that the guard sends."""
+    line.setblocking(False)
+    numbers = array.array("i")
+    with anyio.move_on_after(DOOR_S_MAX):
+        await anyio.wait_readable(line)
+        _, ancillary, _, _ = line.recvmsg(16, socket.CMSG_SPACE(numbers.itemsize))
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                numbers.frombytes(data[: numbers.itemsize])
+    if not numbers:
+        raise BackendError("sidecar_spawn_failed", "the guard handed out no socket for the network")
+    door = socket.socket(fileno=numbers[0])
+    door.setblocking(False)
+    return door

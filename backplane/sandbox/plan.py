@@ -1,0 +1,247 @@
+"""The cage for one run: mounts, rules and variables, and the label that says what they hold."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from backplane import resources
+from backplane.config import Isolation
+from backplane.contract.canonical import Json
+from backplane.policy.rules import Policy, Rule
+from backplane.process import Cage, Command
+from backplane.sandbox import credentials, evidence, landlock
+from backplane.sandbox import mounts as masks
+from backplane.sandbox.labels import Held, label
+from backplane.sandbox.mounts import Masks
+from backplane.sandbox.probe import MOUNTS, Probe
+
+PRIVATE: Final = ("/tmp", "/var/tmp")
+"""Each run has its own of these: others keep their sockets there (displays, key agents, terminals)."""
+
+SOCKETS: Final = "/run"
+"""Where the system's programs are asked to do things; some would do anything for us."""
+
+_KEPT_OF_RUN: Final = (
+    *("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager"),  # names of hosts
+    *("/run/current-system", "/run/booted-system", "/run/opengl-driver"),  # programs on NixOS
+)
+
+_EMPTY_BYTES_MAX: Final = "1048576"
+"""Of the empty folders that cover something: nothing is kept in them."""
+
+PROCESSES_MAX: Final = 4096
+"""Processes and threads of one run, where the system counts them for a namespace: no agent's work has needed a tenth,
+a fork bomb is over in a second."""
+
+_DEVICES: Final = tuple(
+    f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
+)
+
+
+Servers = Mapping[str, tuple[str, ...]]
+"""MCP servers: name → the words of its row that may name files."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one run works; absolute paths."""
+
+    root: str
+    """The one place to be written."""
+    original: str | None
+    """What a staged root is a copy of; None in place."""
+    state: str
+    """The control plane's own folder: receipts, journals, other runs."""
+    scratch: str
+    """An empty folder for its temporary files."""
+
+
+class Contained(msgspec.Struct, frozen=True, kw_only=True):
+    """A worked-out cage."""
+
+    cage: Cage = Cage()
+    env: dict[str, str] = {}
+    """Over the command's own."""
+    policy: Policy | None = None
+    """For the proxy at the network's door; None where there is none."""
+    endpoints: tuple[str, ...] = ()
+    interface: int = 0
+    """Landlock's version where it is put on."""
+    writable: tuple[str, ...] = ()
+    label: dict[str, Json] = {}
+    """For the receipt: isolation, layers, kinds."""
+    hidden_servers: Mapping[str, str] = MappingProxyType({})
+    """MCP servers with a file out of sight, by `deny_read` or as it lies in the state folder: name → the file."""
+    gaps: Mapping[Rule, str] = MappingProxyType({})
+    """Rules that the operating system holds, each with what it leaves open or ""."""
+
+
+def plan(
+    place: Place,
+    command: Command,
+    policy: Policy,
+    found: Probe,
+    *,
+    isolation: Isolation,
+    writable: tuple[str, ...] = (),
+    endpoints: tuple[str, ...] = (),
+    open_stores: Collection[str] = (),
+    servers: Servers = MappingProxyType({}),
+    grouped: bool = False,
+    filtered: bool = False,
+) -> Contained:
+    """Work out what to put around a command. Looks through the workspace where the policy has rules on files; blocking.
+
+    Args:
+        writable: paths beside the workspace that the host may change, its own state say; absolute.
+        endpoints: where the host may always connect to, whatever the rules on the network.
+        open_stores: names of stores of credentials that the host may read.
+        servers: MCP servers that its agent is to start.
+        grouped: it is started in a cgroup of its own.
+        filtered: the order asks for a filter on system calls.
+    """
+    profile = policy.profile
+    networked = bool(profile.allow_network or profile.deny_network)
+    own = tuple(path for path in writable if os.path.exists(path))
+    covered, stores = Masks(), credentials.Covered()
+    wrapper: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
+    if found.bubblewrap.usable:
+        private = _private({place.root, *own})
+        originals = (place.original,) if place.original else ()
+        home = command.env.get("HOME")
+        stores = credentials.cover(
+            place.root, originals, own, credentials.homes_of(home), open_stores, set(command.env.values())
+        )
+        covered = masks.work_out(profile, place.root, originals, home, stores)
+        wrapper = (*found.command, *(("--unshare-net",) if networked and found.network.usable else ()))
+        system = MOUNTS if "/" not in (place.root, *own) else ("--bind", *MOUNTS[1:])
+        wrapper = (*wrapper, *system, *_mounts(place, command, servers, own, private), *covered.options, "--")
+    kept = (*_DEVICES, place.root, *own, *(private or (place.scratch,)), place.scratch)
+    interface = found.landlock_version
+    calls = _filter() if filtered else None
+    held = Held(
+        isolation=isolation,
+        found=found,
+        profile=profile,
+        writable=(place.root, *own),
+        missing=tuple(path for path in writable if path not in own),
+        masks=covered,
+        stores=stores,
+        private=bool(private),
+        state_open=any(f"{place.state}/".startswith(f"{path}/") for path in (place.root, *own)),
+        grouped=grouped,
+        filtered=filtered,
+        calls_known=calls is not None,
+        # Counted for a user in his own namespace; nobody counts those of root.
+        processes_max=PROCESSES_MAX if wrapper and os.geteuid() != 0 else None,
+    )
+    most = _limits(counted=held.processes_max is not None) if isolation != "off" else ()
+    confined = landlock.rules(interface, list(kept)) if interface else None
+    seen = evidence.expected(wrapper)
+    cage = Cage(wrapper=wrapper, evidence=seen, landlock=confined, seccomp=calls, limits=most)
+    controls_network = networked and (found.network.usable or interface >= landlock.NETWORK_SINCE)
+    return Contained(
+        cage=cage,
+        env={"TMPDIR": PRIVATE[0] if PRIVATE[0] in private else place.scratch},
+        policy=policy if controls_network else None,
+        endpoints=endpoints,
+        interface=interface,
+        writable=kept,
+        label=label(held),
+        hidden_servers=dict(_hidden(place, servers, own, covered)) if wrapper else {},
+        gaps=held.gaps(),
+    )
+
+
+def _filter() -> bytes | None:
+    from backplane.sandbox import seccomp  # For the few orders that ask for it.
+
+    return seccomp.program()
+
+
+def _limits(*, counted: bool) -> tuple[tuple[int, int], ...]:
+    """No file with the memory of a host that crashed, and no fork bomb; never more than we may have ourselves."""
+    wanted = {resource.RLIMIT_CORE: 0} | ({resource.RLIMIT_NPROC: PROCESSES_MAX} if counted else {})
+    return tuple((number, _at_most(most, resource.getrlimit(number)[1])) for number, most in wanted.items())
+
+
+def _at_most(wanted: int, hard: int) -> int:
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+
+
+def _private(taken: set[str]) -> tuple[str, ...]:
+    places = dict.fromkeys(os.path.realpath(path) for path in PRIVATE)
+    return tuple(path for path in places if os.path.isdir(path) and path not in taken)
+
+
+def _mounts(
+    place: Place, command: Command, servers: Servers, own: tuple[str, ...], private: tuple[str, ...]
+) -> Iterator[str]:
+    """Mounts from the outermost to the innermost, so that none covers another by chance."""
+    mounts: dict[str, tuple[str, ...]] = {}
+    sockets = os.path.realpath(SOCKETS)
+    covered = [path for path in (sockets, *private) if path != place.root and os.path.isdir(path)]
+    for path in private:
+        mounts[path] = ("--bind", place.scratch, path)
+    if sockets in covered:
+        mounts[sockets] = ("--size", _EMPTY_BYTES_MAX, "--tmpfs", sockets)
+        mounts |= {path: ("--ro-bind", path, path) for path in _KEPT_OF_RUN if os.path.isdir(path)}
+    for path in _needed(place, command, servers, covered):
+        mounts.setdefault(path, ("--ro-bind", path, path))
+    if os.path.isdir(place.state):
+        state = os.path.realpath(place.state)
+        mounts[state] = ("--size", _EMPTY_BYTES_MAX, "--tmpfs", state)
+    if not private:
+        mounts[place.scratch] = ("--bind", place.scratch, place.scratch)
+    for path in {*own, place.root} - {"/"}:
+        mounts[path] = ("--bind", path, path)
+    for path in sorted(mounts, key=lambda path: (path.rstrip("/").count("/"), path)):
+        yield from mounts[path]
+
+
+def _needed(place: Place, command: Command, servers: Servers, covered: list[str]) -> Iterator[str]:
+    """What of the covered places is named by the command, its environment or a server's row: with its folder."""
+    program = shutil.which(command.argv[0], path=command.env.get("PATH")) or command.argv[0]
+    lists = (part for value in command.env.values() for part in value.split(os.pathsep))
+    words = [program, *command.argv[1:], *lists]
+    ours = [sys.executable, sys.prefix, sys.base_prefix, str(resources.PACKAGE), *map(str, resources.folders())]
+    # An order names these: the state folder, with other runs in it, stays closed to them.
+    named = (word for row in servers.values() for word in row)
+    theirs = (word for word in named if not _lies_in(os.path.realpath(word), place.state))
+    for word in (*words, *theirs, *ours):
+        for path in {word, os.path.realpath(word)} if word.startswith("/") and "\0" not in word else ():
+            roof = next((roof for roof in covered if path.startswith(roof + "/")), None)
+            if roof is not None and os.path.exists(path):
+                yield _with_its_folder(path, roof)
+
+
+def _hidden(place: Place, servers: Servers, own: tuple[str, ...], covered: Masks) -> Iterator[tuple[str, str]]:
+    """Servers with the word of each that names what is there and the agent will not see."""
+    for name, words in servers.items():
+        for word in words:
+            path = os.path.realpath(os.path.join(place.root, word))
+            ruled = any(_lies_in(path, folder) for folder in covered.hidden)
+            closed = _lies_in(path, place.state) and not any(_lies_in(path, folder) for folder in (place.root, *own))
+            if (ruled or closed) and os.path.exists(path):
+                yield name, word
+                break
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    return f"{path}/".startswith(f"{folder}/")
+
+
+def _with_its_folder(path: str, roof: str) -> str:
+    folder = Path(path) if os.path.isdir(path) else Path(path).parent
+    if folder.name in ("bin", "sbin"):
+        folder = folder.parent
+    return path if str(folder) == roof else str(folder)

@@ -1,0 +1,381 @@
+"""A small HTTP proxy that knows names: CONNECT for everything encrypted, whole requests for the rest.
+
+A connection comes in, is judged by the order's policy, by its name and by every address the name
+has, and is then carried byte for byte. Nothing is decrypted, kept or logged but what was refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.abc
+import msgspec
+
+from backplane.policy.rules import Connect, Policy, Rule
+from backplane.policy.urls import NetworkRule, Target, network_rule, network_rules, read_target
+from backplane.sandbox.connections import Tally
+from backplane.sandbox.resolver import Names
+
+CONNECTIONS_MAX: Final = 128
+"""Open at once; the next wait at the door. A package manager opens some fifty."""
+
+HEAD_BYTES_MAX: Final = 64 * 1024
+"""Of a request's head; servers take 8 to 64 KiB."""
+
+HEAD_S_MAX: Final = 15.0
+"""For a request's head to arrive."""
+
+CONNECT_S_MAX: Final = 20.0
+"""For name and connection together."""
+
+IDLE_S_MAX: Final = 600.0
+"""For a connection on which nothing moves: a model may think for minutes before its first word."""
+
+CHUNK_BYTES: Final = 64 * 1024
+"""Carried at once in each direction; the most that is held here."""
+
+ADDRESSES_MAX: Final = 16
+"""Of one name that are tried."""
+
+_HTTPS_PORT: Final = 443
+
+_NOT_LISTED: Final = Rule("allow_network")
+"""Decides where a list of allowed hosts names another one."""
+
+_DROPPED_HEADERS: Final = (b"proxy-connection", b"proxy-authorization", b"connection", b"keep-alive", b"te", b"upgrade")
+"""For this connection alone (RFC 9110, 7.6.1); ours to the server carries one request and closes."""
+
+
+class Refused(Exception):
+    """A connection that is not made: a status and a reason for whoever asked."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Judge:
+    """Decides where a connection may go, by name and by address.
+
+    Args:
+        endpoints: always allowed, as patterns like those of the policy.
+    """
+
+    def __init__(self, policy: Policy, endpoints: tuple[str, ...]) -> None:
+        self._policy = policy
+        self._endpoints: tuple[NetworkRule, ...] = network_rules(endpoints)
+
+    def check_name(self, target: str) -> bool:
+        """Judge what was asked for; True for an endpoint of the backend, whose addresses are its own affair.
+
+        Raises:
+            Refused: forbidden, or not to be read in one way only.
+        """
+        place = read_target(target)
+        if place is None:
+            raise Refused("400 Bad Request", "the target does not say clearly where it leads")
+        if self._is_endpoint(place):
+            return True
+        decision = self._policy.decide(Connect(target))
+        if decision.rule == _NOT_LISTED and self._is_https(place):
+            return False
+        if decision.allowed != "allow":
+            raise Refused("403 Forbidden", decision.reason)
+        return False
+
+    def _is_https(self, place: Target) -> bool:
+        """Whether a tunnel is one that a rule on https means: to its own port, or to the one that the rule names."""
+        if place.scheme is not None or place.path is not None:
+            return False
+        rule = self._policy.decide(Connect(f"https://{place.host}:{place.port}/")).rule
+        if rule is None or rule.name != "allow_network" or rule.pattern is None:
+            return False
+        return place.port in (_HTTPS_PORT, network_rule(rule.pattern).port)
+
+    def check_address(self, host: str, address: str, port: int) -> None:
+        """Judge where a name leads: a name that may be asked for must not open the way to an address that may not.
+
+        Raises:
+            Refused: forbidden.
+        """
+        place = ipaddress.ip_address(address)
+        mapped = getattr(place, "ipv4_mapped", None)
+        place = mapped or place
+        text = f"[{place}]:{port}" if place.version == 6 else f"{place}:{port}"
+        decision = self._policy.decide(Connect(text))
+        # With an allow list of names, an address of the open internet is what the name stands for. Others, this
+        # machine's own and its neighbours', must be allowed themselves, or whoever owns the name chooses them.
+        trusted = place.is_global or (place.is_loopback and host == "localhost")
+        if decision.allowed != "allow" and not (trusted and decision.rule == _NOT_LISTED):
+            raise Refused("403 Forbidden", f"{host!r} leads to {place}: {decision.reason}")
+        if place.is_multicast or place.is_unspecified:
+            raise Refused("403 Forbidden", f"{host!r} leads to {place}, which is no host")
+
+    def _is_endpoint(self, target: Target) -> bool:
+        return any(rule.matches(target, unsaid=True) for rule in self._endpoints)
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """What was asked for."""
+
+    target: str
+    host: str
+    port: int
+    tunnel: bool
+    head: bytes = b""
+    """For the server; of a whole request alone."""
+    body_bytes: int = 0
+    rest: bytes = b""
+    """Came with the head already."""
+
+
+@asynccontextmanager
+async def serve(door: socket.socket, judge: Judge, tally: Tally) -> AsyncIterator[None]:
+    """Accept and carry connections until the block is left."""
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_accept, door, judge, tally)
+        try:
+            yield
+        except Exception as caught:  # Raised again below: the group would wrap it.
+            failure = caught
+        finally:
+            tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _accept(door: socket.socket, judge: Judge, tally: Tally) -> None:
+    places, names = anyio.Semaphore(CONNECTIONS_MAX), Names()
+    async with anyio.create_task_group() as tasks:
+        while True:
+            await places.acquire()
+            client = await _next_client(door)
+            tasks.start_soon(_attend, client, judge, tally, names, places)
+
+
+async def _next_client(door: socket.socket) -> socket.socket:
+    while True:
+        await anyio.wait_readable(door)
+        try:
+            client, _ = door.accept()
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            if error.errno not in (errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.EPROTO):
+                raise
+            await anyio.sleep(_NO_FD_S)
+            continue
+        client.setblocking(False)
+        return client
+
+
+_NO_FD_S: Final = 0.05
+"""Before the next try where no descriptor is left, or the client has gone already."""
+
+
+_LENGTH_DIGITS_MAX: Final = 18
+"""Of the length of a body; a number of thousands of digits is none that Python reads."""
+
+
+async def _attend(client: socket.socket, judge: Judge, tally: Tally, names: Names, places: anyio.Semaphore) -> None:
+    try:
+        with client:
+            try:
+                await _carry_one(client, judge, tally, names)
+            except Refused as refusal:
+                tally.deny(str(refusal))
+                await _refuse(client, refusal)
+            except OSError:  # Either end has gone; there is nobody to be told.
+                return
+            except Exception as error:  # The outermost edge: what one connection says ends neither others nor the run.
+                tally.deny(f"the proxy failed: {type(error).__name__}")
+                await _refuse(client, Refused("500 Internal Server Error", "the proxy failed"))
+            finally:
+                _forget(client)
+    finally:
+        places.release()
+
+
+async def _carry_one(client: socket.socket, judge: Judge, tally: Tally, names: Names) -> None:
+    with anyio.move_on_after(HEAD_S_MAX) as reading:
+        head, rest = await _read_head(client)
+    if reading.cancelled_caught:
+        raise Refused("408 Request Timeout", f"no whole request within {HEAD_S_MAX:g} s")
+    request = _read_request(head, rest)
+    server = await _connect(request, judge, judge.check_name(request.target), names)
+    with server:
+        tally.allow(f"{request.host}:{request.port}")
+        try:
+            await _carry(client, server, request)
+        finally:
+            _forget(server)
+
+
+async def _refuse(client: socket.socket, refusal: Refused) -> None:
+    body = f"{refusal}\n".encode()
+    head = f"HTTP/1.1 {refusal.status}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    with suppress(OSError), anyio.move_on_after(HEAD_S_MAX):
+        await _send(client, head.encode() + body)
+
+
+async def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
+    data = b""
+    while (end := data.find(b"\r\n\r\n")) < 0:
+        if len(data) > HEAD_BYTES_MAX:
+            raise _too_long()
+        chunk = await _receive(client)
+        if not chunk:
+            raise ConnectionResetError
+        data += chunk
+    if end > HEAD_BYTES_MAX:
+        raise _too_long()
+    return data[:end], data[end + 4 :]
+
+
+def _too_long() -> Refused:
+    return Refused("431 Request Header Fields Too Large", f"the head is over {HEAD_BYTES_MAX} bytes")
+
+
+def _read_request(head: bytes, rest: bytes) -> _Request:
+    try:
+        first, *lines = head.split(b"\r\n")
+        method, target, version = first.decode("ascii").split(" ")
+        if version not in ("HTTP/1.1", "HTTP/1.0"):
+            raise ValueError
+    except ValueError:
+        raise Refused("400 Bad Request", "not a request of HTTP/1") from None
+    if method == "CONNECT":
+        host, port = _host_and_port(target)
+        return _Request(target, host, port, True, rest=rest)
+    return _whole_request(method, target, lines, rest)
+
+
+def _whole_request(method: str, target: str, lines: list[bytes], rest: bytes) -> _Request:
+    place = read_target(target)
+    if place is None or place.scheme != "http":
+        raise Refused("400 Bad Request", "give the whole address of an http:// resource, or CONNECT")
+    kept: list[bytes] = []
+    body_bytes = 0
+    for line in lines:
+        name = line.partition(b":")[0].strip().lower()
+        if name == b"transfer-encoding" or line[:1] in (b" ", b"\t"):
+            raise Refused("411 Length Required", "say the length of the body")
+        if name == b"content-length":
+            digits = line.partition(b":")[2].strip()
+            if not digits.isdigit() or len(digits) > _LENGTH_DIGITS_MAX or body_bytes:
+                raise Refused("400 Bad Request", "the length of the body is no number")
+            body_bytes = int(digits)
+        if name not in _DROPPED_HEADERS and name != b"host":
+            kept.append(line)
+    parts = urlsplit(target)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    first = f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}".encode()
+    head = b"\r\n".join([first, *kept, b"Connection: close", b"", b""])
+    assert place.port is not None, "the scheme has one"
+    return _Request(target, place.host.strip("[]"), place.port, False, head, body_bytes, rest)
+
+
+def _host_and_port(target: str) -> tuple[str, int]:
+    place = read_target(target)
+    if place is None or place.port is None or place.scheme is not None or place.path is not None:
+        raise Refused("400 Bad Request", "CONNECT takes host:port")
+    return place.host.strip("[]"), place.port
+
+
+async def _connect(request: _Request, judge: Judge, own: bool, names: Names) -> socket.socket:
+    """Resolve, judge every address, and connect to the first that answers."""
+    with anyio.move_on_after(CONNECT_S_MAX):
+        try:
+            found = await names.look_up(request.host, request.port)
+        except (OSError, UnicodeError) as error:
+            raise Refused("502 Bad Gateway", f"{request.host!r} cannot be found: {error}") from error
+        addresses = list(dict.fromkeys(found))[:ADDRESSES_MAX]
+        if not own:
+            for _, where in addresses:
+                judge.check_address(request.host, str(where[0]), request.port)
+        for family, where in addresses:
+            with suppress(OSError):
+                return await _reach(family, where)
+    raise Refused("502 Bad Gateway", f"{request.host!r} does not answer on port {request.port}")
+
+
+async def _reach(family: int, where: tuple[str | int, ...]) -> socket.socket:
+    server = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        server.setblocking(False)
+        fault = server.connect_ex(where)
+        if fault == errno.EINPROGRESS:
+            await anyio.wait_writable(server)
+            fault = server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if fault:
+            raise OSError(fault, os.strerror(fault))
+        return server
+    except BaseException:
+        _forget(server)
+        server.close()
+        raise
+
+
+async def _carry(client: socket.socket, server: socket.socket, request: _Request) -> None:
+    with anyio.CancelScope(deadline=anyio.current_time() + IDLE_S_MAX) as idle:
+        if request.tunnel:
+            await _send(client, b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await _send(server, request.head + request.rest[: None if request.tunnel else request.body_bytes])
+        left = None if request.tunnel else max(0, request.body_bytes - len(request.rest))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_pour, client, server, left, idle, None)
+            # What the server says last is the end of a whole request; a tunnel lives while either end does.
+            await _pour(server, client, None, idle, tasks.cancel_scope)
+
+
+async def _pour(
+    source: socket.socket,
+    sink: socket.socket,
+    bytes_max: int | None,
+    idle: anyio.CancelScope,
+    both: anyio.CancelScope | None,
+) -> None:
+    """Carry one direction to its end, then say so to the other side; `both` ends the other direction, too."""
+    left = bytes_max
+    with suppress(OSError):
+        while left != 0:
+            data = await _receive(source, CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
+            if not data:
+                break
+            await _send(sink, data)
+            left = None if left is None else left - len(data)
+            idle.deadline = anyio.current_time() + IDLE_S_MAX
+        if bytes_max is None:
+            sink.shutdown(socket.SHUT_WR)
+    if both is not None:
+        both.cancel()
+
+
+async def _receive(source: socket.socket, bytes_max: int = CHUNK_BYTES) -> bytes:
+    while True:
+        await anyio.wait_readable(source)
+        with suppress(BlockingIOError):
+            return source.recv(bytes_max)
+
+
+async def _send(sink: socket.socket, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        await anyio.wait_writable(sink)
+        with suppress(BlockingIOError):
+            view = view[sink.send(view) :]
+
+
+def _forget(end: socket.socket) -> None:
+    if end.fileno() >= 0:
+        anyio.notify_closing(end)

@@ -1,0 +1,195 @@
+"""The containment of one run: admitted before anything starts, put on when the place to work in is known."""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+import msgspec
+
+from backplane.config import Isolation
+from backplane.contract.canonical import Json
+from backplane.errors import CageError, WorkspaceError
+from backplane.policy.rules import Policy
+from backplane.process import Child, Command, Ready, open_child
+from backplane.sandbox import cgroup, credentials, mounts, plan, requirements
+from backplane.sandbox.probe import Probe, without
+
+if TYPE_CHECKING:
+    from backplane.sandbox.connections import Tally
+
+
+class Cell:
+    """What holds one host.
+
+    Args:
+        demanded: the order's `config.vendor.abp.enforcement`, unread.
+        found: the layers of this machine; None where nothing can be put around the host, or nothing shall.
+        filtered: the order asks for a filter on system calls.
+        open_stores: names of stores of credentials that the host may read.
+
+    Raises:
+        PolicyError: `policy_invalid`, the demands cannot be read.
+        CapabilityError: `capability_unsupported`, what is asked for cannot be had.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        isolation: Isolation,
+        demanded: Json,
+        found: Probe | None,
+        *,
+        filtered: bool = False,
+        open_stores: frozenset[str] = frozenset(),
+    ) -> None:
+        self._tally: Tally | None = None
+        self._policy = policy
+        self._isolation = isolation
+        self._demands = requirements.demands(demanded)
+        self._found = found
+        self._filtered = filtered
+        self._open_stores = open_stores
+        self._scratch: str | None = None
+        self._leaf: Path | None = None
+        self._group: str | None = None
+        requirements.refuse(isolation, self._demands, policy.profile, found, filtered=filtered)
+
+    def needs_tree(self, original: str) -> bool:
+        """Whether the files have to be there before the cage can be worked out. Blocking.
+
+        Args:
+            original: the folder that will be copied.
+        """
+        return mounts.needs_tree(self._policy.profile) or credentials.has_stores(original)
+
+    def distrust(self, error: CageError) -> None:
+        """Go on without bubblewrap: a guard has looked around inside. Raises CapabilityError as the making does."""
+        assert self._found is not None
+        self._found = without(self._found, "bubblewrap", why=error.message, fix=error.hint or "")
+        requirements.refuse(self._isolation, self._demands, self._policy.profile, self._found, filtered=self._filtered)
+
+    def check_asks(self, extensions: tuple[str, ...]) -> None:
+        """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
+        requirements.check_asks(self._demands, extensions)
+
+    async def put_on(
+        self,
+        place: plan.Place,
+        command: Command,
+        writable: tuple[str, ...],
+        endpoints: tuple[str, ...],
+        servers: plan.Servers,
+    ) -> plan.Contained:
+        """Work out the cage.
+
+        Raises:
+            CapabilityError: `capability_unsupported`, a rule that the order wants held by the system cannot be.
+            PolicyError: `policy_invalid`, an endpoint of the backend cannot be read.
+            WorkspaceError: `workspace_staging_failed`, the folder for temporary files cannot be made.
+        """
+        assert self._found is not None, "admitted before"
+        if endpoints:
+            from backplane.policy.urls import network_rules  # As much to load as the rest of this.
+
+            network_rules(endpoints)
+        return await anyio.to_thread.run_sync(
+            functools.partial(self._plan, place, command, writable=writable, endpoints=endpoints, servers=servers)
+        )
+
+    def _plan(
+        self,
+        place: plan.Place,
+        command: Command,
+        *,
+        writable: tuple[str, ...],
+        endpoints: tuple[str, ...],
+        servers: plan.Servers,
+    ) -> plan.Contained:
+        assert self._found is not None
+        try:
+            os.makedirs(place.scratch, 0o700, exist_ok=self._scratch is not None)
+        except OSError as error:
+            fact = f"no folder for temporary files can be made at {place.scratch}: {error.strerror}"
+            raise WorkspaceError(
+                "workspace_staging_failed", fact, hint="free some space, or set BACKPLANE_HOME"
+            ) from error
+        self._scratch = place.scratch
+        with suppress(OSError):  # Then the label does not claim it.
+            self._make_group(Path(place.state), os.path.basename(place.scratch))
+        held = plan.plan(
+            place,
+            command,
+            self._policy,
+            self._found,
+            isolation=self._isolation,
+            writable=writable,
+            endpoints=endpoints,
+            open_stores=self._open_stores,
+            servers=servers,
+            grouped=self._group is not None,
+            filtered=self._filtered,
+        )
+        requirements.check_held(self._demands, held.gaps, self._policy.profile)
+        return held
+
+    def open(
+        self, held: plan.Contained, ready: Ready | None, command: Command, stderr_bytes_max: int
+    ) -> AbstractAsyncContextManager[Child]:
+        """Start the command in its cage; `ready` is awaited while that is put up."""
+        held = msgspec.structs.replace(held, cage=msgspec.structs.replace(held.cage, cgroup=self._group))
+        if held.policy is None:
+            caged = msgspec.structs.replace(command, env=command.env | held.env)
+            return open_child(caged, cage=held.cage, stderr_bytes_max=stderr_bytes_max, ready=ready)
+        # Only where the network is ruled, as a third of the loading is the proxy's.
+        from backplane.sandbox.connections import Tally
+        from backplane.sandbox.network import open_contained
+
+        self._tally = Tally()
+        return open_contained(command, held, self._tally, stderr_bytes_max=stderr_bytes_max, ready=ready)
+
+    def _make_group(self, home: Path, run_id: str) -> None:
+        """A group of its own, where no namespace ends with the control plane. Raises OSError."""
+        assert self._found is not None
+        leaf = cgroup.leaf_of(home, run_id)
+        if self._found.cgroup.usable and not self._found.bubblewrap.usable and leaf is not None:
+            leaf.mkdir()
+            self._leaf, group = leaf, leaf / "cgroup.procs"
+            os.close(os.open(group, os.O_WRONLY | os.O_CLOEXEC))
+            self._group = str(group)
+
+    def close(self, added: dict[str, Json]) -> None:
+        """The host is gone: remove its temporary files, and add what went through its network. Blocking.
+
+        Args:
+            added: members of the receipt's own part.
+        """
+        if self._tally is not None and (self._tally.allowed or self._tally.denied):
+            added["network"] = self._tally.to_wire()
+        if self._leaf is not None:
+            cgroup.remove(self._leaf)
+        from backplane.workspace import collect  # Loaded while the host started, not on the way there.
+
+        if self._scratch is not None:
+            with suppress(WorkspaceError):  # The next start tries again.
+                collect(Path(self._scratch))
+
+
+def place_of(root: str, *, original: str | None, home: Path, scratch: Path) -> plan.Place:
+    """Where a run works, links followed.
+
+    Args:
+        original: what a staged root is a copy of.
+        home: the state folder.
+        scratch: the run's folder for temporary files.
+    """
+    return plan.Place(
+        root=os.path.realpath(root),
+        original=os.path.realpath(original) if original is not None else None,
+        state=os.path.realpath(home),
+        scratch=os.path.realpath(scratch),
+    )

@@ -1,0 +1,264 @@
+"""JSON Schema (draft 2020-12) of every shape of the contract, written from its structs.
+
+`python -m backplane.schemas` writes `schemas/`, `--check` only compares. A plain name is what a
+reader takes (defaults may be left out); a name that ends in `_written`, or begins with `cli_` for
+what a command prints, is what we write: every member there. Unknown members are allowed, but not
+in a policy or a configuration, where they are mistakes. What our reader forgives beyond that (an
+unknown event type, say) is no promise and stands in no schema.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane import resources
+from backplane.config import Settings
+from backplane.contract import envelope
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent
+from backplane.contract.receipt import CONTRACT_VERSION, Receipt
+from backplane.contract.work import PolicyProfile, WorkOrder
+from backplane.errors import CODES, ConfigError
+from backplane.policy.rules import PROFILES
+from backplane.sandbox.credentials import STORES
+from backplane.schemas.added import BACKPLANE
+from backplane.schemas.facts import FIELDS, FIELDS_WRITTEN, RULES, WRITTEN_THOUGH_MADE
+
+_DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
+_ID: Final = f"urn:{CONTRACT_VERSION.replace('/', ':')}:"
+
+_ENVELOPES: Final[dict[str, Any]] = {
+    "hello": envelope.Hello,
+    "run": envelope.Run,
+    "event": envelope.Event,
+    "final": envelope.Final,
+    "fatal": envelope.Fatal,
+    "cancel": envelope.Cancel,
+    "input": envelope.Input,
+    "interrupt": envelope.Interrupt,
+    "ping": envelope.Ping,
+    "pong": envelope.Pong,
+    "ask": envelope.Ask,
+    "answer": envelope.Answer,
+    "tree": envelope.Tree,
+    "patch": envelope.Patch,
+}
+
+_PRINTED: Final = {
+    "cli_backends": "backplane.runtime.backends:BackendStatus",
+    "cli_backends_matrix": "backplane.conform.matrix:Matrix",
+    "cli_backends_probe": "backplane.conform.trials:Proof",
+    "cli_checkpoints": "backplane.workspace.checkpoints:Checkpoint",
+    "cli_conform": "backplane.conform.runner:Report",
+    "cli_doctor": "backplane.cli.doctor:Finding",
+    "cli_receipts_checkpoint": "backplane.receipts:Checkpoint",
+    "cli_receipts_list": "backplane.receipts.rows:Listed",
+    "cli_translate_loss": "backplane.ir:Loss",
+}
+"""What commands print that is no shape of the contract, as places of types: only who writes schemas loads them."""
+
+SHAPES: Final[dict[str, Any]] = {
+    "work_order": WorkOrder,
+    "work_order_written": WorkOrder,
+    "receipt": Receipt,
+    "receipt_written": Receipt,
+    "event": AgentEvent,
+    "event_written": AgentEvent,
+    "backplane": None,
+    "policy": PolicyProfile,
+    "configuration": Settings,
+    **{f"envelope_{name}": kind for name, kind in _ENVELOPES.items()},
+    "envelope_run_written": envelope.Run,
+    **_PRINTED,
+}
+"""Name of a schema → the type it describes, or where that stands; None for the one that is written here by hand."""
+
+_CLOSED: Final = ("policy", "configuration")
+
+
+def names() -> tuple[str, ...]:
+    """The names of all schemas, in the order in which they are written."""
+    return tuple(SHAPES)
+
+
+def build(name: str) -> Json:
+    """Make one schema from the contract's structs."""
+    head = {"$schema": _DRAFT, "$id": _ID + name, "title": name}
+    kind, written = SHAPES[name], name.endswith("_written") or name in _PRINTED
+    if kind is None:
+        return head | BACKPLANE
+    if name in _PRINTED:
+        module, _, struct = kind.partition(":")
+        kind = getattr(import_module(module), struct)
+    extra = [Receipt] if kind in (envelope.Final, envelope.Fatal) else []
+    (root, *_), found = msgspec.json.schema_components([kind, *extra], ref_template="#/$defs/{name}")
+    definitions = {key: _tidy(body) for key, body in found.items()}
+    for (owner, field), more in (FIELDS | FIELDS_WRITTEN if written else FIELDS).items():
+        owner = kind.__name__ if owner == name else owner
+        if owner in definitions:
+            definitions[owner]["properties"][field] |= more
+    for owner, body in definitions.items():
+        if written:
+            members = body["properties"].items()
+            body["required"] = [key for key, member in members if _is_written(owner, key, member, body)]
+        body |= RULES.get(owner, {})
+        if name in _CLOSED and "properties" in body:
+            body["additionalProperties"] = False
+    if written and "Receipt" in definitions:
+        definitions["Backplane"] = BACKPLANE
+    return head | _whole(_tidy(root), definitions)
+
+
+def _whole(root: Json, definitions: dict[str, Json]) -> Json:
+    """The root's own shape stands at the top: generators of code stumble over a root that is a reference."""
+    if set(root) == {"$ref"}:
+        root = definitions.pop(root["$ref"].rpartition("/")[2])
+        del root["title"]
+    return {**root, "$defs": definitions} if definitions else root
+
+
+def _is_written(owner: str, key: str, member: Json, body: Json) -> bool:
+    return key in body["required"] or "default" in member or WRITTEN_THOUGH_MADE.get(owner) == key
+
+
+def _tidy(node: Json) -> Json:
+    """Say a choice by tag as `if`/`then`, so that a validator points at the member and not at the choice."""
+    if isinstance(node, list):
+        return [_tidy(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    node = {key: value if key == "default" else _tidy(value) for key, value in node.items()}
+    if "description" in node and isinstance(node["description"], str):
+        node["description"] = inspect.cleandoc(node["description"]).split("\n\n")[0].replace("\n", " ")
+    if "discriminator" in node:
+        return _by_tag(node.pop("discriminator"))
+    choices = node.get("anyOf", ())
+    if choices and all(set(choice) <= _PLAIN and isinstance(choice.get("type"), str) for choice in choices):
+        del node["anyOf"]
+        merged = {key: value for choice in choices for key, value in choice.items()}
+        return {**merged, **node, "type": [choice["type"] for choice in choices]}
+    return node
+
+
+_PLAIN: Final = {"type", "minimum", "maximum"}
+
+
+def _by_tag(discriminator: Mapping[str, Any]) -> Json:
+    tag, mapping = discriminator["propertyName"], discriminator["mapping"]
+    return {
+        "type": "object",
+        "properties": {tag: {"enum": list(mapping)}},
+        "required": [tag],
+        "allOf": [
+            {"if": {"properties": {tag: {"const": value}}, "required": [tag]}, "then": {"$ref": ref}}
+            for value, ref in mapping.items()
+        ],
+    }
+
+
+def render(name: str) -> bytes:
+    """The bytes of `schemas/NAME.json`; the same on every machine."""
+    return (json.dumps(build(name), indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def load_schema(name: str) -> bytes:
+    """Read a written schema, from a checkout or an installed copy.
+
+    Raises:
+        ConfigError: `config_invalid`, no schema of this name.
+    """
+    path = resources.find("schemas") / f"{name}.json"
+    if name not in names() or not path.is_file():
+        raise ConfigError("config_invalid", f"no schema named {name!r}", hint="`backplane schema` lists them")
+    return path.read_bytes()
+
+
+def error_table() -> str:
+    """The text of `contracts/errors.md`."""
+    rows = [
+        f"| `{code}` | {facts.meaning} | {facts.fault} | {'yes' if facts.retryable else 'no'} "
+        f"| {facts.exit_code} | `{facts.provider_code}` |"
+        for code, facts in CODES.items()
+    ]
+    return _ERRORS_HEAD + "\n".join(rows) + "\n"
+
+
+_ERRORS_HEAD: Final = """# Error codes
+
+Stable strings, never changed or removed; the words beside them may change. *Fault* says where to look: the caller
+(the order or the configuration), this control plane, the host, the model's service (upstream) or the machine.
+*Retry*: whether the same order may succeed later. *Exit* is the exit code of a command that ends with the error,
+*provider code* the nearest of the seven codes of the provider interface. A peer that sends any other code is taken
+to say `internal`. This file is written by `python -m backplane.schemas`.
+
+| code | meaning | fault | retry | exit | provider code |
+|---|---|---|---|---|---|
+"""
+
+
+def credentials_table() -> str:
+    """The text of `contracts/credentials.md`."""
+    rows = [f"| `{name}` | {', '.join(f'`{_place(spot)}`' for spot in spots)} |" for name, spots in STORES.items()]
+    return _CREDENTIALS_HEAD + "\n".join(rows) + "\n"
+
+
+def _place(spot: str) -> str:
+    return spot if spot.startswith("$") else f"~/{spot}"
+
+
+_CREDENTIALS_HEAD: Final = """# Stores of credentials
+
+What a contained host does not see, whatever the policy: each folder is empty there, each file has no content.
+`config.vendor.abp.credentials = ["git"]` opens a store for one order, `credentials = ["git"]` in `[backends.NAME]` for
+a backend; so does a variable of the host that holds its path, a path in `writable`, and a workspace inside it. The
+login of an agent is open to the agent that works with the user's own folder (`own_state`). Links are followed. The
+receipt says what was covered and what was left open: `usage_raw.backplane.enforcement.kinds.credentials`, which is
+`none` without bubblewrap. This file is written by `python -m backplane.schemas`.
+
+| store | where |
+|---|---|
+"""
+
+
+def stale() -> list[Path]:
+    """Generated files that are missing or differ from what they are made of, and schemas that belong to no shape."""
+    wanted = _generated()
+    strangers = set(resources.find("schemas").glob("*.json")) - set(wanted)
+    return sorted(
+        strangers | {path for path, data in wanted.items() if not path.is_file() or path.read_bytes() != data}
+    )
+
+
+def _generated() -> dict[Path, bytes]:
+    schemas = {resources.find("schemas") / f"{name}.json": render(name) for name in names()}
+    contracts = resources.find("contracts")
+    profiles = {
+        contracts / "examples" / "policy" / f"{name}.json": msgspec.json.format(msgspec.json.encode(profile)) + b"\n"
+        for name, profile in PROFILES.items()
+    }
+    pages = {"errors.md": error_table(), "credentials.md": credentials_table()}
+    return {**schemas, **profiles, **{contracts / name: text.encode() for name, text in pages.items()}}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write what is stale, or with `--check` only name it (exit code 1)."""
+    old, wanted = stale(), _generated()
+    if "--check" in arguments:
+        for path in old:
+            sys.stderr.write(f"{path} is stale; run: python -m backplane.schemas\n")
+        return 1 if old else 0
+    for path in old:
+        if path in wanted:
+            path.write_bytes(wanted[path])
+        else:
+            path.unlink()
+    sys.stdout.write(f"{len(wanted)} generated files, {len(old)} of them changed\n")
+    return 0

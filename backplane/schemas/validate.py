@@ -1,0 +1,437 @@
+"""Check a document of the contract: what it is, and every place where it is wrong.
+
+Bytes go in, findings with JSON pointers come out, never an exception. The schemas say the
+shape; strict JSON, keys that stand twice, print forms and a receipt's hash are looked at here.
+What our reader would forgive is a finding all the same: a stricter peer would not.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from backplane.config import BackendSettings, read_toml
+from backplane.contract import canonical
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent, Failed
+from backplane.contract.receipt import Receipt, read_receipt, receipt_hash, verify_bytes
+from backplane.contract.unheard import Unheard, is_lenient, unheard_settings, unknown_members
+from backplane.schemas import build
+
+BYTES_MAX: Final = 256 * 1024 * 1024
+"""Largest document looked at: receipts of a million events stay below it, memory as well."""
+
+DEPTH_MAX: Final = 128
+"""Deepest nesting, as on the line."""
+
+FINDINGS_MAX: Final = 1000
+"""More than anybody reads; the rest is counted."""
+
+COUNTED_MAX: Final = 2000
+"""Findings beyond those that are counted; what follows is not looked at, as each takes up to a millisecond."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that is wrong."""
+
+    pointer: str
+    """JSON pointer (RFC 6901) into the document; empty means the whole."""
+    message: str
+    line: int | None = None
+    """Line of a transcript or of unreadable text, from 1."""
+
+    note: bool = False
+    """Worth knowing, and no fault: the document is valid all the same."""
+
+
+class Findings(msgspec.Struct, frozen=True):
+    """What a document is and what is wrong with it."""
+
+    name: str
+    """What the caller calls it, usually a file name."""
+    kind: str
+    """Name of the schema it was held against, `transcript`, or `unknown`."""
+    findings: tuple[Finding, ...] = ()
+    omitted: int = 0
+    """Findings beyond `FINDINGS_MAX`; after `COUNTED_MAX` of them the last finding says that it was the end."""
+
+    @property
+    def valid(self) -> bool:
+        return all(finding.note for finding in self.findings)
+
+
+def validate(data: bytes, name: str) -> Findings:
+    """Recognise a document by its content and find everything that is wrong with it.
+
+    Args:
+        data: a work order, receipt, event, envelope, transcript (JSON lines), policy, or a
+            configuration (TOML).
+        name: its file name; used in findings, and `.jsonl` or `.toml` decide where content cannot.
+    """
+    if len(data) > BYTES_MAX:
+        return Findings(name, "unknown", (Finding("", f"{len(data)} bytes are over the limit of {BYTES_MAX}"),))
+    if not data.strip():
+        return Findings(name, "unknown", (Finding("", "there is nothing in it"),))
+    if name.endswith(".jsonl") or _is_lines(data):
+        return _bounded(name, "transcript", _transcript(data))
+    if name.endswith(".toml") or not data.lstrip(b" \t\r\n\xef\xbb\xbf").startswith((b"{", b"[")) or _is_toml(data):
+        return _configuration(data, name)
+    value, faults = _read(data)
+    kind = _recognise(value)
+    if kind == "unknown":
+        faults = faults or [Finding("", "no shape of the contract has these members: " + _members(value))]
+        return _bounded(name, kind, iter(faults))
+    return _bounded(name, kind, _document(value, kind, data, faults))
+
+
+def _bounded(name: str, kind: str, found: Iterator[Finding]) -> Findings:
+    kept: list[Finding] = []
+    omitted = 0
+    for finding in found:
+        if len(kept) < FINDINGS_MAX:
+            kept.append(finding)
+        elif omitted < COUNTED_MAX:
+            omitted += 1
+        else:
+            fact = f"over {FINDINGS_MAX + COUNTED_MAX} findings: from here on it was not looked at"
+            kept.append(Finding(finding.pointer, fact, finding.line))
+            break
+    return Findings(name, kind, tuple(kept), omitted)
+
+
+def _document(value: Json, kind: str, data: bytes, faults: list[Finding]) -> Iterator[Finding]:
+    yield from faults
+    found = False
+    for finding in _against_schema(value, kind):
+        found = True
+        yield finding
+    if not found:
+        yield from _beyond_schema(value, kind, data)
+
+
+_DOUBLE_AT: Final = "the key stands twice in one object"
+
+
+def _read(data: bytes) -> tuple[Json, list[Finding]]:
+    """Read strict JSON; the value is None where it cannot be read."""
+    if data.startswith(b"\xef\xbb\xbf"):
+        return None, [Finding("", "begins with a byte order mark, which is not JSON")]
+    try:
+        text = data.decode()
+        if _too_deep(text):
+            return None, [Finding("", f"nested deeper than {DEPTH_MAX} levels")]
+        value = canonical.decode(text)
+        canonical.encode(value)
+    except (ValueError, RecursionError) as error:
+        # A fault of the text's end is at its last line.
+        position = re.search(r"\(byte (\d+)\)", str(error))
+        line = data.count(b"\n", 0, int(position[1])) + 1 if position else None
+        return None, [Finding("", f"not strict JSON: {error}", line)]
+    return value, [Finding(pointer, _DOUBLE_AT) for pointer in _doubled(text)]
+
+
+_BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+"""A string without an end goes to that of the text, or each quote in it would be looked at again."""
+
+
+def _too_deep(text: str) -> bool:
+    if text.count("{") + text.count("[") <= DEPTH_MAX:
+        return False
+    depth = 0
+    for match in _BRACKETS.finditer(text):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
+        if depth > DEPTH_MAX:
+            return True
+    return False
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object with all its members, doubled ones too."""
+
+
+def _doubled(text: str) -> Iterator[str]:
+    """Pointers of keys that stand twice, wherever they are."""
+    stack: list[tuple[str, Any]] = [("", json.loads(text, object_pairs_hook=_Pairs))]
+    while stack:
+        pointer, value = stack.pop()
+        if isinstance(value, _Pairs):
+            seen = set()
+            for key, member in value:
+                place = f"{pointer}/{_escaped(key)}"
+                if key in seen:
+                    yield place
+                seen.add(key)
+                stack.append((place, member))
+        elif isinstance(value, list):
+            stack.extend((f"{pointer}/{index}", item) for index, item in enumerate(value))
+
+
+def _escaped(key: str | int) -> str:
+    return str(key).replace("~", "~0").replace("/", "~1")
+
+
+_ENVELOPES: Final = frozenset(name.removeprefix("envelope_") for name in build.names() if name.startswith("envelope_"))
+_RECEIPT: Final = {"meta", "receipt_sha256", "outcome", "trace", "verification", "usage_raw"}
+_ORDER: Final = {"task", "lane", "workspace", "context", "requirements"}
+_POLICY: Final = re.compile(r"(dis)?allowed?_|deny_|require_approval")
+_SETTINGS: Final = {"default_backend", "backends", "limits", "isolation"}
+
+
+def _recognise(value: Json) -> str:
+    """The schema whose members these are."""
+    if not isinstance(value, dict):
+        return "unknown"
+    members = set(value)
+    if "t" in members:
+        t = value["t"]
+        return f"envelope_{t}" if isinstance(t, str) and t in _ENVELOPES else "envelope"
+    if "type" in members and ("ts" in members or not members & _ORDER):
+        return "event"
+    if len(members & _RECEIPT) >= 2:
+        return "receipt"
+    if members & _ORDER:
+        return "work_order"
+    if "ts" in members:
+        return "event"
+    if any(_POLICY.match(name) for name in members):
+        return "policy"
+    return "configuration" if members & _SETTINGS else "unknown"
+
+
+def _members(value: Json) -> str:
+    if not isinstance(value, dict):
+        return f"it is no object but {_json_type(value)}"
+    return ", ".join(sorted(value)[:8]) or "there are none"
+
+
+def _json_type(value: Json) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _against_schema(value: Json, kind: str) -> Iterator[Finding]:
+    if kind == "envelope":
+        yield Finding("/t", f"{value['t']!r:.60} is not one of " + ", ".join(sorted(_ENVELOPES)))
+        return
+    value, indexes = _without_plain_events(_without_plain_backends(value))
+    for error in _validator(kind).iter_errors(value):
+        path = list(error.absolute_path)
+        if path[:1] == ["trace"] and path[1:]:
+            path[1] = indexes[path[1]]
+        place = _pointer(path)
+        if error.validator == "additionalProperties":
+            for stranger in sorted(set(error.instance) - set(error.schema["properties"])):
+                yield Finding(f"{place}/{_escaped(stranger)}", "no such member; it would be ignored silently")
+        else:
+            yield Finding(place, _words(error))
+
+
+@functools.cache
+def _validator(kind: str) -> Any:
+    # jsonschema costs 60 ms to import: only who validates pays for it.
+    import jsonschema
+
+    return jsonschema.Draft202012Validator(json.loads(build.load_schema(kind)))
+
+
+def _without_plain_backends(value: Json) -> Json:
+    """Leave out the backends of a configuration that the typed reader takes, as it is done with events."""
+    backends = value.get("backends")
+    if not isinstance(backends, dict):
+        return value
+    return {**value, "backends": {name: one for name, one in backends.items() if not _is_plain_backend(one)}}
+
+
+def _is_plain_backend(backend: Json) -> bool:
+    # A command that is null is one to the schema, and none to the reader.
+    if not isinstance(backend, dict) or None in backend.values():
+        return False
+    try:
+        msgspec.convert(backend, BackendSettings)
+    except ValueError:
+        return False
+    return True
+
+
+def _without_plain_events(value: Json) -> tuple[Json, list[int]]:
+    """Leave out the events of a trace that the typed reader takes: it is a thousand times as fast as a schema."""
+    trace = value.get("trace")
+    if not isinstance(trace, list):
+        return value, []
+    indexes = [index for index, event in enumerate(trace) if not _is_plain_event(event)]
+    return {**value, "trace": [trace[index] for index in indexes]}, indexes
+
+
+def _is_plain_event(event: Json) -> bool:
+    try:
+        # Only an error has a member (its code) of which the schema knows more than the type.
+        return not isinstance(msgspec.convert(event, AgentEvent), Failed) and canonical.is_timestamp(event["ts"])
+    except ValueError:
+        return False
+
+
+def _pointer(path: Any) -> str:
+    return "".join("/" + _escaped(part) for part in path)
+
+
+def _words(error: Any) -> str:
+    value = json.dumps(error.instance, ensure_ascii=False)
+    shown = value if len(value) <= 80 else value[:77] + "…"
+    told: dict[str, Callable[[Any], str]] = {
+        "required": lambda _: str(error.message),
+        "enum": lambda allowed: f"{shown} is not one of " + ", ".join(map(json.dumps, allowed)),
+        "type": lambda wanted: (
+            f"{shown} is not of type " + (wanted if isinstance(wanted, str) else " or ".join(wanted))
+        ),
+        "pattern": lambda wanted: f"{shown} does not have the form {wanted}",
+        "oneOf": lambda _: "exactly one of the alternatives must be there",
+    }
+    return told.get(error.validator, lambda _: str(error.message)[:200])(error.validator_value)
+
+
+def _beyond_schema(value: Json, kind: str, data: bytes) -> Iterator[Finding]:
+    """What a schema cannot say: integers without a point, days that exist, order of times, the hash, our settings."""
+    found = [*_wrong_type(value, build.SHAPES[kind], ""), *_wrong_times(value, ""), *_unheard(value, kind)]
+    if kind in ("envelope_final", "envelope_fatal") and "receipt" in value:
+        found += _wrong_type(value["receipt"], Receipt, "/receipt") or _wrong_sums(value["receipt"], None, "/receipt")
+    elif kind == "receipt" and not found:
+        found += _wrong_sums(value, data, "")
+    yield from found
+
+
+_PATH: Final = re.compile(r" - at `\$(.*)`$", re.DOTALL)
+
+
+def _wrong_type(value: Json, shape: Any, place: str) -> list[Finding]:
+    try:
+        msgspec.convert(value, shape)
+    except ValueError as error:
+        match = _PATH.search(str(error))
+        if match is None:
+            return []  # A form inside a string: the patterns of the schema and `_wrong_times` name it better.
+        pointer = re.sub(r"\[(\d+)\]", r".\1", match[1]).replace(".", "/")
+        return [Finding(place + pointer, _PATH.sub("", str(error)))] if not _is_form(str(error)) else []
+    return []
+
+
+def _unheard(value: Json, kind: str) -> Iterator[Finding]:
+    """Members and settings of an order that are not known here: those it is refused for, and those without effect."""
+    place = {"work_order": "", "envelope_run": "/work_order"}.get(kind)
+    if place is None:
+        return
+    order = value["work_order"] if place else value
+    vendor = order.get("config", {}).get("vendor", {})
+    for one in [*(one for one, _ in unknown_members(order)), *unheard_settings(vendor)]:
+        refused = one.refused and not is_lenient(vendor)
+        yield Finding(place + one.pointer, _why_unheard(one, refused), note=not refused)
+
+
+def _why_unheard(one: Unheard, refused: bool) -> str:
+    effect = "an order with it is refused" if refused else "without effect unless the host knows it"
+    return f"not known here, {effect}" + (f"; {one.nearest!r} may be meant" if one.nearest else "")
+
+
+def _is_form(message: str) -> bool:
+    return not message.startswith(("Expected", "Object", "Invalid", "Integer", "Number"))
+
+
+_TIMES: Final = ("ts", "started_at", "finished_at")
+
+
+def _wrong_times(value: Json, place: str) -> list[Finding]:
+    """Times that have the form and are none, such as the 30th of February."""
+    if not isinstance(value, dict):
+        return []
+    found = []
+    for name in _TIMES:
+        try:
+            canonical.timestamp(value.get(name, "2000-01-01T00:00:00Z"))
+        except (ValueError, TypeError) as error:
+            found.append(Finding(f"{place}/{name}", f"no such time: {error}"))
+    for name in ("meta", "event", "receipt"):
+        found += _wrong_times(value.get(name), f"{place}/{name}")
+    trace = value.get("trace")
+    for index, event in enumerate(trace if isinstance(trace, list) else ()):
+        found += _wrong_times(event, f"{place}/trace/{index}")
+    return found
+
+
+def _wrong_sums(value: Json, data: bytes | None, place: str) -> list[Finding]:
+    """The order of the two times, and the hash."""
+    receipt = read_receipt(value)
+    # Without the final Z the print forms sort as the times do, whatever digits their fractions have.
+    if receipt.meta.started_at[:-1] > receipt.meta.finished_at[:-1]:
+        return [Finding(f"{place}/meta/finished_at", "is before started_at")]
+    if receipt.receipt_sha256 is None:
+        return []
+    computed = receipt_hash(receipt)
+    if receipt.receipt_sha256 == computed or (data is not None and verify_bytes(data) is None):
+        return []
+    return [Finding(f"{place}/receipt_sha256", f"the content hashes to {computed}")]
+
+
+def _is_lines(data: bytes) -> bool:
+    """Whether it is one object a line, more than one."""
+    first, newline, rest = data.strip().partition(b"\n")
+    if not newline or not first.startswith(b"{") or not rest.lstrip().startswith(b"{"):
+        return False
+    try:
+        return isinstance(canonical.decode(first), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_toml(data: bytes) -> bool:
+    return re.match(rb"\s*\[{1,2}[A-Za-z0-9_.\"'-]+\]{1,2}\s*(#.*)?(\n|$)", data) is not None
+
+
+def _transcript(data: bytes) -> Iterator[Finding]:
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        value, faults = _read(line)
+        kind = "transcript line" if _is_told(value) else _recognise(value)
+        if kind == "transcript line":
+            faults += _told_line(value)
+        elif kind == "unknown":
+            faults = faults or [Finding("", "no shape of the contract has these members: " + _members(value))]
+        else:
+            faults = list(_document(value, kind, line, faults))
+        for fault in faults:
+            yield msgspec.structs.replace(fault, line=number)
+
+
+def _is_told(value: Json) -> bool:
+    """Whether a line tells of a line, as the shipped transcripts do."""
+    return isinstance(value, dict) and ("verdict" in value or set(value) == {"set"})
+
+
+def _told_line(value: dict[str, Any]) -> list[Finding]:
+    if "set" in value:
+        return []
+    wrong = [
+        ("/from", value.get("from") in ("host", "control"), "host or control"),
+        ("/verdict", value.get("verdict") in ("accept", "noise", "drop", "end"), "accept, noise, drop or end"),
+        ("/code", ("code" in value) == (value.get("verdict") == "end"), "goes with the verdict end"),
+        ("/line", isinstance(value.get("line", value.get("line_base64")), str), "the raw text of the line"),
+    ]
+    return [Finding(pointer, words) for pointer, holds, words in wrong if not holds]
+
+
+def _configuration(data: bytes, name: str) -> Findings:
+    try:
+        value = read_toml(data)
+        json.dumps(value)
+    except (ValueError, RecursionError) as error:
+        line = re.search(r"at line (\d+)", str(error))
+        what = "not TOML" if name.endswith(".toml") else "neither JSON nor TOML"
+        fault = Finding("", f"{what}: {error or type(error).__name__}", int(line[1]) if line else None)
+        return Findings(name, "configuration" if name.endswith(".toml") else "unknown", (fault,))
+    except TypeError:
+        return Findings(name, "configuration", (Finding("", "a date or time is no value of any setting"),))
+    return _bounded(name, "configuration", _document(value, "configuration", data, []))

@@ -1,0 +1,443 @@
+"""The backplane as a server of the Model Context Protocol: `run`, `receipts` and `validate` for agents that call it.
+
+JSON-RPC lines on two descriptors. Asks of a run that the policy leaves open are denied: nobody is asked through here.
+A run ends with its request, and all of them end when the client goes away: what it asked before is answered then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import msgspec
+
+from backplane import api, config
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent, AssistantMessage, Failed, RunCompleted, RunStarted, ToolCall
+from backplane.contract.receipt import Receipt
+from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.errors import BackplaneError, ConfigError
+from backplane.policy.rules import PROFILES, parse_policy
+from backplane.process import signals
+from backplane.process.jsonrpc import Pipe
+from backplane.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Asked, Fault, Told
+from backplane.receipts import Store
+from backplane.receipts.journal import backend_name
+from backplane.runtime.run import Run
+from backplane.schemas.validate import Findings, validate
+
+VERSIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+"""Versions of the protocol that this server speaks, the newest first; what it uses is the same in all."""
+
+TEXT_CHARS_MAX: Final = 100_000
+"""Longest text in an answer: a model reads far less, and a client may refuse more."""
+
+ROWS_MAX: Final = 200
+FINDINGS_MAX: Final = 50
+"""Findings told of one document; the rest is counted."""
+
+DOCUMENT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Largest document validated: it takes seconds at worst, while `backplane validate` takes any."""
+
+VALIDATIONS_MAX: Final = 4
+"""Documents that are looked at at once, those of dropped requests included; others wait."""
+
+VALIDATION_POLL_S: Final = 0.05
+"""How often such a one looks for a place."""
+
+LINE_CHARS: Final = 200
+"""Longest line of progress."""
+
+RUN_REST_S: Final = 1.0
+"""For a run to end once stdin has: its cancellation follows, and clients wait for two seconds until SIGTERM."""
+
+REST_S: Final = 15.0
+"""For all that was asked to be answered once stdin has ended: that, and the cancelling of a host that resists."""
+
+
+class RunInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Arguments of the tool `run`."""
+
+    task: str
+    backend: str | None = None
+    root: str | None = None
+    mode: Literal["staged", "pass_through"] = "staged"
+    lane: Literal["patch_first", "workspace_first"] = "patch_first"
+    model: str | None = None
+    allow_tools: tuple[str, ...] = ()
+    deny_tools: tuple[str, ...] = ()
+    timeout_s: config.Seconds | None = None
+
+
+class ReceiptsInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Arguments of the tool `receipts`."""
+
+    id: str | None = None
+    limit: int = 20
+
+
+class ValidateInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Arguments of the tool `validate`."""
+
+    document: str | dict[str, Any]
+
+
+def _schema(required: tuple[str, ...] = (), **members: Json) -> Json:
+    return {"type": "object", "properties": members, "required": list(required), "additionalProperties": False}
+
+
+def _text(description: str, *values: str) -> Json:
+    return {"type": "string", "description": description, **({"enum": list(values)} if values else {})}
+
+
+_NAMES: Final = {"type": "array", "items": {"type": "string"}}
+
+TOOLS: Final[tuple[dict[str, Any], ...]] = (
+    {
+        "name": "run",
+        "title": "Run a work order",
+        "description": "Let a coding agent do a piece of work in a folder and seal a receipt of it. By default it "
+        "works in a copy and gives back a patch; the folder stays as it was.",
+        "inputSchema": _schema(
+            ("task",),
+            task=_text("what to do, in words"),
+            backend=_text("which agent; the configured default without one"),
+            root=_text("folder to work on, in or below this server's folder; the server's folder without one"),
+            mode=_text("in a copy, or in place", "staged", "pass_through"),
+            lane=_text("leave the result as a patch, or apply it when complete", "patch_first", "workspace_first"),
+            model=_text("the model it should use"),
+            allow_tools={**_NAMES, "description": "only these tools"},
+            deny_tools={**_NAMES, "description": "not these tools"},
+            timeout_s={"type": "number", "exclusiveMinimum": 0, "description": "seconds for the whole run"},
+        ),
+        "annotations": {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": True},
+    },
+    {
+        "name": "receipts",
+        "title": "Read receipts",
+        "description": "List the receipts that are stored here, newest first; with an id show one, with its patch, and "
+        "whether it still verifies.",
+        "inputSchema": _schema(
+            id=_text("run id or its beginning"),
+            limit={"type": "integer", "minimum": 1, "maximum": ROWS_MAX, "description": "rows of the list (20)"},
+        ),
+        "annotations": {"readOnlyHint": True, "openWorldHint": False},
+    },
+    {
+        "name": "validate",
+        "title": "Validate a document",
+        "description": "Check a work order, receipt, event, envelope, transcript, policy or configuration, recognised "
+        "by its content; every fault with its JSON pointer.",
+        "inputSchema": _schema(
+            ("document",), document={"type": ["string", "object"], "description": "the document, as text or as JSON"}
+        ),
+        "annotations": {"readOnlyHint": True, "openWorldHint": False},
+    },
+)
+
+
+class Server:
+    """One client's conversation.
+
+    Args:
+        root: the folder in which runs may work.
+        settings_file: the configuration; None searches as the command line does.
+    """
+
+    def __init__(self, root: Path, settings_file: Path | None, environ: Mapping[str, str], version: str) -> None:
+        self._root, self._file, self._environ, self._version = root.resolve(), settings_file, environ, version
+        self._greeted = False
+        self._pipe: Pipe | None = None
+        self._signal: int | None = None
+        self._runs: list[Run] = []
+        """Those that have not ended."""
+        self._validations = threading.Semaphore(VALIDATIONS_MAX)
+        self._tools: dict[str, Callable[[Any, Asked], Awaitable[Json]]] = {
+            "run": self._run,
+            "receipts": self._receipts,
+            "validate": self._validate,
+        }
+
+    async def serve(self, stdin: int, stdout: int) -> int | None:
+        """Answer until stdin ends or a signal comes; runs that are open then, or soon after, are cancelled in order.
+
+        Returns:
+            The signal; None for the end of stdin.
+        """
+        self._pipe = Pipe(stdout, stdin, answer=self._answer, hear=self._hear, strict=True, rest_s=REST_S)
+        async with anyio.create_task_group() as tasks:
+            work = anyio.CancelScope()
+            tasks.start_soon(self._heed, work)
+            with work:
+                await self._pipe.run()
+            tasks.cancel_scope.cancel()
+        return self._signal
+
+    async def _heed(self, work: anyio.CancelScope) -> None:
+        """Take signals until all work has ended: a second one only hurries that, which leaves nothing behind."""
+        with anyio.open_signal_receiver(*signals.ending()) as received:
+            async for number in received:
+                if self._signal is not None:
+                    for run in self._runs:
+                        run.hurry()
+                self._signal = self._signal or int(number)
+                work.cancel()
+
+    async def _hear(self, told: Told) -> None:
+        if told.method == "notifications/cancelled" and self._pipe is not None:
+            id = told.params.get("requestId")
+            if isinstance(id, str | int) and not isinstance(id, bool):  # True is 1 to a table.
+                self._pipe.drop(id)
+
+    async def _answer(self, asked: Asked) -> Json | Fault:
+        if asked.method == "ping":
+            return {}
+        if asked.method == "initialize":
+            return self._initialize(asked.params)
+        if not self._greeted:
+            return Fault(INVALID_REQUEST, "initialize comes first")
+        if asked.method == "tools/list":
+            return {"tools": list(TOOLS)}
+        if asked.method == "tools/call":
+            return await self._call(asked)
+        return Fault(METHOD_NOT_FOUND, f"this server has no method {asked.method[:LINE_CHARS]}")
+
+    def _initialize(self, params: dict[str, Any]) -> Json:
+        self._greeted = True
+        wanted = params.get("protocolVersion")
+        return {
+            "protocolVersion": wanted if wanted in VERSIONS else VERSIONS[0],
+            "capabilities": {"tools": {"listChanged": False}},
+            "serverInfo": {"name": "backplane", "title": "Backplane", "version": self._version},
+        }
+
+    async def _call(self, asked: Asked) -> Json | Fault:
+        name, arguments = asked.params.get("name"), asked.params.get("arguments")
+        if not isinstance(name, str) or name not in self._tools:
+            return Fault(INVALID_PARAMS, f"no tool {str(name)[:80]!r}; there are {', '.join(self._tools)}")
+        try:
+            given = msgspec.convert({} if arguments is None else arguments, _INPUTS[name])
+        except msgspec.ValidationError as error:
+            return _failed(ConfigError("config_invalid", f"arguments of {name}: {error}"))
+        try:
+            return await self._tools[name](given, asked)
+        except Exception as error:  # The outermost edge: one request that fails ends neither the others nor the server.
+            known = next((leaf for leaf in _leaves(error) if isinstance(leaf, BackplaneError)), None)
+            return _failed(known or BackplaneError("internal", f"{type(error).__name__}: {error}"))
+
+    async def _run(self, given: RunInput, asked: Asked) -> Json:
+        settings = config.load(self._file, self._environ, self._root, {"run_s": given.timeout_s})
+        order = self._order(given, settings.policy)
+        tell = self._progress(asked)
+        answer = error = None
+        with ExitStack() as after:  # As a run is to be cancelled until all of it has ended.
+            async with (
+                api.start(order, backend=given.backend, settings=settings, home=config.home(self._environ)) as run,
+                anyio.create_task_group() as tasks,
+            ):
+                self._runs.append(run)
+                after.callback(self._runs.remove, run)
+                tasks.start_soon(self._end_with_client, run)
+                async for event in run:
+                    answer = event.text if isinstance(event, AssistantMessage) else answer
+                    error = event.message if isinstance(event, Failed) else error
+                    await tell(event)
+                tasks.cancel_scope.cancel()
+        assert run.receipt is not None, "a run whose events were all read is sealed"
+        said = {**told(run.receipt, run.backend_id), "answer": _cut(answer), "error": error}
+        return _result(said, is_error=run.receipt.outcome == "failed")
+
+    async def _end_with_client(self, run: Run) -> None:
+        assert self._pipe is not None
+        await self._pipe.wait_ended()
+        await anyio.sleep(RUN_REST_S)
+        await run.cancel("the client said nothing more")
+
+    def _order(self, given: RunInput, policy: str | None) -> WorkOrder:
+        if not given.task.strip():
+            raise ConfigError("config_invalid", "the task is empty", hint="say in words what to do")
+        try:
+            root = (self._root / (given.root or ".")).resolve()
+        except (ValueError, RuntimeError, OSError) as error:  # A NUL, a loop of links, a name that is too long.
+            raise ConfigError("config_invalid", f"the root {given.root!r} names no folder: {error}") from error
+        if not root.is_relative_to(self._root):
+            fact = f"{given.root!r} is not in {self._root}"
+            raise ConfigError("config_invalid", fact, hint="start the server with --root for another folder")
+        return WorkOrder(
+            given.task,
+            lane=given.lane,
+            workspace=WorkspaceSpec(root=str(root), mode=given.mode),
+            policy=_policy(policy, given),
+            config=RuntimeConfig(model=given.model),
+        )
+
+    def _progress(self, asked: Asked) -> Callable[[AgentEvent], Awaitable[None]]:
+        """Tells what happens in a run to a client that asked for it."""
+        meta = asked.params.get("_meta")
+        token = meta.get("progressToken") if isinstance(meta, dict) else None
+        told_events = 0
+
+        async def tell(event: AgentEvent) -> None:
+            nonlocal told_events
+            line = _line(event)
+            if line is None or self._pipe is None or not isinstance(token, str | int) or isinstance(token, bool):
+                return
+            told_events += 1
+            params = {"progressToken": token, "progress": told_events, "message": line}
+            await self._pipe.tell("notifications/progress", params)
+
+        return tell
+
+    async def _receipts(self, given: ReceiptsInput, asked: Asked) -> Json:
+        return await anyio.to_thread.run_sync(self._read_receipts, given)
+
+    def _read_receipts(self, given: ReceiptsInput) -> Json:
+        with Store.open(config.home_path(self._environ), readonly=True) as store:
+            if given.id is None:
+                rows = store.listed(max(1, min(given.limit, ROWS_MAX)))
+                return _result({"receipts": [_row(row) for row in rows]})
+            row = store.find(given.id)
+            receipt = store.load(row.run_id)
+            wrong = [str(finding) for finding in store.verify(row.run_id)]
+            name = backend_name(store.folder(row.run_id))
+            said = {**told(receipt, name), "events": row.trace_count, "verifies": not wrong}
+            return _result({**said, "wrong": wrong[:FINDINGS_MAX]} if wrong else said)
+
+    async def _validate(self, given: ValidateInput, asked: Asked) -> Json:
+        text = given.document
+        data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else msgspec.json.encode(text)
+        if len(data) > DOCUMENT_BYTES_MAX:
+            fact = f"the document has {len(data)} bytes, over the limit of {DOCUMENT_BYTES_MAX}"
+            raise ConfigError("config_invalid", fact, hint="use the command `backplane validate`")
+        found = await self._found(data)
+        shown = [
+            {
+                "pointer": one.pointer,
+                "message": one.message,
+                **({"line": one.line} if one.line is not None else {}),
+                **({"note": True} if one.note else {}),
+            }
+            for one in found.findings[:FINDINGS_MAX]
+        ]
+        omitted = found.omitted + len(found.findings) - len(shown)
+        return _result({"kind": found.kind, "valid": found.valid, "findings": shown, "omitted": omitted})
+
+    async def _found(self, data: bytes) -> Findings:
+        """Validate in a thread that neither a dropped request nor the end of the server waits for."""
+        over, token, answers = anyio.Event(), anyio.lowlevel.current_token(), list[Findings | Exception]()
+
+        def work() -> None:
+            try:
+                answers.append(validate(data, "document"))
+            except Exception as error:  # Raised again where it is awaited.
+                answers.append(error)
+            self._validations.release()
+            with suppress(RuntimeError):  # The server has ended meanwhile.
+                anyio.from_thread.run_sync(over.set, token=token)
+
+        while not self._validations.acquire(blocking=False):
+            await anyio.sleep(VALIDATION_POLL_S)
+        # Python waits for the threads of anyio at its end, whatever became of their work.
+        try:
+            threading.Thread(target=work, name="validate", daemon=True).start()
+        except RuntimeError:  # No thread can be had.
+            self._validations.release()
+            raise
+        await over.wait()
+        (answer,) = answers
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _policy(configured: str | None, given: RunInput) -> PolicyProfile:
+    """The configured policy, which the caller may tighten and never widen."""
+    profile = PolicyProfile()
+    if configured is not None:
+        profile = PROFILES.get(configured) or parse_policy(_read(configured), configured)
+    if profile.allowed_tools and given.allow_tools:
+        fact = "the configured policy has a list of allowed tools, which allow_tools would widen"
+        raise ConfigError("config_invalid", fact, hint="forbid the others with deny_tools")
+    return msgspec.structs.replace(
+        profile,
+        allowed_tools=(*profile.allowed_tools, *given.allow_tools),
+        disallowed_tools=(*profile.disallowed_tools, *given.deny_tools),
+    )
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError("config_invalid", f"the policy {path!r} cannot be read: {error.strerror}") from error
+
+
+_INPUTS: Final[dict[str, type[Any]]] = {"run": RunInput, "receipts": ReceiptsInput, "validate": ValidateInput}
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def told(receipt: Receipt, name: str | None) -> dict[str, Json]:
+    """A receipt as a caller needs it: how it ended, what it cost, and its patch.
+
+    A patch that is not in the receipt is not told: it holds a secret, or nobody could look for one.
+
+    Args:
+        name: of its backend as it is configured here, which is what `run` takes; None where that is not known.
+    """
+    usage = {name: value for name, value in msgspec.to_builtins(receipt.usage).items() if value is not None}
+    return {
+        "run_id": receipt.meta.run_id,
+        "backend_name": name,
+        "backend": receipt.backend.id,
+        "outcome": receipt.outcome,
+        "end": receipt.backplane.get("end"),
+        "duration_ms": receipt.meta.duration_ms,
+        "usage": usage,
+        "patch": _cut(receipt.verification.git_diff),
+        "receipt_sha256": receipt.receipt_sha256,
+    }
+
+
+def _row(row: Any) -> Json:
+    names = ("run_id", "backend_name", "backend", "outcome", "reason", "started_at", "duration_ms")
+    return {name: getattr(row, name) for name in names}
+
+
+def _cut(text: str | None) -> str | None:
+    if text is None or len(text) <= TEXT_CHARS_MAX:
+        return text
+    return text[:TEXT_CHARS_MAX] + f"\n… {len(text) - TEXT_CHARS_MAX} more characters"
+
+
+def _line(event: AgentEvent) -> str | None:
+    """What is told of an event while a run goes on; None for what is too small or too often."""
+    if isinstance(event, ToolCall):
+        return f"calls {event.tool_name}"[:LINE_CHARS]
+    if isinstance(event, AssistantMessage):
+        return event.text[:LINE_CHARS]
+    if isinstance(event, RunStarted | RunCompleted | Failed):
+        return event.message[:LINE_CHARS]
+    return None
+
+
+def _result(content: dict[str, Json], *, is_error: bool = False) -> Json:
+    text = msgspec.json.encode(content).decode()
+    return {"content": [{"type": "text", "text": text}], "structuredContent": content, "isError": is_error}
+
+
+def _failed(error: BackplaneError) -> Json:
+    said = {"error": error.message, "code": error.code, **({"hint": error.hint} if error.hint else {})}
+    return _result(said, is_error=True)

@@ -1,0 +1,102 @@
+"""A run told on in the protocol's own messages, for whoever drives this control plane.
+
+Events and receipt go out in the canonical bytes they were stored in, as the last member of
+their message, so that a reader can verify the hash without parsing a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from backplane.errors import BackplaneError, ProtocolError, from_code, unforeseen
+from backplane.receipts.build import STOPPED
+from backplane.receipts.pieces import canonical_parts
+from backplane.receipts.trace import Trace
+from backplane.runtime.run import Run
+
+
+def events(ref_id: str, records: list[bytes], *, line_bytes_max: int | None = None) -> bytes:
+    """The `event` messages of these canonical events, in one piece.
+
+    Args:
+        line_bytes_max: what the other end reads; None where nobody said.
+
+    Raises:
+        ProtocolError: `protocol_invalid_envelope`, one of them is longer than the other end reads.
+    """
+    frame = msgspec.json.encode({"t": "event", "ref_id": ref_id})[:-1] + b',"event":'
+    lines = frame + (b"}\n" + frame).join(records) + b"}\n"
+    if line_bytes_max is not None and len(lines) > line_bytes_max:
+        longest = max(map(len, records)) + len(frame) + 1
+        if longest > line_bytes_max:
+            # Canonical forms can be longer than what came: `1e5` is `100000.0`.
+            raise ProtocolError(
+                "protocol_invalid_envelope",
+                f"an event's line of {longest} bytes is over line_bytes_max ({line_bytes_max} bytes)",
+                hint="put long results into files and name them as artifacts",
+            )
+    return lines
+
+
+def ends_in_final(ended: Run) -> bool:
+    """Whether the run's last message is `final`: the host's was taken, or a person or a limit ended it."""
+    assert ended.end is not None, "the run has not ended"
+    if ended.end.reason in STOPPED or ended.error is None:
+        return ended.end.reason not in ("refused", "host_exit", "protocol", "store")
+    # The host's own word was good; its result breaks the policy, or could not be put into the files.
+    return ended.end.reason == "partial" or ended.error.code == "execution_workspace_error"
+
+
+def _words(error: BackplaneError) -> str:
+    """The fact and the next step: a message has no member for that."""
+    return f"{error.message}; {error.hint}" if error.hint else error.message
+
+
+def ending(ended: Run, *, ref_id: str, line_bytes_max: int) -> Iterator[bytes]:
+    """The run's `final` or `fatal` in pieces, the receipt's canonical bytes as its last member.
+
+    A receipt whose line would be over the limit goes without its trace, and the message says so; one that is too
+    long without it stays where it is kept, and so does one that an exception keeps from being said.
+    """
+    begun = False
+    try:
+        for piece in _ending(ended, ref_id, line_bytes_max):
+            yield piece
+            begun = True
+    except Exception as error:
+        fault = ended.error or unforeseen(error)
+        line = _fatal(ref_id, fault.message, fault.code) + b"}\n"
+        yield b"\n" + line if begun else line  # Half a line is no message; this one begins anew.
+
+
+def _fatal(ref_id: str, error: str, code: str) -> bytes:
+    """A `fatal` that is open for another member."""
+    return msgspec.json.encode({"t": "fatal", "ref_id": ref_id, "error": error, "error_code": code})[:-1]
+
+
+def _ending(ended: Run, ref_id: str, line_bytes_max: int) -> Iterator[bytes]:
+    receipt = ended.receipt
+    if receipt is None:
+        raise ended.error or from_code("internal", "the run has not ended")
+    head: dict[str, str] = {"t": "final" if ends_in_final(ended) else "fatal", "ref_id": ref_id}
+    if head["t"] == "fatal":
+        error = ended.error
+        head |= {"error": _words(error), "error_code": error.code} if error else {"error": "", "error_code": "internal"}
+    prefix, suffix = canonical_parts(receipt)
+    trace_bytes = receipt.trace.size_bytes if isinstance(receipt.trace, Trace) else 0
+    start = msgspec.json.encode(head)[:-1]
+    if len(start) + len(b',"receipt":}\n') + len(prefix) + trace_bytes + len(suffix) <= line_bytes_max:
+        yield start + b',"receipt":'
+        yield from ended.receipt_chunks()
+    elif len(start) + len(_AS_STREAMED) + len(prefix) + len(suffix) + 2 <= line_bytes_max:
+        yield start + _AS_STREAMED + prefix + suffix
+    else:
+        error_text = f"the receipt of run {ended.id} does not fit a line of {line_bytes_max} bytes; it is kept there"
+        yield _fatal(ref_id, error_text, "protocol_invalid_envelope")
+    yield b"}\n"
+
+
+_AS_STREAMED: Final = b',"trace":"as_streamed","receipt":'

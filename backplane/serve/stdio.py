@@ -1,0 +1,306 @@
+"""The backplane as a host: the same protocol on its own stdin and stdout, one floor up.
+
+Each `run` that comes in is a run of this control plane; its events and its sealed receipt go
+out in the bytes they were stored in. So a client in any language is anything that can host a
+sidecar, and a backplane can be another backplane's host.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from backplane import host as sidecar
+from backplane.config import Settings
+from backplane.contract import envelope as wire
+from backplane.contract.canonical import uuid_text
+from backplane.contract.capability import Level, Manifest, read_manifest
+from backplane.contract.events import AskRaised
+from backplane.contract.work import OF_HOST, WorkOrder
+from backplane.errors import BackendError, BackplaneError, WorkspaceError
+from backplane.policy.approvals import Decision
+from backplane.policy.capabilities import negotiate
+from backplane.receipts.manifests import kept_manifest
+from backplane.runtime import backends
+from backplane.runtime.backends import Backend
+from backplane.runtime.inbound import OnAsk
+from backplane.runtime.plane import ControlPlane
+from backplane.runtime.run import Run
+from backplane.serve import messages
+from backplane.workspace import Quota, archive
+
+EXTENSIONS: Final = (*sidecar.EXTENSIONS, "many/1", "stage/1", "tree/1")
+
+LADDER_S: Final = 0.9
+"""What ending a run below takes beside its host's grace: the stop ladder, the diff and the seal."""
+
+ORDERS_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Orders held at once, waiting ones too: thousands of usual ones, and what a machine can bear of the largest."""
+
+FRAME_BYTES: Final = 1024
+"""Kept free in a line for what stands around an event here but not below: the other end's own name of the run."""
+
+PIPE_BYTES: Final = 1024 * 1024
+"""Of the pipe to whoever reads us, where the system gives it: with many runs on one pipe each of them waits less often
+for its turn. It is what Linux lets anybody have."""
+
+_RANK: Final = ("native", "emulated", "restricted", "unsupported")
+
+
+def host(settings: Settings, home: Path, environ: Mapping[str, str]) -> sidecar.Host:
+    """Who this control plane is to those above: the union of what its backends were last seen to have."""
+    entries: list[dict[str, Any]] = []
+    union: dict[str, Level] = {}
+    for status in backends.known(settings, environ):
+        manifest = _manifest(status.id, settings, home, environ) if status.ready else Manifest()
+        entries.append({"id": status.id, "ready": status.ready, "capabilities": manifest.to_wire()})
+        for name, level in manifest.levels.items():
+            if name not in union or _RANK.index(level.name) < _RANK.index(union[name].name):
+                union[name] = level
+    return sidecar.Host(
+        id="backplane", capabilities=union, extensions=EXTENSIONS, backends=tuple(entries), heeds=tuple(OF_HOST)
+    )
+
+
+def _manifest(name: str, settings: Settings, home: Path, environ: Mapping[str, str]) -> Manifest:
+    kept = kept_manifest(home, backends.find(name, settings, environ).key)
+    return read_manifest(kept) if kept is not None else Manifest()
+
+
+def main(settings: Settings, home: Path, environ: Mapping[str, str]) -> tuple[int | None, tuple[str, ...]]:
+    """Serve on this process's stdin and stdout until the end of stdin and of the last run, or until a signal.
+
+    Returns:
+        The signal, and what was found of runs that were cut off before, a line each.
+
+    Raises:
+        BrokenPipeError: nobody reads the hello.
+    """
+    line_bytes_max = settings.limits.line_bytes_max
+    below = msgspec.structs.replace(settings.limits, line_bytes_max=max(line_bytes_max - FRAME_BYTES, 1))
+    archive.sweep(home)
+    _widen(1)
+    server = _Server(ControlPlane(msgspec.structs.replace(settings, limits=below), home, environ), line_bytes_max)
+    try:
+        number = sidecar.speak(host(settings, home, environ), server.work, line_bytes_max=line_bytes_max)
+    finally:
+        server.plane.keeper.close()
+    return number, server.plane.keeper.notes + server.plane.keeper.problems
+
+
+def _widen(stdout: int) -> None:
+    with suppress(OSError, AttributeError):  # No pipe, or no system that can.
+        fcntl.fcntl(stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+
+class _Server:
+    """Runs of one control plane for whoever is at the other end of the line."""
+
+    def __init__(self, plane: ControlPlane, line_bytes_max: int) -> None:
+        self.plane = plane
+        self._line_bytes_max = line_bytes_max
+        self._orders_bytes = 0
+        self._parcels_bytes = 0
+        """Of trees that are arriving or worked on."""
+
+    async def work(self, above: sidecar.HostRun) -> sidecar.Told:
+        """One run, from its order to the message that ends it."""
+        order_bytes = len(msgspec.json.encode(above.order))
+        if self._orders_bytes + order_bytes > ORDERS_BYTES_MAX:
+            raise BackendError(
+                "rate_limit_exceeded",
+                f"the orders at hand are over {ORDERS_BYTES_MAX} bytes together",
+                hint="wait for the end of some runs, or name files in place of long texts",
+            )
+        self._orders_bytes += order_bytes
+        try:
+            ended = await self._run_below(above)
+        finally:
+            self._orders_bytes -= order_bytes
+        return sidecar.Told(messages.ending(ended, ref_id=above.id, line_bytes_max=self._line_bytes_max))
+
+    async def _run_below(self, above: sidecar.HostRun) -> Run:
+        stages = "stage/1" in above.extensions
+        order = above.order if stages else _in_place(above.order)
+        backend = choose(order, self.plane.settings, self.plane.home, self.plane.environ)
+        if above.tree is None and (stages or above.names_root):
+            return await self._run_here(above, order, backend)
+        if above.tree is None:
+            async with self._incoming() as folder:
+                empty = folder / "empty"
+                empty.mkdir()
+                return await self._run_here(above, _at(order, empty), backend)
+        async with self._incoming() as folder:
+            try:
+                root = await self._unpacked(above, above.tree, folder)
+            except BackplaneError as error:
+                return await self.plane.end_unstarted(order, backend, error, run_id=_as_uuid(above.id))
+            except anyio.get_cancelled_exc_class():
+                with anyio.CancelScope(shield=True):
+                    why = above.cancelled_because or "cancelled"
+                    return await self.plane.end_unstarted(order, backend, why, run_id=_as_uuid(above.id))
+            spec = msgspec.structs.replace(order.workspace, root=str(root), mode="staged", include=(), exclude=())
+            order = msgspec.structs.replace(order, workspace=spec, lane="patch_first")
+            ended = await self._run_here(above, order, backend)
+            await self._send_patch(above, ended)
+            return ended
+
+    @asynccontextmanager
+    async def _incoming(self) -> AsyncIterator[Path]:
+        """A folder for what travels; making and removing it may take a while, and others run meanwhile."""
+        opened = archive.incoming(self.plane.home)
+        folder = await anyio.to_thread.run_sync(opened.__enter__)
+        try:
+            yield folder
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(opened.__exit__, None, None, None)
+
+    async def _unpacked(self, above: sidecar.HostRun, tree: MemoryObjectReceiveStream[wire.Tree], folder: Path) -> Path:
+        """The workspace that came with a run.
+
+        Raises:
+            BackplaneError: it is not what was sent, too large, not safe, or stopped coming.
+        """
+        limits, arrived = self.plane.settings.limits, 0
+
+        def take_bytes(size: int) -> None:
+            nonlocal arrived
+            self._parcels_bytes += size
+            arrived += size
+            if self._parcels_bytes > limits.workspace_bytes_max:
+                fact = f"the workspaces at hand are over {limits.workspace_bytes_max} bytes (workspace_bytes_max)"
+                raise WorkspaceError("workspace_staging_failed", fact, hint="leave some out with --exclude")
+
+        arriving = archive.Arriving(folder / "tree.tar", take_bytes)
+        try:
+            with tree:  # Whatever comes after the last chunk waits for nobody, and keeps nothing else waiting.
+                while arriving.end is None:
+                    with anyio.fail_after(limits.idle_s):
+                        arriving.take(await tree.receive())
+            quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
+            stopped = partial(getattr, above, "cancelled_because")
+            root = folder / "tree"
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(archive.unpack, arriving.path, root, quota, stopped)
+            return root
+        except TimeoutError:
+            raise BackendError("backend_timeout", f"no part of the workspace for {limits.idle_s:g} s") from None
+        except anyio.EndOfStream:
+            raise BackendError("stream_closed", "the workspace ended in the middle") from None
+        finally:
+            arriving.path.unlink(missing_ok=True)
+            self._parcels_bytes -= arrived
+
+    async def _send_patch(self, above: sidecar.HostRun, ended: Run) -> None:
+        """The patch as a parcel of its own, where the receipt has only its name."""
+        assert ended.receipt is not None
+        if ended.patch is None or ended.receipt.verification.git_diff is not None:
+            return
+        pieces = archive.chunks(archive.read_pieces(ended.patch), self._line_bytes_max)
+        with anyio.CancelScope(shield=True):
+            while (chunk := await anyio.to_thread.run_sync(next, pieces, None)) is not None:
+                await above.patch(chunk.seq, chunk.data, chunk.end)
+
+    async def _run_here(self, above: sidecar.HostRun, order: WorkOrder, backend: Backend) -> Run:
+        run_id = _as_uuid(above.id)
+        run: Run | None = None
+        try:
+            async with self.plane.start(order, backend, on_ask=_asking(above), run_id=run_id) as run:
+                # From here on the run itself is told to end, and tells what happened until then.
+                with anyio.CancelScope(shield=True):
+                    try:
+                        await self._tell(above, run)
+                    except BackplaneError:  # Of the line above: nobody reads it any more.
+                        raise
+                    except Exception as error:
+                        run.fail(error)
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                if run is None:
+                    why = above.cancelled_because or "cancelled"
+                    run = await self.plane.end_unstarted(order, backend, why, run_id=run_id)
+        assert run is not None
+        return run
+
+    async def _tell(self, above: sidecar.HostRun, run: Run) -> None:
+        """Pass on what happens, in the bytes it was kept in, until nothing more does."""
+
+        async def cancel() -> None:
+            grace_s = max(above.grace_s - LADDER_S, 0.1)
+            await run.cancel(above.cancelled_because or "cancelled", grace_s=grace_s)
+
+        above.on_cancel = cancel
+        if above.cancelled_because is not None:
+            await cancel()
+        async for batch in run.batches():
+            await above.write_raw(messages.events(above.id, batch.records, line_bytes_max=self._line_bytes_max))
+
+
+def _asking(above: sidecar.HostRun) -> OnAsk | None:
+    """How what the policy leaves open is put to whoever is above; None where that is not to be asked anything."""
+    if "ask/1" not in above.extensions:
+        return None
+
+    async def on_ask(event: AskRaised) -> Decision:
+        verdict = await above.pass_on(event.body)
+        if verdict is None:
+            default: Any = event.body.get("default", "deny") if event.body.get("kind") != "tool" else "deny"
+            return Decision(decision=default, reason="nobody above can be asked any more")
+        return Decision(
+            decision=verdict.decision,
+            reason=verdict.reason,
+            input=verdict.input,
+            text=verdict.text,
+            remember=verdict.remember,
+        )
+
+    return on_ask
+
+
+def _as_uuid(text: str) -> str | None:
+    try:
+        return uuid_text(text)
+    except ValueError:
+        return None
+
+
+def _in_place(order: WorkOrder) -> WorkOrder:
+    """Whoever did not ask us to stage has staged already: the root is the place to work in."""
+    workspace = msgspec.structs.replace(order.workspace, mode="pass_through")
+    return msgspec.structs.replace(order, workspace=workspace)
+
+
+def _at(order: WorkOrder, folder: Path) -> WorkOrder:
+    """It named no place and staged nothing: an empty folder of its own, never the one that we stand in."""
+    return msgspec.structs.replace(order, workspace=msgspec.structs.replace(order.workspace, root=str(folder)))
+
+
+def choose(order: WorkOrder, settings: Settings, home: Path, environ: Mapping[str, str]) -> Backend:
+    """The backend an order names, else the default, else the first ready one that is known to fit.
+
+    Raises:
+        BackendError: `backend_not_found`, `backend_unavailable`.
+    """
+    named = order.abp("backend", settings.default_backend)
+    if isinstance(named, str):
+        return backends.find(named, settings, environ)
+    ready = [status.id for status in backends.known(settings, environ) if status.ready]
+    for name in ready:
+        fits = negotiate(order.requirements, _manifest(name, settings, home, environ)).satisfied
+        if fits and name not in backends.NEVER_CHOSEN:
+            return backends.find(name, settings, environ)
+    raise BackendError(
+        "backend_not_found",
+        "the order names no backend and none is known to fit",
+        hint=f"set config.vendor.abp.backend; ready here: {', '.join(ready) or 'none'}",
+    )

@@ -1,0 +1,336 @@
+"""One turn of a model: a neutral conversation goes to an endpoint, events come while it answers, a message at the end.
+
+The way: calls paired with results, the dialect's request, the ladder where the service refuses it, the dialect's
+stream. Running tools and asking again is a host's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from backplane.contract import events
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent
+from backplane.dialects import dialect, end_events, loss_event
+from backplane.dialects.pairing import paired
+from backplane.ir import Answer, Candidate, Conversation, Loss, LossKind, Message, Part, Stop, Text, ToolUse, Usage
+from backplane.upstream.client import Reply, Upstream
+from backplane.upstream.endpoint import PROTOCOLS, with_defaults
+from backplane.upstream.failure import Failure, UpstreamError, stream_failure
+from backplane.upstream.ladder import Step, climb, next_step, prepare
+
+Hear = Callable[[AgentEvent], Awaitable[None]]
+Now = Callable[[], str]
+
+LOSSES_NAMED_MAX: Final = 1_000
+"""Different losses that one model's turns may name; a conversation of ten thousand messages repeats a few kinds."""
+
+INPUT_DEPTH_MAX: Final = 100
+"""Levels of a call's input that is handed on as it is; a line has 128, and ours lie around it."""
+
+LISTS: Final = ("/messages", "/contents", "/input", "/tools")
+"""Where the same thing is lost many times, it is said once."""
+
+OUTPUT: Final = (events.AssistantDelta, events.AssistantMessage, events.ToolCall)
+"""What a reader may have acted on: after one of these nothing is tried again."""
+
+INNER: Final = (events.RunStarted, events.RunCompleted, events.Failed)
+"""What a dialect says of a whole stream; here it is one turn of a run, and a failure is raised."""
+
+TWICE: Final = "pieces of a call's arguments came twice and were read once"
+NO_END: Final = "the service ended its answer without saying why"
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model answered."""
+
+    message: Message
+    """Goes back into the conversation as it is: it keeps what only its vendor can read."""
+    stop: Stop
+    stop_raw: str | None = None
+    usage: Usage | None = None
+    """None when the service did not say."""
+    model: str | None = None
+    """As the service named it."""
+    losses: tuple[Loss, ...] = ()
+    """All of this turn, also those that were named before."""
+    tries: int = 1
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.message.parts if isinstance(part, Text))
+
+    @property
+    def calls(self) -> tuple[ToolUse, ...]:
+        """The tools to run, in order; the input is a str where the model wrote no JSON object."""
+        return tuple(part for part in self.message.parts if isinstance(part, ToolUse))
+
+
+class Model:
+    """An endpoint that answers conversations, one turn at a time.
+
+    It remembers over the turns what the service refused, and says each loss once.
+
+    Args:
+        parallel: let the model call several tools in one turn.
+        stream: ask for streams; whatever comes is read.
+        may_cut: take tools or images out of a request that was refused without saying why.
+    """
+
+    def __init__(self, upstream: Upstream, *, parallel: bool = False, stream: bool = True,
+                 may_cut: bool = False) -> None:  # fmt: skip
+        self.upstream = upstream
+        self.parallel = parallel
+        self.stream = stream
+        self.may_cut = may_cut
+        self.protocol = upstream.endpoint.protocol
+        self.dialect = PROTOCOLS[self.protocol].dialect
+        self.taken: tuple[str, ...] = ()
+        """Rungs that were needed, for all turns that follow."""
+        self._named: set[tuple[str, str, str]] = set()
+
+    async def ask(self, conversation: Conversation, hear: Hear, now: Now) -> Turn:
+        """Put one conversation to the model and give its answer.
+
+        Args:
+            hear: is given each event as it comes; a slow one slows the stream.
+            now: the time of an event.
+
+        Raises:
+            UpstreamError: the service failed and nothing is left to try; `turn` has what had come until then.
+            TranslationError: the conversation cannot be said in this dialect.
+        """
+        request, losses = self._request(conversation)
+        for loss in losses:
+            await self._tell(loss, hear, now)
+        known = {part.id for message in conversation.messages for part in message.parts if isinstance(part, ToolUse)}
+        return await self._climb(request, losses, known, hear, now)
+
+    def _request(self, conversation: Conversation) -> tuple[dict[str, Any], tuple[Loss, ...]]:
+        repaired = paired(conversation, ids_optional=PROTOCOLS[self.protocol].ids_optional)
+        options = dict(repaired.value.options)
+        if self.stream and PROTOCOLS[self.protocol].path:
+            options["stream"] = True
+        written = dialect(self.dialect).from_ir(msgspec.structs.replace(repaired.value, options=options))
+        whole = with_defaults(self.upstream.endpoint, written.value)
+        request, added = prepare(self.protocol, whole, parallel=self.parallel)
+        losses = (*repaired.losses, *written.losses, *added)
+        return climb(self.protocol, request, self.taken), tuple(loss for loss in losses if loss.is_material)
+
+    async def _climb(
+        self, request: dict[str, Any], losses: tuple[Loss, ...], known: set[str], hear: Hear, now: Now
+    ) -> Turn:
+        """Try, and go down the ladder while there are rungs; each is taken once, and repeats are counted."""
+        endpoint = self.upstream.endpoint
+        taken, tries, total = self.taken, 1, 1
+        first: UpstreamError | None = None
+        while True:
+            attempt = _Attempt(self.dialect, known, hear, now)
+            try:
+                await self._once(request, attempt)
+            except UpstreamError as error:
+                first, failure = first or error, error.failure
+                if attempt.handed_on:
+                    error.turn = attempt.turn(losses, total)
+                    raise
+                step = next_step(
+                    self.protocol, request, failure, taken,
+                    tries=tries, tries_max=endpoint.tries_max, backoff_ms=endpoint.backoff_ms,
+                    may_cut=self.may_cut,
+                )  # fmt: skip
+                if step is None:
+                    # What the service said of the whole request tells more than what it said of the rest of it.
+                    raise (first if first.code == error.code else error) from None
+            else:
+                self.taken = taken
+                for loss in attempt.losses():
+                    await self._tell(loss, hear, now)
+                return attempt.turn(losses, total)
+            await self._say(step, failure, total, hear, now)
+            losses += step.losses
+            request, total = step.request, total + 1
+            taken, tries = ((*taken, step.rung), 1) if step.rung is not None else (taken, tries + 1)
+
+    async def _once(self, request: dict[str, Any], attempt: _Attempt) -> None:
+        stream = self.stream or request.get("stream") is True
+        async with self.upstream.stream(request, stream=stream) as reply:
+            await attempt.read(reply, self.upstream.endpoint.key)
+
+    async def _say(self, step: Step, failure: Failure, number: int, hear: Hear, now: Now) -> None:
+        for loss in step.losses:
+            await self._tell(loss, hear, now)
+        how = f"again with {step.rung}" if step.rung is not None else f"again in {step.wait_s:g} s"
+        body = {
+            "attempt": number, "code": failure.code, "provider_code": failure.provider_code,
+            "status": failure.status, "step": step.rung, "wait_ms": round(step.wait_s * 1000),
+        }  # fmt: skip
+        await hear(events.carry("retry", body, ts=now(), message=f"{failure.message}; {how}"))
+        if step.wait_s:
+            await anyio.sleep(step.wait_s)
+
+    async def _tell(self, loss: Loss, hear: Hear, now: Now) -> None:
+        key = (loss.code, loss.reason, "" if loss.path.startswith(LISTS) else loss.path)
+        if key not in self._named and len(self._named) < LOSSES_NAMED_MAX:
+            self._named.add(key)
+            await hear(loss_event(loss, now()))
+
+
+class _Attempt:
+    """One answer while it comes in."""
+
+    def __init__(self, name: str, known: set[str], hear: Hear, now: Now) -> None:
+        self.module = dialect(name)
+        self.state = self.module.StreamState(now())
+        # What answers here may be a gateway; a reader that has nothing to mend does not look.
+        self.state.reader.mends = True
+        self.handed_on = False
+        """Whether something was said that must not be said twice."""
+        self.ended_silently = False
+        self._hear = hear
+        self._now = now
+        self._held: list[AgentEvent] = []
+        self._known = known
+        self._next: dict[str, int] = {}
+        """The vendor's id → the number to try next; from 2 each time would take for ever with thousands of calls."""
+        self._ids: dict[str, list[str]] = {}
+        """The vendor's id → what its calls are called here, in order."""
+
+    async def read(self, reply: Reply, secret: str | None) -> None:
+        """Read an answer to its end.
+
+        Raises:
+            UpstreamError: it failed, broke, or holds nothing.
+        """
+        state, map_event, number = self.state, self.module.map_stream_event, None
+        async for chunk in reply:
+            if isinstance(chunk, dict) and "sequence_number" in chunk:
+                if chunk["sequence_number"] == number:
+                    continue  # a proxy that sends an event twice
+                number = chunk["sequence_number"]
+            state.now = self._now()
+            await self._pass(map_event(chunk, state))
+            if state.sum.failure is not None:
+                failed = state.sum.failure
+                raise UpstreamError(stream_failure(failed.raw or failed.code, failed.message, secret))
+            if state.reader.ended or state.sum.stops:
+                reply.expect_end()
+            if state.reader.ended:
+                break
+        state.now = self._now()
+        await self._pass(end_events(state))
+        self._check(reply)
+        for event in self._held:
+            await self._hear(event)
+        self._held = []
+
+    async def _pass(self, found: list[AgentEvent]) -> None:
+        for event in found:
+            kind = type(event)
+            if kind in INNER:
+                continue
+            if kind is events.ToolCall:
+                event = self._own_id(_sayable_call(event))  # type: ignore[arg-type]
+            if not self.handed_on:
+                if not isinstance(event, OUTPUT):
+                    # Counters of an attempt that comes to nothing are not the run's.
+                    self._held.append(event)
+                    continue
+                self.handed_on = True
+                held, self._held = self._held, []
+                for before in held:
+                    await self._hear(before)
+            await self._hear(event)
+
+    def _own_id(self, call: events.ToolCall) -> events.ToolCall:
+        """Give a call whose id an earlier one has a new one: some services count anew in every answer."""
+        wanted = call.tool_use_id or ""
+        call_id, number = wanted, self._next.get(wanted, 2)
+        while call_id in self._known:
+            call_id, number = f"{wanted}-{number}", number + 1
+        self._next[wanted] = number
+        self._known.add(call_id)
+        self._ids.setdefault(wanted, []).append(call_id)
+        return call if call_id == wanted else msgspec.structs.replace(call, tool_use_id=call_id)
+
+    def _check(self, reply: Reply) -> None:
+        candidate = _first(self.state.sum.answer())
+        if candidate.stop is not None:
+            return
+        self.ended_silently = True
+        is_cut = any(isinstance(part, ToolUse) and part.kind == "function" and isinstance(part.input, str)
+                     for part in candidate.message.parts)  # fmt: skip
+        if not candidate.message.parts and reply.media_type == "application/json":
+            raise UpstreamError(reply.nothing())
+        # Every protocol has a last word. Without it, and with nothing else to show an end, the rest may be missing.
+        if is_cut or not candidate.message.parts or not reply.is_whole:
+            what = "in the middle of a call" if is_cut else "before its last word"
+            text = f"the service ended its answer {what if candidate.message.parts else 'before it said anything'}"
+            raise UpstreamError(Failure(code="stream_closed", message=text, status=reply.status, may_pass=True))
+
+    def turn(self, losses: tuple[Loss, ...], tries: int) -> Turn:
+        """Return what has come so far."""
+        answer: Answer = self.state.sum.answer()
+        candidate = _first(answer)
+        ids = {wanted: iter(own) for wanted, own in self._ids.items()}
+        parts = tuple(_named(part, ids) for part in candidate.message.parts)
+        message = msgspec.structs.replace(candidate.message, role="assistant", parts=parts)
+        has_calls = any(isinstance(part, ToolUse) for part in parts)
+        stop = candidate.stop
+        if stop is None or (stop == "end" and has_calls):
+            stop = "tool_use" if has_calls else "end"
+        return Turn(
+            message=message, stop=stop, stop_raw=candidate.stop_raw, usage=answer.usage, model=answer.model,
+            losses=(*losses, *self.losses()), tries=tries,
+        )  # fmt: skip
+
+    def losses(self) -> tuple[Loss, ...]:
+        """Return what had to be worked around while reading."""
+        found = list(getattr(self.state.reader, "losses", ()))
+        name = self.state.sum.dialect
+        for call_id in self.state.sum.repeated_calls():
+            found.append(_worked_around(name, f"/calls/{call_id}", "degraded", TWICE))
+        if self.ended_silently:
+            found.append(_worked_around(name, "/stop", "synthesised", NO_END))
+        return tuple(found)
+
+
+def _worked_around(name: str, path: str, kind: LossKind, reason: str) -> Loss:
+    return Loss(path=path, dialect=name, target=name, kind=kind, code="fallback", reason=reason)
+
+
+def _named(part: Part, ids: dict[str, Iterator[str]]) -> Part:
+    if not isinstance(part, ToolUse):
+        return part
+    if is_deep(part.input):
+        part = msgspec.structs.replace(part, input=_json(part.input))
+    own = next(ids.get(part.id, iter(())), part.id)
+    return part if own == part.id else msgspec.structs.replace(part, id=own)
+
+
+def _json(value: Json) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _sayable_call(call: events.ToolCall) -> events.ToolCall:
+    return msgspec.structs.replace(call, input=_json(call.input)) if is_deep(call.input) else call
+
+
+def is_deep(value: Json) -> bool:
+    """Whether a call's input is nested deeper than a message may be; it is then told as a text."""
+    level: list[Json] = [value]
+    for _ in range(INPUT_DEPTH_MAX):
+        level = [
+            inner for one in level if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]  # fmt: skip
+        if not level:
+            return False
+    return True
+
+
+def _first(answer: Answer) -> Candidate:
+    return answer.candidates[0] if answer.candidates else Candidate(message=Message(role="assistant", parts=()))

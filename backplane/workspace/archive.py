@@ -1,0 +1,412 @@
+"""A folder on its way to another machine: a tar archive in numbered chunks, checked by its hash.
+
+`pack` and `chunks` are the sender's, `Arriving` and `unpack` the receiver's, who trusts nothing:
+no link is followed, nothing leaves the folder, everything is counted. What travels when is
+`runtime`'s and `server`'s affair.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import stat
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from backplane.contract import envelope as wire
+from backplane.errors import BackplaneError, ContractError, WorkspaceError
+from backplane.process.locks import try_lock
+from backplane.workspace import Quota, collect
+from backplane.workspace.tree import (
+    FILE_FLAGS,
+    FOLDER_FLAGS,
+    GIT_NAME,
+    Listing,
+    Scope,
+    list_tree,
+    open_folder,
+    open_root,
+    opened,
+    parent,
+    printable,
+    scope,
+)
+
+CHUNK_BYTES: Final = 192 * 1024
+"""One chunk: 256 KiB in base64, so that other messages of the line wait for milliseconds only. Divisible by three."""
+
+CHUNK_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Longest chunk taken: other senders may like larger ones."""
+
+FRAME_BYTES: Final = 1024
+"""What stands around a chunk in its line, the run's id included."""
+
+BLOCK: Final = 512
+"""Bytes of a header, and what contents are filled up to: the archive's format has it so."""
+
+NAME_BYTES_MAX: Final = 4096
+"""Longest path in an archive: Linux takes no longer one."""
+
+GIT_FILES: Final = (f"{GIT_NAME}/index", f"{GIT_NAME}/info/exclude")
+"""All that travels of a repository: which files are tracked, and the owner's own ignore rules."""
+
+GIT_FILE_BYTES_MAX: Final = 256 << 20
+"""As much of an index as a workspace looks at."""
+
+_STAGING: Final = "workspace_staging_failed"
+_FILE, _LINK, _FOLDER, _LONG_NAME, _LONG_LINK = b"0", b"2", b"5", b"L", b"K"
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+# The sender's side ----------------------------------------------------------------------------------------------------
+
+
+def pack(folder: Path, quota: Quota, stopped: Callable[[], bool] = lambda: False) -> Iterator[bytes]:
+    """A folder as a tar archive, in pieces; nobody else may change it meanwhile. Blocks.
+
+    Raises:
+        WorkspaceError: `workspace_staging_failed`, something cannot be read.
+    """
+    within = scope(_STAGING, quota, stopped=stopped)
+    try:
+        with opened(open_root(folder)) as root:
+            yield from _pack_files(root, list_tree(root, within), within)
+            for path in GIT_FILES:
+                with suppress(FileNotFoundError):
+                    yield from _pack_file(root, path, within)
+    except OSError as error:
+        raise within.cannot("pack", str(error.filename or folder), error) from error
+    yield bytes(2 * BLOCK)
+
+
+def _pack_files(root: int, listing: Listing, within: Scope) -> Iterator[bytes]:
+    for folder in listing.folders:
+        if folder.path:
+            yield _header(folder.path, tarfile.DIRTYPE, folder.stat)
+        with opened(open_folder(root, folder.path)) as here:
+            for name, facts in folder.entries:
+                within.go_on()
+                if stat.S_ISLNK(facts.st_mode):
+                    yield _header(folder.path + name, tarfile.SYMTYPE, facts, os.readlink(name, dir_fd=here))
+                else:
+                    yield from _content(os.open(name, FILE_FLAGS, dir_fd=here), folder.path + name, within)
+
+
+def _pack_file(root: int, path: str, within: Scope) -> Iterator[bytes]:
+    with opened(open_folder(root, parent(path))) as here:
+        handle = os.open(path[len(parent(path)) :], FILE_FLAGS, dir_fd=here)
+        if os.fstat(handle).st_size <= GIT_FILE_BYTES_MAX:
+            yield from _content(handle, path, within)
+        else:
+            os.close(handle)
+
+
+def _content(handle: int, path: str, within: Scope) -> Iterator[bytes]:
+    with opened(handle):
+        facts = os.fstat(handle)
+        yield _header(path, tarfile.REGTYPE, facts)
+        left = facts.st_size
+        while left:
+            data = os.read(handle, min(left, CHUNK_BYTES))
+            if not data:
+                raise within.fail(f"'{printable(path)}' became shorter while it was sent")
+            left -= len(data)
+            yield data
+        yield bytes(-facts.st_size % BLOCK)
+
+
+def _header(path: str, kind: bytes, facts: os.stat_result, target: str = "") -> bytes:
+    entry = tarfile.TarInfo(path.rstrip("/"))
+    entry.type, entry.linkname = kind, target
+    entry.mode, entry.mtime = facts.st_mode & 0o777, int(facts.st_mtime)
+    entry.size = facts.st_size if kind == tarfile.REGTYPE else 0
+    return entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+
+
+def read_pieces(path: Path) -> Iterator[bytes]:
+    """A file in pieces. Raises OSError."""
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK_BYTES):
+            yield piece
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """One piece of something that travels."""
+
+    seq: int
+    data: str
+    """In base64."""
+    end: wire.Parcel | msgspec.UnsetType
+    """With the last piece: what all of them together are."""
+
+
+def chunks(pieces: Iterator[bytes], line_bytes_max: int) -> Iterator[Chunk]:
+    """Cut pieces of any size into chunks that fit a line; the last one has number and hash of all bytes."""
+    size = max(min(CHUNK_BYTES, (line_bytes_max - FRAME_BYTES) // 4 * 3), 3)
+    whole, held, count, seq = hashlib.sha256(), bytearray(), 0, 0
+    for piece in pieces:
+        whole.update(piece)
+        count += len(piece)
+        held += piece
+        while len(held) > size:
+            yield Chunk(seq, base64.b64encode(held[:size]).decode(), msgspec.UNSET)
+            del held[:size]
+            seq += 1
+    end = wire.Parcel(bytes=count, sha256=whole.hexdigest())
+    yield Chunk(seq, base64.b64encode(held).decode(), end)
+
+
+# The receiver's side --------------------------------------------------------------------------------------------------
+
+
+class Arriving:
+    """Chunks on their way into a file; nothing is believed before the last one fits.
+
+    Args:
+        take_bytes: told of every chunk's size before it is kept; may refuse it with an error.
+    """
+
+    def __init__(self, path: Path, take_bytes: Callable[[int], None]) -> None:
+        self.path = path
+        self.end: wire.Parcel | None = None
+        """What arrived; None until it has."""
+        self._take_bytes = take_bytes
+        self._next = 0
+        self._count = 0
+        self._hash = hashlib.sha256()
+
+    def take(self, message: wire.Tree | wire.Patch) -> bool:
+        """Keep one chunk; True when it was the last.
+
+        Raises:
+            ContractError: `contract_schema_violation`, out of order, no base64, or not what its end says.
+            WorkspaceError: `workspace_staging_failed`, it cannot be written.
+        """
+        if self.end is not None or message.seq != self._next:
+            raise _wrong(f"chunk {message.seq} in place of {'none' if self.end else self._next}")
+        data = _decoded(message.data)
+        self._take_bytes(len(data))
+        self._next += 1
+        self._count += len(data)
+        self._hash.update(data)
+        try:
+            with self.path.open("ab") as file:
+                file.write(data)
+        except OSError as error:
+            name = errno.errorcode.get(error.errno or 0, "unknown error")
+            raise WorkspaceError(_STAGING, f"what travels cannot be kept: {name}") from error
+        if isinstance(message.end, wire.Parcel):
+            if (message.end.bytes, message.end.sha256) != (self._count, self._hash.hexdigest()):
+                raise _wrong("what arrived is not what was sent: number or hash of its bytes differ")
+            self.end = message.end
+        return self.end is not None
+
+
+def _decoded(text: str) -> bytes:
+    if len(text) > CHUNK_BYTES_MAX // 3 * 4:
+        raise _wrong(f"a chunk over {CHUNK_BYTES_MAX} bytes")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _wrong(f"a chunk is no base64: {error}") from error
+
+
+def _wrong(fact: str) -> ContractError:
+    return ContractError("contract_schema_violation", fact, hint="see `tree/1` in contracts/sidecar.md")
+
+
+@contextmanager
+def incoming(home: Path) -> Iterator[Path]:
+    """A folder for one parcel, removed at the end of the block; a killed process's is removed by `sweep`."""
+    folder = home / "incoming" / secrets.token_hex(16)
+    folder.mkdir(mode=0o700, parents=True)
+    try:
+        with opened(os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        collect(folder)
+
+
+def sweep(home: Path) -> None:
+    """Remove parcels whose receiver was killed; what cannot be removed stays for the next time."""
+    for folder in (home / "incoming").glob("*"):
+        with suppress(OSError, BackplaneError):
+            if not _is_held(folder / "lock"):
+                collect(folder)
+
+
+def _is_held(lock: Path) -> bool:
+    with opened(os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)) as handle:
+        return not try_lock(handle)
+
+
+def unpack(archive: Path, folder: Path, quota: Quota, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Make a new folder of an archive from a stranger. Blocks.
+
+    Regular files, folders and symbolic links only; every path is opened below the folder without following a link.
+
+    Raises:
+        WorkspaceError: `workspace_staging_failed`: not such an archive, a path that leaves the folder or names a
+            repository, a hard link or device, over the quota, or the disk is full.
+    """
+    within = scope(_STAGING, quota, stopped=stopped)
+    folder.mkdir(mode=0o700)
+    try:
+        with archive.open("rb") as file, opened(open_root(folder)) as root:
+            _Unpacker(file, root, within).run()
+    except OSError as error:
+        raise within.cannot("unpack", str(error.filename or ""), error) from error
+    except (ArithmeticError, RecursionError, ValueError) as error:  # Whatever else a stranger's header makes of us.
+        raise within.fail(f"the archive is damaged: {type(error).__name__}") from error
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    path: str
+    kind: bytes
+    mode: int
+    mtime_s: int
+    bytes: int
+    target: str
+
+
+class _Unpacker:
+    def __init__(self, file: BinaryIO, root: int, within: Scope) -> None:
+        self._file = file
+        self._root = root
+        self._within = within
+        self._left_bytes = within.quota.bytes_max
+        self._left_files = within.quota.files_max
+
+    def run(self) -> None:
+        while (entry := self._next()) is not None:
+            self._within.go_on()
+            self._count()
+            self._make(entry)
+
+    def _count(self) -> None:
+        self._left_files -= 1
+        if self._left_files < 0:
+            raise self._within.fail(f"over {self._within.quota.files_max} files (workspace_files_max)")
+
+    def _next(self) -> _Entry | None:
+        """The next entry with its whole name; None at the end."""
+        long: dict[bytes, bytes] = {}
+        while True:
+            header = self._exactly(BLOCK)
+            if not header.strip(b"\0"):
+                return None
+            kind, size = header[156:157].replace(b"\0", _FILE), _number(header[124:136], self._within)
+            if _sum(header) != _number(header[148:156], self._within):
+                raise self._within.fail("the archive is damaged: a header's sum is wrong")
+            if kind not in (_LONG_NAME, _LONG_LINK):
+                return self._entry(header, kind, size, long)
+            if size > NAME_BYTES_MAX + 1 or kind in long:
+                raise self._within.fail(f"a name over {NAME_BYTES_MAX} bytes")
+            long[kind] = self._exactly(size + -size % BLOCK)[:size]
+
+    def _entry(self, header: bytes, kind: bytes, size: int, long: dict[bytes, bytes]) -> _Entry:
+        name = long.get(_LONG_NAME, header[:100]).split(b"\0")[0]
+        prefix = header[345:500].split(b"\0")[0] if header[257:263] == b"ustar\0" else b""
+        if prefix and _LONG_NAME not in long:
+            name = prefix + b"/" + name
+        target = long.get(_LONG_LINK, header[157:257]).split(b"\0")[0]
+        return _Entry(
+            path=_checked(name, kind, self._within),
+            kind=kind,
+            mode=_number(header[100:108], self._within) & 0o777,
+            mtime_s=min(_number(header[136:148], self._within), 2**33),
+            bytes=size,
+            target=os.fsdecode(target),
+        )
+
+    def _make(self, entry: _Entry) -> None:
+        if entry.kind not in (_FILE, _LINK, _FOLDER):
+            fact = f"'{printable(entry.path)}' is of kind {entry.kind!r}: only files, folders and symbolic links travel"
+            raise self._within.fail(fact, "pack hard links as files, and leave devices out")
+        above = parent(entry.path)
+        with opened(self._folder(above)) as handle:
+            name = entry.path[len(above) :]
+            if entry.kind == _FOLDER:
+                _make_folder(handle, name, entry.mode)
+            elif entry.kind == _LINK:
+                os.symlink(entry.target, name, dir_fd=handle)
+            else:
+                self._write(handle, name, entry)
+
+    def _folder(self, path: str) -> int:
+        """Open a folder, made with those above it where they are missing; a link in its way is refused."""
+        with suppress(FileNotFoundError):
+            return open_folder(self._root, path)
+        handle = os.dup(self._root)
+        for name in path.rstrip("/").split("/"):
+            with opened(handle):
+                with suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=handle)
+                    self._count()
+                handle = os.open(name, FOLDER_FLAGS, dir_fd=handle)
+        return handle
+
+    def _write(self, folder: int, name: str, entry: _Entry) -> None:
+        self._left_bytes -= entry.bytes
+        if self._left_bytes < 0:
+            raise self._within.fail(f"over {self._within.quota.bytes_max} bytes (workspace_bytes_max)")
+        with opened(os.open(name, _NEW_FILE, entry.mode | 0o600, dir_fd=folder)) as handle:
+            left = entry.bytes
+            while left:
+                data = memoryview(self._exactly(min(left, CHUNK_BYTES)))
+                left -= len(data)
+                while data:
+                    data = data[os.write(handle, data) :]
+            os.utime(handle, (entry.mtime_s, entry.mtime_s))
+        self._exactly(-entry.bytes % BLOCK)
+
+    def _exactly(self, count: int) -> bytes:
+        data = self._file.read(count)
+        if len(data) != count:
+            raise self._within.fail("the archive ends in the middle")
+        return data
+
+
+def _make_folder(above: int, name: str, mode: int) -> None:
+    """A folder that an archive names itself; empty for the one above."""
+    with suppress(FileExistsError):
+        os.mkdir(name or ".", 0o700, dir_fd=above)
+    with opened(os.open(name or ".", FOLDER_FLAGS, dir_fd=above)) as handle:
+        os.fchmod(handle, mode | 0o700)
+
+
+def _checked(raw: bytes, kind: bytes, within: Scope) -> str:
+    """A path of an archive as one below the folder; empty for the folder itself."""
+    path = os.fsdecode(raw).removeprefix("./").rstrip("/")
+    parts = path.split("/")
+    if path in ("", ".") and kind == _FOLDER:
+        return ""
+    repository = any(part.lower() == GIT_NAME for part in parts) and (kind != _FILE or path not in GIT_FILES)
+    if len(raw) > NAME_BYTES_MAX or repository or any(part in ("", ".", "..") for part in parts):
+        raise within.fail(f"'{printable(path)[:200]}' is no path of a workspace", "do not trust whoever sent it")
+    return path
+
+
+def _number(field: bytes, within: Scope) -> int:
+    """A number of a header: octal digits, or big-endian after a mark where they would not do."""
+    if field[:1] == b"\x80":
+        return int.from_bytes(field[1:], "big")
+    digits = field.strip(b"\0 ") or b"0"
+    if digits.strip(b"01234567"):  # `int` takes signs and underscores, too.
+        raise within.fail("the archive is damaged: a number in a header is none")
+    return int(digits, 8)
+
+
+def _sum(header: bytes) -> int:
+    return sum(header[:148]) + sum(b" " * 8) + sum(header[156:])
