@@ -174,7 +174,7 @@ MUTABLE_MAKERS = {"list", "dict", "set", "bytearray", "defaultdict", "deque", "C
 # Reading the house ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Module:
     """One source file, parsed."""
 
@@ -198,12 +198,18 @@ def modules() -> tuple[Module, ...]:
     return tuple(found)
 
 
-def nodes(module: Module) -> Iterator[ast.AST]:
-    yield from ast.walk(module.tree)
+@cache
+def nodes(module: Module) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(module.tree))
 
 
-def imports(module: Module) -> Iterator[tuple[ast.AST, str]]:
-    """Yield every imported dotted name, those inside functions too; `from a import b` yields `a.b`."""
+@cache
+def imports(module: Module) -> tuple[tuple[ast.AST, str], ...]:
+    """Return every imported dotted name, those inside functions too; `from a import b` gives `a.b`."""
+    return tuple(_imports(module))
+
+
+def _imports(module: Module) -> Iterator[tuple[ast.AST, str]]:
     package = module.name if module.path.name == "__init__.py" else module.name.rpartition(".")[0]
     for node in nodes(module):
         if isinstance(node, ast.Import):

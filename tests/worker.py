@@ -24,8 +24,11 @@ if NAME and FOLDER:
     MARKER.write_text(Path(FOLDER, "marker").read_text(encoding="utf-8"), encoding="utf-8")
 
 
-CASES_FOLLOWED = 3
+CASES_FOLLOWED = 2
 """Of one test: the others run the same lines, and following them costs a third of their time."""
+
+_slow = frozenset(Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").splitlines())
+"""Tests that do one thing very often, or wait: no line of the package is run by them alone."""
 
 _cases: Counter[str] = Counter()
 _following = True
@@ -38,7 +41,7 @@ def follow(nodeid: str) -> None:
         return
     name = nodeid.partition("[")[0]
     _cases[name] += 1
-    wanted = _cases[name] <= CASES_FOLLOWED
+    wanted = _cases[name] <= CASES_FOLLOWED and name.removeprefix("tests/") not in _slow
     if wanted != _following:
         (_measured.start if wanted else _measured.stop)()
         _following = wanted
