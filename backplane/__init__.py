@@ -12,10 +12,28 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from backplane.api import run, start
+    from backplane.config import Settings
+    from backplane.contract.approval import Decision
+    from backplane.contract.events import (
+        AgentEvent,
+        Approval,
+        AssistantDelta,
+        AssistantMessage,
+        CommandExecuted,
+        Failed,
+        FileChanged,
+        Reasoning,
+        RunCompleted,
+        RunStarted,
+        ToolCall,
+        ToolResult,
+        UsageReported,
+        Warned,
+    )
     from backplane.contract.receipt import Receipt
     from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
     from backplane.errors import BackplaneError
-    from backplane.policy.approvals import Decision
+    from backplane.runtime.backends import Backend
     from backplane.runtime.hook_calls import Call
     from backplane.runtime.hooks import Hook
     from backplane.runtime.plane import ControlPlane
@@ -24,15 +42,31 @@ if TYPE_CHECKING:
 __version__: Final = "0.1.0"
 
 __all__ = [
+    "AgentEvent",
+    "Approval",
+    "AssistantDelta",
+    "AssistantMessage",
+    "Backend",
     "BackplaneError",
     "Call",
+    "CommandExecuted",
     "ControlPlane",
     "Decision",
+    "Failed",
+    "FileChanged",
     "Hook",
     "PolicyProfile",
+    "Reasoning",
     "Receipt",
     "Run",
+    "RunCompleted",
+    "RunStarted",
     "RuntimeConfig",
+    "Settings",
+    "ToolCall",
+    "ToolResult",
+    "UsageReported",
+    "Warned",
     "WorkOrder",
     "WorkspaceSpec",
     "run",
@@ -41,24 +75,31 @@ __all__ = [
 
 _HOME: Final[dict[str, str]] = {
     "BackplaneError": "errors",
+    "Backend": "runtime.backends",
     "Call": "runtime.hook_calls",
     "ControlPlane": "runtime.plane",
-    "Decision": "policy.approvals",
+    "Decision": "contract.approval",
     "Hook": "runtime.hooks",
     "PolicyProfile": "contract.work",
     "Receipt": "contract.receipt",
     "Run": "runtime.run",
     "RuntimeConfig": "contract.work",
+    "Settings": "config",
     "WorkOrder": "contract.work",
     "WorkspaceSpec": "contract.work",
     "run": "api",
     "start": "api",
 }
+"""Name → its module; every other public name is an event."""
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'backplane' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"backplane.{_HOME[name]}"), name)
+    return getattr(import_module(f"backplane.{_HOME.get(name, 'contract.events')}"), name)

@@ -1,8 +1,7 @@
 """The Python door: one order in a few lines, streamed or blocking.
 
 `start` and `run` put together what a program would otherwise write itself: settings, a
-control plane, a backend by name. For many runs over one control plane use
-`runtime.ControlPlane`.
+control plane, a backend by name. For many runs over one control plane use `ControlPlane`.
 """
 
 from __future__ import annotations
@@ -11,20 +10,18 @@ import functools
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
+from typing import Any, TypedDict, Unpack
 
 import anyio
-import msgspec
+import anyio.from_thread
 
-from backplane import config
 from backplane.config import Settings
 from backplane.contract.events import AgentEvent
-from backplane.contract.work import WorkOrder
-from backplane.errors import ConfigError
-from backplane.runtime import backends
+from backplane.contract.work import Lane, PolicyProfile, WorkOrder
 from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import Hook, taken
 from backplane.runtime.inbound import OnAsk
+from backplane.runtime.orders import make_order
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 
@@ -35,79 +32,103 @@ async def start(
     *,
     backend: str | Backend | None = None,
     root: str | os.PathLike[str] | None = None,
+    model: str | None = None,
+    policy: PolicyProfile | str | None = None,
+    lane: Lane | None = None,
+    max_turns: int | None = None,
+    max_budget_usd: float | None = None,
+    output: Any = None,
     on_ask: OnAsk | None = None,
     hooks: Sequence[Hook] = (),
     settings: Settings | None = None,
-    home: Path | None = None,
+    home: str | os.PathLike[str] | None = None,
 ) -> AsyncIterator[Run]:
     """Run one order: iterate over the run for its events, then read `run.receipt`.
 
     Leaving the block early cancels the run in order; nothing of it stays.
 
     Args:
-        order: a work order, or just the task.
+        order: a work order, or just the task. What is given by name goes over its members.
         backend: a name, or a backend of your own; None takes the configured default.
-        root: the folder to work on, over the order's own.
-        on_ask: answers what the policy leaves open.
+        root: the folder to work on.
+        policy: a profile, the name of a shipped one, or the path of a file; None takes the configured one.
+        lane: `patch_first` keeps the original as it is until `apply`; `workspace_first` puts the patch in at the end.
+        max_budget_usd: US dollars that the agent may spend.
+        output: the shape of the answer, `run.value`: a msgspec struct, dataclass, TypedDict, pydantic model, or a
+            JSON Schema.
+        on_ask: answers what the policy leaves open, a plain or `async` function from `Approval` to `Decision`.
         hooks: asked before tools run and after, beside the configuration's and the order's own.
         settings: None loads the configuration as the command line does.
         home: the state folder; None takes the usual one.
 
     Raises:
         ConfigError: `config_invalid`.
+        PolicyError: `policy_invalid`.
         BackendError: `backend_not_found`, `backend_unavailable`, `rate_limit_exceeded`.
     """
-    whole = WorkOrder(order) if isinstance(order, str) else order
-    if root is not None:
-        workspace = msgspec.structs.replace(whole.workspace, root=os.fspath(root))
-        whole = msgspec.structs.replace(whole, workspace=workspace)
-    chosen = settings or config.load(None, os.environ, Path.cwd())
-    whole, own = taken(whole)
-    async with (
-        ControlPlane(chosen, home or config.home(os.environ), os.environ) as plane,
-        plane.start(whole, _backend(backend, chosen), on_ask=on_ask, hooks=(*own, *hooks)) as run,
-    ):
-        yield run
+    async with ControlPlane(settings, home) as plane:
+        whole = make_order(
+            order, root=root, model=model, policy=policy, lane=lane, max_turns=max_turns,
+            max_budget_usd=max_budget_usd, output=output, configured_policy=plane.settings.policy,
+        )  # fmt: skip
+        whole, own = taken(whole)
+        # The order asks for the shape already; here it is what `run.value` is made of.
+        async with plane.start(whole, backend, on_ask=on_ask, hooks=(*own, *hooks), output=output) as run:
+            yield run
 
 
-def _backend(named: str | Backend | None, settings: Settings) -> Backend:
-    name = named if named is not None else settings.default_backend
-    if name is None:
-        raise ConfigError(
-            "config_invalid", "no backend was named and none is the default", hint="pass backend=…, for example 'shell'"
-        )
-    return backends.find(name, settings, os.environ) if isinstance(name, str) else name
+class _Given(TypedDict, total=False):
+    """The arguments of `start` by name."""
+
+    backend: str | Backend | None
+    root: str | os.PathLike[str] | None
+    model: str | None
+    policy: PolicyProfile | str | None
+    lane: Lane | None
+    max_turns: int | None
+    max_budget_usd: float | None
+    output: Any
+    on_ask: OnAsk | None
+    hooks: Sequence[Hook]
+    settings: Settings | None
+    home: str | os.PathLike[str] | None
 
 
 def run(
     order: WorkOrder | str,
     *,
-    backend: str | Backend | None = None,
-    root: str | os.PathLike[str] | None = None,
     on_event: Callable[[AgentEvent], object] | None = None,
-    settings: Settings | None = None,
-    home: Path | None = None,
+    **given: Unpack[_Given],
 ) -> Run:
-    """The same, blocking: give back the run when it has ended. Arguments as `start`.
+    """Run one order to its end and return the run; all other arguments as `start`.
+
+    Inside a running event loop (a notebook) the run has a thread with a loop of its own, and this call waits for it.
 
     Args:
         on_event: called for each event as it comes.
     """
-    return anyio.run(
-        functools.partial(_run, order, backend=backend, root=root, on_event=on_event, settings=settings, home=home)
-    )
+    whole = functools.partial(_run, order, on_event, given)
+    if not _inside_a_loop():
+        return anyio.run(whole)
+    with anyio.from_thread.start_blocking_portal() as portal:
+        ended = portal.start_task_soon(whole)
+        try:
+            return ended.result()
+        except BaseException:
+            ended.cancel()  # Ctrl-C comes to this thread: the run ends in order before the portal does.
+            raise
 
 
-async def _run(
-    order: WorkOrder | str,
-    *,
-    backend: str | Backend | None,
-    root: str | os.PathLike[str] | None,
-    on_event: Callable[[AgentEvent], object] | None,
-    settings: Settings | None,
-    home: Path | None,
-) -> Run:
-    async with start(order, backend=backend, root=root, settings=settings, home=home) as run:
+def _inside_a_loop() -> bool:
+    try:
+        anyio.get_current_task()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def _run(order: WorkOrder | str, on_event: Callable[[AgentEvent], object] | None, given: _Given) -> Run:
+    async with start(order, **given) as run:
         async for event in run:
             if on_event is not None:
                 on_event(event)

@@ -6,6 +6,7 @@ A test that needs a program says `@pytest.mark.needs("node")` or takes the fixtu
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -28,6 +29,8 @@ from tests import runs, worker
 LEFT_BEHIND_S_MAX = 2.0
 """A child that was told to end may still be ending when its test is over."""
 LEFT_BEHIND_POLL_S = 0.01
+INSTALL_S_MAX = 100
+ROOT = Path(__file__).resolve().parent.parent
 PROBE_S_MAX = 10
 DESCENDANTS_MAX = 1000
 
@@ -84,6 +87,37 @@ def root(tmp_path: Path) -> Path:
     folder = tmp_path / "work"
     folder.mkdir()
     return folder
+
+
+# Programs of npm's, installed once into the checkout's cache ----------------------------------------------------------
+
+
+@pytest.fixture
+def npm_programs(needs: Callable[[str], str]) -> Callable[..., Path]:
+    """A function from packages with their versions to the folder with their programs; skips where there is no npm."""
+
+    def installed(*packages: str) -> Path:
+        needs("node")
+        npm = needs("npm")
+        name = packages[0].partition("@")[0] + "-" + hashlib.sha256(" ".join(packages).encode()).hexdigest()[:12]
+        cache = ROOT / ".cache" / name
+        draft = cache.with_name(f"{name}.{os.getpid()}")
+        words = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", *packages]
+        try:
+            if not cache.exists():
+                draft.mkdir(parents=True)
+                (draft / "package.json").write_text("{}")
+                made = subprocess.run(words, cwd=draft, capture_output=True, text=True, timeout=INSTALL_S_MAX)
+                if made.returncode != 0:
+                    pytest.skip("needs npm and its registry: " + (made.stderr.strip().splitlines() or ["it fails"])[-1])
+                draft.replace(cache)
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"needs npm and its registry: no end within {INSTALL_S_MAX} s")
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        return cache / "node_modules" / ".bin"
+
+    return installed
 
 
 # Children left behind -------------------------------------------------------------------------------------------------

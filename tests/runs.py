@@ -19,10 +19,10 @@ import pytest
 from backplane import host as sidecar
 from backplane.config import Limits, Settings
 from backplane.contract import canonical
+from backplane.contract.approval import Decision
 from backplane.contract.capability import NATIVE, Level
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder, WorkspaceSpec
-from backplane.policy.approvals import Decision
 from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend, MemoryBackend, ProcessBackend
 from backplane.runtime.inbound import OnAsk
@@ -137,7 +137,6 @@ async def go(
 
 def check(run: Run, events: Iterable[AgentEvent] | None = None) -> dict[str, Any]:
     """What must hold of every run that has ended; gives the receipt as a closed peer reads it."""
-    assert run.receipt is not None
     assert run.end is not None
     data = b"".join(run.receipt_chunks())
     read = closed.read(data)
@@ -161,7 +160,6 @@ def check(run: Run, events: Iterable[AgentEvent] | None = None) -> dict[str, Any
 
 
 def backplane_of(run: Run) -> dict[str, Any]:
-    assert run.receipt is not None
     return run.receipt.backplane
 
 
@@ -186,7 +184,6 @@ def saying(decision: Decision) -> OnAsk:
 def ended(run: Run) -> tuple[str, str | None, str]:
     """Reason, code and outcome."""
     assert run.end is not None
-    assert run.receipt is not None
     return run.end.reason, run.end.code, run.receipt.outcome
 
 

@@ -254,7 +254,6 @@ async def play(folder: Path, script: str) -> tuple[Any, list[AgentEvent], Any]:
     async with backplane.start(order, backend="by-hand", settings=settings) as run:
         async for event in run:
             events.append(carried(event))
-    assert run.receipt is not None
     return run.receipt, events, run.error
 
 

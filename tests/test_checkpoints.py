@@ -19,7 +19,7 @@ import backplane
 from backplane import Call, Decision, Hook
 from backplane.config import Settings
 from backplane.contract.capability import Requirement, Requirements
-from backplane.contract.events import AskRaised, CheckpointReported, TurnEnded
+from backplane.contract.events import Approval, CheckpointReported, TurnEnded
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import CODES, WorkspaceError
 from backplane.receipts import Store, seal
@@ -77,7 +77,7 @@ async def driven(home: Path, work: WorkOrder, backend: Backend, *steps: Step) ->
     holder: list[Run] = []
     failures: list[Exception] = []
 
-    async def on_ask(_: AskRaised) -> Decision:
+    async def on_ask(_: Approval) -> Decision:
         try:
             await left.pop(0)(holder[0], Path(holder[0].facts.root))
         except Exception as error:
@@ -151,7 +151,6 @@ async def test_a_workspace_goes_back_to_a_named_state_whatever_changed_it(
     assert (made["id"], made["name"], made["files"]) == ("c1", "good", 2)
     (back,) = told(run)["rewound"]
     assert (back["name"], back["tree"]) == ("good", made["tree"])
-    assert run.receipt is not None
     assert run.receipt.capabilities["checkpointing"] == "emulated"
     reported = [event.body["what"] for event in run.receipt.trace if isinstance(event, CheckpointReported)]
     assert reported in ([], ["made", "rewound"])
@@ -342,7 +341,6 @@ async def test_before_each_tool_that_may_write_the_state_is_kept_once(
     made = told(run)["made"]
     assert [(one["why"], one["files"]) for one in made] == [("tool", 0), ("tool", 1), ("tool", 1)]
     assert len({one["tree"] for one in made}) == 3
-    assert run.receipt is not None
     assert run.receipt.capabilities["checkpointing"] == "emulated"
 
 
@@ -452,7 +450,6 @@ FOREIGN = "aaaaaaaa-0000-4000-8000-000000000000"
 
 def foreign(run: Run, added: dict[str, Any]) -> bytes:
     """A run's receipt under another id that says something else of ours, sealed again."""
-    assert run.receipt is not None
     receipt = run.receipt
     usage_raw = {**receipt.usage_raw, "backplane": {**receipt.backplane, **added}}
     meta = msgspec.structs.replace(receipt.meta, run_id=FOREIGN)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backplane.policy.approvals import Decision
+from backplane.contract.approval import Decision
 from backplane.runtime.run import Run
 from tests.runs import ended, go, order, plane, saying, script, texts
 

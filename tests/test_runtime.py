@@ -90,7 +90,6 @@ async def test_a_failed_run_is_no_error_of_ours(mock: Backend, backplane_home: P
         partial, _ = await go(control, order(root, {"outcome": "partial"}), mock)
     assert run.error is None
     assert run.end is not None
-    assert run.receipt is not None
     assert (run.end.reason, run.receipt.outcome) == ("failed", "failed")
     assert partial.receipt is not None
     assert partial.receipt.outcome == "partial"

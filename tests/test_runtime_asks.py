@@ -8,9 +8,9 @@ from typing import Any
 import anyio
 import pytest
 
-from backplane.contract.events import AskAnswered, AskRaised, ToolCall, ToolResult
+from backplane.contract.approval import Decision
+from backplane.contract.events import Approval, ApprovalAnswered, ToolCall, ToolResult
 from backplane.contract.work import PolicyProfile, RuntimeConfig
-from backplane.policy.approvals import Decision
 from backplane.runtime import inbound
 from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import Hook
@@ -40,14 +40,14 @@ APPROVAL = PolicyProfile(require_approval_for=("deploy",))
 async def test_a_tool_that_nothing_forbids_runs_without_anybody_being_asked(
     mock: Backend, backplane_home: Path, root: Path
 ) -> None:
-    async def never(_: AskRaised) -> Decision:
+    async def never(_: Approval) -> Decision:
         raise AssertionError("nobody needs to be asked")
 
     async with plane(backplane_home) as control:
         run, events = await go(control, order(root, WRITE, {"say": "on"}), mock, on_ask=never)
     assert run.error is None
     assert (root / "b.txt").read_text() == "beta"
-    answers = [event for event in events if isinstance(event, AskAnswered)]
+    answers = [event for event in events if isinstance(event, ApprovalAnswered)]
     assert [event.body["by"] for event in answers] in ([], ["policy"])
 
 
@@ -65,7 +65,6 @@ async def test_a_denied_tool_is_a_tool_result_and_the_run_goes_on(
     async with plane(backplane_home) as control:
         run, events = await go(control, order(root, WRITE, {"say": "on"}, policy=policy), mock)
     assert run.error is None
-    assert run.receipt is not None
     assert run.receipt.outcome == "complete"
     assert "on" in texts(events)
     assert not (root / "b.txt").exists()
@@ -91,7 +90,10 @@ put(final(run)); end()
     async with plane(backplane_home) as control:
         run, events = await go(control, order(root, policy=policy), script(tmp_path, body))
     assert results(events) == [("deny:tool 'Bash' is forbidden by 'bash'", True)]
-    assert [type(event) for event in events if isinstance(event, AskRaised | AskAnswered)] == [AskRaised, AskAnswered]
+    assert [type(event) for event in events if isinstance(event, Approval | ApprovalAnswered)] == [
+        Approval,
+        ApprovalAnswered,
+    ]
     assert rules(run)[("disallowed_tools", "bash")] == "host"
     assert "violations" not in backplane_of(run)["enforcement"]
 
@@ -110,7 +112,7 @@ for _ in range(COMMANDS): put(event(run, type="command_executed", command="ls", 
 put(final(run)); end()
 """.replace("COMMANDS", str(commands))
 
-    async def yes(event: AskRaised) -> Decision:
+    async def yes(event: Approval) -> Decision:
         return Decision(decision="allow")
 
     policy = PolicyProfile(require_approval_for=("bash",))
@@ -136,7 +138,7 @@ async def test_a_tool_on_the_approval_list_waits_for_the_caller(
 ) -> None:
     seen: list[Any] = []
 
-    async def on_ask(event: AskRaised) -> Decision:
+    async def on_ask(event: Approval) -> Decision:
         seen.append((event.body["kind"], event.body["name"], event.body["input"]))
         return decision
 
@@ -145,7 +147,7 @@ async def test_a_tool_on_the_approval_list_waits_for_the_caller(
     assert seen == [("tool", "deploy", {"to": "prod"})]
     assert results(events) == [result]
     assert "on" in texts(events)
-    answered = next(event for event in events if isinstance(event, AskAnswered))
+    answered = next(event for event in events if isinstance(event, ApprovalAnswered))
     assert (answered.body["decision"], answered.body["by"]) == (decision.decision, "caller")
     assert run.error is None
     assert "violations" not in backplane_of(run)["enforcement"]
@@ -162,31 +164,31 @@ async def test_where_nobody_is_there_the_tool_is_denied_and_the_run_goes_on(
     assert "on" in texts(events)
 
 
-async def _fails(_: AskRaised) -> Decision:
+async def _fails(_: Approval) -> Decision:
     raise RuntimeError("a bug of the caller")
 
 
-async def _gives_nothing(_: AskRaised) -> Any:
+async def _gives_nothing(_: Approval) -> Any:
     return None
 
 
-async def _cannot_be_written(_: AskRaised) -> Decision:
+async def _cannot_be_written(_: Approval) -> Decision:
     return Decision(decision="modify", input=object())
 
 
-async def _fails_as_a_group(_: AskRaised) -> Decision:
+async def _fails_as_a_group(_: Approval) -> Decision:
     raise ExceptionGroup("a task group's", [RuntimeError("a bug of the caller")])
 
 
-async def _says_what_is_no_decision(_: AskRaised) -> Decision:
+async def _says_what_is_no_decision(_: Approval) -> Decision:
     return Decision(decision="maybe")  # type: ignore[arg-type]
 
 
-async def _remembers_for_ever(_: AskRaised) -> Decision:
+async def _remembers_for_ever(_: Approval) -> Decision:
     return Decision(decision="allow", remember="always")  # type: ignore[arg-type]
 
 
-async def _names_too_large_a_number(_: AskRaised) -> Decision:
+async def _names_too_large_a_number(_: Approval) -> Decision:
     return Decision(decision="modify", input={"to": 10**400})
 
 
@@ -210,7 +212,7 @@ async def test_a_callback_that_fails_lets_nothing_through_and_ends_nothing(
     assert run.error is None
     assert results(events)[0][1]
     assert "on" in texts(events)
-    answer = next(event for event in events if isinstance(event, AskAnswered))
+    answer = next(event for event in events if isinstance(event, ApprovalAnswered))
     assert (answer.body["decision"], answer.body["by"]) == ("deny", "default")
     assert answer.body["reason"].startswith("the answering callback failed: ")
 
@@ -218,7 +220,7 @@ async def test_a_callback_that_fails_lets_nothing_through_and_ends_nothing(
 async def test_an_ask_that_nobody_answers_in_time_has_its_default(
     mock: Backend, backplane_home: Path, root: Path
 ) -> None:
-    async def on_ask(_: AskRaised) -> Decision:
+    async def on_ask(_: Approval) -> Decision:
         await anyio.sleep_forever()
         raise AssertionError
 
@@ -226,7 +228,7 @@ async def test_an_ask_that_nobody_answers_in_time_has_its_default(
         run, events = await go(control, order(root, TOOL, {"say": "on"}, policy=APPROVAL), mock, on_ask=on_ask)
     assert run.error is None
     assert results(events)[0][1]
-    answered = next(event for event in events if isinstance(event, AskAnswered))
+    answered = next(event for event in events if isinstance(event, ApprovalAnswered))
     assert answered.body["by"] == "default"
     assert "0.3 s" in answered.body["reason"]
 
@@ -237,7 +239,7 @@ async def test_a_decision_for_the_run_is_not_asked_for_again(
 ) -> None:
     seen: list[Any] = []
 
-    async def on_ask(event: AskRaised) -> Decision:
+    async def on_ask(event: Approval) -> Decision:
         seen.append(event)
         return Decision(decision=decision, remember="run")
 
@@ -291,7 +293,7 @@ put({"t": "ask", "ref_id": run["id"], "id": "a", "kind": "input", "question": "?
 take(); time.sleep(0.5); put(event(run), final(run)); end()
 """
 
-    async def on_ask(_: AskRaised) -> Decision:
+    async def on_ask(_: Approval) -> Decision:
         await anyio.sleep(1.6)
         return Decision(decision="allow")
 
@@ -314,7 +316,7 @@ put(event(run, ",".join(early)), {{**ask, "id": "x", "ref_id": "another"}})
 put(final(run)); end()
 """
 
-    async def on_ask(_: AskRaised) -> Decision:
+    async def on_ask(_: Approval) -> Decision:
         await anyio.sleep_forever()
         raise AssertionError
 
@@ -359,7 +361,7 @@ async def test_where_only_a_denial_has_room_the_ask_is_denied(backplane_home: Pa
         run, events = await go(control, order(root), script(tmp_path, body))
     assert run.error is None
     assert texts(events) == ["a", "deny"]
-    (answer,) = [event for event in events if isinstance(event, AskAnswered)]
+    (answer,) = [event for event in events if isinstance(event, ApprovalAnswered)]
     assert (answer.body["decision"], answer.body["by"]) == ("deny", "default")
     assert "is over line_bytes_max (4000 bytes)" in answer.body["reason"]
 
@@ -389,7 +391,7 @@ said = take(); put(event(run, said["id"] + said["decision"]), final(run)); end()
 """
     denied = anyio.Event()
 
-    async def on_ask(_: AskRaised) -> Decision:
+    async def on_ask(_: Approval) -> Decision:
         await denied.wait()
         return Decision(decision="allow")
 
@@ -422,7 +424,7 @@ async def test_decisions_for_a_run_are_kept_of_so_many_tools(
     monkeypatch.setattr(inbound, "REMEMBERED_MAX", 1)
     seen: list[str] = []
 
-    async def on_ask(event: AskRaised) -> Decision:
+    async def on_ask(event: Approval) -> Decision:
         seen.append(event.body["name"])
         return Decision(decision="allow", remember="run")
 
@@ -480,14 +482,14 @@ async def test_a_run_that_is_cancelled_while_somebody_is_asked_ends(
     async with plane(backplane_home) as control:
         asked = anyio.Event()
 
-        async def on_ask(_: AskRaised) -> Decision:
+        async def on_ask(_: Approval) -> Decision:
             asked.set()
             await anyio.sleep_forever()
             raise AssertionError
 
         async with control.start(order(root, TOOL, policy=APPROVAL), mock, on_ask=on_ask) as run:
             async for event in run:
-                if isinstance(event, AskRaised):
+                if isinstance(event, Approval):
                     with anyio.fail_after(5):
                         await asked.wait()
                     await run.cancel()
@@ -517,7 +519,6 @@ put(final(run)); end()
     async with plane(backplane_home) as control:
         run, _ = await go(control, order(root, policy=policy), script(tmp_path, body))
     assert run.error is not None
-    assert run.receipt is not None
     last = run.receipt.trace[-1]
     assert isinstance(last, ToolCall)
     assert last.tool_name == "fine", "an audit ends nothing"
@@ -618,7 +619,6 @@ put(final(run)); end()
         run, _ = await go(control, order(root, policy=policy), script(tmp_path, body))
     enforcement = backplane_of(run)["enforcement"]
     assert (len(enforcement.get("violations", ())), len(enforcement.get("attempts", ()))) == (violations, attempts)
-    assert run.receipt is not None
     assert run.receipt.outcome == ("partial" if violations else "complete")
     assert (run.error.code if run.error else None) == ("policy_denied" if violations else None)
     assert run.receipt.verification.harness_ok
@@ -645,5 +645,4 @@ put(final(run)); end()
     config = RuntimeConfig(vendor={"abp": {"mode": asked}})
     async with plane(backplane_home) as control:
         run, _ = await go(control, order(root, config=config), script(tmp_path, body))
-    assert run.receipt is not None
     assert run.receipt.mode == mode

@@ -128,7 +128,6 @@ async def test_a_host_whose_child_holds_its_output_is_not_waited_for(
         async with within(2.0):
             run, _ = await go(control, order(root), done)
         assert ended(run) == ("complete", None, "complete")
-        assert run.receipt is not None
         assert not run.receipt.verification.harness_ok
         async with within(3.0):
             run, _ = await go(control, order(root), early)
@@ -206,7 +205,6 @@ async def test_a_broken_rule_ends_the_run_with_its_code(
         run, events = await go(control, order(root), backend)
     assert ended(run) == ("protocol", code, "failed")
     assert texts(events) == ["a"]
-    assert run.receipt is not None
     assert not run.receipt.verification.harness_ok or code
 
 
@@ -254,7 +252,6 @@ put(event(run, type="usage", n=1), event(run, text=None), event(run, cost=3), fi
         ["raw_event"],
         ["unknown"],
     ]
-    assert run.receipt is not None
     assert run.receipt.capabilities == {"streaming": "native"}
 
 
@@ -318,7 +315,6 @@ put(final(run, usage_raw={"backplane": {"end": {"reason": "complete"}}, "x": 1},
 """
     async with plane(backplane_home) as control:
         run, _ = await go(control, order(root), script(tmp_path, body))
-    assert run.receipt is not None
     assert run.receipt.usage_raw["x"] == 1
     assert backplane_of(run)["end"] == {"reason": "complete"}
     inner = backplane_of(run)["inner"]

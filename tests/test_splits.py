@@ -84,7 +84,6 @@ def test_a_run_hands_on_and_stores_no_piece_of_a_secret_of_its_environment(
     run = backplane.run(order, backend=backend, on_event=events.append)
     text = "".join(event.text for event in events if isinstance(event, AssistantDelta))
     assert text == "the key is [redacted], and that was corr"
-    assert run.receipt is not None
     assert run.receipt.backplane["counts"]["redacted"] == 1
     written = [path.read_bytes() for path in backplane_home.rglob("*") if path.is_file()]
     assert written

@@ -7,16 +7,15 @@ mixed with the conversation.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import anyio
 
 from backplane.cli import streams
-from backplane.contract.events import AskRaised
+from backplane.contract.approval import Decision
+from backplane.contract.events import Approval
 from backplane.errors import ConfigError
-from backplane.policy.approvals import Decision
-from backplane.runtime.inbound import OnAsk
 
 TERMINAL: Final = "/dev/tty"
 
@@ -27,7 +26,7 @@ SHOWN_LINES_MAX: Final = 40
 """Lines of a proposed patch or input shown with the question."""
 
 
-def callback(how: str, clear: Callable[[], str]) -> OnAsk:
+def callback(how: str, clear: Callable[[], str]) -> Callable[[Approval], Awaitable[Decision]]:
     """What answers the asks of a run.
 
     Args:
@@ -41,7 +40,7 @@ def callback(how: str, clear: Callable[[], str]) -> OnAsk:
         return _Person(clear).answer
     decision = Decision(decision="allow" if how == "allow" else "deny", reason=f"--on-ask {how}")
 
-    async def always(_ask: AskRaised) -> Decision:
+    async def always(_ask: Approval) -> Decision:
         return decision
 
     return always
@@ -60,7 +59,7 @@ class _Person:
                 ) from None
             self._fd = streams.STDIN
 
-    async def answer(self, ask: AskRaised) -> Decision:
+    async def answer(self, ask: Approval) -> Decision:
         """Put one question; two at once wait for each other."""
         async with self._turn:
             body = ask.body

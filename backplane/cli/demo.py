@@ -165,9 +165,9 @@ def _settings() -> Settings:
 
 
 def _require_complete(run: Run) -> Receipt:
-    receipt = run.receipt
-    if receipt is None:
+    if not run.is_sealed:
         raise NotAsItShould("the run left no receipt")
+    receipt = run.receipt
     if run.error is not None:
         raise NotAsItShould(f"the run ended with {run.error.code}: {one_line(run.error.message)}")
     _require(receipt.outcome == "complete", f"the run's outcome is {receipt.outcome}, not complete")

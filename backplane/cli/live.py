@@ -20,10 +20,10 @@ from backplane.cli import DONE, FAILED, PARTIAL, READER_GONE, REFUSED, asking, s
 from backplane.cli.copies import Copy
 from backplane.cli.outlet import Outlet
 from backplane.config import Settings
-from backplane.contract.events import AskRaised
+from backplane.contract.approval import Decision
+from backplane.contract.events import Approval
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, StoreError
-from backplane.policy.approvals import Decision
 from backplane.process import signals
 from backplane.protocol import Events
 from backplane.runtime.backends import Backend, ProcessBackend
@@ -76,10 +76,10 @@ def _layers_tried(plan: Plan) -> AbstractContextManager[None]:
 
 def _end(plan: Plan, live: _Live) -> int:
     ended = live.run
-    if ended is None or (ended.receipt is None and ended.error is None):
+    if ended is None or not (ended.is_sealed or ended.error):
         # Stopped before there was a run to end: nothing was sent, and what was started is gone.
         return 128 + live.signal if live.signal is not None else READER_GONE
-    if ended.receipt is None and ended.error is not None:
+    if not ended.is_sealed and ended.error is not None:
         # Not even its journal could be sealed: the next start does it.
         if plan.json:
             _say_last_message(plan, ended)
@@ -105,7 +105,6 @@ def _end(plan: Plan, live: _Live) -> int:
 
 def exit_code(ended: Run) -> int:
     """The exit code of a run that nobody interrupted."""
-    assert ended.receipt is not None
     assert ended.end is not None
     if ended.end.reason == "refused":
         return ended.error.facts.exit_code if ended.error is not None else REFUSED
@@ -207,7 +206,7 @@ class _Live:
         if self.run is None or not self.run.is_ending:  # Whose work is done shall not lose it.
             await self._cancel()
 
-    async def _on_ask(self, ask: AskRaised) -> Decision:
+    async def _on_ask(self, ask: Approval) -> Decision:
         self._asks_open += 1
         try:
             return await self._answer(ask)
@@ -258,7 +257,6 @@ def _say_last_message(plan: Plan, ended: Run) -> None:
 
 
 def _say_the_end(plan: Plan, ended: Run, look: show.Look, saved: bool) -> None:
-    assert ended.receipt is not None
     if plan.json:
         _say_last_message(plan, ended)
         return

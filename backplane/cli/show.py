@@ -188,7 +188,7 @@ _SHOWN: Final[dict[type[Any], Callable[[Look, Any], str]]] = {
     kinds.RunCompleted: _completed,
     kinds.Warned: _warning,
     kinds.Failed: _failed,
-    kinds.AskAnswered: _answer,
+    kinds.ApprovalAnswered: _answer,
     kinds.TaskReported: _note,
     kinds.RetryReported: _retry,
     kinds.LossReported: _note,

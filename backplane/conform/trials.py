@@ -23,11 +23,11 @@ from backplane import api
 from backplane.agents import shipped
 from backplane.config import BackendSettings, Isolation, Limits, Settings
 from backplane.contract import canonical
+from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
-from backplane.contract.events import AskRaised, AssistantDelta, Reasoning, SessionNamed, ToolResult, carried
+from backplane.contract.events import Approval, AssistantDelta, Reasoning, SessionNamed, ToolResult, carried
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError
-from backplane.policy.approvals import Decision
 from backplane.receipts.manifests import keep_manifest, kept_manifest
 from backplane.resources import find as find_shared
 from backplane.runtime import backends
@@ -114,11 +114,11 @@ WAYS: Final[Mapping[str, Way]] = {
     "tool_glob": Way(holds=lambda seen: "seen.txt" in seen.outputs, wanted="the file's name"),
     "tool_grep": Way(holds=lambda seen: "seen.txt" in seen.outputs, wanted="the file's name"),
     "tool_ask_user": Way(
-        holds=lambda seen: any(event.body.get("kind") == "input" for event in seen.of(AskRaised)),
+        holds=lambda seen: any(event.body.get("kind") == "input" for event in seen.of(Approval)),
         wanted="a question to a person",
     ),
     "hooks_pre_tool_use": Way(
-        holds=lambda seen: WORD not in seen.patch and bool(seen.of(AskRaised)) and seen.outcome != "failed",
+        holds=lambda seen: WORD not in seen.patch and bool(seen.of(Approval)) and seen.outcome != "failed",
         wanted="a command that was asked about and not run",
         policy=PolicyProfile(require_approval_for=("*",)),
         answer=Decision(decision="deny", reason="a trial"),
@@ -207,7 +207,7 @@ class Trials:
     ) -> Seen:
         """One run against a scripted model."""
 
-        async def answered(ask: AskRaised) -> Decision:
+        async def answered(ask: Approval) -> Decision:
             return answer or Decision(decision="deny", reason="nobody is there")
 
         self._runs += 1
@@ -234,7 +234,6 @@ class Trials:
         return self._look(run, seen)
 
     def _look(self, run: Any, seen: Seen) -> Seen:
-        assert run.receipt is not None
         seen.outcome, seen.patch = run.receipt.outcome, run.receipt.verification.git_diff or ""
         seen.raw = run.receipt.usage_raw if isinstance(run.receipt.usage_raw, dict) else {}
         if run.error is not None:

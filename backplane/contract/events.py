@@ -6,11 +6,12 @@ Events are immutable and shared between consumers; none of them holds a referenc
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json, is_timestamp, timestamp
 from backplane.errors import CODES
 
@@ -28,10 +29,14 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="typ
 
 
 class RunStarted(_Event, frozen=True, kw_only=True, gc=False, tag="run_started"):
+    """The agent began its work."""
+
     message: str
 
 
 class RunCompleted(_Event, frozen=True, kw_only=True, gc=False, tag="run_completed"):
+    """The agent says that it is done."""
+
     message: str
 
 
@@ -42,14 +47,20 @@ class Warned(_Event, frozen=True, kw_only=True, gc=False, tag="warning"):
 
 
 class AssistantDelta(_Event, frozen=True, kw_only=True, gc=False, tag="assistant_delta"):
+    """A piece of the agent's message, which `AssistantMessage` repeats whole."""
+
     text: str
 
 
 class AssistantMessage(_Event, frozen=True, kw_only=True, gc=False, tag="assistant_message"):
+    """A message of the agent, whole."""
+
     text: str
 
 
 class ToolCall(_Event, frozen=True, kw_only=True, gc=False, tag="tool_call"):
+    """The agent called a tool."""
+
     tool_name: str
     input: Json
     tool_use_id: str | None = None
@@ -57,6 +68,8 @@ class ToolCall(_Event, frozen=True, kw_only=True, gc=False, tag="tool_call"):
 
 
 class ToolResult(_Event, frozen=True, kw_only=True, gc=False, tag="tool_result"):
+    """What a tool gave back."""
+
     tool_name: str
     output: Json
     is_error: bool
@@ -64,12 +77,16 @@ class ToolResult(_Event, frozen=True, kw_only=True, gc=False, tag="tool_result")
 
 
 class FileChanged(_Event, frozen=True, kw_only=True, gc=False, tag="file_changed"):
+    """The agent changed a file."""
+
     path: str
     """Relative to the workspace's root."""
     summary: str
 
 
 class CommandExecuted(_Event, frozen=True, kw_only=True, gc=False, tag="command_executed"):
+    """A command has run."""
+
     command: str
     exit_code: ExitCode | None = None
     """None when it was ended by a signal or its end is not known."""
@@ -123,11 +140,52 @@ class _Carried(Warned, frozen=True, kw_only=True, gc=False, tag="warning"):
         return _body(self, _NAMES[type(self)])
 
 
-class AskRaised(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
-    """A host asked whether it may: kind, name, input."""
+class Approval(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+    """A host asks before it acts; `body` has every member of the wire's `ask`."""
+
+    @property
+    def kind(self) -> str:
+        """`tool`, `patch`, `input` (a question in words) or `result` (what a tool gave)."""
+        return str(self.body.get("kind", ""))
+
+    @property
+    def tool(self) -> str | None:
+        """Name of the tool, as the agent calls it; None for other kinds."""
+        return self.body.get("name")
+
+    @property
+    def input(self) -> Json:
+        """Input of the tool."""
+        return self.body.get("input")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths that a patch touches."""
+        return tuple(self.body.get("files") or ())
+
+    @property
+    def question(self) -> str | None:
+        """What the agent asks in words."""
+        return self.body.get("question")
+
+    def allow(self, *, remember: Literal["once", "run"] = "once") -> Decision:
+        """Make the answer yes."""
+        return Decision("allow", remember=remember)
+
+    def deny(self, reason: str = "", *, remember: Literal["once", "run"] = "once") -> Decision:
+        """Make the answer no; the agent reads the reason."""
+        return Decision("deny", reason, remember=remember)
+
+    def modify(self, input: Json, reason: str = "") -> Decision:
+        """Make the answer yes, with another input of the tool."""
+        return Decision("modify", reason, input)
+
+    def answer(self, text: str) -> Decision:
+        """Make the answer to a question in words."""
+        return Decision("allow", text=text)
 
 
-class AskAnswered(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
+class ApprovalAnswered(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
     """What was decided about an ask, and by whom."""
 
 
@@ -169,8 +227,8 @@ class Unread(_Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
 
 CARRIED: Final[dict[str, type[Any]]] = {
     "reasoning": Reasoning,
-    "ask": AskRaised,
-    "answer": AskAnswered,
+    "ask": Approval,
+    "answer": ApprovalAnswered,
     "usage": UsageReported,
     "session": SessionNamed,
     "turn": TurnEnded,

@@ -84,6 +84,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """The sealed record of one run: what was asked, what happened, and how it ended."""
+
     meta: RunMetadata
     backend: BackendIdentity
     capabilities: dict[str, Any]

@@ -18,6 +18,8 @@ Mode = Literal["pass_through", "staged"]
 
 
 class WorkspaceSpec(msgspec.Struct, frozen=True):
+    """Where an agent works, and on which part of it."""
+
     root: str = "."
     """Folder to work on; relative paths count from the caller's folder."""
     mode: Mode = "staged"
@@ -50,6 +52,8 @@ class PolicyProfile(msgspec.Struct, frozen=True):
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True):
+    """How an agent works: its model, its limits, settings of its vendor and ours."""
+
     model: str | None = None
     vendor: dict[str, Any] = {}
     """Free-form settings; ours live under the key `abp`."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from backplane.contract.approval import Decision
 from backplane.host.run import (
     EXTENSIONS,
     PREVIEW_BYTES_MAX,
@@ -26,7 +27,6 @@ from backplane.host.run import (
     Host,
     HostRun,
     Told,
-    Verdict,
     Work,
 )
 
@@ -40,13 +40,13 @@ __all__ = [
     "EXTENSIONS",
     "PREVIEW_BYTES_MAX",
     "Begun",
+    "Decision",
     "Done",
     "Early",
     "Given",
     "Host",
     "HostRun",
     "Told",
-    "Verdict",
     "Work",
     "main",
     "serve",

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from backplane.contract import envelope as wire
+from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json, timestamp_at, uuid_text
 from backplane.contract.capability import CAPABILITIES, Level, Manifest
 from backplane.contract.deltas import OTHER, Deltas, take_back
@@ -109,18 +110,6 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     usage_raw: Json = {}
     artifacts: tuple[Artifact, ...] = ()
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """The answer to an ask."""
-
-    decision: Literal["allow", "deny", "modify"]
-    reason: str = ""
-    input: Json | UnsetType = UNSET
-    """The tool input to use instead, with `modify`."""
-    text: str | None = None
-    """An answer in words, or the output to show instead of the tool's own."""
-    remember: Literal["once", "run"] = "once"
 
 
 def _placed(order: WorkOrder) -> WorkOrder:
@@ -267,7 +256,7 @@ class HostRun(Given):
             if stream is not None:
                 stream.close()
 
-    async def may(self, tool: str, input: Json, *, command: str | None = None, cwd: str | None = None) -> Verdict:
+    async def may(self, tool: str, input: Json, *, command: str | None = None, cwd: str | None = None) -> Decision:
         """Ask before a tool runs. Policy answers first, then whoever holds it at the other end.
 
         Returns:
@@ -276,12 +265,12 @@ class HostRun(Given):
         """
         local = self.policy.decide_tool_call(tool, input, root=self.order.workspace.root, cwd=cwd)
         if not self._link.can_ask(self):
-            return Verdict("allow") if local.allowed == "allow" else Verdict("deny", local.reason)
+            return Decision("allow") if local.allowed == "allow" else Decision("deny", local.reason)
         verdict = await self._ask(
             kind="tool", name=tool, input=input, command=_set(command), cwd=_set(cwd), default="deny"
         )
         # What the policy forbids is asked all the same: only so it is on record above that the call did not run.
-        return Verdict("deny", local.reason) if local.allowed == "deny" else verdict
+        return Decision("deny", local.reason) if local.allowed == "deny" else verdict
 
     async def shown(self, tool: str, input: Json, output: Json, *, is_error: bool = False) -> tuple[Json, bool]:
         """What the agent, and the `tool_result`, may have of a tool's output; asked only where an order has such hooks.
@@ -300,7 +289,7 @@ class HostRun(Given):
             return f"policy_denied: {verdict.reason or 'withheld'}", True
         return (output if verdict.text is None or verdict.decision == "allow" else verdict.text), is_error
 
-    async def pass_on(self, ask: dict[str, Any]) -> Verdict | None:
+    async def pass_on(self, ask: dict[str, Any]) -> Decision | None:
         """Put an ask of somebody below to the control plane above; None where that cannot be asked."""
         if not self._link.can_ask(self):
             return None
@@ -311,16 +300,16 @@ class HostRun(Given):
 
     async def ask_user(
         self, question: str, *, options: tuple[Any, ...] = (), schema: Json | UnsetType = UNSET, default: str = ""
-    ) -> Verdict:
+    ) -> Decision:
         """Ask a person; where nobody can be asked, the answer is `deny` with the default as its text."""
         if not self._link.can_ask(self):
-            return Verdict("deny", "nobody can be asked", text=default)
+            return Decision("deny", "nobody can be asked", text=default)
         verdict = await self._ask(kind="input", question=question, options=options, schema=schema)
         if verdict.decision == "deny" and verdict.text is None:
-            return Verdict("deny", verdict.reason, text=default)
+            return Decision("deny", verdict.reason, text=default)
         return verdict
 
-    async def _ask(self, **members: Any) -> Verdict:
+    async def _ask(self, **members: Any) -> Decision:
         import anyio
 
         from backplane.process.once import in_time
@@ -336,9 +325,9 @@ class HostRun(Given):
         finally:
             del self.answers[ask.id]
         if not answers:
-            return Verdict(ask.default, "nobody answered in time")
+            return Decision(ask.default, "nobody answered in time")
         answer = answers[0]
-        return Verdict(
+        return Decision(
             answer.decision,
             answer.reason if isinstance(answer.reason, str) else "",
             answer.input,

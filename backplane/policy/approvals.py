@@ -6,27 +6,13 @@ answers in time the ask's default decides.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from backplane.contract import envelope as wire
+from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
 from backplane.policy.rules import Policy, WritePath
-
-
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to an ask."""
-
-    decision: Literal["allow", "deny", "modify"]
-    reason: str = ""
-    input: Json | UnsetType = UNSET
-    """The tool input to use instead; only with `modify`."""
-    text: str | None = None
-    """An answer in words (`input`), or the output to show instead (`result`, with `modify`)."""
-    remember: Literal["once", "run"] = "once"
-    """`run`: the same tool need not be asked for again in this run."""
 
 
 def judge(policy: Policy, ask: wire.Ask, *, root: str) -> Decision | None:
@@ -68,6 +54,8 @@ def checked(decision: Decision) -> Decision:
         ValueError: a member is of another type, or a word that is none of its own.
         TypeError: it is no decision at all.
     """
+    if not isinstance(decision, Decision):
+        raise TypeError(f"the function gave a {type(decision).__name__}, not a Decision")
     members = msgspec.structs.asdict(msgspec.structs.replace(decision, input=UNSET))
     return msgspec.structs.replace(msgspec.convert(members, Decision), input=decision.input)
 

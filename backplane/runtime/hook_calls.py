@@ -15,9 +15,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from backplane.config import child_environment
+from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json, duplicate_key
 from backplane.errors import BackendError
-from backplane.policy.approvals import Decision
 from backplane.process import Child, Command, open_child
 from backplane.process.programs import feed, piece
 from backplane.protocol import bounded, strict
@@ -59,15 +59,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """The folder the agent works in."""
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    """What a command answers."""
-
-    decision: Literal["allow", "deny", "modify"]
-    input: Json | UnsetType = UNSET
-    text: str | None = None
-    reason: str = ""
-
-
 async def put(
     run: Sequence[str] | Callable[[Call], Any],
     call: Call,
@@ -92,24 +83,39 @@ async def in_time(asked: Awaitable[Decision], timeout_ms: int) -> Decision:
 
 
 async def _function(function: Callable[[Call], Any], call: Call, redactor: Redactor) -> Decision:
-    import inspect  # Not before: the way to the first spawn shall not pay for it.
-
     try:
-        if inspect.iscoroutinefunction(function):
-            answer = await function(call)
-        else:
-            # What hangs cannot be stopped; it is left to itself, and its answer counts no more.
-            answer = await anyio.to_thread.run_sync(function, call, abandon_on_cancel=True)
-            answer = await answer if inspect.isawaitable(answer) else answer
+        answer = await answer_of(function, call)
         if isinstance(answer, Decision):
             msgspec.json.encode(answer)
     except Exception as error:  # The caller's own code: its bug must not let a tool through.
-        raise HookFailed(f"{type(error).__name__}: {redactor.text(_said(error))[0][:200]}") from error
+        raise HookFailed(log_raised("hook", function, error, redactor)) from error
     if answer is None:
         return Decision(decision="allow")
     if not isinstance(answer, Decision) or answer.decision not in ("allow", "deny", "modify"):
         raise HookFailed(f"it gave {redactor.text(_said(answer))[0][:80]!r}, which is neither a Decision nor None")
     return answer
+
+
+async def answer_of(function: Callable[[Any], Any], argument: object) -> Any:
+    """Call a function of the caller's, plain or `async`; a plain one runs in a thread, as it may wait for a person."""
+    import inspect  # Not before: the way to the first spawn shall not pay for it.
+
+    if inspect.iscoroutinefunction(function):
+        return await function(argument)
+    # What hangs cannot be stopped; it is left to itself, and its answer counts no more.
+    answer = await anyio.to_thread.run_sync(function, argument, abandon_on_cancel=True)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def log_raised(role: str, function: Callable[[Any], Any], error: Exception, redactor: Redactor) -> str:
+    """Log what a function of the caller's raised, with its traceback, and return it in one line."""
+    import logging  # Only for a function that raises.
+
+    fact = f"{type(error).__name__}: {redactor.text(_said(error))[0][:200]}"
+    name = getattr(function, "__qualname__", type(function).__name__)
+    # The caller's own code, whose author has no other way to find the line.
+    logging.getLogger("backplane").error("the %s %s raised %s", role, name, fact, exc_info=error)
+    return fact
 
 
 def _said(value: object) -> str:
@@ -165,9 +171,9 @@ def _read(child: Child, said: bytes, redactor: Redactor) -> Decision:
         value = strict(said)
         if (twice := duplicate_key(said, value)) is not None:
             raise ValueError(f"the key {redactor.text(twice)[0][:40]!r} stands twice in one object")
-        answer = msgspec.convert(value, _Answer)
+        answer = msgspec.convert(value, Decision)
     except ValueError as error:
         why = redactor.text(str(error))[0][:REASON_CHARS_MAX]
         raise HookFailed(f"its answer is not the JSON of a decision: {why}") from error
     reason = redactor.text(answer.reason)[0][:REASON_CHARS_MAX]
-    return Decision(decision=answer.decision, input=answer.input, text=answer.text, reason=reason)
+    return msgspec.structs.replace(answer, reason=reason)

@@ -17,11 +17,11 @@ from msgspec import UNSET
 
 from backplane.config import HOOK_MS, HookSettings, absolute_command
 from backplane.contract import envelope as wire
+from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, ToolResult
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, CapabilityError, ConfigError, PolicyError, ProtocolError
-from backplane.policy.approvals import Decision
 from backplane.policy.globs import Globs, compile_globs
 from backplane.policy.paths import TOOLS
 from backplane.policy.rules import TOOL_NAME_CHARS_MAX, tool_names

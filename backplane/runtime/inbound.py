@@ -18,10 +18,11 @@ import msgspec
 from backplane.config import Limits
 from backplane.contract import canonical, structure
 from backplane.contract import envelope as wire
+from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json, timestamp_at
 from backplane.contract.events import (
     AgentEvent,
-    AskRaised,
+    Approval,
     AssistantDelta,
     AssistantMessage,
     Failed,
@@ -37,7 +38,6 @@ from backplane.contract.events import (
 from backplane.contract.receipt import read_receipt
 from backplane.errors import BackplaneError, ContractError, PolicyError, ProtocolError, from_code
 from backplane.policy import approvals
-from backplane.policy.approvals import Decision
 from backplane.policy.capabilities import supplied
 from backplane.process.once import Once
 from backplane.protocol import Broken, Dropped, Events, Noise, Raised, Unknown, bounded, strict
@@ -45,6 +45,7 @@ from backplane.protocol.control import ControlEnd
 from backplane.receipts.build import Facts
 from backplane.redact.cuts import Splits
 from backplane.runtime.checkpoints import RunCheckpoints
+from backplane.runtime.hook_calls import answer_of, log_raised
 from backplane.runtime.hooks import Hook, Hooks
 from backplane.runtime.writer import Outbox
 
@@ -60,7 +61,7 @@ REMEMBERED_MAX: Final = 1000
 REMEMBERED_CHARS_MAX: Final = 4000
 """Length of such a tool's name and the reason together; a longer one is not kept, and asked about again."""
 
-OnAsk = Callable[[AskRaised], Awaitable[Decision]]
+OnAsk = Callable[[Approval], Awaitable[Decision] | Decision]
 
 
 def now() -> str:
@@ -412,14 +413,16 @@ class Intake:
     async def _ask_caller(self, ask: wire.Ask, event: AgentEvent) -> tuple[Decision, str]:
         """Let the caller answer, within the time an ask may take."""
         assert self._on_ask is not None
-        assert isinstance(event, AskRaised)
+        assert isinstance(event, Approval)
         decision, by = approvals.by_default(ask, f"no answer within {self._limits.ask_s:g} s"), "default"
         with anyio.move_on_after(self._limits.ask_s):
             why = ""
             try:
-                given = await self._on_ask(event)
+                given = await answer_of(self._on_ask, event)
+            except ProtocolError as error:  # A door above us that passes the question on.
+                why = error.message
             except Exception as error:  # The caller's own code: its bug must not let a tool through.
-                why = error.message if isinstance(error, ProtocolError) else type(error).__name__
+                why = log_raised("callback on_ask", self._on_ask, error, self._facts.redactor)
             else:
                 try:
                     decision, by = self._reread(ask, given), "caller"

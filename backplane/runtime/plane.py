@@ -5,24 +5,27 @@ What a run is, from its order to its receipt, is in `run`.
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
-import msgspec
 
+from backplane import config
 from backplane.config import Limits, Settings
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError, unforeseen
 from backplane.process.aio import in_order
 from backplane.process.block import Block
+from backplane.runtime import backends
 from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import Hook
 from backplane.runtime.inbound import OnAsk
+from backplane.runtime.orders import make_order
 from backplane.runtime.run import Run
 from backplane.runtime.state import Keeper
 
@@ -47,15 +50,24 @@ class ControlPlane:
     Use it as an async context manager; it may be shared by any number of tasks.
 
     Args:
-        settings: see `config.load`.
-        home: the state folder (see `config.home`).
-        environ: what a child's environment is chosen from.
+        settings: None loads the configuration as the command line does.
+        home: the state folder; None takes the usual one (see `config.home`).
+        environ: what a child's environment is chosen from; None takes this process's own.
+
+    Raises:
+        ConfigError: `config_invalid`.
     """
 
-    def __init__(self, settings: Settings, home: Path, environ: Mapping[str, str]) -> None:
-        self.settings = settings
-        self.home = home
-        self.environ = environ
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        home: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.environ = os.environ if environ is None else environ
+        self.settings = settings or config.load(None, self.environ, Path.cwd())
+        self.home = Path(home) if home is not None else config.home(self.environ)
+        settings, home = self.settings, self.home
         self._slots = anyio.Semaphore(settings.limits.runs_max)
         self.keeper = Keeper(home, _signer(settings.signing_key))
         self.layers: Probe | None = None
@@ -76,39 +88,44 @@ class ControlPlane:
 
     def start(
         self,
-        order: WorkOrder,
-        backend: Backend,
+        order: WorkOrder | str,
+        backend: Backend | str | None = None,
         *,
         on_ask: OnAsk | None = None,
         hooks: Sequence[Hook] = (),
         limits: Limits | None = None,
         run_id: str | None = None,
+        output: Any = None,
     ) -> AbstractAsyncContextManager[Run]:
         """Run one order; leaving the block early cancels the run in order.
 
         The run never raises for what a host does: `run.error` and `run.receipt` say how it ended.
 
         Args:
+            order: a work order, or just the task.
+            backend: a name, or a backend of your own; None takes the configured default.
             on_ask: answers what the policy leaves open; without it the ask's default decides.
             hooks: asked before tools run and after, beside those of the settings and those of the order that lie
                 with whoever gave it.
             limits: in place of the backend's and the settings'.
             run_id: a UUID for the run, taken unless a run has it already; None makes one.
+            output: the type that `run.value` is to have; the order asks for its schema.
 
         Raises:
-            BackendError: `rate_limit_exceeded` when too many runs are waiting already.
-            ConfigError: `config_invalid`, the order cannot be said in JSON.
+            BackendError: `rate_limit_exceeded` when too many runs are waiting already; `backend_not_found`.
+            ConfigError: `config_invalid`, a member of the order has a wrong type or is none of its choices.
         """
 
         async def begin() -> Run:
             try:
-                _check_sayable(order)
+                whole = make_order(order, output=output)
+                chosen = self.find_backend(backend)
                 self._check_room()
                 await self._slots.acquire()
             except Exception as error:
                 raise unforeseen(error) from error
             try:
-                run = await self._run(order, backend, on_ask, limits, run_id)
+                run = await self._run(whole, chosen, on_ask, limits, run_id, output)
             except Exception as error:
                 self._slots.release()
                 raise unforeseen(error) from error
@@ -125,6 +142,21 @@ class ControlPlane:
             return run
 
         return Block(begin, self._end)
+
+    def find_backend(self, named: Backend | str | None) -> Backend:
+        """Return a backend by its name; None is the configured default.
+
+        Raises:
+            ConfigError: `config_invalid`, there is no default.
+            BackendError: `backend_not_found`.
+        """
+        if named is not None and not isinstance(named, str):
+            return named
+        name = named or self.settings.default_backend
+        if name is None:
+            fact = "no backend was named and none is the default"
+            raise ConfigError("config_invalid", fact, hint="pass backend=…, for example 'shell'")
+        return backends.find(name, self.settings, self.environ)
 
     def _check_room(self) -> None:
         limits = self.settings.limits
@@ -156,17 +188,14 @@ class ControlPlane:
         return run
 
     async def _run(
-        self, order: WorkOrder, backend: Backend, on_ask: OnAsk | None, limits: Limits | None, run_id: str | None
+        self,
+        order: WorkOrder,
+        backend: Backend,
+        on_ask: OnAsk | None,
+        limits: Limits | None,
+        run_id: str | None,
+        output: Any = None,
     ) -> Run:
         if run_id is None or not await anyio.to_thread.run_sync(self.keeper.is_new, run_id):
             run_id = str(uuid.uuid4())
-        return Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits, run_id)
-
-
-def _check_sayable(order: WorkOrder) -> None:
-    """Refuse what no host would take: file names that are no UTF-8, members of a wrong type."""
-    try:
-        msgspec.json.decode(msgspec.json.encode(order), type=WorkOrder)
-    except (TypeError, ValueError) as error:
-        fact = f"the order is none of the contract's: {error}"
-        raise ConfigError("config_invalid", fact, hint="see `backplane schema work_order`") from error
+        return Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits, run_id, output)

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import anyio.abc
@@ -24,7 +24,7 @@ import msgspec
 from backplane.config import Limits, tighter
 from backplane.contract import envelope as wire
 from backplane.contract.capability import read_manifest
-from backplane.contract.events import AgentEvent
+from backplane.contract.events import AgentEvent, AssistantMessage, Failed
 from backplane.contract.receipt import BackendIdentity, Receipt
 from backplane.contract.unheard import check_settings
 from backplane.contract.work import Mode, WorkOrder
@@ -54,6 +54,7 @@ from backplane.runtime.environment import Premises
 from backplane.runtime.hooks import Hook, Hooks, above, configured
 from backplane.runtime.inbound import Intake, OnAsk, now
 from backplane.runtime.limits import LOOK_S, Deadlines
+from backplane.runtime.orders import read_output
 from backplane.runtime.requirements import EXTENSIONS, Terms
 from backplane.runtime.writer import Outbox
 
@@ -91,12 +92,20 @@ _BY_HAND: Final = "it said nothing on stderr: `backplane conform -- COMMAND…` 
 """What helps where a host ended without a word."""
 
 
+EventT = TypeVar("EventT", AssistantMessage, Failed)
+
+_PUBLIC: Final = (
+    "backend_id", "cancel", "check", "checkpoint", "checkpoints", "end", "error", "folder", "id", "input", "interrupt",
+    "is_sealed", "order", "patch", "ping", "receipt", "rewind", "text", "value", "wait",
+)  # fmt: skip
+
+
 class Run:
-    """One execution of an order. Iterate over it for its events; afterwards it has its receipt.
+    """One execution of an order. Iterate over it for its events, or `await run.wait()`; then it has its receipt.
 
     Attributes:
         id: the run's id, also its `ref_id` on the wire.
-        receipt: the sealed receipt; None until the run has ended.
+        order: what was asked for.
         error: why the run did not complete; None when it did, or when its host just said so.
         end: how it ended; None until then.
         patch: the file with the run's patch; None when there is none.
@@ -104,9 +113,9 @@ class Run:
 
     __slots__ = (
         "_alarm", "_backend", "_begun", "_deadlines", "_drained", "_exited", "_fault", "_finished", "_gone",
-        "_hurried_at", "_intake", "_limits", "_line", "_link", "_opened", "_outbox", "_plane", "_premises", "_queue",
-        "_readable", "_reads", "_remote", "_rest", "_sealed", "_sealing_since", "_sent", "_stopping", "_tasks",
-        "_terms", "end", "error", "facts", "id", "order", "patch", "receipt",
+        "_hurried_at", "_intake", "_limits", "_line", "_link", "_opened", "_outbox", "_output", "_plane", "_premises",
+        "_queue", "_readable", "_reads", "_receipt", "_remote", "_rest", "_sealed", "_sealing_since", "_sent",
+        "_stopping", "_tasks", "_terms", "end", "error", "facts", "id", "order", "patch",
     )  # fmt: skip
     # Without them its table is 1.5 KiB, as more than thirty names are in it.
 
@@ -118,10 +127,12 @@ class Run:
         on_ask: OnAsk | None,
         limits: Limits,
         run_id: str,
+        output: Any = None,
     ) -> None:
         self.id = run_id
         self.order = order
-        self.receipt: Receipt | None = None
+        self._output = output
+        self._receipt: Receipt | None = None
         self.error: BackplaneError | None = None
         self.end: End | None = None
         self.patch: Path | None = None
@@ -171,6 +182,72 @@ class Run:
         """When everything of the host was gone, and what it left was begun to be read; by a monotonic clock."""
         self._hurried_at = _NEVER
         self._sealed = Once()
+
+    def __repr__(self) -> str:
+        state = self._receipt.outcome if self._receipt is not None else "ending" if self._finished else "running"
+        return f"<Run {self.id} on {self.backend_id!r}: {state}>"
+
+    def __dir__(self) -> list[str]:
+        return [*_PUBLIC, *(name for name in object.__dir__(self) if name.startswith("__"))]
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the run has ended and its receipt is stored."""
+        return self._receipt is not None
+
+    @property
+    def receipt(self) -> Receipt:
+        """The sealed receipt. Raises RuntimeError until the run has ended."""
+        if self._receipt is None:
+            raise RuntimeError(f"run {self.id} has not ended: iterate over it to its end, or `await run.wait()`")
+        return self._receipt
+
+    @property
+    def text(self) -> str:
+        """The last message of the agent, its answer; empty when it said none. Raises as `receipt`."""
+        last = self._last(AssistantMessage)
+        return last.text if last is not None else ""
+
+    def _last(self, kind: type[EventT]) -> EventT | None:
+        last = None
+        for event in self.receipt.trace:
+            if isinstance(event, kind):
+                last = event
+        return last
+
+    @property
+    def value(self) -> Any:
+        """The structured answer, as the `output` type that was asked for; None when none was given.
+
+        Raises:
+            RuntimeError: as `receipt`.
+            ConfigError: `validation_failed`, the answer is none of that type.
+        """
+        raw = self.receipt.usage_raw
+        found = raw.get("structured_output") if isinstance(raw, dict) else None
+        return None if found is None else read_output(self._output, found)
+
+    def check(self) -> Run:
+        """Return this run if it ended as complete.
+
+        Raises:
+            BackplaneError: why it did not: `run.error`, else the last error that the agent reported.
+            RuntimeError: as `receipt`.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.receipt.outcome != "complete":
+            said = self._last(Failed)
+            fact = f"the run ended as {self.receipt.outcome}: {said.message if said else 'its host did not say why'}"
+            code = said.error_code if said is not None and isinstance(said.error_code, str) else "execution_tool_failed"
+            raise from_code(code, fact, hint=f"backplane receipts show {self.id}")
+        return self
+
+    async def wait(self) -> Receipt:
+        """Wait until the run has ended, passing over its events, and return its receipt."""
+        async for _ in self:
+            pass
+        return self.receipt
 
     @property
     def backend_id(self) -> str:
@@ -225,7 +302,6 @@ class Run:
         """The sealed receipt in canonical bytes, in pieces; the run must have ended."""
         from backplane.receipts.pieces import canonical_chunks
 
-        assert self.receipt is not None, "the run has not ended"
         return canonical_chunks(self.receipt)
 
     async def cancel(self, reason: str = "cancelled by the caller", *, grace_s: float | None = None) -> None:
@@ -248,7 +324,7 @@ class Run:
         After the receipt is stored nothing changes it any more: the error is then a problem of the control plane's.
         """
         fault = unforeseen(error)
-        if self.receipt is not None:
+        if self._receipt is not None:
             self._note_problem(fault)
         elif self._fault is None:
             self._fault = self.error = fault
@@ -833,7 +909,7 @@ class Run:
 
     async def _reseal(self) -> None:
         """Seal and store by the journal alone, if sealing what was seen failed; what is stored already counts."""
-        if self.receipt is not None:
+        if self._receipt is not None:
             return
         from backplane.runtime import finalize
 
@@ -850,7 +926,7 @@ class Run:
         self.error = self.error or sealed.error
         if self.error is not None:
             self.error = self._without_secrets(self.error)
-        self.receipt, self.patch, self.end = sealed.receipt, sealed.patch, sealed.end
+        self._receipt, self.patch, self.end = sealed.receipt, sealed.patch, sealed.end
 
     def _without_secrets(self, error: BackplaneError) -> BackplaneError:
         try:

@@ -23,12 +23,12 @@ from backplane.contract.events import AgentEvent, AssistantMessage, Failed, RunC
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError, ConfigError
-from backplane.policy.rules import PROFILES, parse_policy
 from backplane.process import signals
 from backplane.process.jsonrpc import Pipe
 from backplane.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Asked, Fault, Told
 from backplane.receipts import Store
 from backplane.receipts.journal import backend_name
+from backplane.runtime.orders import read_policy
 from backplane.runtime.run import Run
 from backplane.schemas.validate import Findings, validate
 
@@ -249,7 +249,6 @@ class Server:
                     error = event.message if isinstance(event, Failed) else error
                     await tell(event)
                 tasks.cancel_scope.cancel()
-        assert run.receipt is not None, "a run whose events were all read is sealed"
         said = {**told(run.receipt, run.backend_id), "answer": _cut(answer), "error": error}
         return _result(said, is_error=run.receipt.outcome == "failed")
 
@@ -358,9 +357,7 @@ class Server:
 
 def _policy(configured: str | None, given: RunInput) -> PolicyProfile:
     """The configured policy, which the caller may tighten and never widen."""
-    profile = PolicyProfile()
-    if configured is not None:
-        profile = PROFILES.get(configured) or parse_policy(_read(configured), configured)
+    profile = PolicyProfile() if configured is None else read_policy(configured)
     if profile.allowed_tools and given.allow_tools:
         fact = "the configured policy has a list of allowed tools, which allow_tools would widen"
         raise ConfigError("config_invalid", fact, hint="forbid the others with deny_tools")
@@ -369,13 +366,6 @@ def _policy(configured: str | None, given: RunInput) -> PolicyProfile:
         allowed_tools=(*profile.allowed_tools, *given.allow_tools),
         disallowed_tools=(*profile.disallowed_tools, *given.deny_tools),
     )
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError("config_invalid", f"the policy {path!r} cannot be read: {error.strerror}") from error
 
 
 _INPUTS: Final[dict[str, type[Any]]] = {"run": RunInput, "receipts": ReceiptsInput, "validate": ValidateInput}

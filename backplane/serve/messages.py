@@ -78,9 +78,9 @@ def _fatal(ref_id: str, error: str, code: str) -> bytes:
 
 
 def _ending(ended: Run, ref_id: str, line_bytes_max: int) -> Iterator[bytes]:
-    receipt = ended.receipt
-    if receipt is None:
+    if not ended.is_sealed:
         raise ended.error or from_code("internal", "the run has not ended")
+    receipt = ended.receipt
     head: dict[str, str] = {"t": "final" if ends_in_final(ended) else "fatal", "ref_id": ref_id}
     if head["t"] == "fatal":
         error = ended.error

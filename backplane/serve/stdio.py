@@ -22,12 +22,12 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from backplane import host as sidecar
 from backplane.config import Settings
 from backplane.contract import envelope as wire
+from backplane.contract.approval import Decision
 from backplane.contract.canonical import uuid_text
 from backplane.contract.capability import Level, Manifest, read_manifest
-from backplane.contract.events import AskRaised
+from backplane.contract.events import Approval
 from backplane.contract.work import OF_HOST, WorkOrder
 from backplane.errors import BackendError, BackplaneError, WorkspaceError
-from backplane.policy.approvals import Decision
 from backplane.policy.capabilities import negotiate
 from backplane.receipts.manifests import kept_manifest
 from backplane.runtime import backends
@@ -203,7 +203,6 @@ class _Server:
 
     async def _send_patch(self, above: sidecar.HostRun, ended: Run) -> None:
         """The patch as a parcel of its own, where the receipt has only its name."""
-        assert ended.receipt is not None
         if ended.patch is None or ended.receipt.verification.git_diff is not None:
             return
         pieces = archive.chunks(archive.read_pieces(ended.patch), self._line_bytes_max)
@@ -251,7 +250,7 @@ def _asking(above: sidecar.HostRun) -> OnAsk | None:
     if "ask/1" not in above.extensions:
         return None
 
-    async def on_ask(event: AskRaised) -> Decision:
+    async def on_ask(event: Approval) -> Decision:
         verdict = await above.pass_on(event.body)
         if verdict is None:
             default: Any = event.body.get("default", "deny") if event.body.get("kind") != "tool" else "deny"

@@ -19,9 +19,9 @@ import backplane
 from backplane import resources
 from backplane.config import Settings
 from backplane.conform.runner import LEVELS, conform
-from backplane.contract.events import AskRaised, OutputReported
+from backplane.contract.approval import Decision
+from backplane.contract.events import Approval, OutputReported
 from backplane.contract.work import PolicyProfile, WorkOrder
-from backplane.policy.approvals import Decision
 from backplane.runtime.backends import ProcessBackend
 from backplane.runtime.run import Run
 from tests.peers import PLAIN, Child
@@ -58,7 +58,7 @@ def host(needs: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def play(command: tuple[str, ...], order: WorkOrder, root: Path, *, cancel: bool = False, allow: bool = False) -> Run:
-    async def on_ask(event: AskRaised) -> Decision:
+    async def on_ask(event: Approval) -> Decision:
         return Decision(decision="allow" if allow else "deny", reason="a test")
 
     async def main() -> Run:
@@ -73,7 +73,6 @@ def play(command: tuple[str, ...], order: WorkOrder, root: Path, *, cancel: bool
 
 
 def told(run: Run) -> list[str]:
-    assert run.receipt is not None
     return [getattr(event, "output", "") for event in run.receipt.trace if hasattr(event, "output")]
 
 
@@ -90,7 +89,6 @@ def test_a_short_host_on_a_kit_reaches_the_highest_level(language: str, host: Ho
 def test_a_command_runs_and_tells_its_output(language: str, host: Host, tmp_path: Path) -> None:
     run = play(host(language), WorkOrder("echo 'hé 漢'; echo $TONE > made; exit 3"), tmp_path)
     assert (run.error, told(run)) == (None, ["hé 漢\n"])
-    assert run.receipt is not None
     assert run.receipt.outcome == "failed"
     assert run.patch is not None
     assert "+++ b/made" in run.patch.read_text()
@@ -119,7 +117,6 @@ def test_a_relative_root_counts_from_the_folder_that_a_host_was_started_in(
 def test_what_needs_approval_is_asked_for(language: str, allow: bool, host: Host, tmp_path: Path) -> None:
     order = WorkOrder("echo done", policy=PolicyProfile(require_approval_for=("bash",)))
     run = play(host(language), order, tmp_path, allow=allow)
-    assert run.receipt is not None
     assert run.receipt.outcome == ("complete" if allow else "failed")
     assert told(run) == (["done\n"] if allow else ["policy_denied: a test"])
 
@@ -130,7 +127,6 @@ def test_a_cancelled_command_ends_within_the_grace(language: str, host: Host, tm
     run = play(host(language), WorkOrder("echo ready; sleep 60 & sleep 60"), tmp_path, cancel=True)
     assert run.end is not None
     assert run.end.reason == "cancelled"
-    assert run.receipt is not None
     assert run.receipt.outcome == "partial"
     assert run.receipt.usage_raw.get("cancelled"), run.receipt.usage_raw
     assert time.monotonic() - began_s < END_S_MAX

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -19,7 +17,6 @@ ROOT = HERE.parent.parent
 CONTRACTS = resources.find("contracts")
 EXAMPLES = CONTRACTS / "examples"
 TOOLS = ("json-schema-to-typescript@15.0.4", "typescript@5.9.3")
-INSTALL_S_MAX = 100
 COMPILE_S_MAX = 100
 TSC = (
     "--noEmit",
@@ -37,27 +34,10 @@ REFUSED = ("order_without_task", "order_with_a_wrong_lane", "answer_undecided")
 """Bad examples whose fault a type can see."""
 
 
-@pytest.fixture(scope="module")
-def tools(needs: Callable[[str], str]) -> Path:
-    """The folder with the generator's and the compiler's programs, installed once into the checkout's cache."""
-    needs("node")
-    npm = needs("npm")
-    cache = ROOT / ".cache" / ("typescript-" + hashlib.sha256(" ".join(TOOLS).encode()).hexdigest()[:12])
-    if not cache.exists():
-        draft = cache.with_name(f"{cache.name}.{os.getpid()}")
-        draft.mkdir(parents=True)
-        (draft / "package.json").write_text("{}")
-        words = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", *TOOLS]
-        try:
-            made = subprocess.run(words, cwd=draft, capture_output=True, text=True, timeout=INSTALL_S_MAX)
-            if made.returncode != 0:
-                pytest.skip("needs npm and its registry: " + (made.stderr.strip().splitlines() or ["it fails"])[-1])
-            draft.replace(cache)
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"needs npm and its registry: no end within {INSTALL_S_MAX} s")
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-    return cache / "node_modules" / ".bin"
+@pytest.fixture
+def tools(npm_programs: Callable[..., Path]) -> Path:
+    """The folder with the generator's and the compiler's programs."""
+    return npm_programs(*TOOLS)
 
 
 def complaints(tools: Path, folder: Path, file: str) -> str:

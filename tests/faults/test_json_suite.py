@@ -85,7 +85,6 @@ async def _through(plane: ControlPlane, root: Path, values: list[bytes]) -> tupl
     async with plane.start(order, host) as run:
         async for event in run:
             found.append(getattr(event, "input", event))
-    assert run.receipt is not None
     stored = closed.read(b"".join(canonical_chunks(run.receipt)))
     assert len(stored["trace"]) == len(found)
     return found, run.error.code if run.error is not None else None

@@ -201,7 +201,7 @@ def faults_of(seen: Seen, home: Path, place: str) -> Iterator[str]:
     its_own = isinstance(error, BackplaneError) and error.code == "internal"  # Of the control plane that is closed.
     if error is not None and not its_own:
         yield f"the block raises {error!r}"
-    if run.receipt is None:
+    if not run.is_sealed:
         yield f"no receipt; {run.error!r}"
         return
     with Store.open(home, readonly=True) as store:

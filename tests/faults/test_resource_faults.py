@@ -348,7 +348,6 @@ def test_f59_a_storm_of_cancels_leaves_nothing(ground: Ground, figure: Figure) -
                             pass
                     times[name].append(time.monotonic() - began)
                     break
-            assert run.receipt is not None
             assert run.receipt.outcome == "partial"
 
         async with ControlPlane(QUICK, ground.home, os.environ) as plane:

@@ -15,9 +15,10 @@ import anyio
 import msgspec
 
 from backplane.config import Limits
+from backplane.contract.approval import Decision
 from backplane.contract.events import (
     AgentEvent,
-    AskRaised,
+    Approval,
     AssistantDelta,
     CommandExecuted,
     FileChanged,
@@ -28,7 +29,6 @@ from backplane.contract.events import (
     carried,
 )
 from backplane.contract.work import PolicyProfile
-from backplane.policy.approvals import Decision
 from backplane.testing import Failure, Fault, Turn, Usage
 from tests.test_deltas import fold
 from tests.vendors.ground import WAIT_S_MAX, Agent, Ground, Seen, running, until
@@ -121,7 +121,7 @@ def _approval(agent: Agent) -> PolicyProfile:
 
 
 async def _approve(ground: Ground, decision: str | None) -> Seen:
-    async def answer(ask: AskRaised) -> Decision:
+    async def answer(ask: Approval) -> Decision:
         return Decision(decision=decision, reason="said so")  # type: ignore[arg-type]
 
     turns = [ground.agent.writes("new.txt", "made\n"), Turn(text="done")]
@@ -132,7 +132,7 @@ async def _approve(ground: Ground, decision: str | None) -> Seen:
 @case("approval allowed")
 async def _allowed(ground: Ground) -> None:
     seen = await _approve(ground, "allow")
-    assert seen.of(AskRaised)
+    assert seen.of(Approval)
     assert "+made" in seen.patch
     assert seen.layer("require_approval_for") == "host"
 
@@ -154,7 +154,7 @@ async def _unanswered(ground: Ground) -> None:
 
 @case("a hook changes the command, and the event names what ran")
 async def _modified(ground: Ground) -> None:
-    async def answer(ask: AskRaised) -> Decision:
+    async def answer(ask: Approval) -> Decision:
         return Decision(decision="modify", input={"command": "echo other > other.txt"})
 
     turns = [ground.agent.runs("echo first > first.txt"), THOUGHT_ABOUT]
@@ -162,7 +162,7 @@ async def _modified(ground: Ground) -> None:
     assert "other.txt" in seen.patch
     assert "first.txt" not in seen.patch
     assert [event.command for event in seen.of(CommandExecuted)] == ["echo other > other.txt"]
-    assert len(seen.of(AskRaised)) == 1
+    assert len(seen.of(Approval)) == 1
 
 
 @case("policy stops a write outside")

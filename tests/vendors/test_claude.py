@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from backplane.contract.events import AskRaised, CommandExecuted, TaskReported, ToolCall, ToolResult, Warned
-from backplane.policy.approvals import Decision
+from backplane.contract.approval import Decision
+from backplane.contract.events import Approval, CommandExecuted, TaskReported, ToolCall, ToolResult, Warned
 from backplane.testing import Call, Fault, Turn, Usage, When
 from tests.vendors.cases import CASES, SCHEMA
 from tests.vendors.found import vendor
@@ -78,12 +78,12 @@ def last_result(seen: Seen) -> str:
 
 
 async def test_a_question_to_a_person_is_an_ask_of_the_kind_input(ground: Ground) -> None:
-    async def answer(ask: AskRaised) -> Decision:
+    async def answer(ask: Approval) -> Decision:
         return Decision(decision="allow", text="Blue")
 
     turns = [Turn(calls=(Call(name="AskUserQuestion", input=QUESTION),)), Turn(text="thanks")]
     seen = await ground.play(turns, on_ask=answer)
-    assert "Which colour?" in [event.body.get("question") for event in seen.of(AskRaised)]
+    assert "Which colour?" in [event.body.get("question") for event in seen.of(Approval)]
     assert '\\"Which colour?\\"=\\"Blue\\"' in last_result(seen)
 
 
@@ -177,7 +177,7 @@ async def test_a_server_of_tools_is_started_and_its_tools_are_asked_about(ground
     turns = [Turn(calls=(Call(name="mcp__house__word", input={}),)), Turn(text="done")]
     seen = await ground.play(turns, abp={"mcp_servers": servers})
     assert "walrus" in seen.of(ToolResult)[0].output or "****" in seen.of(ToolResult)[0].output
-    assert "mcp__house__word" in [event.body.get("name") for event in seen.of(AskRaised)]
+    assert "mcp__house__word" in [event.body.get("name") for event in seen.of(Approval)]
 
 
 async def test_an_answer_of_the_wrong_shape_is_asked_for_again(ground: Ground) -> None:

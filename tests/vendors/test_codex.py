@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from backplane.contract.events import AskRaised, CommandExecuted, ToolCall, ToolResult, Warned
+from backplane.contract.approval import Decision
+from backplane.contract.events import Approval, CommandExecuted, ToolCall, ToolResult, Warned
 from backplane.contract.work import PolicyProfile
-from backplane.policy.approvals import Decision
 from backplane.runtime.hook_calls import Call as HookCall
 from backplane.runtime.hooks import Hook
 from backplane.testing import Call, Turn, Usage
@@ -96,11 +96,11 @@ def asks(name: str, input: Any, **more: Any) -> Turn:
 
 
 async def test_a_question_to_a_person_is_an_ask_of_the_kind_input(ground: Ground) -> None:
-    async def answer(ask: AskRaised) -> Decision:
+    async def answer(ask: Approval) -> Decision:
         return Decision(decision="allow", text="Blue")
 
     seen = await ground.play([asks("request_user_input", QUESTION), Turn(text="thanks")], on_ask=answer)
-    assert "Which colour?" in [event.body.get("question") for event in seen.of(AskRaised)]
+    assert "Which colour?" in [event.body.get("question") for event in seen.of(Approval)]
     assert "Blue" in last_result(seen)
 
 
@@ -110,7 +110,7 @@ async def test_a_question_that_nobody_answers_is_left_to_the_model(ground: Groun
     assert seen.receipt.outcome == "complete"
 
 
-async def modified(ask: AskRaised) -> Decision:
+async def modified(ask: Approval) -> Decision:
     return Decision(decision="modify", input={"command": "echo other > other.txt"})
 
 
@@ -127,7 +127,7 @@ async def test_what_a_command_has_beside_it_cannot_be_changed(ground: Ground) ->
 
 
 async def test_a_changed_patch_is_not_made_at_all(ground: Ground) -> None:
-    async def answer(ask: AskRaised) -> Decision:
+    async def answer(ask: Approval) -> Decision:
         return Decision(decision="modify", input={"changes": []})
 
     turns = [ground.agent.writes("first.txt", "1\n"), Turn(text="done")]
@@ -187,7 +187,7 @@ async def test_a_long_command_says_nothing_before_somebody_has_seen_it(ground: G
     seen = await ground.play(turns, hooks=(Hook("post_tool", answer),))
     assert "running" in last_result(seen)
     assert "walrus" not in last_result(seen)
-    assert not any("walrus" in str(event) for event in seen.events if not isinstance(event, ToolCall | AskRaised))
+    assert not any("walrus" in str(event) for event in seen.events if not isinstance(event, ToolCall | Approval))
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ async def test_the_users_profile_and_the_workspaces_settings_are_not_run(ground:
 async def test_a_server_of_tools_is_started_and_its_tools_are_asked_about(ground: Ground) -> None:
     turns = [asks("word", {}, namespace="mcp__house"), Turn(text="done")]
     seen = await ground.play(turns, abp={"mcp_servers": [house("walrus")]}, model=MODEL)
-    assert "mcp__house__word" in [event.body.get("name") for event in seen.of(AskRaised)]
+    assert "mcp__house__word" in [event.body.get("name") for event in seen.of(Approval)]
     assert "walrus" in str(seen.of(ToolResult)[0].output)
 
 

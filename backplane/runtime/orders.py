@@ -1,0 +1,159 @@
+"""From what a Python program says to a work order that is checked as a whole, before anything starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.contract.unheard import nearest_name
+from backplane.contract.work import Lane, Mode, PolicyProfile, RuntimeConfig, WorkOrder
+from backplane.errors import ConfigError
+from backplane.policy.rules import POLICY_BYTES_MAX, PROFILES, parse_policy
+
+_WORDS: Final[dict[str, tuple[str, ...]]] = {"lane": get_args(Lane), "workspace.mode": get_args(Mode)}
+
+
+def make_order(
+    order: WorkOrder | str,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    model: str | None = None,
+    policy: PolicyProfile | str | None = None,
+    lane: str | None = None,
+    max_turns: int | None = None,
+    max_budget_usd: float | None = None,
+    output: Any = None,
+    configured_policy: str | None = None,
+) -> WorkOrder:
+    """Build the order of a run; what is given by name goes over the order's own members.
+
+    Args:
+        policy: a profile, the name of a shipped one, or the path of a file.
+        output: a type or JSON Schema that the answer must have, see `output_schema`.
+        configured_policy: the configuration's policy, for an order that brings none.
+
+    Raises:
+        ConfigError: `config_invalid`, a value has a wrong type or is none of its choices.
+        PolicyError: `policy_invalid`, the policy cannot be read.
+    """
+    if not isinstance(order, WorkOrder | str):
+        raise _invalid(f"the order is a {type(order).__name__}", "give the task as a str, or a backplane.WorkOrder")
+    whole = WorkOrder(order) if isinstance(order, str) else order
+    replace = msgspec.structs.replace
+    if root is not None:
+        whole = replace(whole, workspace=replace(whole.workspace, root=os.fspath(root)))
+    if lane is not None:
+        whole = replace(whole, lane=lane)
+    given = {"model": model, "max_turns": max_turns, "max_budget_usd": max_budget_usd}
+    config: RuntimeConfig = replace(whole.config, **{name: value for name, value in given.items() if value is not None})
+    if output is not None:
+        config = replace(config, vendor=_with_setting(config.vendor, "output_schema", output_schema(output)))
+    named = policy if policy is not None else configured_policy if whole.policy == PolicyProfile() else None
+    if named is not None:
+        whole = replace(whole, policy=read_policy(named))
+    whole = replace(whole, config=config)
+    check_order(whole)
+    return whole
+
+
+def read_policy(policy: PolicyProfile | str) -> PolicyProfile:
+    """Return a policy: a profile as it is, a shipped one by its name, or the content of a file.
+
+    Raises:
+        PolicyError: `policy_invalid`, the file is no policy.
+        ConfigError: `config_invalid`, there is no profile and no readable file of that name.
+    """
+    if isinstance(policy, PolicyProfile):
+        return policy
+    if not isinstance(policy, str):
+        raise _invalid(f"the policy is a {type(policy).__name__}", "give a PolicyProfile, a profile's name, or a path")
+    if policy in PROFILES:
+        return PROFILES[policy]
+    try:
+        with Path(policy).open("rb") as file:
+            data = file.read(POLICY_BYTES_MAX + 1)
+    except (OSError, ValueError) as error:
+        fact = f"no policy {policy[:80]!r}: {getattr(error, 'strerror', None) or error}"
+        raise _invalid(fact, f"a shipped profile ({', '.join(PROFILES)}) or the path of a file") from error
+    return parse_policy(data, policy)
+
+
+def check_order(order: WorkOrder) -> None:
+    """Refuse an order that no host would take: wrong types, words that are none of the choices, numbers below 0.
+
+    Raises:
+        ConfigError: `config_invalid`, with the member, its value and the choices.
+    """
+    for name, words in _WORDS.items():
+        value: Any = order
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        if isinstance(value, str) and value not in words:
+            near = nearest_name(value, words)
+            choices = " or ".join(map(repr, words))
+            raise _invalid(f"`{name}` is {value[:40]!r}", f"did you mean {near!r}?" if near else f"it is {choices}")
+    if not order.task.strip() if isinstance(order.task, str) else False:
+        raise _invalid("the task is empty", "say in words what to do")
+    try:
+        msgspec.json.decode(msgspec.json.encode(order), type=WorkOrder)
+    except (TypeError, ValueError) as error:
+        fact = f"the order is none of the contract's: {error}"
+        raise _invalid(fact, "see `backplane schema work_order`") from error
+
+
+def output_schema(output: Any) -> Json:
+    """Return the JSON Schema of an answer: of a msgspec struct, dataclass, TypedDict or pydantic model, or as it is.
+
+    Raises:
+        ConfigError: `config_invalid`, the type has no schema.
+    """
+    if isinstance(output, Mapping):
+        return dict(output)
+    if hasattr(output, "model_json_schema"):
+        schema: Json = output.model_json_schema()
+        return schema
+    try:
+        (whole,), named = msgspec.json.schema_components((output,), ref_template="#/$defs/{name}")
+    except (TypeError, ValueError) as error:
+        raise _invalid(f"no JSON Schema can be made of the output type: {error}", "give a schema as a dict") from error
+    name = whole.get("$ref", "").removeprefix("#/$defs/")
+    if name in named:
+        # Vendors want an object at the top and refuse a reference there.
+        whole = dict(named[name]) if _uses(named, name) else dict(named.pop(name))
+    return {**whole, "$defs": named} if named else whole
+
+
+def _uses(named: Mapping[str, Json], name: str) -> bool:
+    return f'"#/$defs/{name}"'.encode() in msgspec.json.encode(named)
+
+
+def read_output(output: Any, value: Json) -> Any:
+    """Return a structured answer as what `output_schema` was made of; a schema gives plain JSON.
+
+    Raises:
+        ConfigError: `config_invalid`, the value is none of that type.
+    """
+    if output is None or isinstance(output, Mapping):
+        return value
+    try:
+        if hasattr(output, "model_validate"):
+            return output.model_validate(value)
+        return msgspec.convert(value, output)
+    except (TypeError, ValueError) as error:
+        name = getattr(output, "__name__", output)
+        raise ConfigError("validation_failed", f"the answer is no {name}: {error}") from error
+
+
+def _with_setting(vendor: dict[str, Any], name: str, value: Json) -> dict[str, Any]:
+    nested = vendor.get("abp")
+    rest = {key: kept for key, kept in vendor.items() if key != f"abp.{name}"}
+    return {**rest, "abp": {**(nested if isinstance(nested, dict) else {}), name: value}}
+
+
+def _invalid(fact: str, hint: str | None = None) -> ConfigError:
+    return ConfigError("config_invalid", fact, hint=hint)

@@ -1,0 +1,283 @@
+"""The Python door: what a program sees of `backplane`, its arguments, its callbacks and its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypedDict
+
+import anyio
+import msgspec
+import pytest
+
+import backplane
+from backplane.config import BackendSettings, Settings
+from backplane.errors import CODES
+from backplane.runtime.orders import make_order, output_schema, read_output
+from backplane.testing import ModelServer
+from tests.peers import ROOT
+from tests.runs import script
+
+ASKING = """
+hello(extensions=["ask/1"])
+run = take()
+put({"t": "ask", "ref_id": run["id"], "id": "a", "kind": "tool", "name": "deploy", "input": {"to": "prod"}})
+given = take()
+words = json.dumps({name: given.get(name) for name in ("decision", "reason", "input")})
+put(event(run, words, type="assistant_message"))
+put(final(run)); end()
+"""
+
+
+class Review(msgspec.Struct):
+    ok: bool
+    remarks: list[str] = []
+
+
+class Nested(msgspec.Struct):
+    reviews: list[Review]
+
+
+class Tree(msgspec.Struct):
+    name: str
+    leaves: list["Tree"] = []  # noqa: UP037
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+
+class Named(TypedDict):
+    name: str
+
+
+def asking(tmp_path: Path) -> tuple[Any, backplane.WorkOrder]:
+    policy = backplane.PolicyProfile(require_approval_for=("deploy",))
+    return script(tmp_path, ASKING), backplane.WorkOrder("go", policy=policy)
+
+
+def test_dir_lists_the_names_and_each_is_there() -> None:
+    program = "import backplane; print({n for n in dir(backplane) if n[0] != '_'} == {*backplane.__all__})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+    for name in backplane.__all__:
+        assert getattr(backplane, name).__doc__, name
+
+
+def test_a_run_shows_its_use_and_no_internals(backplane_home: Path, tmp_path: Path) -> None:
+    run = backplane.run("echo hi", backend="shell", root=tmp_path, home=str(backplane_home))
+    shown = "backend_id cancel check checkpoint checkpoints end error folder id input interrupt is_sealed order patch"
+    shown += " ping receipt rewind text value wait"
+    assert [name for name in dir(run) if not name.startswith("_")] == shown.split()
+    assert all(hasattr(run, name) for name in dir(run))
+    assert repr(run) == f"<Run {run.id} on 'shell': complete>"
+    assert run.check() is run
+    assert run.value is None
+
+
+def test_a_receipt_before_the_end_says_what_to_do(backplane_home: Path, tmp_path: Path) -> None:
+    async def main() -> backplane.Run:
+        async with backplane.start("sleep 0.1", backend="shell", root=tmp_path, home=backplane_home) as run:
+            assert repr(run).endswith("running>")
+            with pytest.raises(
+                RuntimeError, match=r"has not ended: iterate over it to its end, or `await run.wait\(\)`"
+            ):
+                _ = run.receipt
+            assert (await run.wait()).outcome == "complete"
+            assert (await run.wait()).outcome == "complete"
+        return run
+
+    assert anyio.run(main).is_sealed
+
+
+def test_check_raises_why_a_run_failed(backplane_home: Path, tmp_path: Path) -> None:
+    run = backplane.run("exit 3", backend="shell", root=tmp_path, home=backplane_home)
+    with pytest.raises(backplane.BackplaneError) as caught:
+        run.check()
+    assert caught.value.code in CODES
+    assert run.receipt.outcome == "failed"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"lane": "patch"}, r"`lane` is 'patch' \(did you mean 'patch_first'"),
+        ({"lane": "sideways"}, r"`lane` is 'sideways' \(it is 'patch_first' or 'workspace_first'"),
+        ({"max_budget_usd": -1}, r"max_budget_usd"),
+        ({"max_turns": "3"}, r"max_turns"),
+        ({"policy": "stict"}, r"no policy 'stict': No such file or directory \(a shipped profile \(default, strict"),
+        ({"policy": {"deny_write": []}}, r"the policy is a dict \(give a PolicyProfile"),
+        ({"output": object()}, r"no JSON Schema can be made of the output type"),
+        ({"backend": "shel"}, r"backend_not_found"),
+        ({"order": 7}, r"the order is a int \(give the task as a str"),
+        ({"order": "  "}, r"the task is empty"),
+        ({"order": backplane.WorkOrder("x", workspace=backplane.WorkspaceSpec(mode="stage"))}, r"mean 'staged'"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_argument_is_refused_with_its_choices(given: Any, words: str, backplane_home: Path) -> None:
+    order = given.pop("order", "echo hi")
+    with pytest.raises(backplane.BackplaneError) as caught:
+        backplane.run(order, **{"backend": "shell", "home": backplane_home, **given})
+    assert re.search(words, f"{caught.value} ({caught.value.hint}"), (caught.value, caught.value.hint)
+
+
+def test_a_misspelt_argument_is_pythons_own_error(backplane_home: Path) -> None:
+    with pytest.raises(TypeError, match="max_budget"):
+        backplane.run("echo hi", max_budget=1, home=backplane_home)  # type: ignore[call-arg]
+
+
+def test_the_configured_policy_holds_for_an_order_that_brings_none(backplane_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "policy.json").write_text('{"disallowed_tools": ["bash"]}')
+    settings = Settings(default_backend="shell", policy=str(tmp_path / "policy.json"))
+    run = backplane.run("echo hi", root=tmp_path, settings=settings, home=backplane_home)
+    assert run.receipt.outcome == "failed"
+    with pytest.raises(backplane.BackplaneError, match="forbidden by 'bash'"):
+        run.check()
+    own = backplane.PolicyProfile(deny_write=("*.key",))
+    assert backplane.run("echo hi", root=tmp_path, settings=settings, policy=own, home=backplane_home).check()
+
+
+@pytest.mark.parametrize("kind", ["async", "plain", "object"])
+def test_an_approval_is_answered_by_a_function_of_any_kind(backplane_home: Path, tmp_path: Path, kind: str) -> None:
+    backend, order = asking(tmp_path)
+    threads: list[threading.Thread] = []
+
+    def plain(approval: backplane.Approval) -> backplane.Decision:
+        threads.append(threading.current_thread())
+        assert (approval.kind, approval.tool, approval.input) == ("tool", "deploy", {"to": "prod"})
+        return approval.modify({"to": "test"}, "not there")
+
+    async def waiting(approval: backplane.Approval) -> backplane.Decision:
+        return plain(approval)
+
+    class Asked:
+        async def __call__(self, approval: backplane.Approval) -> backplane.Decision:
+            return plain(approval)
+
+    function: Any = {"async": waiting, "plain": plain, "object": Asked()}[kind]
+    run = backplane.run(order, backend=backend, root=tmp_path, home=backplane_home, on_ask=function)
+    assert json.loads(run.text) == {"decision": "modify", "reason": "not there", "input": {"to": "test"}}
+    assert (threads[0] is threading.main_thread()) is (kind != "plain")
+
+
+@pytest.mark.parametrize("role", ["on_ask", "hook"])
+def test_a_function_that_raises_denies_and_its_line_is_logged(
+    backplane_home: Path, tmp_path: Path, role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend, order = asking(tmp_path)
+
+    def broken(_: Any) -> backplane.Decision:
+        raise KeyError("the line to find")
+
+    given: Any = {"on_ask": broken} if role == "on_ask" else {"hooks": [backplane.Hook("pre_tool", broken)]}
+    with caplog.at_level(logging.ERROR, "backplane"):
+        run = backplane.run(order, backend=backend, root=tmp_path, home=backplane_home, **given)
+    answer = json.loads(run.text)
+    assert answer["decision"] == "deny"
+    assert "KeyError: 'the line to find'" in answer["reason"]
+    assert 'raise KeyError("the line to find")' in caplog.text
+    assert "broken raised KeyError" in caplog.text
+
+
+def test_an_answer_that_is_no_decision_is_named(backplane_home: Path, tmp_path: Path) -> None:
+    backend, order = asking(tmp_path)
+    wrong: Any = lambda approval: True  # noqa: E731
+    run = backplane.run(order, backend=backend, root=tmp_path, home=backplane_home, on_ask=wrong)
+    answer = json.loads(run.text)
+    assert answer["decision"] == "deny"
+    assert "gave a bool" in answer["reason"]
+
+
+def test_a_run_in_a_running_loop_has_a_thread_of_its_own(backplane_home: Path, tmp_path: Path) -> None:
+    async def cell() -> backplane.Run:
+        return backplane.run(
+            "echo hi > made.txt", backend="shell", root=tmp_path, home=backplane_home, lane="workspace_first"
+        )
+
+    assert asyncio.run(cell()).check().receipt.outcome == "complete"
+    assert (tmp_path / "made.txt").read_text() == "hi\n"
+
+
+def test_a_control_plane_needs_no_arguments(
+    backplane_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BACKPLANE_HOME", str(backplane_home))
+    monkeypatch.chdir(tmp_path)
+
+    async def main() -> list[str]:
+        async with backplane.ControlPlane() as plane:
+            assert plane.home == backplane_home
+            async with plane.start("echo one", "shell") as run, plane.start("echo two", "shell") as other:
+                return [(await run.wait()).outcome, (await other.wait()).outcome]
+
+    assert anyio.run(main) == ["complete", "complete"]
+
+
+@pytest.mark.parametrize(
+    ("output", "given", "value"),
+    [
+        (Review, {"ok": True, "remarks": ["a"]}, Review(True, ["a"])),
+        (Nested, {"reviews": [{"ok": False}]}, Nested([Review(False)])),
+        (Tree, {"name": "a", "leaves": [{"name": "b"}]}, Tree("a", [Tree("b")])),
+        (Point, {"x": 1}, Point(1)),
+        (Named, {"name": "n"}, {"name": "n"}),
+        ({"type": "object"}, {"any": 1}, {"any": 1}),
+        (list[int], [1, 2], [1, 2]),
+    ],
+)
+def test_an_output_type_is_a_schema_and_its_value(output: Any, given: Any, value: Any) -> None:
+    import jsonschema
+
+    schema = output_schema(output)
+    assert isinstance(schema, dict)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(given, schema)
+    assert "$ref" not in schema
+    assert read_output(output, given) == value
+    order = make_order("x", output=output)
+    assert order.abp("output_schema") == schema
+
+
+def test_a_structured_answer_is_the_type_that_was_asked_for(backplane_home: Path, tmp_path: Path) -> None:
+    with ModelServer([{"text": '{"ok": true, "remarks": ["fine"]}'}]) as server:
+        options = {"protocol": "openai_compatible", "base_url": server.base_url("openai_compatible"), "model": "m"}
+        settings = Settings(backends={"mine": BackendSettings(host="api", options=options)})
+        run = backplane.run(
+            "Review.", backend="mine", root=tmp_path, output=Review, settings=settings, home=backplane_home
+        )
+    assert run.check().value == Review(True, ["fine"])
+
+
+def readme_programs() -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return [block for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S) if "backplane" in block]
+
+
+def test_the_readmes_programs_pass_mypy_strict(tmp_path: Path) -> None:
+    files = []
+    for number, program in enumerate(readme_programs()):
+        files.append(tmp_path / f"example_{number}.py")
+        files[-1].write_text(program)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(files) >= 7
+
+
+def test_the_readmes_programs_pass_pyright(tmp_path: Path, npm_programs: Callable[..., Path]) -> None:
+    pyright = npm_programs("pyright@1.1.407") / "pyright"
+    for number, program in enumerate(readme_programs()):
+        (tmp_path / f"example_{number}.py").write_text(program)
+    settings = {"typeCheckingMode": "strict", "venvPath": str(Path(sys.prefix).parent), "venv": Path(sys.prefix).name}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({**settings, "extraPaths": [str(ROOT)]}))
+    done = subprocess.run([str(pyright), "-p", str(tmp_path)], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
