@@ -68,7 +68,7 @@ ROOMS = {
     # the front doors
     "serve": f"{SHAPES} api config host policy process protocol receipts receipts.build runtime schemas workspace",
     "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",
-    "__init__": f"{SHAPES} api policy runtime",
+    "__init__": f"{SHAPES} api config runtime",
     "cli": (
         f"{SHAPES} __init__ config conform dialects policy process protocol receipts receipts.build redact resources "
         "runtime sandbox schemas serve upstream upstream.presets workspace"
