@@ -1,21 +1,26 @@
-"""Answers to what a run asks: always no, always yes, or whatever a person types.
+"""Answers to what a run asks: always no, always yes, what a person types, or what a program says.
 
 The person is asked on the terminal itself, so that neither piped input nor piped output is
-mixed with the conversation.
+mixed with the conversation. A program is started for each question, or writes `answer` lines into our stdin.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, Literal
 
 import anyio
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from backplane.cli import streams
 from backplane.contract.approval import Decision
+from backplane.contract.canonical import Json
 from backplane.contract.events import Approval
 from backplane.errors import ConfigError
+from backplane.protocol import strict
 
 TERMINAL: Final = "/dev/tty"
 
@@ -26,24 +31,123 @@ SHOWN_LINES_MAX: Final = 40
 """Lines of a proposed patch or input shown with the question."""
 
 
-def callback(how: str, clear: Callable[[], str]) -> Callable[[Approval], Awaitable[Decision]]:
-    """What answers the asks of a run.
+WORDS: Final = ("deny", "allow", "prompt", "stdin")
+
+ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
+"""One `answer` line: as long as a hook's answer may be."""
+
+READ_BYTES_MAX: Final = 64 * 1024
+
+
+def callback(
+    how: str | tuple[str, ...], clear: Callable[[], str], environ: Mapping[str, str]
+) -> Callable[[Approval], Awaitable[Decision]]:
+    """Return what answers the asks of a run.
 
     Args:
-        how: deny, allow or prompt.
+        how: one of `WORDS`, or the words of a command.
         clear: gives what must be written before the question, to remove a live line.
+        environ: of the command.
 
     Raises:
         ConfigError: `config_invalid`, to prompt there must be a terminal.
     """
     if how == "prompt":
         return _Person(clear).answer
+    if how == "stdin":
+        return _Lines(streams.STDIN).answer
+    if isinstance(how, tuple):
+        return _Command(how, environ).answer
     decision = Decision(decision="allow" if how == "allow" else "deny", reason=f"--on-ask {how}")
 
     async def always(_ask: Approval) -> Decision:
         return decision
 
     return always
+
+
+class _Command:
+    """Starts a program for each question: the ask as JSON on its stdin, its decision as JSON on its stdout."""
+
+    def __init__(self, argv: tuple[str, ...], environ: Mapping[str, str]) -> None:
+        self._argv = argv
+        self._environ = environ
+
+    async def answer(self, ask: Approval) -> Decision:
+        """Ask the program; one that fails denies."""
+        from backplane.redact.secrets import NO_SECRETS
+        from backplane.runtime.hook_calls import HookFailed, ask_command
+
+        try:
+            return await ask_command(self._argv, {**ask.body, "message": ask.message}, self._environ, NO_SECRETS)
+        except HookFailed as error:
+            return Decision("deny", f"--on-ask {self._argv[0]}: {error}")
+
+
+class _Lines:
+    """Reads `answer` lines, whichever question they belong to; one of those that wait for an answer reads for all."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rest = b""
+        self._ended = self._reading = False
+        self._answers: dict[str, Decision] = {}
+        self._changed = anyio.Condition()
+
+    async def answer(self, ask: Approval) -> Decision:
+        """Wait for the answer to one question; the end of the input denies."""
+        id = str(ask.body.get("id"))
+        async with self._changed:
+            while id not in self._answers and not self._ended:
+                if self._reading:
+                    await self._changed.wait()
+                    continue
+                self._reading = True
+                self._changed.release()
+                try:
+                    data = await self._read()
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await self._changed.acquire()
+                    self._reading = False
+                    self._changed.notify_all()
+                self._take(data)
+        return self._answers.pop(id, None) or Decision("deny", "the input with answers was closed")
+
+    async def _read(self) -> bytes:
+        with suppress(OSError):  # A file cannot be waited for, and need not be.
+            await anyio.wait_readable(self._fd)
+        return os.read(self._fd, READ_BYTES_MAX)
+
+    def _take(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if not data:
+            self._ended, lines = True, [self._rest]
+        elif len(self._rest) > ANSWER_BYTES_MAX:
+            raise ConfigError("config_invalid", f"an answer line of over {ANSWER_BYTES_MAX} bytes")
+        for line in filter(bytes.strip, lines):
+            try:
+                read = msgspec.convert(strict(line), _AnswerLine)
+                self._answers[read.id] = read.to_decision()
+            except ValueError as error:
+                words = f"a line on stdin is no answer, and is passed over: {streams.one_line(str(error), 200)}"
+                streams.error(ConfigError("config_invalid", words, hint="backplane schema envelope_answer"))
+
+
+class _AnswerLine(msgspec.Struct, forbid_unknown_fields=True):
+    """The protocol's `answer`; which run it is for need not be said."""
+
+    id: str
+    decision: Literal["allow", "deny", "modify"]
+    t: Literal["answer"] = "answer"
+    ref_id: str = ""
+    input: Json | UnsetType = UNSET
+    text: str | None = None
+    reason: str = "a program answered"
+    remember: Literal["once", "run"] = "once"
+
+    def to_decision(self) -> Decision:
+        return Decision(self.decision, self.reason, self.input, self.text, self.remember)
 
 
 class _Person:

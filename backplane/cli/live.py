@@ -45,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     home: Path
     environ: Mapping[str, str]
-    on_ask: str
+    on_ask: str | tuple[str, ...]
     """deny, allow or prompt."""
     json: bool
     receipt: Copy | None
@@ -125,7 +125,7 @@ class _Live:
         self.outlet = Outlet()
         self.left_behind: tuple[str, ...] = ()
         """What was found of runs that were cut off, a line each."""
-        self._answer = asking.callback(plan.on_ask, self.clear)
+        self._answer = asking.callback(plan.on_ask, self.clear, plan.environ)
         self._asks_open = 0
         self._scope: anyio.CancelScope | None = None
         self._began = time.monotonic()

@@ -31,11 +31,14 @@ _LEVELS: Final = ("native", "emulated", "any")
 _replace: Final = msgspec.structs.replace
 
 
-def build(options: Options, environ: Mapping[str, str], cwd: Path, policy: str | None) -> WorkOrder:
+def build(
+    options: Options, environ: Mapping[str, str], cwd: Path, policy: str | None, abp: Mapping[str, Json]
+) -> WorkOrder:
     """Make the work order of a `run`.
 
     Args:
         policy: the configuration's policy, for an order that brings none.
+        abp: settings of ours that options stand for, by their name.
 
     Raises:
         ConfigError: `config_invalid`, an option or a file cannot be used.
@@ -52,7 +55,7 @@ def build(options: Options, environ: Mapping[str, str], cwd: Path, policy: str |
             context=_context(order.context, options.context, Path(workspace.root), cwd),
             policy=_policy(order.policy, options, cwd, policy),
             requirements=Requirements((*order.requirements.required, *map(_requirement, options.require))),
-            config=_replace(_config(order.config, options), env=env),
+            config=_replace(_config(order.config, options, abp), env=env),
         )
 
 
@@ -163,13 +166,15 @@ def _requirement(text: str) -> Requirement:
     return Requirement(name, level if equals else "emulated")  # type: ignore[arg-type]  # one of `_LEVELS`
 
 
-def _config(config: RuntimeConfig, options: Options) -> RuntimeConfig:
+def _config(config: RuntimeConfig, options: Options, abp: Mapping[str, Json]) -> RuntimeConfig:
     vendor = config.vendor
     for text in options.param:
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
             raise ConfigError("config_invalid", f"--param {text!r} is not of the form KEY=JSON")
         vendor = _nested(vendor, key.split("."), _parameter(value), text)
+    for name, value in abp.items():
+        vendor = _nested(vendor, ["abp", name], value, f"the options for {name}")
     if options.isolation is not None:
         vendor = _nested(vendor, ["abp", "isolation"], options.isolation, "--isolation")
     if options.lenient:

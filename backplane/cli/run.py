@@ -40,6 +40,7 @@ def parser(name: str) -> Parser:
         default=[],
         help="an ability it must have: native, emulated (if no level is given) or any",
     )
+    _add_conversation(made)
     _add_workspace(made)
     _add_permissions(made)
     _add_limits(made)
@@ -49,6 +50,21 @@ def parser(name: str) -> Parser:
     output.add_argument("--patch", metavar="FILE", help="write the patch there, too; - for stdout")
     output.add_argument("--sign-key", metavar="FILE", help="sign the receipt with this Ed25519 key")
     return made
+
+
+def _add_conversation(made: Parser) -> None:
+    add = made.add_argument_group("the conversation").add_argument
+    add("--keep", action="store_true", help="keep it; its id is shown")
+    add("--resume", metavar="ID", help="go on with a kept one; `last` is this backend's last")
+    add("--fork", metavar="ID", help="go on with a copy of it")
+    add("--schema", metavar="FILE", help="JSON Schema that the answer has to satisfy; - for stdin")
+    add(
+        "--mcp",
+        metavar="NAME=COMMAND",
+        action="append",
+        default=[],
+        help="an MCP server for it; NAME=URL for a far one",
+    )
 
 
 def _add_workspace(made: Parser) -> None:
@@ -73,7 +89,12 @@ def _add_permissions(made: Parser) -> None:
     add("--deny-tool", metavar="T", action="append", default=[], help="not these tools")
     add("--lenient", action="store_true", help="take a stranger's order though some of its members are unknown")
     add("--isolation", choices=("required", "best_effort", "off"), help="keep it inside its workspace (best_effort)")
-    add("--on-ask", choices=("deny", "allow", "prompt"), help="its questions (prompt on a terminal, else deny)")
+    add(
+        "--on-ask",
+        metavar="HOW",
+        help="its questions: deny, allow, prompt (on a terminal), stdin (`answer` lines, with --json), or a command "
+        "that reads one as JSON and prints its decision; deny where there is no terminal",
+    )
     add(
         "--pre-tool",
         metavar="CMD",
@@ -108,7 +129,7 @@ def _run(options: Options) -> int:
     from pathlib import Path
 
     from backplane import config
-    from backplane.cli import live, order
+    from backplane.cli import live, order, session
     from backplane.cli.backends import ready_names
     from backplane.cli.copies import Copy
     from backplane.errors import ConfigError
@@ -124,11 +145,13 @@ def _run(options: Options) -> int:
         "signing_key": options.sign_key,
     }
     settings = config.load(Path(options.config) if options.config else None, environ, cwd, flags)
-    work, own = hooks.taken(order.build(options, environ, cwd, settings.policy))
+    on_ask = _on_ask(options, cwd)
+    home, name = config.home(environ), options.backend or settings.default_backend
+    wanted = session.settings(options, home, name if options.sidecar is None else None)
+    work, own = hooks.taken(order.build(options, environ, cwd, settings.policy, wanted))
     typed = [hooks.from_command("pre_tool", command, cwd) for command in options.pre_tool]
     typed += [hooks.from_command("post_tool", command, cwd) for command in options.post_tool]
     _check_programs(typed, environ)
-    name = options.backend or settings.default_backend
     if options.sidecar is not None:
         words = _sidecar_words(options.sidecar, cwd)
         backend: backends.Backend = backends.from_command(words, cwd=cwd, limits=settings.limits)
@@ -153,9 +176,9 @@ def _run(options: Options) -> int:
             hooks=(*own, *typed),
             backend=backend,
             settings=settings,
-            home=config.home(environ),
+            home=home,
             environ=environ,
-            on_ask=options.on_ask or ("prompt" if streams.is_interactive() else "deny"),
+            on_ask=on_ask,
             json=options.json,
             receipt=receipt,
             patch=patch,
@@ -163,17 +186,42 @@ def _run(options: Options) -> int:
         return live.run(plan)
 
 
-def _check_programs(typed: list[Hook], environ: Mapping[str, str]) -> None:
+def _on_ask(options: Options, cwd: Path) -> str | tuple[str, ...]:
+    """What answers the run's questions: one of `asking.WORDS`, or the words of a command."""
+    import os
+
+    from backplane.cli import asking
+    from backplane.errors import ConfigError
+    from backplane.runtime import hooks
+
+    how: str | None = options.on_ask
+    if how is None:
+        return "prompt" if streams.is_interactive() else "deny"
+    if how == "stdin" and (not options.json or "-" in (options.order, options.schema, options.env_file)):
+        fact = "--on-ask stdin needs --json, and stdin for nothing else"
+        raise ConfigError("config_invalid", fact, hint="the questions are the events with ext.ask")
+    if how in asking.WORDS:
+        return how
+    hook = hooks.from_command("pre_tool", how, cwd)
+    _check_programs([hook], dict(os.environ), option="--on-ask")
+    assert isinstance(hook.run, tuple)
+    return hook.run
+
+
+def _check_programs(typed: list[Hook], environ: Mapping[str, str], *, option: str | None = None) -> None:
     """Refuse a hook whose program is not there: the run would deny every tool, and say so again and again."""
     import shutil
 
+    from backplane.cli import asking
     from backplane.errors import ConfigError
 
     for hook in typed:
         words = hook.run
         if isinstance(words, tuple) and shutil.which(words[0], path=environ.get("PATH")) is None:
-            fact = f"the hook's program {words[0]!r} is not found or not executable"
-            raise ConfigError("config_invalid", fact, hint=f"correct --{hook.event.replace('_', '-')}")
+            fact = f"the program {words[0]!r} is not found or not executable"
+            named = option or f"--{hook.event.replace('_', '-')}"
+            known = f" ({', '.join(asking.WORDS)}, or a command)" if option else ""
+            raise ConfigError("config_invalid", fact, hint=f"correct {named}{known}")
 
 
 def _sidecar_words(command: str, cwd: Path) -> tuple[str, ...]:

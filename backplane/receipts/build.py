@@ -407,6 +407,9 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
             members["inner"] = self.inner
         if self.manifest.unknown:
             members["capabilities"] = self.manifest.unknown
+        session = self.folded.session
+        if isinstance(session, dict) and isinstance(session.get("id"), str) and self.order.abp("session"):
+            members["session"] = {"id": session["id"]}
         if self._losses:
             members["losses"] = list(self._losses)
         members["counts"] = {name: count for name, count in sorted(self.counts.items()) if count}

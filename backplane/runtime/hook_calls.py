@@ -71,7 +71,7 @@ async def put(
     Args:
         redactor: for what is cut here: half a secret would not be found later.
     """
-    asked = _function(run, call, redactor) if callable(run) else _command(run, call, environ, redactor)
+    asked = _function(run, call, redactor) if callable(run) else ask_command(run, call, environ, redactor)
     return await in_time(asked, timeout_ms)
 
 
@@ -126,13 +126,16 @@ def _said(value: object) -> str:
         return f"no words, as its __str__ raises {type(error).__name__}"
 
 
-async def _command(argv: Sequence[str], call: Call, environ: Mapping[str, str], redactor: Redactor) -> Decision:
+async def ask_command(
+    argv: Sequence[str], question: object, environ: Mapping[str, str], redactor: Redactor
+) -> Decision:
+    """Start a program with a question as JSON on its stdin, and read the decision that it prints. Raises HookFailed."""
     # Not in the workspace: what the agent put there must not be what the program loads.
     command = Command(argv=tuple(argv), env=child_environment({}, {}, environ), cwd="/")
     try:
         async with open_child(command, stderr_bytes_max=4 * REASON_CHARS_MAX) as child:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(feed, child, msgspec.json.encode(call) + b"\n")
+                tasks.start_soon(feed, child, msgspec.json.encode(question) + b"\n")
                 said = await _listen(child)
                 tasks.cancel_scope.cancel()
             await child.stop(grace_s=0.0)

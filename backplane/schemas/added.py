@@ -73,6 +73,7 @@ BACKPLANE: Final[Json] = _object(
         ignored={"type": "integer", "minimum": 0},
     ),
     parent={"description": "The run of an outer plane that this run belongs to.", **_TEXT_OR_OBJECT},
+    session=_object("The conversation that the order has kept: its id, for resuming.", ["id"], id={"type": "string"}),
     inner=_object("The receipt of a plane inside: its hash, whether that verified, and what it had added."),
     capabilities=_object("Abilities and levels of the manifest that the contract does not have, as they were sent."),
     counts={"description": "Messages and lines that had no effect, by why; and what was redacted.", **_COUNTS},

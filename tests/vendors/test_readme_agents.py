@@ -18,7 +18,7 @@ from tests.vendors.test_claude import Claude
 from tests.vendors.test_codex import Codex
 
 SECONDS_MAX = 90
-LINES = next(block for block in blocks("sh") if "abp.session" in block).splitlines()
+LINES = next(block for block in blocks("sh") if "--keep" in block).splitlines()
 
 
 @pytest.fixture(params=[Claude(), Codex()], ids=lambda agent: agent.name)
@@ -52,7 +52,7 @@ def test_a_conversation_of_the_readme_is_kept_and_gone_on_with_in_a_fresh_state_
         )
         kept = re.search(r"conversation: (\S+)", typed(first, folder, env))
         assert kept is not None
-        answer = typed(second.replace("ID", kept[1]), folder, env)
+        answer = typed(second, folder, env)
     assert "zebra" in answer
     told = json.dumps([request.body for request in server.requests][-1])
     assert "the word is zebra" in told
