@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypedDict, Unpack
 
 import anyio
@@ -18,10 +18,12 @@ import anyio.from_thread
 from backplane.config import Settings
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import Lane, PolicyProfile, WorkOrder
+from backplane.redact.secrets import Redactor
 from backplane.runtime.backends import Backend
+from backplane.runtime.functions import served
 from backplane.runtime.hooks import Hook, taken
 from backplane.runtime.inbound import OnAsk
-from backplane.runtime.orders import make_order
+from backplane.runtime.orders import make_order, with_server
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 
@@ -40,6 +42,7 @@ async def start(
     output: Any = None,
     on_ask: OnAsk | None = None,
     hooks: Sequence[Hook] = (),
+    tools: Sequence[Callable[..., Any]] = (),
     settings: Settings | None = None,
     home: str | os.PathLike[str] | None = None,
 ) -> AsyncIterator[Run]:
@@ -58,6 +61,8 @@ async def start(
             JSON Schema.
         on_ask: answers what the policy leaves open, a plain or `async` function from `Approval` to `Decision`.
         hooks: asked before tools run and after, beside the configuration's and the order's own.
+        tools: functions of yours that the agent may call, under the policy: their annotations are the schema, their
+            docstrings the description. For hosts that take MCP servers; the others refuse the order.
         settings: None loads the configuration as the command line does.
         home: the state folder; None takes the usual one.
 
@@ -72,9 +77,13 @@ async def start(
             max_budget_usd=max_budget_usd, output=output, configured_policy=plane.settings.policy,
         )  # fmt: skip
         whole, own = taken(whole)
-        # The order asks for the shape already; here it is what `run.value` is made of.
-        async with plane.start(whole, backend, on_ask=on_ask, hooks=(*own, *hooks), output=output) as run:
-            yield run
+        async with AsyncExitStack() as opened:
+            if tools:
+                row = await opened.enter_async_context(served(tools, Redactor(whole.config.env.values())))
+                whole = with_server(whole, row)
+            # The order asks for the shape already; here it is what `run.value` is made of.
+            starting = plane.start(whole, backend, on_ask=on_ask, hooks=(*own, *hooks), output=output)
+            yield await opened.enter_async_context(starting)
 
 
 class _Given(TypedDict, total=False):
@@ -90,6 +99,7 @@ class _Given(TypedDict, total=False):
     output: Any
     on_ask: OnAsk | None
     hooks: Sequence[Hook]
+    tools: Sequence[Callable[..., Any]]
     settings: Settings | None
     home: str | os.PathLike[str] | None
 

@@ -149,6 +149,13 @@ def read_output(output: Any, value: Json) -> Any:
         raise ConfigError("validation_failed", f"the answer is no {name}: {error}") from error
 
 
+def with_server(order: WorkOrder, row: Json) -> WorkOrder:
+    """Add an MCP server to an order's own."""
+    servers = [*(order.abp("mcp_servers") or ()), row]
+    vendor = _with_setting(order.config.vendor, "mcp_servers", servers)
+    return msgspec.structs.replace(order, config=msgspec.structs.replace(order.config, vendor=vendor))
+
+
 def _with_setting(vendor: dict[str, Any], name: str, value: Json) -> dict[str, Any]:
     nested = vendor.get("abp")
     rest = {key: kept for key, kept in vendor.items() if key != f"abp.{name}"}

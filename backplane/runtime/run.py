@@ -457,18 +457,12 @@ class Run:
             await self._finish()
         finally:
             try:
-                await self._close_link()
+                if self._opened is not None:
+                    await in_order(functools.partial(self._opened.__aexit__, None, None, None))
             finally:
-                await self._close_tasks()
-
-    async def _close_link(self) -> None:
-        if self._opened is not None:
-            await in_order(functools.partial(self._opened.__aexit__, None, None, None))
-
-    async def _close_tasks(self) -> None:
-        if self._tasks is not None:
-            self._tasks.cancel_scope.cancel()
-            await self._tasks.__aexit__(None, None, None)
+                if self._tasks is not None:
+                    self._tasks.cancel_scope.cancel()
+                    await self._tasks.__aexit__(None, None, None)
 
     async def end_unstarted(self, why: str | BackplaneError) -> None:
         """End and seal a run of which nothing was started.

@@ -141,6 +141,7 @@ class Ground:
         mode: str = "staged",
         on_ask: Any = None,
         hooks: Sequence[backplane.Hook] = (),
+        tools: Sequence[Callable[..., Any]] = (),
         options: dict[str, Any] | None = None,
         url: str | None = None,
         task: str = "work",
@@ -168,7 +169,8 @@ class Ground:
                 limits=limits or Limits(),
                 isolation=isolation,  # type: ignore[arg-type]
             )
-            start = backplane.start(order, backend=self.agent.name, settings=settings, on_ask=on_ask, hooks=hooks)
+            given: Any = {"settings": settings, "on_ask": on_ask, "hooks": hooks, "tools": tools}
+            start = backplane.start(order, backend=self.agent.name, **given)
             async with start as run:
                 yield Seen(run, server, self.root)
 

@@ -1,0 +1,179 @@
+"""Functions of the calling program as tools of its agent: an MCP server on a socket, for the time of one run.
+
+The agent starts `process/bridge.py` as the server's command; what it asks comes back into this process.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import typing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.errors import ConfigError
+from backplane.process import bridge
+from backplane.process.jsonrpc import Pipe
+from backplane.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Asked, Fault, Told
+from backplane.redact.secrets import Redactor
+from backplane.runtime.hook_calls import log_raised
+
+SERVER: Final = "functions"
+"""Name of the server in the order; agents call a tool of it `mcp__functions__NAME`."""
+
+BRIDGE: Final = os.path.realpath(bridge.__file__)
+
+VERSIONS: Final = ("2025-06-18", "2025-03-26", "2024-11-05")
+"""Of the Model Context Protocol: without features that these functions would need."""
+
+CLIENTS_MAX: Final = 16
+"""Bridges at once; an agent starts one, and one more for each agent below it."""
+
+Function = Callable[..., Any]
+
+
+class Tool:
+    """One function, plain or `async`, with the schema that its signature makes.
+
+    Raises:
+        ConfigError: `config_invalid`, it has no name, no signature, or parameters without names.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.name = getattr(function, "__name__", "")
+        if not callable(function) or not self.name.isidentifier():
+            raise _invalid(f"{function!r:.80} is no function with a name", "give a function made by `def`")
+        self._input = self._struct()
+        (whole,), named = msgspec.json.schema_components((self._input,), ref_template="#/$defs/{name}")
+        members = named.pop(whole["$ref"].removeprefix("#/$defs/"))
+        self.schema: dict[str, Any] = {**members, "$defs": named} if named else members
+        self.schema.pop("title", None)
+
+    def _struct(self) -> type[Any]:
+        try:
+            hints = typing.get_type_hints(self.function, include_extras=True)
+            rows: list[Any] = []
+            for parameter in inspect.signature(self.function).parameters.values():
+                if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                    raise TypeError(f"the parameter `{parameter}` has no name of its own")
+                row = (parameter.name, hints.get(parameter.name, Any))
+                rows.append(row if parameter.default is parameter.empty else (*row, parameter.default))
+            # A name in front, as a parameter may be called like a member of every struct.
+            made = msgspec.defstruct(f"{self.name}_input", rows, forbid_unknown_fields=True, kw_only=True)
+            msgspec.json.schema(made)
+        except (TypeError, ValueError, NameError) as error:
+            raise _invalid(f"the function {self.name} cannot be a tool: {error}", "annotate its parameters") from error
+        return made
+
+    def row(self) -> Json:
+        """Return the tool as `tools/list` shows it."""
+        return {"name": self.name, "description": inspect.getdoc(self.function) or "", "inputSchema": self.schema}
+
+    async def call(self, arguments: Json, redactor: Redactor) -> Json:
+        """Call the function with a model's arguments; wrong ones and what it raises are results with `isError`."""
+        try:
+            given = msgspec.convert({} if arguments is None else arguments, self._input)
+        except msgspec.ValidationError as error:
+            return _result(f"the arguments do not fit: {error}", is_error=True)
+        members = {name: getattr(given, name) for name in self._input.__struct_fields__}
+        try:
+            if inspect.iscoroutinefunction(self.function):
+                value = await self.function(**members)
+            else:
+                value = await anyio.to_thread.run_sync(lambda: self.function(**members), abandon_on_cancel=True)
+                value = await value if inspect.isawaitable(value) else value
+            return _result(value if isinstance(value, str) else msgspec.json.encode(value).decode())
+        except Exception as error:  # The caller's own code: the agent is told, and its author finds the line.
+            return _result(log_raised("tool", self.function, error, redactor), is_error=True)
+
+
+@asynccontextmanager
+async def served(functions: Sequence[Function], redactor: Redactor) -> AsyncIterator[Json]:
+    """Serve functions to whoever connects; give the row of the server for `config.vendor.abp.mcp_servers`.
+
+    Raises:
+        ConfigError: `config_invalid`, one cannot be a tool, or two have one name.
+    """
+    tools = {tool.name: tool for tool in map(Tool, functions)}
+    if len(tools) < len(functions):
+        raise _invalid("two of the functions have one name", "give each a name of its own")
+    folder = tempfile.mkdtemp(prefix="backplane-tools-")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(os.path.join(folder, "socket"))
+        listener.listen(CLIENTS_MAX)
+        listener.setblocking(False)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_accept, listener, tools, redactor, tasks)
+            words = ["-I", "-S", BRIDGE, os.path.join(folder, "socket")]
+            yield {"name": SERVER, "command": sys.executable, "args": words}
+            tasks.cancel_scope.cancel()
+    finally:
+        listener.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _accept(
+    listener: socket.socket, tools: dict[str, Tool], redactor: Redactor, tasks: anyio.abc.TaskGroup
+) -> None:
+    places = anyio.CapacityLimiter(CLIENTS_MAX)
+    while True:
+        await anyio.wait_readable(listener)
+        try:
+            client, _ = listener.accept()
+        except OSError:  # It has gone meanwhile.
+            continue
+        tasks.start_soon(_talk, client, tools, redactor, places)
+
+
+async def _talk(
+    client: socket.socket, tools: dict[str, Tool], redactor: Redactor, places: anyio.CapacityLimiter
+) -> None:
+    async def answer(asked: Asked) -> Json | Fault:
+        if asked.method == "initialize":
+            wanted = asked.params.get("protocolVersion")
+            return {
+                "protocolVersion": wanted if wanted in VERSIONS else VERSIONS[0],
+                "capabilities": {"tools": {"listChanged": False}},
+                "serverInfo": {"name": SERVER, "version": "1"},
+            }
+        if asked.method == "ping":
+            return {}
+        if asked.method == "tools/list":
+            return {"tools": [tool.row() for tool in tools.values()]}
+        if asked.method != "tools/call":
+            return Fault(METHOD_NOT_FOUND, f"this server has no method {asked.method[:80]}")
+        tool = tools.get(str(asked.params.get("name")))
+        if tool is None:
+            return Fault(INVALID_PARAMS, f"no such tool; there are {', '.join(tools)}")
+        return await tool.call(asked.params.get("arguments"), redactor)
+
+    async def hear(_: Told) -> None:
+        return
+
+    with client:
+        client.setblocking(False)
+        async with places:
+            try:
+                await Pipe(client.fileno(), client.fileno(), answer=answer, hear=hear, strict=True).run()
+            except* OSError:  # The agent's bridge is gone.
+                pass
+
+
+def _result(text: str, *, is_error: bool = False) -> Json:
+    return {"content": [{"type": "text", "text": text}], "isError": is_error}
+
+
+def _invalid(fact: str, hint: str) -> ConfigError:
+    return ConfigError("config_invalid", fact, hint=hint)

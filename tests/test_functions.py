@@ -1,0 +1,154 @@
+"""Functions of a program as tools: their schemas, and the server that agents reach them by."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import anyio
+import anyio.from_thread
+import msgspec
+import pytest
+
+import backplane
+from backplane.redact.secrets import NO_SECRETS
+from backplane.runtime.functions import Tool, served
+from tests.peers import WAIT_S
+
+
+class Place(msgspec.Struct):
+    city: str
+    zip: int = 0
+
+
+def weather(place: Place, unit: Literal["c", "f"] = "c", days: Annotated[int, msgspec.Meta(ge=1, le=9)] = 1) -> str:
+    """Say how the weather will be."""
+    return f"{days} days of sun in {place.city}, 20 {unit}"
+
+
+async def doubled(numbers: list[int]) -> list[int]:
+    return [2 * number for number in numbers]
+
+
+def broken() -> None:
+    raise LookupError("nothing is here")
+
+
+def exploding(path: str) -> bytes:
+    return b"\xff" * 3
+
+
+def starred(*words: str) -> None: ...
+
+
+def unknown(thing: Nothing) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+class Client:
+    """An agent's end: the row's own command, spoken to over its pipes."""
+
+    def __init__(self, row: Any) -> None:
+        self.program = subprocess.Popen([row["command"], *row["args"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.number = 0
+
+    def ask(self, method: str, **params: Any) -> Any:
+        assert self.program.stdin is not None
+        assert self.program.stdout is not None
+        self.number += 1
+        line = {"jsonrpc": "2.0", "id": self.number, "method": method, "params": params}
+        self.program.stdin.write(json.dumps(line).encode() + b"\n")
+        self.program.stdin.flush()
+        said = json.loads(self.program.stdout.readline())
+        assert said["id"] == self.number
+        return said.get("result", said.get("error"))
+
+    def call(self, name: str, **arguments: Any) -> tuple[str, bool]:
+        result = self.ask("tools/call", name=name, arguments=arguments)
+        return result["content"][0]["text"], result["isError"]
+
+
+@contextmanager
+def client(*functions: Callable[..., Any]) -> Iterator[Client]:
+    with anyio.from_thread.start_blocking_portal() as portal:
+        with portal.wrap_async_context_manager(served(functions, NO_SECRETS)) as row:
+            made = Client(row)
+            yield made
+        assert made.program.stdout is not None
+        assert made.program.stdin is not None
+        made.program.stdin.close()
+        assert made.program.stdout.read() == b""
+        assert made.program.wait(WAIT_S) == 0
+        made.program.stdout.close()
+        assert not Path(row["args"][-1]).parent.exists()
+
+
+def test_a_signature_is_the_schema_and_the_docstring_the_description() -> None:
+    row: Any = Tool(weather).row()
+    assert (row["name"], row["description"]) == ("weather", "Say how the weather will be.")
+    schema = row["inputSchema"]
+    assert schema["type"] == "object"
+    assert schema["required"] == ["place"]
+    assert schema["properties"]["unit"] == {"enum": ["c", "f"], "default": "c"}
+    assert schema["properties"]["days"] == {"type": "integer", "minimum": 1, "maximum": 9, "default": 1}
+    assert schema["$defs"]["Place"]["properties"]["city"] == {"type": "string"}
+
+
+def test_an_agent_lists_and_calls_functions() -> None:
+    with client(weather, doubled, broken, exploding) as agent:
+        assert agent.ask("initialize", protocolVersion="2025-06-18")["protocolVersion"] == "2025-06-18"
+        names = [row["name"] for row in agent.ask("tools/list")["tools"]]
+        assert names == ["weather", "doubled", "broken", "exploding"]
+        assert agent.call("weather", place={"city": "Ulm"}, days=2) == ("2 days of sun in Ulm, 20 c", False)
+        assert agent.call("doubled", numbers=[1, 2]) == ("[2,4]", False)
+        assert agent.call("broken") == ("LookupError: nothing is here", True)
+        text, is_error = agent.call("weather", place={"city": 7})
+        assert (is_error, "Expected `str`, got `int` - at `$.place.city`" in text) == (True, True)
+        text, is_error = agent.call("weather", place={"city": "Ulm"}, day=2)
+        assert (is_error, "`day`" in text) == (True, True)
+        assert "no such tool; there are weather, doubled" in agent.ask("tools/call", name="wether")["message"]
+        assert agent.ask("prompts/list")["code"] == -32601
+
+
+def test_two_clients_have_their_own_conversations() -> None:
+    with anyio.from_thread.start_blocking_portal() as portal:
+        with portal.wrap_async_context_manager(served((doubled,), NO_SECRETS)) as row:
+            clients = [Client(row), Client(row)]
+            for agent in clients:
+                assert agent.call("doubled", numbers=[4]) == ("[8]", False)
+            clients[0].program.kill()
+            clients[0].program.wait()
+            assert clients[1].call("doubled", numbers=[5]) == ("[10]", False)
+        for agent in clients:
+            agent.program.kill()
+            agent.program.communicate()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: x, "no function with a name"),
+        (7, "no function with a name"),
+        (starred, "no name of its own"),
+        (unknown, "cannot be a tool: name 'Nothing' is not defined"),
+    ],
+)
+def test_what_cannot_be_a_tool_is_refused_before_a_run(function: Any, words: str, backplane_home: Path) -> None:
+    with pytest.raises(backplane.BackplaneError, match=words) as caught:
+        backplane.run("x", backend="claude", home=backplane_home, tools=[function])
+    assert caught.value.code == "config_invalid"
+
+
+def test_two_functions_of_one_name_are_refused(backplane_home: Path) -> None:
+    with pytest.raises(backplane.BackplaneError, match="two of the functions have one name"):
+        backplane.run("x", backend="claude", home=backplane_home, tools=[weather, weather])
+
+
+def test_a_host_without_mcp_refuses_tools(backplane_home: Path, tmp_path: Path) -> None:
+    run = backplane.run("echo hi", backend="shell", root=tmp_path, home=backplane_home, tools=[weather])
+    with pytest.raises(backplane.BackplaneError, match="mcp_servers") as caught:
+        run.check()
+    assert caught.value.code == "capability_unsupported"
