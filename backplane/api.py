@@ -18,7 +18,6 @@ import anyio.from_thread
 from backplane.config import Settings
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import Lane, PolicyProfile, WorkOrder
-from backplane.redact.secrets import Redactor
 from backplane.runtime.backends import Backend
 from backplane.runtime.functions import served
 from backplane.runtime.hooks import Hook, taken
@@ -79,7 +78,7 @@ async def start(
         whole, own = taken(whole)
         async with AsyncExitStack() as opened:
             if tools:
-                row = await opened.enter_async_context(served(tools, Redactor(whole.config.env.values())))
+                row = await opened.enter_async_context(served(tools, whole.config.env.values()))
                 whole = with_server(whole, row)
             # The order asks for the shape already; here it is what `run.value` is made of.
             starting = plane.start(whole, backend, on_ask=on_ask, hooks=(*own, *hooks), output=output)

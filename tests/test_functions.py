@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 import backplane
-from backplane.redact.secrets import NO_SECRETS
 from backplane.runtime.functions import Tool, served
 from tests.peers import WAIT_S
 
@@ -74,7 +73,7 @@ class Client:
 @contextmanager
 def client(*functions: Callable[..., Any]) -> Iterator[Client]:
     with anyio.from_thread.start_blocking_portal() as portal:
-        with portal.wrap_async_context_manager(served(functions, NO_SECRETS)) as row:
+        with portal.wrap_async_context_manager(served(functions)) as row:
             made = Client(row)
             yield made
         assert made.program.stdout is not None
@@ -115,7 +114,7 @@ def test_an_agent_lists_and_calls_functions() -> None:
 
 def test_two_clients_have_their_own_conversations() -> None:
     with anyio.from_thread.start_blocking_portal() as portal:
-        with portal.wrap_async_context_manager(served((doubled,), NO_SECRETS)) as row:
+        with portal.wrap_async_context_manager(served((doubled,))) as row:
             clients = [Client(row), Client(row)]
             for agent in clients:
                 assert agent.call("doubled", numbers=[4]) == ("[8]", False)

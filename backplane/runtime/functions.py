@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import typing
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -99,8 +99,11 @@ class Tool:
 
 
 @asynccontextmanager
-async def served(functions: Sequence[Function], redactor: Redactor) -> AsyncIterator[Json]:
+async def served(functions: Sequence[Function], secrets: Iterable[str] = ()) -> AsyncIterator[Json]:
     """Serve functions to whoever connects; give the row of the server for `config.vendor.abp.mcp_servers`.
+
+    Args:
+        secrets: kept out of what is said of an exception.
 
     Raises:
         ConfigError: `config_invalid`, one cannot be a tool, or two have one name.
@@ -108,6 +111,7 @@ async def served(functions: Sequence[Function], redactor: Redactor) -> AsyncIter
     tools = {tool.name: tool for tool in map(Tool, functions)}
     if len(tools) < len(functions):
         raise _invalid("two of the functions have one name", "give each a name of its own")
+    redactor = Redactor(secrets)
     folder = tempfile.mkdtemp(prefix="backplane-tools-")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
