@@ -24,6 +24,7 @@ from backplane.upstream.presets import OPTIONS, VARIABLE, Service, read_options
 if TYPE_CHECKING:
     from backplane.ir import Conversation, Message, ToolResult, ToolUse, Usage
     from backplane.tools import Result, Toolbox
+    from backplane.tools.mcp import Servers
     from backplane.tools.structured import Shape
     from backplane.upstream.completion import Model, Turn
     from backplane.upstream.cost import Price, Spent
@@ -35,9 +36,9 @@ HOST: Final = Host(
         **dict.fromkeys(
             ("tool_read", "tool_write", "tool_edit", "tool_bash", "tool_glob", "tool_grep", "tool_web_fetch"), EMULATED
         ),
-        **dict.fromkeys(("tool_ask_user", "structured_output_json_schema"), EMULATED),
+        **dict.fromkeys(("tool_ask_user", "structured_output_json_schema", "mcp_client"), EMULATED),
     },
-    heeds=("model", "max_turns", "max_budget_usd", "context", "output_schema"),
+    heeds=("model", "max_turns", "max_budget_usd", "context", "mcp_servers", "output_schema"),
 )
 
 TURNS_MAX: Final = 250
@@ -128,7 +129,7 @@ def read_task(run: HostRun, service: Service) -> Task:
     )
 
 
-def conversation_of(run: HostRun, task: Task, dialect: str, toolbox: Toolbox) -> Conversation:
+def conversation_of(run: HostRun, task: Task, dialect: str, toolbox: Toolbox, servers: Servers) -> Conversation:
     """The first request: rules, task, context and tools."""
     from backplane.ir import Conversation, Message, Text
     from backplane.tools import SPECS
@@ -144,7 +145,7 @@ def conversation_of(run: HostRun, task: Task, dialect: str, toolbox: Toolbox) ->
             Message(role="system", parts=(Text(text=task.system),), flat=True),
             Message(role="user", parts=(Text(text="\n\n".join(blocks)),), flat=True),
         ),
-        tools=SPECS,
+        tools=(*SPECS, *servers.specs),
         options=task.parameters,
     )
 
@@ -166,12 +167,13 @@ def _shown(toolbox: Toolbox, path: str) -> str:
 class Agent:
     """One run: turns of the model, and the calls between them."""
 
-    def __init__(self, run: HostRun, model: Model, toolbox: Toolbox, task: Task) -> None:
+    def __init__(self, run: HostRun, model: Model, toolbox: Toolbox, servers: Servers, task: Task) -> None:
         from backplane.upstream.cost import Spent
 
         self.run = run
         self.model = model
         self.toolbox = toolbox
+        self.servers = servers
         self.task = task
         self.spent = Spent()
         self.reported: dict[str, Any] = {}
@@ -285,7 +287,7 @@ class Agent:
             denied = self._denied(name, input)
             if denied is not None:
                 return denied
-        result = await self.toolbox.run(name, input)
+        result = await (self.servers.call(name, input) if name in self.servers else self.toolbox.run(name, input))
         if result.ran is not None:
             await self.run.command_executed(result.ran.command, result.ran.exit_code, result.ran.output)
         for change in result.changes:
@@ -378,9 +380,11 @@ def work_of(read: Callable[[], tuple[Service, dict[str, str]]]) -> Callable[[Hos
 
     async def work(run: HostRun) -> Done:
         # Loaded now and not at the start: the hello need not wait for them.
+        from backplane.agents.order import server_rows
         from backplane.config import child_environment
         from backplane.tools import Toolbox
         from backplane.tools.keys import without
+        from backplane.tools.mcp import open_servers
         from backplane.upstream.client import Upstream
         from backplane.upstream.completion import Model
         from backplane.upstream.endpoint import PROTOCOLS, Endpoint
@@ -399,18 +403,23 @@ def work_of(read: Callable[[], tuple[Service, dict[str, str]]]) -> Callable[[Hos
             first_byte_s=service.first_byte_s,
             idle_s=service.idle_s,
         )
+        root, env = run.order.workspace.root, without(child_environment({}, run.order.config.env, os.environ), keys)
         toolbox = Toolbox(
-            run.order.workspace.root,
+            root,
             run.policy,
-            env=without(child_environment({}, run.order.config.env, os.environ), keys),
+            env=env,
             hear=lambda text: _heard(run, text),
             ask_user=lambda question, options: _asked(run, question, options),
             grace_s=lambda: run.grace_s,
         )
-        conversation = conversation_of(run, task, PROTOCOLS[service.protocol].dialect, toolbox)
-        async with Upstream(endpoint) as upstream:
+        dialect = PROTOCOLS[service.protocol].dialect
+        async with (
+            Upstream(endpoint) as upstream,
+            open_servers(server_rows(run, ()), env=env, cwd=root, warn=run.warn) as servers,
+        ):
+            conversation = conversation_of(run, task, dialect, toolbox, servers)
             model = Model(upstream, parallel=service.parallel_tools, stream=service.stream, may_cut=service.may_cut)
-            return await Agent(run, model, toolbox, task).work(conversation)
+            return await Agent(run, model, toolbox, servers, task).work(conversation)
 
     return work
 

@@ -59,7 +59,7 @@ ROOMS = {
     "api": f"{SHAPES} config runtime",
     # the far side: the kit of a host, and what hosts drive
     "host": f"{SHAPES} policy process protocol",
-    "tools": f"{SHAPES} ir policy process upstream.decompress",
+    "tools": f"{SHAPES} ir policy process protocol upstream.decompress",
     "agents": f"{SHAPES} agents.options agents.shipped host ir policy process protocol tools upstream.cost",
     "hosts": (
         f"{SHAPES} agents agents.options agents.shipped config contract.light dialects host ir policy process tools "
