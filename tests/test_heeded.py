@@ -14,6 +14,7 @@ from backplane import resources
 from backplane.config import Settings
 from backplane.contract import envelope as wire
 from backplane.contract.capability import NATIVE
+from backplane.contract.events import Warned
 from backplane.contract.work import OF_HOST, ContextPacket, RuntimeConfig, Snippet, WorkOrder
 from backplane.host import Host
 from backplane.runtime.backends import Backend, ProcessBackend, find
@@ -120,6 +121,9 @@ async def test_the_api_host_heeds_or_refuses(name: str, backplane_home: Path, ro
             assert WORD in shown
         case "output_schema":
             assert '\\"integer\\"' in shown
+        case "mcp_servers":
+            warnings = [event.message for event in run.receipt.trace if isinstance(event, Warned)]
+            assert any("the MCP server 'x' is not there" in words for words in warnings)
         case _:
             assert len(sent) == 1, "the second turn is not asked for"
             assert run.receipt.outcome == "partial"
