@@ -22,12 +22,12 @@ from backplane.protocol.jsonrpc import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     PARSE_ERROR,
-    Asked,
     Fault,
+    Malformed,
+    Notification,
     Peer,
     Reply,
-    Told,
-    Unread,
+    Request,
 )
 
 WAIT_S = 5.0
@@ -41,9 +41,9 @@ def received(text: str) -> Any:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ('{"jsonrpc":"2.0","id":0,"method":"m","params":{"a":1}}', Asked(0, "m", {"a": 1})),
-        ('{"id":"x","method":"m"}', Asked("x", "m", {})),
-        ('{"method":"m","params":{}}', Told("m", {})),
+        ('{"jsonrpc":"2.0","id":0,"method":"m","params":{"a":1}}', Request(0, "m", {"a": 1})),
+        ('{"id":"x","method":"m"}', Request("x", "m", {})),
+        ('{"method":"m","params":{}}', Notification("m", {})),
         ('{"id":7,"result":null}', Reply(7, None)),
         ('{"id":7,"error":{"code":5,"message":"no"}}', Reply(7, None, Fault(5, "no"))),
         ('{"id":7,"error":{"code":"x"}}', Reply(7, None, Fault(-32603, "no reason was given"))),
@@ -69,24 +69,24 @@ def test_a_line_is_a_question_a_notification_or_an_answer(line: str, expected: A
 )
 def test_what_is_no_message_is_said_with_its_code(line: str, code: int) -> None:
     unread = received(line)
-    assert isinstance(unread, Unread)
+    assert isinstance(unread, Malformed)
     assert unread.code == code
 
 
 def test_a_line_over_the_limit_is_skipped_and_the_next_is_read() -> None:
     found = Peer(line_bytes_max=64).receive(b'{"a":"' + b"x" * 100 + b'"}\n{"method":"m"}\n')
-    assert isinstance(found[0], Unread)
-    assert found[1] == Told("m", {})
+    assert isinstance(found[0], Malformed)
+    assert found[1] == Notification("m", {})
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text(), max_size=3), max_size=5), st.integers(1, 50))
 def test_messages_come_out_as_they_went_in_however_they_are_cut(bodies: list[dict[str, str]], size: int) -> None:
     ours, theirs = Peer(), Peer()
-    data = b"".join(ours.call("m", body)[1] + ours.tell("n", body) for body in bodies)
+    data = b"".join(ours.call("m", body)[1] + ours.notify("n", body) for body in bodies)
     cut = [data[at : at + size] for at in range(0, len(data), size)]
     found = [message for piece in cut for message in theirs.receive(piece)]
     assert [(type(one), getattr(one, "params", None)) for one in found] == [
-        (kind, body) for body in bodies for kind in (Asked, Told)
+        (kind, body) for body in bodies for kind in (Request, Notification)
     ]
 
 
@@ -116,10 +116,10 @@ async def joined(**options: Any) -> AsyncIterator[tuple[Pipe, Other]]:
     for fd in (theirs_in, ours_out, ours_in, theirs_out):
         os.set_blocking(fd, False)
 
-    async def answer(asked: Asked) -> Any:
+    async def answer(asked: Request) -> Any:
         return asked.params if asked.method == "echo" else Fault(METHOD_NOT_FOUND, "no such method")
 
-    async def hear(told: Told) -> None:
+    async def hear(told: Notification) -> None:
         return None
 
     pipe = Pipe(ours_out, ours_in, **{"answer": answer, "hear": hear, **options})
@@ -192,7 +192,7 @@ async def test_questions_that_are_open_are_bounded_by_their_bytes_and_one_may_be
     monkeypatch.setattr(pipe_module, "ASKED_BYTES_MAX", 2000)
     free = anyio.Event()
 
-    async def answer(asked: Asked) -> Any:
+    async def answer(asked: Request) -> Any:
         await free.wait()
         return "done"
 
@@ -211,7 +211,7 @@ async def test_questions_that_are_open_are_bounded_by_their_bytes_and_one_may_be
 async def test_a_dropped_question_gets_no_answer_and_its_id_is_free_again() -> None:
     begun = anyio.Event()
 
-    async def answer(asked: Asked) -> Any:
+    async def answer(asked: Request) -> Any:
         if asked.method == "hang":
             begun.set()
             await anyio.sleep_forever()
@@ -245,10 +245,10 @@ async def test_an_end_that_has_said_all_and_takes_no_answer_is_not_waited_for(le
     for fd in (ours_out, ours_in, theirs_out):
         os.set_blocking(fd, False)
 
-    async def answer(asked: Asked) -> Any:
+    async def answer(asked: Request) -> Any:
         return {"x": "y" * 4096}
 
-    async def hear(told: Told) -> None:
+    async def hear(told: Notification) -> None:
         return None
 
     pipe = Pipe(ours_out, ours_in, answer=answer, hear=hear, strict=True, rest_s=0.2)
@@ -264,7 +264,7 @@ async def test_an_end_that_has_said_all_and_takes_no_answer_is_not_waited_for(le
 
 def opening() -> bytes:
     far = Peer()
-    return far.call("one", {})[1] + far.tell("two", {}) + far.call("three", {"x": "y" * 99})[1]
+    return far.call("one", {})[1] + far.notify("two", {}) + far.call("three", {"x": "y" * 99})[1]
 
 
 async def test_answers_to_what_was_said_ahead_wait_for_their_questions() -> None:
@@ -273,10 +273,10 @@ async def test_answers_to_what_was_said_ahead_wait_for_their_questions() -> None
             other.say({"id": id, "result": {"of": id}})
         await anyio.wait_all_tasks_blocked()
         one = await pipe.call("one", {}, timeout_s=WAIT_S)
-        await pipe.tell("two", {})
+        await pipe.notify("two", {})
         three = await pipe.call("three", {"x": "y" * 99}, timeout_s=WAIT_S)
         assert (one.result, three.result) == ({"of": 1}, {"of": 2})
-        await pipe.tell("last", {})
+        await pipe.notify("last", {})
         assert (await other.next())["method"] == "last"
 
 
@@ -286,7 +286,7 @@ async def test_of_a_word_that_is_half_said_the_rest_is_written(part: int) -> Non
     async with joined(said=said[:part]) as (pipe, other), anyio.create_task_group() as tasks:
         tasks.start_soon(functools.partial(pipe.call, "one", {}, timeout_s=WAIT_S))
         await anyio.wait_all_tasks_blocked()
-        await pipe.tell("two", {})
+        await pipe.notify("two", {})
         tasks.start_soon(functools.partial(pipe.call, "three", {"x": "y" * 99}, timeout_s=WAIT_S))
         await anyio.wait_all_tasks_blocked()
         assert said[:part] + os.read(other.read, 65536) == said

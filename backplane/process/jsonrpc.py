@@ -20,14 +20,14 @@ from backplane.protocol import LINE_BYTES_MAX
 from backplane.protocol.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
-    Asked,
     Fault,
     Id,
+    Malformed,
+    Notification,
     Peer,
     Received,
     Reply,
-    Told,
-    Unread,
+    Request,
 )
 
 ASKED_MAX: Final = 256
@@ -39,12 +39,12 @@ ASKED_BYTES_MAX: Final = 8 * 1024 * 1024
 END_POLL_S: Final = 1.0
 """How often a server looks whether its client has said all: an idle one costs nothing."""
 
-Answer = Callable[[Asked], Awaitable[Json | Fault]]
+Answer = Callable[[Request], Awaitable[Json | Fault]]
 """Answers a question of the other end; a `Fault` refuses it."""
-Hear = Callable[[Told], Awaitable[None]]
+Hear = Callable[[Notification], Awaitable[None]]
 """Takes a notification. They come in order; while it works nothing more is read."""
 Watch = Callable[[bytes, Received], Awaitable[None]]
-"""Told of every line and what it is, before anything is done with it."""
+"""Notification of every line and what it is, before anything is done with it."""
 
 
 class Pipe:
@@ -67,7 +67,7 @@ class Pipe:
         *,
         answer: Answer,
         hear: Hear,
-        unread: Callable[[Unread], None] = lambda line: None,
+        unread: Callable[[Malformed], None] = lambda line: None,
         strict: bool = False,
         watch: Watch | None = None,
         rest_s: float = 0.0,
@@ -125,11 +125,11 @@ class Pipe:
         received = self._peer.read(line)
         if self._watch is not None:
             await self._watch(line, received)
-        if isinstance(received, Told):
+        if isinstance(received, Notification):
             await self._hear(received)
-        elif isinstance(received, Asked):
+        elif isinstance(received, Request):
             await self._begin(received, structure.weight(line), tasks)
-        elif isinstance(received, Unread):
+        elif isinstance(received, Malformed):
             self._unread(received)
             if self._strict:
                 await self._ends.write(self._peer.refuse(received.id, received.code, received.why))
@@ -144,7 +144,7 @@ class Pipe:
             waiting[1].append(reply)
             waiting[0].set()
 
-    async def _begin(self, asked: Asked, size: int, tasks: anyio.abc.TaskGroup) -> None:
+    async def _begin(self, asked: Request, size: int, tasks: anyio.abc.TaskGroup) -> None:
         if len(self._asked) >= ASKED_MAX:
             await self._ends.write(self._peer.refuse(asked.id, INTERNAL_ERROR, f"{ASKED_MAX} questions are open"))
         elif asked.id in self._asked:
@@ -159,7 +159,7 @@ class Pipe:
             self._asked_bytes += size
             tasks.start_soon(self._reply, asked, size, scope)
 
-    async def _reply(self, asked: Asked, size: int, scope: anyio.CancelScope) -> None:
+    async def _reply(self, asked: Request, size: int, scope: anyio.CancelScope) -> None:
         try:
             with scope:
                 answer = await self._answer(asked)
@@ -197,5 +197,5 @@ class Pipe:
             del self._waiting[id]
         raise BackendError("backend_timeout", f"no answer to {method} within {timeout_s:g} s")
 
-    async def tell(self, method: str, params: Json) -> None:
-        await self._ends.write(self._peer.tell(method, params))
+    async def notify(self, method: str, params: Json) -> None:
+        await self._ends.write(self._peer.notify(method, params))

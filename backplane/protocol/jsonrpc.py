@@ -38,7 +38,7 @@ class Reply(msgspec.Struct, frozen=True):
     fault: Fault | None = None
 
 
-class Asked(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True):
     """A call of the other end, which wants an answer."""
 
     id: Id
@@ -46,14 +46,14 @@ class Asked(msgspec.Struct, frozen=True):
     params: dict[str, Any]
 
 
-class Told(msgspec.Struct, frozen=True):
+class Notification(msgspec.Struct, frozen=True):
     """A notification."""
 
     method: str
     params: dict[str, Any]
 
 
-class Unread(msgspec.Struct, frozen=True):
+class Malformed(msgspec.Struct, frozen=True):
     """A line that is no message: what is wrong with it, and how it begins."""
 
     why: str
@@ -62,7 +62,7 @@ class Unread(msgspec.Struct, frozen=True):
     id: Id = None
 
 
-Received = Reply | Asked | Told | Unread
+Received = Reply | Request | Notification | Malformed
 
 
 class Peer:
@@ -77,7 +77,7 @@ class Peer:
         self._next += 1
         return self._next, _line({"id": self._next, "method": method, "params": params})
 
-    def tell(self, method: str, params: Json) -> bytes:
+    def notify(self, method: str, params: Json) -> bytes:
         return _line({"method": method, "params": params})
 
     def answer(self, id: Id, result: Json) -> bytes:
@@ -104,29 +104,29 @@ def _line(message: dict[str, Any]) -> bytes:
 
 def _read(line: bytes) -> Received:
     if isinstance(line, Overlong):
-        return Unread("a line over the limit", bytes(line), INVALID_REQUEST)
+        return Malformed("a line over the limit", bytes(line), INVALID_REQUEST)
     try:
         bounded(line)
         value = strict(line)
     except (ValueError, RecursionError) as error:
-        return Unread(f"not JSON: {error}", line[:EVIDENCE_BYTES])
+        return Malformed(f"not JSON: {error}", line[:EVIDENCE_BYTES])
     if not isinstance(value, dict):
-        return Unread("a line that is no object", line[:EVIDENCE_BYTES], INVALID_REQUEST)
+        return Malformed("a line that is no object", line[:EVIDENCE_BYTES], INVALID_REQUEST)
     return _message(value, line)
 
 
 def _message(value: dict[str, Any], line: bytes) -> Received:
     id, method = value.get("id"), value.get("method")
     if id is not None and (isinstance(id, bool) or not isinstance(id, str | int)):
-        return Unread("an id that is neither a string nor an integer", line[:EVIDENCE_BYTES], INVALID_REQUEST)
+        return Malformed("an id that is neither a string nor an integer", line[:EVIDENCE_BYTES], INVALID_REQUEST)
     if isinstance(method, str):
         params = value.get("params")
         if params is not None and not isinstance(params, dict):
-            return Unread(f"params of {method[:80]} that are no object", line[:EVIDENCE_BYTES], INVALID_PARAMS, id)
-        return Asked(id, method, params or {}) if "id" in value else Told(method, params or {})
+            return Malformed(f"params of {method[:80]} that are no object", line[:EVIDENCE_BYTES], INVALID_PARAMS, id)
+        return Request(id, method, params or {}) if "id" in value else Notification(method, params or {})
     if "id" in value and ("result" in value or isinstance(value.get("error"), dict)):
         return Reply(id, value.get("result"), _fault(value.get("error")))
-    return Unread("an object that is no message", line[:EVIDENCE_BYTES], INVALID_REQUEST, id)
+    return Malformed("an object that is no message", line[:EVIDENCE_BYTES], INVALID_REQUEST, id)
 
 
 def _fault(error: Json) -> Fault | None:

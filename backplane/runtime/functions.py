@@ -24,7 +24,7 @@ from backplane.contract.canonical import Json
 from backplane.errors import ConfigError
 from backplane.process import bridge
 from backplane.process.jsonrpc import Pipe
-from backplane.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Asked, Fault, Told
+from backplane.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Fault, Notification, Request
 from backplane.redact.secrets import Redactor
 from backplane.runtime.hook_calls import log_raised
 
@@ -144,7 +144,7 @@ async def _accept(
 async def _talk(
     client: socket.socket, tools: dict[str, Tool], redactor: Redactor, places: anyio.CapacityLimiter
 ) -> None:
-    async def answer(asked: Asked) -> Json | Fault:
+    async def answer(asked: Request) -> Json | Fault:
         if asked.method == "initialize":
             wanted = asked.params.get("protocolVersion")
             return {
@@ -163,7 +163,7 @@ async def _talk(
             return Fault(INVALID_PARAMS, f"no such tool; there are {', '.join(tools)}")
         return await tool.call(asked.params.get("arguments"), redactor)
 
-    async def hear(_: Told) -> None:
+    async def hear(_: Notification) -> None:
         return
 
     with client:

@@ -25,7 +25,7 @@ from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, Wor
 from backplane.errors import BackplaneError, ConfigError
 from backplane.process import signals
 from backplane.process.jsonrpc import Pipe
-from backplane.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Asked, Fault, Told
+from backplane.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Fault, Notification, Request
 from backplane.receipts import Store
 from backplane.receipts.journal import backend_name
 from backplane.runtime.orders import read_policy
@@ -158,7 +158,7 @@ class Server:
         self._runs: list[Run] = []
         """Those that have not ended."""
         self._validations = threading.Semaphore(VALIDATIONS_MAX)
-        self._tools: dict[str, Callable[[Any, Asked], Awaitable[Json]]] = {
+        self._tools: dict[str, Callable[[Any, Request], Awaitable[Json]]] = {
             "run": self._run,
             "receipts": self._receipts,
             "validate": self._validate,
@@ -189,13 +189,13 @@ class Server:
                 self._signal = self._signal or int(number)
                 work.cancel()
 
-    async def _hear(self, told: Told) -> None:
+    async def _hear(self, told: Notification) -> None:
         if told.method == "notifications/cancelled" and self._pipe is not None:
             id = told.params.get("requestId")
             if isinstance(id, str | int) and not isinstance(id, bool):  # True is 1 to a table.
                 self._pipe.drop(id)
 
-    async def _answer(self, asked: Asked) -> Json | Fault:
+    async def _answer(self, asked: Request) -> Json | Fault:
         if asked.method == "ping":
             return {}
         if asked.method == "initialize":
@@ -217,7 +217,7 @@ class Server:
             "serverInfo": {"name": "backplane", "title": "Backplane", "version": self._version},
         }
 
-    async def _call(self, asked: Asked) -> Json | Fault:
+    async def _call(self, asked: Request) -> Json | Fault:
         name, arguments = asked.params.get("name"), asked.params.get("arguments")
         if not isinstance(name, str) or name not in self._tools:
             return Fault(INVALID_PARAMS, f"no tool {str(name)[:80]!r}; there are {', '.join(self._tools)}")
@@ -231,7 +231,7 @@ class Server:
             known = next((leaf for leaf in _leaves(error) if isinstance(leaf, BackplaneError)), None)
             return _failed(known or BackplaneError("internal", f"{type(error).__name__}: {error}"))
 
-    async def _run(self, given: RunInput, asked: Asked) -> Json:
+    async def _run(self, given: RunInput, asked: Request) -> Json:
         settings = config.load(self._file, self._environ, self._root, {"run_s": given.timeout_s})
         order = self._order(given, settings.policy)
         tell = self._progress(asked)
@@ -276,7 +276,7 @@ class Server:
             config=RuntimeConfig(model=given.model),
         )
 
-    def _progress(self, asked: Asked) -> Callable[[AgentEvent], Awaitable[None]]:
+    def _progress(self, asked: Request) -> Callable[[AgentEvent], Awaitable[None]]:
         """Tells what happens in a run to a client that asked for it."""
         meta = asked.params.get("_meta")
         token = meta.get("progressToken") if isinstance(meta, dict) else None
@@ -289,11 +289,11 @@ class Server:
                 return
             told_events += 1
             params = {"progressToken": token, "progress": told_events, "message": line}
-            await self._pipe.tell("notifications/progress", params)
+            await self._pipe.notify("notifications/progress", params)
 
         return tell
 
-    async def _receipts(self, given: ReceiptsInput, asked: Asked) -> Json:
+    async def _receipts(self, given: ReceiptsInput, asked: Request) -> Json:
         return await anyio.to_thread.run_sync(self._read_receipts, given)
 
     def _read_receipts(self, given: ReceiptsInput) -> Json:
@@ -308,7 +308,7 @@ class Server:
             said = {**told(receipt, name), "events": row.trace_count, "verifies": not wrong}
             return _result({**said, "wrong": wrong[:FINDINGS_MAX]} if wrong else said)
 
-    async def _validate(self, given: ValidateInput, asked: Asked) -> Json:
+    async def _validate(self, given: ValidateInput, asked: Request) -> Json:
         text = given.document
         data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else msgspec.json.encode(text)
         if len(data) > DOCUMENT_BYTES_MAX:

@@ -199,7 +199,7 @@ class _Program:
         return await self._pipe.call(method, params, timeout_s=CALL_S)
 
     async def tell(self, method: str) -> None:
-        await self._pipe.tell(method, {})
+        await self._pipe.notify(method, {})
 
 
 @asynccontextmanager
@@ -245,7 +245,7 @@ class _Address:
         raise BackendError("execution_tool_failed", f"no answer to {method}")
 
     async def tell(self, method: str) -> None:
-        await self._post(self._peer.tell(method, {}))
+        await self._post(self._peer.notify(method, {}))
 
     async def _post(self, line: bytes) -> bytes:
         import httpx

@@ -14,7 +14,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.process.jsonrpc import Pipe, Watch
-from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Asked, Fault, Reply, Told, Unread
+from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Fault, Malformed, Notification, Reply, Request
 
 PROTOCOL_VERSION: Final = 1
 
@@ -61,7 +61,7 @@ class Client:
         watch: Watch | None = None,
     ) -> None:
         self._update, self._permit = update, permit
-        self.unread: list[Unread] = []
+        self.unread: list[Malformed] = []
         self.agent: dict[str, Any] = {}
         """What it answered to `initialize`."""
         self._pipe = Pipe(write_fd, read_fd, answer=self._answer, hear=self._hear, unread=self._note, watch=watch)
@@ -140,7 +140,7 @@ class Client:
 
     async def cancel(self, session: str) -> None:
         """Ask for the end of the turn; `prompt` returns when the agent has ended it."""
-        await self._pipe.tell("session/cancel", {"sessionId": session})
+        await self._pipe.notify("session/cancel", {"sessionId": session})
 
     async def _must(self, method: str, params: Json) -> dict[str, Any]:
         reply = await self._pipe.call(method, params, timeout_s=START_S)
@@ -158,11 +158,11 @@ class Client:
             raise BackendError("contract_schema_violation", f"the agent's answer to {method} is no object")
         return reply.result
 
-    async def _hear(self, told: Told) -> None:
+    async def _hear(self, told: Notification) -> None:
         if told.method == "session/update":
             await self._update(told.params.get("update"))
 
-    async def _answer(self, asked: Asked) -> Json | Fault:
+    async def _answer(self, asked: Request) -> Json | Fault:
         if asked.method != "session/request_permission":
             return Fault(METHOD_NOT_FOUND, f"this client has no method {asked.method}")
         call = asked.params.get("toolCall")
@@ -172,7 +172,7 @@ class Client:
             return {"outcome": {"outcome": "cancelled"}}
         return {"outcome": {"outcome": "selected", "optionId": option}}
 
-    def _note(self, line: Unread) -> None:
+    def _note(self, line: Malformed) -> None:
         if len(self.unread) < UNREAD_MAX:
             self.unread.append(line)
 

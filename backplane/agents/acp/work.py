@@ -23,8 +23,7 @@ from backplane.contract.receipt import Usage
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Done, HostRun
 from backplane.policy.paths import TOOLS
-from backplane.protocol.jsonrpc import Asked as Question
-from backplane.protocol.jsonrpc import Received, Reply, Told, Unread
+from backplane.protocol.jsonrpc import Malformed, Notification, Received, Reply, Request
 from backplane.upstream.cost import Price
 
 if TYPE_CHECKING:
@@ -99,12 +98,12 @@ class Turn:
     async def watch_line(self, line: bytes, received: Received) -> None:
         """Keep what is not heard: in passthrough every message of the agent, and that there was a line that is none."""
         self.line = line
-        if not self.raw or (isinstance(received, Told) and received.method == "session/update"):
+        if not self.raw or (isinstance(received, Notification) and received.method == "session/update"):
             return
-        if isinstance(received, Unread):
+        if isinstance(received, Malformed):
             await self.run.warn(f"the agent wrote a line that is no message: {received.evidence!r}")
             return
-        kind = received.method if isinstance(received, Question | Told) else "an answer"
+        kind = received.method if isinstance(received, Request | Notification) else "an answer"
         for event in passed_through(self.run, [], msgspec.json.decode(line), line, kind[:80]):
             await self.run.emit(event)
 

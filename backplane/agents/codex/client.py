@@ -14,7 +14,7 @@ from backplane.agents.codex.opening import OFFER
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.process.jsonrpc import Pipe
-from backplane.protocol.jsonrpc import Asked, Fault, Received, Reply, Told
+from backplane.protocol.jsonrpc import Fault, Notification, Received, Reply, Request
 
 ANSWER_S: Final = 60.0
 """For an answer to a call: half a second is usual, a cold disk under load needs more."""
@@ -57,7 +57,7 @@ class Client:
     async def initialize(self) -> dict[str, Any]:
         """Agree on the protocol, experimental parts included; raises BackendError."""
         said = await self.must("initialize", OFFER)
-        await self._pipe.tell("initialized", {})
+        await self._pipe.notify("initialized", {})
         return said
 
     async def thread(self, method: str, params: dict[str, Json]) -> tuple[dict[str, Any], str]:
@@ -112,10 +112,10 @@ class Client:
         """Whether a question of the agent is open."""
         return bool(self._open)
 
-    async def _told(self, told: Told) -> None:
+    async def _told(self, told: Notification) -> None:
         await self._hear(told.method, told.params)
 
-    async def _asked(self, asked: Asked) -> Json | Fault:
+    async def _asked(self, asked: Request) -> Json | Fault:
         with anyio.CancelScope() as scope:
             self._open.add(scope)
             try:

@@ -20,4 +20,4 @@ OFFER: Final[dict[str, Any]] = {
 def opening(method: str, params: dict[str, Json]) -> bytes:
     """Agree on the protocol, and open a thread by this call."""
     peer = Peer()
-    return peer.call("initialize", OFFER)[1] + peer.tell("initialized", {}) + peer.call(method, params)[1]
+    return peer.call("initialize", OFFER)[1] + peer.notify("initialized", {}) + peer.call(method, params)[1]

@@ -30,7 +30,7 @@ from backplane.agents.session import (
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Done, HostRun
-from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Asked, Fault, Received, Told, Unread
+from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Fault, Malformed, Notification, Received, Request
 from backplane.upstream.cost import MICROS, Price, price_of
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ class Turn:
     async def watch_line(self, line: bytes, received: Received) -> None:
         """Keep what is not heard: in passthrough every message of the agent, else a line that is none."""
         self.line = line
-        if isinstance(received, Unread):
+        if isinstance(received, Malformed):
             await self.run.warn(f"the agent wrote a line that is no message: {received.evidence!r}")
-        elif self.raw and not isinstance(received, Told):
-            kind = received.method if isinstance(received, Asked) else "an answer"
+        elif self.raw and not isinstance(received, Notification):
+            kind = received.method if isinstance(received, Request) else "an answer"
             for event in passed_through(self.run, [], msgspec.json.decode(line), line, kind):
                 await self.run.emit(event)
 
