@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,16 +17,17 @@ from backplane.agents.options import Config, Profile
 from backplane.agents.order import (
     KEPT,
     Place,
+    RunSpec,
+    budget_of,
     found,
     own_settings,
     place_of,
+    price_from,
+    read_conversation,
     read_options,
-    read_session,
     require_same_folder,
-    server_rows,
     shape_of,
     shows_results,
-    snippets,
 )
 from backplane.agents.shipped import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, Level
@@ -35,56 +36,14 @@ from backplane.errors import BackendError, ConfigError
 from backplane.host import EXTENSIONS, Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
-    from backplane.agents.acp import Turn, Ways
     from backplane.agents.begin import Program, Started
+    from backplane.agents.session import AgentRun
     from backplane.process import Child
-    from backplane.tools.structured import Shape
 
 EMULATED_FOR_ALL = ("structured_output_json_schema",)
 """What the host does in place of any such agent."""
 HEEDS = tuple(OF_HOST)
 """All of them: what an agent cannot is refused by its profile, with the reason."""
-
-
-def spoken(run: HostRun, tools: dict[str, str]) -> dict[str, str]:
-    """The agent's tools that go by their neutral names: not those where a rule is about the agent's own word alone."""
-
-    def verdict(name: str, neutral: str) -> str:
-        return run.policy.decide_tool_call(name, _ANYWHERE, aliases={name: neutral}).allowed
-
-    def by_own_word(own: str, neutral: str) -> bool:
-        whole = verdict(own, neutral)
-        return verdict(neutral, neutral) != whole and verdict(own, own) == whole
-
-    return {own: neutral for own, neutral in tools.items() if not by_own_word(own, neutral)}
-
-
-_ANYWHERE: Final = {"path": "a", "url": "http://a"}
-"""Of a call that is judged by its name: one without a place is judged by that."""
-
-
-def blocks(run: HostRun) -> tuple[Any, ...]:
-    """The order's snippets and files, then the task."""
-    said = [{"type": "text", "text": text} for text in snippets(run)]
-    named = [
-        {"type": "resource_link", "uri": Path(run.order.workspace.root, path).as_uri(), "name": path}
-        for path in run.order.context.files
-    ]
-    return (*said, *named, {"type": "text", "text": run.order.task})
-
-
-def servers(run: HostRun, profile: Profile) -> tuple[dict[str, Any], ...]:
-    """MCP servers in the protocol's words, where a mapping is a list of pairs."""
-    made = []
-    for name, row in server_rows(run, profile.mcp_servers).items():
-        given = {"args": [], "env": {}} if "command" in row else {"type": "http", "headers": {}}
-        pairs = {member: _pairs(value) for member, value in {**given, **row}.items()}
-        made.append({"name": name, **pairs})
-    return tuple(made)
-
-
-def _pairs(value: Any) -> Any:
-    return [{"name": name, "value": text} for name, text in value.items()] if isinstance(value, dict) else value
 
 
 def require_effect(run: HostRun, id: str, profile: Profile) -> None:
@@ -98,7 +57,7 @@ def require_effect(run: HostRun, id: str, profile: Profile) -> None:
     budget = run.order.config.max_budget_usd is not None
     asked = {
         "max_budget_usd": (budget and profile.usage != "chunks", "this agent does not tell what each call takes"),
-        "abp.session": (read_session(run).kept and not profile.sessions, "this agent keeps no conversation"),
+        "abp.session": (read_conversation(run).kept and not profile.sessions, "this agent keeps no conversation"),
         "a hook after tools": (shows_results(run), "this agent shows its model a result before anybody is asked"),
     }
     for name, (is_asked, why) in asked.items():
@@ -108,11 +67,6 @@ def require_effect(run: HostRun, id: str, profile: Profile) -> None:
         fact = "max_budget_usd cannot be held: what the model costs is not known"
         fix = "give options = {prices = {input = …, output = …}}, in dollars"
         raise ConfigError("config_invalid", fact, hint=fix)
-
-
-def names_model(profile: Profile) -> bool:
-    """Whether the model is named before the start alone, and not over the protocol."""
-    return profile.model.variable is not None or bool(profile.model.arguments)
 
 
 def prepare(run: Given, profile: Profile, place: Place) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -163,28 +117,18 @@ def configured(config: Config, users: str | None, model: str | None) -> str:
     return msgspec.json.encode(content).decode()
 
 
-def ways_of(run: HostRun, profile: Profile, place: Place, shape: Shape | None) -> Ways:
-    """The whole order, as the run with the agent takes it. Raises ConfigError, BackendError."""
-    from backplane.agents.acp import Ways
-    from backplane.agents.acp.work import text_block
-    from backplane.upstream.cost import read_price
+def spec_of(run: HostRun, profile: Profile) -> RunSpec:
+    """The order, as any agent's run takes it. Raises ConfigError, BackendError."""
+    from backplane.agents.acp.agent import prompt_of, text_block
 
-    asked_for = () if shape is None else (text_block(shape.request()),)
-    return Ways(
-        prompt=(*blocks(run), *asked_for),
-        tools=profile.tools,
-        spoken=spoken(run, profile.tools),
-        servers=servers(run, profile),
-        mode=profile.mode,
-        model=None if names_model(profile) else run.order.config.model,
-        configured=profile.config is not None and profile.config.model is not None,
-        usage=profile.usage,
+    shape = shape_of(run)
+    return RunSpec(
+        prompt=[*prompt_of(run), *([text_block(shape.request())] if shape is not None else [])],
         silence_s=profile.silence_s,
-        asked=read_session(run),
-        place=place,
+        conversation=read_conversation(run),
         shape=shape,
-        price=read_price(profile.prices, "options.prices") if profile.prices is not None else None,
-        notices=profile.notices,
+        price=price_from(profile.prices),
+        budget_micros=budget_of(run),
     )
 
 
@@ -193,8 +137,7 @@ async def drive(run: HostRun, id: str, profile: Profile) -> Done:
     from backplane.agents import program
 
     require_effect(run, id, profile)
-    shape = shape_of(run)
-    places: list[Place] = []
+    spec, places = spec_of(run, profile), list[Place]()
 
     def start(run: Given, state: str) -> Started:
         places.append(place_of(run, state, own=profile.own_state, conversations=KEPT))
@@ -202,10 +145,11 @@ async def drive(run: HostRun, id: str, profile: Profile) -> Done:
             require_same_folder(run, places[0])
         return prepare(run, profile, places[0])
 
-    def speak(child: Child, begun: Program) -> Turn:
-        from backplane.agents.acp import Turn
+    def speak(child: Child, begun: Program) -> AgentRun:
+        from backplane.agents.acp.agent import Agent
+        from backplane.agents.session import AgentRun
 
-        return Turn(run, ways_of(run, profile, places[0], shape), child.stdin, child.stdout)
+        return AgentRun(run, spec, lambda session: Agent(session, profile, places[0], child))
 
     return await program.drive(run, start, speak)
 

@@ -21,8 +21,8 @@ from backplane.agents.order import (
     own_settings,
     place_of,
     prompt_of,
+    read_conversation,
     read_options,
-    read_session,
     server_rows,
     shape_of,
 )
@@ -90,7 +90,7 @@ def prepare(run: Given, options: Options, place: Place) -> tuple[tuple[str, ...]
 
 def arguments(run: Given, options: Options, place: Place) -> list[str]:
     """The order in the program's own words."""
-    order, asked, own = run.order, read_session(run), own_settings(run, "claude", SETTINGS)
+    order, asked, own = run.order, read_conversation(run), own_settings(run, "claude", SETTINGS)
     if own.get("effort") not in (None, *EFFORTS):
         fact = f"config.vendor.claude.effort is {own['effort'][:80]!r}"
         raise ConfigError("config_invalid", fact, hint=f"known are {', '.join(EFFORTS)}")

@@ -22,8 +22,8 @@ from backplane.agents.order import (
     own_settings,
     place_of,
     prompt_of,
+    read_conversation,
     read_options,
-    read_session,
     server_rows,
     shape_of,
 )
@@ -92,7 +92,7 @@ def prepare(options: Options, place: Place, given: dict[str, str]) -> tuple[tupl
 
 def thread_of(run: Given, options: Options, env: dict[str, str]) -> tuple[str, dict[str, Any]]:
     """The call that opens the thread, and the order in it."""
-    asked, own = read_session(run), own_settings(run, "codex", SETTINGS)
+    asked, own = read_conversation(run), own_settings(run, "codex", SETTINGS)
     params: dict[str, Any] = {
         "cwd": run.order.workspace.root,
         "approvalPolicy": "untrusted",
@@ -193,7 +193,7 @@ def ways_of(run: Given, options: Options, env: dict[str, str]) -> Ways:
 
     hooks = hooks_of(run, options)
 
-    asked, config, schema = read_session(run), run.order.config, run.order.abp("output_schema")
+    asked, config, schema = read_conversation(run), run.order.config, run.order.abp("output_schema")
     shape = shape_of(run)
     budget = config.max_budget_usd
     return Ways(
@@ -248,7 +248,7 @@ def first_words(options: Options, run: Given, env: dict[str, str]) -> bytes:
     """What opens the thread, where nothing has to be settled before: neither a hook nor a conversation."""
     from backplane.agents.codex.opening import opening
 
-    settled = not hooks_of(run, options).before and read_session(run).wanted is None
+    settled = not hooks_of(run, options).before and read_conversation(run).wanted is None
     return opening(*thread_of(run, options, env)) if settled else b""
 
 

@@ -12,9 +12,8 @@ import anyio
 import pytest
 
 from backplane import api
-from backplane.agents.acp import Story
-from backplane.agents.acp.client import choose, read_session
-from backplane.agents.acp.story import exit_code, read_usage, total
+from backplane.agents.acp.agent import choose, read_session
+from backplane.agents.acp.reader import EventReader, exit_code_of, read_usage
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.events import (
     AssistantMessage,
@@ -30,6 +29,7 @@ from backplane.contract.events import (
 from backplane.contract.receipt import Receipt, Usage
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError
+from backplane.protocol.jsonrpc import Notification
 from backplane.runtime.backends import find, known
 from backplane.runtime.run import Run
 from tests.vendors.found import referee
@@ -43,7 +43,12 @@ ONCE = [{"optionId": "yes", "kind": "allow_once"}, {"optionId": "no", "kind": "r
 
 
 def story(tools: dict[str, str] | None = None) -> Any:
-    return Story(lambda: NOW, "/w", tools or {})
+    return EventReader(lambda: NOW, "/w", tools or {})
+
+
+def read(reader: Any, update: dict[str, Any]) -> list[Any]:
+    events: list[Any] = reader.read(Notification("session/update", {"update": update}))
+    return events
 
 
 def chunk(text: str, kind: str = "agent_message_chunk", **members: Any) -> dict[str, Any]:
@@ -60,7 +65,7 @@ def kinds(events: list[Any]) -> list[str]:
 
 def test_text_comes_as_deltas_and_then_whole() -> None:
     told = story()
-    events = [event for text in ("Hel", "lo", "") for event in told.update(chunk(text))] + told.end("end_turn")
+    events = [event for text in ("Hel", "lo", "") for event in read(told, chunk(text))] + told.end("end_turn")
     assert kinds(events) == ["AssistantDelta", "AssistantDelta", "AssistantMessage", "TurnEnded"]
     assert events[2].text == "Hello"
     assert told.closed_with_words
@@ -68,7 +73,7 @@ def test_text_comes_as_deltas_and_then_whole() -> None:
 
 def test_thoughts_are_reasoning_and_no_answer() -> None:
     told = story()
-    (event,) = told.update(chunk("hm", "agent_thought_chunk"))
+    (event,) = read(told, chunk("hm", "agent_thought_chunk"))
     assert isinstance(event, Reasoning)
     assert event.reasoning == "hm"
     assert not told.answered
@@ -78,10 +83,10 @@ def test_a_call_is_told_once_its_input_is_known_and_its_result_once() -> None:
     told = story({"write": "write_file"})
     first = {"sessionUpdate": "tool_call", "toolCallId": "c1", "title": "write", "kind": "edit", "rawInput": {}}
     diff = {"type": "diff", "path": "/w/a.txt", "oldText": "", "newText": "x"}
-    events = told.update({**first, "status": "pending"})
-    events += told.update(call("in_progress", rawInput={"path": "/w/a.txt"}))
-    events += told.update(call("completed", title="a.txt", content=[diff]))
-    events += told.update(call("completed"))
+    events = read(told, {**first, "status": "pending"})
+    events += read(told, call("in_progress", rawInput={"path": "/w/a.txt"}))
+    events += read(told, call("completed", title="a.txt", content=[diff]))
+    events += read(told, call("completed"))
     assert kinds(events) == ["ToolCall", "FileChanged", "ToolResult"]
     assert next(event.tool_name for event in events if isinstance(event, ToolCall)) == "write_file"
     assert next(event.path for event in events if isinstance(event, FileChanged)) == "a.txt"
@@ -91,9 +96,9 @@ def test_a_command_streams_its_output_and_ends_with_its_exit_code() -> None:
     told = story()
     start = call("in_progress", kind="execute", title="bash", rawInput={"command": "x"})
     texts = [[{"type": "content", "content": {"type": "text", "text": text}}] for text in ("a\n", "a\nb\n")]
-    events = told.update(start) + told.update(call("in_progress", content=texts[0]))
-    events += told.update(call("in_progress", content=texts[1]))
-    events += told.update(call("completed", rawOutput={"output": "a\nb\n", "metadata": {"exit": 3}}))
+    events = read(told, start) + read(told, call("in_progress", content=texts[0]))
+    events += read(told, call("in_progress", content=texts[1]))
+    events += read(told, call("completed", rawOutput={"output": "a\nb\n", "metadata": {"exit": 3}}))
     outputs = [event.ext["output"]["text"] for event in events if event.ext and "output" in event.ext]
     assert outputs == ["a\n", "b\n"]
     (command,) = [event for event in events if isinstance(event, CommandExecuted)]
@@ -108,20 +113,20 @@ def test_a_question_without_a_call_before_it_tells_the_call() -> None:
     (result,) = told.deny(asked, "no")
     assert isinstance(result, ToolResult)
     assert result.is_error
-    assert told.update({**call("failed"), "toolCallId": "write_file__call_1"}) == []
+    assert read(told, {**call("failed"), "toolCallId": "write_file__call_1"}) == []
 
 
 def test_a_command_is_one_whatever_its_agent_takes_it_for() -> None:
     told = story()
     reads = call("in_progress", title="Read a.txt", kind="read", rawInput={"command": ["/bin/sh", "-c", "cat a.txt"]})
-    events = told.update(reads) + told.update(call("completed", rawOutput={"exit_code": 0}))
+    events = read(told, reads) + read(told, call("completed", rawOutput={"exit_code": 0}))
     assert kinds(events) == ["ToolCall", "CommandExecuted", "ToolResult"]
     assert (events[0].tool_name, events[1].command) == ("bash", "cat a.txt")
 
 
 def test_a_question_about_less_takes_nothing_from_what_is_known() -> None:
     told = story({"write": "write_file"})
-    told.update(call("pending", title="write", kind="edit", rawInput={}))
+    read(told, call("pending", title="write", kind="edit", rawInput={}))
     told.asked({"toolCallId": "c1", "title": "/o", "kind": "other", "rawInput": {"parentDir": "/o"}})
     asked, _ = told.asked({"toolCallId": "c1", "kind": "edit", "rawInput": {"filepath": "/o/x"}})
     assert (told.name(asked), asked.kind) == ("write_file", "edit")
@@ -130,32 +135,32 @@ def test_a_question_about_less_takes_nothing_from_what_is_known() -> None:
 
 def test_what_is_open_at_the_end_of_the_turn_gets_its_result() -> None:
     told = story()
-    told.update(call("in_progress", rawInput={"a": 1}))
-    assert told.open_calls
+    read(told, call("in_progress", rawInput={"a": 1}))
+    assert told.at_work
     assert kinds(told.end("cancelled")) == ["ToolResult", "TurnEnded"]
     assert not told.closed_with_words
 
 
 def test_an_answer_after_a_tool_whose_end_was_never_told_is_the_last_word() -> None:
     told = story()
-    told.update(call("in_progress", rawInput={"a": 1}))
-    told.update(chunk("done"))
+    read(told, call("in_progress", rawInput={"a": 1}))
+    read(told, chunk("done"))
     assert kinds(told.end("end_turn")) == ["AssistantMessage", "ToolResult", "TurnEnded"]
     assert told.closed_with_words
 
 
 def test_words_before_a_tool_that_is_open_at_the_end_are_no_answer() -> None:
     told = story()
-    told.update(chunk("first"))
-    told.update(call("in_progress", rawInput={"a": 1}))
+    read(told, chunk("first"))
+    read(told, call("in_progress", rawInput={"a": 1}))
     told.end("end_turn")
     assert not told.closed_with_words
 
 
 def test_a_turn_of_the_model_ends_when_something_new_follows_a_result() -> None:
     told = story()
-    told.update(call("completed", rawInput={"a": 1}))
-    assert kinds(told.update(chunk("done"))) == ["TurnEnded", "AssistantDelta"]
+    read(told, call("completed", rawInput={"a": 1}))
+    assert kinds(read(told, chunk("done"))) == ["TurnEnded", "AssistantDelta"]
     assert isinstance(carried(told.end("end_turn")[-1]), TurnEnded)
 
 
@@ -168,12 +173,12 @@ def test_a_turn_of_the_model_ends_when_something_new_follows_a_result() -> None:
 )  # fmt: skip
 def test_no_update_is_too_odd_to_be_taken(update: Any) -> None:
     told = story()
-    told.update(update)
+    read(told, update)
     assert kinds(told.end("end_turn"))[-1] == "TurnEnded"
 
 
 def test_an_update_of_an_unknown_kind_is_kept() -> None:
-    (event,) = story().update({"sessionUpdate": "from_the_future", "x": 1})
+    (event,) = read(story(), {"sessionUpdate": "from_the_future", "x": 1})
     assert event.ext == {"raw_message": {"sessionUpdate": "from_the_future", "x": 1}}
 
 
@@ -195,10 +200,11 @@ def test_a_session_is_read_from_either_place() -> None:
 def test_counters_nobody_reported_stay_unknown() -> None:
     assert read_usage({"inputTokens": 0, "outputTokens": 0}) is None
     assert read_usage({"inputTokens": -1, "outputTokens": True}) is None
-    assert total([Usage(input_tokens=1), Usage(input_tokens=2, output_tokens=3)]) == Usage(
-        input_tokens=3, output_tokens=3
-    )
-    assert exit_code({"exit": True}) is None
+    reader = story()
+    reader.count(read_usage({"inputTokens": 1, "outputTokens": 1}))
+    reader.count(read_usage({"inputTokens": 2}))
+    assert reader.used() == Usage(input_tokens=3)
+    assert exit_code_of({"exit": True}) is None
 
 
 # The host and an agent of a few lines ---------------------------------------------------------------------------------

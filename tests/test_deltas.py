@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane.agents.acp import Story as AcpStory
-from backplane.agents.acp.story import MESSAGE_CHARS_MAX
+from backplane.agents.acp.reader import MESSAGE_CHARS_MAX
+from backplane.agents.acp.reader import EventReader as AcpReader
 from backplane.agents.claude.story import Story as JsonStory
 from backplane.agents.codex.story import Story as AppStory
 from backplane.agents.options import Notice
 from backplane.cli.show import Look
 from backplane.contract.deltas import Deltas, take_back, taken_back
 from backplane.contract.events import AgentEvent, AssistantDelta, AssistantMessage, RetryReported, carried
+from backplane.protocol.jsonrpc import Notification
 from backplane.testing import Call, Fault, Turn
 from backplane.upstream.presets import PROTOCOLS, Protocol
 from tests.api_agent import job, solve
@@ -123,15 +124,19 @@ def codex(broken: list[Broken], whole: str, streamed: bool) -> list[AgentEvent]:
     return events
 
 
+def update(body: Any) -> Notification:
+    return Notification("session/update", {"update": body})
+
+
 def acp(broken: list[Broken], whole: str, streamed: bool) -> list[AgentEvent]:
     """Few agents say by this protocol that a stream broke; else what had come stands, and the message has it."""
-    story = AcpStory(lambda: NOW, "/w", {}, notices=[Notice("Again!", retry=True), Notice("Oh no", "backend_timeout")])
+    story = AcpReader(lambda: NOW, "/w", {}, notices=[Notice("Again!", retry=True), Notice("Oh no", "backend_timeout")])
     events: list[AgentEvent] = []
     more = {"said": "Again!", "retried": "Oh no"}
     pieces = [piece for text, how in broken for piece in (text, more.get(how, ""))]
     for piece in [*pieces, *(whole if streamed else [whole])]:
         content = {"type": "text", "text": piece}
-        events += story.update({"sessionUpdate": "agent_message_chunk", "content": content})
+        events += story.read(update({"sessionUpdate": "agent_message_chunk", "content": content}))
     return [*events, *story.end("end_turn")]
 
 
@@ -190,10 +195,10 @@ def test_a_message_with_other_words_takes_its_pieces_back() -> None:
 
 
 def test_an_answer_too_long_for_a_line_comes_in_several_messages() -> None:
-    story = AcpStory(lambda: NOW, "/w", {})
+    story = AcpReader(lambda: NOW, "/w", {})
     half = "x" * (MESSAGE_CHARS_MAX // 2)
     chunk = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": half}}
-    events = [event for _ in range(3) for event in story.update(chunk)] + story.end("end_turn")
+    events = [event for _ in range(3) for event in story.read(update(chunk))] + story.end("end_turn")
     assert fold(events) == [half * 2, half]
 
 

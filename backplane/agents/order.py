@@ -17,11 +17,15 @@ from backplane.agents.shipped import STATE
 from backplane.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
+    from backplane.contract.canonical import Json
     from backplane.host import Given
     from backplane.tools.structured import Shape
+    from backplane.upstream.cost import Price
 
 CONTEXT_BYTES_MAX: Final = 1024 * 1024
 """Snippets of an order that travel in the prompt."""
+AGAIN: Final = "This does not satisfy the JSON Schema:\n{fault}\nAnswer with the corrected JSON value alone."
+"""To an agent that answers in words."""
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 """Of a conversation: it becomes part of a path."""
 
@@ -53,7 +57,7 @@ def read_options(file: str, row: str, options: str, kind: type[Options]) -> Opti
 # The conversation -----------------------------------------------------------------------------------------------------
 
 
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Conversation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an order asks of the conversation: one wish at most, and none that we do not know.
 
     In silence such an order would begin a conversation that nobody meant.
@@ -74,11 +78,11 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.keep or self.wanted is not None
 
 
-def read_session(run: Given) -> Asked:
+def read_conversation(run: Given) -> Conversation:
     """Which conversation the order wants. Raises ConfigError: `config_invalid`."""
     said = run.order.abp("session")
     try:
-        asked = msgspec.convert({} if said is None else said, Asked)
+        asked = msgspec.convert({} if said is None else said, Conversation)
         if asked.resume is not None and asked.fork is not None:
             raise ValueError("resume and fork exclude each other")
         wrong = [id for id in (asked.resume, asked.fork) if id is not None and not _ID.fullmatch(id)]
@@ -112,7 +116,7 @@ def place_of(run: Given, state: str, *, own: bool, conversations: str) -> Place:
         BackendError: `capability_unsupported`, there is no folder for any.
     """
     os.mkdir(os.path.join(state, "tmp"))
-    asked, kept = read_session(run), os.environ.get(STATE)
+    asked, kept = read_conversation(run), os.environ.get(STATE)
     if own:
         return Place(state, None)
     if asked.kept and not kept:
@@ -158,7 +162,7 @@ def require_same_folder(run: Given, place: Place) -> None:
         BackendError: `capability_unsupported`, the run is in a copy, which is gone after it.
         ConfigError: `config_invalid`, the run is in another folder.
     """
-    asked, spec = read_session(run), run.order.workspace
+    asked, spec = read_conversation(run), run.order.workspace
     if asked.kept and spec.mode != "pass_through":
         fact = "this agent's conversations stay with the folder they began in, and a copy of it is gone after the run"
         raise BackendError("capability_unsupported", fact, hint="work in place (mode pass_through)")
@@ -167,6 +171,45 @@ def require_same_folder(run: Given, place: Place) -> None:
             began = file.read()
         if began != spec.root:
             raise ConfigError("config_invalid", f"the conversation {asked.wanted} began in {began}, and stays there")
+
+
+# The run --------------------------------------------------------------------------------------------------------------
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What an order asks of any agent; what it asks of one vendor's alone is given to that agent beside it."""
+
+    prompt: Json
+    """The first words: a text, or blocks of a message."""
+    silence_s: int = 0
+    """How long the agent may say nothing while no tool runs; 0 where it is not watched."""
+    conversation: Conversation = Conversation()
+    shape: Shape | None = None
+    """Of the answer."""
+    again: str = AGAIN
+    """Said to an answer of another shape; `{fault}` is what is wrong with it."""
+    price: Price | None = None
+    """As configured; None where nothing is."""
+    budget_micros: int | None = None
+    """None where there is no budget, or the agent holds it itself; so for the turns."""
+    turns_max: int | None = None
+
+
+def budget_of(run: Given) -> int | None:
+    """The order's budget in millionths of a dollar."""
+    from decimal import Decimal
+
+    from backplane.upstream.cost import micros
+
+    usd = run.order.config.max_budget_usd
+    return None if usd is None else micros(Decimal(str(usd)))
+
+
+def price_from(prices: Mapping[str, Any] | None) -> Price | None:
+    """The price that a backend's options name. Raises ConfigError: `config_invalid`."""
+    from backplane.upstream.cost import read_price
+
+    return None if prices is None else read_price(prices, "options.prices")
 
 
 # The rest of the order ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -17,11 +17,16 @@ from backplane.errors import BackendError, BackplaneError
 from backplane.host import Done, HostRun
 from backplane.process import Child, take_over
 
+if TYPE_CHECKING:
+    pass
+
 CANCEL_SHARE: Final = 0.5
 """Of the grace: for the agent to end its turn by itself; the rest is for the program."""
 STOP_GRACE_S: Final = 1.0
 """For the program, whose stdin is closed by then: a tenth of that is usual."""
 LADDER_S: Final = 0.5
+EXIT_S: Final = 0.5
+"""For a program whose output is closed to end, so that its exit can be told."""
 STDERR_CHARS: Final = 2000
 OF_PROGRAM: Final = frozenset({"backend_crashed", "backend_unavailable", "backend_timeout"})
 """Failures that the program's own words may explain; to any other they are noise, as most of them are warnings."""
@@ -32,16 +37,7 @@ _CONTROLS: Final = re.compile(
 """A terminal's colours, titles and moves, and what else is no text."""
 
 
-class Turn(Protocol):
-    """One run with an agent, and what may be said to it meanwhile."""
-
-    async def go(self) -> Done: ...
-    async def cancel(self) -> None: ...
-    async def more(self, text: str) -> None: ...
-    async def interrupt(self) -> None: ...
-
-
-async def drive(run: HostRun, start: Start, speak: Callable[[Child, Program], Turn]) -> Done:
+async def drive(run: HostRun, start: Start, speak: Callable[[Child, Program], Any]) -> Done:
     """Start the agent's program where it was not begun before, run the order, and leave nothing of either.
 
     Args:
@@ -56,8 +52,11 @@ async def drive(run: HostRun, start: Start, speak: Callable[[Child, Program], Tu
             try:
                 turn = speak(child, begun)
                 run.on_cancel, run.on_input, run.on_interrupt = turn.cancel, turn.more, turn.interrupt
-                return await turn.go()
+                done: Done = await turn.go()
+                return done
             except BaseExceptionGroup as group:
+                if getattr(_first(group), "code", "") == "backend_crashed":
+                    await child.wait(EXIT_S)  # Its output is closed a moment before it has ended.
                 raise with_words(group, child) from group
             finally:
                 with anyio.CancelScope(shield=True):
@@ -82,11 +81,15 @@ async def _remove(state: str) -> None:
         await anyio.to_thread.run_sync(lambda: shutil.rmtree(state, ignore_errors=True))
 
 
-def with_words(group: BaseExceptionGroup[BaseException], child: Child) -> BaseException:
-    """The first failure, with the agent's exit and last words where they can be its cause."""
-    error: BaseException = group
+def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def with_words(group: BaseExceptionGroup[BaseException], child: Child) -> BaseException:
+    """The first failure, with the agent's exit and last words where they can be its cause."""
+    error = _first(group)
     if not isinstance(error, BackplaneError):
         return group
     if error.code not in OF_PROGRAM:

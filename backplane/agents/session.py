@@ -1,26 +1,43 @@
-"""What every run with an agent has in common: its silence bounded, its end in order, its messages kept, its answer's
-shape checked, a denied call put on record, a person asked.
+"""One run of an agent as one state machine, whatever vendor's agent it is: opened, turn after turn, judged.
 
-What the agent says and how it is told anything is not known here.
+It owns cancel, more input, interrupt, silence, budget and turns, the repairs of an answer of a wanted shape, the
+questions that are open, what is kept of messages, and the end. A vendor gives an `Agent`: `open`, `say`, `stop`,
+`read(message) → events` (its `EventReader`), `answer(request)`, and its row of facts in its host's file.
+
+To add an agent, write one file with these five and a reader: `AgentRun.pipe` is its way to a program that speaks
+JSON-RPC, another framing or envelope of lines is another `protocol.jsonrpc.Peer`, and what comes by REST or WebSocket
+is handed to `hear`, with a `pipe` of its own that has `run`. Then `hosts/NAME.py` says what is started and can be
+done, `hosts/NAME.toml` where the program is from, and `failures.LABELS` its words for failures.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 import anyio
+import anyio.abc
 import msgspec
 
+from backplane.agents.order import AGAIN as AGAIN
+from backplane.agents.order import RunSpec
 from backplane.agents.program import CANCEL_SHARE
+from backplane.contract import approval
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, carry
-from backplane.host import HostRun
+from backplane.contract.receipt import Usage
+from backplane.host import Done, HostRun
+from backplane.policy.rules import Decision
+from backplane.process.jsonrpc import Pipe
 from backplane.process.once import SECOND_LOOK_S
+from backplane.protocol.jsonrpc import Fault, Malformed, Notification, Peer, Received, Request
+from backplane.upstream.cost import MICROS
 
 if TYPE_CHECKING:
+    from backplane.process import Child
     from backplane.tools.structured import Shape
+    from backplane.upstream.cost import Spent
 
 TOOL_S_MAX: Final = 3600.0
 """For one tool: a test suite may take an hour, and a sub-agent works longer than any command."""
@@ -29,17 +46,347 @@ SIGN_OF_LIFE_S: Final = 60.0
 REPAIRS_MAX: Final = 2
 """Tries to correct an answer of the wrong shape; who needs a third does not find it."""
 WORDS_CHARS_MAX: Final = 2000
-"""Of an agent's own words for a failure."""
+"""Of an agent's own words for a failure: a service's answer may be a whole page."""
 WORDLESS: Final = "the agent ended without a word"
-AGAIN: Final = "This does not satisfy the JSON Schema:\n{fault}\nAnswer with the corrected JSON value alone."
-"""To an agent that answers in words."""
+UNCOUNTED: Final = "what this costs is not known any more, so the budget cannot be held (max_budget_usd)"
+
+T = TypeVar("T")
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a turn ended, judged by all that the agent said of it and not by its word for success."""
+
+    outcome: Literal["complete", "partial", "failed"] = "complete"
+    words: str = ""
+    """Told as an error."""
+    code: str | None = None
+    """Of that error."""
+    note: str = ""
+    """Told as a warning."""
+    limit: str = ""
+    """The limit that ended it, as the contract calls it."""
+    stopped: bool = False
+    """It may have ended so because it was interrupted."""
+    text: str | None = None
+    """The answer, in which a wanted shape is looked for."""
+
+
+def failed(code: str, words: str, **more: Any) -> Ending:
+    return Ending(outcome="failed", code=code, words=words, **more)
+
+
+def limited(limit: str, words: str) -> Ending:
+    return Ending(outcome="partial", code="policy_denied", words=words, limit=limit)
+
+
+def silent(code: str | None) -> Ending:
+    """Judge a turn that ended without a word: a failure where it has a code, else work without a report."""
+    return failed(code, WORDLESS) if code is not None else Ending(outcome="partial", note=WORDLESS)
+
+
+class EventReader(Protocol):
+    """Reads an agent's messages as events of the contract; a call is told once, and its result once."""
+
+    @property
+    def spent(self) -> Spent | None:
+        """What the run used, as far as it is told while it works; None where the agent holds its limits itself."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another request to the model follows the last one."""
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a tool runs."""
+
+    def read(self, message: Notification) -> list[AgentEvent]: ...
+
+    def close(self) -> list[AgentEvent]:
+        """Return what is still to be told at the end of the run: results of open calls."""
+
+    def used(self) -> Usage: ...
+
+
+class Agent(Protocol):
+    """One vendor's agent in one run."""
+
+    keeps_calls: bool
+    """Whether passthrough keeps its calls and answers, too."""
+
+    @property
+    def reader(self) -> EventReader: ...
+
+    async def run(self) -> None:
+        """Hear the agent until it says nothing more."""
+
+    async def open(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Agree on the protocol, and open the conversation. Raises BackendError, ConfigError."""
+
+    async def say(self, words: Json) -> Ending:
+        """Have one turn, from these words to its end. Raises BackendError: `backend_crashed`."""
+
+    async def add(self, text: str) -> bool:
+        """Give the turn that goes on more words of the user; False where they have to wait for its end."""
+
+    async def stop(self) -> bool:
+        """Stop the turn that goes on; False where none can be stopped."""
+
+    async def answer(self, request: Request) -> Json | Fault: ...
+
+    def raw(self) -> dict[str, Json]:
+        """Return what the receipt keeps in the agent's own words."""
+
+
+class AgentRun:
+    """One run: its agent, what is said to it, and how it ends.
+
+    Args:
+        make: makes the agent of this run.
+    """
+
+    def __init__(self, run: HostRun, spec: RunSpec, make: Callable[[AgentRun], Agent]) -> None:
+        self.run, self.spec = run, spec
+        self.root = run.order.workspace.root
+        self.cancelled = self.interrupted = self.ended = False
+        self._raw = run.order.abp("mode") == "passthrough"
+        self._line = b""
+        self._opened = self._in_turn = self._skip_turn = False
+        self._waiting: list[str] = []
+        self._questions: set[anyio.CancelScope] = set()
+        self._cut: Ending | None = None
+        self._structured: list[Json] = []
+        self._changed, self._over = anyio.Event(), anyio.Event()
+        self.agent = make(self)
+        reader = self.agent.reader
+        self.silence = Silence(
+            run, spec.silence_s, at_work=lambda: reader.at_work, asking=lambda: bool(self._questions)
+        )
+
+    # What the agent says and asks -------------------------------------------------------------------------------------
+
+    def pipe(self, child: Child, agent: Agent, *, peer: Peer | None = None, said: bytes = b"") -> Pipe:
+        """Make the agent's way to its program: what comes goes to `hear` and `answer`."""
+        hear = getattr(agent, "hear", self.hear)
+        return Pipe(child.stdin, child.stdout, answer=agent.answer, hear=hear, watch=self._watch, peer=peer, said=said)
+
+    async def hear(self, message: Notification, *, is_sign: bool = True) -> None:
+        """Tell what the agent told.
+
+        Args:
+            is_sign: whether it is a sign of life.
+        """
+        if is_sign:
+            self.silence.heard()
+        reader = self.agent.reader
+        events = reader.read(message)
+        if self._raw:
+            events = self._with_line(events, message.method)
+        for event in events:
+            await self.run.emit(event)
+        limit = self.limit()
+        if limit is not None and self._cut is None:
+            self._cut = limit
+            self.silence.scope.cancel()
+        self._tell_change()
+
+    async def _watch(self, line: bytes, received: Received) -> None:
+        """Keep a line that nobody hears: one that is no message, and in passthrough every call and answer."""
+        self._line = line
+        if isinstance(received, Malformed):
+            await self.run.warn(f"the agent wrote a line that is no message: {received.evidence!r}")
+        elif self._raw and self.agent.keeps_calls and not isinstance(received, Notification):
+            for event in self._with_line([], received.method if isinstance(received, Request) else "an answer"):
+                await self.run.emit(event)
+
+    def _with_line(self, events: list[AgentEvent], kind: str) -> list[AgentEvent]:
+        """The events with the agent's own message on the first; its text, too, where it has more than the value."""
+        self.run.mode = "passthrough"
+        line, message = self._line.strip(), msgspec.json.decode(self._line)
+        raw: dict[str, Any] = {"raw_message": message}
+        if msgspec.json.encode(message) != line:
+            raw["raw_line"] = line.decode("utf-8", "replace")
+        first = (
+            events[0]
+            if events
+            else carry("raw_message", message, ts=self.run.now(), message=f"a message of the kind {kind[:80]}")
+        )
+        ext = first.ext if isinstance(first.ext, dict) else {}
+        return [msgspec.structs.replace(first, ext={**ext, **raw}), *events[1:]]
+
+    async def attend(self, work: Awaitable[T], withdrawn: T) -> T:
+        """Work on a question of the agent until the turn is stopped; then return `withdrawn`."""
+        with anyio.CancelScope() as scope:
+            self._questions.add(scope)
+            try:
+                return await work
+            finally:
+                self._questions.discard(scope)
+                self.silence.heard()
+        return withdrawn
+
+    async def may(self, name: str, input: Json, denied: Decision | None) -> approval.Decision:
+        """Put a call to whoever holds the policy; the agent's `denied` is put on record there, too."""
+        if denied is not None:
+            await self.record_denied(name, input)
+            return approval.Decision("deny", denied.reason)
+        return await self.run.may(name, input, command=command_of(input), cwd=self.root)
+
+    async def record_denied(self, name: str, input: Json) -> None:
+        """Ask above about a call that the policy forbids: only so it is on record there that it did not run."""
+        await self.run.pass_on({"kind": "tool", "name": name, "input": input, "cwd": self.root, "default": "deny"})
+
+    async def ask_person(self, question: str, options: tuple[Any, ...]) -> tuple[bool, str]:
+        """Put a question of the agent to a person: whether there was an answer, and what the agent is told."""
+        verdict = await self.run.ask_user(question, options=options)
+        if verdict.decision == "deny" and not verdict.text:
+            return False, f"no answer: {verdict.reason or 'nobody is there'}; decide by yourself"
+        return True, verdict.text or verdict.decision
+
+    # What is said to it meanwhile -------------------------------------------------------------------------------------
+
+    async def cancel(self) -> None:
+        """End the run in order: the agent first, and when it does not, its program."""
+        self.cancelled = True
+        with anyio.move_on_after(self.run.grace_s * CANCEL_SHARE):
+            if self._opened and await self._stop():
+                await self._over.wait()
+                return
+        self.run.scope.cancel()
+
+    async def more(self, text: str) -> None:
+        """Say more words of the user: in the turn that goes on where the agent takes them, else after it."""
+        if not self._over.is_set() and not (self._in_turn and await self.agent.add(text)):
+            self._waiting.append(text)
+
+    async def interrupt(self) -> None:
+        """Stop the turn that goes on, or the one that would come next; words that wait are said then."""
+        self.interrupted = True
+        await self._stop()
+
+    async def _stop(self) -> bool:
+        for scope in list(self._questions):
+            scope.cancel()
+        self._skip_turn = not self._in_turn
+        return self._skip_turn or await self.agent.stop()
+
+    # The run ----------------------------------------------------------------------------------------------------------
+
+    async def go(self) -> Done:
+        """Have the order done, from the first word to the agent to the judged end."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._listen)
+            await self.agent.open(tasks)
+            self._opened = True
+            self.silence.heard()
+            tasks.start_soon(self.silence.watch)
+            ending: Ending | None = None
+            with self.silence.scope:
+                ending = await self._work()
+            done = await self._end(self._held(ending))
+            tasks.cancel_scope.cancel()
+        self._over.set()
+        return done
+
+    async def _listen(self) -> None:
+        await self.agent.run()
+        self.ended = True
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def change(self) -> None:
+        """Wait until the agent says something, or nothing any more."""
+        await self._changed.wait()
+
+    async def _work(self) -> Ending:
+        """Say the order, and what is wrong with the answer until it has its shape."""
+        words, shape = self.spec.prompt, self.spec.shape
+        for repair in range(REPAIRS_MAX + 1):
+            ending = await self._say(words)
+            if shape is None or ending.outcome != "complete" or ending.text is None or self.cancelled:
+                return ending
+            value, fault = shape.read(ending.text)
+            if fault is None:
+                self._structured = [value]
+                return ending
+            if repair < REPAIRS_MAX:
+                await self.run.warn(f"the answer does not match the output schema, repair {repair + 1}: {fault}")
+                words = self.spec.again.format(fault=fault)
+        words = f"the answer still does not match the output schema after {REPAIRS_MAX} repairs: {fault}"
+        return failed("validation_failed", words)
+
+    async def _say(self, words: Json) -> Ending:
+        """Have a turn, and one for each word of the user that had to wait for its end."""
+        ending = await self._turn(words)
+        while self._waiting and not self.cancelled and (ending.outcome != "failed" or ending.stopped):
+            ending = await self._turn(self._waiting.pop(0))
+        return ending
+
+    async def _turn(self, words: Json) -> Ending:
+        if self._skip_turn or self.cancelled:
+            self._skip_turn = False
+            return Ending(outcome="partial", stopped=True)
+        self._in_turn = True
+        try:
+            return await self.agent.say(words)
+        finally:
+            self._in_turn = False
+
+    # Its end ----------------------------------------------------------------------------------------------------------
+
+    def limit(self) -> Ending | None:
+        """Return the end that a limit of the order makes of the run now, None where none is reached."""
+        spent, budget, turns_max = self.agent.reader.spent, self.spec.budget_micros, self.spec.turns_max
+        if spent is None or not spent.requests:
+            return None
+        if budget is not None and spent.micros is None:
+            return limited("budget", UNCOUNTED)
+        if budget is not None and spent.micros is not None and spent.micros > budget:
+            words = f"{spent.micros / MICROS:g} USD spent of {budget / MICROS:g} (max_budget_usd)"
+            return limited("budget", words)
+        if turns_max is not None and spent.requests >= turns_max and self.agent.reader.goes_on:
+            return limited("max_turns", f"the limit of {turns_max} turns (max_turns)")
+        return None
+
+    def _held(self, ending: Ending | None) -> Ending:
+        """The end, where neither silence nor a limit made another one."""
+        if self.silence.broken:
+            return failed("backend_timeout", self.silence.words)
+        if self._cut is not None or ending is None:
+            return self._cut or Ending(outcome="partial")
+        spent = self.agent.reader.spent
+        is_counted = self.spec.budget_micros is None or (spent is not None and spent.requests)
+        return ending if is_counted or ending.outcome != "complete" else limited("budget", UNCOUNTED)
+
+    async def _end(self, ending: Ending) -> Done:
+        """Tell how the run ended."""
+        for event in self.agent.reader.close():
+            await self.run.emit(event)
+        if self.cancelled or (self.interrupted and ending.stopped):
+            ending = Ending(outcome="partial")
+        if ending.limit == "max_turns":
+            # A turn more than there may be: that is how a control plane learns which limit it was.
+            await self.run.carry("turn", {"stop_reason": ending.limit}, ending.words)
+        words = ending.words[:WORDS_CHARS_MAX]
+        if ending.note:
+            await self.run.warn(ending.note)
+        if words:
+            await self.run.error(words, ending.code)
+        raw = self.agent.raw()
+        if self._structured and ending.outcome == "complete":
+            raw["structured_output"] = self._structured[0]
+        if ending.outcome == "failed":
+            raw["error"] = words
+        return Done(outcome=ending.outcome, usage=self.agent.reader.used(), usage_raw=raw)
 
 
 class Silence:
     """A scope that ends when nothing is heard for too long: a stream that is kept alive hangs an agent for ever.
 
     Args:
-        silence_s: how long the agent may say nothing while no tool runs and nobody is asked.
+        silence_s: how long the agent may say nothing while no tool runs and nobody is asked; 0 is for ever.
         at_work: whether a tool runs.
         asking: whether a question of the agent is open.
     """
@@ -64,7 +411,7 @@ class Silence:
     async def watch(self) -> None:
         """Wait for too much of it; told of a tool that works in silence meanwhile."""
         told_s, passed, due_s = 0.0, False, self._heard_s
-        while True:
+        while self._silence_s:
             now_s = time.monotonic()
             silent_s = now_s - self._heard_s
             busy = self._at_work() or self._asking()
@@ -84,6 +431,12 @@ class Silence:
             wait_s = min(max(left_s, 0.1), SIGN_OF_LIFE_S / 4)
             due_s = time.monotonic() + wait_s
             await anyio.sleep(wait_s)
+
+
+def command_of(input: Json) -> str | None:
+    """The command in a tool's input, where there is one."""
+    command = input.get("command") if isinstance(input, dict) else None
+    return command if isinstance(command, str) else None
 
 
 async def wind_up(run: HostRun, stop: Callable[[], Awaitable[None]] | None, over: anyio.Event) -> None:
@@ -152,9 +505,3 @@ async def person(run: HostRun, question: str, options: tuple[Any, ...]) -> tuple
     if verdict.decision == "deny" and not verdict.text:
         return False, f"no answer: {verdict.reason or 'nobody is there'}; decide by yourself"
     return True, verdict.text or verdict.decision
-
-
-def command_of(input: Json) -> str | None:
-    """The command in a tool's input, where there is one."""
-    command = input.get("command") if isinstance(input, dict) else None
-    return command if isinstance(command, str) else None

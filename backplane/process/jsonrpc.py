@@ -40,7 +40,7 @@ END_POLL_S: Final = 1.0
 """How often a server looks whether its client has said all: an idle one costs nothing."""
 
 Answer = Callable[[Request], Awaitable[Json | Fault]]
-"""Answers a question of the other end; a `Fault` refuses it."""
+"""Answers a question of the other end; a `Fault` refuses it, and with one that is `gone` it gets no answer."""
 Hear = Callable[[Notification], Awaitable[None]]
 """Takes a notification. They come in order; while it works nothing more is read."""
 Watch = Callable[[bytes, Received], Awaitable[None]]
@@ -58,6 +58,7 @@ class Pipe:
         watch: told of every line.
         rest_s: for answering what was asked before the other end was done.
         said: what is on its way already, of the first lines that are written here.
+        peer: another protocol than JSON-RPC, of lines that are calls, answers and notifications, too.
     """
 
     def __init__(
@@ -73,13 +74,14 @@ class Pipe:
         rest_s: float = 0.0,
         line_bytes_max: int = LINE_BYTES_MAX,
         said: bytes = b"",
+        peer: Peer | None = None,
     ) -> None:
         self._watch, self._rest_s = watch, rest_s
-        self._peer = Peer(line_bytes_max)
+        self._peer = peer or Peer(line_bytes_max)
         self._read_fd = read_fd
         self._ends = Pair(write_fd, read_fd, said)
         self._answer, self._hear, self._unread = answer, hear, unread
-        self._waiting: dict[int, tuple[anyio.Event, list[Reply]]] = {}
+        self._waiting: dict[Id, tuple[anyio.Event, list[Reply]]] = {}
         self._ahead = range(1, 1 + said.count(b"\n"))
         """Ids of calls that may be on their way before they are made here."""
         self._strict = strict
@@ -133,10 +135,10 @@ class Pipe:
             self._unread(received)
             if self._strict:
                 await self._ends.write(self._peer.refuse(received.id, received.code, received.why))
-        elif isinstance(received.id, int):
+        else:
             self._take_answer(received.id, received)
 
-    def _take_answer(self, id: int, reply: Reply) -> None:
+    def _take_answer(self, id: Id, reply: Reply) -> None:
         waiting = self._waiting.get(id)
         if waiting is None and self._ends.said and id in self._ahead:
             waiting = self._waiting[id] = (anyio.Event(), [])
@@ -166,7 +168,7 @@ class Pipe:
         finally:
             del self._asked[asked.id]
             self._asked_bytes -= size
-        if scope.cancelled_caught:
+        if scope.cancelled_caught or (isinstance(answer, Fault) and answer.gone):
             return
         if isinstance(answer, Fault):
             await self._ends.write(self._peer.refuse(asked.id, answer.code, answer.message))
@@ -179,8 +181,13 @@ class Pipe:
         if scope is not None:
             scope.cancel()
 
-    async def call(self, method: str, params: Json, *, timeout_s: float | None) -> Reply:
+    async def call(
+        self, method: str, params: Json, *, timeout_s: float | None, written: anyio.Event | None = None
+    ) -> Reply:
         """Ask and wait for the answer; a peer that is gone is a fault, too.
+
+        Args:
+            written: set when the question is on its way: what is said from then on comes after it.
 
         Raises:
             BackendError: `backend_timeout`, no answer in time.
@@ -190,6 +197,8 @@ class Pipe:
         try:
             with anyio.move_on_after(timeout_s):
                 await self._ends.write(line)
+                if written is not None:
+                    written.set()
                 if not self.ended:
                     await waiting[0].wait()
                 return waiting[1][0] if waiting[1] else Reply(id, fault=Fault(0, "the program ended", gone=True))

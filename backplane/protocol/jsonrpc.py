@@ -72,7 +72,7 @@ class Peer:
         self._lines = Lines(line_bytes_max)
         self._next = 0
 
-    def call(self, method: str, params: Json) -> tuple[int, bytes]:
+    def call(self, method: str, params: Json) -> tuple[Id, bytes]:
         """A question with an id of its own; the answer carries it."""
         self._next += 1
         return self._next, _line({"id": self._next, "method": method, "params": params})
@@ -88,21 +88,27 @@ class Peer:
 
     def receive(self, data: bytes) -> list[Received]:
         """Take bytes, give the messages they complete; blank lines are nothing."""
-        return [_read(line) for line in self.lines(data)]
+        return [self.read(line) for line in self.lines(data)]
 
     def lines(self, data: bytes) -> list[bytes]:
         """The lines that these bytes complete, as they came; `read` says what each is."""
         return [line for line in self._lines.feed(data) if line.strip()]
 
     def read(self, line: bytes) -> Received:
-        return _read(line)
+        """Read one line; a line that is no message is one of the values, too."""
+        value = _object(line)
+        return value if isinstance(value, Malformed) else self.message(value, line)
+
+    def message(self, value: dict[str, Any], line: bytes) -> Received:
+        """Read an object as a message; another protocol of such lines has its own words here, and in what is said."""
+        return _message(value, line)
 
 
 def _line(message: dict[str, Any]) -> bytes:
     return msgspec.json.encode({"jsonrpc": "2.0", **message}) + b"\n"
 
 
-def _read(line: bytes) -> Received:
+def _object(line: bytes) -> dict[str, Any] | Malformed:
     if isinstance(line, Overlong):
         return Malformed("a line over the limit", bytes(line), INVALID_REQUEST)
     try:
@@ -112,7 +118,7 @@ def _read(line: bytes) -> Received:
         return Malformed(f"not JSON: {error}", line[:EVIDENCE_BYTES])
     if not isinstance(value, dict):
         return Malformed("a line that is no object", line[:EVIDENCE_BYTES], INVALID_REQUEST)
-    return _message(value, line)
+    return value
 
 
 def _message(value: dict[str, Any], line: bytes) -> Received:

@@ -12,34 +12,20 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.agents.acp.failure import SAID_CHARS_MAX
-from backplane.agents.acp.notices import Notices, Row
+from backplane.agents.acp.notices import NOTICE_CHARS_MAX, Notices
 from backplane.agents.command import plain_command
+from backplane.agents.events import CALLS_MAX, CUT_SHORT, Events, exit_code, is_count, mapping, mappings
+from backplane.agents.options import Notice
 from backplane.contract.canonical import Json
-from backplane.contract.events import (
-    AgentEvent,
-    AssistantDelta,
-    AssistantMessage,
-    CommandExecuted,
-    FileChanged,
-    Reasoning,
-    ToolCall,
-    ToolResult,
-    Warned,
-    carry,
-)
+from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
 from backplane.ir import Usage as Counted
+from backplane.protocol.jsonrpc import Notification
 from backplane.upstream.cost import Price, Spent
 
-PREVIEW_BYTES_MAX: Final = 8192
-"""Longest preview of a command's output, as the contract has it."""
-
+UPDATE: Final = "session/update"
 MESSAGE_CHARS_MAX: Final = 4 * 1024 * 1024
 """Most text of one message; a line has room for it. What is said beyond it is another message."""
-
-CALLS_MAX: Final = 10_000
-"""Calls of a turn that are remembered: an agent that makes more is in a loop, and its calls are still told."""
 
 SILENT: Final = frozenset(
     {"available_commands_update", "current_mode_update", "config_option_update", "session_info_update",
@@ -89,8 +75,8 @@ class Call:
             self.input = {**self.input, "changed_paths": missing}
 
 
-class Story:
-    """One turn.
+class EventReader:
+    """Reads the updates of a session.
 
     Args:
         now: gives the time of an event.
@@ -106,32 +92,29 @@ class Story:
         root: str,
         tools: Mapping[str, str],
         price: Price | None = None,
-        notices: Sequence[Row] = (),
+        notices: Sequence[Notice] = (),
     ) -> None:
-        self._now, self._root, self._tools = now, root.rstrip("/") + "/", tools
+        self._make, self._tools = Events(now, root), tools
         self._calls: dict[str, Call] = {}
         self._text: list[str] = []
         self._text_chars = 0
         self._results_since_output = self._calls_since_words = False
-        self.answered = self.acted = self.denied = False
+        self.answered = self.acted = self.denied = self.goes_on = False
         """Whether there was an answer in words; a tool call; a denied one."""
-        self.usages: list[Usage] = []
-        """One a model call, from an agent that reports them so."""
-        self._price, self._spent = price, Spent()
+        self.is_history = False
+        """Whether updates are of an older conversation, which is no part of this run."""
+        self.ever_acted = False
+        """Whether there was a tool call in any turn."""
+        self.price, self.spent = price, Spent()
         self.last_words = ""
         self.notices = Notices(notices)
         self._held: tuple[str, str] | None = None
         """The latest chunk, where it may be a failure's, and its code: what follows says whether it was."""
 
     def begin(self) -> None:
-        """Another turn of the same session."""
+        """Begin another turn of the same session."""
         self.answered = self.acted = self.denied = self._results_since_output = self._calls_since_words = False
         self.last_words = ""
-
-    @property
-    def spent(self) -> Usage:
-        """The sum of what was reported a call; what it cost where every call said enough for that."""
-        return msgspec.structs.replace(total(self.usages), estimated_cost_usd=self._spent.usage().estimated_cost_usd)
 
     @property
     def closed_with_words(self) -> bool:
@@ -139,14 +122,16 @@ class Story:
         return self.answered and not self._results_since_output
 
     @property
-    def open_calls(self) -> bool:
-        """Whether a tool is at work, as far as the agent says."""
+    def at_work(self) -> bool:
         return any(call.said and not call.ended for call in self._calls.values())
 
-    def update(self, update: Json) -> list[AgentEvent]:
-        """Take one `session/update`."""
-        kind = update.get("sessionUpdate") if isinstance(update, dict) else None
-        if not isinstance(update, dict) or kind in SILENT:
+    def read(self, message: Notification) -> list[AgentEvent]:
+        """Read one notification."""
+        update = message.params.get("update")
+        if message.method != UPDATE or self.is_history or not isinstance(update, dict):
+            return []
+        kind = update.get("sessionUpdate")
+        if kind in SILENT:
             return []
         if kind in ("agent_message_chunk", "agent_thought_chunk"):
             return self._chunk(update, kind == "agent_thought_chunk")
@@ -154,24 +139,21 @@ class Story:
             return self._tool(update)
         if kind == "usage_update":
             body = {name: update.get(name) for name in ("used", "size", "cost") if name in update}
-            return [carry("usage", {"context": body}, ts=self._now(), message="the agent told its use of the context")]
+            return [self._make.carried("usage", {"context": body}, "the agent told its use of the context")]
         if kind == "plan":
-            return [carry("task", {"plan": update.get("entries")}, ts=self._now(), message="the agent told its plan")]
-        return [carry("raw_message", update, ts=self._now(), message=f"an update of the kind {str(kind)[:80]}")]
+            return [self._make.carried("task", {"plan": update.get("entries")}, "the agent told its plan")]
+        return [self._make.kept(kind, update)]
 
     def _chunk(self, update: dict[str, Any], thought: bool) -> list[AgentEvent]:
         events = self._note_usage(update)
         content = update.get("content")
         text = content.get("text") if isinstance(content, dict) else None
         if not isinstance(text, str):
-            return [
-                *events,
-                carry("raw_message", update, ts=self._now(), message="a part of a message that is no text"),
-            ]
+            return [*events, self._make.kept("part of a message that is no text", update)]
         if not text:
             return events
         if thought:
-            return [*events, *self._turn(), Reasoning(ts=self._now(), text="", ext={"reasoning": {"text": text}})]
+            return [*events, *self._turn(), self._make.thought(text)]
         notice = self.notices.find(text)
         return [*events, *(self._words(text) if notice is None else self._notice(text, notice))]
 
@@ -184,9 +166,9 @@ class Story:
         self.answered, self._calls_since_words = True, False
         self._text_chars += len(text)
         self._text.append(text)
-        return [*events, AssistantDelta(ts=self._now(), text=text)]
+        return [*events, self._make.delta(text)]
 
-    def _notice(self, text: str, notice: Row) -> list[AgentEvent]:
+    def _notice(self, text: str, notice: Notice) -> list[AgentEvent]:
         """Words of the agent itself; those of a failure wait, as an answer may begin like one."""
         held, self._held = self._held, None
         events: list[AgentEvent] = [] if held is None else [self._noted(held[0])]
@@ -195,14 +177,14 @@ class Story:
             return events
         if not notice.retry:
             return [*events, self._noted(text)]
-        body: dict[str, Json] = {"message": text[:SAID_CHARS_MAX]}
+        body: dict[str, Json] = {"message": text[:NOTICE_CHARS_MAX]}
         if self._text:
             body["taken_back"], self.answered = self._text_chars, False
         self._text, self._text_chars = [], 0
-        return [*events, carry("retry", body, ts=self._now(), message=f"the model is asked again: {text[:200]}")]
+        return [*events, self._make.carried("retry", body, f"the model is asked again: {text[:200]}")]
 
     def _noted(self, text: str) -> AgentEvent:
-        return Warned(ts=self._now(), message=f"the agent says: {text[:SAID_CHARS_MAX]}")
+        return self._make.warning(f"the agent says: {text[:NOTICE_CHARS_MAX]}")
 
     def failure(self, *, counted: bool) -> tuple[str, str] | None:
         """Return the code and the words of the failure that the turn ended with; asked before `end`.
@@ -214,26 +196,29 @@ class Story:
         if held is None or (counted and not self.acted):
             return None
         self._held = None
-        return held[1], held[0][:SAID_CHARS_MAX]
+        return held[1], held[0][:NOTICE_CHARS_MAX]
 
     def _note_usage(self, update: dict[str, Any]) -> list[AgentEvent]:
-        meta = update.get("_meta")
-        usage = read_usage(meta.get("usage") if isinstance(meta, dict) else None)
+        usage = read_usage(mapping(update.get("_meta")).get("usage"))
         if usage is None:
             return []
-        self.usages.append(usage)
-        read, write = usage.cache_read_tokens, usage.cache_write_tokens
-        counted = Counted(input=usage.input_tokens, output=usage.output_tokens, cache_read=read, cache_write=write)
-        self._spent = self._spent.plus(counted, self._price)
-        body = {name: value for name, value in msgspec.to_builtins(self.spent).items() if value is not None}
-        return [carry("usage", body, ts=self._now(), message="tokens used so far")]
+        self.count(usage)
+        return [self._make.used(self.used())]
+
+    def count(self, usage: Counted | None) -> None:
+        """Add what a call or a turn of the model used; what it does not say is unknown from then on."""
+        self.spent = self.spent.plus(usage, self.price)
+
+    def used(self) -> Usage:
+        # What is told is a call's tokens here and a turn's there, so nobody knows how many requests there were.
+        return msgspec.structs.replace(self.spent.usage(), request_units=None)
 
     def _turn(self) -> list[AgentEvent]:
         """The end of a turn of the model: something new comes after results went in."""
         if not self._results_since_output:
             return []
         self._results_since_output = False
-        return [carry("turn", {"stop_reason": "tool_use"}, ts=self._now(), message="a turn of the model ended")]
+        return [self._make.turn("tool_use")]
 
     def _tool(self, update: dict[str, Any]) -> list[AgentEvent]:
         fresh = update.get("toolCallId") not in self._calls
@@ -252,8 +237,8 @@ class Story:
         call = self._calls.get(id) or Call(id)
         if len(self._calls) < CALLS_MAX:
             self._calls[id] = call
-        meta, title, kind = update.get("_meta"), update.get("title"), update.get("kind")
-        name = meta.get("toolName") if isinstance(meta, dict) else None
+        title, kind = update.get("title"), update.get("kind")
+        name = mapping(update.get("_meta")).get("toolName")
         prefix = id.partition("__call_")[0] if "__call_" in id else None
         # A question may call a tool "other" whose kind is known; what is asked may be told already, and go further.
         call.kind = kind if isinstance(kind, str) and kind != "other" else call.kind
@@ -269,12 +254,10 @@ class Story:
         if "rawOutput" in update:
             call.output = update["rawOutput"]
         call.text = texts(update.get("content")) or call.text
-        for block in update.get("content") or () if isinstance(update.get("content"), list) else ():
-            if isinstance(block, dict) and block.get("type") == "diff" and isinstance(block.get("path"), str):
-                call.paths.append(block["path"])
-        for place in update.get("locations") or () if isinstance(update.get("locations"), list) else ():
-            if isinstance(place, dict) and isinstance(place.get("path"), str):
-                call.places.append(place["path"])
+        diffs = [block for block in mappings(update.get("content")) if block.get("type") == "diff"]
+        call.paths += [block["path"] for block in diffs if isinstance(block.get("path"), str)]
+        places = mappings(update.get("locations"))
+        call.places += [place["path"] for place in places if isinstance(place.get("path"), str)]
         return call
 
     def asked(self, tool_call: dict[str, Any]) -> tuple[Call, list[AgentEvent]]:
@@ -299,12 +282,11 @@ class Story:
         """The call as an event, once."""
         if call.said:
             return []
-        call.said = self.acted = self._calls_since_words = True
+        call.said = self.acted = self.ever_acted = self._calls_since_words = True
         if not call.input and (paths := [*call.paths, *call.places]):
             call.input = {"path": paths[0]}
         call.name_places()
-        told = ToolCall(ts=self._now(), tool_name=self.name(call), input=call.input, tool_use_id=call.id)
-        return [*self.message(), told]
+        return [*self.message(), self._make.called(call.id, self.name(call), call.input)]
 
     def deny(self, call: Call, reason: str) -> list[AgentEvent]:
         """The result of a call that was not allowed."""
@@ -322,29 +304,28 @@ class Story:
         if not self._text:
             return events
         self.last_words, self._text, self._text_chars = "".join(self._text), [], 0
-        return [*events, AssistantMessage(ts=self._now(), text=self.last_words)]
+        return [*events, self._make.message(self.last_words)]
 
     def end(self, stop_reason: str) -> list[AgentEvent]:
         """The end of the turn; a call that is still open gets its result.
 
         Some agents answer and never tell the end of a tool whose result the model had: the answer came last then.
         """
-        events, last = self.message(), self._results_since_output or self._calls_since_words
-        for call in self._calls.values():
-            if call.said and not call.ended:
-                events += self._close(call, "the turn ended before the tool did", failed=True)
-        self._results_since_output = last
-        return [*events, carry("turn", {"stop_reason": stop_reason}, ts=self._now(), message="the turn ended")]
+        last = self._results_since_output or self._calls_since_words
+        events, self._results_since_output = self.close(), last
+        return [*events, self._make.turn(stop_reason)]
+
+    def close(self) -> list[AgentEvent]:
+        """Return what is still to be told: the message that was begun, and results of open calls."""
+        events, left = self.message(), [call for call in self._calls.values() if call.said and not call.ended]
+        return [*events, *(event for call in left for event in self._close(call, CUT_SHORT, failed=True))]
 
     def _output(self, call: Call) -> list[AgentEvent]:
         """What a running command wrote since it was last told."""
         if call.kind != "execute" or not call.said or not call.text.startswith(call.shown):
             return []
         news, call.shown = call.text[len(call.shown) :], call.text
-        if not news:
-            return []
-        body: Json = {"stream": "stdout", "text": news}
-        return [carry("output", body, ts=self._now(), message=news.rstrip("\n").rpartition("\n")[2][:200])]
+        return [self._make.output(news)] if news else []
 
     def _end(self, call: Call, failed: bool) -> list[AgentEvent]:
         if call.ended:
@@ -353,89 +334,59 @@ class Story:
         events: list[AgentEvent] = []
         command = call.command if call.kind == "execute" else None
         if command is not None:
-            code = exit_code(call.output)
-            if failed and code == 0:
-                code = None  # A command that was cut off did not end well, whatever its agent says.
-            preview = text.encode()[:PREVIEW_BYTES_MAX].decode(errors="ignore")
-            events.append(CommandExecuted(ts=self._now(), command=command, exit_code=code, output_preview=preview))
+            code = exit_code_of(call.output)
+            # A command that was cut off did not end well, whatever its agent says.
+            events.append(self._make.ran(command, None if failed and code == 0 else code, text))
         elif call.kind in _WRITING and not failed:
-            events += [
-                FileChanged(
-                    ts=self._now(), path=path.removeprefix(self._root), summary=f"{self.name(call)} by the agent"
-                )
-                for path in dict.fromkeys(call.paths or call.places or _paths(call.input))
-            ]
+            paths = dict.fromkeys(call.paths or call.places or _paths(call.input))
+            events += [self._make.changed(path, f"{self.name(call)} by the agent") for path in paths]
         return events + self._close(call, text or call.output, failed=failed)
 
     def _close(self, call: Call, output: Json, *, failed: bool) -> list[AgentEvent]:
         if call.ended:
             return []
         call.ended = self._results_since_output = True
-        result = ToolResult(
-            ts=self._now(), tool_name=self.name(call), output=output, is_error=failed, tool_use_id=call.id
-        )
-        return [result]
+        return [self._make.result(call.id, self.name(call), output, failed=failed)]
 
 
 def texts(content: Json) -> str:
     """The text in a call's content blocks."""
-    parts = [block.get("content") for block in content if isinstance(block, dict)] if isinstance(content, list) else []
-    return "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+    parts = [mapping(block.get("content")).get("text") for block in mappings(content)]
+    return "".join(part for part in parts if isinstance(part, str))
 
 
 def texts_of(call: Call) -> str:
-    output = call.output
     for name in ("output", "aggregated_output", "formatted_output", "error", "text"):
-        if isinstance(output, dict) and isinstance(output.get(name), str) and output[name]:
-            return str(output[name])
-    return output if isinstance(output, str) and output else call.text
+        text = mapping(call.output).get(name)
+        if isinstance(text, str) and text:
+            return text
+    return call.output if isinstance(call.output, str) and call.output else call.text
 
 
-def exit_code(output: Json) -> int | None:
+def exit_code_of(output: Json) -> int | None:
     """A command's exit code, from whichever place an agent puts it; None when it is not said."""
-    for place in (output, output.get("metadata") if isinstance(output, dict) else None):
-        for name in ("exit", "exit_code", "exitCode"):
-            value = place.get(name) if isinstance(place, dict) else None
-            if isinstance(value, int) and not isinstance(value, bool) and -(2**31) <= value < 2**31:
-                return value
-    return None
+    places = (mapping(output), mapping(mapping(output).get("metadata")))
+    codes = (exit_code(place.get(name)) for place in places for name in ("exit", "exit_code", "exitCode"))
+    return next((code for code in codes if code is not None), None)
 
 
 def _paths(tool_input: dict[str, Json]) -> list[str]:
     return [value for name in _PATH_NAMES if isinstance(value := tool_input.get(name), str)][:1]
 
 
-def read_usage(usage: Json) -> Usage | None:
+def read_usage(usage: Json) -> Counted | None:
     """Counters as agents print them; None when there are none."""
-    if not isinstance(usage, dict):
-        return None
+    told = mapping(usage)
     counters = {
-        ours: usage[theirs]
-        for ours, names in _COUNTERS.items()
-        for theirs in names
-        if isinstance(usage.get(theirs), int) and not isinstance(usage[theirs], bool) and usage[theirs] >= 0
+        ours: told[theirs] for ours, names in _COUNTERS.items() for theirs in names if is_count(told.get(theirs))
     }
     # An agent that knows nothing prints zeros.
-    return Usage(**counters) if any(counters.values()) else None
+    return Counted(**counters) if any(counters.values()) else None
 
 
 _COUNTERS: Final = {
-    "input_tokens": ("inputTokens", "input_tokens"),
-    "output_tokens": ("outputTokens", "output_tokens"),
-    "cache_read_tokens": ("cachedReadTokens",),
-    "cache_write_tokens": ("cachedWriteTokens",),
+    "input": ("inputTokens", "input_tokens"),
+    "output": ("outputTokens", "output_tokens"),
+    "cache_read": ("cachedReadTokens",),
+    "cache_write": ("cachedWriteTokens",),
 }
-
-
-def total(usages: list[Usage], *, strict: bool = False) -> Usage:
-    """The sum of what was reported; a counter that nobody reported stays unknown.
-
-    Args:
-        strict: so does one that any of them does not have.
-    """
-
-    def add(name: str) -> int | None:
-        known = [value for usage in usages if (value := getattr(usage, name)) is not None]
-        return sum(known) if known and (len(known) == len(usages) or not strict) else None
-
-    return Usage(**{name: add(name) for name in _COUNTERS})

@@ -1,0 +1,368 @@
+"""An agent behind the Agent Client Protocol: initialize, a session, prompts, questions, cancel.
+
+It is offered no file system and no terminal, so every agent works on disk itself and the layers around it see what it
+does. Whatever else an agent asks is refused as unknown. The protocol has no place for words in a turn, so they wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.abc
+import msgspec
+
+from backplane.agents.acp.reader import NEUTRAL, Call, EventReader, read_usage
+from backplane.agents.events import mapping, mappings
+from backplane.agents.failures import code_of
+from backplane.agents.options import Profile
+from backplane.agents.order import Conversation, Place, keep_name, server_rows, snippets
+from backplane.agents.session import AgentRun, Ending, failed, silent
+from backplane.contract.canonical import Json
+from backplane.errors import BackendError, ConfigError
+from backplane.host import Given, HostRun
+from backplane.policy.paths import TOOLS
+from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Fault, Reply, Request
+
+if TYPE_CHECKING:
+    from backplane.ir import Usage
+    from backplane.process import Child
+
+PROTOCOL_VERSION: Final = 1
+OFFER: Final = {
+    "protocolVersion": PROTOCOL_VERSION,
+    "clientCapabilities": {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False},
+    "clientInfo": {"name": "backplane", "version": "0.1.0"},
+}
+START_S: Final = 60.0
+"""For an agent to answer its first questions: five seconds are usual on a loaded machine, a cold disk needs more."""
+SETTLE_S: Final = 0.1
+"""After the answer to a prompt: updates that were sent before it may still come."""
+AUTH_REQUIRED: Final = -32000
+"""The protocol's code for an agent that wants a login first."""
+WITHDRAWN: Final = "the turn was stopped before anybody had answered"
+
+
+class Session(msgspec.Struct, frozen=True):
+    """What an agent said about its session."""
+
+    id: str
+    modes: tuple[str, ...] = ()
+    """Ids of the modes it can be set to."""
+    mode: str | None = None
+    options: dict[str, tuple[str, ...]] = {}
+    """Its own settings: id → values to choose from."""
+    models: tuple[str, ...] = ()
+    model: str | None = None
+    """The one it has now."""
+
+
+class Agent:
+    """The agent of one run."""
+
+    keeps_calls = True
+
+    def __init__(self, session: AgentRun, profile: Profile, place: Place, child: Child) -> None:
+        self.session, self.profile, self.place = session, profile, place
+        run, spec = session.run, session.spec
+        self.reader = EventReader(run.now, session.root, spoken(run, profile.tools), spec.price, profile.notices)
+        self.reader.is_history = spec.conversation.wanted is not None
+        self.pipe = session.pipe(child, self)
+        self._said: dict[str, Any] = {}
+        """Its answer to `initialize`."""
+        self._id = ""
+        self._result: dict[str, Any] = {}
+        """Of the last prompt."""
+        self._is_stopping = False
+
+    async def run(self) -> None:
+        await self.pipe.run()
+
+    # Opening ----------------------------------------------------------------------------------------------------------
+
+    async def open(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Agree on the protocol, open the session, and set what the order asks for."""
+        self._said = await self._must("initialize", OFFER)
+        version = self._said.get("protocolVersion")
+        if version != PROTOCOL_VERSION:
+            raise BackendError("protocol_version_mismatch", f"the agent speaks protocol version {version}, not 1")
+        asked = self.session.spec.conversation
+        session = await self._open_session(asked)
+        if asked.kept:
+            keep_name(self.place, session.id, self.session.root)
+        names = {"resumed": asked.resume, "forked": asked.fork}
+        body = {"id": session.id, "agent": self._said.get("agentInfo"), "kept": asked.kept}
+        body |= {name: id for name, id in names.items() if id is not None}
+        await self.session.run.carry("session", body, f"session {session.id}")
+        await self._set(session)
+        self._id, self.reader.is_history = session.id, False
+
+    async def _open_session(self, asked: Conversation) -> Session:
+        servers = servers_of(self.session.run, self.profile)
+        if any("url" in server for server in servers) and not self._can("mcpCapabilities", "http"):
+            raise BackendError("capability_unsupported", "this agent reaches no MCP server by its address")
+        params: dict[str, Json] = {"cwd": self.session.root, "mcpServers": servers}
+        if asked.wanted is None:
+            said = await self._must("session/new", params)
+            if not isinstance(said.get("sessionId"), str):
+                raise BackendError("contract_schema_violation", "the agent's answer to session/new names no session")
+            return read_session(said)
+        return await self._resume(asked, asked.wanted, params)
+
+    async def _resume(self, asked: Conversation, id: str, params: dict[str, Json]) -> Session:
+        """Go on with a conversation that is there; the agent may tell its history before it answers."""
+        method = self._resuming(fork=asked.fork is not None)
+        if method is None:
+            word = "fork" if asked.fork is not None else "resume"
+            raise BackendError("capability_unsupported", f"this agent says that it cannot {word} a conversation")
+        reply = await self.pipe.call(method, {"sessionId": id, **params}, timeout_s=START_S)
+        said = mapping(reply.result) | ({} if method == "session/fork" else {"sessionId": id})
+        if reply.fault is not None or not isinstance(said.get("sessionId"), str):
+            why = words_of(reply.fault) if reply.fault is not None else "it names no session"
+            raise ConfigError("config_invalid", f"the agent cannot go on with conversation {id}: {why}")
+        return read_session(said)
+
+    def _resuming(self, *, fork: bool) -> str | None:
+        """The call that goes on with a conversation, or with a copy of it; None where the agent announced none."""
+        if fork:
+            return "session/fork" if self._can("sessionCapabilities", "fork") else None
+        if self._can("sessionCapabilities", "resume"):
+            return "session/resume"
+        return "session/load" if self._can("loadSession") else None
+
+    def _can(self, *path: str) -> bool:
+        """Whether the agent announced this capability: `_can("promptCapabilities", "image")`."""
+        place: Json = self._said.get("agentCapabilities")
+        for name in path:
+            place = mapping(place).get(name)
+        return place is not None and place is not False
+
+    async def _set(self, session: Session) -> None:
+        mode = self.profile.mode
+        if mode and mode in session.modes and session.mode != mode:
+            fault = await self._change(session, "session/set_mode", modeId=mode)
+            if fault is not None:
+                raise BackendError("capability_unsupported", f"the agent's mode cannot be set: {fault.message}")
+        model, named = self.session.run.order.config.model, self.profile.model
+        if model is not None and named.variable is None and not named.arguments:
+            await self._set_model(session, model)
+
+    async def _set_model(self, session: Session, model: str) -> None:
+        offers = (*session.options.get("model", ()), *session.models)
+        is_configured = self.profile.config is not None and self.profile.config.model is not None
+        if model == session.model or (is_configured and not offers):
+            return
+        if model in session.options.get("model", ()):
+            fault = await self._change(session, "session/set_config_option", configId="model", value=model)
+        elif model in session.models:
+            fault = await self._change(session, "session/set_model", modelId=model)
+        else:
+            offered = ", ".join(offers[:20]) or "none by name"
+            raise BackendError("backend_model_not_found", f"the agent has no model {model!r}", hint=f"it has {offered}")
+        if fault is not None:
+            raise BackendError("backend_model_not_found", f"the model {model!r} cannot be set: {fault.message}")
+
+    async def _change(self, session: Session, method: str, **params: Json) -> Fault | None:
+        return (await self.pipe.call(method, {"sessionId": session.id, **params}, timeout_s=START_S)).fault
+
+    async def _must(self, method: str, params: Json) -> dict[str, Any]:
+        """Ask for something that has to be had. Raises BackendError."""
+        reply = await self.pipe.call(method, params, timeout_s=START_S)
+        if reply.fault is not None and reply.fault.gone:
+            raise BackendError("backend_crashed", f"the agent's program ended before it answered {method}")
+        if reply.fault is not None:
+            login = reply.fault.code == AUTH_REQUIRED
+            raise BackendError(
+                "backend_auth_failed" if login else "backend_unavailable",
+                f"the agent refused {method}: {reply.fault.message}",
+                hint="log in with the agent's own program, or give it its key" if login else None,
+            )
+        if not isinstance(reply.result, dict):
+            raise BackendError("contract_schema_violation", f"the agent's answer to {method} is no object")
+        return reply.result
+
+    # A turn -----------------------------------------------------------------------------------------------------------
+
+    async def say(self, words: Json) -> Ending:
+        blocks = [text_block(words)] if isinstance(words, str) else words
+        self.reader.begin()
+        self._result = {}
+        reply = await self.pipe.call("session/prompt", {"sessionId": self._id, "prompt": blocks}, timeout_s=None)
+        await anyio.sleep(SETTLE_S)
+        self._is_stopping = False
+        return await self._refused(reply.fault) if reply.fault is not None else await self._ended(reply)
+
+    async def add(self, text: str) -> bool:
+        return False
+
+    async def stop(self) -> bool:
+        self._is_stopping = True
+        await self.pipe.notify("session/cancel", {"sessionId": self._id})
+        return True
+
+    async def _refused(self, fault: Fault) -> Ending:
+        if fault.gone:
+            raise BackendError("backend_crashed", "the agent's program ended in the middle of its turn")
+        self._count(None)
+        return failed(code_of(words_of(fault), status=fault.code), words_of(fault))
+
+    async def _ended(self, reply: Reply) -> Ending:
+        self._result = mapping(reply.result)
+        reason, reader = str(self._result.get("stopReason")), self.reader
+        counted = isinstance(self._result.get("usage"), dict)
+        failure = reader.failure(counted=counted) if reason == "end_turn" else None
+        for event in reader.end(reason):
+            await self.session.run.emit(event)
+        self._count(self._used())
+        if reason == "cancelled":
+            return Ending(outcome="partial", stopped=True)
+        if failure is not None:
+            return failed(*failure)
+        if reason == "refusal":
+            return failed("backend_content_filtered", "the model refused to go on")
+        if reason == "end_turn" and not reader.closed_with_words:
+            hidden = None if reader.denied else reader.notices.silent
+            return silent(hidden if reader.ever_acted else "backend_unavailable")
+        return Ending(outcome="complete" if reason == "end_turn" else "partial", text=reader.last_words)
+
+    def _count(self, usage: Usage | None) -> None:
+        if self.profile.usage != "chunks":
+            self.reader.count(usage)
+
+    def _used(self) -> Usage | None:
+        """Tokens of the turn, from where this agent tells them; what it tells of a part alone stays unknown."""
+        where, quota = self.profile.usage, mapping(mapping(self._result.get("_meta")).get("quota"))
+        if where == "quota" and quota:
+            return read_usage(quota.get("token_count"))
+        is_whole = where == "turn" or (where == "last_call" and not self.reader.acted)
+        return read_usage(self._result.get("usage")) if is_whole else None
+
+    # Its questions ----------------------------------------------------------------------------------------------------
+
+    async def answer(self, request: Request) -> Json | Fault:
+        if request.method != "session/request_permission":
+            return Fault(METHOD_NOT_FOUND, f"this client has no method {request.method}")
+        call, events = self.reader.asked(mapping(request.params.get("toolCall")))
+        for event in events:
+            await self.session.run.emit(event)
+        refused: str | None = WITHDRAWN
+        if not self._is_stopping:
+            refused = await self.session.attend(self._refusal(call), WITHDRAWN)
+        for event in [] if refused is None else self.reader.deny(call, refused):
+            await self.session.run.emit(event)
+        option = None if refused == WITHDRAWN else choose(request.params.get("options"), refused is None)
+        if option is None:
+            return {"outcome": {"outcome": "cancelled"}}
+        return {"outcome": {"outcome": "selected", "optionId": option}}
+
+    async def _refusal(self, call: Call) -> str | None:
+        """Why a call may not run; None when it may."""
+        name, root, policy = self.reader.name(call), self.session.root, self.session.run.policy
+        own = call.name or name
+        # By every name that the tool has; the control plane is told one of them.
+        neutral = self.profile.tools.get(own) or (own if own in TOOLS else NEUTRAL.get(call.kind, own))
+        decision = policy.decide_tool_call(own, call.input, root=root, cwd=root, aliases={own: neutral})
+        is_denied = decision.allowed == "deny"
+        if not is_denied and policy.decide_tool_call(name, call.input, root=root).allowed != decision.allowed:
+            name = neutral  # What is told above has to be decided there as it is here.
+        verdict = await self.session.may(name, call.input, decision if is_denied else None)
+        if verdict.decision == "modify":
+            return "the input was changed, and this agent takes no other input than its own"
+        return verdict.reason or "denied" if verdict.decision == "deny" else None
+
+    def raw(self) -> dict[str, Json]:
+        return {name: self._result[name] for name in ("usage", "_meta", "stopReason") if name in self._result}
+
+
+# The order in the protocol's words ------------------------------------------------------------------------------------
+
+
+def prompt_of(run: Given) -> list[Json]:
+    """The order's snippets and files, then the task."""
+    named = [
+        {"type": "resource_link", "uri": Path(run.order.workspace.root, path).as_uri(), "name": path}
+        for path in run.order.context.files
+    ]
+    return [*map(text_block, snippets(run)), *named, text_block(run.order.task)]
+
+
+def servers_of(run: Given, profile: Profile) -> list[Json]:
+    """MCP servers, of which a mapping is a list of pairs here."""
+    made: list[Json] = []
+    for name, row in server_rows(run, profile.mcp_servers).items():
+        given = {"args": [], "env": {}} if "command" in row else {"type": "http", "headers": {}}
+        made.append({"name": name, **{member: _pairs(value) for member, value in {**given, **row}.items()}})
+    return made
+
+
+def _pairs(value: Any) -> Any:
+    return [{"name": name, "value": text} for name, text in value.items()] if isinstance(value, dict) else value
+
+
+def spoken(run: HostRun, tools: Mapping[str, str]) -> dict[str, str]:
+    """The agent's tools that go by their neutral names: not those where a rule is about the agent's own word alone."""
+
+    def verdict(name: str, neutral: str) -> str:
+        return run.policy.decide_tool_call(name, _ANYWHERE, aliases={name: neutral}).allowed
+
+    def by_own_word(own: str, neutral: str) -> bool:
+        whole = verdict(own, neutral)
+        return verdict(neutral, neutral) != whole and verdict(own, own) == whole
+
+    return {own: neutral for own, neutral in tools.items() if not by_own_word(own, neutral)}
+
+
+_ANYWHERE: Final = {"path": "a", "url": "http://a"}
+"""Of a call that is judged by its name: one without a place is judged by that."""
+
+
+def text_block(text: Json) -> Json:
+    return {"type": "text", "text": text}
+
+
+# Parts of messages ----------------------------------------------------------------------------------------------------
+
+
+def words_of(fault: Fault) -> str:
+    """All that a refusal says, in one line."""
+    details = mapping(fault.data)
+    words = [str(details[name]) for name in ("details", "message", "statusCode") if details.get(name)]
+    return "; ".join(dict.fromkeys([fault.message, *words]))
+
+
+_KINDS: Final = {True: ("allow_once", "allow_always"), False: ("reject_once", "reject_always")}
+"""Options by their kind: ids are each agent's own. One call at a time is asked, so `once` comes first."""
+
+
+def choose(options: Json, allow: bool) -> str | None:
+    """The id of the option that says yes or no; None when there is none, which only cancelling the turn answers."""
+    by_kind = {option.get("kind"): option.get("optionId") for option in mappings(options)}
+    return next((by_kind[kind] for kind in _KINDS[allow] if isinstance(by_kind.get(kind), str)), None)
+
+
+def read_session(said: dict[str, Any]) -> Session:
+    """What `session/new` offers, from whichever of the two places an agent puts it."""
+    modes, models, options = (
+        mapping(said.get("modes")),
+        mapping(said.get("models")),
+        mappings(said.get("configOptions")),
+    )
+    current = modes.get("currentModeId")
+    chosen = [option.get("currentValue") for option in options if option.get("id") == "model"]
+    model = next((one for one in (*chosen, models.get("currentModelId")) if isinstance(one, str)), None)
+    return Session(
+        id=said["sessionId"],
+        modes=_ids(modes.get("availableModes"), "id"),
+        mode=current if isinstance(current, str) else None,
+        options={str(option.get("id")): _ids(option.get("options"), "value") for option in options},
+        models=_ids(models.get("availableModels"), "modelId"),
+        model=model,
+    )
+
+
+def _ids(value: Json, name: str) -> tuple[str, ...]:
+    # An agent may group its choices: then the groups hold the list.
+    flat = [inner for one in mappings(value) for inner in (mappings(one.get("options")) or [one])]
+    return tuple(one[name] for one in flat if isinstance(one.get(name), str))

@@ -1,0 +1,136 @@
+"""Events of the contract as every reader of an agent makes them, and what readers have in common. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.contract.deltas import BROKEN, take_back
+from backplane.contract.events import (
+    AgentEvent,
+    AssistantDelta,
+    AssistantMessage,
+    CommandExecuted,
+    FileChanged,
+    Reasoning,
+    ToolCall,
+    ToolResult,
+    Warned,
+    carry,
+)
+from backplane.contract.receipt import Usage
+
+PREVIEW_BYTES_MAX: Final = 8192
+"""Longest preview of a command's output, as the contract has it."""
+CALLS_MAX: Final = 10_000
+"""Calls that a reader remembers: an agent that makes more is in a loop, and its calls are still told."""
+CUT_SHORT: Final = "the run ended before the tool did"
+"""Result of a call that is open at the end."""
+SERVERS_GONE: Final = "the MCP server {name!r} is not there: {why}"
+
+
+class Events:
+    """Makes events, each with the time at which it is made.
+
+    Args:
+        now: gives that time.
+        root: of the workspace; paths below it are told relative to it.
+    """
+
+    def __init__(self, now: Callable[[], str], root: str) -> None:
+        self._now, self._root = now, root
+
+    def delta(self, text: str) -> AgentEvent:
+        return AssistantDelta(ts=self._now(), text=text)
+
+    def message(self, text: str) -> AgentEvent:
+        return AssistantMessage(ts=self._now(), text=text)
+
+    def thought(self, text: str, **more: str) -> AgentEvent:
+        return Reasoning(ts=self._now(), text="", ext={"reasoning": {"text": text, **more}})
+
+    def called(self, id: str, name: str, input: Json, parent: str | None = None) -> AgentEvent:
+        return ToolCall(ts=self._now(), tool_name=name, input=input, tool_use_id=id, parent_tool_use_id=parent)
+
+    def result(self, id: str, name: str, output: Json, *, failed: bool) -> AgentEvent:
+        return ToolResult(ts=self._now(), tool_name=name, output=output, is_error=failed, tool_use_id=id)
+
+    def ran(self, command: str, code: Json, output: str) -> AgentEvent:
+        preview = output.encode("utf-8", "replace")[:PREVIEW_BYTES_MAX].decode(errors="ignore")
+        return CommandExecuted(ts=self._now(), command=command, exit_code=exit_code(code), output_preview=preview)
+
+    def changed(self, path: str, summary: str) -> AgentEvent:
+        return FileChanged(ts=self._now(), path=relative(path, self._root), summary=summary)
+
+    def output(self, text: str) -> AgentEvent:
+        last = text.rstrip("\n").rpartition("\n")[2][:200]
+        return self.carried("output", {"stream": "stdout", "text": text}, last or "output")
+
+    def used(self, usage: Usage) -> AgentEvent:
+        body = {name: value for name, value in msgspec.to_builtins(usage).items() if value is not None}
+        return self.carried("usage", body, "tokens so far")
+
+    def turn(self, reason: Json) -> AgentEvent:
+        return self.carried("turn", {"stop_reason": reason}, "a turn of the model ended")
+
+    def taken_back(self, chars: int) -> AgentEvent:
+        return take_back(BROKEN, chars, ts=self._now())
+
+    def warning(self, words: str) -> AgentEvent:
+        return Warned(ts=self._now(), message=words)
+
+    def kept(self, kind: Json, body: Json) -> AgentEvent:
+        """Keep what the contract has no word for as it came."""
+        return self.carried("raw_message", body, f"a message of the kind {str(kind)[:80]}")
+
+    def carried(self, name: str, body: Json, words: str) -> AgentEvent:
+        return carry(name, body, ts=self._now(), message=words)
+
+
+class Pieces:
+    """Counts the characters of an answer that came as deltas and stand in no message yet."""
+
+    def __init__(self) -> None:
+        self.chars = 0
+        self.of: str | None = None
+        """The message that they belong to."""
+
+    def add(self, text: str, of: str | None) -> None:
+        self.chars, self.of = self.chars + len(text), of
+
+    def clear(self) -> int:
+        """Forget them; return how many they were."""
+        chars, self.chars = self.chars, 0
+        return chars
+
+
+def exit_code(value: Json) -> int | None:
+    """Return a command's exit code, None for a value that is none."""
+    is_code = isinstance(value, int) and not isinstance(value, bool) and -(2**31) <= value < 2**31
+    return value if is_code else None
+
+
+def is_count(value: Json) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def relative(path: str, root: str) -> str:
+    """Return a path below the root relative to it, any other as it is."""
+    if not path.startswith("/"):
+        return path
+    short = os.path.relpath(path, root)
+    return path if short == ".." or short.startswith("../") else short
+
+
+def mapping(value: Json) -> dict[str, Any]:
+    """Return an object's members, none for a value that is no object."""
+    return value if isinstance(value, dict) else {}
+
+
+def mappings(value: Json) -> list[dict[str, Any]]:
+    """Return a list's objects, none for a value that is no list."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

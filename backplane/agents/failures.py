@@ -1,0 +1,79 @@
+"""What vendors' agents say of a failure → the contract's code: one table for all of them. Pure.
+
+An agent says a word of its own, a status of its model's service, or nothing but text; they are believed in this order.
+How a service's own answer is read stands in `upstream.failure`: there a whole response is at hand.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+LABELS: Final = {
+    # Claude Code: why the turn ended, and what its model's service said.
+    "prompt_too_long": "backend_context_length",
+    "structured_output_retry_exhausted": "validation_failed",
+    "max_turns": "policy_denied",
+    "budget_exhausted": "policy_denied",
+    "hook_stopped": "policy_denied",
+    "authentication_failed": "backend_auth_failed",
+    "billing_error": "backend_auth_failed",
+    "rate_limit": "backend_rate_limited",
+    "model_not_found": "backend_model_not_found",
+    # Codex: kinds of a turn's error. The others are a service that does not work, unless their words say more.
+    "contextWindowExceeded": "backend_context_length",
+    "usageLimitExceeded": "backend_rate_limited",
+    "rateLimitExceeded": "backend_rate_limited",
+    "sessionBudgetExceeded": "backend_rate_limited",
+    "modelNotFound": "backend_model_not_found",
+    "cyberPolicy": "backend_content_filtered",
+    "misalignmentPolicyViolation": "backend_content_filtered",
+    "inferenceHookDenied": "backend_content_filtered",
+    "unauthorized": "backend_auth_failed",
+    "tooManyDenials": "policy_denied",
+}
+"""An agent's own word for what went wrong."""
+
+STATUSES: Final = {
+    401: "backend_auth_failed", 403: "backend_auth_failed", 404: "backend_model_not_found", 408: "backend_timeout",
+    413: "backend_context_length", 429: "backend_rate_limited",
+}  # fmt: skip
+"""An HTTP status; agents pass it on as a member, or as a number among their words."""
+
+WORDS: Final = {
+    "backend_auth_failed": (
+        "api key", "bad key", "unauthor", "forbidden", "authentic", "log in", "logged in", "logged out",
+        "environment variable",
+    ),
+    "backend_rate_limited": ("rate limit", "rate_limit", "too many requests", "quota", "slow down"),
+    "backend_context_length": (
+        "context length", "context window", "context limit", "context_length", "maximum context", "too long",
+    ),
+    "backend_model_not_found": (
+        "model not found", "model_not_found", "no such model", "unknown model", "does not exist",
+    ),
+    "backend_timeout": ("timed out", "timeout"),
+}  # fmt: skip
+"""What agents write that say neither; the first row with a mark in the words counts."""
+
+_NUMBER: Final = re.compile(r"(?<![\w.:/-])(4\d\d)(?![\w:/-]|\.\d)")
+"""A status among words, and not a part of an address or of another number."""
+
+
+def code_of(words: str, *labels: object, status: int | None = None) -> str:
+    """Choose the contract's code for an agent's failure.
+
+    Args:
+        words: the agent's text.
+        labels: its own words for the failure, the most telling first.
+        status: of its model's service.
+    """
+    label = next((one for one in labels if isinstance(one, str) and one in LABELS), None)
+    if label is not None:
+        return LABELS[label]
+    numbers = (status, *map(int, _NUMBER.findall(words)))
+    number = next((one for one in numbers if one in STATUSES), None)
+    if number is not None:
+        return STATUSES[number]
+    low = words.lower()
+    return next((code for code, marks in WORDS.items() if any(mark in low for mark in marks)), "backend_unavailable")
