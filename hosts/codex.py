@@ -9,7 +9,6 @@ from __future__ import annotations
 import backplane.contract.light  # noqa: F401  # isort: skip
 import functools
 import os
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,9 +17,12 @@ from backplane.agents.begin import Program, Started, early
 from backplane.agents.options import Codex as Options
 from backplane.agents.order import (
     Place,
+    RunSpec,
+    budget_of,
     found,
     own_settings,
     place_of,
+    price_from,
     prompt_of,
     read_conversation,
     read_options,
@@ -34,7 +36,8 @@ from backplane.errors import BackendError
 from backplane.host import EXTENSIONS, Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
-    from backplane.agents.codex.work import Turn, Ways
+    from backplane.agents.codex.agent import Options as OwnOptions
+    from backplane.agents.session import AgentRun
     from backplane.process import Child
 
 NATIVELY: Final = (
@@ -185,30 +188,30 @@ def hooks_of(run: Given, options: Options) -> Hooks:
     return Hooks(after or (before and not options.own_state), after)
 
 
-def ways_of(run: Given, options: Options, env: dict[str, str]) -> Ways:
-    """The whole order, as the run with the agent takes it. Raises ConfigError, BackendError."""
-    from backplane.agents.codex import hooked
-    from backplane.agents.codex.work import Ways
-    from backplane.upstream.cost import micros, read_price
-
-    hooks = hooks_of(run, options)
-
-    asked, config, schema = read_conversation(run), run.order.config, run.order.abp("output_schema")
+def spec_of(run: Given, options: Options) -> RunSpec:
+    """The order, as any agent's run takes it. Raises ConfigError, BackendError."""
     shape = shape_of(run)
-    budget = config.max_budget_usd
-    return Ways(
+    return RunSpec(
         prompt="\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])]),
+        silence_s=options.silence_s,
+        conversation=read_conversation(run),
+        shape=shape,
+        price=price_from(options.prices),
+        budget_micros=budget_of(run),
+        turns_max=run.order.config.max_turns,
+    )
+
+
+def own_options(run: Given, options: Options, env: dict[str, str]) -> OwnOptions:
+    """What the order asks of this agent alone. Raises ConfigError, BackendError."""
+    from backplane.agents.codex import agent, hooked
+
+    hooks, schema = hooks_of(run, options), run.order.abp("output_schema")
+    return agent.Options(
         open=thread_of(run, options, env),
         turn={"outputSchema": schema} if is_strict(schema) else {},
-        session={
-            "kept": asked.kept or options.own_state,
-            **{name: value for name, value in (("resumed", asked.resume), ("forked", asked.fork)) if value},
-        },
-        silence_s=options.silence_s,
-        shape=shape,
-        price=read_price(options.prices, "options.prices") if options.prices is not None else None,
-        listed=options.own_state or options.base_url == "https://api.openai.com/v1",
-        budget_micros=None if budget is None else micros(Decimal(str(budget))),
+        is_kept=read_conversation(run).kept or options.own_state,
+        is_listed=options.own_state or options.base_url == "https://api.openai.com/v1",
         hooks=env[hooked.SOCKET] if hooks.before else None,
         shows=hooks.after,
     )
@@ -256,10 +259,12 @@ async def drive(run: HostRun, options: Options) -> Done:
     """Have the agent's program run the order."""
     from backplane.agents import program
 
-    def speak(child: Child, begun: Program) -> Turn:
-        from backplane.agents.codex.work import Turn
+    def speak(child: Child, begun: Program) -> AgentRun:
+        from backplane.agents.codex.agent import Agent
+        from backplane.agents.session import AgentRun
 
-        return Turn(run, ways_of(run, options, begun.env), child.stdin, child.stdout, begun.said)
+        own = own_options(run, options, begun.env)
+        return AgentRun(run, spec_of(run, options), lambda session: Agent(session, own, child, begun))
 
     return await program.drive(run, functools.partial(start, options), speak)
 

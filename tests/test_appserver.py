@@ -12,32 +12,37 @@ from typing import Any
 import pytest
 
 import backplane
+from backplane.agents.codex.agent import failure_of, plain
 from backplane.agents.codex.answers import read_question
-from backplane.agents.codex.failure import code_of, plain
 from backplane.agents.codex.items import called
-from backplane.agents.codex.story import Story
+from backplane.agents.codex.reader import EventReader, TurnEnd
 from backplane.agents.command import plain_command
 from backplane.config import BackendSettings, Settings
 from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, ToolResult, Warned, carried
 from backplane.contract.work import WorkOrder, WorkspaceSpec
+from backplane.protocol.jsonrpc import Notification
 
 ROOT = "/work"
 
 
-def story() -> Story:
-    made = Story(lambda: "2026-11-22T00:00:00.000Z", ROOT)
+def story() -> EventReader:
+    made = EventReader(lambda: "2026-11-22T00:00:00.000Z", ROOT)
     made.thread = "t"
-    made.take("turn/started", {"threadId": "t", "turn": {"id": "u"}})
+    take(made, "turn/started", {"threadId": "t", "turn": {"id": "u"}})
     return made
+
+
+def take(reader: EventReader, method: str, params: dict[str, Any]) -> list[AgentEvent]:
+    return reader.read(Notification(method, params))
 
 
 def item(**members: Any) -> dict[str, Any]:
     return {"threadId": "t", "turnId": "u", "item": {"id": "i", **members}}
 
 
-def told(made: Story, **members: Any) -> list[AgentEvent]:
+def told(made: EventReader, **members: Any) -> list[AgentEvent]:
     """An item from its beginning to its end."""
-    return [*made.take("item/started", item(**members)), *made.take("item/completed", item(**members))]
+    return [*take(made, "item/started", item(**members)), *take(made, "item/completed", item(**members))]
 
 
 def test_a_command_is_a_call_what_ran_and_a_result() -> None:
@@ -56,7 +61,7 @@ def test_a_command_is_a_call_what_ran_and_a_result() -> None:
 
 def test_an_item_that_was_never_begun_is_told_all_the_same() -> None:
     made = story()
-    events = made.take("item/completed", item(type="webSearch", query="q", action=None))
+    events = take(made, "item/completed", item(type="webSearch", query="q", action=None))
     assert [type(event) for event in events] == [ToolCall, ToolResult]
     assert made.calls == {}
 
@@ -84,9 +89,9 @@ def test_a_declined_call_ran_nothing() -> None:
 def test_what_has_no_word_here_is_kept_as_it_came() -> None:
     made = story()
     for method, params in (("thread/dreamt", {"threadId": "t"}), ("item/completed", item(type="hologram"))):
-        (event,) = made.take(method, params)
+        (event,) = take(made, method, params)
         assert event.ext["raw_message"]  # type: ignore[index]
-    assert made.take("item/completed", item(type="userMessage")) == []
+    assert take(made, "item/completed", item(type="userMessage")) == []
 
 
 def test_a_warning_is_told_unless_it_is_of_a_sandbox_that_is_off() -> None:
@@ -95,12 +100,12 @@ def test_a_warning_is_told_unless_it_is_of_a_sandbox_that_is_off() -> None:
         "the sandbox wants user namespaces for its bubblewrap",
         "there is no bubblewrap on the PATH, so another one is taken",
     ):
-        assert made.take("configWarning", {"summary": words}) == []
+        assert take(made, "configWarning", {"summary": words}) == []
     other: Any
-    (other,) = made.take("warning", {"message": "the command `bubblewrap --help` is a thing of the past"})
+    (other,) = take(made, "warning", {"message": "the command `bubblewrap --help` is a thing of the past"})
     assert "a thing of the past" in other.message
-    assert made.take("thread/goal/cleared", {"threadId": "t"}) == []
-    (event,) = made.take("deprecationNotice", {"summary": "an old word", "details": None})
+    assert take(made, "thread/goal/cleared", {"threadId": "t"}) == []
+    (event,) = take(made, "deprecationNotice", {"summary": "an old word", "details": None})
     assert isinstance(event, Warned)
     assert event.message == "the agent warns: an old word"
 
@@ -111,12 +116,12 @@ def test_a_server_that_is_not_there_is_told_also_before_the_thread_has_its_name(
     made.thread = thread
     status = {"threadId": "t", "name": "house", "error": None, "failureReason": None}
     for well in ("starting", "ready"):
-        assert made.take("mcpServer/startupStatus/updated", {**status, "status": well}) == []
+        assert take(made, "mcpServer/startupStatus/updated", {**status, "status": well}) == []
     event: Any
-    (event,) = made.take("mcpServer/startupStatus/updated", {**status, "status": "failed", "error": "no such file"})
+    (event,) = take(made, "mcpServer/startupStatus/updated", {**status, "status": "failed", "error": "no such file"})
     assert isinstance(event, Warned)
     assert event.message == "the MCP server 'house' is not there: no such file"
-    (event,) = made.take("warning", {"threadId": "t", "message": "an old word"})
+    (event,) = take(made, "warning", {"threadId": "t", "message": "an old word"})
     assert event.message == "the agent warns: an old word"
 
 
@@ -140,13 +145,13 @@ def test_counters_of_another_turn_or_thread_are_not_this_runs() -> None:
     made = story()
     usage = {"last": {"inputTokens": 5, "outputTokens": 2}, "total": {"inputTokens": 500, "outputTokens": 200}}
     made.thread = ""
-    assert made.take("thread/tokenUsage/updated", {"threadId": "t", "turnId": "older", "tokenUsage": usage}) == []
+    assert take(made, "thread/tokenUsage/updated", {"threadId": "t", "turnId": "older", "tokenUsage": usage}) == []
     made.thread = "t"
-    made.take("thread/tokenUsage/updated", {"threadId": "t", "turnId": "older", "tokenUsage": usage})
+    take(made, "thread/tokenUsage/updated", {"threadId": "t", "turnId": "older", "tokenUsage": usage})
     assert made.used().input_tokens is None
     for _ in range(2):
-        made.take("thread/tokenUsage/updated", {"threadId": "t", "turnId": "u", "tokenUsage": usage})
-    made.take("thread/tokenUsage/updated", {"threadId": "other", "turnId": "u", "tokenUsage": usage})
+        take(made, "thread/tokenUsage/updated", {"threadId": "t", "turnId": "u", "tokenUsage": usage})
+    take(made, "thread/tokenUsage/updated", {"threadId": "other", "turnId": "u", "tokenUsage": usage})
     used = made.used()
     assert (used.input_tokens, used.output_tokens, used.cache_read_tokens, used.request_units) == (10, 4, None, 2)
     assert used.estimated_cost_usd is None
@@ -154,7 +159,7 @@ def test_counters_of_another_turn_or_thread_are_not_this_runs() -> None:
 
 def test_a_call_that_is_open_at_the_end_gets_its_result() -> None:
     made = story()
-    made.take("item/started", item(type="commandExecution", command="sleep 9"))
+    take(made, "item/started", item(type="commandExecution", command="sleep 9"))
     (result,) = made.close()
     assert isinstance(result, ToolResult)
     assert result.is_error
@@ -195,7 +200,7 @@ def test_a_command_is_shown_without_the_shell_around_it(command: str | list[Any]
     ],
 )
 def test_a_failure_has_the_contracts_code(info: Any, words: str, code: str) -> None:
-    assert code_of(info, words) == code
+    assert failure_of(TurnEnd("u", "failed", words, info)).code == code
 
 
 def test_a_question_about_more_than_its_call_says_so() -> None:

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from backplane.agents.codex import hook, hooked
 from backplane.agents.codex.hold import held, unheld
-from backplane.agents.codex.story import UNSEEN, Story
+from backplane.agents.codex.reader import UNSEEN, EventReader
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, CommandExecuted, ToolResult
 from backplane.errors import BackendError
 from backplane.process import run_tool
+from backplane.protocol.jsonrpc import Notification
 
 WAIT_S_MAX = 30.0
 QUESTION = b'{"hook_event_name":"PreToolUse","tool_name":"Bash"}'
@@ -68,24 +69,12 @@ async def test_a_question_that_cannot_be_read_is_denied(question: bytes, tmp_pat
 
 @pytest.mark.anyio
 async def test_a_question_that_is_withdrawn_is_denied(tmp_path: Path) -> None:
-    arrived = anyio.Event()
-
     async def answer(said: dict[str, Any]) -> Json:
-        arrived.set()
-        await anyio.sleep_forever()
-
-    asked = hooked.Hooked(str(tmp_path / "s"), answer)
-
-    async def withdraw() -> None:
-        await arrived.wait()
-        assert asked.asking
-        asked.withdraw()
+        return None
 
     async with anyio.create_task_group() as tasks:
-        await tasks.start(asked.run)
-        tasks.start_soon(withdraw)
+        await tasks.start(hooked.Hooked(str(tmp_path / "s"), answer).run)
         assert await ask(tmp_path / "s") == json.loads(hook.DENIED)
-        assert not asked.asking
         tasks.cancel_scope.cancel()
 
 
@@ -122,14 +111,18 @@ def test_a_held_command_says_the_same_and_ends_the_same(command: str) -> None:
 # Who saw what ---------------------------------------------------------------------------------------------------------
 
 
-def story(**members: Any) -> tuple[Story, list[AgentEvent]]:
+def take(reader: EventReader, method: str, params: dict[str, Any]) -> list[AgentEvent]:
+    return reader.read(Notification(method, params))
+
+
+def story(**members: Any) -> tuple[EventReader, list[AgentEvent]]:
     """A story whose results are to be seen first, after one whole command."""
-    made = Story(lambda: "2026-11-22T00:00:00.000Z", "/work", shows=True)
+    made = EventReader(lambda: "2026-11-22T00:00:00.000Z", "/work", shows=True)
     made.thread = "t"
     body = {"id": "i", "type": "commandExecution", "command": shlex.join(["bash", "-c", held("ls")]), **members}
     whole = {**body, "status": "completed", "exitCode": 0, "aggregatedOutput": "raw"}
-    began = made.take("item/started", {"threadId": "t", "item": body})
-    return made, [*began, *made.take("item/completed", {"threadId": "t", "item": whole})]
+    began = take(made, "item/started", {"threadId": "t", "item": body})
+    return made, [*began, *take(made, "item/completed", {"threadId": "t", "item": whole})]
 
 
 def results(events: list[AgentEvent]) -> list[tuple[Any, bool]]:
@@ -156,4 +149,4 @@ def test_a_result_that_nobody_saw_is_not_told_at_the_end() -> None:
 def test_a_result_that_passed_a_failing_hook_is_told_as_the_model_has_it(status: str, told: list[Any]) -> None:
     made, _ = story()
     run = {"id": "post-tool-use:1:/flags/config.toml:i", "eventName": "postToolUse", "status": status}
-    assert results(made.take("hook/completed", {"threadId": "t", "run": run})) == told
+    assert results(take(made, "hook/completed", {"threadId": "t", "run": run})) == told

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from backplane.agents.acp.reader import MESSAGE_CHARS_MAX
 from backplane.agents.acp.reader import EventReader as AcpReader
 from backplane.agents.claude.story import Story as JsonStory
-from backplane.agents.codex.story import Story as AppStory
+from backplane.agents.codex.reader import EventReader as CodexReader
 from backplane.agents.options import Notice
 from backplane.cli.show import Look
 from backplane.contract.deltas import Deltas, take_back, taken_back
@@ -99,12 +99,12 @@ def claude(broken: list[Broken], whole: str, streamed: bool) -> list[AgentEvent]
 
 
 def codex(broken: list[Broken], whole: str, streamed: bool) -> list[AgentEvent]:
-    story = AppStory(lambda: NOW, "/w")
+    story = CodexReader(lambda: NOW, "/w")
     story.thread = "t"
     events: list[AgentEvent] = []
 
     def say(method: str, **params: Any) -> None:
-        events.extend(story.take(method, {"threadId": "t", "turnId": "u", **params}))
+        events.extend(story.read(Notification(method, {"threadId": "t", "turnId": "u", **params})))
 
     def begin(id: str, text: str) -> None:
         say("item/started", item={"type": "agentMessage", "id": id, "text": ""})

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from backplane.agents.codex.items import Call, called
+from backplane.agents.events import mapping, mappings
 from backplane.contract.canonical import Json
 from backplane.policy.rules import ReadPath
 
@@ -51,9 +52,9 @@ def read_question(method: str, params: Mapping[str, Any], calls: Mapping[str, Ca
     if method == PATCH and id in calls:
         return Question(method, id, calls[id], wider=params.get("grantRoot") is not None)
     if method == SERVER:
-        meta = params.get("_meta")
-        tool = meta.get("tool_name") if isinstance(meta, dict) else None
-        if isinstance(tool, str) and isinstance(meta, dict):
+        meta = mapping(params.get("_meta"))
+        tool = meta.get("tool_name")
+        if isinstance(tool, str):
             call = Call(f"mcp__{params.get('serverName')}__{tool}", meta.get("tool_params"), "mcpToolCall")
             open_id = next((id for id, one in calls.items() if one.name == call.name and one.input == call.input), "")
             return Question(method, open_id, call)
@@ -61,27 +62,25 @@ def read_question(method: str, params: Mapping[str, Any], calls: Mapping[str, Ca
 
 
 def _reads(params: Mapping[str, Any], root: str) -> tuple[ReadPath, ...]:
-    rows = params.get("commandActions")
     cwd = params.get("cwd") if isinstance(params.get("cwd"), str) else root
-    named = [row.get("path") for row in rows[:ACTIONS_MAX] if isinstance(row, dict)] if isinstance(rows, list) else []
+    named = [row.get("path") for row in mappings(params.get("commandActions"))[:ACTIONS_MAX]]
     return tuple(ReadPath(path, root, cwd) for path in named if isinstance(path, str) and path)
 
 
-def answer(question: Question, decision: Literal["allow", "deny", "cancel"]) -> Json:
+def answer(question: Question, decision: Literal["allow", "deny"]) -> Json:
     """The answer in the agent's words."""
+    word = {"allow": "accept", "deny": "decline"}[decision]
     if question.method == SERVER:
-        words = {"allow": "accept", "deny": "decline", "cancel": "cancel"}
-        return {"action": words[decision], "content": {} if decision == "allow" else None}
-    return {"decision": {"allow": "accept", "deny": "decline", "cancel": "cancel"}[decision]}
+        return {"action": word, "content": {} if decision == "allow" else None}
+    return {"decision": word}
 
 
 def questions(params: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
     """Questions for a person: id, words, options."""
     made = []
-    for row in params.get("questions") or ():
-        if isinstance(row, dict):
-            labels = tuple(str(one.get("label")) for one in row.get("options") or () if isinstance(one, dict))
-            made.append((str(row.get("id")), str(row.get("question")), labels))
+    for row in mappings(params.get("questions")):
+        labels = tuple(str(one.get("label")) for one in mappings(row.get("options")))
+        made.append((str(row.get("id")), str(row.get("question")), labels))
     return made
 
 

@@ -17,7 +17,7 @@ import anyio.abc
 import msgspec
 
 from backplane.agents.codex import hook
-from backplane.agents.codex.client import Client
+from backplane.agents.events import mappings
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.protocol import LINE_BYTES_MAX, bounded, strict
@@ -38,6 +38,9 @@ PATH_BYTES_MAX: Final = 100
 """Of a socket's path: macOS takes 103, Linux 107."""
 
 Answer = Callable[[dict[str, Any]], Awaitable[Json]]
+"""Answers a question; None denies what was asked about."""
+Must = Callable[[str, Json], Awaitable[dict[str, Any]]]
+"""Asks the agent for something that has to be had."""
 
 
 def settings(*, after: bool) -> tuple[str, ...]:
@@ -59,43 +62,31 @@ def _toml(text: str) -> str:
     return msgspec.json.encode(text).decode()
 
 
-async def trust(client: Client, root: str) -> None:
+async def trust(must: Must, root: str) -> None:
     """Have the agent trust these hooks and no others. Raises BackendError: it would not ask us."""
-    rows = await _ours(client, root)
+    rows = await _ours(must, root)
     trusted = {str(row.get("key")): {"trusted_hash": row.get("currentHash")} for row in rows}
     edit = {"keyPath": "hooks.state", "value": trusted, "mergeStrategy": "upsert"}
-    await client.must("config/batchWrite", {"edits": [edit], "reloadUserConfig": True})
-    rows = await _ours(client, root)
+    await must("config/batchWrite", {"edits": [edit], "reloadUserConfig": True})
+    rows = await _ours(must, root)
     if not rows or any(row.get("trustStatus") != "trusted" for row in rows):
         raise BackendError("backend_unavailable", "the agent does not trust our hooks, so it would not ask us")
 
 
-async def _ours(client: Client, root: str) -> list[dict[str, Any]]:
-    found = (await client.must("hooks/list", {"cwds": [root]})).get("data")
-    rows = [row for each in found or () for row in each.get("hooks") or ()] if isinstance(found, list) else []
-    return [row for row in rows if row.get("source") == "sessionFlags"]
+async def _ours(must: Must, root: str) -> list[dict[str, Any]]:
+    found = mappings((await must("hooks/list", {"cwds": [root]})).get("data"))
+    return [row for each in found for row in mappings(each.get("hooks")) if row.get("source") == "sessionFlags"]
 
 
 class Hooked:
-    """The socket, and the questions that are open."""
+    """The socket that the agent's hooks ask at."""
 
     def __init__(self, path: str, answer: Answer) -> None:
         if len(os.fsencode(path)) > PATH_BYTES_MAX:
             fact = f"hooks need a socket, and {path[:200]!r} is too long for one"
             raise BackendError("backend_unavailable", fact, hint="set TMPDIR to a shorter path")
         self._path, self._answer = path, answer
-        self._open: set[anyio.CancelScope] = set()
         self._room = anyio.Semaphore(ASKED_MAX)
-
-    @property
-    def asking(self) -> bool:
-        """Whether a question is open."""
-        return bool(self._open)
-
-    def withdraw(self) -> None:
-        """Answer no open question any more: what was asked about is denied."""
-        for scope in self._open:
-            scope.cancel()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Take questions until cancelled."""
@@ -106,15 +97,10 @@ class Hooked:
     async def _take(self, line: anyio.abc.SocketStream) -> None:
         try:
             async with self._room, line:
-                with anyio.CancelScope() as scope:
-                    self._open.add(scope)
-                    try:
-                        said = await _read(line)
-                        answer = await self._answer(said) if said is not None else None
-                    finally:
-                        self._open.discard(scope)
-                    if answer is not None:
-                        await line.send(msgspec.json.encode(answer))
+                said = await _read(line)
+                answer = await self._answer(said) if said is not None else None
+                if answer is not None:
+                    await line.send(msgspec.json.encode(answer))
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             return  # Its asker is gone.
 

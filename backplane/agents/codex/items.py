@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from backplane.agents.command import plain_command
+from backplane.agents.events import mapping, mappings, relative
 from backplane.contract.canonical import Json
 
 
@@ -21,7 +21,7 @@ class Call(msgspec.Struct):
     """Of its item."""
 
 
-def called(item: Mapping[str, Any], root: str, patch_name: str | None = None) -> Call | None:
+def called(item: Mapping[str, Any], root: str) -> Call | None:
     """The tool call that an item is; None for an item that is none."""
     kind = str(item.get("type"))
     if kind == "commandExecution":
@@ -30,9 +30,9 @@ def called(item: Mapping[str, Any], root: str, patch_name: str | None = None) ->
             input["cwd"] = item["cwd"]
         return Call("bash", input, kind)
     if kind == "fileChange":
-        changes = [_change(change, root) for change in item.get("changes") or () if isinstance(change, dict)]
+        changes = [_change(change, root) for change in mappings(item.get("changes"))]
         kinds = operations({"changes": changes})
-        return Call(patch_name or (kinds[0] if len(kinds) == 1 else "apply_patch"), {"changes": changes}, kind)
+        return Call(kinds[0] if len(kinds) == 1 else "apply_patch", {"changes": changes}, kind)
     if kind == "mcpToolCall":
         return Call(f"mcp__{item.get('server')}__{item.get('tool')}", item.get("arguments"), kind)
     if kind == "webSearch":
@@ -46,8 +46,7 @@ def called(item: Mapping[str, Any], root: str, patch_name: str | None = None) ->
 
 def operations(patch: Json) -> list[str]:
     """What a patch does, as the contract's tools are called."""
-    changes = mapping(patch).get("changes")
-    kinds = [change["kind"] for change in changes if isinstance(change, dict)] if isinstance(changes, list) else []
+    kinds = [change["kind"] for change in mappings(mapping(patch).get("changes"))]
     return list(dict.fromkeys("write_file" if kind == "add" else "edit_file" for kind in kinds))
 
 
@@ -72,14 +71,6 @@ def changed_files(item: Mapping[str, Any], root: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def relative(path: str, root: str) -> str:
-    """A path below the root relative to it; any other as it is."""
-    if not path.startswith("/"):
-        return path
-    short = os.path.relpath(path, root)
-    return path if short == ".." or short.startswith("../") else short
-
-
 def result_of(call: Call, item: Mapping[str, Any], failed: bool) -> Json:
     if call.kind == "commandExecution":
         return str(item.get("aggregatedOutput") or "")
@@ -90,7 +81,3 @@ def result_of(call: Call, item: Mapping[str, Any], failed: bool) -> Json:
     if call.kind == "webSearch":
         return {"action": item.get("action"), "results": item.get("results")}
     return str(item.get("status") or "done")
-
-
-def mapping(value: Json) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -6,7 +6,6 @@ the agent tells more of it. What was decided at the hook holds at the approval a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import anyio
@@ -16,10 +15,9 @@ from backplane.agents.codex import answers, hooked
 from backplane.agents.codex.answers import Question
 from backplane.agents.codex.hold import held
 from backplane.agents.codex.items import Call, operations
-from backplane.agents.codex.story import Story
-from backplane.agents.session import command_of, record_denied
+from backplane.agents.codex.reader import EventReader
+from backplane.agents.session import AgentRun, command_of
 from backplane.contract.canonical import Json
-from backplane.host import HostRun
 from backplane.policy.rules import Decision
 
 OWN_NAMES: Final = {"commandExecution": "exec_command", "fileChange": "apply_patch"}
@@ -49,12 +47,10 @@ class Verdicts:
 
     Args:
         shows: results are to be seen before the model sees them.
-        change: waits for the agent to tell something.
     """
 
-    def __init__(self, run: HostRun, story: Story, *, shows: bool, change: Callable[[], Awaitable[None]]) -> None:
-        self._run, self._story, self._shows, self._change = run, story, shows, change
-        self._root = run.order.workspace.root
+    def __init__(self, session: AgentRun, reader: EventReader, *, shows: bool) -> None:
+        self._session, self._reader, self._shows = session, reader, shows
         self._decided: dict[str, Decided] = {}
 
     async def refusal(self, question: Question) -> str | None:
@@ -64,7 +60,7 @@ class Verdicts:
             return "what it says could not be held back for those who are to see it first"
         if decided is None:
             return (await self._may(question)).refused
-        refused = decided.refused or await self._forbidden(question)
+        refused = decided.refused or (await self._forbidden(question))
         if refused is not None or decided.input == question.call.input:
             return refused
         if decided.changed:
@@ -96,14 +92,14 @@ class Verdicts:
     async def _after(self, id: str, call: Call, output: Json) -> Json:
         """Let those look at a result who are to see it before the model does."""
         with anyio.move_on_after(TOLD_S_MAX):
-            while not self._story.unseen(id):
-                await self._change()
-        call, failed = self._story.unseen(id) or (call, False)
+            while not self._reader.unseen(id):
+                await self._session.change()
+        call, failed = self._reader.unseen(id) or (call, False)
         text = output if isinstance(output, str) else msgspec.json.encode(output).decode()
-        shown, is_error = await self._run.shown(call.name, call.input, text, is_error=failed)
+        shown, is_error = await self._session.run.shown(call.name, call.input, text, is_error=failed)
         changed = shown != text or is_error != failed
-        for event in self._story.seen(id, str(shown) if changed else None, is_error):
-            await self._run.emit(event)
+        for event in self._reader.seen(id, str(shown) if changed else None, is_error):
+            await self._session.run.emit(event)
         words = str(shown)
         return {"decision": "block", "reason": words if words.strip() else NOTHING} if changed else {}
 
@@ -119,7 +115,7 @@ class Verdicts:
         refused = await self._forbidden(question)
         if refused is not None:
             return Decided(call.name, call.input, False, refused)
-        verdict = await self._run.may(call.name, call.input, command=command_of(call.input), cwd=self._root)
+        verdict = await self._session.may(call.name, call.input, None)
         if verdict.decision == "modify":
             return Decided(call.name, verdict.input, True, _unchangeable(question, verdict.input))
         refused = verdict.reason or "denied" if verdict.decision == "deny" else None
@@ -129,20 +125,16 @@ class Verdicts:
         """The policy's no, put on record above."""
         if question.wider:
             return "the agent asks for more than this call, and that nobody grants"
-        denied = self._denied(question)
-        if denied is None:
-            return None
-        await record_denied(self._run, question.call.name, question.call.input)
-        return denied.reason
+        denied, call = self._denied(question), question.call
+        return None if denied is None else (await self._session.may(call.name, call.input, denied)).reason
 
     def _denied(self, question: Question) -> Decision | None:
         """The policy's no to a call by any of its names, or to a file that it names."""
-        call, policy = question.call, self._run.policy
+        call, policy, root = question.call, self._session.run.policy, self._session.root
         own = OWN_NAMES.get(call.kind, call.name)
         neutral = operations(call.input) if call.kind == "fileChange" else [call.name]
         decisions = [
-            policy.decide_tool_call(own, call.input, root=self._root, cwd=self._root, aliases={own: name})
-            for name in neutral
+            policy.decide_tool_call(own, call.input, root=root, cwd=root, aliases={own: name}) for name in neutral
         ]
         decisions += [policy.decide(read) for read in question.reads]
         return next((decision for decision in decisions if decision.allowed == "deny"), None)

@@ -1,0 +1,210 @@
+"""Codex's app-server: a thread, turns in it, words in a turn, questions, interrupts.
+
+Every command and patch is put to the control plane by its question; hooks of ours, where an order needs them, are
+questions, too. What its program is told beside that is its host's affair.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio.abc
+import msgspec
+
+from backplane.agents.codex import answers
+from backplane.agents.codex.hooked import Hooked, trust
+from backplane.agents.codex.opening import OFFER
+from backplane.agents.codex.reader import EventReader, TurnEnd
+from backplane.agents.codex.verdicts import Verdicts
+from backplane.agents.events import mapping
+from backplane.agents.failures import code_of
+from backplane.agents.session import WORDS_CHARS_MAX, AgentRun, Ending, failed, silent
+from backplane.contract.canonical import Json
+from backplane.errors import BackendError, ConfigError
+from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Fault, Notification, Request
+from backplane.upstream.cost import price_of
+
+if TYPE_CHECKING:
+    from backplane.agents.begin import Program
+    from backplane.process import Child
+
+ANSWER_S: Final = 60.0
+"""For an answer to a call: half a second is usual, a cold disk under load needs more."""
+WITHDRAWN: Final = Fault(0, "the question was withdrawn")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What this agent alone is asked."""
+
+    open: tuple[str, dict[str, Any]]
+    """The call that opens the thread."""
+    turn: dict[str, Any]
+    """Members of every turn."""
+    is_kept: bool
+    """Whether the conversation outlives the run."""
+    is_listed: bool
+    """Whether the model's list price holds: it is its vendor's own service."""
+    hooks: str | None = None
+    """Where the agent's hooks ask; None where it has none of ours."""
+    shows: bool = False
+    """Whether results are to be seen before the model sees them."""
+
+
+class Agent:
+    """The agent of one run."""
+
+    keeps_calls = True
+
+    def __init__(self, session: AgentRun, options: Options, child: Child, begun: Program) -> None:
+        self.session, self.options = session, options
+        self.reader = EventReader(session.run.now, session.root, shows=options.shows)
+        self.verdicts = Verdicts(session, self.reader, shows=options.shows)
+        self.pipe = session.pipe(child, self, said=begun.said)
+        self.hooked = Hooked(options.hooks, self._hook) if options.hooks is not None else None
+        self._model = ""
+
+    async def run(self) -> None:
+        await self.pipe.run()
+
+    async def hear(self, message: Notification) -> None:
+        # Trying again in vain is no sign of life.
+        is_sign = message.method != "error" or message.params.get("willRetry") is not True
+        await self.session.hear(message, is_sign=is_sign)
+
+    # Opening ----------------------------------------------------------------------------------------------------------
+
+    async def open(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Agree on the protocol, experimental parts included, and open the thread."""
+        if self.hooked is not None:
+            await tasks.start(self.hooked.run)
+        agent = await self._must("initialize", OFFER)
+        await self.pipe.notify("initialized", {})
+        if self.hooked is not None:
+            await trust(self._must, self.session.root)
+        method, params = self.options.open
+        said = await self._must(method, params)
+        thread = mapping(said.get("thread"))
+        if not isinstance(thread.get("id"), str):
+            raise BackendError("contract_schema_violation", f"the agent's answer to {method} names no thread")
+        self.reader.thread, self._model = thread["id"], str(said.get("model"))
+        self._set_price()
+        asked = self.session.spec.conversation
+        names = {"resumed": asked.resume, "forked": asked.fork}
+        body = {"id": thread["id"], "model": self._model, "version": thread.get("cliVersion")}
+        body |= {"kept": self.options.is_kept, **{name: id for name, id in names.items() if id}}
+        await self.session.run.carry("session", {**body, "agent": agent.get("userAgent")}, f"session {thread['id']}")
+
+    def _set_price(self) -> None:
+        spec = self.session.spec
+        self.reader.price = spec.price or (price_of(self._model) if self.options.is_listed else None)
+        if spec.budget_micros is not None and self.reader.price is None:
+            fact = f"max_budget_usd cannot be held: what {self._model!r} costs is not known"
+            raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
+
+    async def _must(self, method: str, params: Json) -> dict[str, Any]:
+        """Ask for something that has to be had. Raises BackendError."""
+        reply = await self.pipe.call(method, params, timeout_s=ANSWER_S)
+        if reply.fault is not None and reply.fault.gone:
+            raise BackendError("backend_crashed", f"the agent's program ended before it answered {method}")
+        if reply.fault is not None:
+            # Some refusals list every method there is.
+            words = reply.fault.message[:WORDS_CHARS_MAX]
+            raise BackendError("backend_unavailable", f"the agent refused {method}: {words}")
+        return mapping(reply.result)
+
+    # A turn -----------------------------------------------------------------------------------------------------------
+
+    async def say(self, words: Json) -> Ending:
+        ends, number = self.reader.ends, len(self.reader.ends)
+        params = {"threadId": self.reader.thread, "input": _text(words), **self.options.turn}
+        turn = mapping((await self._must("turn/start", params)).get("turn"))
+        if not isinstance(turn.get("id"), str):
+            raise BackendError("contract_schema_violation", "the agent's answer to turn/start names no turn")
+        while len(ends) == number:
+            if self.session.ended:
+                raise BackendError("backend_crashed", "the agent's program ended in the middle of its work")
+            await self.session.change()
+        return self._ended(ends[-1])
+
+    async def add(self, text: str) -> bool:
+        turn = self._turn()
+        params: Json = {"threadId": self.reader.thread, "expectedTurnId": turn, "input": _text(text)}
+        return turn is not None and (await self.pipe.call("turn/steer", params, timeout_s=ANSWER_S)).fault is None
+
+    async def stop(self) -> bool:
+        """End the turn and every command that goes on."""
+        turn, thread = self.reader.current, self.reader.thread
+        if turn:
+            await self.pipe.call("turn/interrupt", {"threadId": thread, "turnId": turn}, timeout_s=ANSWER_S)
+            await self.pipe.call("thread/backgroundTerminals/clean", {"threadId": thread}, timeout_s=ANSWER_S)
+        return bool(turn)
+
+    def _turn(self) -> str | None:
+        """The turn that goes on."""
+        current = self.reader.current
+        return None if not current or any(end.turn == current for end in self.reader.ends) else current
+
+    def _ended(self, end: TurnEnd) -> Ending:
+        reader = self.reader
+        if end.status == "failed":
+            return failure_of(end)
+        if end.status != "completed":
+            words = f"the turn ended as {end.status}: {end.message}"
+            return Ending(outcome="partial", words=words, stopped=end.status == "interrupted")
+        if not reader.spoke:
+            return silent(None if reader.acted else "backend_unavailable")
+        return Ending(text=reader.text)
+
+    # Its questions ----------------------------------------------------------------------------------------------------
+
+    async def answer(self, request: Request) -> Json | Fault:
+        return await self.session.attend(self._answer(request), WITHDRAWN)
+
+    async def _hook(self, said: dict[str, Any]) -> Json:
+        return await self.session.attend(self.verdicts.hook(said), None)
+
+    async def _answer(self, request: Request) -> Json | Fault:
+        if request.method == answers.PEOPLE:
+            return await self._people(request.params)
+        question = answers.read_question(request.method, request.params, self.reader.calls, self.session.root)
+        if question is None:
+            return Fault(METHOD_NOT_FOUND, f"this host answers no {request.method}")
+        refused = await self.verdicts.refusal(question)
+        if refused is None:
+            return answers.answer(question, "allow")
+        self.reader.hidden[question.id] = f"policy_denied: {refused}"
+        return answers.answer(question, "deny")
+
+    async def _people(self, params: dict[str, Any]) -> Json:
+        """Put the agent's questions to a person."""
+        given: dict[str, str] = {}
+        for id, words, options in answers.questions(params):
+            _, given[id] = await self.session.ask_person(words, options)
+        return answers.said(given)
+
+    def raw(self) -> dict[str, Json]:
+        return {"model": self._model, "session_id": self.reader.thread, "requests": self.reader.spent.requests}
+
+
+def failure_of(end: TurnEnd) -> Ending:
+    code = code_of(end.message, end.info, status=_status(end.info))
+    return failed(code, plain(end.message) or "the turn failed")
+
+
+def plain(words: str) -> str:
+    """The words in a service's own answer, which the agent may hand on as it came; any other text as it is."""
+    try:
+        said = mapping(msgspec.json.decode(words))
+    except (ValueError, RecursionError):
+        return words
+    told = mapping(said.get("error", said)).get("message")
+    return told if isinstance(told, str) and told else words
+
+
+def _status(info: Json) -> int | None:
+    status = mapping(next(iter(mapping(info).values()), None)).get("httpStatusCode")
+    return status if isinstance(status, int) and not isinstance(status, bool) else None
+
+
+def _text(words: Json) -> list[Json]:
+    return [{"type": "text", "text": words}]
