@@ -17,6 +17,7 @@ from backplane.agents.begin import Program, Started, early
 from backplane.agents.options import Claude as Options
 from backplane.agents.order import (
     Place,
+    RunSpec,
     found,
     own_settings,
     place_of,
@@ -33,7 +34,7 @@ from backplane.errors import ConfigError
 from backplane.host import EXTENSIONS, Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
-    from backplane.agents.claude.work import Turn
+    from backplane.agents.session import AgentRun
     from backplane.process import Child
 
 TOOLS: Final = {
@@ -172,13 +173,20 @@ async def drive(run: HostRun, options: Options) -> Done:
     """Have the agent's program run the order."""
     from backplane.agents import program
 
-    shape = shape_of(run)
+    spec = RunSpec(
+        prompt=prompt_of(run),
+        silence_s=options.silence_s,
+        conversation=read_conversation(run),
+        shape=shape_of(run),
+        again="Your answer does not satisfy the JSON Schema you were given:\n{fault}\nCorrect it.",
+    )
 
-    def speak(child: Child, begun: Program) -> Turn:
-        from backplane.agents.claude.work import Turn, Ways
+    def speak(child: Child, begun: Program) -> AgentRun:
+        from backplane.agents.claude import agent
+        from backplane.agents.session import AgentRun
 
-        ways = Ways(prompt_of(run), TOOLS, ALIASES, withheld(run), options.silence_s, shape)
-        return Turn(run, ways, child.stdin, child.stdout)
+        own = agent.Options(tools=TOOLS, aliases=ALIASES, withheld=withheld(run))
+        return AgentRun(run, spec, lambda session: agent.Agent(session, own, child))
 
     return await program.drive(run, functools.partial(start, options), speak)
 

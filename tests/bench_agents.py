@@ -25,7 +25,7 @@ import msgspec
 
 from backplane.agents.begin import Started
 from backplane.agents.claude import answers
-from backplane.agents.claude.work import HOOK_S
+from backplane.agents.claude.agent import HOOK_S
 from backplane.agents.order import place_of, prompt_of, read_options
 from backplane.agents.shipped import OPTIONS, agent_of
 from backplane.contract import envelope as wire

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from backplane.agents.acp.reader import MESSAGE_CHARS_MAX
 from backplane.agents.acp.reader import EventReader as AcpReader
-from backplane.agents.claude.story import Story as JsonStory
+from backplane.agents.claude.reader import EventReader as ClaudeReader
 from backplane.agents.codex.reader import EventReader as CodexReader
 from backplane.agents.options import Notice
 from backplane.cli.show import Look
@@ -64,11 +64,11 @@ Broken = tuple[str, str]
 
 
 def claude(broken: list[Broken], whole: str, streamed: bool) -> list[AgentEvent]:
-    story = JsonStory(lambda: NOW, "/w", {})
+    story = ClaudeReader(lambda: NOW, "/w", {})
     events: list[AgentEvent] = []
 
     def say(**event: Any) -> None:
-        events.extend(story.take({"type": "stream_event", "event": event}))
+        events.extend(story.read(Notification("stream_event", {"event": event})))
 
     def begin(id: str, text: str) -> None:
         say(type="message_start", message={"id": id})
@@ -78,7 +78,7 @@ def claude(broken: list[Broken], whole: str, streamed: bool) -> list[AgentEvent]
 
     def end(**more: Any) -> None:
         say(type="content_block_stop", index=0)
-        events.extend(story.take({"type": "stream_event", "event": {"type": "message_stop"}, **more}))
+        events.extend(story.read(Notification("stream_event", {"event": {"type": "message_stop"}, **more})))
 
     for number, (text, how) in enumerate(broken):
         begin(f"m{number}", text)
@@ -88,11 +88,12 @@ def claude(broken: list[Broken], whole: str, streamed: bool) -> list[AgentEvent]
             end()
         elif how == "retried":
             end(abandoned_blocks={"from_block_index": 0})
-            events += story.take({"type": "system", "subtype": "api_retry", "attempt": 1, "error_status": None})
+            retry = {"subtype": "api_retry", "attempt": 1, "error_status": None}
+            events += story.read(Notification("system", retry))
     if streamed:
         begin("last", whole)
     body = {"id": "last", "content": [{"type": "text", "text": whole}]}
-    events += story.take({"type": "assistant", "message": body, "parent_tool_use_id": None})
+    events += story.read(Notification("assistant", {"message": body, "parent_tool_use_id": None}))
     if streamed:
         end()
     return events

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -18,7 +18,7 @@ from backplane.host import Done, HostRun
 from backplane.process import Child, take_over
 
 if TYPE_CHECKING:
-    pass
+    from backplane.agents.session import AgentRun
 
 CANCEL_SHARE: Final = 0.5
 """Of the grace: for the agent to end its turn by itself; the rest is for the program."""
@@ -37,7 +37,7 @@ _CONTROLS: Final = re.compile(
 """A terminal's colours, titles and moves, and what else is no text."""
 
 
-async def drive(run: HostRun, start: Start, speak: Callable[[Child, Program], Any]) -> Done:
+async def drive(run: HostRun, start: Start, speak: Callable[[Child, Program], AgentRun]) -> Done:
     """Start the agent's program where it was not begun before, run the order, and leave nothing of either.
 
     Args:
@@ -50,10 +50,9 @@ async def drive(run: HostRun, start: Start, speak: Callable[[Child, Program], An
     try:
         async with take_over(begun.launched) as child:
             try:
-                turn = speak(child, begun)
-                run.on_cancel, run.on_input, run.on_interrupt = turn.cancel, turn.more, turn.interrupt
-                done: Done = await turn.go()
-                return done
+                session = speak(child, begun)
+                run.on_cancel, run.on_input, run.on_interrupt = session.cancel, session.more, session.interrupt
+                return await session.go()
             except BaseExceptionGroup as group:
                 if getattr(_first(group), "code", "") == "backend_crashed":
                     await child.wait(EXIT_S)  # Its output is closed a moment before it has ended.

@@ -20,7 +20,6 @@ import anyio
 import anyio.abc
 import msgspec
 
-from backplane.agents.order import AGAIN as AGAIN
 from backplane.agents.order import RunSpec
 from backplane.agents.program import CANCEL_SHARE
 from backplane.contract import approval
@@ -36,7 +35,6 @@ from backplane.upstream.cost import MICROS
 
 if TYPE_CHECKING:
     from backplane.process import Child
-    from backplane.tools.structured import Shape
     from backplane.upstream.cost import Spent
 
 TOOL_S_MAX: Final = 3600.0
@@ -437,71 +435,3 @@ def command_of(input: Json) -> str | None:
     """The command in a tool's input, where there is one."""
     command = input.get("command") if isinstance(input, dict) else None
     return command if isinstance(command, str) else None
-
-
-async def wind_up(run: HostRun, stop: Callable[[], Awaitable[None]] | None, over: anyio.Event) -> None:
-    """End a run in order: the agent first, and when it does not, its program.
-
-    Args:
-        stop: asks the agent to end its turn; None when there is none.
-        over: set when the run has ended.
-    """
-    with anyio.move_on_after(run.grace_s * CANCEL_SHARE):
-        if stop is not None:
-            await stop()
-            await over.wait()
-            return
-    run.scope.cancel()
-
-
-async def answered(
-    run: HostRun, shape: Shape | None, say: Callable[[str | None], Awaitable[str | None]]
-) -> tuple[Json, str | None]:
-    """Have the agent work, and its answer corrected where it has the wrong shape.
-
-    Args:
-        say: says the order, or what is wrong with the answer, and waits for the end of the turn; its text is the
-            answer, None where there is none that could be looked at.
-
-    Returns:
-        The value, and why it is not to be had after all repairs; without a shape neither.
-    """
-    fault: str | None = None
-    for repair in range(REPAIRS_MAX + 1):
-        if fault is not None:
-            await run.warn(f"the answer does not match the output schema, repair {repair}: {fault}")
-        text = await say(fault)
-        if shape is None or text is None:
-            return None, None
-        value, fault = shape.read(text)
-        if fault is None:
-            return value, None
-    return None, f"the answer still does not match the output schema after {REPAIRS_MAX} repairs: {fault}"
-
-
-def passed_through(run: HostRun, events: list[AgentEvent], message: Json, line: bytes, kind: str) -> list[AgentEvent]:
-    """The events with the agent's own message on the first; its text, too, where that cannot be had from the value."""
-    run.mode = "passthrough"
-    raw: dict[str, Any] = {"raw_message": message}
-    if msgspec.json.encode(message) != line.strip():
-        raw["raw_line"] = line.strip().decode("utf-8", "replace")
-    if not events:
-        first = carry("raw_message", message, ts=run.now(), message=f"a message of the kind {kind}")
-        return [msgspec.structs.replace(first, ext=raw)]
-    ext = events[0].ext if isinstance(events[0].ext, dict) else {}
-    return [msgspec.structs.replace(events[0], ext={**ext, **raw}), *events[1:]]
-
-
-async def record_denied(run: HostRun, name: str, input: Json) -> None:
-    """Ask above about a call that the policy forbids: only so it is on record there that it did not run."""
-    await run.pass_on(
-        {"kind": "tool", "name": name, "input": input, "cwd": run.order.workspace.root, "default": "deny"}
-    )
-
-
-async def person(run: HostRun, question: str, options: tuple[Any, ...]) -> tuple[bool, str]:
-    """Put a question of the agent to a person: whether there was an answer, and what the agent is told."""
-    verdict = await run.ask_user(question, options=options)
-    if verdict.decision == "deny" and not verdict.text:
-        return False, f"no answer: {verdict.reason or 'nobody is there'}; decide by yourself"
-    return True, verdict.text or verdict.decision

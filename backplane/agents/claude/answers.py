@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane.agents.events import mapping
 from backplane.contract.canonical import Json
 
 BEFORE: Final = "before"
@@ -85,7 +86,7 @@ def _hook(when: str, body: dict[str, Json]) -> Json:
 
 _PLACES: Final[dict[str, Callable[[dict[str, Any], str], Json]]] = {
     "Bash": lambda output, text: {**output, "stdout": text, "stderr": ""},
-    "Read": lambda output, text: {**output, "type": "text", "file": {**_dict(output.get("file")), "content": text}},
+    "Read": lambda output, text: {**output, "type": "text", "file": {**mapping(output.get("file")), "content": text}},
     "Grep": lambda output, text: {**output, "mode": "content", "content": text, "filenames": [], "numFiles": 0},
     "Glob": lambda output, text: {**output, "filenames": [text], "numFiles": 1},
 }
@@ -99,7 +100,7 @@ def text_of(question: Question) -> str:
         return output
     if not isinstance(output, dict):
         return msgspec.json.encode(output).decode()
-    inner = _dict(output.get("file"))
+    inner = mapping(output.get("file"))
     for value in (output.get("stdout"), inner.get("content"), output.get("content")):
         if isinstance(value, str):
             errors = output.get("stderr")
@@ -115,7 +116,3 @@ def with_text(question: Question, text: str) -> Json:
         return text
     place = _PLACES.get(question.tool)
     return place(question.output, text) if place is not None and isinstance(question.output, dict) else None
-
-
-def _dict(value: Json) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -1,0 +1,247 @@
+"""Claude Code over its JSON lines: words of the user, questions before and after its tools, interrupts.
+
+A program's options say what it may do; here is what is said while it runs. Words during a turn are taken into it, or
+into another one after it: the turn is over when no words wait, no sub-agent works and the agent is idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.abc
+import msgspec
+
+from backplane.agents.claude import answers
+from backplane.agents.claude.answers import Question
+from backplane.agents.claude.peer import WITHDRAWAL, ControlPeer
+from backplane.agents.claude.reader import EventReader, Result
+from backplane.agents.events import mapping, mappings
+from backplane.agents.failures import code_of
+from backplane.agents.order import shows_results
+from backplane.agents.session import AgentRun, Ending, failed, limited, silent
+from backplane.contract.canonical import Json
+from backplane.errors import BackendError
+from backplane.policy.rules import Decision
+from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Fault, Notification, Request
+
+if TYPE_CHECKING:
+    from backplane.process import Child
+
+ANSWER_S: Final = 60.0
+"""For an answer to a control request: a third of a second is usual, a cold disk under load needs more."""
+SETTLE_S: Final = 1.0
+"""After a result, for the word that the agent is idle; a version that does not say it is believed then."""
+HOOK_S: Final = 3600
+"""For the answer to a question before a tool; a person may take long, and the control plane has its own clock."""
+UNANSWERED: Final = Fault(0, "the question was withdrawn", gone=True)
+LIMITS: Final = {"max_turns": "max_turns", "budget_exhausted": "budget"}
+"""The agent's word for why it ended → the contract's limit."""
+LOGIN: Final = (
+    "export its key (`backplane backends` names the variable), or use your own login with options = {own_state = true}"
+)
+"""What helps against a missing login: the agent names a command of its own window, which nobody has here."""
+KEPT: Final = (
+    "subtype", "terminal_reason", "api_error_status", "stop_reason", "num_turns", "session_id", "usage",
+    "model_usage_since_last_result", "permission_denials", "total_cost_usd",
+)  # fmt: skip
+"""Of the last result, kept in the receipt as it came; sums there may go over several runs."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What this agent alone is asked."""
+
+    tools: Mapping[str, str]
+    """The agent's names of tools → the contract's."""
+    aliases: Mapping[str, str]
+    """The same, and names that a rule may mean, too."""
+    withheld: frozenset[str]
+    """Tools that the policy took from it."""
+
+
+class Agent:
+    """The agent of one run."""
+
+    keeps_calls = False  # What it answers at its start names the user's account.
+
+    def __init__(self, session: AgentRun, options: Options, child: Child) -> None:
+        self.session, self.options = session, options
+        self.reader = EventReader(session.run.now, session.root, options.tools)
+        self.pipe = session.pipe(child, self, peer=ControlPeer())
+        self._recorded: set[str] = set()
+        """Calls that the policy denies and that are on record above, by id."""
+        self._allowed: set[str] = set()
+        self._withheld: str | None = None
+        """Why the model may get nothing more."""
+
+    async def run(self) -> None:
+        await self.pipe.run()
+
+    async def hear(self, message: Notification) -> None:
+        if message.method == WITHDRAWAL:
+            self.pipe.drop(str(message.params.get("request_id")))
+            return
+        await self.session.hear(message)
+        if message.method == "assistant":
+            await self._record_denied()
+
+    async def _record_denied(self) -> None:
+        """What the policy denies asks nobody, and may be denied by the agent's own settings: so it is said above."""
+        for id, call in list(self.reader.calls.items()):
+            if id in self._recorded:
+                continue
+            if call.name in self.options.withheld or self._denied(call.name, call.input) is not None:
+                self._recorded.add(id)
+                await self.session.record_denied(self.reader.name(call.name), call.input)
+
+    def _denied(self, tool: str, input: Json) -> Decision | None:
+        root, policy = self.session.root, self.session.run.policy
+        decision = policy.decide_tool_call(tool, input, root=root, cwd=root, aliases=self.options.aliases)
+        return decision if decision.allowed == "deny" else None
+
+    # Opening ----------------------------------------------------------------------------------------------------------
+
+    async def open(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Ask to be asked before the agent hears a word, so that no tool runs unasked; its answer may come later."""
+        written = anyio.Event()
+        tasks.start_soon(self._greet, written)
+        await written.wait()
+
+    async def _greet(self, written: anyio.Event) -> None:
+        hooks = answers.wanted(results=shows_results(self.session.run), answer_s=HOOK_S)
+        reply = await self.pipe.call("initialize", {"hooks": hooks}, timeout_s=ANSWER_S, written=written)
+        if reply.fault is not None and reply.fault.gone:
+            raise BackendError("backend_crashed", "the agent's program ended before it was told anything")
+        if reply.fault is not None:
+            raise BackendError("backend_unavailable", f"the agent refused to be asked: {reply.fault.message}")
+
+    # A turn -----------------------------------------------------------------------------------------------------------
+
+    async def say(self, words: Json) -> Ending:
+        number, self.reader.idle = len(self.reader.results), False
+        await self.add(words)
+        result = await self._result(number)
+        if result is None:
+            raise BackendError("backend_crashed", "the agent's program ended in the middle of its work")
+        return msgspec.structs.replace(await self._ended(result), stopped=result.is_error)
+
+    async def add(self, text: Json) -> bool:
+        message = {"role": "user", "content": text}
+        await self.pipe.notify("user", {"session_id": "", "message": message, "parent_tool_use_id": None})
+        return True
+
+    async def stop(self) -> bool:
+        await self.pipe.call("interrupt", {}, timeout_s=ANSWER_S)
+        return True
+
+    async def _result(self, number: int) -> Result | None:
+        """Wait for the result after `number` others, and for the agent to be idle; None when its program ended."""
+        reader, late = self.reader, False
+        while not self.session.ended and not reader.refused:
+            ready = len(reader.results) > number and not reader.tasks and not reader.results[-1].queued
+            if ready and (reader.idle or late):
+                break
+            with anyio.move_on_after(SETTLE_S if ready else None) as waited:
+                await self.session.change()
+            late = ready and waited.cancelled_caught
+        return reader.results[-1] if len(reader.results) > number else None
+
+    async def _ended(self, result: Result) -> Ending:
+        if self._withheld is not None:
+            return failed("policy_denied", self._withheld)
+        if result.reason in LIMITS:
+            return await self._limited(result)
+        if result.is_error or result.subtype != "success" or result.reason == "hook_stopped":
+            words = result.text or result.subtype
+            code = code_of(result.text, result.reason, self.reader.error, status=result.status)
+            return failed(code, f"{words}; {LOGIN}" if "/login" in words else words)
+        if result.raw.get("stop_reason") == "refusal":
+            return failed("backend_content_filtered", "the model refused to go on")
+        if not result.text and result.structured is None:
+            return silent(None if self.reader.acted else "backend_unavailable")
+        # A model that answers in words is taken at these.
+        return Ending(text=_encoded(result.structured) if result.structured is not None else result.text)
+
+    async def _limited(self, result: Result) -> Ending:
+        if LIMITS[result.reason] == "budget":
+            # A dollar more than there may be: that is how a control plane learns which limit it was.
+            cost = {"estimated_cost_usd": result.raw.get("total_cost_usd")}
+            await self.session.run.carry("usage", cost, result.text)
+        return limited(LIMITS[result.reason], result.text or result.reason)
+
+    # Its questions ----------------------------------------------------------------------------------------------------
+
+    async def answer(self, request: Request) -> Json | Fault:
+        return await self.session.attend(self._answer(request), UNANSWERED)
+
+    async def _answer(self, request: Request) -> Json | Fault:
+        question = answers.read_question(request.params)
+        if question is None:
+            return Fault(METHOD_NOT_FOUND, f"this host answers no {request.method}")
+        call = self.reader.calls.get(question.id)
+        if call is not None and call.name != question.tool:
+            # A tool may be asked about by a newer name than the one that its model called it by.
+            question = msgspec.structs.replace(question, tool=call.name)
+        if question.when in (answers.AFTER, answers.FAILED):
+            return await self._show(question)
+        if question.tool == "StructuredOutput" or (question.when == "permission" and question.id in self._allowed):
+            return await self._people(question) if question.tool == "AskUserQuestion" else answers.allow(question)
+        return await self._may(question)
+
+    async def _may(self, question: Question) -> Json:
+        denied = self._denied(question.tool, question.input)
+        if denied is not None:  # On record already, when its model called it.
+            return answers.deny(question, f"policy_denied: {denied.reason}")
+        verdict = await self.session.may(self.reader.name(question.tool), question.input, None)
+        input = question.input if verdict.input is msgspec.UNSET else verdict.input
+        denied = self._denied(question.tool, input)
+        if verdict.decision == "deny" or denied is not None:
+            reason = verdict.reason if verdict.decision == "deny" or denied is None else denied.reason
+            return answers.deny(question, f"policy_denied: {reason}")
+        self._allowed.add(question.id)
+        if verdict.decision == "modify":
+            self.reader.given[question.id] = input
+        if question.when == "permission" and question.tool == "AskUserQuestion":
+            return await self._people(question)
+        return answers.allow(question, input if verdict.decision == "modify" else None)
+
+    async def _show(self, question: Question) -> Json:
+        """Let hooks look at a result before the model does."""
+        text, is_failed = answers.text_of(question), question.when == answers.FAILED
+        name = self.reader.name(question.tool)
+        shown, is_error = await self.session.run.shown(name, question.input, text, is_error=is_failed)
+        if shown == text and is_error == is_failed:
+            return {}
+        changed = answers.with_text(question, str(shown))
+        if is_error or changed is None:
+            self.reader.hidden[question.id] = str(shown)
+        if changed is not None:
+            return answers.show(question, changed)
+        self._withheld = f"the result of {question.tool} cannot be changed, and was not to be seen as it is"
+        if is_failed:  # After a tool that failed the word to stop is not heard.
+            await self.stop()
+        return answers.stop(self._withheld)
+
+    async def _people(self, question: Question) -> Json:
+        """Put the agent's questions to a person."""
+        said: dict[str, str] = {}
+        for row in mappings(mapping(question.input).get("questions")):
+            words = str(row.get("question"))
+            options = tuple(one.get("label") for one in mappings(row.get("options")))
+            is_answered, text = await self.session.ask_person(words, options)
+            if not is_answered:
+                return answers.deny(question, text)
+            said[words] = text
+        return answers.allow(question, {**mapping(question.input), "answers": said})
+
+    def raw(self) -> dict[str, Json]:
+        result = self.reader.results[-1] if self.reader.results else None
+        raw: dict[str, Json] = {name: result.raw[name] for name in KEPT if name in result.raw} if result else {}
+        if result is not None and result.structured is not None:
+            raw["structured_output"] = result.structured
+        return raw
+
+
+def _encoded(value: Json) -> str:
+    return msgspec.json.encode(value).decode()
