@@ -60,10 +60,13 @@ ROOMS = {
     # the far side: the kit of a host, and what hosts drive
     "host": f"{SHAPES} policy process protocol",
     "tools": f"{SHAPES} ir policy process protocol upstream.decompress",
-    "agents": f"{SHAPES} agents.options agents.shipped host ir policy process protocol tools upstream.cost",
+    "agents": (
+        f"{SHAPES} agents.options agents.shipped config host ir policy process protocol tools upstream upstream.cost "
+        "upstream.presets"
+    ),
     "hosts": (
-        f"{SHAPES} agents agents.options agents.shipped config contract.light dialects host ir policy process tools "
-        "upstream upstream.cost upstream.presets"
+        f"{SHAPES} agents agents.options agents.shipped config contract.light host policy process tools "
+        "upstream.presets"
     ),
     # the front doors
     "serve": f"{SHAPES} api config host policy process protocol receipts receipts.build runtime schemas workspace",

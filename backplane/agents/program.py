@@ -54,7 +54,7 @@ async def drive(run: HostRun, start: Start, speak: Callable[[Child, Program], Ag
                 run.on_cancel, run.on_input, run.on_interrupt = session.cancel, session.more, session.interrupt
                 return await session.go()
             except BaseExceptionGroup as group:
-                if getattr(_first(group), "code", "") == "backend_crashed":
+                if getattr(first_of(group), "code", "") == "backend_crashed":
                     await child.wait(EXIT_S)  # Its output is closed a moment before it has ended.
                 raise with_words(group, child) from group
             finally:
@@ -80,7 +80,8 @@ async def _remove(state: str) -> None:
         await anyio.to_thread.run_sync(lambda: shutil.rmtree(state, ignore_errors=True))
 
 
-def _first(error: BaseException) -> BaseException:
+def first_of(error: BaseException) -> BaseException:
+    """Return the failure that a group was made for."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -88,7 +89,7 @@ def _first(error: BaseException) -> BaseException:
 
 def with_words(group: BaseExceptionGroup[BaseException], child: Child) -> BaseException:
     """The first failure, with the agent's exit and last words where they can be its cause."""
-    error = _first(group)
+    error = first_of(group)
     if not isinstance(error, BackplaneError):
         return group
     if error.code not in OF_PROGRAM:

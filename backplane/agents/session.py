@@ -26,6 +26,7 @@ from backplane.contract import approval
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, carry
 from backplane.contract.receipt import Usage
+from backplane.errors import ContractError
 from backplane.host import Done, HostRun
 from backplane.policy.rules import Decision
 from backplane.process.jsonrpc import Pipe
@@ -110,6 +111,8 @@ class Agent(Protocol):
 
     keeps_calls: bool
     """Whether passthrough keeps its calls and answers, too."""
+    is_ours: bool
+    """Whether there is no vendor's program: then an answer of the wrong shape is an error of the run itself."""
 
     @property
     def reader(self) -> EventReader: ...
@@ -303,7 +306,7 @@ class AgentRun:
         words, shape = self.spec.prompt, self.spec.shape
         for repair in range(REPAIRS_MAX + 1):
             ending = await self._say(words)
-            if shape is None or ending.outcome != "complete" or ending.text is None or self.cancelled:
+            if shape is None or ending.text is None or self.cancelled:
                 return ending
             value, fault = shape.read(ending.text)
             if fault is None:
@@ -312,8 +315,10 @@ class AgentRun:
             if repair < REPAIRS_MAX:
                 await self.run.warn(f"the answer does not match the output schema, repair {repair + 1}: {fault}")
                 words = self.spec.again.format(fault=fault)
-        words = f"the answer still does not match the output schema after {REPAIRS_MAX} repairs: {fault}"
-        return failed("validation_failed", words)
+        fact = f"the answer still does not match the output schema after {REPAIRS_MAX} repairs: {fault}"
+        if self.agent.is_ours:
+            raise ContractError("validation_failed", fact, hint="loosen the schema or take another model")
+        return failed("validation_failed", fact)
 
     async def _say(self, words: Json) -> Ending:
         """Have a turn, and one for each word of the user that had to wait for its end."""
@@ -373,7 +378,7 @@ class AgentRun:
         if words:
             await self.run.error(words, ending.code)
         raw = self.agent.raw()
-        if self._structured and ending.outcome == "complete":
+        if self._structured:
             raw["structured_output"] = self._structured[0]
         if ending.outcome == "failed":
             raw["error"] = words

@@ -62,7 +62,7 @@ class Session(msgspec.Struct, frozen=True):
 class Agent:
     """The agent of one run."""
 
-    keeps_calls = True
+    keeps_calls, is_ours = True, False
 
     def __init__(self, session: AgentRun, profile: Profile, place: Place, child: Child) -> None:
         self.session, self.profile, self.place = session, profile, place
@@ -225,7 +225,7 @@ class Agent:
         if reason == "end_turn" and not reader.closed_with_words:
             hidden = None if reader.denied else reader.notices.silent
             return silent(hidden if reader.ever_acted else "backend_unavailable")
-        return Ending(outcome="complete" if reason == "end_turn" else "partial", text=reader.last_words)
+        return Ending(text=reader.last_words) if reason == "end_turn" else Ending(outcome="partial")
 
     def _count(self, usage: Usage | None) -> None:
         if self.profile.usage != "chunks":

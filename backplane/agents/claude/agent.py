@@ -63,7 +63,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class Agent:
     """The agent of one run."""
 
-    keeps_calls = False  # What it answers at its start names the user's account.
+    keeps_calls = is_ours = False  # What it answers at its start names the user's account.
 
     def __init__(self, session: AgentRun, options: Options, child: Child) -> None:
         self.session, self.options = session, options

@@ -53,7 +53,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class Agent:
     """The agent of one run."""
 
-    keeps_calls = True
+    keeps_calls, is_ours = True, False
 
     def __init__(self, session: AgentRun, options: Options, child: Child, begun: Program) -> None:
         self.session, self.options = session, options

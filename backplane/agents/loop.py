@@ -1,0 +1,370 @@
+"""Our own agent: asks the model of an API, runs the tools that it calls, and asks again until it is done.
+
+The tools are `backplane.tools`, under the policy through the kit's question; the model is reached by
+`upstream.completion`. What an order says beside the contract's own fields stands under `config.vendor.api`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import anyio.abc
+import msgspec
+
+from backplane.agents.order import RunSpec, budget_of, price_from, server_rows, shape_of
+from backplane.agents.program import first_of
+from backplane.agents.session import AgentRun, Ending, command_of, limited
+from backplane.config import child_environment
+from backplane.contract import receipt
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent
+from backplane.errors import BackendError, ConfigError
+from backplane.host import Done, HostRun
+from backplane.ir import Conversation, Message, Text, ToolResult, ToolUse, Usage
+from backplane.protocol.jsonrpc import Notification, Request
+from backplane.tools import SPECS, Result, Toolbox
+from backplane.tools.keys import without
+from backplane.tools.mcp import Servers, open_servers
+from backplane.tools.places import Refused
+from backplane.upstream.client import Upstream
+from backplane.upstream.completion import Model, Turn
+from backplane.upstream.cost import Spent, price_of
+from backplane.upstream.endpoint import Endpoint
+from backplane.upstream.presets import VARIABLE, Service
+
+TURNS_MAX: Final = 250
+"""Turns where the order names no limit; long tasks take fifty, and a loop has to end."""
+
+CALLS_MAX: Final = 64
+"""Calls of one turn that are run; models make a dozen, and the others are answered as too many."""
+
+CONTEXT_CHARS_MAX: Final = 64 * 1024
+"""Of one context file that is shown at once; the model reads on by itself."""
+
+CONTEXT_FILES_MAX: Final = 50
+"""Context files shown; further ones are named."""
+
+PARAMETERS: Final = (
+    "max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "frequency_penalty", "presence_penalty",
+    "reasoning_effort", "reasoning_budget", "reasoning_shown", "verbosity", "service_tier",
+)  # fmt: skip
+"""What `config.vendor.api` may set, beside `system`; the others belong to the loop."""
+
+MARKED: Final = frozenset({"claude"})
+"""Dialects whose services keep a prompt only up to a mark; the others do so by themselves, or not at all."""
+
+SYSTEM: Final = (
+    "You do software work in a folder, the workspace, with the tools you are given. Paths are relative to its root. "
+    "Look before you change something, change only what the task needs, and check your work by running what the "
+    "workspace offers for that. Calls that do not depend on each other can be made at once. A call that is refused "
+    "stays refused: find another way or say what is in the way. When you are done, say shortly what you did."
+)
+
+
+# What a run is asked --------------------------------------------------------------------------------------------------
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What the order says, checked before anything is asked."""
+
+    model: str
+    parameters: dict[str, Any]
+    system: str
+    spec: RunSpec
+
+
+def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
+    """Read the order.
+
+    Raises:
+        ConfigError: `config_invalid`, there is no model, a parameter is none, or a budget cannot be held.
+    """
+    config = run.order.config
+    model = config.model or service.model
+    if not model:
+        raise ConfigError("config_invalid", "no model is named", hint='--model NAME, or options = {model = "…"}')
+    own = config.vendor.get("api", {})
+    allowed = {*PARAMETERS, "system"}
+    if not isinstance(own, dict) or not set(own) <= allowed:
+        unknown = sorted(set(own) - allowed) if isinstance(own, dict) else ["api"]
+        raise ConfigError("config_invalid", f"config.vendor.api: {unknown[0]!r}", hint=", ".join(sorted(allowed)))
+    price, budget = price_from(service.prices) or (price_of(model) if service.listed else None), budget_of(run)
+    if budget is not None and price is None:
+        fact = f"max_budget_usd cannot be held: what {model!r} costs here is not known"
+        raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
+    shape = shape_of(run)
+    words = (SYSTEM, own.get("system"), shape.request() if shape is not None else None)
+    parameters = {name: value for name, value in own.items() if name != "system"}
+    if service.max_output_tokens is not None:
+        parameters = {"max_tokens": service.max_output_tokens, **parameters}
+    return Task(
+        model=model,
+        parameters=parameters,
+        system="\n\n".join(str(part) for part in words if part),
+        spec=RunSpec(
+            prompt=prompt_of(run, toolbox),
+            shape=shape,
+            price=price,
+            budget_micros=budget,
+            turns_max=TURNS_MAX if config.max_turns is None else config.max_turns,
+        ),
+    )
+
+
+def prompt_of(run: HostRun, toolbox: Toolbox) -> str:
+    """The order's task, snippets and files."""
+    context = run.order.context
+    blocks = [run.order.task, *(f"{snippet.name}:\n{snippet.content}" for snippet in context.snippets)]
+    blocks += [_shown(toolbox, path) for path in context.files[:CONTEXT_FILES_MAX]]
+    if len(context.files) > CONTEXT_FILES_MAX:
+        blocks.append("Also to look at: " + ", ".join(context.files[CONTEXT_FILES_MAX:]))
+    return "\n\n".join(blocks)
+
+
+def _shown(toolbox: Toolbox, path: str) -> str:
+    try:
+        text = toolbox.tree.read(path).decode()
+    except (Refused, UnicodeDecodeError) as error:
+        return f"{path}: not shown ({error if isinstance(error, Refused) else 'no text'})"
+    cut = "" if len(text) <= CONTEXT_CHARS_MAX else f"\n[cut; the file has {len(text)} characters]"
+    return f"{path}:\n{text[:CONTEXT_CHARS_MAX]}{cut}"
+
+
+# The loop -------------------------------------------------------------------------------------------------------------
+
+
+class Agent:
+    """The agent of one run; what it tells it emits itself, so it is its own reader."""
+
+    keeps_calls = goes_on = at_work = False
+    is_ours = True
+
+    def __init__(self, session: AgentRun, task: Task, model: Model, toolbox: Toolbox, servers: Servers) -> None:
+        self.session, self.reader = session, self
+        self.model, self.toolbox, self.servers, self.task = model, toolbox, servers, task
+        self.spent = Spent()
+        self._run = session.run
+        self._conversation = Conversation(
+            dialect=model.dialect, model=task.model, tools=(*SPECS, *servers.specs), options=task.parameters,
+            messages=(Message(role="system", parts=(Text(text=task.system),), flat=True),),
+        )  # fmt: skip
+        self._reported: dict[str, Any] = {}
+        self._named: str | None = None
+        """The model as the service calls it."""
+
+    async def run(self) -> None:
+        """Say nothing unasked."""
+
+    async def open(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Wait for the first turn: the service keeps no conversation."""
+
+    async def say(self, words: Json) -> Ending:
+        """Ask the model, and run what it calls, until it has answered or a limit is reached."""
+        self._add(Message(role="user", parts=(Text(text=str(words)),), flat=True))
+        turns_max = self.session.spec.turns_max or 0
+        while self.spent.requests < turns_max:
+            turn = await self.model.ask(_marked(self._conversation), self._hear, now=self._run.now)
+            await self._count(turn)
+            self._add(turn.message)
+            if turn.text:
+                await self._run.message(turn.text)
+            self.goes_on = bool(turn.calls)
+            limit = self.session.limit()
+            if limit is not None:
+                await self._answers(turn.calls, f"not run: {limit.words}")
+                return limit
+            if turn.calls:
+                self._add(Message(role="tool", parts=tuple(await self._answers(turn.calls))))
+            elif turn.stop != "pause":
+                return self._ended(turn)
+        return limited("max_turns", f"the limit of {turns_max} turns")
+
+    async def add(self, text: str) -> bool:
+        return False
+
+    async def stop(self) -> bool:
+        return False
+
+    async def answer(self, request: Request) -> Json:
+        raise NotImplementedError
+
+    def read(self, message: Notification) -> list[AgentEvent]:
+        return []
+
+    def close(self) -> list[AgentEvent]:
+        return []
+
+    def _add(self, message: Message) -> None:
+        messages = (*self._conversation.messages, message)
+        self._conversation = msgspec.structs.replace(self._conversation, messages=messages)
+
+    def _ended(self, turn: Turn) -> Ending:
+        if turn.stop in ("refusal", "content_filter"):
+            fact = f"the model's service withheld the answer ({turn.stop_raw or turn.stop})"
+            raise BackendError("backend_content_filtered", fact, hint="say the task in other words")
+        if turn.stop == "max_tokens":
+            words = "the answer was cut at the limit of its length (max_tokens)"
+        else:
+            words = "" if turn.text else "the model ended without an answer"
+        return Ending(outcome="partial" if words else "complete", words=words, text=turn.text)
+
+    async def _hear(self, event: AgentEvent) -> None:
+        """Pass on what a turn says; counters become those of the whole run."""
+        body = event.ext.get("usage") if isinstance(event.ext, dict) else None
+        if isinstance(body, dict):
+            await self._report(self.spent.plus(_usage(body), self.task.spec.price))
+        else:
+            await self._run.emit(event)
+
+    async def _count(self, turn: Turn) -> None:
+        self.spent = self.spent.plus(turn.usage, self.task.spec.price)
+        self._named = turn.model or self._named
+        await self._report(self.spent)
+
+    async def _report(self, spent: Spent) -> None:
+        counters = msgspec.to_builtins(spent.usage())
+        known = {name: value for name, value in counters.items() if value is not None}
+        if known != self._reported:
+            self._reported = known
+            await self._run.carry("usage", known, f"{spent.input or 0} tokens in, {spent.output or 0} out so far")
+
+    def used(self) -> receipt.Usage:
+        return self.spent.usage()
+
+    def raw(self) -> dict[str, Json]:
+        price, turns = self.task.spec.price, self.spent.requests
+        raw = {"model": self._named or self.task.model, "protocol": self.model.protocol, "turns": turns}
+        if price is not None:
+            cost = {"usd_micros": self.spent.micros, "source": price.source, "read_on": price.read_on or None}
+            raw["cost"] = cost
+        return raw
+
+    # Tools ------------------------------------------------------------------------------------------------------------
+
+    async def _answers(self, calls: tuple[ToolUse, ...], refused: str | None = None) -> list[ToolResult]:
+        """Every call has its answer, in the order of the calls."""
+        answers = []
+        for number, call in enumerate(calls):
+            why = refused or (f"not run: more than {CALLS_MAX} calls at once" if number >= CALLS_MAX else None)
+            answers.append(await self._answer(call, why))
+        return answers
+
+    async def _answer(self, call: ToolUse, refused: str | None) -> ToolResult:
+        result = Result(refused, is_error=True) if refused is not None else await self._call(call)
+        await self._run.tool_result(call.name, result.text, is_error=result.is_error, id=call.id)
+        return ToolResult(id=call.id, content=(Text(text=result.text),), is_error=result.is_error, flat=True)
+
+    async def _call(self, call: ToolUse) -> Result:
+        name, input, root = call.name, call.input, self.toolbox.tree.root
+        command = command_of(input) if name == "bash" else None
+        verdict = await self._run.may(name, input, command=command, cwd=root)
+        if verdict.decision == "deny":
+            return Result(f"policy_denied: {verdict.reason}", is_error=True)
+        if verdict.decision == "modify" and verdict.input is not msgspec.UNSET:
+            input = verdict.input
+            denied = self._denied(name, input)
+            if denied is not None:
+                return denied
+        result = await (self.servers.call(name, input) if name in self.servers else self.toolbox.run(name, input))
+        if result.ran is not None:
+            await self._run.command_executed(result.ran.command, result.ran.exit_code, result.ran.output)
+        for change in result.changes:
+            await self._run.file_changed(change.path, change.summary)
+        return await self._seen(name, input, result)
+
+    def _denied(self, name: str, input: Any) -> Result | None:
+        root = self.toolbox.tree.root
+        decision = self._run.policy.decide_tool_call(name, input, root=root, cwd=root)
+        return Result(f"policy_denied: {decision.reason}", is_error=True) if decision.allowed == "deny" else None
+
+    async def _seen(self, name: str, input: Any, result: Result) -> Result:
+        """Let hooks look at a result before the model does."""
+        text, is_error = await self._run.shown(name, input, result.text, is_error=result.is_error)
+        return msgspec.structs.replace(result, text=str(text), is_error=is_error)
+
+
+def _marked(conversation: Conversation) -> Conversation:
+    """Let a service that keeps only what it is told to keep all that was said so far: the next turn repeats it."""
+    if conversation.dialect not in MARKED:
+        return conversation
+    first, *between, last = conversation.messages
+    # What an answer ends in may take no mark; one that was paused is only gone on with.
+    end = last if last.role == "assistant" else _kept(last)
+    return msgspec.structs.replace(conversation, messages=(_kept(first), *between, end))
+
+
+def _kept(message: Message) -> Message:
+    *parts, last = message.parts
+    return msgspec.structs.replace(message, parts=(*parts, msgspec.structs.replace(last, cache={})))
+
+
+def _usage(body: Mapping[str, Any]) -> Usage:
+    return Usage(
+        input=body.get("input_tokens"),
+        output=body.get("output_tokens"),
+        cache_read=body.get("cache_read_tokens"),
+        cache_write=body.get("cache_write_tokens"),
+    )
+
+
+# The run --------------------------------------------------------------------------------------------------------------
+
+
+async def drive(run: HostRun, service: Service, keys: Mapping[str, str]) -> Done:
+    """Have a model of this service do the order.
+
+    Args:
+        keys: values of the variables that the service's options name.
+    """
+    root, env = run.order.workspace.root, without(child_environment({}, run.order.config.env, os.environ), keys)
+    toolbox = Toolbox(
+        root,
+        run.policy,
+        env=env,
+        hear=lambda text: _heard(run, text),
+        ask_user=lambda question, options: _asked(session, question, options),
+        grace_s=lambda: run.grace_s,
+    )
+    task = read_task(run, service, toolbox)
+    async with (
+        _connected(service, keys) as model,
+        open_servers(server_rows(run, ()), env=env, cwd=root, warn=run.warn) as servers,
+    ):
+        session = AgentRun(run, task.spec, lambda session: Agent(session, task, model, toolbox, servers))
+        try:
+            return await session.go()
+        except BaseExceptionGroup as group:
+            raise first_of(group) from group
+
+
+@asynccontextmanager
+async def _connected(service: Service, keys: Mapping[str, str]) -> AsyncIterator[Model]:
+    endpoint = Endpoint(
+        protocol=service.protocol,
+        base_url=service.base_url,
+        api_key=keys.get(service.key_env or ""),
+        headers={name: _filled(value, keys) for name, value in service.headers.items()},
+        key_in_query=service.key_in_query,
+        query=service.query,
+        connect_s=service.connect_s,
+        first_byte_s=service.first_byte_s,
+        idle_s=service.idle_s,
+    )
+    async with Upstream(endpoint) as upstream:
+        yield Model(upstream, parallel=service.parallel_tools, stream=service.stream, may_cut=service.may_cut)
+
+
+def _filled(value: str, keys: Mapping[str, str]) -> str:
+    return VARIABLE.sub(lambda found: keys.get(found[1], ""), value)
+
+
+async def _heard(run: HostRun, text: str) -> None:
+    last = text.rstrip("\n").rpartition("\n")[2][:200]
+    await run.carry("output", {"stream": "stdout", "text": text}, last if text else "the command still runs")
+
+
+async def _asked(session: AgentRun, question: str, options: tuple[str, ...]) -> str:
+    return (await session.ask_person(question, options))[1]
