@@ -145,7 +145,7 @@ async def drive(run: HostRun, id: str, profile: Profile) -> Done:
             require_same_folder(run, places[0])
         return prepare(run, profile, places[0])
 
-    def speak(child: Child, begun: Program) -> AgentRun:
+    def speak(run: HostRun, child: Child, begun: Program) -> AgentRun:
         from backplane.agents.acp.agent import Agent
         from backplane.agents.session import AgentRun
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from backplane.agents.begin import Program, Started, early
+from backplane.agents.begin import Program, Started, serve
 from backplane.agents.options import Claude as Options
 from backplane.agents.order import (
     Place,
@@ -31,7 +31,7 @@ from backplane.agents.shipped import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE
 from backplane.contract.work import OF_HOST
 from backplane.errors import ConfigError
-from backplane.host import EXTENSIONS, Done, Given, Host, HostRun, main
+from backplane.host import EXTENSIONS, Given, Host, HostRun
 
 if TYPE_CHECKING:
     from backplane.agents.session import AgentRun
@@ -169,9 +169,10 @@ def start(options: Options, run: Given, state: str) -> Started:
     return prepare(run, options, place)
 
 
-async def drive(run: HostRun, options: Options) -> Done:
-    """Have the agent's program run the order."""
-    from backplane.agents import program
+def speak(options: Options, run: HostRun, child: Child, begun: Program) -> AgentRun:
+    """Make the run with the agent's program. Raises ConfigError."""
+    from backplane.agents.claude import agent
+    from backplane.agents.session import AgentRun
 
     spec = RunSpec(
         prompt=prompt_of(run),
@@ -181,20 +182,11 @@ async def drive(run: HostRun, options: Options) -> Done:
         again="Your answer does not satisfy the JSON Schema you were given:\n{fault}\nCorrect it.",
     )
 
-    def speak(child: Child, begun: Program) -> AgentRun:
-        from backplane.agents.claude import agent
-        from backplane.agents.session import AgentRun
-
-        own = agent.Options(tools=TOOLS, aliases=ALIASES, withheld=withheld(run))
-        return AgentRun(run, spec, lambda session: agent.Agent(session, own, child))
-
-    return await program.drive(run, functools.partial(start, options), speak)
+    own = agent.Options(tools=TOOLS, aliases=ALIASES, withheld=withheld(run))
+    return AgentRun(run, spec, lambda session: agent.Agent(session, own, child))
 
 
 if __name__ == "__main__":
     ROW = read_options(__file__, "claude", os.environ.pop(OPTIONS, "{}"), Options)
 
-    async def work(run: HostRun) -> Done:
-        return await drive(run, ROW)
-
-    main(HOST, work, early=early(functools.partial(start, ROW)))
+    serve(HOST, functools.partial(start, ROW), functools.partial(speak, ROW))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from backplane.agents.begin import Program, Started, early
+from backplane.agents.begin import Program, Started, serve
 from backplane.agents.options import Codex as Options
 from backplane.agents.order import (
     Place,
@@ -33,7 +33,7 @@ from backplane.agents.shipped import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE, restricted
 from backplane.contract.work import OF_HOST
 from backplane.errors import BackendError
-from backplane.host import EXTENSIONS, Done, Given, Host, HostRun, main
+from backplane.host import EXTENSIONS, Given, Host, HostRun
 
 if TYPE_CHECKING:
     from backplane.agents.codex.agent import Options as OwnOptions
@@ -255,24 +255,16 @@ def first_words(options: Options, run: Given, env: dict[str, str]) -> bytes:
     return opening(*thread_of(run, options, env)) if settled else b""
 
 
-async def drive(run: HostRun, options: Options) -> Done:
-    """Have the agent's program run the order."""
-    from backplane.agents import program
+def speak(options: Options, run: HostRun, child: Child, begun: Program) -> AgentRun:
+    """Make the run with the agent's program. Raises ConfigError, BackendError."""
+    from backplane.agents.codex.agent import Agent
+    from backplane.agents.session import AgentRun
 
-    def speak(child: Child, begun: Program) -> AgentRun:
-        from backplane.agents.codex.agent import Agent
-        from backplane.agents.session import AgentRun
-
-        own = own_options(run, options, begun.env)
-        return AgentRun(run, spec_of(run, options), lambda session: Agent(session, own, child, begun))
-
-    return await program.drive(run, functools.partial(start, options), speak)
+    own = own_options(run, options, begun.env)
+    return AgentRun(run, spec_of(run, options), lambda session: Agent(session, own, child, begun))
 
 
 if __name__ == "__main__":
     ROW = read_options(__file__, "codex", os.environ.pop(OPTIONS, "{}"), Options)
 
-    async def work(run: HostRun) -> Done:
-        return await drive(run, ROW)
-
-    main(HOST, work, early=early(functools.partial(start, ROW), functools.partial(first_words, ROW)))
+    serve(HOST, functools.partial(start, ROW), functools.partial(speak, ROW), functools.partial(first_words, ROW))

@@ -56,7 +56,7 @@ async def work(run: HostRun) -> Done:
                 await anyio.sleep_forever()
             return Done()
 
-    return await program.drive(run, start, lambda child, begun: Turn(child))
+    return await program.drive(run, start, lambda run, child, begun: Turn(child))
 
 main(Host(id="early", capabilities={"streaming": NATIVE}), work, early=early)
 """

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from backplane.host import Early, Given
+from backplane.host import Done, Early, Given, Host, HostRun, main
 from backplane.process.launch import Command, Launched, launch
+
+if TYPE_CHECKING:
+    from backplane.agents.session import AgentRun
+    from backplane.process import Child
 
 Started = tuple[tuple[str, ...], dict[str, str]]
 """A command and its environment."""
@@ -19,6 +24,10 @@ Start = Callable[[Given, str], Started]
 
 Open = Callable[[Given, dict[str, str]], bytes]
 """What is said to the program first, with its environment, where that does not depend on its answers; or nothing."""
+
+
+Speak = Callable[[HostRun, "Child", "Program"], "AgentRun"]
+"""Makes the run with a program that was started."""
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -66,6 +75,17 @@ def _say(stdin: int, words: bytes) -> bytes:
         return words[: os.write(stdin, words)] if words else b""
     except OSError:  # It has ended already, or takes nothing now.
         return b""
+
+
+def serve(host: Host, start: Start, speak: Speak, open: Open | None = None) -> None:
+    """Be a host whose runs are an agent's program each, begun before the event loop is loaded."""
+
+    async def work(run: HostRun) -> Done:
+        from backplane.agents.program import drive
+
+        return await drive(run, start, speak)
+
+    main(host, work, early=early(start, open))
 
 
 def early(start: Start, open: Open | None = None) -> Early:

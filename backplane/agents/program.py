@@ -6,19 +6,15 @@ What is said to it while it runs is the run's own affair.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 
-from backplane.agents.begin import Program, Start, begin
+from backplane.agents.begin import Program, Speak, Start, begin
 from backplane.errors import BackendError, BackplaneError
 from backplane.host import Done, HostRun
 from backplane.process import Child, take_over
-
-if TYPE_CHECKING:
-    from backplane.agents.session import AgentRun
 
 CANCEL_SHARE: Final = 0.5
 """Of the grace: for the agent to end its turn by itself; the rest is for the program."""
@@ -37,7 +33,7 @@ _CONTROLS: Final = re.compile(
 """A terminal's colours, titles and moves, and what else is no text."""
 
 
-async def drive(run: HostRun, start: Start, speak: Callable[[Child, Program], AgentRun]) -> Done:
+async def drive(run: HostRun, start: Start, speak: Speak) -> Done:
     """Start the agent's program where it was not begun before, run the order, and leave nothing of either.
 
     Args:
@@ -50,7 +46,7 @@ async def drive(run: HostRun, start: Start, speak: Callable[[Child, Program], Ag
     try:
         async with take_over(begun.launched) as child:
             try:
-                session = speak(child, begun)
+                session = speak(run, child, begun)
                 run.on_cancel, run.on_input, run.on_interrupt = session.cancel, session.more, session.interrupt
                 return await session.go()
             except BaseExceptionGroup as group:

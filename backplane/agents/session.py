@@ -26,12 +26,12 @@ from backplane.contract import approval
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, carry
 from backplane.contract.receipt import Usage
-from backplane.errors import ContractError
+from backplane.errors import BackendError, ContractError
 from backplane.host import Done, HostRun
 from backplane.policy.rules import Decision
 from backplane.process.jsonrpc import Pipe
 from backplane.process.once import SECOND_LOOK_S
-from backplane.protocol.jsonrpc import Fault, Malformed, Notification, Peer, Received, Request
+from backplane.protocol.jsonrpc import Fault, Malformed, Notification, Peer, Received, Reply, Request
 from backplane.upstream.cost import MICROS
 
 if TYPE_CHECKING:
@@ -231,6 +231,13 @@ class AgentRun:
             await self.record_denied(name, input)
             return approval.Decision("deny", denied.reason)
         return await self.run.may(name, input, command=command_of(input), cwd=self.root)
+
+    async def announce(self, id: str, **more: Json) -> None:
+        """Tell which conversation of the agent's it is."""
+        asked = self.spec.conversation
+        names = {"resumed": asked.resume, "forked": asked.fork}
+        body = {"id": id, **more, **{name: one for name, one in names.items() if one is not None}}
+        await self.run.carry("session", body, f"session {id}")
 
     async def record_denied(self, name: str, input: Json) -> None:
         """Ask above about a call that the policy forbids: only so it is on record there that it did not run."""
@@ -434,6 +441,19 @@ class Silence:
             wait_s = min(max(left_s, 0.1), SIGN_OF_LIFE_S / 4)
             due_s = time.monotonic() + wait_s
             await anyio.sleep(wait_s)
+
+
+def result_of(reply: Reply, method: str) -> dict[str, Any]:
+    """Return the result of a call that has to be had. Raises BackendError."""
+    if reply.fault is not None and reply.fault.gone:
+        raise BackendError("backend_crashed", f"the agent's program ended before it answered {method}")
+    if reply.fault is not None:
+        # Some refusals list every method there is.
+        words = reply.fault.message[:WORDS_CHARS_MAX]
+        raise BackendError("backend_unavailable", f"the agent refused {method}: {words}")
+    if not isinstance(reply.result, dict):
+        raise BackendError("contract_schema_violation", f"the agent's answer to {method} is no object")
+    return reply.result
 
 
 def command_of(input: Json) -> str | None:

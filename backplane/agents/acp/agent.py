@@ -19,7 +19,7 @@ from backplane.agents.events import mapping, mappings
 from backplane.agents.failures import code_of
 from backplane.agents.options import Profile
 from backplane.agents.order import Conversation, Place, keep_name, server_rows, snippets
-from backplane.agents.session import AgentRun, Ending, failed, silent
+from backplane.agents.session import AgentRun, Ending, failed, result_of, silent
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Given, HostRun
@@ -92,10 +92,7 @@ class Agent:
         session = await self._open_session(asked)
         if asked.kept:
             keep_name(self.place, session.id, self.session.root)
-        names = {"resumed": asked.resume, "forked": asked.fork}
-        body = {"id": session.id, "agent": self._said.get("agentInfo"), "kept": asked.kept}
-        body |= {name: id for name, id in names.items() if id is not None}
-        await self.session.run.carry("session", body, f"session {session.id}")
+        await self.session.announce(session.id, agent=self._said.get("agentInfo"), kept=asked.kept)
         await self._set(session)
         self._id, self.reader.is_history = session.id, False
 
@@ -170,18 +167,10 @@ class Agent:
     async def _must(self, method: str, params: Json) -> dict[str, Any]:
         """Ask for something that has to be had. Raises BackendError."""
         reply = await self.pipe.call(method, params, timeout_s=START_S)
-        if reply.fault is not None and reply.fault.gone:
-            raise BackendError("backend_crashed", f"the agent's program ended before it answered {method}")
-        if reply.fault is not None:
-            login = reply.fault.code == AUTH_REQUIRED
-            raise BackendError(
-                "backend_auth_failed" if login else "backend_unavailable",
-                f"the agent refused {method}: {reply.fault.message}",
-                hint="log in with the agent's own program, or give it its key" if login else None,
-            )
-        if not isinstance(reply.result, dict):
-            raise BackendError("contract_schema_violation", f"the agent's answer to {method} is no object")
-        return reply.result
+        if reply.fault is not None and reply.fault.code == AUTH_REQUIRED:
+            fact = f"the agent refused {method}: {reply.fault.message}"
+            raise BackendError("backend_auth_failed", fact, hint="log in with the agent's own program, or give its key")
+        return result_of(reply, method)
 
     # A turn -----------------------------------------------------------------------------------------------------------
 

@@ -73,7 +73,6 @@ class Call(msgspec.Struct):
 
     name: str
     input: Json
-    parent: str | None
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -106,8 +105,8 @@ class EventReader:
         self._make, self._tools = Events(now, root), tools
         self.calls: dict[str, Call] = {}
         """Calls without a result, by id."""
-        self.offered: frozenset[str] | None = None
-        """The tools that the agent has; None before it said so."""
+        self._is_named = False
+        """Whether the conversation was told; it is named at the begin of each turn."""
         self.tasks = 0
         """Sub-agents that are still at work."""
         self.acted = False
@@ -183,11 +182,9 @@ class EventReader:
             self.refused = True
 
     def _session(self, message: dict[str, Any]) -> list[AgentEvent]:
-        first = self.offered is None
-        tools = message.get("tools")
-        self.offered = frozenset(one for one in tools if isinstance(one, str)) if isinstance(tools, list) else None
-        if not first:
+        if self._is_named:
             return []
+        self._is_named = True
         names = {"id": "session_id", "model": "model", "mcp_servers": "mcp_servers"}
         body = {ours: message.get(theirs) for ours, theirs in names.items()}
         body["version"] = next((value for name, value in message.items() if name.endswith("_code_version")), None)
@@ -309,7 +306,7 @@ class EventReader:
             return []
         self.acted = True
         if len(self.calls) < CALLS_MAX:
-            self.calls[id] = Call(tool, input, parent)
+            self.calls[id] = Call(tool, input)
         return [self._make.called(id, self.name(tool), input, parent)]
 
     def _results(self, message: dict[str, Any]) -> list[AgentEvent]:
@@ -329,8 +326,7 @@ class EventReader:
         code = exit_code_of(output, details, failed)
         hidden = self.hidden.pop(id, None)
         output = output if hidden is None else hidden
-        events: list[AgentEvent] = []
-        input = mapping(call.input)
+        input, events = mapping(call.input), list[AgentEvent]()
         if call.name == COMMAND and input and (code is not None or isinstance(details, dict)):
             events.append(self._make.ran(str(input.get("command")), code, _EXIT.sub("", output, count=1)))
         path = input.get(WRITING.get(call.name, ""))
@@ -384,13 +380,13 @@ _READ: Final[dict[str, Callable[[EventReader, dict[str, Any]], list[AgentEvent]]
 def read_result(message: dict[str, Any]) -> Result:
     """The message that ends the work."""
     status, errors = message.get("api_error_status"), message.get("errors")
-    words = message.get("result") or "; ".join(str(one) for one in errors if one) if isinstance(errors, list) else None
+    words = "; ".join(str(one) for one in errors if one) if isinstance(errors, list) else ""
     return Result(
         subtype=str(message.get("subtype")),
         is_error=message.get("is_error") is True,
         reason=str(message.get("terminal_reason") or ""),
         status=status if is_count(status) else None,
-        text=str(words or message.get("result") or ""),
+        text=str(message.get("result") or words),
         structured=message.get("structured_output"),
         queued=bool(message.get("queued_turn_count")),
         raw=message,

@@ -18,7 +18,7 @@ from backplane.agents.codex.reader import EventReader, TurnEnd
 from backplane.agents.codex.verdicts import Verdicts
 from backplane.agents.events import mapping
 from backplane.agents.failures import code_of
-from backplane.agents.session import WORDS_CHARS_MAX, AgentRun, Ending, failed, silent
+from backplane.agents.session import AgentRun, Ending, failed, result_of, silent
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError
 from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Fault, Notification, Request
@@ -88,11 +88,8 @@ class Agent:
             raise BackendError("contract_schema_violation", f"the agent's answer to {method} names no thread")
         self.reader.thread, self._model = thread["id"], str(said.get("model"))
         self._set_price()
-        asked = self.session.spec.conversation
-        names = {"resumed": asked.resume, "forked": asked.fork}
-        body = {"id": thread["id"], "model": self._model, "version": thread.get("cliVersion")}
-        body |= {"kept": self.options.is_kept, **{name: id for name, id in names.items() if id}}
-        await self.session.run.carry("session", {**body, "agent": agent.get("userAgent")}, f"session {thread['id']}")
+        more = {"version": thread.get("cliVersion"), "kept": self.options.is_kept, "agent": agent.get("userAgent")}
+        await self.session.announce(thread["id"], model=self._model, **more)
 
     def _set_price(self) -> None:
         spec = self.session.spec
@@ -103,14 +100,7 @@ class Agent:
 
     async def _must(self, method: str, params: Json) -> dict[str, Any]:
         """Ask for something that has to be had. Raises BackendError."""
-        reply = await self.pipe.call(method, params, timeout_s=ANSWER_S)
-        if reply.fault is not None and reply.fault.gone:
-            raise BackendError("backend_crashed", f"the agent's program ended before it answered {method}")
-        if reply.fault is not None:
-            # Some refusals list every method there is.
-            words = reply.fault.message[:WORDS_CHARS_MAX]
-            raise BackendError("backend_unavailable", f"the agent refused {method}: {words}")
-        return mapping(reply.result)
+        return result_of(await self.pipe.call(method, params, timeout_s=ANSWER_S), method)
 
     # A turn -----------------------------------------------------------------------------------------------------------
 

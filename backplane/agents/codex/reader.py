@@ -159,9 +159,8 @@ class EventReader:
         return [self._make.thought(text)] if isinstance(text, str) and text else []
 
     def _used(self, params: dict[str, Any]) -> list[AgentEvent]:
-        turn, usage = str(params.get("turnId")), params.get("tokenUsage")
-        last = usage.get("last") if isinstance(usage, dict) else None
-        if turn not in self.turns or not isinstance(last, dict):
+        last = mapping(params.get("tokenUsage")).get("last")
+        if str(params.get("turnId")) not in self.turns or not isinstance(last, dict):
             return []
         counted = {ours: last[theirs] for ours, theirs in _COUNTERS.items() if is_count(last.get(theirs))}
         self.spent = self.spent.plus(Counted(**counted), self.price)
@@ -176,9 +175,7 @@ class EventReader:
     def _begun(self, params: dict[str, Any]) -> list[AgentEvent]:
         item = mapping(params.get("item"))
         call = self._called(item)
-        if call is None:
-            return []
-        return self._call(str(item.get("id")), call)
+        return [] if call is None else self._call(str(item.get("id")), call)
 
     def _called(self, item: Mapping[str, Any]) -> Call | None:
         call = called(item, self._root)
@@ -265,7 +262,8 @@ class EventReader:
         """A hook that failed: the model was shown the result as it is, so nothing else is told."""
         run = mapping(params.get("run"))
         id = str(run.get("id")).rpartition(":")[2]
-        whole = self._unseen.pop(id, None) if _passed_over(run) else None
+        is_failed = run.get("eventName") == "postToolUse" and run.get("status") == "failed"
+        whole = self._unseen.pop(id, None) if is_failed else None
         return self._told(id, whole, None, whole.failed) if whole is not None else []
 
     # Ends -------------------------------------------------------------------------------------------------------------
@@ -348,10 +346,6 @@ _READ: Final[dict[str, Callable[[EventReader, dict[str, Any]], list[AgentEvent]]
 def _info(error: Mapping[str, Any]) -> Json:
     """What kind of failure it is; the member is named after the agent."""
     return next((value for name, value in error.items() if name.endswith("ErrorInfo")), None)
-
-
-def _passed_over(run: Mapping[str, Any]) -> bool:
-    return run.get("eventName") == "postToolUse" and run.get("status") == "failed"
 
 
 def _words(error: Mapping[str, Any]) -> str:

@@ -1,0 +1,183 @@
+"""The state machine of an agent's run, with an agent of a few lines: what a new vendor gives, and what it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from backplane.agents.events import Events
+from backplane.agents.order import RunSpec
+from backplane.agents.session import AgentRun, Ending, failed, silent
+from backplane.contract.canonical import Json
+from backplane.contract.capability import NATIVE
+from backplane.contract.events import AgentEvent, Failed, Warned
+from backplane.contract.receipt import Usage
+from backplane.host import EXTENSIONS, Done, Host, HostRun
+from backplane.ir import Usage as Counted
+from backplane.protocol.jsonrpc import Notification, Request
+from backplane.runtime.backends import Backend
+from backplane.runtime.run import Run
+from backplane.tools.structured import Shape
+from backplane.upstream.cost import Price, Spent
+from tests.runs import ended, memory, order, plane, texts
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+PRICE = Price(input=1_000_000, output=1_000_000)
+WAITS = "an answer that waits until it is stopped"
+NOTHING = ""
+
+
+class Reader:
+    """Tells words as messages, and counts two tokens for each of them."""
+
+    goes_on = at_work = False
+
+    def __init__(self, run: HostRun) -> None:
+        self.make, self.spent = Events(run.now, "/"), Spent()
+
+    def read(self, message: Notification) -> list[AgentEvent]:
+        self.spent = self.spent.plus(Counted(input=1, output=1), PRICE)
+        return [self.make.message(message.params["text"])]
+
+    def close(self) -> list[AgentEvent]:
+        return []
+
+    def used(self) -> Usage:
+        return self.spent.usage()
+
+
+class Agent:
+    """Has an answer for each turn; it keeps what was said to it."""
+
+    keeps_calls = is_ours = False
+
+    def __init__(self, session: AgentRun, answers: tuple[str, ...]) -> None:
+        self.session, self.reader, self.answers = session, Reader(session.run), list(answers)
+        self.said: list[Json] = []
+        self.stopped = anyio.Event()
+
+    async def run(self) -> None:
+        await anyio.sleep_forever()
+
+    async def open(self, tasks: Any) -> None:
+        await self.session.announce("few-1")
+
+    async def say(self, words: Json) -> Ending:
+        self.said.append(words)
+        answer = self.answers.pop(0)
+        if not answer:
+            return silent("backend_unavailable")
+        await self.session.hear(Notification("text", {"text": answer}))
+        if answer == WAITS:
+            await self.stopped.wait()
+            return failed("backend_unavailable", "it was stopped", stopped=True)
+        return Ending(text=answer)
+
+    async def add(self, text: str) -> bool:
+        return False
+
+    async def stop(self) -> bool:
+        self.stopped.set()
+        return True
+
+    async def answer(self, request: Request) -> Json:
+        return {}
+
+    def raw(self) -> dict[str, Json]:
+        return {"said": list(self.said)}
+
+
+def few(*answers: str, **spec: Any) -> Backend:
+    """A host whose agent gives these answers."""
+
+    async def work(run: HostRun) -> Done:
+        session = AgentRun(run, RunSpec(prompt="do it", **spec), lambda session: Agent(session, answers))
+        run.on_cancel, run.on_input, run.on_interrupt = session.cancel, session.more, session.interrupt
+        return await session.go()
+
+    extensions = (*EXTENSIONS, "input/1", "interrupt/1")
+    return memory(work, Host(id="few", capabilities={"streaming": NATIVE}, extensions=extensions))
+
+
+async def play(home: Path, root: Path, backend: Backend, steer: Callable[[Run], Any] | None = None) -> tuple[Run, Any]:
+    """The run and its events; `steer` is called when its agent waits."""
+    events = []
+    async with plane(home, cancel_grace_s=5.0) as control, control.start(order(root), backend) as run:
+        async for event in run:
+            events.append(event)
+            if steer is not None and WAITS in texts([event]):
+                step = steer(run)
+                if step is not None:
+                    await step
+    return run, events
+
+
+def said(run: Run) -> Any:
+    assert run.receipt is not None
+    return run.receipt.usage_raw["said"]
+
+
+async def test_an_answer_ends_the_run_and_its_conversation_is_named(backplane_home: Path, root: Path) -> None:
+    run, events = await play(backplane_home, root, few("done"))
+    assert ended(run) == ("complete", None, "complete")
+    assert (texts(events), said(run)) == (["done"], ["do it"])
+    assert [event.ext["session"]["id"] for event in events if event.ext and "session" in event.ext] == ["few-1"]
+
+
+async def test_an_answer_of_the_wrong_shape_is_asked_for_again(backplane_home: Path, root: Path) -> None:
+    run, events = await play(backplane_home, root, few("seven", '{"n": 7}', shape=Shape(SCHEMA)))
+    assert run.receipt is not None
+    assert run.receipt.usage_raw["structured_output"] == {"n": 7}
+    assert "does not satisfy" in said(run)[1]
+    assert any("repair 1" in event.message for event in events if isinstance(event, Warned))
+
+
+async def test_an_answer_that_never_has_its_shape_fails(backplane_home: Path, root: Path) -> None:
+    run, events = await play(backplane_home, root, few("a", "b", "c", "d", shape=Shape(SCHEMA)))
+    assert ended(run)[2] == "failed"
+    assert [event.error_code for event in events if isinstance(event, Failed)] == ["validation_failed"]
+    assert len(said(run)) == 3
+
+
+async def test_after_an_interrupt_the_words_that_waited_are_said(backplane_home: Path, root: Path) -> None:
+    def steer(run: Run) -> None:
+        run.input("rather this")
+        run.interrupt()
+
+    run, _ = await play(backplane_home, root, few(WAITS, "heard"), steer)
+    assert (ended(run)[2], said(run)) == ("complete", ["do it", "rather this"])
+
+
+async def test_an_interrupt_without_more_words_is_a_part(backplane_home: Path, root: Path) -> None:
+    run, events = await play(backplane_home, root, few(WAITS), Run.interrupt)
+    assert ended(run) == ("partial", None, "partial")
+    assert not [event for event in events if isinstance(event, Failed)]
+
+
+async def test_a_cancelled_agent_ends_its_turn_and_keeps_its_last_words(backplane_home: Path, root: Path) -> None:
+    run, _ = await play(backplane_home, root, few(WAITS, "never said"), Run.cancel)
+    assert (ended(run), said(run)) == (("cancelled", None, "partial"), ["do it"])
+
+
+async def test_silence_ends_a_turn_that_goes_on(backplane_home: Path, root: Path) -> None:
+    run, events = await play(backplane_home, root, few(WAITS, silence_s=1))
+    assert ended(run)[2] == "failed"
+    assert [event.error_code for event in events if isinstance(event, Failed)] == ["backend_timeout"]
+
+
+async def test_a_budget_ends_a_turn_that_goes_on(backplane_home: Path, root: Path) -> None:
+    run, events = await play(backplane_home, root, few(WAITS, budget_micros=1))
+    assert ended(run)[2] == "partial"
+    assert [event.error_code for event in events if isinstance(event, Failed)] == ["policy_denied"]
+
+
+async def test_an_end_without_a_word_is_judged_and_not_believed(backplane_home: Path, root: Path) -> None:
+    run, events = await play(backplane_home, root, few(NOTHING))
+    assert ended(run)[2] == "failed"
+    assert [event.error_code for event in events if isinstance(event, Failed)] == ["backend_unavailable"]
