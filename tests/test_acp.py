@@ -42,7 +42,7 @@ ONCE = [{"optionId": "yes", "kind": "allow_once"}, {"optionId": "no", "kind": "r
 # Updates to events ----------------------------------------------------------------------------------------------------
 
 
-def story(tools: dict[str, str] | None = None) -> Any:
+def new_reader(tools: dict[str, str] | None = None) -> Any:
     return EventReader(lambda: NOW, "/w", tools or {})
 
 
@@ -64,7 +64,7 @@ def kinds(events: list[Any]) -> list[str]:
 
 
 def test_text_comes_as_deltas_and_then_whole() -> None:
-    told = story()
+    told = new_reader()
     events = [event for text in ("Hel", "lo", "") for event in read(told, chunk(text))] + told.end("end_turn")
     assert kinds(events) == ["AssistantDelta", "AssistantDelta", "AssistantMessage", "TurnEnded"]
     assert events[2].text == "Hello"
@@ -72,7 +72,7 @@ def test_text_comes_as_deltas_and_then_whole() -> None:
 
 
 def test_thoughts_are_reasoning_and_no_answer() -> None:
-    told = story()
+    told = new_reader()
     (event,) = read(told, chunk("hm", "agent_thought_chunk"))
     assert isinstance(event, Reasoning)
     assert event.reasoning == "hm"
@@ -80,7 +80,7 @@ def test_thoughts_are_reasoning_and_no_answer() -> None:
 
 
 def test_a_call_is_told_once_its_input_is_known_and_its_result_once() -> None:
-    told = story({"write": "write_file"})
+    told = new_reader({"write": "write_file"})
     first = {"sessionUpdate": "tool_call", "toolCallId": "c1", "title": "write", "kind": "edit", "rawInput": {}}
     diff = {"type": "diff", "path": "/w/a.txt", "oldText": "", "newText": "x"}
     events = read(told, {**first, "status": "pending"})
@@ -93,7 +93,7 @@ def test_a_call_is_told_once_its_input_is_known_and_its_result_once() -> None:
 
 
 def test_a_command_streams_its_output_and_ends_with_its_exit_code() -> None:
-    told = story()
+    told = new_reader()
     start = call("in_progress", kind="execute", title="bash", rawInput={"command": "x"})
     texts = [[{"type": "content", "content": {"type": "text", "text": text}}] for text in ("a\n", "a\nb\n")]
     events = read(told, start) + read(told, call("in_progress", content=texts[0]))
@@ -106,7 +106,7 @@ def test_a_command_streams_its_output_and_ends_with_its_exit_code() -> None:
 
 
 def test_a_question_without_a_call_before_it_tells_the_call() -> None:
-    told = story()
+    told = new_reader()
     asked, events = told.asked({"toolCallId": "write_file__call_1", "kind": "execute", "title": "make all"})
     assert kinds(events) == ["ToolCall"]
     assert (told.name(asked), asked.command) == ("write_file", "make all")
@@ -117,7 +117,7 @@ def test_a_question_without_a_call_before_it_tells_the_call() -> None:
 
 
 def test_a_command_is_one_whatever_its_agent_takes_it_for() -> None:
-    told = story()
+    told = new_reader()
     reads = call("in_progress", title="Read a.txt", kind="read", rawInput={"command": ["/bin/sh", "-c", "cat a.txt"]})
     events = read(told, reads) + read(told, call("completed", rawOutput={"exit_code": 0}))
     assert kinds(events) == ["ToolCall", "CommandExecuted", "ToolResult"]
@@ -125,7 +125,7 @@ def test_a_command_is_one_whatever_its_agent_takes_it_for() -> None:
 
 
 def test_a_question_about_less_takes_nothing_from_what_is_known() -> None:
-    told = story({"write": "write_file"})
+    told = new_reader({"write": "write_file"})
     read(told, call("pending", title="write", kind="edit", rawInput={}))
     told.asked({"toolCallId": "c1", "title": "/o", "kind": "other", "rawInput": {"parentDir": "/o"}})
     asked, _ = told.asked({"toolCallId": "c1", "kind": "edit", "rawInput": {"filepath": "/o/x"}})
@@ -134,7 +134,7 @@ def test_a_question_about_less_takes_nothing_from_what_is_known() -> None:
 
 
 def test_what_is_open_at_the_end_of_the_turn_gets_its_result() -> None:
-    told = story()
+    told = new_reader()
     read(told, call("in_progress", rawInput={"a": 1}))
     assert told.at_work
     assert kinds(told.end("cancelled")) == ["ToolResult", "TurnEnded"]
@@ -142,7 +142,7 @@ def test_what_is_open_at_the_end_of_the_turn_gets_its_result() -> None:
 
 
 def test_an_answer_after_a_tool_whose_end_was_never_told_is_the_last_word() -> None:
-    told = story()
+    told = new_reader()
     read(told, call("in_progress", rawInput={"a": 1}))
     read(told, chunk("done"))
     assert kinds(told.end("end_turn")) == ["AssistantMessage", "ToolResult", "TurnEnded"]
@@ -150,7 +150,7 @@ def test_an_answer_after_a_tool_whose_end_was_never_told_is_the_last_word() -> N
 
 
 def test_words_before_a_tool_that_is_open_at_the_end_are_no_answer() -> None:
-    told = story()
+    told = new_reader()
     read(told, chunk("first"))
     read(told, call("in_progress", rawInput={"a": 1}))
     told.end("end_turn")
@@ -158,7 +158,7 @@ def test_words_before_a_tool_that_is_open_at_the_end_are_no_answer() -> None:
 
 
 def test_a_turn_of_the_model_ends_when_something_new_follows_a_result() -> None:
-    told = story()
+    told = new_reader()
     read(told, call("completed", rawInput={"a": 1}))
     assert kinds(read(told, chunk("done"))) == ["TurnEnded", "AssistantDelta"]
     assert isinstance(carried(told.end("end_turn")[-1]), TurnEnded)
@@ -172,13 +172,13 @@ def test_a_turn_of_the_model_ends_when_something_new_follows_a_result() -> None:
      call("completed", content=[3, {"type": "diff"}], locations=[3])],
 )  # fmt: skip
 def test_no_update_is_too_odd_to_be_taken(update: Any) -> None:
-    told = story()
+    told = new_reader()
     read(told, update)
     assert kinds(told.end("end_turn"))[-1] == "TurnEnded"
 
 
 def test_an_update_of_an_unknown_kind_is_kept() -> None:
-    (event,) = read(story(), {"sessionUpdate": "from_the_future", "x": 1})
+    (event,) = read(new_reader(), {"sessionUpdate": "from_the_future", "x": 1})
     assert event.ext == {"raw_message": {"sessionUpdate": "from_the_future", "x": 1}}
 
 
@@ -200,7 +200,7 @@ def test_a_session_is_read_from_either_place() -> None:
 def test_counters_nobody_reported_stay_unknown() -> None:
     assert read_usage({"inputTokens": 0, "outputTokens": 0}) is None
     assert read_usage({"inputTokens": -1, "outputTokens": True}) is None
-    reader = story()
+    reader = new_reader()
     reader.count(read_usage({"inputTokens": 1, "outputTokens": 1}))
     reader.count(read_usage({"inputTokens": 2}))
     assert reader.used() == Usage(input_tokens=3)

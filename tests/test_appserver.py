@@ -25,7 +25,7 @@ from backplane.protocol.jsonrpc import Notification
 ROOT = "/work"
 
 
-def story() -> EventReader:
+def new_reader() -> EventReader:
     made = EventReader(lambda: "2026-11-22T00:00:00.000Z", ROOT)
     made.thread = "t"
     take(made, "turn/started", {"threadId": "t", "turn": {"id": "u"}})
@@ -47,7 +47,7 @@ def told(made: EventReader, **members: Any) -> list[AgentEvent]:
 
 def test_a_command_is_a_call_what_ran_and_a_result() -> None:
     events = told(
-        story(), type="commandExecution", command="/bin/bash -c 'ls | wc'", cwd=ROOT, status="failed", exitCode=2,
+        new_reader(), type="commandExecution", command="/bin/bash -c 'ls | wc'", cwd=ROOT, status="failed", exitCode=2,
         aggregatedOutput="x" * 9000,
     )  # fmt: skip
     call, ran, result = events
@@ -60,7 +60,7 @@ def test_a_command_is_a_call_what_ran_and_a_result() -> None:
 
 
 def test_an_item_that_was_never_begun_is_told_all_the_same() -> None:
-    made = story()
+    made = new_reader()
     events = take(made, "item/completed", item(type="webSearch", query="q", action=None))
     assert [type(event) for event in events] == [ToolCall, ToolResult]
     assert made.calls == {}
@@ -75,19 +75,19 @@ def test_a_patch_is_called_by_what_it_does_and_its_files_by_their_place() -> Non
         "write_file",
         {"changes": [{"path": "new.txt", "kind": "add", "diff": "+--- a\n"}]},
     )
-    both = told(story(), type="fileChange", changes=[add, move], status="completed")
+    both = told(new_reader(), type="fileChange", changes=[add, move], status="completed")
     assert isinstance(both[0], ToolCall)
     assert both[0].tool_name == "apply_patch"
     assert [event.path for event in both if isinstance(event, FileChanged)] == ["new.txt", "a", "b"]
 
 
 def test_a_declined_call_ran_nothing() -> None:
-    events = told(story(), type="commandExecution", command="ls", status="declined", exitCode=None)
+    events = told(new_reader(), type="commandExecution", command="ls", status="declined", exitCode=None)
     assert [type(event) for event in events] == [ToolCall, ToolResult]
 
 
 def test_what_has_no_word_here_is_kept_as_it_came() -> None:
-    made = story()
+    made = new_reader()
     for method, params in (("thread/dreamt", {"threadId": "t"}), ("item/completed", item(type="hologram"))):
         (event,) = take(made, method, params)
         assert event.ext["raw_message"]  # type: ignore[index]
@@ -95,7 +95,7 @@ def test_what_has_no_word_here_is_kept_as_it_came() -> None:
 
 
 def test_a_warning_is_told_unless_it_is_of_a_sandbox_that_is_off() -> None:
-    made = story()
+    made = new_reader()
     for words in (
         "the sandbox wants user namespaces for its bubblewrap",
         "there is no bubblewrap on the PATH, so another one is taken",
@@ -112,7 +112,7 @@ def test_a_warning_is_told_unless_it_is_of_a_sandbox_that_is_off() -> None:
 
 @pytest.mark.parametrize("thread", ["", "t"])
 def test_a_server_that_is_not_there_is_told_also_before_the_thread_has_its_name(thread: str) -> None:
-    made = story()
+    made = new_reader()
     made.thread = thread
     status = {"threadId": "t", "name": "house", "error": None, "failureReason": None}
     for well in ("starting", "ready"):
@@ -142,7 +142,7 @@ def test_a_services_answer_that_is_handed_on_as_it_came_is_told_by_its_words(wor
 
 
 def test_counters_of_another_turn_or_thread_are_not_this_runs() -> None:
-    made = story()
+    made = new_reader()
     usage = {"last": {"inputTokens": 5, "outputTokens": 2}, "total": {"inputTokens": 500, "outputTokens": 200}}
     made.thread = ""
     assert take(made, "thread/tokenUsage/updated", {"threadId": "t", "turnId": "older", "tokenUsage": usage}) == []
@@ -158,7 +158,7 @@ def test_counters_of_another_turn_or_thread_are_not_this_runs() -> None:
 
 
 def test_a_call_that_is_open_at_the_end_gets_its_result() -> None:
-    made = story()
+    made = new_reader()
     take(made, "item/started", item(type="commandExecution", command="sleep 9"))
     (result,) = made.close()
     assert isinstance(result, ToolResult)

@@ -115,8 +115,8 @@ def take(reader: EventReader, method: str, params: dict[str, Any]) -> list[Agent
     return reader.read(Notification(method, params))
 
 
-def story(**members: Any) -> tuple[EventReader, list[AgentEvent]]:
-    """A story whose results are to be seen first, after one whole command."""
+def new_reader(**members: Any) -> tuple[EventReader, list[AgentEvent]]:
+    """A reader whose results are to be seen first, after one whole command."""
     made = EventReader(lambda: "2026-11-22T00:00:00.000Z", "/work", shows=True)
     made.thread = "t"
     body = {"id": "i", "type": "commandExecution", "command": shlex.join(["bash", "-c", held("ls")]), **members}
@@ -130,7 +130,7 @@ def results(events: list[AgentEvent]) -> list[tuple[Any, bool]]:
 
 
 def test_a_result_is_told_as_it_was_shown_and_not_before() -> None:
-    made, events = story()
+    made, events = new_reader()
     assert results(events) == []
     told = made.seen("i", "shown", False)
     assert results(told) == [("shown", False)]
@@ -141,12 +141,12 @@ def test_a_result_is_told_as_it_was_shown_and_not_before() -> None:
 
 
 def test_a_result_that_nobody_saw_is_not_told_at_the_end() -> None:
-    made, _ = story()
+    made, _ = new_reader()
     assert results(made.close()) == [(UNSEEN, True)]
 
 
 @pytest.mark.parametrize(("status", "told"), [("failed", [("raw", False)]), ("completed", []), ("blocked", [])])
 def test_a_result_that_passed_a_failing_hook_is_told_as_the_model_has_it(status: str, told: list[Any]) -> None:
-    made, _ = story()
+    made, _ = new_reader()
     run = {"id": "post-tool-use:1:/flags/config.toml:i", "eventName": "postToolUse", "status": status}
     assert results(take(made, "hook/completed", {"threadId": "t", "run": run})) == told

@@ -64,11 +64,11 @@ Broken = tuple[str, str]
 
 
 def claude(broken: list[Broken], whole: str, streamed: bool) -> list[AgentEvent]:
-    story = ClaudeReader(lambda: NOW, "/w", {})
+    reader = ClaudeReader(lambda: NOW, "/w", {})
     events: list[AgentEvent] = []
 
     def say(**event: Any) -> None:
-        events.extend(story.read(Notification("stream_event", {"event": event})))
+        events.extend(reader.read(Notification("stream_event", {"event": event})))
 
     def begin(id: str, text: str) -> None:
         say(type="message_start", message={"id": id})
@@ -78,7 +78,7 @@ def claude(broken: list[Broken], whole: str, streamed: bool) -> list[AgentEvent]
 
     def end(**more: Any) -> None:
         say(type="content_block_stop", index=0)
-        events.extend(story.read(Notification("stream_event", {"event": {"type": "message_stop"}, **more})))
+        events.extend(reader.read(Notification("stream_event", {"event": {"type": "message_stop"}, **more})))
 
     for number, (text, how) in enumerate(broken):
         begin(f"m{number}", text)
@@ -89,23 +89,23 @@ def claude(broken: list[Broken], whole: str, streamed: bool) -> list[AgentEvent]
         elif how == "retried":
             end(abandoned_blocks={"from_block_index": 0})
             retry = {"subtype": "api_retry", "attempt": 1, "error_status": None}
-            events += story.read(Notification("system", retry))
+            events += reader.read(Notification("system", retry))
     if streamed:
         begin("last", whole)
     body = {"id": "last", "content": [{"type": "text", "text": whole}]}
-    events += story.read(Notification("assistant", {"message": body, "parent_tool_use_id": None}))
+    events += reader.read(Notification("assistant", {"message": body, "parent_tool_use_id": None}))
     if streamed:
         end()
     return events
 
 
 def codex(broken: list[Broken], whole: str, streamed: bool) -> list[AgentEvent]:
-    story = CodexReader(lambda: NOW, "/w")
-    story.thread = "t"
+    reader = CodexReader(lambda: NOW, "/w")
+    reader.thread = "t"
     events: list[AgentEvent] = []
 
     def say(method: str, **params: Any) -> None:
-        events.extend(story.read(Notification(method, {"threadId": "t", "turnId": "u", **params})))
+        events.extend(reader.read(Notification(method, {"threadId": "t", "turnId": "u", **params})))
 
     def begin(id: str, text: str) -> None:
         say("item/started", item={"type": "agentMessage", "id": id, "text": ""})
@@ -131,14 +131,16 @@ def update(body: Any) -> Notification:
 
 def acp(broken: list[Broken], whole: str, streamed: bool) -> list[AgentEvent]:
     """Few agents say by this protocol that a stream broke; else what had come stands, and the message has it."""
-    story = AcpReader(lambda: NOW, "/w", {}, notices=[Notice("Again!", retry=True), Notice("Oh no", "backend_timeout")])
+    reader = AcpReader(
+        lambda: NOW, "/w", {}, notices=[Notice("Again!", retry=True), Notice("Oh no", "backend_timeout")]
+    )
     events: list[AgentEvent] = []
     more = {"said": "Again!", "retried": "Oh no"}
     pieces = [piece for text, how in broken for piece in (text, more.get(how, ""))]
     for piece in [*pieces, *(whole if streamed else [whole])]:
         content = {"type": "text", "text": piece}
-        events += story.read(update({"sessionUpdate": "agent_message_chunk", "content": content}))
-    return [*events, *story.end("end_turn")]
+        events += reader.read(update({"sessionUpdate": "agent_message_chunk", "content": content}))
+    return [*events, *reader.end("end_turn")]
 
 
 READERS = {"claude": claude, "codex": codex, "acp": acp}
@@ -196,10 +198,10 @@ def test_a_message_with_other_words_takes_its_pieces_back() -> None:
 
 
 def test_an_answer_too_long_for_a_line_comes_in_several_messages() -> None:
-    story = AcpReader(lambda: NOW, "/w", {})
+    reader = AcpReader(lambda: NOW, "/w", {})
     half = "x" * (MESSAGE_CHARS_MAX // 2)
     chunk = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": half}}
-    events = [event for _ in range(3) for event in story.read(update(chunk))] + story.end("end_turn")
+    events = [event for _ in range(3) for event in reader.read(update(chunk))] + reader.end("end_turn")
     assert fold(events) == [half * 2, half]
 
 

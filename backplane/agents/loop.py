@@ -16,7 +16,7 @@ import msgspec
 
 from backplane.agents.order import RunSpec, budget_of, price_from, server_rows, shape_of
 from backplane.agents.program import first_of
-from backplane.agents.session import AgentRun, Ending, command_of, limited
+from backplane.agents.session import AgentRun, Ending, limited
 from backplane.config import child_environment
 from backplane.contract import receipt
 from backplane.contract.canonical import Json
@@ -259,29 +259,20 @@ class Agent:
 
     async def _call(self, call: ToolUse) -> Result:
         name, input, root = call.name, call.input, self.toolbox.tree.root
-        command = command_of(input) if name == "bash" else None
-        verdict = await self._run.may(name, input, command=command, cwd=root)
-        if verdict.decision == "deny":
-            return Result(f"policy_denied: {verdict.reason}", is_error=True)
+        verdict = await self.session.may(name, input, None)
+        refused = verdict.reason if verdict.decision == "deny" else None
         if verdict.decision == "modify" and verdict.input is not msgspec.UNSET:
             input = verdict.input
-            denied = self._denied(name, input)
-            if denied is not None:
-                return denied
+            local = self._run.policy.decide_tool_call(name, input, root=root, cwd=root)
+            refused = local.reason if local.allowed == "deny" else None
+        if refused is not None:
+            return Result(f"policy_denied: {refused}", is_error=True)
         result = await (self.servers.call(name, input) if name in self.servers else self.toolbox.run(name, input))
         if result.ran is not None:
             await self._run.command_executed(result.ran.command, result.ran.exit_code, result.ran.output)
         for change in result.changes:
             await self._run.file_changed(change.path, change.summary)
-        return await self._seen(name, input, result)
-
-    def _denied(self, name: str, input: Any) -> Result | None:
-        root = self.toolbox.tree.root
-        decision = self._run.policy.decide_tool_call(name, input, root=root, cwd=root)
-        return Result(f"policy_denied: {decision.reason}", is_error=True) if decision.allowed == "deny" else None
-
-    async def _seen(self, name: str, input: Any, result: Result) -> Result:
-        """Let hooks look at a result before the model does."""
+        # Hooks look at a result before the model does.
         text, is_error = await self._run.shown(name, input, result.text, is_error=result.is_error)
         return msgspec.structs.replace(result, text=str(text), is_error=is_error)
 

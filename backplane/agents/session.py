@@ -29,7 +29,7 @@ from backplane.contract.receipt import Usage
 from backplane.errors import BackendError, ContractError
 from backplane.host import Done, HostRun
 from backplane.policy.rules import Decision
-from backplane.process.jsonrpc import Pipe
+from backplane.process.jsonrpc import Hear, Pipe
 from backplane.process.once import SECOND_LOOK_S
 from backplane.protocol.jsonrpc import Fault, Malformed, Notification, Peer, Received, Reply, Request
 from backplane.upstream.cost import MICROS
@@ -46,6 +46,8 @@ REPAIRS_MAX: Final = 2
 """Tries to correct an answer of the wrong shape; who needs a third does not find it."""
 WORDS_CHARS_MAX: Final = 2000
 """Of an agent's own words for a failure: a service's answer may be a whole page."""
+MALFORMED_MAX: Final = 20
+"""Lines of an agent that are no messages and are told: one that writes more of them keeps a log there."""
 WORDLESS: Final = "the agent ended without a word"
 UNCOUNTED: Final = "what this costs is not known any more, so the budget cannot be held (max_budget_usd)"
 
@@ -150,7 +152,7 @@ class AgentRun:
         self.root = run.order.workspace.root
         self.cancelled = self.interrupted = self.ended = False
         self._raw = run.order.abp("mode") == "passthrough"
-        self._line = b""
+        self._line, self._malformed = b"", 0
         self._opened = self._in_turn = self._skip_turn = False
         self._waiting: list[str] = []
         self._questions: set[anyio.CancelScope] = set()
@@ -165,10 +167,12 @@ class AgentRun:
 
     # What the agent says and asks -------------------------------------------------------------------------------------
 
-    def pipe(self, child: Child, agent: Agent, *, peer: Peer | None = None, said: bytes = b"") -> Pipe:
-        """Make the agent's way to its program: what comes goes to `hear` and `answer`."""
-        hear = getattr(agent, "hear", self.hear)
-        return Pipe(child.stdin, child.stdout, answer=agent.answer, hear=hear, watch=self._watch, peer=peer, said=said)
+    def pipe(
+        self, child: Child, agent: Agent, *, hear: Hear | None = None, peer: Peer | None = None, said: bytes = b""
+    ) -> Pipe:
+        """Make the agent's way to its program: what comes goes to `hear` and `answer`; for the others, see `Pipe`."""
+        ways: dict[str, Any] = {"answer": agent.answer, "hear": hear or self.hear, "watch": self._watch}
+        return Pipe(child.stdin, child.stdout, **ways, peer=peer, said=said)
 
     async def hear(self, message: Notification, *, is_sign: bool = True) -> None:
         """Tell what the agent told.
@@ -194,6 +198,9 @@ class AgentRun:
         """Keep a line that nobody hears: one that is no message, and in passthrough every call and answer."""
         self._line = line
         if isinstance(received, Malformed):
+            self._malformed += 1
+            if self._malformed > MALFORMED_MAX:
+                return
             await self.run.warn(f"the agent wrote a line that is no message: {received.evidence!r}")
         elif self._raw and self.agent.keeps_calls and not isinstance(received, Notification):
             for event in self._with_line([], received.method if isinstance(received, Request) else "an answer"):

@@ -147,17 +147,17 @@ class Agent:
             await self._set_model(session, model)
 
     async def _set_model(self, session: Session, model: str) -> None:
-        offers = (*session.options.get("model", ()), *session.models)
+        offers = {one: ("session/set_model", {"modelId": one}) for one in session.models}
+        for one in session.options.get("model", ()):
+            offers[one] = ("session/set_config_option", {"configId": "model", "value": one})
         is_configured = self.profile.config is not None and self.profile.config.model is not None
         if model == session.model or (is_configured and not offers):
             return
-        if model in session.options.get("model", ()):
-            fault = await self._change(session, "session/set_config_option", configId="model", value=model)
-        elif model in session.models:
-            fault = await self._change(session, "session/set_model", modelId=model)
-        else:
-            offered = ", ".join(offers[:20]) or "none by name"
+        if model not in offers:
+            offered = ", ".join([*offers][:20]) or "none by name"
             raise BackendError("backend_model_not_found", f"the agent has no model {model!r}", hint=f"it has {offered}")
+        method, params = offers[model]
+        fault = await self._change(session, method, **params)
         if fault is not None:
             raise BackendError("backend_model_not_found", f"the model {model!r} cannot be set: {fault.message}")
 

@@ -68,7 +68,7 @@ class Agent:
     def __init__(self, session: AgentRun, options: Options, child: Child) -> None:
         self.session, self.options = session, options
         self.reader = EventReader(session.run.now, session.root, options.tools)
-        self.pipe = session.pipe(child, self, peer=ControlPeer())
+        self.pipe = session.pipe(child, self, hear=self.hear, peer=ControlPeer())
         self._recorded: set[str] = set()
         """Calls that the policy denies and that are on record above, by id."""
         self._allowed: set[str] = set()

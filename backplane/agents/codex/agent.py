@@ -59,7 +59,7 @@ class Agent:
         self.session, self.options = session, options
         self.reader = EventReader(session.run.now, session.root, shows=options.shows)
         self.verdicts = Verdicts(session, self.reader, shows=options.shows)
-        self.pipe = session.pipe(child, self, said=begun.said)
+        self.pipe = session.pipe(child, self, hear=self.hear, said=begun.said)
         self.hooked = Hooked(options.hooks, self._hook) if options.hooks is not None else None
         self._model = ""
 
