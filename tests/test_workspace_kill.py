@@ -121,8 +121,8 @@ def test_a_kill_before_any_step_of_apply_leaves_all_or_nothing(patched: Place) -
 def test_a_kill_while_it_is_settled_changes_nothing_about_the_end(patched: Place) -> None:
     before = snapshot(patched.original)
     script = KILLER + (
-        "from pathlib import Path; from backplane.workspace import exchange\n"
-        "armed = True; exchange.settle(exchange.pending(Path(sys.argv[1])))\n"
+        "from pathlib import Path; from backplane.workspace import transaction\n"
+        "armed = True; transaction.settle(transaction.pending(Path(sys.argv[1])))\n"
     )
     assert killed(APPLY + "apply_patch(Path(sys.argv[1]))", 22, str(patched.run_dir)) == -signal.SIGKILL
     assert snapshot(patched.original) != before
