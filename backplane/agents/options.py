@@ -59,6 +59,17 @@ class Codex(_Vendor, frozen=True, forbid_unknown_fields=True):
     """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
+class Server(msgspec.Struct, frozen=True):
+    """The members of an MCP server's row that all agents have; an agent may have others."""
+
+    name: str
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    url: str = ""
+    headers: dict[str, str] = {}
+
+
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How an agent is told its model."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -247,26 +247,14 @@ def server_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[s
     made: dict[str, dict[str, Any]] = {}
     for row in (*configured, *ordered):
         try:
-            named = msgspec.convert(row, _Server)
+            named = msgspec.convert(row, agent_options.Server)
         except msgspec.ValidationError as error:
-            raise ConfigError("config_invalid", f"an MCP server cannot be read: {error}", hint=_Server.hint) from error
+            fix = "it has name; command, args and env, or url and headers"
+            raise ConfigError("config_invalid", f"an MCP server cannot be read: {error}", hint=fix) from error
         if not named.name or not {"command", "url"} & set(row):
             raise ConfigError("config_invalid", "an MCP server has no name, or neither command nor url")
         made[named.name] = {name: value for name, value in row.items() if name != "name"}
     return made
-
-
-class _Server(msgspec.Struct):
-    """The members of a server's row that all agents have; an agent may have others."""
-
-    hint: ClassVar[str] = "it has name; command, args and env, or url and headers"
-
-    name: str
-    command: str = ""
-    args: list[str] = []
-    env: dict[str, str] = {}
-    url: str = ""
-    headers: dict[str, str] = {}
 
 
 def shape_of(run: Given) -> Shape | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from backplane.agents.options import Options, Profile, read, rows_of
+from backplane.agents.options import Options, Profile, Server, read, rows_of
 from backplane.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def servers_of(env: Mapping[str, str], ordered: object) -> dict[str, tuple[str, 
     found: dict[str, tuple[str, ...]] = {}
     for row in rows[:SERVERS_MAX]:
         with suppress(msgspec.ValidationError):
-            server = msgspec.convert(row, _Server)
+            server = msgspec.convert(row, Server)
             lists = (part for value in server.env.values() for part in value.split(os.pathsep))
             words = (server.command, *server.args, *lists)
             found[server.name] = tuple(word for word in words[:WORDS_MAX] if word and "\0" not in word)
@@ -96,13 +96,6 @@ def servers_of(env: Mapping[str, str], ordered: object) -> dict[str, tuple[str, 
 
 class _Configured(msgspec.Struct):
     mcp_servers: list[object] = []
-
-
-class _Server(msgspec.Struct):
-    name: str
-    command: str = ""
-    args: tuple[str, ...] = ()
-    env: dict[str, str] = {}
 
 
 def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any], where: str) -> Agent | None:
