@@ -72,8 +72,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """The answer, in which a wanted shape is looked for."""
 
 
-def failed(code: str, words: str, **more: Any) -> Ending:
-    return Ending(outcome="failed", code=code, words=words, **more)
+def failed(code: str, words: str, *, stopped: bool = False) -> Ending:
+    return Ending(outcome="failed", code=code, words=words, stopped=stopped)
 
 
 def limited(limit: str, words: str) -> Ending:
@@ -171,8 +171,8 @@ class AgentRun:
         self, child: Child, agent: Agent, *, hear: Hear | None = None, peer: Peer | None = None, said: bytes = b""
     ) -> Pipe:
         """Make the agent's way to its program: what comes goes to `hear` and `answer`; for the others, see `Pipe`."""
-        ways: dict[str, Any] = {"answer": agent.answer, "hear": hear or self.hear, "watch": self._watch}
-        return Pipe(child.stdin, child.stdout, **ways, peer=peer, said=said)
+        hear = hear or self.hear
+        return Pipe(child.stdin, child.stdout, answer=agent.answer, hear=hear, watch=self._watch, peer=peer, said=said)
 
     async def hear(self, message: Notification, *, is_sign: bool = True) -> None:
         """Tell what the agent told.
