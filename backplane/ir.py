@@ -43,6 +43,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     at: str = ""
     """JSON pointer to where it was read; empty for the whole document or for what was made here."""
     ext: Ext = {}
+    raw: Any = None
+    """The native object that it was read from; its own dialect writes it again while reading it yields this node."""
 
 
 # Parts ----------------------------------------------------------------------------------------------------------------

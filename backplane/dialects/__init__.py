@@ -1,7 +1,7 @@
 """Vendors' JSON, read into the neutral form and written from it: requests, responses, streams.
 
-`DIALECTS` is the table; every module in it has the same names. There is no translation from one vendor to another,
-only through `ir`. Nothing here does I/O.
+`DIALECTS` is the table; each file in it ends with its dialect, one value. There is no translation from one vendor to
+another, only through `ir`. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import importlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
 
+import msgspec
+
 from backplane.contract import events
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
-from backplane.dialects import _audit, framing
-from backplane.dialects._events import end_events
-from backplane.dialects._stream import Accumulator
+from backplane.dialects import framing
+from backplane.dialects.agent_events import end_events
+from backplane.dialects.codec import Ledger
+from backplane.dialects.losses import lose_empty, lose_forms, lose_words
+from backplane.dialects.streams import Accumulator
 from backplane.errors import TranslationError
-from backplane.ir import Answer, Ended, Loss, Stopped, StreamEvent, StreamFailed, Translated
+from backplane.ir import Answer, Kept, Loss, StreamEvent, StreamFailed, Translated
 
 DIALECTS: Final[dict[str, str]] = {
     "openai": "backplane.dialects.openai",
@@ -49,23 +53,22 @@ __all__ = [
 
 
 def dialect(name: str) -> Any:
-    """Return a dialect's module.
+    """Return a dialect.
 
     Raises:
         TranslationError: `dialect_unknown`.
     """
     if name not in DIALECTS:
         raise TranslationError("dialect_unknown", f"no dialect {name!r}", hint=f"there are {', '.join(DIALECTS)}")
-    return importlib.import_module(DIALECTS[name])
+    return importlib.import_module(DIALECTS[name]).DIALECT
 
 
 def translate(
-    document: Json, source: str, target: str, kind: Kind = "request", policy: Policy = "warn", *, audit: bool = True
+    document: Json, source: str, target: str, kind: Kind = "request", policy: Policy = "warn"
 ) -> Translated[Json]:
     """Translate one request or response.
 
     Args:
-        audit: also translate back, and name what did not return; without it only what the dialects report.
         policy: `warn` returns the losses, `allow` leaves them out, `fail` raises when there are material ones.
 
     Raises:
@@ -73,14 +76,6 @@ def translate(
             `mapping_unsupported_capability` or `ir_invalid`, its meaning would break; `mapping_lossy_conversion`
             by the policy.
     """
-    written, losses = _through(document, source, target, kind)
-    if audit and source != target and policy != "allow":
-        losses += _unnamed(document, written, losses, source, target, kind)
-    check_losses(losses, policy)
-    return Translated(written, () if policy == "allow" else losses)
-
-
-def _through(document: Json, source: str, target: str, kind: Kind) -> tuple[Json, tuple[Loss, ...]]:
     reader, writer = dialect(source), dialect(target)
     if kind == "request":
         read = reader.to_ir(document)
@@ -88,18 +83,26 @@ def _through(document: Json, source: str, target: str, kind: Kind) -> tuple[Json
     else:
         read = reader.response_to_ir(document)
         written = writer.response_from_ir(read.value)
-    losses = (*read.losses, *written.losses) if source != target else written.losses
-    return written.value, losses
+    if source == target:
+        return Translated(written.value, written.losses)
+    losses = _with_forms(document, written.value, (*read.losses, *written.losses), reader, target, kind)
+    check_losses(losses, policy)
+    return Translated(written.value, () if policy == "allow" else losses)
 
 
-def _unnamed(
-    document: Json, written: Json, losses: tuple[Loss, ...], source: str, target: str, kind: Kind
+def _with_forms(
+    document: Json, written: Json, losses: tuple[Loss, ...], reader: Any, target: str, kind: Kind
 ) -> tuple[Loss, ...]:
-    try:
-        back, _ = _through(written, target, source, kind)
-    except TranslationError:  # what is refused on the way back was reported on the way there
-        return ()
-    return _audit.unnamed(document, written, back, losses, source, target)
+    """Return the losses, material ones first, with those of the form in which the source was written."""
+    ledger = Ledger(reader.NAME, target)
+    ledger.losses += losses
+    lose_words(document, written, ledger, reader.content)
+    lose_forms(document, reader.canonical(document, kind), ledger)
+    lose_empty(document, ledger)
+    once: dict[tuple[str, str, str], Loss] = {}
+    for loss in ledger.losses:
+        once.setdefault((loss.path, loss.kind, loss.code), loss)
+    return tuple(sorted(once.values(), key=lambda loss: not loss.is_material))
 
 
 def check_losses(losses: Sequence[Loss], policy: Policy) -> None:
@@ -130,41 +133,44 @@ class StreamTranslation:
         TranslationError: `dialect_unknown`.
     """
 
-    _began = False
-    _has_end = False
-    """The source said how it ended."""
-
     def __init__(self, source: str, target: str) -> None:
         self.reader = dialect(source).StreamReader()
         self.writer = dialect(target).StreamWriter(source)
+        self._count = 0
+        self._began = False
+        self._losses: dict[tuple[str, str, str], Loss] = {}
 
     def feed(self, chunk: Json) -> list[Json]:
         """Return the chunks that say what this one said; often one, sometimes none."""
         found = self.reader.read(chunk)
-        self._began = self._began or bool(found)
-        self._has_end = self._has_end or any(_says_how(event) for event in found)
-        return self._write(found)
+        if found:
+            self._began = self._began or any(type(event) is not Kept for event in found)
+        out = [made for event in found for made in self.writer.write(event)]
+        if self.writer.ledger.losses:
+            self._name(chunk)
+        self._count += 1
+        return out
 
     def finish(self) -> list[Json]:
-        """Return what the end of the stream adds; call it once. That of a cut stream is a loss, made up here."""
-        if self._began and not self._has_end:
-            reason = "the stream was over before it said how; the target's end is made up"
-            self.writer.ledger.synthesise("", "cut", reason)
-            self._has_end = True
-        return self._write(self.reader.finish())
+        """Return what the end of the stream adds; call it once. A stream that says nothing is a failure."""
+        found: list[StreamEvent] = [] if self._began else [StreamFailed("the stream holds no answer", "stream_empty")]
+        self._began = True
+        out = [made for event in (*found, *self.reader.finish()) for made in self.writer.write(event)]
+        self._name(None)
+        return out
 
-    def _write(self, found: list[StreamEvent]) -> list[Json]:
-        return [chunk for event in found for chunk in self.writer.write(event)]
+    def _name(self, chunk: Json) -> None:
+        """Keep the new losses, each once; one without a place is of this chunk."""
+        for loss in self.writer.ledger.losses:
+            if not loss.path and chunk is not None:
+                loss = msgspec.structs.replace(loss, path=f"/{self._count}")
+            self._losses.setdefault((loss.code, loss.reason, loss.path if loss.path.count("/") > 1 else ""), loss)
+        self.writer.ledger.losses.clear()
 
     @property
     def losses(self) -> tuple[Loss, ...]:
         """What was lost so far."""
-        return (*getattr(self.reader, "losses", ()), *self.writer.ledger.losses)
-
-
-def _says_how(event: StreamEvent) -> bool:
-    """Whether this tells how an answer ended."""
-    return isinstance(event, Stopped | StreamFailed) or (isinstance(event, Ended) and event.answer is not None)
+        return (*getattr(self.reader, "losses", ()), *self._losses.values())
 
 
 def sum_stream(chunks: Iterable[Json], source: str) -> Translated[Answer]:

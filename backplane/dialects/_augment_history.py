@@ -20,7 +20,7 @@ from backplane.dialects._augment_nodes import (
     read_answer,
     read_node,
 )
-from backplane.dialects._parts import Ledger, slot
+from backplane.dialects.codec import Ledger
 from backplane.ir import Message, Part, Text, ToolResult
 
 REQUEST_NODES: Final = ("request_nodes", "structured_request_nodes", "nodes")
@@ -110,7 +110,7 @@ def _read_summary(node: Json, at: str, ledger: Ledger, depth: int) -> Iterator[M
         words = words.replace("{" + name + "}", str(value))
     missing = [str(values[name]) for name in ("summary", "middle_part_abridged") if str(values[name]) not in words]
     text = "\n\n".join(found for found in (words if template else "Summary of what came before:", *missing) if found)
-    yield Message(role="user", parts=(Text(text=text, at=at),), at=at, ext=slot(NAME, body.rest()))
+    yield Message(role="user", parts=(Text(text=text, at=at),), at=at, ext=body.ext())
     for end_at, value in listed(body, "history_end"):
         yield from read_exchange(value, end_at, ledger, depth + 1)
 

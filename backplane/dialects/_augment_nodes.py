@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 from backplane.contract.canonical import Json
-from backplane.dialects._parts import Ledger, escape, json_text, need_object, read_arguments, slot
-from backplane.ir import Media, Opaque, Part, Text, Thinking, ToolResult, ToolUse
+from backplane.dialects import codec
+from backplane.dialects.codec import Ledger, escape, json_text, read_arguments
+from backplane.ir import Ext, Media, Opaque, Part, Text, Thinking, ToolResult, ToolUse
 
 NAME: Final = "augment"
 
@@ -79,7 +80,7 @@ class Members:
     def __init__(self, value: Json, at: str, ledger: Ledger) -> None:
         self.at = at
         self.ledger = ledger
-        self.left = need_object(value, at)
+        self.left = codec.Members(value, at).rest
 
     def each(self, kind: type[K], *names: str) -> Iterator[tuple[str, K]]:
         """Take every member of this type under these names, with its pointer; null and empty ones are nothing."""
@@ -118,6 +119,11 @@ class Members:
                 del self.left[spelled]
                 return int(value)
         return None
+
+    def ext(self) -> Ext:
+        """Return what was not taken as the extension slot of a node."""
+        rest = self.rest()
+        return {NAME: rest} if rest else {}
 
     def rest(self) -> dict[str, Any]:
         """What was not taken and says something, as entries of an extension slot."""
@@ -163,7 +169,7 @@ def read_node(node: Json, at: str, ledger: Ledger) -> Part | None:
     if found is None:
         text = members.text("content") if kind == TEXT else ""
         if text or kind == TEXT:
-            return Text(text=text, at=at, ext=slot(NAME, members.rest())) if is_said(text) else None
+            return Text(text=text, at=at, ext=members.ext()) if is_said(text) else None
         return Opaque(dialect=NAME, label=f"a node of type {kind} without its body", payload=node, at=at)
     body = Members(found[1], found[0], ledger)
     part = READERS[kind](body, at)
@@ -292,7 +298,7 @@ def read_answer(text: str, nodes: list[tuple[str, Json]], at: str, ledger: Ledge
             pieces[kind].append(members.text("content"))
         elif kind == THINKING and body is not None:
             inner = Members(body[1], body[0], ledger)
-            thoughts.append(Thinking(text=inner.text("summary"), at=where, ext=slot(NAME, inner.rest())))
+            thoughts.append(Thinking(text=inner.text("summary"), at=where, ext=inner.ext()))
         elif kind in (TOOL_USE, TOOL_USE_START) and body is not None:
             call = _read_call(Members(body[1], body[0], ledger), where)
             if kind == TOOL_USE_START:
@@ -315,5 +321,5 @@ def _read_call(body: Members, at: str) -> ToolUse:
     written = body.text("input_json")
     return ToolUse(
         id=body.text("tool_use_id"), name=body.text("tool_name"), text=written or None,
-        input=read_arguments(written), at=at, ext=slot(NAME, body.rest()),
+        input=read_arguments(written), at=at, ext=body.ext(),
     )  # fmt: skip

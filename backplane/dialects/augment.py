@@ -13,7 +13,7 @@ from backplane.dialects import Policy, StreamTranslation, check_losses, dialect
 from backplane.dialects._augment_history import REQUEST_NODES, has_summary, joined, read_exchange, read_turn
 from backplane.dialects._augment_nodes import NAME, Members, is_said, listed
 from backplane.dialects._augment_stream import ChunkWriter, Reply
-from backplane.dialects._parts import Ledger, parse_json, slot
+from backplane.dialects.codec import Ledger, parse_json
 from backplane.dialects.pairing import paired
 from backplane.errors import TranslationError
 from backplane.ir import Conversation, Message, Text, ToolSpec, Translated
@@ -65,7 +65,7 @@ def to_ir(request: Json, system: str = "") -> Translated[Conversation]:
     model = members.text("model") or None
     conversation = Conversation(
         dialect=NAME, messages=(*head, *messages), model=model, tools=tools, options=options, options_at=options_at,
-        ext=slot(NAME, members.rest()),
+        ext=members.ext(),
     )  # fmt: skip
     # An editor may have been stopped anywhere: calls without results, results without calls, results that come late.
     whole = paired(conversation)
@@ -141,7 +141,7 @@ def _read_tool(value: Json, at: str, ledger: Ledger) -> ToolSpec:
         schema = {"type": "object", "properties": {}}
     return ToolSpec(
         name=members.text("name"), description=members.text("description") or None, schema=schema, at=at,
-        ext=slot(NAME, members.rest()),
+        ext=members.ext(),
     )  # fmt: skip
 
 
@@ -207,7 +207,7 @@ class ChunkStream(StreamTranslation):
     """
 
     def __init__(self, source: str, reply: Reply = Reply()) -> None:  # noqa: B008  frozen
-        self.reader = dialect(source).StreamReader()
+        super().__init__(source, source)
         # An editor's model stands behind a gateway; what it repeats is shown once, as the host `api` does.
         self.reader.mends = True
         self.writer = ChunkWriter(source, reply)

@@ -1,37 +1,62 @@
 """Anthropic's Messages, as its reference describes it (docs.anthropic.com, read November 2026).
 
 Messages hold typed blocks; the system text stands outside, results stand in the user's messages.
-Streams are in `_claude_stream`.
+Streams are in `claude_stream`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
-from backplane.contract.events import AgentEvent
-from backplane.contract.work import WorkOrder
-from backplane.dialects import _claude_stream, _claude_stream_write, _events
-from backplane.dialects._claude_read import NAME, read_block, read_stop, read_usage
-from backplane.dialects._claude_request import read_request, read_tool, write_request, write_tool
-from backplane.dialects._claude_write import write_blocks, write_stop, write_usage
-from backplane.dialects._losses import created_path, lose_candidates, require
-from backplane.dialects._parts import (
-    ABSENT,
+from backplane.dialects.codec import (
+    FREE_TEXT,
+    NUMBER,
+    Block,
+    Blocks,
+    Calls,
     Ledger,
-    give_back,
-    need_list,
-    need_object,
-    put_constants,
-    put_rest,
-    slot,
-    take,
-    take_constant,
+    Members,
+    Option,
+    Writer,
+    arguments_object,
+    is_own_raw,
+    is_plain,
+    kind_of,
+    put_ext,
+    read_content,
+    read_options,
+    take_cache,
+    unchanged,
+    write_options,
 )
-from backplane.dialects._reading import failed_answer
-from backplane.ir import Answer, Candidate, Conversation, Message, ToolSpec, Translated
+from backplane.dialects.limits import Limits, Spelling
+from backplane.dialects.losses import chosen_kind, lose_part, require
+from backplane.dialects.outcome import failed_answer, stop_of, stop_word
+from backplane.dialects.vendor import Dialect, type_name, write_tools
+from backplane.ir import (
+    Answer,
+    Candidate,
+    Citation,
+    Conversation,
+    Media,
+    Message,
+    Opaque,
+    Part,
+    Refusal,
+    Role,
+    ServerTool,
+    Stop,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolSpec,
+    ToolUse,
+    Usage,
+)
+
+NAME: Final = "claude"
 
 TOOL_NAMES: Final[dict[str, str]] = {
     "Read": "read_file",
@@ -58,145 +83,608 @@ CAPABILITIES: Final = Manifest({
 })  # fmt: skip
 
 DEFAULTS: Final[dict[str, Json]] = {"model": "claude-sonnet-5-5", "max_tokens": 4096}
-FRAMING: Final = "sse"
-DONE: Final = False
+
+ROLES: Final[dict[str, Role]] = {"user": "user", "assistant": "assistant", "system": "system"}
+
+STOPS: Final[dict[str, Stop]] = {
+    "end_turn": "end", "max_tokens": "max_tokens", "stop_sequence": "stop_sequence", "tool_use": "tool_use",
+    "pause_turn": "pause", "refusal": "refusal", "model_context_window_exceeded": "max_tokens",
+}  # fmt: skip
+
+STOP_WORDS: Final[dict[Stop | None, str]] = {
+    "end": "end_turn", "max_tokens": "max_tokens", "stop_sequence": "stop_sequence", "tool_use": "tool_use",
+    "pause": "pause_turn", "refusal": "refusal", "content_filter": "refusal",
+    # Never `end_turn`: the answer may not be whole.
+    None: "max_tokens", "error": "refusal", "cancelled": "max_tokens", "other": "max_tokens",
+}  # fmt: skip
+
+OPTIONS: Final = (
+    Option("max_tokens", "max_tokens", (int,), least=1),
+    Option("temperature", "temperature", NUMBER, least=0, most=1),
+    Option("top_p", "top_p", NUMBER),
+    Option("top_k", "top_k", (int,), least=0),
+    Option("stop_sequences", "stop", (list,)),
+    Option("stream", "stream", (bool,)),
+    Option("service_tier", "service_tier", known=frozenset({"auto", "standard_only"})),
+    Option("metadata/user_id", "user"),
+    Option("output_config/effort", "reasoning_effort"),
+)
+
+USAGE: Final = {
+    "cache_read_input_tokens": "cache_read", "cache_creation_input_tokens": "cache_write", "output_tokens": "output",
+    "output_tokens_details/thinking_tokens": "reasoning",
+}  # fmt: skip
+PLACES: Final = {
+    **{row.name: row.path.partition("/")[0] for row in OPTIONS},
+    **{field: path for path, field in USAGE.items()}, "input": "input_tokens", "id": "id", "model": "model",
+    "usage": "usage", "cache": "cache_control", "signature": "signature", "title": "title",
+    "reasoning_budget": "thinking", "response_format": "output_config", "tool_choice": "tool_choice",
+    "parallel_tool_calls": "tool_choice",
+}  # fmt: skip
+LIMITS: Final = Limits(
+    call_id=Spelling("[a-zA-Z0-9_-]"), tool_name=Spelling("[a-zA-Z0-9_-]", 128), takes_empty_text=False
+)
+"""docs.anthropic.com, messages: patterns of ids and names, texts must not be empty; read 2026-11."""
+
+MAX_TOKENS_MADE: Final = 4096
+"""The limit that a request must have and the source did not say; every model allows as much."""
+THINKING_TOKENS_MIN: Final = 1024
+"""Least budget for thinking, which must also be below the limit of the answer (docs.anthropic.com, 2026-11)."""
+TOP_P_MIN: Final = 0.95
+"""Least `top_p` beside thinking; temperature and `top_k` are refused beside it (docs.anthropic.com, 2026-11)."""
+
+EFFORTS: Final = frozenset({"low", "medium", "high", "xhigh", "max"})
+CHOICES: Final = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
+IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+SOURCES: Final = {"base64": ("data", "data"), "url": ("url", "url"), "file": ("file_id", "file_id"),
+                  "text": ("data", "text")}  # fmt: skip
+"""Kind of a source → its member and the portable field."""
 
 
-def tool_to_ir(tool: Json) -> Translated[ToolSpec]:
-    """Read one tool definition."""
-    return Translated(read_tool(tool, ""))
+# Blocks ---------------------------------------------------------------------------------------------------------------
 
 
-def tool_from_ir(tool: ToolSpec, source: str = NAME) -> Translated[Json]:
-    """Write one tool definition; None with a loss where only `source` runs it."""
-    ledger = Ledger(source, NAME)
-    return Translated(write_tool(tool, ledger), ledger.done())
+def _read_citations(members: Members, fields: dict[str, Any]) -> bool:
+    found = members.rest.get("citations")
+    if type(found) is list and found and all(type(one) is dict for one in found):
+        del members.rest["citations"]
+        at = f"{members.at}/citations"
+        fields["citations"] = tuple(read_citation(one, f"{at}/{place}") for place, one in enumerate(found))
+    return True
 
 
-def to_ir(request: Json) -> Translated[Conversation]:
+def read_citation(raw: dict[str, Any], at: str) -> Citation:
+    """Read where a text is from; its span counts in the document cited, so it stays native."""
+    members = Members(raw, at)
+    return Citation(
+        kind=members.take("type") or "", url=members.take("url"), title=members.take("title"),
+        quote=members.take("cited_text"), at=at, ext=members.ext(NAME), raw=raw,
+    )  # fmt: skip
+
+
+def _write_citations(part: Text, out: dict[str, Any], ledger: Ledger) -> bool:
+    # A citation here needs the vendor's own index.
+    citations = [write_citation(one, ledger) for one in part.citations if ledger.is_home or NAME in one.ext]
+    if citations:
+        out["citations"] = citations
+    return True
+
+
+def write_citation(citation: Citation, ledger: Ledger) -> Json:
+    pairs = (("type", citation.kind or None), ("url", citation.url), ("title", citation.title),
+             ("cited_text", citation.quote))  # fmt: skip
+    out: dict[str, Any] = {key: value for key, value in pairs if value is not None}
+    put_ext(citation, out, ledger)
+    return out
+
+
+def _write_thinking(part: Thinking, out: dict[str, Any], ledger: Ledger) -> bool:
+    if part.redacted is not None:
+        return False
+    if not ledger.is_home:
+        ledger.degrade(part.at, "thinking", "thinking without this vendor's signature; it takes it back only as text")
+        out["signature"] = ""
+    return True
+
+
+def _take_input(members: Members, fields: dict[str, Any]) -> bool:
+    if "input" not in members.rest:
+        return False
+    fields["input"] = members.rest.pop("input")
+    return True
+
+
+def _write_call(part: ToolUse, out: dict[str, Any], ledger: Ledger) -> bool:
+    out["input"] = arguments_object(part, ledger)
+    return True
+
+
+def _read_result(members: Members, fields: dict[str, Any]) -> bool:
+    fields["content"], fields["flat"] = read_content(members, "content", read_block)
+    return True
+
+
+def _write_result(part: ToolResult, out: dict[str, Any], ledger: Ledger) -> bool:
+    if part.flat is not False and is_plain(part.content):
+        put_ext(part.content[0], {}, ledger)
+        out["content"] = part.content[0].text  # type: ignore[attr-defined]
+    elif part.content or part.flat is not None:
+        out["content"] = write_blocks(part.content, ledger)
+    return True
+
+
+def _read_source(members: Members, fields: dict[str, Any]) -> bool:
+    form = members.take("source/type")
+    if form == "content" and fields["kind"] == "document":
+        return _read_texts(members, fields, members.take("source/content", list))
+    member, field = SOURCES.get(str(form), ("", ""))
+    fields[field] = members.take(f"source/{member}") if member else None
+    fields["media_type"] = members.take("source/media_type")
+    return bool(member) and fields[field] is not None
+
+
+def _read_search(members: Members, fields: dict[str, Any]) -> bool:
+    return _read_texts(members, fields, members.take("content", list))
+
+
+def _read_texts(members: Members, fields: dict[str, Any], blocks: list[Json] | None) -> bool:
+    """Read a document that stands in blocks of text as one text."""
+    found = blocks or [None]
+    if not all(kind_of(block) == "text" and set(block) == {"type", "text"} and type(block["text"]) is str
+               for block in found):  # fmt: skip
+        return False
+    fields |= {"text": "\n\n".join(block["text"] for block in found), "media_type": "text/plain"}
+    return True
+
+
+def _write_media(part: Media, out: dict[str, Any], ledger: Ledger) -> bool:
+    """Write where a picture or document comes from; False where this vendor takes nothing of the kind."""
+    form = next((form for form, (_, field) in SOURCES.items() if getattr(part, field) is not None), "")
+    media_type = part.media_type
+    if not form or part.kind not in ("image", "document") or (form == "text" and part.kind == "image"):
+        return False
+    if not ledger.is_home:
+        media_type = media_type or ("image/png" if part.kind == "image" else "application/pdf")
+        is_known = media_type in IMAGE_TYPES if part.kind == "image" else media_type == "application/pdf"
+        is_address = part.url is not None and part.url.startswith(("http:", "https:"))
+        if (form == "base64" and not is_known) or (form == "url" and not is_address) or form == "file":
+            return False
+        media_type = {"base64": media_type, "text": "text/plain"}.get(form)
+    member, field = SOURCES[form]
+    out["source"] = {"type": form, member: getattr(part, field)}
+    if media_type is not None:
+        out["source"]["media_type"] = media_type
+    title = part.title if part.title is not None or ledger.is_home else part.name
+    if title is not None and part.kind == "document":
+        out["title"] = title
+    return True
+
+
+BLOCKS: Final = Blocks(NAME, (
+    Block("text", Text, {"text!": "text"}, read=_read_citations, write=_write_citations),
+    Block("thinking", Thinking, {"thinking!": "text", "signature": "signature"}, write=_write_thinking),
+    Block("redacted_thinking", Thinking, {"data!": "redacted"}, {"text": ""},
+          write=lambda part, out, ledger: bool(ledger.is_home)),
+    Block("tool_use", ToolUse, {"id!": "id", "name!": "name"}, read=_take_input, write=_write_call),
+    Block("tool_result", ToolResult, {"tool_use_id!": "id", "is_error": "is_error"}, types={"is_error": (bool,)},
+          read=_read_result, write=_write_result),
+    Block("image", Media, {}, {"kind": "image"}, read=_read_source, write=_write_media),
+    Block("document", Media, {"title": "title"}, {"kind": "document"}, read=_read_source, write=_write_media),
+    Block("search_result", Media, {"title": "title"}, {"kind": "document"}, read=_read_search, is_written=False),
+), cache="cache_control", ttls=frozenset({None, "5m", "1h"}))  # fmt: skip
+
+
+def read_block(value: Json, at: str) -> Part:
+    """Read one block of any kind."""
+    found = BLOCKS.read(value, at)
+    if found is not None:
+        return found
+    kind = str(kind_of(value))
+    if kind.endswith(("tool_use", "tool_result")):
+        return ServerTool(dialect=NAME, name=str(value.get("name") or kind), payload=value, at=at, raw=value)
+    return Opaque(dialect=NAME, label=kind, payload=value, at=at, bound=kind == "container_upload", raw=value)
+
+
+def write_block(part: Part, ledger: Ledger, *, is_answer: bool = False) -> Json:
+    """Write one block, None where the target has no word for it."""
+    if is_own_raw(part, ledger):
+        return part.payload  # type: ignore[attr-defined]
+    if unchanged(part, ledger, lambda: read_block(part.raw, part.at)):
+        return part.raw
+    if not ledger.is_home:
+        if isinstance(part, Thinking) and not is_answer:
+            lose_part(part, ledger, f"only {ledger.source} takes its thinking back")
+            return None
+        if isinstance(part, Media) and is_answer:
+            lose_part(part, ledger, "an answer of this vendor holds no media")
+            return None
+    if isinstance(part, Refusal):
+        ledger.degrade(part.at, "part", "a refusal is said as text here")
+        return {"type": "text", "text": part.text}
+    found = BLOCKS.write(part, ledger)
+    if found is None:
+        lose_part(part, ledger)
+    return found
+
+
+def write_blocks(parts: tuple[Part, ...], ledger: Ledger, *, is_answer: bool = False) -> list[Json]:
+    """Write blocks; those that the target has no word for are left out and reported."""
+    made = ((part, write_block(part, ledger, is_answer=is_answer)) for part in parts)
+    return [block for part, block in made if block is not None or is_own_raw(part, ledger)]
+
+
+# Messages -------------------------------------------------------------------------------------------------------------
+
+
+def read_message(value: Json, at: str) -> Message:
+    """Read one message; results stay in it among the other blocks."""
+    members = Members(value, at)
+    native_role = members.take("role")
+    parts, flat = read_content(members, "content", read_block)
+    return Message(
+        role=ROLES.get(native_role or "", "user"), parts=parts, native_role=native_role, flat=flat, at=at,
+        ext=members.ext(NAME), raw=value,
+    )  # fmt: skip
+
+
+def _write_messages(conversation: Conversation, out: dict[str, Any], ledger: Ledger) -> None:
+    """Write the messages and, outside of them, the system text."""
+    system: list[Message] = []
+    messages: list[Json] = []
+    last: Role | None = None
+    for message in conversation.messages:
+        if message.role == "system" and not (ledger.is_home and message.native_role == "system"):
+            if messages:
+                ledger.degrade(message.at, "order", "system text in the middle became part of the head")
+            system.append(message)
+            continue
+        if unchanged(message, ledger, lambda: read_message(message.raw, message.at)):  # noqa: B023
+            messages.append(message.raw)
+        elif last == "tool" and message.role in ("tool", "user") and not ledger.is_home:
+            more = _write_content(message, ledger)
+            messages[-1]["content"] = _as_list(messages[-1]["content"]) + _as_list(more)
+            put_ext(message, {}, ledger)
+        else:
+            written = _write_message(message, ledger)
+            if written["content"] == [] and not ledger.is_home:
+                ledger.drop(message.at, "shape", "a message without content is refused here")
+                continue
+            messages.append(written)
+        last = message.role
+    if system:
+        out["system"] = _write_system(system, ledger)
+    out["messages"] = messages
+
+
+def _as_list(content: Json) -> list[Json]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _write_system(messages: list[Message], ledger: Ledger) -> Json:
+    for message in messages:
+        put_ext(message, {}, ledger)
+    if len(messages) == 1 and messages[0].flat is not False and is_plain(messages[0].parts):
+        put_ext(messages[0].parts[0], {}, ledger)
+        return messages[0].parts[0].text  # type: ignore[attr-defined]
+    return [block for message in messages for block in write_blocks(message.parts, ledger)]
+
+
+def _write_message(message: Message, ledger: Ledger) -> dict[str, Any]:
+    native = message.native_role
+    is_own = ledger.is_home and native is not None and ROLES.get(native, "user") == message.role
+    out = {
+        "role": native if is_own else "user" if message.role == "tool" else message.role,
+        "content": _write_content(message, ledger),
+    }  # fmt: skip
+    put_ext(message, out, ledger)
+    return out
+
+
+def _write_content(message: Message, ledger: Ledger) -> Json:
+    said = message.parts
+    if not ledger.is_home:
+        said = tuple(part for part in message.parts if not isinstance(part, Thinking))
+    if message.flat is not False and is_plain(said):
+        put_ext(said[0], {}, ledger)
+        if len(said) < len(message.parts):
+            write_blocks(message.parts, ledger)  # names the thinking that is left out
+        return said[0].text  # type: ignore[attr-defined]
+    return write_blocks(message.parts, ledger)
+
+
+# Requests -------------------------------------------------------------------------------------------------------------
+
+
+def read_request(request: Json, ledger: Ledger, calls: Calls) -> Conversation:
     """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-    return read_request(request)
+    members = Members(request, "")
+    found = members.need("messages")
+    messages = [read_message(message, f"/messages/{place}") for place, message in enumerate(found)]
+    parts, flat = read_content(members, "system", read_block)
+    system = [Message(role="system", parts=parts, flat=flat, at="/system")] if flat is not None else []
+    options: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    read_options(members, OPTIONS, options, places)
+    _read_choice(members, options, places)
+    _read_thinking(members, options, places)
+    form: Any = members.rest.get("output_config") or (members.below or {}).get("output_config")
+    form = form.rest.get("format") if isinstance(form, Members) else form.get("format") if type(form) is dict else None
+    if kind_of(form) == "json_schema" and set(form) == {"type", "schema"} and type(form["schema"]) is dict:
+        options["response_format"] = {"type": "schema", "schema": members.take("output_config/format", dict)["schema"]}
+        places["response_format"] = "/output_config/format"
+    tools: tuple[ToolSpec, ...] = ()
+    if members.rest.get("tools"):
+        listed = members.take("tools", list) or ()
+        tools = tuple(read_tool(tool, f"/tools/{place}") for place, tool in enumerate(listed))
+    return Conversation(
+        dialect=NAME, messages=(*system, *messages), model=members.take("model"), tools=tools, options=options,
+        options_at=places, ext=members.ext(NAME),
+    )  # fmt: skip
 
 
-def from_ir(conversation: Conversation) -> Translated[Json]:
-    """Write a request. Raises `TranslationError` where its meaning would break."""
-    return write_request(conversation)
+def _read_choice(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
+    """Take which tool must be called, where it says nothing that the portable choice cannot say."""
+    choice = members.rest.get("tool_choice")
+    if type(choice) is not dict or kind_of(choice) not in CHOICES:
+        return
+    apart = choice.get("disable_parallel_tool_use")
+    if choice.keys() - {"type", "name", "disable_parallel_tool_use"} or type(apart) not in (bool, type(None)):
+        return
+    if (choice["type"] == "tool") != (type(choice.get("name")) is str):
+        return
+    del members.rest["tool_choice"]
+    options["tool_choice"] = {"mode": CHOICES[choice["type"]]}
+    if "name" in choice:
+        options["tool_choice"]["name"] = choice["name"]
+    places["tool_choice"] = "/tool_choice"
+    if apart is not None:
+        options["parallel_tool_calls"] = not apart
+        places["parallel_tool_calls"] = "/tool_choice/disable_parallel_tool_use"
 
 
-def response_to_ir(response: Json) -> Translated[Answer]:
+def _read_thinking(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
+    thinking: Any = members.rest.get("thinking")
+    kind = kind_of(thinking)
+    if kind == "enabled" and type(thinking.get("budget_tokens")) is int:
+        options["reasoning_budget"] = members.take("thinking/budget_tokens", int)
+    elif kind in ("disabled", "adaptive"):
+        options["reasoning_budget"] = 0 if kind == "disabled" else -1
+    else:
+        return
+    members.take("thinking/type")
+    places["reasoning_budget"] = "/thinking"
+
+
+def write_request(conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
+    """Write a request."""
+    out: dict[str, Any] = {}
+    if conversation.model is not None:
+        out["model"] = conversation.model
+    _write_messages(conversation, out, ledger)
+    if tools := write_tools(conversation.tools, ledger, write_tool):
+        out["tools"] = tools
+    write_options(conversation, out, ledger, OPTIONS, _special(conversation))
+    put_ext(conversation, out, ledger)
+    if not ledger.is_home:
+        require(out, {"model": "unknown", "max_tokens": MAX_TOKENS_MADE}, ledger)
+        _fit_thinking(out, conversation, ledger)
+    return out
+
+
+def _fit_thinking(out: dict[str, Any], conversation: Conversation, ledger: Ledger) -> None:
+    """Leave out what the server refuses beside thinking."""
+    thinking = out.get("thinking", {})
+    if thinking.get("type") not in ("enabled", "adaptive"):
+        return
+    places = conversation.options_at
+    budget = thinking.get("budget_tokens")
+    is_forced = out.get("tool_choice", {}).get("type") in ("any", "tool")
+    if is_forced or (budget is not None and out["max_tokens"] <= THINKING_TOKENS_MIN):
+        del out["thinking"]
+        why = "a tool is forced" if is_forced else f"the limit is {out['max_tokens']} tokens"
+        ledger.drop(places.get("reasoning_budget", "/thinking"), "option_value", f"no thinking here where {why}")
+        return
+    if budget is not None and budget >= out["max_tokens"]:
+        thinking["budget_tokens"] = out["max_tokens"] - 1
+        at = places.get("reasoning_budget", "/thinking")
+        ledger.degrade(at, "option_value", "thinking must take less than the limit of the answer here", budget)
+    for name in ("temperature", "top_k"):
+        if name in out and out[name] != 1:
+            ledger.drop(places.get(name, f"/{name}"), "option_value", f"{name} is refused beside thinking", out[name])
+        out.pop(name, None)
+    if out.get("top_p", 1) < TOP_P_MIN:
+        at = places.get("top_p", "/top_p")
+        ledger.degrade(at, "option_value", f"the least beside thinking is {TOP_P_MIN}", out["top_p"])
+        out["top_p"] = TOP_P_MIN
+
+
+def _special(conversation: Conversation) -> dict[str, Writer]:
+    def choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+        if value["mode"] == "tool" and chosen_kind(value, conversation, ledger, at) is None:
+            return
+        made = {"type": next(word for word, mode in CHOICES.items() if mode == value["mode"])}
+        if value["mode"] == "tool":
+            made["name"] = value["name"]
+        out["tool_choice"] = {**out.get("tool_choice", {}), **made}
+
+    return {
+        "tool_choice": choice, "parallel_tool_calls": _write_parallel, "reasoning_budget": _write_budget,
+        "reasoning_effort": _write_effort, "response_format": _write_format,
+    }  # fmt: skip
+
+
+def _write_parallel(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+    if value and not ledger.is_home and "tool_choice" not in out:
+        ledger.degrade(at, "shape", "several calls in one turn are the rule here")
+        return
+    if out.get("tool_choice", {}).get("type") == "none" and not ledger.is_home:
+        ledger.degrade(at, "shape", "no calls are wanted at all")
+        return
+    out.setdefault("tool_choice", {"type": "auto"})["disable_parallel_tool_use"] = not value
+
+
+def _write_budget(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+    if value <= 0:
+        out["thinking"] = {"type": "adaptive" if value else "disabled"}
+        return
+    out["thinking"] = {"type": "enabled", "budget_tokens": value}
+    if not ledger.is_home and value < THINKING_TOKENS_MIN:
+        ledger.degrade(at, "option_value", f"thinking begins with {THINKING_TOKENS_MIN} tokens here", value)
+        out["thinking"]["budget_tokens"] = THINKING_TOKENS_MIN
+
+
+def _write_effort(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+    if ledger.is_home or value in EFFORTS:
+        out.setdefault("output_config", {})["effort"] = value
+    elif value == "none":
+        ledger.degrade(at, "option_value", "no effort became no thinking", value)
+        out["thinking"] = {"type": "disabled"}
+    else:
+        ledger.degrade(at, "option_value", "the nearest effort here is low", value)
+        out.setdefault("output_config", {})["effort"] = "low"
+
+
+def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+    if value["type"] == "schema" and type(value.get("schema")) is dict:
+        out.setdefault("output_config", {})["format"] = {"type": "json_schema", "schema": value["schema"]}
+    elif value["type"] == "text":
+        ledger.degrade(at, "shape", "text is what the target gives anyway")
+    else:
+        ledger.drop(at, "option", "JSON without a schema cannot be asked for here", value)
+
+
+def read_tool(tool: Json, at: str) -> ToolSpec:
+    """Read one tool definition."""
+    is_own = type(tool) is dict and tool.get("type") in (None, "custom") and type(tool.get("name")) is str
+    if not is_own:
+        name = tool.get("name") or tool.get("type") if type(tool) is dict else "unreadable"
+        return ToolSpec(name=str(name), kind="server", payload=tool, at=at)
+    members = Members(tool, at)
+    members.skip("type", "custom")
+    return ToolSpec(
+        name=members.take("name"), description=members.take("description"), schema=members.take("input_schema", dict),
+        strict=members.take("strict", bool), cache=take_cache(members), at=at, ext=members.ext(NAME), raw=tool,
+    )  # fmt: skip
+
+
+def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
+    """Write one tool definition."""
+    if unchanged(tool, ledger, lambda: read_tool(tool.raw, tool.at)):
+        return tool.raw
+    schema = FREE_TEXT if tool.kind == "custom" else tool.schema
+    if not ledger.is_home:
+        if schema is None:
+            ledger.synthesise(tool.at, "required", "a tool has a schema here")
+        elif "type" not in schema:
+            ledger.degrade(tool.at, "required", "a schema says that it is of an object here")
+        schema = {"type": "object", **(schema or {"properties": {}})}
+    pairs = (("name", tool.name), ("description", tool.description), ("input_schema", schema), ("strict", tool.strict))
+    out: dict[str, Any] = {key: value for key, value in pairs if value is not None}
+    if tool.cache is not None:
+        out["cache_control"] = {"type": "ephemeral", **tool.cache}
+    put_ext(tool, out, ledger)
+    return out
+
+
+# Answers --------------------------------------------------------------------------------------------------------------
+
+
+def read_answer(response: Json, ledger: Ledger, calls: Calls) -> Answer:
     """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-    rest = need_object(response, "")
-    if "error" in rest and "content" not in rest:
-        return Translated(failed_answer(NAME, rest))
-    found = need_list(rest, "content", "")
-    absent: list[str] = []
-    take_constant(rest, "type", "message", absent)
-    take_constant(rest, "role", "assistant", absent)
+    members = Members(response, "")
+    if "error" in members.rest and "content" not in members.rest:
+        return failed_answer(NAME, members)
+    found = members.need("content")
+    members.skip("type", "message")
+    members.skip("role", "assistant")
     parts = tuple(read_block(block, f"/content/{place}") for place, block in enumerate(found))
-    raw = take(rest, "stop_reason", str)
-    usage = read_usage(rest.pop("usage"), "/usage") if type(rest.get("usage")) is dict else None
+    raw = members.take("stop_reason")
+    usage = read_usage(members.rest.pop("usage"), "/usage") if type(members.rest.get("usage")) is dict else None
     candidate = Candidate(
         message=Message(role="assistant", parts=parts, flat=False), stop=read_stop(raw, parts), stop_raw=raw,
-        stop_sequence=take(rest, "stop_sequence", str), stop_at="/stop_reason",
+        stop_sequence=members.take("stop_sequence"), stop_at="/stop_reason",
     )  # fmt: skip
-    answer_id, model = take(rest, "id", str), take(rest, "model", str)
-    ext: dict[str, Any] = {ABSENT: tuple(absent)} if absent else {}
-    put_rest(ext, rest)
-    return Translated(
-        Answer(dialect=NAME, id=answer_id, model=model, candidates=(candidate,), usage=usage, ext=slot(NAME, ext))
-    )
+    return Answer(
+        dialect=NAME, id=members.take("id"), model=members.take("model"), candidates=(candidate,), usage=usage,
+        ext=members.ext(NAME),
+    )  # fmt: skip
 
 
-def response_from_ir(answer: Answer) -> Translated[Json]:
+def read_stop(raw: str | None, parts: tuple[Part, ...]) -> Stop | None:
+    """Return what a reason to stop means; a gateway that says `end_turn` after a call means the call."""
+    return None if raw is None else stop_of(raw, STOPS, parts)
+
+
+def read_usage(usage: dict[str, Any], at: str) -> Usage:
+    """Read token counters; this vendor's input leaves out what the cache gave and took."""
+    members = Members(usage, at)
+    fresh = members.take("input_tokens", int)
+    fields = {field: members.take(path, int) for path, field in USAGE.items()}
+    sent = None if fresh is None else fresh + (fields["cache_read"] or 0) + (fields["cache_write"] or 0)
+    return Usage(input=sent, **fields, at=at, ext=members.ext(NAME), raw=usage)
+
+
+def write_answer(answer: Answer, ledger: Ledger) -> dict[str, Any]:
     """Write a response."""
-    ledger = Ledger(answer.dialect, NAME)
     out: dict[str, Any] = {}
     if answer.error is not None and not answer.candidates:
-        give_back(answer, out, ledger)
-        if "error" not in out:
-            out = {"type": "error", "error": {"type": "api_error", "message": answer.error}}
-        return Translated(out, ledger.done())
-    lose_candidates(answer, ledger)
+        put_ext(answer, out, ledger)
+        return out if "error" in out else {"type": "error", "error": {"type": "api_error", "message": answer.error}}
+    out = {"type": "message", "role": "assistant", "content": []}
     for key, value in (("id", answer.id), ("model", answer.model)):
         if value is not None:
             out[key] = value
-    if answer.created is not None:
-        ledger.drop(created_path(ledger), "identity", "an answer has no time here", answer.created)
-    _write_candidate(answer, out, ledger)
-    if answer.usage is not None:
-        out["usage"] = write_usage(answer.usage, ledger)
-    give_back(answer, out, ledger)
-    put_constants(answer, out, NAME, {"type": "message", "role": "assistant"})
-    if not ledger.is_home:
-        _require_answer(out, ledger)
-    return Translated(out, ledger.done())
-
-
-def _write_candidate(answer: Answer, out: dict[str, Any], ledger: Ledger) -> None:
-    out["content"] = []
     for candidate in answer.candidates[:1]:
         out["content"] = write_blocks(candidate.message.parts, ledger, is_answer=True)
-        word = write_stop(candidate, ledger)
-        if word is not None:
+        if (word := write_stop(candidate, ledger)) is not None:
             out["stop_reason"] = word
         if candidate.stop_sequence is not None:
             out["stop_sequence"] = candidate.stop_sequence
-        give_back(candidate.message, out, ledger)
-        give_back(candidate, out, ledger)
+        put_ext(candidate.message, out, ledger)
+        put_ext(candidate, out, ledger)
+    if answer.usage is not None:
+        out["usage"] = write_usage(answer.usage, ledger)
+    put_ext(answer, out, ledger)
+    if not ledger.is_home:
+        require(out, {"id": "msg_translated", "model": "unknown", "stop_reason": STOP_WORDS[None],
+                      "usage": {"input_tokens": 0, "output_tokens": 0}}, ledger)  # fmt: skip
+        out.setdefault("stop_sequence", None)
+    return out
 
 
-def _require_answer(out: dict[str, Any], ledger: Ledger) -> None:
-    require(out, {"id": "msg_translated", "model": "unknown"}, ledger)
-    out.setdefault("stop_reason", "end_turn")
-    out.setdefault("stop_sequence", None)
-    if "usage" not in out:
-        ledger.synthesise("/usage", "required", "an answer has counters here")
-        out["usage"] = {"input_tokens": 0, "output_tokens": 0}
+def write_stop(candidate: Candidate, ledger: Ledger) -> str | None:
+    """Return the word for why the answer stopped: the vendor's own while it means the same."""
+    return stop_word(candidate, ledger, STOP_WORDS, read_stop)
 
 
-def map_work_order(order: WorkOrder, config: Mapping[str, Json]) -> Translated[Json]:
-    """Write an order as a request; `config` as for `_events.order_conversation`."""
-    return from_ir(_events.order_conversation(order, config, NAME, DEFAULTS))
+def write_usage(usage: Usage, ledger: Ledger) -> dict[str, Any]:
+    """Write token counters; input leaves out what the cache gave and took."""
+    out: dict[str, Any] = {}
+    fresh = usage.input
+    if fresh is not None:
+        fresh -= (usage.cache_read or 0) + (usage.cache_write or 0)
+    if not ledger.is_home:
+        out |= {"input_tokens": max(0, fresh or 0), "output_tokens": usage.output or 0}
+    elif fresh is not None:
+        out["input_tokens"] = fresh
+    for path, field in USAGE.items():
+        if (value := getattr(usage, field)) is not None:
+            head, _, tail = path.partition("/")
+            out[head] = {tail: value} if tail else value
+    put_ext(usage, out, ledger)
+    return out
 
 
-def map_response(response: Json, now: str = _events.EPOCH) -> list[AgentEvent]:
-    """Say a response as agent events, all at the time `now`."""
-    return _events.answer_events(response_to_ir(response).value, now)
+def _dialect() -> Dialect:
+    from backplane.dialects.claude_stream import ClaudeReader, ClaudeWriter
+
+    return Dialect(
+        NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, read_request=read_request,
+        write_request=write_request, read_answer=read_answer, write_answer=write_answer, read_tool=read_tool,
+        write_tool=write_tool, read_stream=ClaudeReader, write_stream=ClaudeWriter,
+        event_name=type_name, limits=LIMITS, places=PLACES,
+        content=frozenset({"messages", "system", "content"}),
+    )  # fmt: skip
 
 
-class StreamReader(_claude_stream.ClaudeReader):
-    """Chunks of one stream into events of the ir."""
-
-
-class StreamWriter(_claude_stream_write.ClaudeWriter):
-    """Events of the ir into chunks of one stream."""
-
-    def __init__(self, source: str = NAME) -> None:
-        super().__init__(source)
-
-
-class StreamState(_events.State):
-    """One stream on its way to agent events."""
-
-    def __init__(self, now: str = _events.EPOCH) -> None:
-        super().__init__(NAME, StreamReader(), now)
-
-
-def map_stream_event(chunk: Json, state: StreamState) -> list[AgentEvent]:
-    """Say one chunk as agent events; a call comes whole, when its arguments have ended."""
-    return _events.chunk_events(chunk, state)
-
-
-def event_name(chunk: Json) -> str | None:
-    """Return the name under which a chunk is sent: its type."""
-    return str(chunk.get("type", "message"))
-
-
-def to_passthrough_event(raw: Json, now: str = _events.EPOCH) -> AgentEvent:
-    """Carry a vendor's message through the contract unread."""
-    return _events.passthrough_event(raw, now)
-
-
-def from_passthrough_event(event: AgentEvent) -> Json:
-    """Return the vendor's message that an event carries, None when it carries none."""
-    return _events.passed_through(event)
+DIALECT: Final = _dialect()

@@ -1,21 +1,19 @@
 """Moonshot's Kimi, as its reference describes it (platform.moonshot.ai, read November 2026).
 
-The family's shapes are read and written in `_chat`; here is what this vendor has and its sisters have not. The members
-`refs`, `use_search` and `search_plus` and the model `k1` belong to its web client and gateways around it.
+The family's shapes are in `chat`; here is what this vendor has and its sisters have not. The members `refs`,
+`use_search` and `search_plus` and the model `k1` belong to its web client and gateways around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
-from backplane.contract.events import AgentEvent
-from backplane.contract.work import WorkOrder
-from backplane.dialects import _chat, _chat_answer, _chat_request, _chat_stream, _chat_stream_write, _events
-from backplane.dialects._parts import Ledger
-from backplane.ir import Answer, Conversation, ToolSpec, Translated
+from backplane.dialects.chat import LIMITS, MEMBERS, PLACES, Chat, Flavour
+from backplane.dialects.chat_stream import ChatReader, ChatWriter
+from backplane.dialects.codec import Ledger
+from backplane.dialects.vendor import Dialect, no_name
 
 NAME: Final = "kimi"
 
@@ -66,10 +64,6 @@ CONTEXT_WINDOWS: Final[dict[str, int]] = {
 }
 """Model → tokens of its context: a property of the model's name here, not a setting."""
 
-FRAMING: Final = "sse"
-DONE: Final = True
-"""Whether a stream ends with the word `[DONE]`."""
-
 
 def _write_budget(value: Json, out: dict[str, Json], ledger: Ledger, at: str) -> None:
     """Thinking is on or off here."""
@@ -86,95 +80,24 @@ def _write_effort(value: Json, out: dict[str, Json], ledger: Ledger, at: str) ->
     out.setdefault("thinking", {"type": "disabled" if value == "none" else "enabled"})
 
 
-FLAVOUR: Final = _chat.Flavour(
+CHAT: Final = Chat(Flavour(
     name=NAME,
     roles=frozenset({"system", "user", "assistant", "tool"}),
     thinking_request="reasoning_content",
     cached_tokens_on_top=True,
     has_files=False,
-    special={"reasoning_budget": _write_budget, "reasoning_effort": _write_effort},
+    has_image_urls=False,
+    special=(("reasoning_budget", _write_budget), ("reasoning_effort", _write_effort)),
     unknown_options=frozenset({"verbosity", "service_tier", "metadata"}),
-    kin={"openai": _chat.MEMBERS, "copilot": _chat.MEMBERS},
-)
+    kin={"openai": MEMBERS, "copilot": MEMBERS},
+))  # fmt: skip
 
-
-def tool_to_ir(tool: Json) -> Translated[ToolSpec]:
-    """Read one tool definition."""
-    return Translated(_chat_request.read_tool(tool, "", FLAVOUR))
-
-
-def tool_from_ir(tool: ToolSpec, source: str = NAME) -> Translated[Json]:
-    """Write one tool definition; None with a loss where only `source` runs it."""
-    ledger = Ledger(source, NAME, FLAVOUR.kin)
-    return Translated(_chat_request.write_tool(tool, ledger), ledger.done())
-
-
-def to_ir(request: Json) -> Translated[Conversation]:
-    """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-    return _chat_request.read_request(request, FLAVOUR)
-
-
-def from_ir(conversation: Conversation) -> Translated[Json]:
-    """Write a request. Raises `TranslationError` where its meaning would break."""
-    return _chat_request.write_request(conversation, FLAVOUR)
-
-
-def response_to_ir(response: Json) -> Translated[Answer]:
-    """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-    return _chat_answer.read_answer(response, FLAVOUR)
-
-
-def response_from_ir(answer: Answer) -> Translated[Json]:
-    """Write a response."""
-    return _chat_answer.write_answer(answer, FLAVOUR)
-
-
-def map_work_order(order: WorkOrder, config: Mapping[str, Json]) -> Translated[Json]:
-    """Write an order as a request; `config` as for `_events.order_conversation`."""
-    return from_ir(_events.order_conversation(order, config, NAME, DEFAULTS))
-
-
-def map_response(response: Json, now: str = _events.EPOCH) -> list[AgentEvent]:
-    """Say a response as agent events, all at the time `now`."""
-    return _events.answer_events(response_to_ir(response).value, now)
-
-
-class StreamReader(_chat_stream.ChatReader):
-    """Chunks of one stream into events of the ir."""
-
-    def __init__(self) -> None:
-        super().__init__(FLAVOUR)
-
-
-class StreamWriter(_chat_stream_write.ChatWriter):
-    """Events of the ir into chunks of one stream."""
-
-    def __init__(self, source: str = NAME) -> None:
-        super().__init__(FLAVOUR, source)
-
-
-class StreamState(_events.State):
-    """One stream on its way to agent events."""
-
-    def __init__(self, now: str = _events.EPOCH) -> None:
-        super().__init__(NAME, StreamReader(), now)
-
-
-def map_stream_event(chunk: Json, state: StreamState) -> list[AgentEvent]:
-    """Say one chunk as agent events; a call comes whole, when its arguments have ended."""
-    return _events.chunk_events(chunk, state)
-
-
-def event_name(chunk: Json) -> str | None:
-    """Return the name under which a chunk is sent; this vendor sends none."""
-    return None
-
-
-def to_passthrough_event(raw: Json, now: str = _events.EPOCH) -> AgentEvent:
-    """Carry a vendor's message through the contract unread."""
-    return _events.passthrough_event(raw, now)
-
-
-def from_passthrough_event(event: AgentEvent) -> Json:
-    """Return the vendor's message that an event carries, None when it carries none."""
-    return _events.passed_through(event)
+DIALECT: Final = Dialect(
+    NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, DONE=True,
+    read_request=CHAT.read_request, write_request=CHAT.write_request, read_answer=CHAT.read_answer,
+    write_answer=CHAT.write_answer, read_tool=CHAT.read_tool, write_tool=CHAT.write_tool,
+    read_stream=lambda: ChatReader(CHAT),
+    write_stream=lambda source: ChatWriter(CHAT, source), event_name=no_name,
+    kin=CHAT.flavour.kin, limits=LIMITS, places={**PLACES, "cache_read": "cached_tokens", "max_tokens": "max_tokens"},
+    CONTEXT_WINDOWS=CONTEXT_WINDOWS,
+)  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, Final
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, AssistantDelta
 from backplane.dialects import dialect
-from backplane.dialects._events import State
+from backplane.dialects.agent_events import State
 from backplane.ir import Text
 
 
@@ -76,7 +76,10 @@ def _messages(found: Any, state: State) -> str | None:
 
 
 def _responses(found: Any, state: State) -> str | None:
-    return found.delta if found.type == "response.output_text.delta" else None
+    if found.type != "response.output_text.delta":
+        return None
+    text: str | None = state.reader.go_on(found.delta)  # type: ignore[attr-defined]
+    return text
 
 
 CHUNK: Final = frozenset({"candidates", "usage_metadata", "model_version", "response_id", "sdk_http_response"})

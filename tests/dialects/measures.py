@@ -208,7 +208,7 @@ def strip(value: Any) -> Any:
     """Empty every extension slot."""
     if isinstance(value, ir.Node):
         changes: dict[str, Any] = {
-            name: strip(getattr(value, name)) for name in value.__struct_fields__ if name != "ext"
+            name: strip(getattr(value, name)) for name in value.__struct_fields__ if name not in ("ext", "raw")
         }
         return type(value)(**changes, ext={})
     if isinstance(value, tuple):

@@ -14,7 +14,7 @@ from backplane.contract.events import AssistantDelta, AssistantMessage, Failed, 
 from backplane.contract.work import ContextPacket, RuntimeConfig, Snippet, WorkOrder
 from backplane.dialects import (
     DIALECTS,
-    _events,
+    agent_events,
     check_losses,
     dialect,
     loss_event,
@@ -22,7 +22,7 @@ from backplane.dialects import (
     read_stream,
     translate,
 )
-from backplane.dialects._parts import MADE_ID, snake
+from backplane.dialects.codec import MADE_ID, snake
 from backplane.errors import ConfigError, TranslationError
 from backplane.upstream.cost import price_of
 from tests.dialects.dialect_corpus import NAMES, canonical, documents, streams
@@ -159,7 +159,7 @@ def test_a_stream_becomes_events_and_calls_come_whole(name: str) -> None:
     title = {"codex": "text, then two calls", "claude": "text, then a call"}.get(name, "text, then two calls")
     state = module.StreamState("2026-01-01T00:00:00Z")
     found = [event for chunk in dict(streams(name))[title] for event in module.map_stream_event(chunk, state)]
-    found += _events.end_events(state)
+    found += agent_events.end_events(state)
     texts = "".join(event.text for event in found if type(event) is AssistantDelta)
     answer = state.sum.answer()
     parts = answer.candidates[0].message.parts
@@ -193,7 +193,7 @@ def test_an_error_becomes_an_event(name: str) -> None:
 def test_a_message_passes_through_unread(name: str) -> None:
     module, raw = dialect(name), {"any": ["thing", None]}
     assert module.from_passthrough_event(module.to_passthrough_event(raw)) == raw
-    assert module.from_passthrough_event(AssistantDelta(ts=_events.EPOCH, text="x")) is None
+    assert module.from_passthrough_event(AssistantDelta(ts=agent_events.EPOCH, text="x")) is None
 
 
 class Made:
@@ -225,7 +225,7 @@ def test_objects_of_an_sdk_give_the_same_events_as_their_json(name: str) -> None
         for chunk in chunks:
             expected = module.map_stream_event(chunk, plain)
             assert objects.map_object(name, Made(chunk), made) == expected, title
-        assert _events.end_events(made) == _events.end_events(plain)
+        assert agent_events.end_events(made) == agent_events.end_events(plain)
 
 
 # Losses ---------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from backplane import ir
-from backplane.dialects import StreamTranslation, _events, dialect, translate
+from backplane.dialects import StreamTranslation, agent_events, dialect, translate
 from tests.dialects.dialect_corpus import NAMES, documents, streams
 
 
@@ -19,7 +19,7 @@ def said(name: str, chunks: list[Any], *, mends: bool = False) -> tuple[str, lis
     state = dialect("openai").StreamState()
     for chunk in [made for one in chunks for made in done.feed(one)] + done.finish():
         dialect("openai").map_stream_event(chunk, state)
-    _events.end_events(state)
+    agent_events.end_events(state)
     candidate = state.sum.answer().candidates[0]
     texts = "".join(part.text for part in candidate.message.parts if isinstance(part, ir.Text))
     calls = [(part.name, part.input) for part in candidate.message.parts if isinstance(part, ir.ToolUse)]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from backplane.contract.events import RunCompleted
-from backplane.dialects import StreamTranslation, _events, dialect, sum_stream, translate
-from backplane.dialects._parts import snake
+from backplane.dialects import StreamTranslation, agent_events, dialect, sum_stream, translate
+from backplane.dialects.codec import snake
 from backplane.errors import TranslationError
 from tests.dialects import differ, measures
 from tests.dialects.dialect_corpus import KINDS, NAMES, canonical, documents, streams
@@ -134,7 +134,7 @@ def test_a_broken_stream_ends_in_order(name: str) -> None:
                 assert sum_stream(made, target).value.dialect == target
             state = dialect(name).StreamState()
             found = [event for chunk in bad for event in dialect(name).map_stream_event(chunk, state)]
-            found += _events.end_events(state)
+            found += agent_events.end_events(state)
             assert [type(event) for event in found].count(RunCompleted) <= 1, title
 
 

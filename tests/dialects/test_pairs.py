@@ -14,7 +14,7 @@ from backplane.dialects import dialect, translate
 from tests.dialects import differ
 from tests.dialects.dialect_corpus import NAMES, PAIRS, canonical
 
-TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=30)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=30).filter(str.strip)
 WORDS = st.from_regex(r"[a-z][a-z_]{0,9}", fullmatch=True)
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,

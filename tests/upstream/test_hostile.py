@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from backplane.dialects import openai
+from backplane.dialects import dialect
 from backplane.testing import Call, Fault, Turn
 from backplane.upstream import client
 from backplane.upstream.decompress import PIECE_BYTES_MAX, unpacked
@@ -132,9 +132,9 @@ def test_thousands_of_calls_of_one_id_have_ids_of_their_own_in_time(protocol: st
 
 def test_very_many_calls_of_one_answer_are_read_in_time() -> None:
     began_s = time.monotonic()
-    state = openai.StreamState(NOW.isoformat())
+    state = dialect("openai").StreamState(NOW.isoformat())
     for number in range(20_000):
         call = {"index": number, "id": f"c{number}", "function": {"name": "read", "arguments": '{"n": 1}'}}
-        openai.map_stream_event({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}, state)
+        dialect("openai").map_stream_event({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}, state)
     assert len(state.sum.answer().candidates[0].message.parts) == 20_000
     assert time.monotonic() - began_s < SOON_S

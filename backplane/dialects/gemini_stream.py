@@ -1,6 +1,6 @@
-"""Streams of Gemini's generateContent, read.
+"""Streams of Gemini's generateContent: every chunk is a small response.
 
-Every chunk is a small response; arguments of calls may come in pieces that say where in the object they belong.
+Arguments of calls may come in pieces that say where in the object they belong.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.dialects._gemini_read import NAME, STOPS, Members, read_part, read_usage
-from backplane.dialects._parts import Calls, json_text
+from backplane.dialects import gemini
+from backplane.dialects.codec import Calls, Members, json_text
+from backplane.dialects.streams import BlockWriter, Key
 from backplane.ir import (
     Began,
     Ended,
@@ -24,6 +25,7 @@ from backplane.ir import (
     PartDelta,
     PartStarted,
     PartStopped,
+    Refusal,
     Stopped,
     StreamEvent,
     StreamFailed,
@@ -33,6 +35,8 @@ from backplane.ir import (
     UsageSeen,
 )
 
+NAME: Final = gemini.NAME
+
 HEAD: Final = frozenset(
     {"candidates", "usageMetadata", "usage_metadata", "modelVersion", "model_version", "responseId", "response_id"}
 )
@@ -40,7 +44,7 @@ HEAD: Final = frozenset(
 BESIDE: Final = frozenset({"content", "finishReason", "finish_reason", "index"})
 
 REPEAT_CHARS_MIN: Final = 6
-"""A gateway that repeats the whole text so far is told from a model that says a word twice by at least so much. Below
+"""A gateway that repeats the whole text so far is seen from a model that says a word twice by at least so much. Below
 it a chunk that begins with all before it waits for the next one, which decides."""
 
 WAITING_MAX: Final = 8
@@ -54,7 +58,7 @@ SAID_CHARS_MAX: Final = 256
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[['\"](.*?)['\"]\]")
 
 
-class _Told:
+class _Seen:
     """The text of one kind so far, and whether its chunks are pieces or the whole text so far."""
 
     def __init__(self) -> None:
@@ -98,7 +102,7 @@ class _Open:
         self.number = number
         self.next_index = 0
         self.block: tuple[int, type[Part]] | None = None
-        self.told: dict[type[Part], _Told] = {}
+        self.seen: dict[type[Part], _Seen] = {}
         self.call: Members | None = None
         """A call whose arguments come in pieces."""
         self.call_part: ToolUse | None = None
@@ -143,7 +147,7 @@ class GeminiReader:
         usage = chunk.get("usageMetadata", chunk.get("usage_metadata"))
         if type(usage) is dict and usage != self.usage:
             self.usage = usage
-            out.append(UsageSeen(read_usage(usage, "/usageMetadata")))
+            out.append(UsageSeen(gemini.read_usage(usage, "/usageMetadata")))
         for key in sorted(chunk.keys() - HEAD):
             self._note(key, chunk[key], None, out)
         if not found and ("promptFeedback" in chunk or "prompt_feedback" in chunk):
@@ -196,7 +200,7 @@ class GeminiReader:
         if type(raw) is str and not state.has_stopped:
             self._close(state, out)
             state.has_stopped = True
-            stop = STOPS.get(raw, "other")
+            stop = gemini.STOPS.get(raw, "other")
             stop = "tool_use" if stop == "end" and state.has_calls else stop
             out.append(Stopped(stop=stop, raw=raw, choice=number, at=f"/candidates/{number}/finishReason"))
 
@@ -209,7 +213,7 @@ class GeminiReader:
             if text:
                 out.append(PartDelta(state.block[0], text, "text", state.number))
             return
-        read = read_part(part, at, self.calls)
+        read = gemini.read_part(part, at, self.calls)
         if isinstance(read, Text | Thinking):
             self._text(state, read, out)
             return
@@ -264,26 +268,26 @@ class GeminiReader:
         """Return what a text adds: some gateways send the whole text so far in every chunk."""
         if not self.mends:
             return text
-        told = state.told.setdefault(kind, _Told())
+        seen = state.seen.setdefault(kind, _Seen())
         if not text:
             return text
-        if told.repeats(text):
+        if seen.repeats(text):
             self._worked_around(at, SENT_BEFORE)
-            return told.replace(text)
-        if state.block is not None and state.block[1] is kind and told.may_repeat(text):
-            told.waiting.append(text)
+            return seen.replace(text)
+        if state.block is not None and state.block[1] is kind and seen.may_repeat(text):
+            seen.waiting.append(text)
             return ""
-        return told.pass_on() + told.add(text)
+        return seen.pass_on() + seen.add(text)
 
     def _end_text(self, state: _Open, out: list[StreamEvent]) -> None:
         """Pass on what waited until its block ended: a word that begins anew is rarer than a text so far."""
-        if state.block is None or (told := state.told.get(state.block[1])) is None or not told.waiting:
+        if state.block is None or (seen := state.seen.get(state.block[1])) is None or not seen.waiting:
             return
-        if any(map(str.isalpha, told.begin)):
+        if any(map(str.isalpha, seen.begin)):
             self._worked_around(f"/candidates/{state.number}/content", SENT_BEFORE)
-            text = told.replace(told.waiting[-1])
+            text = seen.replace(seen.waiting[-1])
         else:
-            text = told.pass_on()
+            text = seen.pass_on()
         if text:
             out.append(PartDelta(state.block[0], text, "text", state.number))
 
@@ -301,7 +305,7 @@ class GeminiReader:
         return bool(call.keys() & {"partialArgs", "partial_args", "willContinue", "will_continue"})
 
     def _piece(self, state: _Open, part: dict[str, Any], at: str, out: list[StreamEvent]) -> None:
-        call = Members(part.get("functionCall") or part.get("function_call") or {}, f"{at}/functionCall")
+        call = Members(part.get("functionCall") or part.get("function_call") or {}, f"{at}/functionCall", spell=True)
         if "name" in call.rest and (state.call is not None or state.block is not None):
             self._close(state, out)
         if state.call is None:
@@ -321,7 +325,7 @@ class GeminiReader:
             out.append(PartStarted(index, state.call_part, state.number))
         for piece in call.take("partialArgs", list) or ():
             if type(piece) is dict:
-                put_piece(state.args, Members(piece, at))
+                put_piece(state.args, Members(piece, at, spell=True))
         if not call.take("willContinue", bool):
             self._close(state, out)
 
@@ -400,3 +404,95 @@ def _enter(inner: Any, step: str | int, empty: Any) -> Any:
         _set(inner, step, empty)
         return empty
     return found
+
+
+class GeminiWriter(BlockWriter):
+    """Templates of the chunks; a call is written when it is whole."""
+
+    has_choices = True
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source, NAME)
+        self.stops: dict[int, str | None] = {}
+        self.calls: dict[int, dict[int, list[Json] | None]] = {}
+        """Choice → the calls that wait for one that began earlier, and None for those that go on."""
+
+    def _chunk(self, candidates: list[Json]) -> dict[str, Any]:
+        began = self.sum.began
+        pairs = (("candidates", candidates or None), ("modelVersion", began.model), ("responseId", began.id))
+        return {key: value for key, value in pairs if value is not None}
+
+    def _parts(self, choice: int, parts: list[Json]) -> list[Json]:
+        return [self._chunk([{"content": {"role": "model", "parts": parts}, "index": choice}])]
+
+    def begin(self, key: Key, part: Part) -> list[Json] | None:
+        if isinstance(part, ToolUse):
+            self.calls.setdefault(key[0], {})[key[1]] = None
+            return None
+        if not isinstance(part, Text | Refusal | Thinking) or getattr(part, "redacted", None) is not None:
+            return None
+        if isinstance(part, Refusal):
+            self.ledger.degrade(part.at, "part", "a refusal is said as text here")
+        self.opened[key] = {"thought": True} if isinstance(part, Thinking) else {}
+        return []
+
+    def piece(self, event: PartDelta, part: Part) -> list[Json]:
+        return self._parts(event.choice, [{"text": event.text, **self.opened[event.choice, event.index]}])
+
+    def proof(self, event: PartDelta, part: Part) -> list[Json] | None:
+        if event.field == "citation" or not self.ledger.is_home:
+            return None
+        body = {"text": "", "thoughtSignature": event.text, **self.opened[event.choice, event.index]}
+        return self._parts(event.choice, [body])
+
+    def whole(self, key: Key, part: Part) -> list[Json] | None:
+        if isinstance(part, Text | Refusal) and not part.text:
+            return []
+        count = len(self.ledger.losses)
+        written = gemini.write_part(part, {}, self.ledger)
+        made = [] if written is None else self._parts(key[0], [written])
+        if written is None and len(self.ledger.losses) == count:
+            return None
+        return self._in_turn(key, made) if key[1] in self.calls.get(key[0], {}) else made
+
+    def _in_turn(self, key: Key, made: list[Json]) -> list[Json]:
+        """Give out calls in the order in which they began: without ids it is all that tells one from another."""
+        waiting = self.calls[key[0]]
+        waiting[key[1]] = made
+        out: list[Json] = []
+        for index in sorted(waiting):
+            ready = waiting[index]
+            if ready is None:
+                break
+            out += ready
+            del waiting[index]
+        return out
+
+    def stop(self, event: Stopped) -> list[Json]:
+        candidate = self.stopped(event)
+        word = self.stops[event.choice] = gemini.write_stop(candidate, self.ledger)
+        self.lose_stop(event, gemini.read_stop(word, candidate.message.parts))
+        return []
+
+    def end(self) -> list[Json]:
+        rest = [ready for waiting in self.calls.values() for _, ready in sorted(waiting.items()) if ready]
+        candidates: list[Json] = []
+        for choice, word in self.stops.items():
+            candidate: dict[str, Any] = {"content": {"role": "model", "parts": [{"text": ""}]}, "index": choice}
+            if word is not None:
+                candidate["finishReason"] = word
+            if self.ledger.is_home:
+                candidate.update(self.sum.notes.get((choice, False), {}))
+            candidates.append(candidate)
+        chunk = self._chunk(candidates)
+        if (usage := self.counted(gemini.write_usage)) is not None:
+            chunk["usageMetadata"] = usage
+        if self.ledger.is_home:
+            chunk.update(self.sum.notes.get((None, False), {}))
+        out = [*itertools.chain(*rest), *([chunk] if chunk.keys() & {"candidates", "usageMetadata"} else [])]
+        return [*out, *self.fail(StreamFailed("the stream was cut"))] if self.is_cut else out
+
+    def fail(self, event: StreamFailed) -> list[Json]:
+        if self.ledger.is_home and event.raw is not None:
+            return [event.raw]
+        return [{"error": {"code": 502, "message": event.message, "status": "UNAVAILABLE"}}]

@@ -12,7 +12,7 @@ from backplane.contract import events
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
-from backplane.dialects._stream import Accumulator
+from backplane.dialects.streams import Accumulator
 from backplane.errors import ConfigError
 from backplane.ir import (
     OPTIONS,

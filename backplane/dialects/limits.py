@@ -1,0 +1,173 @@
+"""What servers refuse by their documented rules although their types take it; a conversation is fitted to them.
+
+Letters and lengths are mapped injectively and without memory: the same name has the same spelling in every turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from backplane.dialects.codec import Ledger, put_ext
+from backplane.dialects.losses import calls_in
+from backplane.dialects.pairing import paired
+from backplane.ir import Conversation, Message, Part, Text, ToolResult, ToolSpec, ToolUse
+
+DIGEST_CHARS: Final = 8
+"""Letters of the digest that tells two shortened names apart; 2**32 names of one prefix are never in one request."""
+
+
+class Spelling(msgspec.Struct, frozen=True):
+    """The letters and the length that a server takes in an id or a name."""
+
+    letters: str = r"[^\n]"
+    most: int = 0
+    """Most letters; 0 is any number."""
+    first: str = ""
+    """Letters of the first place, where they are fewer."""
+
+    def fit(self, word: str) -> str:
+        """Return a word as the server takes it; another one gets a digest, so that no two become the same."""
+        if self.is_fit(word):
+            return word
+        bare = re.sub(f"(?!{self.letters}).", "_", word, flags=re.DOTALL)
+        if self.first and not re.match(self.first, bare):
+            bare = f"x{bare}"
+        digest = hashlib.sha256(word.encode(errors="surrogatepass")).hexdigest()[:DIGEST_CHARS]
+        return f"{bare[: (self.most or len(bare) + 9) - DIGEST_CHARS - 1]}_{digest}"
+
+    def is_fit(self, word: str) -> bool:
+        if not word or (self.most and len(word) > self.most) or (self.first and not re.match(self.first, word)):
+            return False
+        return re.fullmatch(f"{self.letters}+", word) is not None
+
+
+ANY_WORD: Final = Spelling()
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What one server refuses."""
+
+    call_id: Spelling = ANY_WORD
+    tool_name: Spelling = ANY_WORD
+    takes_empty_text: bool = True
+    ids_optional: bool = False
+    """Results are found by name and order where an id was made here."""
+
+
+def fitted(conversation: Conversation, limits: Limits, ledger: Ledger) -> Conversation:
+    """Return a conversation that the server takes; what changed is noted."""
+    changes: dict[str, Any] = {}
+    options = _with_tools(conversation, ledger)
+    if options is not conversation.options:
+        changes["options"] = options
+    messages = conversation.messages
+    if _is_unpaired(messages):
+        done = paired(conversation, ids_optional=True)
+        messages = done.value.messages
+        ledger.losses += [msgspec.structs.replace(loss, target=ledger.target) for loss in done.losses]
+    if not limits.takes_empty_text:
+        messages = _without_empty(messages, ledger)
+    names = _Names(limits, ledger)
+    messages = tuple(names.message(message) for message in messages)
+    tools = tuple(names.tool(tool) for tool in conversation.tools)
+    choice = options.get("tool_choice")
+    if choice is not None and "name" in choice and (name := limits.tool_name.fit(choice["name"])) != choice["name"]:
+        changes["options"] = {**options, "tool_choice": {**choice, "name": name}}
+    return msgspec.structs.replace(conversation, messages=messages, tools=tools, **changes)
+
+
+def _with_tools(conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
+    """Leave out what only means something with tools, where there are none that the target takes."""
+    kinds = {tool.name: tool.kind for tool in conversation.tools}
+    options = conversation.options
+    if any(kind != "server" for kind in kinds.values()) or not options.keys() & NEED_TOOLS.keys():
+        return options
+    choice = options.get("tool_choice", {})
+    if kinds.get(choice.get("name", "")) == "server":
+        return options  # only the source has it, which the writer refuses
+    for name, says_nothing in NEED_TOOLS.items():
+        if name in options:
+            value = options[name]
+            code = "shape" if (value["mode"] if name == "tool_choice" else value) in says_nothing else "option"
+            ledger.drop(conversation.options_at.get(name, f"/{name}"), code, "the target refuses it without tools")
+    return {name: value for name, value in options.items() if name not in NEED_TOOLS}
+
+
+NEED_TOOLS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "tool_choice": ("auto", "none"),
+    "parallel_tool_calls": (True, False),
+}
+"""Option → its values that say nothing without tools."""
+
+
+def _is_unpaired(messages: tuple[Message, ...]) -> bool:
+    """Return whether a call has no result, or two calls have one id."""
+    calls = [call.id for call in calls_in(messages)]
+    results = [part.id for message in messages for part in message.parts if isinstance(part, ToolResult)]
+    return len(set(calls)) < len(calls) or len(results) != len(calls) or set(results) != set(calls)
+
+
+def _without_empty(messages: tuple[Message, ...], ledger: Ledger) -> tuple[Message, ...]:
+    out: list[Message] = []
+    for message in messages:
+        parts = tuple(part for part in message.parts if not (type(part) is Text and not part.text.strip()))
+        if len(parts) == len(message.parts):
+            out.append(message)
+            continue
+        for part in message.parts:
+            if type(part) is Text and not part.text.strip():
+                ledger.drop(part.at, "shape", "a text of blanks is refused here")
+        if parts:
+            out.append(msgspec.structs.replace(message, parts=parts))
+            continue
+        ledger.drop(message.at, "shape", "a message without content is refused here")
+        if message.name is not None:
+            ledger.drop(f"{message.at}/name", "role", "a message has no name here", message.name)
+        put_ext(message, {}, ledger)
+    return tuple(out) or messages
+
+
+class _Names:
+    """Spells ids and names as the server takes them."""
+
+    def __init__(self, limits: Limits, ledger: Ledger) -> None:
+        self.limits = limits
+        self.ledger = ledger
+        self.known: dict[tuple[bool, str], str] = {}
+
+    def _fit(self, word: str, at: str, *, is_id: bool) -> str:
+        found = self.known.get((is_id, word))
+        if found is None:
+            spelling = self.limits.call_id if is_id else self.limits.tool_name
+            found = self.known[is_id, word] = spelling.fit(word)
+            if found != word:
+                what = "id" if is_id else "name"
+                reason = f"letters or length of the {what} are refused here; it became {found}"
+                self.ledger.degrade(at, "identity" if is_id else "tool_field", reason)
+        return found
+
+    def message(self, message: Message) -> Message:
+        if not any(isinstance(part, ToolUse | ToolResult) for part in message.parts):
+            return message
+        parts = tuple(self._part(part) for part in message.parts)
+        return message if parts == message.parts else msgspec.structs.replace(message, parts=parts)
+
+    def _part(self, part: Part) -> Part:
+        if not isinstance(part, ToolUse | ToolResult):
+            return part
+        changes: dict[str, Any] = {}
+        if (call_id := self._fit(part.id, part.at, is_id=True)) != part.id:
+            changes["id"] = call_id
+        if part.name and (name := self._fit(part.name, part.at, is_id=False)) != part.name:
+            changes["name"] = name
+        return msgspec.structs.replace(part, **changes) if changes else part
+
+    def tool(self, tool: ToolSpec) -> ToolSpec:
+        if tool.kind == "server" or (name := self._fit(tool.name, tool.at, is_id=False)) == tool.name:
+            return tool
+        return msgspec.structs.replace(tool, name=name)

@@ -1,0 +1,612 @@
+"""What a translation lost, found by comparing what was read with what is read back from what was written.
+
+Blocks are compared by identity (text, id, name), not by their place in a list. What a writer has named already is not
+named again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.dialects.codec import Ledger, escape, json_text, put_ext, unescape
+from backplane.ir import (
+    Answer,
+    Candidate,
+    Citation,
+    Conversation,
+    Media,
+    Message,
+    Opaque,
+    Part,
+    Refusal,
+    ServerTool,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolSpec,
+    ToolUse,
+    Usage,
+)
+
+Places = Mapping[str, str]
+"""Portable field → the source's member for it, below the node."""
+
+STATE: Final = frozenset(
+    {"previous_response_id", "conversation", "container", "cachedContent", "cached_content", "prompt"}
+)
+"""Members of requests, of any vendor, that point to what it keeps."""
+
+FIELDS: Final[dict[str, tuple[str, str]]] = {
+    "signature": ("signature", "only its own vendor can read it"),
+    "cache": ("cache", "the target has no breakpoint here"),
+    "detail": ("media", "no such level of detail here"),
+    "media_type": ("media", "the target says no such type"),
+    "name": ("media", "no names here"),
+    "title": ("media", "no titles here"),
+    "transcript": ("media", "no transcript here"),
+    "file_id": ("media", "no id of a file here"),
+    "redacted": ("thinking", "only its own vendor can read it"),
+    "description": ("tool_field", "a tool has no description here"),
+    "schema": ("tool_field", "a tool's schema is another one here"),
+    "strict": ("tool_field", "no tool is strict here"),
+    "kind": ("tool", "a tool of this kind is said as another one"),
+}
+"""Field of a node → code and sentence of its loss."""
+
+CODES: Final[dict[type[Any], tuple[str, str]]] = {
+    Thinking: ("thinking", "the target takes no such thinking"),
+    Media: ("media", "the target takes no media in this form"),
+    ServerTool: ("tool", "a tool that the source runs itself"),
+}
+"""Kind of block → code and sentence where it is missing; any other has no counterpart."""
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+def calls_in(messages: Iterable[Message]) -> list[ToolUse]:
+    return [part for message in messages for part in message.parts if isinstance(part, ToolUse)]
+
+
+def check_meaning(conversation: Conversation, ledger: Ledger) -> None:
+    """Refuse what would mean something else: pointers to kept state, results without their calls."""
+    entries = conversation.ext.get(ledger.source, {})
+    for key in sorted(STATE & entries.keys()):
+        if entries[key] is not None:
+            ledger.refuse(f"/{key}", "state", f"it points to what {ledger.source} keeps")
+    calls = {call.id for call in calls_in(conversation.messages)}
+    for message in conversation.messages:
+        for part in message.parts:
+            if isinstance(part, ToolResult) and part.id not in calls:
+                ledger.refuse(part.at, "call_missing", f"the call {part.id} is not in the conversation", "ir_invalid")
+            elif isinstance(part, Opaque) and part.bound:
+                ledger.refuse(part.at, "part_bound", f"{part.label} points to state that {ledger.source} keeps")
+
+
+def chosen_kind(choice: dict[str, Any], conversation: Conversation, ledger: Ledger, at: str) -> str | None:
+    """Return the kind of the tool that has to be called; None with a refusal where only another vendor runs it."""
+    kinds: dict[str, str] = {tool.name: tool.kind for tool in conversation.tools}
+    kind: str = kinds.get(choice["name"], choice.get("kind", "function"))
+    if kind == "server" and not ledger.is_home:
+        ledger.refuse(at, "tool_choice", f"{choice['name']} is forced, and only {ledger.source} has it")
+        return None
+    return kind
+
+
+# Notes of writers -----------------------------------------------------------------------------------------------------
+
+
+def lose_part(part: Part, ledger: Ledger, reason: str | None = None) -> None:
+    """Report a block that the target has no word for."""
+    code, words = CODES.get(type(part), ("part", f"{type(part).__name__} has no counterpart here"))
+    if isinstance(part, ServerTool):
+        words = f"{part.name} was run by {ledger.source} itself"
+    elif isinstance(part, Opaque):
+        words = f"{part.label} has no counterpart"
+    ledger.drop(part.at, code, reason or words, _value(part))
+    put_ext(part, {}, ledger)
+
+
+def _value(part: Part) -> Json:
+    found = getattr(part, "payload", None) or getattr(part, "text", None) or getattr(part, "data", None)
+    return found if found is not None else part.raw
+
+
+def result_text(result: ToolResult, ledger: Ledger) -> str:
+    """Return a result as one text for a dialect that takes only that."""
+    texts = [part.text for part in result.content if isinstance(part, Text | Media) and part.text is not None]
+    for part in result.content:
+        if isinstance(part, Media) and part.text is not None:
+            ledger.degrade(part.at, "media", "a document of plain text became a text")
+        elif not isinstance(part, Text):
+            lose_part(part, ledger)
+    return "\n".join(texts)
+
+
+def address_citation(citation: Citation, part: Text, ledger: Ledger, begin: int = 0) -> dict[str, Any] | None:
+    """Write a citation as OpenAI does, by an address and its span in the text; None where it has no address.
+
+    Args:
+        part: the text that it stands on; all of it is the span where the source says none.
+        begin: where this text begins in the one that is written, in characters.
+    """
+    start, end = citation.start, citation.end
+    if not ledger.is_home:
+        if citation.url is None:
+            ledger.drop(citation.at, "citation", "only an address can be cited here")
+            return None
+        if start is None or end is None:
+            start, end = 0, len(part.text)
+            ledger.degrade(citation.at, "citation", "its span here is the text that it stands on")
+        if citation.quote is not None:
+            ledger.drop(citation.at, "citation", "the words cited are not said here", citation.quote)
+    title = citation.title if citation.title is not None or ledger.is_home else citation.url
+    body: dict[str, Any] = {"url": citation.url, "title": title, "start_index": start, "end_index": end}
+    return {key: value + begin if key.endswith("_index") else value for key, value in body.items() if value is not None}
+
+
+def require(out: dict[str, Any], members: Mapping[str, Any], ledger: Ledger) -> None:
+    """Write what a document must have and the source did not say."""
+    for key, value in members.items():
+        if out.get(key) is None:
+            ledger.synthesise(f"/{key}", "required", f"{key} must be said here")
+            out[key] = value
+
+
+# Comparison -----------------------------------------------------------------------------------------------------------
+
+
+class Comparison:
+    """What was read against what is read back.
+
+    Args:
+        ledger: has what the writer named, and gets the rest.
+        places: members of the source for the fields of a node.
+        listed: pointer of the source's list of messages.
+        answered: pointer of an answer's list of blocks.
+    """
+
+    def __init__(self, ledger: Ledger, places: Places, listed: str, answered: str = "") -> None:
+        self.ledger = ledger
+        self.places = places
+        self.listed = listed
+        self.answered = answered
+        self.named = {loss.path for loss in ledger.losses}
+        self.back_text: str | None = None
+
+    def _note(self, kind: Any, at: str, code: str, reason: str) -> None:
+        if at and at not in self.named:
+            self.named.add(at)
+            self.ledger.note(kind, at, code, reason)
+
+    def _at(self, at: str, field: str) -> str:
+        member = self.places.get(field)
+        return at if member is None else f"{at}/{member}"
+
+    def requests(self, source: Conversation, back: Conversation) -> None:
+        """Compare two requests."""
+        self._messages(source.messages, back.messages)
+        self._options(source, back)
+        self._tools(source.tools, back.tools)
+        if source.model is not None and back.model != source.model:
+            self._note("dropped", "/model", "identity", "the model is said elsewhere")
+
+    def answers(self, source: Answer, back: Answer) -> None:
+        """Compare two answers."""
+        for candidate in source.candidates[len(back.candidates) :]:
+            self._note("dropped", candidate.at, "candidates", "the target gives one answer")
+        for one, other in zip(source.candidates, back.candidates, strict=False):
+            first = one.message.parts[0].at if one.message.parts else ""
+            self.listed = self.answered or first.rpartition("/")[0]
+            self._messages((one.message,), (other.message,))
+            self._candidate(one, other)
+        for name in ("id", "model", "created"):
+            value, found = getattr(source, name), getattr(back, name)
+            at = self._at("", name)
+            if value is not None and found != value:
+                self._note("dropped", at, "identity", f"an answer has no such {name} here")
+            elif type(value) is not type(found) and value is not None:
+                self._note("degraded", at, "shape", "the same number in another form")
+            elif value is None and found is not None:
+                self._note("synthesised", at, "required", f"an answer has {name} here")
+        if source.usage is not None or back.usage is not None:
+            self._usage(source.usage or Usage(at=self._at("", "usage")), back.usage or Usage())
+
+    def _candidate(self, one: Candidate, other: Candidate) -> None:
+        if one.stop is None and other.stop is not None:
+            for at in (one.stop_at, self._at("", "stop_detail")):
+                self._note("synthesised", at, "stop", f"the source did not say why it ended: {other.stop_raw}")
+        if one.stop is not None and other.stop != one.stop:
+            self._note("degraded", one.stop_at, "stop", f"{one.stop_raw or one.stop} became {other.stop}")
+        elif one.stop_raw is not None and other.stop_raw != one.stop_raw:
+            self._note("degraded", one.stop_at, "shape", f"{one.stop_raw} is said as {other.stop_raw} here")
+        if one.stop_sequence is not None and other.stop_sequence != one.stop_sequence:
+            at = f"{one.stop_at.rpartition('/')[0]}/stop_sequence"
+            self._note("dropped", at, "stop", "the matched text is not said here")
+
+    def _usage(self, one: Usage, other: Usage) -> None:
+        for name in ("input", "output", "cache_read", "cache_write", "reasoning"):
+            value, found = getattr(one, name), getattr(other, name)
+            at = self._at(one.at, name)
+            if value is None and found is not None:
+                self._note("synthesised", at.removesuffix("/" + at.rpartition("/")[2])
+                           if at.count("/") > one.at.count("/") + 1 else at, "shape",
+                           "a counter that was not said is written as 0")  # fmt: skip
+            elif value and found != value:
+                self._note("dropped", at, "usage", "no such counter here")
+            elif value is not None and found is None:
+                self._note("dropped", at, "shape", "a counter of 0 is not said here")
+
+    # Options and tools
+
+    def _options(self, source: Conversation, back: Conversation) -> None:
+        for name, value in source.options.items():
+            at = source.options_at.get(name, f"/{name}")
+            found = back.options.get(name)
+            if found is None:
+                self._note("dropped", at, "option", f"the target has no {name}")
+            elif name == "response_format":
+                self._format(value, found, at)
+            elif not _same_option(name, value, found):
+                self._note("degraded", at, "option_value", f"{name} has another value here")
+        for name in back.options.keys() - source.options.keys():
+            self._note("synthesised", self._at("", name), "required", f"the target says {name}")
+
+    def _format(self, value: dict[str, Any], found: dict[str, Any], at: str) -> None:
+        if value["type"] != found["type"]:
+            self._note("degraded", at, "option_value", "another form of the answer")
+        for key in sorted(value.keys() - {"type"}):
+            if found.get(key) != value[key]:
+                self._note("dropped", f"{at}/{key}", "option_value", f"a schema has no {key} here")
+        if "name" in found and "name" not in value:
+            self._note("synthesised", at, "required", "a schema has a name here")
+
+    def _tools(self, source: tuple[ToolSpec, ...], back: tuple[ToolSpec, ...]) -> None:
+        others = {tool.name: tool for tool in back if tool.kind != "server"}
+        for tool in source:
+            other = others.get(tool.name)
+            if tool.kind == "server" or other is None:
+                self._note("dropped", tool.at, "tool", f"{tool.name} is run by {self.ledger.source} itself")
+                continue
+            for name in ("description", "schema", "strict", "cache", "kind"):
+                value, found = getattr(tool, name), getattr(other, name)
+                if value != found and (value is not None or name == "strict"):
+                    code, words = FIELDS[name]
+                    if not value:
+                        code, words = "shape", "no, said in words"
+                    kind = "dropped" if value and not found else "degraded"
+                    self._note(kind, tool.at, code, words)
+        if any(tool.kind == "server" for tool in source[:-1]) and source[0].at:
+            self._note("degraded", source[0].at.partition("/tools")[0] + "/tools", "shape", "later tools moved up")
+
+    # Messages
+
+    def _messages(self, source: tuple[Message, ...], back: tuple[Message, ...]) -> None:
+        before, after = list(_units(source)), list(_units(back))
+        found = _Pool(after)
+        kept: list[tuple[str, list[Any]]] = []
+        gone: list[Part] = []
+        for message, keys in before:
+            stays: list[Any] = []
+            for part, key in zip(message.parts, keys, strict=True):
+                other = found.take(key)
+                if other is None:
+                    self._missing(part, found)
+                    gone.append(part)
+                else:
+                    stays.append(key)
+                    self._part(part, other)
+            kept.append((message.role, stays))
+        if gone:
+            self._shifted(source, gone)
+        self._heads(source, back)
+        self._order(kept, [(message.role, keys) for message, keys in after], source)
+
+    def _missing(self, part: Part, found: _Pool) -> None:
+        text: str = getattr(part, "text", None) or ""
+        if isinstance(part, Text | Refusal) and not part.text:
+            self._note("dropped", part.at, "shape", "an empty text is no block here")
+        elif isinstance(part, Text | Refusal) and text in found.text():
+            self._note("degraded", part.at, "order", "it is part of another text here")
+            for name in ("signature", "cache", "citations"):
+                if getattr(part, name, None):
+                    self._field(part, name, getattr(part, name), None)
+        else:
+            code, words = CODES.get(type(part), ("part", f"{type(part).__name__} has no counterpart here"))
+            self._note("dropped", part.at, code, words)
+
+    def _shifted(self, source: tuple[Message, ...], gone: list[Part]) -> None:
+        """Report once for each list that blocks moved up in it, because others are missing."""
+        held: dict[str, int] = {}
+        for message in source:
+            for part in message.parts:
+                at = part.at
+                while at:
+                    at = at.rpartition("/")[0]
+                    held[at] = held.get(at, 0) + 1
+        for part in gone:
+            listed, _, step = part.at.rpartition("/")
+            if step.isdecimal() and held.get(listed, 0) > 1:
+                self._note("degraded", listed, "shape", "blocks moved up in their list")
+
+    def _part(self, part: Part, other: Part) -> None:
+        if part is other:
+            return
+        if type(part) is not type(other):
+            code = "media" if isinstance(part, Media) else "part"
+            self._note("degraded", part.at, code, f"a {type(part).__name__.lower()} is said as text here")
+        for name in ("signature", "cache"):
+            self._field(part, name, getattr(part, name), getattr(other, name))
+        if isinstance(part, Text):
+            self._citations(part, other)
+        elif isinstance(part, ToolUse) and isinstance(other, ToolUse):
+            self._call(part, other)
+        elif isinstance(part, ToolResult) and isinstance(other, ToolResult):
+            self._result(part, other)
+        elif isinstance(part, Media) and isinstance(other, Media):
+            if part.kind == "audio":
+                self._note("degraded", part.at, "shape", "the type of a sound is said in another word")
+            self._media(part, other)
+
+    def _media(self, part: Media, other: Media) -> None:
+        labels = (other.name, other.title)
+        for name in ("media_type", "detail", "name", "title", "transcript", "file_id"):
+            value, found = getattr(part, name), getattr(other, name)
+            if name == "media_type" and part.data is None and found is None and value is not None:
+                self._note("dropped", part.at, "shape", "the type of an address is not said here")
+            elif name in ("name", "title") and value in labels:
+                self._field(part, name, value, value)
+            else:
+                self._field(part, name, value, found)
+
+    def _field(self, part: Part, name: str, value: Any, found: Any) -> None:
+        if value is None and found is not None and name in ("detail", "media_type", "name", "title"):
+            self._note("synthesised", part.at, "shape", f"the target says the {name}")
+        if value is None or value == found:
+            return
+        code, words = FIELDS.get(name, ("citation", "not said here"))
+        if name == "detail" and value == "auto":
+            code = "shape"
+        at = part.signature_at if name == "signature" and part.signature_at else self._at(part.at, name)
+        self._note("dropped" if found is None else "degraded", at, code, words)
+
+    def _citations(self, part: Text, other: Part) -> None:
+        there = {(one.url, one.quote) for one in getattr(other, "citations", ())}
+        urls = {url for url, _ in there}
+        for citation in part.citations:
+            if (citation.url, citation.quote) not in there:
+                kind = "degraded" if citation.url in urls and citation.url is not None else "dropped"
+                self._note(kind, citation.at, "citation", "not said here")
+
+    def _call(self, part: ToolUse, other: ToolUse) -> None:
+        if part.input != other.input:
+            self._note("degraded", part.at, "arguments", "arguments that the target says in another form")
+        elif part.text is not None and (other.text or json_text(other.input)) != part.text:
+            self._note("degraded", part.at, "shape", "blanks or number forms in the text of the arguments")
+        if part.name != other.name:
+            self._note("degraded", part.at, "tool_field", "letters or length of the tool's name")
+        if part.kind != other.kind:
+            self._note("degraded", part.at, "tool", FIELDS["kind"][1])
+        if part.id != other.id and not part.id_made:
+            self._note("degraded", part.at, "identity", "letters or length of the call's id")
+
+    def _result(self, part: ToolResult, other: ToolResult) -> None:
+        if part.is_error and not other.is_error:
+            self._note("dropped", part.at, "tool_field", "the target does not say that a result is an error")
+        elif part.is_error != other.is_error:
+            self._note("degraded", part.at, "shape", "no error, said in words")
+        if part.name is not None and other.name != part.name:
+            self._note("dropped", part.at, "shape", "the tool's name is known by the id of the call")
+        if part.kind != other.kind:
+            self._note("degraded", part.at, "shape", "the result of a tool of another kind")
+        if (part.value is not None and part.value != other.value) or (part.flat is False and other.flat is not False):
+            self._note("degraded", part.at, "shape", "the result is written in another form")
+        if part.id != other.id and not part.id_made:
+            self._note("degraded", part.at, "identity", "letters or length of the call's id")
+        mine, theirs = Message(role="tool", parts=part.content), Message(role="tool", parts=other.content)
+        if mine.parts != theirs.parts:
+            listed, self.listed = self.listed, mine.parts[0].at.rpartition("/")[0] if mine.parts else part.at
+            self._messages((mine,), (theirs,))
+            self.listed = listed
+
+    def _heads(self, source: tuple[Message, ...], back: tuple[Message, ...]) -> None:
+        """Compare what messages say beside their blocks."""
+        same = len(source) == len(back)
+        for place, message in enumerate(source):
+            other = back[place] if same else None
+            if message.name is not None and (other is None or other.name != message.name):
+                self._note("dropped", f"{message.at}/name", "role", "a message has no name here")
+            native = message.native_role
+            if native is not None and (other is None or native != other.native_role) and native == "developer":
+                self._note("degraded", f"{message.at}/role", "role", f"the role {native} became {message.role}")
+            if message.flat is False and other is not None and other.flat is not False and len(message.parts) < 2:
+                at = message.parts[0].at.rpartition("/")[0] if message.parts else message.at
+                self._note("degraded", at, "shape", "a list of one block is not told from a text here")
+
+    def _order(
+        self, before: list[tuple[str, list[Any]]], after: list[tuple[str, list[Any]]], source: tuple[Message, ...]
+    ) -> None:
+        if not self.listed or before == after:
+            return
+        flat = [key for _, keys in before for key in keys]
+        if flat == [key for _, keys in after for key in keys]:
+            self._note("degraded", self.listed, "shape", "messages are parted in another way here")
+            for message in source:
+                if message.at and not message.at.startswith(self.listed):
+                    self._note("degraded", message.at, "shape", "it is part of another message here")
+        else:
+            self._note("degraded", self.listed, "order", "blocks or messages stand in another order here")
+
+
+def _same_option(name: str, value: Any, found: Any) -> bool:
+    if name == "tool_choice":
+        return bool(value["mode"] == found["mode"] and value.get("name") == found.get("name"))
+    return bool(value == found)
+
+
+class _Pool:
+    """The blocks that were read back, to be found by their keys."""
+
+    def __init__(self, units: list[tuple[Message, list[Any]]]) -> None:
+        self.parts: dict[Any, list[Part]] = {}
+        for message, keys in units:
+            for part, key in zip(message.parts, keys, strict=True):
+                self.parts.setdefault(key, []).append(part)
+        for waiting in self.parts.values():
+            waiting.reverse()
+        self._said = [part.text for message, _ in units for part in message.parts if isinstance(part, Text | Refusal)]
+        self._text: str | None = None
+
+    def take(self, key: Any) -> Part | None:
+        waiting = self.parts.get(key)
+        return waiting.pop() if waiting else None
+
+    def text(self) -> str:
+        if self._text is None:
+            self._text = "\n".join(self._said)
+        return self._text
+
+
+def _units(messages: tuple[Message, ...]) -> Iterator[tuple[Message, list[Any]]]:
+    """Yield each message with the keys by which its blocks are found again."""
+    calls: dict[str, int] = {}
+    count = 0
+    for message in messages:
+        keys: list[Any] = []
+        for part in message.parts:
+            if isinstance(part, ToolUse):
+                calls[part.id] = count
+                keys.append(("call", count))
+                count += 1
+            elif isinstance(part, ToolResult):
+                keys.append(("result", calls.get(part.id, part.id)))
+            else:
+                keys.append(_key(part))
+        yield message, keys
+
+
+def _key(part: Part) -> Any:
+    if isinstance(part, Text | Refusal):
+        return ("said", part.text)
+    if isinstance(part, Thinking):
+        return ("thinking", part.text, part.redacted)
+    if isinstance(part, Media):
+        words = part.data or part.url or part.file_id or part.transcript
+        return ("said", part.text) if part.text is not None else ("media", part.kind, words)
+    return ("native", id(part))
+
+
+# Form -----------------------------------------------------------------------------------------------------------------
+
+_ABSENT: Final = object()
+
+
+def lose_forms(document: Json, canonical: Json, ledger: Ledger) -> None:
+    """Report where a document is written otherwise than its own dialect writes what it says."""
+    named = {loss.path for loss in ledger.losses}
+    for at in changed(document, canonical, ""):
+        if not is_named(at, named):
+            named.add(at)
+            ledger.degrade(at, "shape", "how it was written is not known to the target")
+
+
+def lose_empty(document: Json, ledger: Ledger) -> None:
+    """Report objects and lists of which nothing is left, because everything in them is named."""
+    named = {loss.path for loss in ledger.losses}
+    waiting = list(named)
+    while waiting:
+        at = waiting.pop().rpartition("/")[0]
+        if not at or at in named:
+            continue
+        holder = resolved(document, at)
+        keys = map(escape, holder) if type(holder) is dict else range(len(holder)) if type(holder) is list else None
+        if keys is not None and all(f"{at}/{key}" in named for key in keys):
+            named.add(at)
+            waiting.append(at)
+            ledger.degrade(at, "shape", "nothing of it is left")
+
+
+def resolved(document: Json, at: str) -> Json:
+    """Return the value at a pointer, None when there is none."""
+    for step in at.split("/")[1:]:
+        if type(document) is dict:
+            document = document.get(unescape(step))
+        elif type(document) is list and step.isdecimal() and int(step) < len(document):
+            document = document[int(step)]
+        else:
+            return None
+    return document
+
+
+def lose_words(document: dict[str, Json], written: Json, ledger: Ledger, beside: frozenset[str]) -> None:
+    """Report the values of a document's head that the target says in other words.
+
+    Args:
+        beside: members that blocks are compared in.
+    """
+    there = set(map(_hashable, (leaf for _, leaf in placed_leaves(written, ""))))
+    named = {loss.path for loss in ledger.losses}
+    for key, value in document.items():
+        if key in beside:
+            continue
+        for at, leaf in placed_leaves(value, f"/{escape(key)}"):
+            word = at.rpartition("/")[2]
+            if word in ("type", "role", "object") or leaf in (None, "") or _hashable(leaf) in there:
+                continue
+            if not is_named(at, named):
+                ledger.degrade(at, "shape", "the target says it in other words")
+
+
+def _hashable(leaf: Any) -> Any:
+    return ("bool", leaf) if type(leaf) is bool else leaf
+
+
+def placed_leaves(value: Json, at: str) -> Iterator[tuple[str, Any]]:
+    """Yield pointer and value of everything that holds no other value."""
+    if type(value) is dict:
+        for key, inner in value.items():
+            yield from placed_leaves(inner, f"{at}/{escape(key)}")
+    elif type(value) is list:
+        for place, inner in enumerate(value):
+            yield from placed_leaves(inner, f"{at}/{place}")
+    else:
+        yield at, value
+
+
+def changed(before: Json, after: Json, at: str) -> Iterator[str]:
+    """Yield the pointers at which two documents differ."""
+    if before is after:
+        return
+    if type(before) is dict and type(after) is dict:
+        for key in (*before, *(key for key in after if key not in before)):
+            yield from changed(before.get(key, _ABSENT), after.get(key, _ABSENT), f"{at}/{escape(key)}")
+    elif type(before) is list and type(after) is list:
+        for place in range(max(len(before), len(after))):
+            old = before[place] if place < len(before) else _ABSENT
+            new = after[place] if place < len(after) else _ABSENT
+            yield from changed(old, new, f"{at}/{place}")
+    elif type(before) is not type(after) or before != after:
+        yield at
+
+
+def is_named(at: str, named: set[str]) -> bool:
+    """Return whether a pointer or one that holds it is named; the whole document's is not enough."""
+    while at:
+        if at in named:
+            return True
+        at = at.rpartition("/")[0]
+    return False
+
+
+def stripped(node: Any) -> Any:
+    """Return a value without what it was read from, to see how its dialect writes it itself."""
+    if isinstance(node, tuple):
+        return tuple(map(stripped, node))
+    if not isinstance(node, Conversation | Answer | Message | Candidate):
+        return node
+    names = {name for name in ("messages", "candidates", "message") if name in node.__struct_fields__}
+    return msgspec.structs.replace(node, **{name: stripped(getattr(node, name)) for name in names})

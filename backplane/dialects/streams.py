@@ -1,0 +1,520 @@
+"""Streams in the neutral form: one machine for blocks that adds them up to an answer and writes them anew.
+
+One object a stream; a vendor's file reads its chunks and gives the templates of those that are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.dialects.codec import Kin, Ledger, json_text, kind_of, parse_json, read_arguments
+from backplane.dialects.losses import lose_part
+from backplane.ir import (
+    Answer,
+    Began,
+    Candidate,
+    Citation,
+    Ended,
+    Kept,
+    Loss,
+    Message,
+    Noted,
+    Part,
+    PartDelta,
+    PartStarted,
+    PartStopped,
+    Refusal,
+    Stopped,
+    StreamEvent,
+    StreamFailed,
+    Text,
+    Thinking,
+    ToolUse,
+    Usage,
+    UsageSeen,
+)
+
+Key = tuple[int, int]
+"""Choice and index of a block."""
+
+
+class Block:
+    """One block while it comes in."""
+
+    __slots__ = ("citations", "part", "signature", "texts", "whole")
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.texts: list[str] = []
+        self.signature = part.signature or ""
+        self.citations: list[Citation] = []
+        self.whole: Part | None = None
+
+    def is_repeating(self) -> bool:
+        """Whether the arguments of a call make sense only when a piece that came twice is read once."""
+        head = self.part.text or "" if isinstance(self.part, ToolUse) else ""
+        once = _unrepeated(self.texts)
+        if len(once) == len(self.texts) or parse_json(head + "".join(self.texts)) is not None:
+            return False
+        return parse_json(head + "".join(once)) is not None
+
+    def finish(self) -> Part:
+        """Return the block as far as it is known."""
+        if self.whole is not None:
+            return self.whole
+        text, part = "".join(self.texts), self.part
+        changes: dict[str, Any] = {}
+        if self.signature:
+            changes["signature"] = self.signature
+        if isinstance(part, ToolUse):
+            if text or part.text is not None:
+                full = (part.text or "") + text
+                if part.kind != "custom" and self.is_repeating():
+                    full = (part.text or "") + "".join(_unrepeated(self.texts))
+                changes |= {"text": full, "input": full if part.kind == "custom" else read_arguments(full)}
+        elif isinstance(part, Text):
+            changes |= {"text": part.text + text, "citations": (*part.citations, *self.citations)}
+        elif isinstance(part, Thinking | Refusal):
+            changes["text"] = part.text + text
+        return msgspec.structs.replace(part, **changes) if changes else part
+
+
+def _unrepeated(texts: list[str]) -> list[str]:
+    """Leave out every piece that only repeats the one before it."""
+    return [text for place, text in enumerate(texts) if not place or text != texts[place - 1]]
+
+
+class Accumulator:
+    """Puts a stream's events together.
+
+    Args:
+        dialect: whose stream it is; names the answer and its `ext`.
+    """
+
+    def __init__(self, dialect: str) -> None:
+        self.dialect = dialect
+        self.began = Began()
+        self.blocks: dict[Key, Block] = {}
+        self.usage: Usage | None = None
+        self.stops: dict[int, Stopped] = {}
+        self.notes: dict[tuple[int | None, bool], dict[str, Any]] = {}
+        self.whole: Answer | None = None
+        self.failure: StreamFailed | None = None
+        self.has_ended = False
+
+    def add(self, event: StreamEvent) -> None:
+        """Take the next event."""
+        if type(event) is PartDelta:
+            self._delta(event)
+        elif isinstance(event, PartStarted):
+            self.blocks[event.choice, event.index] = Block(event.part)
+        elif isinstance(event, PartStopped):
+            block = self.blocks.get((event.choice, event.index))
+            if event.part is not None and block is not None:
+                block.whole = event.part
+        else:
+            self._other(event)
+
+    def _delta(self, event: PartDelta) -> None:
+        block = self.blocks.get((event.choice, event.index))
+        if block is None:
+            return
+        if event.field == "signature":
+            block.signature += event.text
+        elif event.field == "citation":
+            block.citations.append(event.value)
+        else:
+            block.texts.append(event.text)
+
+    def _other(self, event: StreamEvent) -> None:
+        if isinstance(event, Began):
+            self._begin(event)
+        elif isinstance(event, UsageSeen):
+            self.usage = event.usage
+        elif isinstance(event, Stopped):
+            self.stops[event.choice] = event
+        elif isinstance(event, Noted):
+            notes = self.notes.setdefault((event.choice, event.at_message), {})
+            notes[event.key] = (
+                join(notes[event.key], event.value) if event.joins and event.key in notes else event.value
+            )
+        elif isinstance(event, Ended):
+            self.whole, self.has_ended = event.answer or self.whole, True
+        elif isinstance(event, StreamFailed):
+            self.failure = event
+
+    def _begin(self, event: Began) -> None:
+        changes = {name: value for name in ("id", "model", "created") if (value := getattr(event, name)) is not None}
+        if event.ext:
+            changes["ext"] = event.ext
+        self.began = msgspec.structs.replace(self.began, **changes)
+
+    def part(self, choice: int, index: int) -> Part | None:
+        """Return a block as far as it has come, None when there is none of this index."""
+        block = self.blocks.get((choice, index))
+        return None if block is None else block.finish()
+
+    def repeated_calls(self) -> list[str]:
+        """Return the ids of calls whose pieces came twice and were read once."""
+        return [
+            block.part.id
+            for block in self.blocks.values()
+            if isinstance(block.part, ToolUse) and block.part.kind == "function" and block.is_repeating()
+        ]
+
+    def answer(self) -> Answer:
+        """Return the answer so far; the vendor's own whole where it was sent."""
+        if self.whole is not None:
+            return self.whole
+        choices = sorted({choice for choice, _ in self.blocks} | set(self.stops)) or [0]
+        error = self.failure.message if self.failure is not None else None
+        return Answer(
+            dialect=self.dialect,
+            id=self.began.id,
+            model=self.began.model,
+            created=self.began.created,
+            candidates=tuple(self._candidate(choice, place) for place, choice in enumerate(choices)),
+            usage=self.usage,
+            error=error,
+            ext=self._ext(None, False, self.began.ext),
+        )
+
+    def _candidate(self, choice: int, place: int) -> Candidate:
+        keys = sorted(key for key in self.blocks if key[0] == choice)
+        parts = tuple(self.blocks[key].finish() for key in keys)
+        message = Message(
+            role="assistant", parts=parts, native_role=None, at=f"/candidate/{place}", ext=self._ext(choice, True, {})
+        )
+        stopped = self.stops.get(choice)
+        ext = self._ext(choice, False, stopped.ext if stopped is not None else {})
+        if stopped is None:
+            return Candidate(message=message, ext=ext)
+        return Candidate(
+            message=message, stop=stopped.stop, stop_raw=stopped.raw, stop_sequence=stopped.sequence,
+            stop_at=stopped.at, ext=ext,
+        )  # fmt: skip
+
+    def _ext(
+        self, choice: int | None, at_message: bool, begun: Mapping[str, dict[str, Any]]
+    ) -> dict[str, dict[str, Any]]:
+        entries = {**begun.get(self.dialect, {}), **self.notes.get((choice, at_message), {})}
+        return {self.dialect: entries} if entries else {}
+
+
+def join(before: Json, after: Json) -> Json:
+    """Continue a value: texts and lists are appended, objects member by member, anything else is replaced."""
+    if isinstance(before, str) and isinstance(after, str):
+        return before + after
+    if isinstance(before, list) and isinstance(after, list):
+        return before + after
+    if isinstance(before, dict) and isinstance(after, dict):
+        return {**before, **{key: join(before[key], value) if key in before else value for key, value in after.items()}}
+    return before if after is None else after
+
+
+class BlockWriter:
+    """Writes one stream: what opens, continues, closes, comes late, is cut and is counted; chunks are templates.
+
+    A dialect gives `begin`, `piece`, `close`, `whole`, `end` and `fail`.
+
+    Args:
+        source: the dialect that the events were read from.
+        target: the dialect that is written.
+    """
+
+    has_choices = False
+    """Whether the target has several answers in one stream."""
+    is_serial = False
+    """Whether a block that begins while another is open waits for its end."""
+
+    def __init__(self, source: str, target: str, kin: Kin | None = None) -> None:
+        self.ledger = Ledger(source, target, kin)
+        self.sum = Accumulator(source)
+        self.opened: dict[Key, Any] = {}
+        """Blocks that were begun in the target → what the dialect calls them."""
+        self.sent: set[Key] = set()
+        """Blocks of which some content was written."""
+        self.is_complete = False
+        self._noted: set[str] = set()
+        self._waiting: list[PartStarted | PartDelta | PartStopped] = []
+        self._current: Key | None = None
+        self._handlers: Final[dict[type[Any], Callable[[Any], list[Json]]]] = {
+            Began: lambda event: [], PartStarted: self.on_started, PartDelta: self.on_delta,
+            PartStopped: self.on_stopped, Stopped: self.on_stop, UsageSeen: lambda event: [], Noted: self.on_noted,
+            Ended: self.on_ended, StreamFailed: self.on_failed, Kept: self.on_kept,
+        }  # fmt: skip
+
+    # Templates of a dialect
+
+    def prefix(self) -> list[Json]:
+        """Return what stands before the first block, once."""
+        return []
+
+    def begin(self, key: Key, part: Part) -> list[Json] | None:
+        """Begin a block; None when the target says it only whole."""
+        return None
+
+    def piece(self, event: PartDelta, part: Part) -> list[Json]:
+        """Write a piece of an open block's text, thinking, refusal or arguments."""
+        return []
+
+    def proof(self, event: PartDelta, part: Part) -> list[Json] | None:
+        """Write a signature or citation; None when the target has none."""
+        return None
+
+    def close(self, key: Key, part: Part) -> list[Json]:
+        """End an open block."""
+        return []
+
+    def whole(self, key: Key, part: Part) -> list[Json] | None:
+        """Write a block that is never begun; None when the target has no word for it."""
+        return None
+
+    def noted(self, event: Noted) -> list[Json]:
+        """Write a member beside the content, for the dialect that it came from."""
+        return []
+
+    def stop(self, event: Stopped) -> list[Json]:
+        """Write why one choice ended."""
+        return []
+
+    def end(self) -> list[Json]:
+        """Write what follows the last block; a cut stream has no reason to stop."""
+        return []
+
+    def fail(self, event: StreamFailed) -> list[Json]:
+        """Write the vendor's failure."""
+        return []
+
+    # The machine
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        return tuple(self.ledger.losses)
+
+    def write(self, event: StreamEvent) -> list[Json]:
+        """Return the chunks that say this event; often one, sometimes none."""
+        self.sum.add(event)
+        return self._handlers[type(event)](event)
+
+    def once(self, key: str) -> bool:
+        """Return whether this is said for the first time; a stream says the same loss in every chunk."""
+        if key in self._noted:
+            return False
+        self._noted.add(key)
+        return True
+
+    def on_started(self, event: PartStarted) -> list[Json]:
+        if self._lose_choice(event.choice) or self._lose_late():
+            return []
+        if self.is_serial and self._current is not None:
+            self._waiting.append(event)
+            return []
+        return [*self.prefix(), *self._open(event)]
+
+    def _open(self, event: PartStarted) -> list[Json]:
+        key, part = (event.choice, event.index), event.part
+        out = self._close(key) if key in self.opened else []  # begun anew before its end
+        made = self.begin(key, part)
+        if made is None:
+            return out
+        self._current = key
+        out += made
+        if isinstance(part, Text | Refusal | Thinking | ToolUse) and part.text:
+            out += self._piece(PartDelta(event.index, part.text, _field(part), event.choice))
+        return out
+
+    def on_delta(self, event: PartDelta) -> list[Json]:
+        if self.is_serial and (event.choice, event.index) != self._current:
+            self._waiting.append(event)
+            return []
+        return self._piece(event)
+
+    def _piece(self, event: PartDelta) -> list[Json]:
+        key = (event.choice, event.index)
+        block = self.sum.blocks.get(key)
+        if block is None or key not in self.opened:
+            return []
+        if event.field == "text" or event.field == "arguments":
+            self.sent.add(key)
+            return self.piece(event, block.part)
+        made = self.proof(event, block.part)
+        if made is None and self.once(f"{event.field} {key}"):
+            at = event.value.at if event.field == "citation" else block.part.at
+            self.ledger.drop(at, event.field, f"the target's stream has no {event.field} of {self.ledger.source}")
+        return made or []
+
+    def on_stopped(self, event: PartStopped) -> list[Json]:
+        key = (event.choice, event.index)
+        if event.choice and not self.has_choices:
+            return []
+        if self.is_serial and self._current not in (None, key):
+            self._waiting.append(event)
+            return []
+        if key not in self.opened:
+            return self._whole(key)
+        return [*self._close(key), *self._drain()]
+
+    def _whole(self, key: Key) -> list[Json]:
+        part = self.sum.part(*key)
+        if part is None or (self.is_complete and self._lose_late()):
+            return []
+        made = self.whole(key, part)
+        if made is None and not (isinstance(part, Text | Refusal | Thinking) and not part.text and not _redacted(part)):
+            lose_part(part, self.ledger)
+        return [*self.prefix(), *made] if made else []
+
+    def _close(self, key: Key) -> list[Json]:
+        part = self.sum.part(*key)
+        assert part is not None
+        out: list[Json] = []
+        if key not in self.sent and (text := _unsent(part)):
+            out += self._piece(PartDelta(key[1], text, _field(part), key[0]))
+        out += self.close(key, part)
+        self.opened.pop(key, None)
+        self._current = None
+        return out
+
+    def _drain(self) -> list[Json]:
+        """Write what waited for the open block, one block after the other."""
+        out: list[Json] = []
+        while self._waiting and self._current is None:
+            start = next((event for event in self._waiting if isinstance(event, PartStarted)), None)
+            if start is None:
+                break
+            mine = [event for event in self._waiting if event.index == start.index]
+            self._waiting = [event for event in self._waiting if event.index != start.index]
+            out += self._open(start)
+            for event in mine[1:]:
+                if isinstance(event, PartDelta):
+                    out += self._piece(event)
+                elif isinstance(event, PartStopped):
+                    key = (event.choice, event.index)
+                    out += self._close(key) if key in self.opened else self._whole(key)
+        return out
+
+    def on_stop(self, event: Stopped) -> list[Json]:
+        return [] if self._lose_choice(event.choice) else self.stop(event)
+
+    def on_ended(self, event: Ended) -> list[Json]:
+        if self.is_complete:
+            return []
+        out = self.prefix()
+        for key in sorted(self.opened):
+            if key in self.opened:
+                out += self._close(key)
+        out += self._drain()
+        self.is_complete = True
+        if self.is_cut:
+            self.ledger.synthesise("", "cut", "the stream was over before it said how; the target's end is a failure")
+        return [*out, *self.end()]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the stream ended without saying how."""
+        return (
+            not self.sum.stops
+            and self.sum.failure is None
+            and (self.sum.whole is None or not _said_how(self.sum.whole))
+        )
+
+    def on_failed(self, event: StreamFailed) -> list[Json]:
+        return [*self.prefix(), *self.fail(event)]
+
+    def on_noted(self, event: Noted) -> list[Json]:
+        if self.ledger.is_home:
+            return self.noted(event)
+        kin = self.ledger.kin.get(self.ledger.source, {})
+        if event.key in kin and type(event.value) is kin[event.key]:
+            return self.noted(event)
+        if self.once(event.key) and event.value not in (None, [], {}):
+            self.ledger.drop(f"/{event.key}", "extension", f"only {self.ledger.source} knows it", event.value)
+        return []
+
+    def on_kept(self, event: Kept) -> list[Json]:
+        kind = kind_of(event.raw) or "without a type"
+        if not event.ignorable and self.once(f"kept {kind}"):
+            self.ledger.drop("", "extension", f"chunks that only {self.ledger.source} knows: {kind}", event.raw)
+        return []
+
+    def _lose_choice(self, choice: int) -> bool:
+        """Return whether this choice cannot be said; it is reported once."""
+        if choice == 0 or self.has_choices:
+            return False
+        if self.once(f"choice {choice}"):
+            self.ledger.drop(f"/choices/{choice}", "candidates", "the target has one answer")
+        return True
+
+    def _lose_late(self) -> bool:
+        """Return whether the stream has ended, so that no block can begin any more; it is reported once."""
+        if self.sum.has_ended and self.once("late"):
+            self.ledger.drop("", "order", "it came after the end of the stream")
+        return self.sum.has_ended
+
+    def stopped(self, event: Stopped) -> Candidate:
+        """Return what a stop says as an answer that has its blocks, to write the reason from."""
+        keys = sorted(key for key in self.sum.blocks if key[0] == event.choice)
+        parts = tuple(self.sum.blocks[key].finish() for key in keys)
+        return Candidate(
+            message=Message(role="assistant", parts=parts), stop=event.stop, stop_raw=event.raw,
+            stop_sequence=event.sequence, stop_at=event.at,
+        )  # fmt: skip
+
+    def lose_stop(self, event: Stopped, found: str | None) -> None:
+        """Report a reason to stop that the target says as another one."""
+        if not self.ledger.is_home and (found != event.stop or event.stop in ("other", "error")):
+            self.ledger.degrade(event.at, "stop", f"{event.raw or event.stop} became {found}")
+
+    def counted(self, write: Callable[[Usage, Ledger], Json]) -> Any:
+        """Write the counters, None when none came; what they lose is said once."""
+        if self.sum.usage is None:
+            return None
+        scratch = Ledger(self.ledger.source, self.ledger.target, self.ledger.kin)
+        written = write(self.sum.usage, scratch)
+        if self.once("usage"):
+            self.ledger.losses += scratch.losses
+        return written
+
+
+def _said_how(answer: Answer) -> bool:
+    return any(candidate.stop is not None for candidate in answer.candidates)
+
+
+def _redacted(part: Part) -> bool:
+    return isinstance(part, Thinking) and part.redacted is not None
+
+
+def _field(part: Part) -> Any:
+    return "arguments" if isinstance(part, ToolUse) else "text"
+
+
+def _unsent(part: Part) -> str:
+    """Return what a block says that only its end said."""
+    if isinstance(part, ToolUse):
+        if part.text is not None:
+            return part.text
+        return part.input if isinstance(part.input, str) else json_text(part.input)
+    return part.text if isinstance(part, Text | Refusal | Thinking) else ""
+
+
+def whole_events(answer: Answer) -> list[StreamEvent]:
+    """Return a whole answer as the events of the stream that it should have been."""
+    if answer.error is not None and not answer.candidates:
+        return [StreamFailed(answer.error), Ended()]
+    out: list[StreamEvent] = [Began(id=answer.id, model=answer.model, created=answer.created)]
+    for number, candidate in enumerate(answer.candidates):
+        for index, part in enumerate(candidate.message.parts):
+            out += [PartStarted(index, part, number), PartStopped(index, part, number)]
+    if answer.usage is not None:
+        out.append(UsageSeen(answer.usage))
+    for number, candidate in enumerate(answer.candidates):
+        if candidate.stop is not None:
+            out.append(Stopped(
+                stop=candidate.stop, raw=candidate.stop_raw, sequence=candidate.stop_sequence, choice=number,
+                at=candidate.stop_at,
+            ))  # fmt: skip
+    return [*out, Ended(answer)]
