@@ -42,6 +42,7 @@ def parser(name: str) -> Parser:
     made.add_argument(
         "--losses", metavar="FILE", help="write the losses there, one JSON object a line; schema: cli_translate_loss"
     )
+    made.add_argument("--all", action="store_true", help="every loss a line; else those of the form are grouped")
     made.add_argument("--strict", action="store_true", help="exit code 1 when anything but the form is lost")
     made.add_argument("file", nargs="?", default="-", metavar="FILE", help="- or nothing for stdin")
     return made
@@ -188,8 +189,24 @@ def _report(losses: Sequence[Any], options: Options) -> None:
             name = streams.one_line(options.losses)
             raise ConfigError("config_invalid", f"{name} cannot be written: {fault.strerror}") from fault
     elif streams.is_terminal(streams.STDERR):
-        for loss in losses:
-            words = f"{loss.kind} {loss.path or '/'} ({loss.code}): {loss.reason}"
-            streams.complain(streams.one_line(words) + "\n")
+        for line in _for_people(losses, every=options.all):
+            streams.complain(streams.one_line(line) + "\n")
     else:
         streams.complain(lines.decode())
+
+
+PLACES_SHOWN: Final = 3
+"""Places of a group of losses that are named; the rest is counted."""
+
+
+def _for_people(losses: Sequence[Any], *, every: bool) -> Iterator[str]:
+    """Yield the losses as lines, material ones first; losses of one kind are one line unless every one is wanted."""
+    groups: dict[tuple[bool, str, str, str], list[str]] = {}
+    for place, loss in enumerate(losses):
+        own = (str(place),) if every else ()
+        key = (not loss.is_material, loss.kind, loss.code, "".join((loss.reason, *("\0" + one for one in own))))
+        groups.setdefault(key, []).append(loss.path or "/")
+    for (is_form, kind, code, reason), paths in sorted(groups.items(), key=lambda group: group[0][0]):
+        shown = ", ".join(paths[:PLACES_SHOWN])
+        more = f" and {len(paths) - PLACES_SHOWN} more (--all shows them)" if len(paths) > PLACES_SHOWN else ""
+        yield f"{'form' if is_form else kind} {shown}{more} ({code}): {reason.partition(chr(0))[0]}"

@@ -85,22 +85,20 @@ def translate(
         written = writer.response_from_ir(read.value)
     if source == target:
         return Translated(written.value, written.losses)
-    losses = _with_forms(document, written.value, (*read.losses, *written.losses), reader, target, kind)
+    ledger = Ledger(source, target)
+    ledger.losses += (*read.losses, *written.losses)
+    lose_words(document, written.value, ledger, reader.content)
+    lose_forms(document, reader.canonical(read.value), ledger)
+    lose_empty(document, ledger)
+    losses = ordered(ledger.losses)
     check_losses(losses, policy)
     return Translated(written.value, () if policy == "allow" else losses)
 
 
-def _with_forms(
-    document: Json, written: Json, losses: tuple[Loss, ...], reader: Any, target: str, kind: Kind
-) -> tuple[Loss, ...]:
-    """Return the losses, material ones first, with those of the form in which the source was written."""
-    ledger = Ledger(reader.NAME, target)
-    ledger.losses += losses
-    lose_words(document, written, ledger, reader.content)
-    lose_forms(document, reader.canonical(document, kind), ledger)
-    lose_empty(document, ledger)
+def ordered(losses: Iterable[Loss]) -> tuple[Loss, ...]:
+    """Return losses, each once, material ones first."""
     once: dict[tuple[str, str, str], Loss] = {}
-    for loss in ledger.losses:
+    for loss in losses:
         once.setdefault((loss.path, loss.kind, loss.code), loss)
     return tuple(sorted(once.values(), key=lambda loss: not loss.is_material))
 

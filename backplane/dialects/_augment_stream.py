@@ -38,6 +38,8 @@ RAW_STOPS: Final[dict[str, int]] = {
     "recitation": RECITATION,
     "malformed_function_call": MALFORMED_FUNCTION_CALL,
     "incomplete": UNSPECIFIED,
+    "queued": UNSPECIFIED,
+    "in_progress": UNSPECIFIED,
 }
 """Vendors' words that this wire knows and the ir does not tell apart."""
 
@@ -149,7 +151,7 @@ class ChunkWriter(BlockWriter):
         if self.sum.failure is not None or self.reason is None:
             return UNSPECIFIED
         word = self.reason.raw or ""
-        found = RAW_STOPS.get(word.lower()) or STOPS.get(self.reason.stop, UNSPECIFIED)
+        found = RAW_STOPS.get(word.lower(), STOPS.get(self.reason.stop, UNSPECIFIED))
         if self.reason.stop not in STOPS:
             self.ledger.degrade(self.reason.at, "stop", f"{word or self.reason.stop} became {found}")
         is_cut = has_cut_call(self.stopped(self.reason).message.parts)

@@ -593,7 +593,7 @@ class Chat:
         write_options(conversation, out, ledger, table, {**self._special(conversation), **dict(self.flavour.special)})
         put_ext(conversation, out, ledger)
         if not ledger.is_home:
-            require(out, {"model": "unknown"}, ledger)
+            require(out, {"model": "unknown"})
         return out
 
     def _special(self, conversation: Conversation) -> dict[str, Writer]:
@@ -693,7 +693,7 @@ class Chat:
         put_ext(answer, out, ledger)
         out.setdefault("object", "chat.completion")
         if not ledger.is_home:
-            require(out, {"id": "chatcmpl-translated", "created": 0, "model": "unknown"}, ledger)
+            require(out, {"id": "chatcmpl-translated", "created": 0, "model": "unknown"})
         return out
 
     def _write_choice(self, candidate: Candidate, place: int, ledger: Ledger) -> Json:

@@ -466,7 +466,7 @@ def write_request(conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
     write_options(conversation, out, ledger, OPTIONS, _special(conversation))
     put_ext(conversation, out, ledger)
     if not ledger.is_home:
-        require(out, {"model": "unknown", "max_tokens": MAX_TOKENS_MADE}, ledger)
+        require(out, {"model": "unknown", "max_tokens": MAX_TOKENS_MADE})
         _fit_thinking(out, conversation, ledger)
     return out
 
@@ -647,7 +647,7 @@ def write_answer(answer: Answer, ledger: Ledger) -> dict[str, Any]:
     put_ext(answer, out, ledger)
     if not ledger.is_home:
         require(out, {"id": "msg_translated", "model": "unknown", "stop_reason": STOP_WORDS[None],
-                      "usage": {"input_tokens": 0, "output_tokens": 0}}, ledger)  # fmt: skip
+                      "usage": {"input_tokens": 0, "output_tokens": 0}})  # fmt: skip
         out.setdefault("stop_sequence", None)
     return out
 

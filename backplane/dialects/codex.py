@@ -6,6 +6,7 @@ message here; what was read belongs to the item. Streams are in `codex_stream`.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Final
 
 import msgspec
@@ -473,16 +474,17 @@ def _write_said(
     else:
         out["content"] = write_content(parts, ledger, is_said=True)
         if not ledger.is_home:
-            out |= {"id": f"msg_{place if is_answer else _word(parts[0].at)}", "status": "completed"}
+            out |= {"id": f"msg_{place if is_answer else _word(parts[0])}", "status": "completed"}
     if ledger.is_home:
         mine = parts[0].ext.get(NAME, {})
         out |= {path[3:]: value for path, value in mine.items() if path[:3] == "../" and path[3:] not in out}
     return [out] if out["content"] or out["content"] == "" or ledger.is_home else []
 
 
-def _word(pointer: str) -> str:
-    """Make an id of a pointer: one of its own for every message of a request."""
-    return "".join(letter if letter.isalnum() else "_" for letter in pointer).strip("_")[:48] or "0"
+def _word(part: Part) -> str:
+    """Make an id of a block's place and text: one of its own for every message of a request."""
+    text = f"{part.at} {getattr(part, 'text', '')}"
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
 
 
 def _write_own(part: Part, ledger: Ledger, place: int, *, is_answer: bool) -> Json:
@@ -587,7 +589,7 @@ def write_request(conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
     write_options(conversation, out, ledger, OPTIONS, _special(conversation))
     put_ext(conversation, out, ledger)
     if not ledger.is_home:
-        require(out, {"model": "unknown"}, ledger)
+        require(out, {"model": "unknown"})
     return out
 
 
@@ -713,7 +715,7 @@ def write_answer(answer: Answer, ledger: Ledger) -> dict[str, Any]:
         out["usage"] = write_usage(answer.usage, ledger)
     put_ext(answer, out, ledger)
     if not ledger.is_home:
-        require(out, {"id": "resp_translated", "created_at": 0, "model": "unknown"}, ledger)
+        require(out, {"id": "resp_translated", "created_at": 0, "model": "unknown"})
         # These repeat the request, which an answer alone does not know.
         out = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], **out}
     return out

@@ -149,12 +149,9 @@ def address_citation(citation: Citation, part: Text, ledger: Ledger, begin: int 
     return {key: value + begin if key.endswith("_index") else value for key, value in body.items() if value is not None}
 
 
-def require(out: dict[str, Any], members: Mapping[str, Any], ledger: Ledger) -> None:
-    """Write what a document must have and the source did not say."""
-    for key, value in members.items():
-        if out.get(key) is None:
-            ledger.synthesise(f"/{key}", "required", f"{key} must be said here")
-            out[key] = value
+def require(out: dict[str, Any], members: Mapping[str, Any]) -> None:
+    """Write what a document must have and the source did not say; the comparison names it."""
+    out.update({key: value for key, value in members.items() if out.get(key) is None})
 
 
 # Comparison -----------------------------------------------------------------------------------------------------------
@@ -194,6 +191,8 @@ class Comparison:
         self._tools(source.tools, back.tools)
         if source.model is not None and back.model != source.model:
             self._note("dropped", "/model", "identity", "the model is said elsewhere")
+        elif source.model is None and back.model is not None:
+            self._note("synthesised", "/model", "required", "a request names its model here")
 
     def answers(self, source: Answer, back: Answer) -> None:
         """Compare two answers."""

@@ -36,13 +36,13 @@ def stop_word(
         takes_raw: the source's word is the target's, too.
     """
     raw, stop, parts = candidate.stop_raw, candidate.stop, candidate.message.parts
+    if not ledger.is_home and stop in RUNNABLE and has_cut_call(parts):
+        ledger.degrade(candidate.stop_at, "stop", "a call was cut, so that it must not be run")
+        return words["max_tokens"]
     if (ledger.is_home or takes_raw) and raw is not None and read(raw, parts) == stop:
         return raw
     if ledger.is_home and stop is None:
         return None
-    if stop in RUNNABLE and not ledger.is_home and has_cut_call(parts):
-        ledger.degrade(candidate.stop_at, "stop", "a call was cut, so that it must not be run")
-        return words["max_tokens"]
     return words[stop]
 
 

@@ -96,13 +96,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         source = dialect(ledger.source) if ledger.source in DIALECTS else self
         return Comparison(ledger, source.places, source.listed, source.answered)
 
-    def canonical(self, document: Json, kind: str) -> Json:
-        """Write what a document says as this dialect would write it for another one."""
+    def canonical(self, read: Conversation | Answer) -> Json:
+        """Write what was read as this dialect would write it for another one."""
         ledger = Ledger("", self.NAME)
-        if kind == "request":
-            read = msgspec.structs.replace(self.to_ir(document).value, dialect="")
-            return self.write_request(fitted(read, self.limits, ledger), ledger)
-        return self.write_answer(msgspec.structs.replace(self.response_to_ir(document).value, dialect=""), ledger)
+        read = msgspec.structs.replace(read, dialect="")
+        if isinstance(read, Answer):
+            return self.write_answer(read, ledger)
+        return self.write_request(fitted(read, self.limits, ledger), ledger)
 
     def response_to_ir(self, response: Json) -> Translated[Answer]:
         """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -133,3 +135,30 @@ def test_the_end_of_a_cut_stream_is_named_as_made_up(target: str) -> None:
     )
     assert done.returncode == 1
     assert "cut" in [json.loads(line)["code"] for line in done.stderr.splitlines()]
+
+
+def on_a_terminal(*words: str, data: bytes) -> list[str]:
+    """Run the command with a terminal as stderr; return its lines."""
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "backplane", "translate", *words]
+    subprocess.run(command, input=data, stdout=subprocess.DEVNULL, stderr=slave, timeout=S_MAX, check=False)
+    os.close(slave)
+    found = b""
+    with contextlib.suppress(OSError):  # a terminal whose other end is closed
+        while more := os.read(master, 65536):
+            found += more
+    os.close(master)
+    return found.decode().splitlines()
+
+
+def test_people_read_material_losses_first_and_one_line_for_each_kind() -> None:
+    said = [{"role": "user", "content": [{"type": "text", "text": "x"}], "x_new": 1} for _ in range(9)]
+    data = json.dumps({**REQUEST, "top_k": 5, "messages": said}).encode()
+    words = ("--from", "claude", "--to", "gemini")
+    lines = on_a_terminal(*words, data=data)
+    kinds = [line.split()[0] for line in lines]
+    assert kinds == sorted(kinds, key=lambda kind: kind == "form")
+    assert any("and 6 more (--all shows them)" in line for line in lines)
+    every = on_a_terminal(*words, "--all", data=data)
+    assert sum("x_new" in line for line in every) == 9
+    assert len(every) > len(lines)

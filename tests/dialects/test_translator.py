@@ -1,0 +1,101 @@
+"""A history that grows turn by turn is translated as the whole would be, and what is old costs next to nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from backplane.dialects import translate, translator
+from backplane.dialects.translator import Translator
+from tests.dialects import measures
+from tests.dialects.dialect_corpus import NAMES, documents
+
+SECOND_MS_MAX = 1.0
+"""50 KB that were translated before: a digest and a look-up for each turn."""
+LARGE_S_MAX = 0.3
+"""3 MiB of an agent's history, its losses included, on an idle core."""
+BUSY = 5
+"""How much slower this machine may be while others use it."""
+
+
+def history(turns: int, chars: int) -> dict[str, Any]:
+    messages: list[Any] = [{"role": "system", "content": "Be good."}, {"role": "user", "content": "x" * chars}]
+    for turn in range(turns):
+        arguments = json.dumps({"path": "a" * chars, "turn": turn})
+        call = {"id": f"c{turn}", "type": "function", "function": {"name": "read", "arguments": arguments}}
+        messages.append({"role": "assistant", "content": "y" * chars, "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"c{turn}", "content": f"{turn} {'z' * chars}"})
+    tool = {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}
+    return {"model": "m", "messages": messages, "tools": [tool]}
+
+
+def bare(value: Any) -> Any:
+    """Leave out ids of items, which stand for nothing outside of the request."""
+    if isinstance(value, dict):
+        return {k: bare(v) for k, v in value.items() if not (k == "id" and value.get("type") == "message")}
+    return [bare(one) for one in value] if isinstance(value, list) else value
+
+
+def marks(losses: Any) -> set[tuple[str, str]]:
+    return {(loss.path, loss.code) for loss in losses}
+
+
+@pytest.mark.parametrize("target", [name for name in NAMES if name != "openai"])
+def test_a_growing_history_is_translated_as_the_whole_would_be(target: str) -> None:
+    kept = Translator("openai", target)
+    for turns in range(4):
+        document = history(turns, 20)
+        done, whole = kept.request(document), translate(document, "openai", target)
+        assert bare(done.value) == bare(whole.value)
+        assert marks(done.losses) == marks(whole.losses)
+
+
+@pytest.mark.parametrize("source", NAMES)
+def test_every_known_request_is_translated_alike_by_a_translator(source: str) -> None:
+    for target in NAMES:
+        kept = Translator(source, target)
+        for title, document in documents(source, "request"):
+            if (whole := measures.across(document, source, target, "request")) is not None:
+                assert bare(kept.request(document).value) == bare(whole.value), f"{title} → {target}"
+                assert bare(kept.request(document).value) == bare(whole.value), f"{title} → {target}, again"
+
+
+def test_what_is_kept_is_bounded() -> None:
+    kept = Translator("openai", "claude")
+    for turns in range(3):
+        kept.request(history(turns, 10))
+    assert 0 < len(kept._parts) <= translator.PARTS_MAX
+
+
+@pytest.mark.parametrize("target", ["claude", "gemini", "codex"])
+def test_50_kb_that_were_translated_before_take_under_a_millisecond(target: str) -> None:
+    kept, document = Translator("openai", target), history(16, 1000)
+    kept.request(document)
+    took_s = []
+    for _ in range(5):
+        began_s = time.perf_counter()
+        kept.request(document)
+        took_s.append(time.perf_counter() - began_s)
+    assert min(took_s) * 1000 < SECOND_MS_MAX * BUSY
+
+
+@pytest.mark.parametrize("target", ["claude", "gemini", "codex"])
+def test_3_mib_with_their_losses_take_under_a_third_of_a_second(target: str) -> None:
+    document = history(260, 4000)
+    began_s = time.process_time()
+    translate(document, "openai", target)
+    assert time.process_time() - began_s < LARGE_S_MAX * BUSY
+
+
+def test_the_cost_is_linear_in_the_number_of_messages() -> None:
+    def cost_s(turns: int) -> float:
+        document = history(turns, 10)
+        began_s = time.process_time()
+        translate(document, "openai", "claude")
+        return time.process_time() - began_s
+
+    cost_s(10)
+    assert min(cost_s(2000) for _ in range(2)) < 25 * max(0.001, cost_s(200))
