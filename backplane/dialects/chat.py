@@ -130,9 +130,9 @@ PLACES: Final = {
     **{row.name: row.path.partition("/")[0] for row in OPTIONS},
     **{field: path for path, field in USAGE.items()}, "id": "id", "model": "model", "created": "created",
     "usage": "usage", "cache": "cache_control", "max_tokens": "max_completion_tokens",
-    "response_format": "response_format", "tool_choice": "tool_choice",
+    "response_format": "response_format", "tool_choice": "tool_choice", "candidates": "choices",
 }  # fmt: skip
-LIMITS: Final = Limits(call_id=Spelling(most=40), tool_name=Spelling("[a-zA-Z0-9_-]", 64), ids_optional=False)
+LIMITS: Final = Limits(call_id=Spelling(most=40), tool_name=Spelling("[a-zA-Z0-9_-]", 64))
 """platform.openai.com, chat/create: names of tools and lengths of ids, read 2026-11."""
 
 
@@ -832,9 +832,12 @@ def _keep_valid(choice: dict[str, Any], source: Candidate, ledger: Ledger) -> No
         choice["message"]["annotations"] = [one for one in found if kind_of(one) == "url_citation"]
     if (found := choice.get("logprobs")) is None:
         return
-    tokens = [one for key in ("content", "refusal") for one in found.get(key) or ()]
-    if not {"content", "refusal"} & found.keys() or not all(
-        type(one) is dict and {"token", "logprob", "top_logprobs"} <= one.keys() for one in tokens
+    lists = [found.get(key) for key in ("content", "refusal")] if type(found) is dict else []
+    tokens = [one for found in lists if type(found) is list for one in found]
+    if (
+        type(found) is not dict
+        or not {"content", "refusal"} & found.keys()
+        or not all(type(one) is dict and {"token", "logprob", "top_logprobs"} <= one.keys() for one in tokens)
     ):
         ledger.drop(f"{source.at}/logprobs", "extension", "probabilities in a form of its own", found)
         del choice["logprobs"]

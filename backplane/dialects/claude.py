@@ -122,7 +122,7 @@ PLACES: Final = {
     "parallel_tool_calls": "tool_choice",
 }  # fmt: skip
 LIMITS: Final = Limits(
-    call_id=Spelling("[a-zA-Z0-9_-]"), tool_name=Spelling("[a-zA-Z0-9_-]", 128), takes_empty_text=False
+    call_id=Spelling("[a-zA-Z0-9_-]"), tool_name=Spelling("[a-zA-Z0-9_-]", 128), takes_empty_text=False, needs_user=True
 )
 """docs.anthropic.com, messages: patterns of ids and names, texts must not be empty; read 2026-11."""
 
@@ -271,7 +271,7 @@ BLOCKS: Final = Blocks(NAME, (
     Block("image", Media, {}, {"kind": "image"}, read=_read_source, write=_write_media),
     Block("document", Media, {"title": "title"}, {"kind": "document"}, read=_read_source, write=_write_media),
     Block("search_result", Media, {"title": "title"}, {"kind": "document"}, read=_read_search, is_written=False),
-), cache="cache_control", ttls=frozenset({None, "5m", "1h"}))  # fmt: skip
+), cache="cache_control", ttls=(None, "5m", "1h"))  # fmt: skip
 
 
 def read_block(value: Json, at: str) -> Part:
@@ -430,7 +430,7 @@ def _read_choice(members: Members, options: dict[str, Any], places: dict[str, st
     apart = choice.get("disable_parallel_tool_use")
     if choice.keys() - {"type", "name", "disable_parallel_tool_use"} or type(apart) not in (bool, type(None)):
         return
-    if (choice["type"] == "tool") != (type(choice.get("name")) is str):
+    if (choice["type"] == "tool") != ("name" in choice) or type(choice.get("name", "")) is not str:
         return
     del members.rest["tool_choice"]
     options["tool_choice"] = {"mode": CHOICES[choice["type"]]}
@@ -473,12 +473,12 @@ def write_request(conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
 
 def _fit_thinking(out: dict[str, Any], conversation: Conversation, ledger: Ledger) -> None:
     """Leave out what the server refuses beside thinking."""
-    thinking = out.get("thinking", {})
-    if thinking.get("type") not in ("enabled", "adaptive"):
+    thinking: Any = out.get("thinking")
+    if kind_of(thinking) not in ("enabled", "adaptive") or "reasoning_budget" not in conversation.options:
         return
     places = conversation.options_at
     budget = thinking.get("budget_tokens")
-    is_forced = out.get("tool_choice", {}).get("type") in ("any", "tool")
+    is_forced = kind_of(out.get("tool_choice")) in ("any", "tool")
     if is_forced or (budget is not None and out["max_tokens"] <= THINKING_TOKENS_MIN):
         del out["thinking"]
         why = "a tool is forced" if is_forced else f"the limit is {out['max_tokens']} tokens"
@@ -629,7 +629,8 @@ def write_answer(answer: Answer, ledger: Ledger) -> dict[str, Any]:
     out: dict[str, Any] = {}
     if answer.error is not None and not answer.candidates:
         put_ext(answer, out, ledger)
-        return out if "error" in out else {"type": "error", "error": {"type": "api_error", "message": answer.error}}
+        out.setdefault("error", {"type": "api_error", "message": answer.error})
+        return out if ledger.is_home else {"type": "error", **out}
     out = {"type": "message", "role": "assistant", "content": []}
     for key, value in (("id", answer.id), ("model", answer.model)):
         if value is not None:

@@ -426,9 +426,7 @@ class Blocks:
         ttls: times to live that the server takes of other vendors' breakpoints; empty where it takes none.
     """
 
-    def __init__(
-        self, dialect: str, rows: tuple[Block, ...], *, cache: str = "", ttls: frozenset[Any] = frozenset()
-    ) -> None:
+    def __init__(self, dialect: str, rows: tuple[Block, ...], *, cache: str = "", ttls: tuple[Any, ...] = ()) -> None:
         self.dialect = dialect
         self.cache = cache
         self.ttls = ttls

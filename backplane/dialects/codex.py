@@ -125,7 +125,8 @@ USAGE: Final = {
 PLACES: Final = {
     **{row.name: row.path.partition("/")[0] for row in OPTIONS}, **{field: path for path, field in USAGE.items()},
     "id": "id", "model": "model", "created": "created_at", "usage": "usage", "response_format": "text",
-    "stop_detail": "incomplete_details", "tool_choice": "tool_choice", "reasoning_budget": "reasoning",
+    "stop_detail": "incomplete_details", "system": "instructions", "tool_choice": "tool_choice",
+    "reasoning_budget": "reasoning",
     "signature": "encrypted_content", "detail": "detail",
 }  # fmt: skip
 LIMITS: Final = Limits(call_id=Spelling(most=64), tool_name=Spelling("[a-zA-Z0-9_-]", 64))

@@ -127,11 +127,10 @@ PLACES: Final = {
     **{row.name: row.path.partition("/")[0] for row in OPTIONS},
     "input": "promptTokenCount", "output": "candidatesTokenCount", "cache_read": "cachedContentTokenCount",
     "reasoning": "thoughtsTokenCount", "id": "responseId", "model": "modelVersion", "usage": "usageMetadata",
-    "signature": "thoughtSignature", "response_format": "generationConfig", "tool_choice": "toolConfig",
+    "signature": "thoughtSignature", "candidates": "candidates", "response_format": "generationConfig",
+    "tool_choice": "toolConfig",
 }  # fmt: skip
-LIMITS: Final = Limits(
-    tool_name=Spelling("[a-zA-Z0-9_.:-]", 64, "[a-zA-Z_]"), takes_empty_text=False, ids_optional=True
-)
+LIMITS: Final = Limits(tool_name=Spelling("[a-zA-Z0-9_.:-]", 64, "[a-zA-Z_]"), takes_empty_text=False, needs_user=True)
 """ai.google.dev, function declarations and contents, read 2026-11."""
 
 MEDIA_TYPES: Final = {"image": "image/png", "audio": "audio/wav", "video": "video/mp4"}

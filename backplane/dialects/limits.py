@@ -13,7 +13,6 @@ from typing import Any, Final
 import msgspec
 
 from backplane.dialects.codec import Ledger, put_ext
-from backplane.dialects.losses import calls_in
 from backplane.dialects.pairing import paired
 from backplane.ir import Conversation, Message, Part, Text, ToolResult, ToolSpec, ToolUse
 
@@ -55,8 +54,8 @@ class Limits(msgspec.Struct, frozen=True):
     call_id: Spelling = ANY_WORD
     tool_name: Spelling = ANY_WORD
     takes_empty_text: bool = True
-    ids_optional: bool = False
-    """Results are found by name and order where an id was made here."""
+    needs_user: bool = False
+    """The system text stands outside of the messages, and one message at least is not the system's."""
 
 
 def fitted(conversation: Conversation, limits: Limits, ledger: Ledger) -> Conversation:
@@ -72,6 +71,10 @@ def fitted(conversation: Conversation, limits: Limits, ledger: Ledger) -> Conver
         ledger.losses += [msgspec.structs.replace(loss, target=ledger.target) for loss in done.losses]
     if not limits.takes_empty_text:
         messages = _without_empty(messages, ledger)
+    if limits.needs_user and messages and all(message.role == "system" for message in messages):
+        last = messages[-1]
+        ledger.degrade(last.at, "role", "a request has a message of the user here")
+        messages = (*messages[:-1], msgspec.structs.replace(last, role="user", native_role=None))
     names = _Names(limits, ledger)
     messages = tuple(names.message(message) for message in messages)
     tools = tuple(names.tool(tool) for tool in conversation.tools)
@@ -106,17 +109,28 @@ NEED_TOOLS: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 def _is_unpaired(messages: tuple[Message, ...]) -> bool:
-    """Return whether a call has no result, or two calls have one id."""
-    calls = [call.id for call in calls_in(messages)]
-    results = [part.id for message in messages for part in message.parts if isinstance(part, ToolResult)]
-    return len(set(calls)) < len(calls) or len(results) != len(calls) or set(results) != set(calls)
+    """Return whether a call has no result behind it, two calls have one id, or somebody else than the model calls."""
+    waiting: set[str] = set()
+    seen: set[str] = set()
+    for message in messages:
+        for part in message.parts:
+            if isinstance(part, ToolUse):
+                if part.id in seen or message.role != "assistant":
+                    return True
+                seen.add(part.id)
+                waiting.add(part.id)
+            elif isinstance(part, ToolResult):
+                if part.id not in waiting or message.role not in ("tool", "user"):
+                    return True
+                waiting.discard(part.id)
+    return bool(waiting)
 
 
 def _without_empty(messages: tuple[Message, ...], ledger: Ledger) -> tuple[Message, ...]:
     out: list[Message] = []
     for message in messages:
         parts = tuple(part for part in message.parts if not (type(part) is Text and not part.text.strip()))
-        if len(parts) == len(message.parts):
+        if parts and len(parts) == len(message.parts):
             out.append(message)
             continue
         for part in message.parts:

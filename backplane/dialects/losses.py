@@ -187,6 +187,9 @@ class Comparison:
     def requests(self, source: Conversation, back: Conversation) -> None:
         """Compare two requests."""
         self._messages(source.messages, back.messages)
+        for message in source.messages:
+            if message.role == "system" and message.at.startswith(self.listed) and "system" in self.places:
+                self._note("degraded", self._at("", "system"), "shape", "system text of the list is part of the head")
         self._options(source, back)
         self._tools(source.tools, back.tools)
         if source.model is not None and back.model != source.model:
@@ -212,6 +215,10 @@ class Comparison:
                 self._note("degraded", at, "shape", "the same number in another form")
             elif value is None and found is not None:
                 self._note("synthesised", at, "required", f"an answer has {name} here")
+        if len(back.candidates) > len(source.candidates):
+            self._note("synthesised", self._at("", "candidates"), "required", "an answer has a candidate here")
+        if source.usage is None and back.usage is not None:
+            self._note("synthesised", self._at("", "usage"), "required", "an answer has counters here")
         if source.usage is not None or back.usage is not None:
             self._usage(source.usage or Usage(at=self._at("", "usage")), back.usage or Usage())
 
@@ -422,6 +429,8 @@ class Comparison:
             native = message.native_role
             if native is not None and (other is None or native != other.native_role) and native == "developer":
                 self._note("degraded", f"{message.at}/role", "role", f"the role {native} became {message.role}")
+            if message.flat and other is not None and len(other.parts) > 1:
+                self._note("degraded", message.parts[0].at, "shape", "a text is one block of a list here")
             if message.flat is False and other is not None and other.flat is not False and len(message.parts) < 2:
                 at = message.parts[0].at.rpartition("/")[0] if message.parts else message.at
                 self._note("degraded", at, "shape", "a list of one block is not told from a text here")
@@ -517,16 +526,23 @@ def lose_empty(document: Json, ledger: Ledger) -> None:
     """Report objects and lists of which nothing is left, because everything in them is named."""
     named = {loss.path for loss in ledger.losses}
     waiting = list(named)
+    gone: set[str] = set()
+    """Members of lists that vanish, so that later ones move up."""
     while waiting:
-        at = waiting.pop().rpartition("/")[0]
+        at, _, step = waiting.pop().rpartition("/")
         if not at or at in named:
             continue
         holder = resolved(document, at)
-        keys = map(escape, holder) if type(holder) is dict else range(len(holder)) if type(holder) is list else None
-        if keys is not None and all(f"{at}/{key}" in named for key in keys):
+        if type(holder) not in (dict, list):
+            continue
+        keys = [str(key) for key in range(len(holder))] if type(holder) is list else list(map(escape, holder))
+        left = [key for key in keys if f"{at}/{key}" not in named and key not in ("type", "role")]
+        if not left or f"{at}/{step}" in gone:
             named.add(at)
-            waiting.append(at)
-            ledger.degrade(at, "shape", "nothing of it is left")
+            ledger.degrade(at, "shape", "nothing of it is left" if not left else "later members moved up")
+            if not left:
+                gone.add(at)
+                waiting.append(at)
 
 
 def resolved(document: Json, at: str) -> Json:

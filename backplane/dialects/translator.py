@@ -19,7 +19,7 @@ from backplane.dialects import dialect, ordered, translate
 from backplane.dialects.codec import encode
 from backplane.dialects.losses import calls_in
 from backplane.errors import TranslationError
-from backplane.ir import Loss, Translated
+from backplane.ir import Conversation, Loss, Message, Text, Translated
 
 PARTS_MAX: Final = 4096
 """Parts of histories that are kept: some hundred conversations of an agent; the least recently used goes first."""
@@ -50,6 +50,10 @@ class Translator:
         self._list = self._reader.listed[1:]
         self._written = dialect(target).listed[1:]
         self._parts: OrderedDict[bytes, Any] = OrderedDict()
+        said = Message(role="user", parts=(Text(text="-"),), flat=True)
+        lead = Conversation(dialect=source, messages=(said,))
+        self._lead: Json = self._reader.from_ir(lead).value[self._list]
+        """What stands before a part while it is translated, so that it is no conversation of its own."""
 
     def request(self, document: Json) -> Translated[Json]:
         """Translate a request; as `translate`, with the same errors."""
@@ -89,7 +93,7 @@ class Translator:
         return made
 
     def _part(self, items: list[Json], start: int) -> _Part | None:
-        document = {"model": "m", self._list: items}
+        document = {"model": "m", self._list: [*self._lead, *items]}
         try:
             done = translate(document, self.source, self.target)
         except TranslationError:
@@ -98,11 +102,11 @@ class Translator:
             return None  # system text in the middle, which moves to the head
         at = f"/{self._list}/"
         losses = tuple(
-            msgspec.structs.replace(loss, path=_moved(loss.path, at, start))
+            msgspec.structs.replace(loss, path=_moved(loss.path, at, start - 1))
             for loss in done.losses if loss.path.startswith(at) or loss.path == at[:-1]
         )  # fmt: skip
         read = self._reader.to_ir(document).value
-        return _Part(done.value[self._written], losses, frozenset(call.id for call in calls_in(read.messages)))
+        return _Part(done.value[self._written][1:], losses, frozenset(call.id for call in calls_in(read.messages)))
 
 
 def _moved(path: str, at: str, start: int) -> str:
@@ -124,4 +128,6 @@ def _cuts(items: list[Json]) -> Iterator[int]:
 def _is_answer(item: dict[str, Any]) -> bool:
     """Return whether an item is said to the assistant: by anybody else, or a tool's result."""
     role = item.get("role")
-    return role not in ("assistant", "model", None) or (role is None and str(item.get("type")).endswith("_output"))
+    if role is None:
+        return str(item.get("type", "message")).endswith(("_output", "message"))
+    return role not in ("assistant", "model")

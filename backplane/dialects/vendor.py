@@ -118,7 +118,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         if ledger.is_home and answer.raw is not None and self.response_to_ir(answer.raw).value == answer:
             return Translated(answer.raw)
         written = self.write_answer(answer, ledger)
-        if not ledger.is_home and answer.candidates:
+        if not ledger.is_home and (answer.candidates or answer.error is None):
             self._comparison(ledger).answers(answer, self.response_to_ir(written).value)
         return Translated(written, ledger.done())
 

@@ -173,9 +173,9 @@ def test_a_call_cut_in_its_arguments_never_becomes_one_that_can_be_run(target: s
     message = {"role": "assistant", "content": None, "tool_calls": [
         {"id": "c1", "type": "function", "function": {"name": "write", "arguments": HALF}}
     ]}  # fmt: skip
-    answer = {"id": "c", "created": 1, "model": "m", "choices": [{"message": message, "finish_reason": finish}]}
+    document = {"id": "c", "created": 1, "model": "m", "choices": [{"message": message, "finish_reason": finish}]}
     if target != "openai":
-        done = translate(answer, "openai", target, "response").value
+        done = translate(document, "openai", target, "response").value
         assert dialect(target).response_to_ir(done).value.candidates[0].stop not in NORMAL
 
 
