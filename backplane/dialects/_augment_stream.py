@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects._augment_nodes import NAME, RAW_RESPONSE, THINKING, TOKEN_USAGE, TOOL_USE, TOOL_USE_START
 from backplane.dialects.codec import json_text, parse_json
 from backplane.dialects.outcome import has_cut_call
 from backplane.dialects.streams import BlockWriter, Key
-from backplane.ir import Part, PartDelta, Refusal, Stopped, StreamFailed, Text, Thinking, ToolUse
 
 UNSPECIFIED, END_TURN, MAX_TOKENS, TOOL_USE_REQUESTED, SAFETY, RECITATION, MALFORMED_FUNCTION_CALL = range(7)
 """Reasons to stop."""
@@ -67,7 +67,7 @@ class ChunkWriter(BlockWriter):
         self.node_id = 0
         self.announced: set[Key] = set()
         self.calls: set[tuple[str, str, str]] = set()
-        self.reason: Stopped | None = None
+        self.reason: ir.Stopped | None = None
 
     def _chunk(self, text: str = "", *nodes: dict[str, Any], **more: Any) -> Json:
         out: dict[str, Any] = {
@@ -84,31 +84,31 @@ class ChunkWriter(BlockWriter):
     def _text(self, text: str) -> list[Json]:
         return [self._chunk(text, self._node(RAW_RESPONSE, text))] if text else []
 
-    def begin(self, key: Key, part: Part) -> list[Json] | None:
-        if isinstance(part, Text | Refusal):
-            if isinstance(part, Refusal) and self.once("refusal"):
+    def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
+        if isinstance(part, ir.Text | ir.Refusal):
+            if isinstance(part, ir.Refusal) and self.once("refusal"):
                 self.ledger.degrade(part.at, "part", "a refusal is said as text")
             self.opened[key] = True
             return []
-        if not (isinstance(part, ToolUse) and self.reply.tool_use_start and part.name):
+        if not (isinstance(part, ir.ToolUse) and self.reply.tool_use_start and part.name):
             return None
         self.announced.add(key)
         known = json_text(part.input if isinstance(part.input, dict) else {})
         return [self._chunk("", self._node(TOOL_USE_START, tool_use=self._call(part, known)))]
 
-    def piece(self, event: PartDelta, part: Part) -> list[Json]:
+    def piece(self, event: ir.PartDelta, part: ir.Part) -> list[Json]:
         return self._text(event.text)
 
-    def whole(self, key: Key, part: Part) -> list[Json] | None:
-        if isinstance(part, ToolUse):
+    def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
+        if isinstance(part, ir.ToolUse):
             return self._whole_call(part, key)
-        if not isinstance(part, Thinking) or part.redacted is not None:
+        if not isinstance(part, ir.Thinking) or part.redacted is not None:
             return None
         if part.signature is not None:
             self.ledger.drop(part.at, "signature", "a chunk has no member for it")
         return [self._chunk("", self._node(THINKING, thinking={"summary": part.text}))] if part.text else []
 
-    def _whole_call(self, part: ToolUse, key: Key) -> list[Json]:
+    def _whole_call(self, part: ir.ToolUse, key: Key) -> list[Json]:
         text = self._arguments(part)
         if (part.id, part.name, text) in self.calls:
             return []
@@ -118,7 +118,7 @@ class ChunkWriter(BlockWriter):
             head = [self._chunk("", self._node(TOOL_USE_START, tool_use=self._call(part, text)))]
         return [*head, self._chunk("", self._node(TOOL_USE, tool_use=self._call(part, text)))]
 
-    def _arguments(self, part: ToolUse) -> str:
+    def _arguments(self, part: ir.ToolUse) -> str:
         if part.kind == "custom" or not isinstance(part.input, dict):
             self.ledger.degrade(part.at, "arguments", "no JSON object; it stands in the member input")
             return json_text({"input": part.input})
@@ -126,17 +126,17 @@ class ChunkWriter(BlockWriter):
             return part.text
         return json_text(part.input)
 
-    def _call(self, part: ToolUse, text: str) -> dict[str, Any]:
+    def _call(self, part: ir.ToolUse, text: str) -> dict[str, Any]:
         out = {"tool_use_id": part.id, "tool_name": part.name, "input_json": text}
         if part.name in self.reply.mcp_names:
             out["mcp_server_name"], out["mcp_tool_name"] = self.reply.mcp_names[part.name]
         return out
 
-    def stop(self, event: Stopped) -> list[Json]:
+    def stop(self, event: ir.Stopped) -> list[Json]:
         self.reason = event
         return []
 
-    def fail(self, event: StreamFailed) -> list[Json]:
+    def fail(self, event: ir.StreamFailed) -> list[Json]:
         """This wire has no member for an error: the words are shown, and the answer has no reason to stop."""
         self.ledger.degrade("", "stop", "an error is said as text")
         return self._text(f"The model's service failed: {event.message}")

@@ -8,36 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
+from backplane import ir
 from backplane.contract import events
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
 from backplane.dialects.streams import Accumulator
 from backplane.errors import ConfigError
-from backplane.ir import (
-    OPTIONS,
-    Answer,
-    Began,
-    Conversation,
-    Ended,
-    Media,
-    Message,
-    Part,
-    PartDelta,
-    PartStarted,
-    PartStopped,
-    Refusal,
-    ServerTool,
-    Stopped,
-    StreamEvent,
-    StreamFailed,
-    Text,
-    Thinking,
-    ToolSpec,
-    ToolUse,
-    Usage,
-    UsageSeen,
-)
 
 EPOCH: Final = "1970-01-01T00:00:00Z"
 """The time of an event when the caller gives none; a host stamps its own."""
@@ -46,9 +23,9 @@ EPOCH: Final = "1970-01-01T00:00:00Z"
 class Reader(Protocol):
     """Reads one vendor's chunks."""
 
-    def read(self, chunk: Json) -> list[StreamEvent]: ...
+    def read(self, chunk: Json) -> list[ir.StreamEvent]: ...
 
-    def finish(self) -> list[StreamEvent]: ...
+    def finish(self) -> list[ir.StreamEvent]: ...
 
 
 class State:
@@ -77,11 +54,11 @@ def end_events(state: State) -> list[AgentEvent]:
     return _all(state.reader.finish(), state)
 
 
-def _all(found: list[StreamEvent], state: State) -> list[AgentEvent]:
+def _all(found: list[ir.StreamEvent], state: State) -> list[AgentEvent]:
     out: list[AgentEvent] = []
     for event in found:
         state.sum.add(event)
-        if type(event) is PartDelta:
+        if type(event) is ir.PartDelta:
             if event.field == "text":
                 if state.thinking and (event.choice, event.index) in state.thinking:
                     out.append(_reasoning(event.text, None, state.now))
@@ -94,35 +71,35 @@ def _all(found: list[StreamEvent], state: State) -> list[AgentEvent]:
     return out
 
 
-def _one(event: StreamEvent, state: State) -> AgentEvent | None:
+def _one(event: ir.StreamEvent, state: State) -> AgentEvent | None:
     now = state.now
-    if isinstance(event, PartStarted):
-        if isinstance(event.part, Thinking):
+    if isinstance(event, ir.PartStarted):
+        if isinstance(event.part, ir.Thinking):
             state.thinking.add((event.choice, event.index))
         text = getattr(event.part, "text", None)
-        if isinstance(event.part, Thinking) and text:
+        if isinstance(event.part, ir.Thinking) and text:
             return _reasoning(text, None, now)
-        if isinstance(event.part, Text | Refusal) and text:
+        if isinstance(event.part, ir.Text | ir.Refusal) and text:
             return events.AssistantDelta(ts=now, text=text)
         return None
-    if isinstance(event, PartStopped):
+    if isinstance(event, ir.PartStopped):
         part = state.sum.part(event.choice, event.index)
-        if isinstance(part, ToolUse):
+        if isinstance(part, ir.ToolUse):
             return _call(part, now)
-        if isinstance(part, Thinking) and part.signature is not None:
+        if isinstance(part, ir.Thinking) and part.signature is not None:
             return _reasoning("", part.signature, now)
         return None
-    if isinstance(event, Began):
+    if isinstance(event, ir.Began):
         return (
             events.RunStarted(ts=now, message=f"model {event.model or 'unknown'}") if event.id or event.model else None
         )
-    if isinstance(event, UsageSeen):
+    if isinstance(event, ir.UsageSeen):
         return usage_event(event.usage, now)
-    if isinstance(event, Stopped):
+    if isinstance(event, ir.Stopped):
         return events.carry("turn", {"stop_reason": event.stop}, ts=now, message=f"the turn ended: {event.stop}")
-    if isinstance(event, StreamFailed):
+    if isinstance(event, ir.StreamFailed):
         return events.Failed(ts=now, message=event.message, error_code="backend_unavailable")
-    if isinstance(event, Ended):
+    if isinstance(event, ir.Ended):
         return events.RunCompleted(ts=now, message="the answer is complete")
     return None
 
@@ -134,11 +111,11 @@ def _reasoning(text: str, signature: str | None, now: str) -> AgentEvent:
     return events.Reasoning(ts=now, text="", ext={"reasoning": body})
 
 
-def _call(part: ToolUse, now: str) -> AgentEvent:
+def _call(part: ir.ToolUse, now: str) -> AgentEvent:
     return events.ToolCall(ts=now, tool_name=part.name, input=part.input, tool_use_id=part.id)
 
 
-def usage_event(usage: Usage, now: str) -> AgentEvent:
+def usage_event(usage: ir.Usage, now: str) -> AgentEvent:
     """Say token counters by the contract's names; the rule is that of `ir.Usage`."""
     pairs = (
         ("input_tokens", usage.input), ("output_tokens", usage.output), ("cache_read_tokens", usage.cache_read),
@@ -149,7 +126,7 @@ def usage_event(usage: Usage, now: str) -> AgentEvent:
     return events.carry("usage", body, ts=now, message=words)
 
 
-def answer_events(answer: Answer, now: str = EPOCH) -> list[AgentEvent]:
+def answer_events(answer: ir.Answer, now: str = EPOCH) -> list[AgentEvent]:
     """Say a whole answer as events: its blocks in order, then tokens and the end of the turn."""
     if answer.error is not None and not answer.candidates:
         return [events.Failed(ts=now, message=answer.error, error_code="backend_unavailable")]
@@ -165,23 +142,23 @@ def answer_events(answer: Answer, now: str = EPOCH) -> list[AgentEvent]:
     return out
 
 
-def _whole(part: Part, now: str) -> AgentEvent | None:
-    if isinstance(part, Text | Refusal):
+def _whole(part: ir.Part, now: str) -> AgentEvent | None:
+    if isinstance(part, ir.Text | ir.Refusal):
         return events.AssistantMessage(ts=now, text=part.text)
-    if isinstance(part, Thinking):
+    if isinstance(part, ir.Thinking):
         return _reasoning(part.text, part.signature, now)
-    if isinstance(part, ToolUse):
+    if isinstance(part, ir.ToolUse):
         return _call(part, now)
-    if isinstance(part, ServerTool):
+    if isinstance(part, ir.ServerTool):
         return events.Warned(ts=now, message=f"the vendor ran {part.name} itself", ext={"raw_message": part.payload})
-    if isinstance(part, Media):
+    if isinstance(part, ir.Media):
         return events.Warned(ts=now, message=f"the answer holds {part.kind} of type {part.media_type or 'unknown'}")
     return None
 
 
 def order_conversation(
     order: WorkOrder, config: Mapping[str, Json], dialect: str, defaults: Mapping[str, Json]
-) -> Conversation:
+) -> ir.Conversation:
     """Turn an order into the first request.
 
     Args:
@@ -195,14 +172,14 @@ def order_conversation(
     if order.config.model is not None and "model" not in config:
         settings["model"] = order.config.model
     model, system, tools = settings.pop("model", None), settings.pop("system", None), settings.pop("tools", ())
-    unknown = sorted(set(settings) - set(OPTIONS))
+    unknown = sorted(set(settings) - set(ir.OPTIONS))
     if unknown:
-        raise ConfigError("config_invalid", f"no parameter {unknown[0]!r}", hint=f"there are {', '.join(OPTIONS)}")
-    messages = [Message(role="system", parts=(Text(text=system),), flat=True)] if system else []
-    messages.append(Message(role="user", parts=(Text(text=order_text(order)),), flat=True))
-    return Conversation(
+        raise ConfigError("config_invalid", f"no parameter {unknown[0]!r}", hint=f"there are {', '.join(ir.OPTIONS)}")
+    messages = [ir.Message(role="system", parts=(ir.Text(text=system),), flat=True)] if system else []
+    messages.append(ir.Message(role="user", parts=(ir.Text(text=order_text(order)),), flat=True))
+    return ir.Conversation(
         dialect=dialect, messages=tuple(messages), model=model, options=settings,
-        tools=tuple(ToolSpec(**tool) for tool in tools),
+        tools=tuple(ir.ToolSpec(**tool) for tool in tools),
     )  # fmt: skip
 
 

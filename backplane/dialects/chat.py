@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane import ir
 from backplane.contract.canonical import Json
+from backplane.dialects import codec
 from backplane.dialects.codec import (
     EFFORT_BUDGETS,
     FORMAT_MEMBERS,
@@ -32,7 +34,6 @@ from backplane.dialects.codec import (
     read_arguments,
     read_content,
     read_options,
-    take_cache,
     unchanged,
     write_options,
 )
@@ -40,32 +41,13 @@ from backplane.dialects.limits import Limits, Spelling
 from backplane.dialects.losses import address_citation, chosen_kind, lose_part, require, result_text
 from backplane.dialects.outcome import failed_answer, stop_of, stop_word
 from backplane.dialects.vendor import write_tools
-from backplane.ir import (
-    Answer,
-    Candidate,
-    Citation,
-    Conversation,
-    Media,
-    Message,
-    Opaque,
-    Part,
-    Refusal,
-    Role,
-    Stop,
-    Text,
-    Thinking,
-    ToolResult,
-    ToolSpec,
-    ToolUse,
-    Usage,
-)
 
-ROLES: Final[dict[str, Role]] = {
+ROLES: Final[dict[str, ir.Role]] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
     "function": "tool",
 }  # fmt: skip
 
-STOPS: Final[dict[str, Stop]] = {
+STOPS: Final[dict[str, ir.Stop]] = {
     "stop": "end", "length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use",
     "content_filter": "content_filter",
     # Words of gateways that hand on what another vendor said.
@@ -74,7 +56,7 @@ STOPS: Final[dict[str, Stop]] = {
     "MALFORMED_FUNCTION_CALL": "error",
 }  # fmt: skip
 
-STOP_WORDS: Final[dict[Stop | None, str]] = {
+STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     "end": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls",
     "content_filter": "content_filter", "refusal": "content_filter",
     # Never `stop`: the answer may not be whole.
@@ -126,12 +108,18 @@ USAGE: Final = {
     "prompt_tokens_details/cache_write_tokens": "cache_write",
     "completion_tokens_details/reasoning_tokens": "reasoning",
 }  # fmt: skip
+CACHED_ON_TOP: Final = {
+    "cached_tokens" if field == "cache_read" else path: field for path, field in USAGE.items()
+}  # fmt: skip
 PLACES: Final = {
     **{row.name: row.path.partition("/")[0] for row in OPTIONS},
     **{field: path for path, field in USAGE.items()}, "id": "id", "model": "model", "created": "created",
     "usage": "usage", "cache": "cache_control", "max_tokens": "max_completion_tokens",
     "response_format": "response_format", "tool_choice": "tool_choice", "candidates": "choices",
 }  # fmt: skip
+TOOL: Final = {"name": "name", "description": "description", "schema": "parameters", "strict": "strict"}
+"""Field of a tool → its member."""
+
 LIMITS: Final = Limits(call_id=Spelling(most=40), tool_name=Spelling("[a-zA-Z0-9_-]", 64))
 """platform.openai.com, chat/create: names of tools and lengths of ids, read 2026-11."""
 
@@ -161,7 +149,7 @@ class Flavour(msgspec.Struct, frozen=True):
 # Blocks of a content list ---------------------------------------------------------------------------------------------
 
 
-def _write_url(part: Media, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_url(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
     body = out[out["type"]]
     if part.detail not in DETAILS and not ledger.is_home:
         body.pop("detail", None)
@@ -174,7 +162,7 @@ def _read_audio(members: Members, fields: dict[str, Any]) -> bool:
     return True
 
 
-def _write_audio(part: Media, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_audio(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
     form = AUDIO_FORMATS.get(part.media_type or "audio/wav")
     if form is None and ledger.is_home:
         form = (part.media_type or "").partition("/")[2]
@@ -190,7 +178,7 @@ def _read_file(members: Members, fields: dict[str, Any]) -> bool:
     return ("data" in fields) != ("file_id" in fields)
 
 
-def _write_file(part: Media, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_file(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
     body = out.setdefault("file", {})
     if part.data is None:
         body.pop("file_data", None)
@@ -218,15 +206,15 @@ def blocks_of(name: str) -> Blocks:
     urls = {"image_url/url!": "address", "image_url/detail": "detail"}
     films = {"video_url/url!": "address", "video_url/detail": "detail"}
     return Blocks(name, (
-        Block("text", Text, {"text!": "text"}),
-        Block("refusal", Refusal, {"refusal!": "text"}),
-        Block("image_url", Media, urls, {"kind": "image"}, write=_write_url),
-        Block("video_url", Media, films, {"kind": "video"}, write=_write_url),
-        Block("input_audio", Media, {"input_audio/data!": "data", "input_audio/format!": "media_type"},
+        Block("text", ir.Text, {"text!": "text"}),
+        Block("refusal", ir.Refusal, {"refusal!": "text"}),
+        Block("image_url", ir.Media, urls, {"kind": "image"}, write=_write_url),
+        Block("video_url", ir.Media, films, {"kind": "video"}, write=_write_url),
+        Block("input_audio", ir.Media, {"input_audio/data!": "data", "input_audio/format!": "media_type"},
               {"kind": "audio"}, read=_read_audio, write=_write_audio),
-        Block("file", Media, {"file/file_data": "address", "file/file_id": "file_id", "file/filename": "name"},
+        Block("file", ir.Media, {"file/file_data": "address", "file/file_id": "file_id", "file/filename": "name"},
               {"kind": "document"}, read=_read_file, write=_write_file),
-        Block("thinking", Thinking, {"thinking!": "text"}, types={"text": (str, list)}, read=_read_thoughts,
+        Block("thinking", ir.Thinking, {"thinking!": "text"}, types={"text": (str, list)}, read=_read_thoughts,
               is_written=False),
     ), cache="cache_control")  # fmt: skip
 
@@ -241,15 +229,15 @@ class Chat:
 
     # Messages, read
 
-    def read_part(self, value: Json, at: str) -> Part:
+    def read_part(self, value: Json, at: str) -> ir.Part:
         """Read one member of a content list."""
         found = self.blocks.read(value, at)
         if found is None and kind_of(value) == "image_url" and type(value.get("image_url")) is str:
             found = self.blocks.read({**value, "image_url": {"url": value["image_url"]}}, at)
             found = None if found is None else msgspec.structs.replace(found, raw=value)
-        return found or Opaque(dialect=self.name, label=str(kind_of(value)), payload=value, at=at, raw=value)
+        return found or ir.Opaque(dialect=self.name, label=str(kind_of(value)), payload=value, at=at, raw=value)
 
-    def read_message(self, value: Json, at: str, calls: Calls) -> Message:
+    def read_message(self, value: Json, at: str, calls: Calls) -> ir.Message:
         """Read one message; its role may be old, or missing."""
         members = Members(value, at)
         native_role = members.take("role")
@@ -260,27 +248,29 @@ class Chat:
         parts, flat = read_content(members, "content", self.read_part)
         if role == "assistant":
             parts = self._read_assistant(members, parts, at, calls)
-        return Message(
+        return ir.Message(
             role=role, parts=parts, native_role=native_role, name=name, flat=flat, at=at, ext=members.ext(self.name),
             raw=value,
         )  # fmt: skip
 
-    def _read_assistant(self, members: Members, content: tuple[Part, ...], at: str, calls: Calls) -> tuple[Part, ...]:
+    def _read_assistant(
+        self, members: Members, content: tuple[ir.Part, ...], at: str, calls: Calls
+    ) -> tuple[ir.Part, ...]:
         """Put an assistant's members in the order in which they were said: thinking, text, refusal, sound, calls."""
-        parts: list[Part] = []
+        parts: list[ir.Part] = []
         for field in self.flavour.thinking_fields:
             if not parts and (text := members.take(field)) is not None:
                 proof = members.take(self.flavour.signature_field) if self.flavour.signature_field else None
                 proof_at = f"{at}/{self.flavour.signature_field}" if proof is not None else ""
                 parts.append(
-                    Thinking(text=text, field=field, signature=proof, signature_at=proof_at, at=f"{at}/{field}")
+                    ir.Thinking(text=text, field=field, signature=proof, signature_at=proof_at, at=f"{at}/{field}")
                 )
         parts += content
         if (refusal := members.take("refusal")) is not None:
-            parts.append(Refusal(text=refusal, at=f"{at}/refusal"))
+            parts.append(ir.Refusal(text=refusal, at=f"{at}/refusal"))
         if members.rest.get("audio") is not None and (audio := members.take("audio", dict)) is not None:
             inner = Members(audio, f"{at}/audio")
-            parts.append(Media(
+            parts.append(ir.Media(
                 kind="audio", file_id=inner.take("id"), data=inner.take("data"), transcript=inner.take("transcript"),
                 at=inner.at, ext=inner.ext(self.name),
             ))  # fmt: skip
@@ -293,20 +283,20 @@ class Chat:
             self._cite(parts, members)
         return tuple(parts)
 
-    def _read_old_call(self, value: dict[str, Any], at: str, calls: Calls) -> Part:
+    def _read_old_call(self, value: dict[str, Any], at: str, calls: Calls) -> ir.Part:
         members = Members(value, at)
         name, text = members.take("name") or "", members.take("arguments")
-        return ToolUse(
+        return ir.ToolUse(
             id=calls.make(name), id_made=True, name=name, text=text, input=read_arguments(text or ""), at=at,
             ext=members.ext(self.name), raw=value,
         )  # fmt: skip
 
-    def read_call(self, value: Json, at: str, calls: Calls) -> Part:
+    def read_call(self, value: Json, at: str, calls: Calls) -> ir.Part:
         """Read one call of the list."""
         kind = kind_of(value) if type(value) is not dict or "type" in value else "function"
         inner = value.get(kind) if kind in ("function", "custom") else None
         if type(inner) is not dict or type(inner.get("name")) is not str:
-            return Opaque(dialect=self.name, label=f"call of type {kind}", payload=value, at=at, raw=value)
+            return ir.Opaque(dialect=self.name, label=f"call of type {kind}", payload=value, at=at, raw=value)
         members = Members(value, at)
         members.rest.pop("type", None)
         name, key = members.take(f"{kind}/name"), "arguments" if kind == "function" else "input"
@@ -317,14 +307,14 @@ class Chat:
         else:
             argued = (text or "") if kind == "custom" else read_arguments(text or "")
         call_id = members.take("id") if members.rest.get("id") else None
-        return ToolUse(
+        return ir.ToolUse(
             id=call_id or calls.make(name), id_made=not call_id, name=name, input=argued, text=text,
             kind="custom" if kind == "custom" else "function", at=at, ext=members.ext(self.name), raw=value,
         )  # fmt: skip
 
-    def _cite(self, parts: list[Part], members: Members) -> None:
+    def _cite(self, parts: list[ir.Part], members: Members) -> None:
         """Hang annotations on the message's text; they stay members where there is no single text."""
-        places = [place for place, part in enumerate(parts) if type(part) is Text]
+        places = [place for place, part in enumerate(parts) if type(part) is ir.Text]
         found = members.rest["annotations"]
         if len(places) != 1 or type(found) is not list or not all(
             type(one) is dict and one.get("type") == "url_citation" and type(one.get("url_citation")) is dict
@@ -336,7 +326,7 @@ class Chat:
         for place, one in enumerate(found):
             outer = Members(one, f"{members.at}/annotations/{place}")
             del outer.rest["type"]
-            citations.append(Citation(
+            citations.append(ir.Citation(
                 kind="url", url=outer.take("url_citation/url"), title=outer.take("url_citation/title"),
                 start=outer.take("url_citation/start_index", int), end=outer.take("url_citation/end_index", int),
                 at=outer.at, ext=outer.ext(self.name), raw=one,
@@ -345,18 +335,18 @@ class Chat:
 
     def _read_result(
         self, members: Members, value: Json, native_role: str | None, name: str | None, calls: Calls
-    ) -> Message:
+    ) -> ir.Message:
         call_id = members.take("tool_call_id")
         content, flat = read_content(members, "content", self.read_part)
-        result = ToolResult(
+        result = ir.ToolResult(
             id=calls.answer(name or "") if call_id is None else call_id, id_made=call_id is None, name=name,
             content=content, flat=flat, at=members.at, ext=members.ext(self.name),
         )  # fmt: skip
-        return Message(role="tool", parts=(result,), native_role=native_role, at=members.at, raw=value)
+        return ir.Message(role="tool", parts=(result,), native_role=native_role, at=members.at, raw=value)
 
     # Messages, written
 
-    def write_messages(self, messages: tuple[Message, ...], ledger: Ledger) -> list[Json]:
+    def write_messages(self, messages: tuple[ir.Message, ...], ledger: Ledger) -> list[Json]:
         """Write the messages; results leave a mixed message and come first, each as a message of its own.
 
         What only a user may show moves out of the results into a message after the last of them: between a call and
@@ -368,9 +358,9 @@ class Chat:
             if unchanged(message, ledger, lambda: self.read_message(message.raw, message.at, calls_of(message))):  # noqa: B023
                 out.append(message.raw)
                 continue
-            results = [part for part in message.parts if isinstance(part, ToolResult)]
-            others = tuple(part for part in message.parts if not isinstance(part, ToolResult))
-            if results and others and not isinstance(message.parts[0], ToolResult):
+            results = [part for part in message.parts if isinstance(part, ir.ToolResult)]
+            others = tuple(part for part in message.parts if not isinstance(part, ir.ToolResult))
+            if results and others and not isinstance(message.parts[0], ir.ToolResult):
                 ledger.degrade(message.at, "order", "results come before the rest of their message")
             out += [self._write_result(self._show(result, shown, ledger), message, ledger) for result in results]
             if results:
@@ -385,14 +375,14 @@ class Chat:
             out.append(self._write_message(message, ledger))
         return [*out, {"role": "user", "content": shown}] if shown else out
 
-    def _show(self, result: ToolResult, shown: list[Json], ledger: Ledger) -> ToolResult:
+    def _show(self, result: ir.ToolResult, shown: list[Json], ledger: Ledger) -> ir.ToolResult:
         """Move what is no text out of a result into `shown`, after the id of its call; return what remains."""
-        if ledger.is_home or all(isinstance(part, Text) for part in result.content):
+        if ledger.is_home or all(isinstance(part, ir.Text) for part in result.content):
             return result
         moved: list[Json] = []
-        rest: list[Part] = []
+        rest: list[ir.Part] = []
         for part in result.content:
-            if not isinstance(part, Media) or part.text is not None:
+            if not isinstance(part, ir.Media) or part.text is not None:
                 rest.append(part)
             elif (written := self.write_part(part, ledger)) is not None:
                 ledger.degrade(part.at, "media", "a result takes only text here: it moved to a user's message after it")
@@ -401,14 +391,14 @@ class Chat:
             shown += [{"type": "text", "text": f"From the result of {result.id}:"}, *moved]
         return msgspec.structs.replace(result, content=tuple(rest))
 
-    def _write_result(self, result: ToolResult, message: Message, ledger: Ledger) -> Json:
+    def _write_result(self, result: ir.ToolResult, message: ir.Message, ledger: Ledger) -> Json:
         is_old = message.native_role == "function" and message.role == "tool" and ledger.is_home
         out: dict[str, Any] = {"role": "function" if is_old else "tool"}
         if not (result.id_made and ledger.is_home):
             out["tool_call_id"] = result.id
         if result.name is not None and (ledger.is_home or ledger.kin.get(ledger.source)):
             out["name"] = result.name
-        texts = all(type(part) is Text for part in result.content)
+        texts = all(type(part) is ir.Text for part in result.content)
         if result.flat is False and (ledger.is_home or (len(result.content) > 1 and texts)):
             out["content"] = self._write_list(result.content, ledger)
         else:
@@ -418,7 +408,7 @@ class Chat:
             put_ext(part, {}, ledger)
         return out
 
-    def _write_message(self, message: Message, ledger: Ledger) -> Json:
+    def _write_message(self, message: ir.Message, ledger: Ledger) -> Json:
         native = message.native_role
         is_known = native in self.flavour.roles and ROLES.get(native or "") == message.role != "tool"
         is_own = ledger.is_home and native is not None and ROLES.get(native, "user") == message.role
@@ -435,7 +425,7 @@ class Chat:
         put_ext(message, out, ledger)
         return out
 
-    def _write_content(self, parts: tuple[Part, ...], flat: bool | None, ledger: Ledger) -> Json:
+    def _write_content(self, parts: tuple[ir.Part, ...], flat: bool | None, ledger: Ledger) -> Json:
         if not parts:
             return [] if flat is False else None
         if flat is not False and is_plain(parts):
@@ -443,7 +433,7 @@ class Chat:
             return parts[0].text  # type: ignore[attr-defined]
         return self._write_list(parts, ledger)
 
-    def _write_list(self, parts: tuple[Part, ...], ledger: Ledger) -> list[Json]:
+    def _write_list(self, parts: tuple[ir.Part, ...], ledger: Ledger) -> list[Json]:
         out: list[Json] = []
         for part in parts:
             if is_own_raw(part, ledger):
@@ -452,11 +442,11 @@ class Chat:
                 out.append(written)
         return out
 
-    def write_part(self, part: Part, ledger: Ledger) -> Json:
+    def write_part(self, part: ir.Part, ledger: Ledger) -> Json:
         """Write one member of a content list; None where the target has no word for it."""
         if unchanged(part, ledger, lambda: self.read_part(part.raw, part.at)):
             return part.raw
-        if isinstance(part, Media) and not ledger.is_home:
+        if isinstance(part, ir.Media) and not ledger.is_home:
             if part.text is not None:
                 ledger.degrade(part.at, "media", "a document of plain text became a text")
                 return {"type": "text", "text": part.text}
@@ -469,21 +459,21 @@ class Chat:
             lose_part(part, ledger)
         return found
 
-    def write_assistant(self, message: Message, out: dict[str, Any], ledger: Ledger, *, is_answer: bool) -> None:
+    def write_assistant(self, message: ir.Message, out: dict[str, Any], ledger: Ledger, *, is_answer: bool) -> None:
         """Write what an assistant said: thinking, text, refusal and calls are members of their own."""
-        content: list[Part] = []
+        content: list[ir.Part] = []
         calls: list[Json] = []
         for part in message.parts:
-            if isinstance(part, ToolUse):
+            if isinstance(part, ir.ToolUse):
                 self._write_call(part, out, calls, ledger)
-            elif isinstance(part, Thinking) and not (part.raw is not None and ledger.is_home):
+            elif isinstance(part, ir.Thinking) and not (part.raw is not None and ledger.is_home):
                 self._write_thinking(part, out, ledger, is_answer=is_answer)
-            elif isinstance(part, Refusal) and (part.raw is None or not ledger.is_home):
+            elif isinstance(part, ir.Refusal) and (part.raw is None or not ledger.is_home):
                 out["refusal"] = out.get("refusal", "") + part.text
                 put_ext(part, {}, ledger)
-            elif isinstance(part, Media) and part.kind == "audio" and (part.file_id or part.transcript):
+            elif isinstance(part, ir.Media) and part.kind == "audio" and (part.file_id or part.transcript):
                 self._write_spoken(part, out, ledger)
-            elif isinstance(part, Opaque) and part.label.startswith("call of type") and ledger.is_home:
+            elif isinstance(part, ir.Opaque) and part.label.startswith("call of type") and ledger.is_home:
                 calls.append(part.payload)
             else:
                 content.append(part)
@@ -494,7 +484,7 @@ class Chat:
             out["content"] = None if calls or is_answer or "refusal" in out else ""
 
     def _write_said(
-        self, parts: tuple[Part, ...], message: Message, out: dict[str, Any], ledger: Ledger, *, is_answer: bool
+        self, parts: tuple[ir.Part, ...], message: ir.Message, out: dict[str, Any], ledger: Ledger, *, is_answer: bool
     ) -> None:
         is_list = ledger.is_home and message.flat is False
         if not is_answer or is_list:
@@ -505,7 +495,7 @@ class Chat:
             return
         texts: list[str] = []
         for part in parts:
-            if type(part) is Text:
+            if type(part) is ir.Text:
                 self._write_citations(part, sum(map(len, texts)), out, ledger)
                 texts.append(part.text)
                 put_ext(part, {}, ledger)
@@ -514,19 +504,19 @@ class Chat:
         if texts:
             out["content"] = "".join(texts)
 
-    def _write_citations(self, part: Text, begin: int, out: dict[str, Any], ledger: Ledger) -> None:
+    def _write_citations(self, part: ir.Text, begin: int, out: dict[str, Any], ledger: Ledger) -> None:
         for citation in part.citations:
             if (body := address_citation(citation, part, ledger, begin)) is not None:
                 annotation: dict[str, Any] = {"type": "url_citation", "url_citation": body}
                 put_ext(citation, annotation, ledger)
                 out.setdefault("annotations", []).append(annotation)
 
-    def _write_spoken(self, part: Media, out: dict[str, Any], ledger: Ledger) -> None:
+    def _write_spoken(self, part: ir.Media, out: dict[str, Any], ledger: Ledger) -> None:
         pairs = (("id", part.file_id), ("data", part.data), ("transcript", part.transcript))
         out["audio"] = {key: value for key, value in pairs if value is not None}
         put_ext(part, out["audio"], ledger)
 
-    def _write_thinking(self, part: Thinking, out: dict[str, Any], ledger: Ledger, *, is_answer: bool) -> None:
+    def _write_thinking(self, part: ir.Thinking, out: dict[str, Any], ledger: Ledger, *, is_answer: bool) -> None:
         field = self.flavour.thinking_answer if is_answer else self.flavour.thinking_request
         if ledger.is_home:
             field = part.field or field or self.flavour.thinking_answer
@@ -540,7 +530,7 @@ class Chat:
             out[self.flavour.signature_field] = part.signature
         put_ext(part, {}, ledger)
 
-    def _write_call(self, part: ToolUse, out: dict[str, Any], calls: list[Json], ledger: Ledger) -> None:
+    def _write_call(self, part: ir.ToolUse, out: dict[str, Any], calls: list[Json], ledger: Ledger) -> None:
         if ledger.is_home and part.at.endswith("/function_call"):
             out["function_call"] = {"name": part.name, "arguments": arguments_text(part)}
             put_ext(part, out["function_call"], ledger)
@@ -557,7 +547,7 @@ class Chat:
 
     # Requests
 
-    def read_request(self, request: Json, ledger: Ledger, calls: Calls) -> Conversation:
+    def read_request(self, request: Json, ledger: Ledger, calls: Calls) -> ir.Conversation:
         """Read a request. Raises `TranslationError` `dialect_mapping_failed`, it has no list of messages."""
         members = Members(request, "")
         found = members.need("messages")
@@ -569,16 +559,13 @@ class Chat:
             options["stop"], places["stop"] = [text], "/stop"
         read_choice(members, options, places)
         read_format(members, options, places)
-        tools: tuple[ToolSpec, ...] = ()
-        if members.rest.get("tools"):
-            listed = members.take("tools", list) or ()
-            tools = tuple(self.read_tool(tool, f"/tools/{place}") for place, tool in enumerate(listed))
-        return Conversation(
-            dialect=self.name, messages=messages, model=members.take("model"), tools=tools, options=options,
+        return ir.Conversation(
+            dialect=self.name, messages=messages, model=members.take("model"), options=options,
+            tools=codec.take_tools(members, self.read_tool),
             options_at=places, ext=members.ext(self.name),
         )  # fmt: skip
 
-    def write_request(self, conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
+    def write_request(self, conversation: ir.Conversation, ledger: Ledger) -> dict[str, Any]:
         """Write a request."""
         out: dict[str, Any] = {"messages": self.write_messages(conversation.messages, ledger)}
         if conversation.model is not None:
@@ -596,7 +583,7 @@ class Chat:
             require(out, {"model": "unknown"})
         return out
 
-    def _special(self, conversation: Conversation) -> dict[str, Writer]:
+    def _special(self, conversation: ir.Conversation) -> dict[str, Writer]:
         def choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
             if value["mode"] != "tool":
                 out["tool_choice"] = value["mode"]
@@ -607,38 +594,27 @@ class Chat:
         return {"tool_choice": choice, "response_format": _write_format, "reasoning_budget": _write_budget,
                 **({} if "metadata" in self.flavour.unknown_options else {"metadata": write_metadata})}  # fmt: skip
 
-    def read_tool(self, tool: Json, at: str) -> ToolSpec:
+    def read_tool(self, tool: Json, at: str) -> ir.ToolSpec:
         """Read one tool definition; a type that only the vendor runs becomes kind `server`."""
         kind = kind_of(tool)
         inner = tool.get(kind) if kind in ("function", "custom") else None
         if type(inner) is not dict or type(inner.get("name")) is not str:
-            return ToolSpec(name=_server_name(tool), kind="server", payload=tool, at=at)
-        members = Members(tool, at)
-        del members.rest["type"]
-        return ToolSpec(
-            name=members.take(f"{kind}/name"), description=members.take(f"{kind}/description"),
-            schema=members.take(f"{kind}/parameters", dict) if kind == "function" else None,
-            strict=members.take(f"{kind}/strict", bool), kind="custom" if kind == "custom" else "function",
-            cache=take_cache(members), at=at, ext=members.ext(self.name), raw=tool,
-        )  # fmt: skip
+            return ir.ToolSpec(name=_server_name(tool), kind="server", payload=tool, at=at)
+        paths = {field: f"{kind}/{name}" for field, name in TOOL.items()}
+        return codec.read_tool(tool, at, self.name, paths, kind, cache=True)
 
-    def write_tool(self, tool: ToolSpec, ledger: Ledger) -> Json:
+    def write_tool(self, tool: ir.ToolSpec, ledger: Ledger) -> Json:
         """Write one tool definition."""
         if unchanged(tool, ledger, lambda: self.read_tool(tool.raw, tool.at)):
             return tool.raw
-        pairs = (("name", tool.name), ("description", tool.description), ("parameters", tool.schema),
-                 ("strict", tool.strict))  # fmt: skip
-        out: dict[str, Any] = {
-            "type": tool.kind, tool.kind: {key: value for key, value in pairs if value is not None},
-        }  # fmt: skip
+        out: dict[str, Any] = {"type": tool.kind, tool.kind: {}}
         if tool.cache is not None and ledger.is_home:
             out["cache_control"] = {"type": "ephemeral", **tool.cache}
-        put_ext(tool, out, ledger)
-        return out
+        return codec.write_tool(tool, out, ledger, {field: f"{tool.kind}/{name}" for field, name in TOOL.items()})
 
     # Answers
 
-    def read_answer(self, response: Json, ledger: Ledger, calls: Calls) -> Answer:
+    def read_answer(self, response: Json, ledger: Ledger, calls: Calls) -> ir.Answer:
         """Read a response; a body that only says an error becomes an answer without candidates."""
         members = Members(response, "")
         rest = members.rest
@@ -647,34 +623,30 @@ class Chat:
         found = members.need("choices")
         candidates = tuple(self._read_choice(choice, place, calls) for place, choice in enumerate(found))
         members.skip("object", "chat.completion")
-        usage = self.read_usage(rest.pop("usage"), "/usage") if type(rest.get("usage")) is dict else None
-        return Answer(
+        usage = codec.take_usage(members, self.read_usage)
+        return ir.Answer(
             dialect=self.name, id=members.take("id"), model=members.take("model"),
             created=members.take("created", *NUMBER), candidates=candidates, usage=usage, ext=members.ext(self.name),
         )  # fmt: skip
 
-    def _read_choice(self, choice: Json, place: int, calls: Calls) -> Candidate:
+    def _read_choice(self, choice: Json, place: int, calls: Calls) -> ir.Candidate:
         at = f"/choices/{place}"
         members = Members(choice, at)
         members.skip("index", place)
         body = members.take("message", dict) or {}
         message = self.read_message({"role": "assistant", **body}, f"{at}/message", calls)
         raw = members.take("finish_reason")
-        return Candidate(
+        return ir.Candidate(
             message=message, stop=read_stop(raw, message.parts), stop_raw=raw, stop_at=f"{at}/finish_reason", at=at,
             ext=members.ext(self.name), raw=choice,
         )  # fmt: skip
 
-    def read_usage(self, usage: dict[str, Any], at: str) -> Usage:
+    def read_usage(self, usage: dict[str, Any], at: str) -> ir.Usage:
         """Read token counters; the family's input includes what the cache gave."""
-        members = Members(usage, at)
-        fields = {field: members.take(path, int) for path, field in USAGE.items()}
-        if fields["cache_read"] is None:
-            fields["cache_read"] = members.take("cached_tokens", int)
-        members.skip("total_tokens", (fields["input"] or 0) + (fields["output"] or 0))
-        return Usage(**fields, at=at, ext=members.ext(self.name), raw=usage)
+        on_top = "cached_tokens" in usage and "cached_tokens" not in (usage.get("prompt_tokens_details") or {})
+        return codec.read_counters(usage, at, self.name, CACHED_ON_TOP if on_top else USAGE)
 
-    def write_answer(self, answer: Answer, ledger: Ledger) -> dict[str, Any]:
+    def write_answer(self, answer: ir.Answer, ledger: Ledger) -> dict[str, Any]:
         """Write a response."""
         out: dict[str, Any] = {}
         if answer.error is not None and not answer.candidates:
@@ -696,7 +668,7 @@ class Chat:
             require(out, {"id": "chatcmpl-translated", "created": 0, "model": "unknown"})
         return out
 
-    def _write_choice(self, candidate: Candidate, place: int, ledger: Ledger) -> Json:
+    def _write_choice(self, candidate: ir.Candidate, place: int, ledger: Ledger) -> Json:
         source = candidate.message
         message: dict[str, Any] = {} if source.name is None else {"name": source.name}
         self.write_assistant(source, message, ledger, is_answer=True)
@@ -711,27 +683,12 @@ class Chat:
             _keep_valid(choice, candidate, ledger)
         return choice
 
-    def write_usage(self, usage: Usage, ledger: Ledger) -> Json:
-        """Write token counters; one that every answer has and nobody said is 0."""
-        out: dict[str, Any] = {}
-        for path, field in USAGE.items():
-            value = getattr(usage, field)
-            if value is None and "/" not in path and not ledger.is_home:
-                value = 0
-            if value is not None:
-                on_top = self.flavour.cached_tokens_on_top and field == "cache_read"
-                put_counter(out, "cached_tokens" if on_top else path, value)
-        put_ext(usage, out, ledger)
+    def write_usage(self, usage: ir.Usage, ledger: Ledger) -> Json:
+        """Write token counters."""
+        table = CACHED_ON_TOP if self.flavour.cached_tokens_on_top else USAGE
+        out = codec.write_counters(usage, ledger, table, ("input", "output"))
         out.setdefault("total_tokens", (usage.input or 0) + (usage.output or 0))
         return out
-
-
-def put_counter(out: dict[str, Any], path: str, value: int) -> None:
-    head, _, tail = path.partition("/")
-    if tail:
-        out.setdefault(head, {})[tail] = value
-    else:
-        out[head] = value
 
 
 def read_choice(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
@@ -813,18 +770,18 @@ def _server_name(tool: Json) -> str:
     return str(inner.get("name") if type(inner) is dict else tool.get("type", "unnamed"))
 
 
-def read_stop(raw: str | None, parts: tuple[Part, ...]) -> Stop | None:
+def read_stop(raw: str | None, parts: tuple[ir.Part, ...]) -> ir.Stop | None:
     """Return what a reason to stop means; vendors that say `stop` after a call mean the call."""
     return stop_of(raw, STOPS, parts) if raw else None
 
 
-def write_stop(candidate: Candidate, ledger: Ledger) -> str | None:
+def write_stop(candidate: ir.Candidate, ledger: Ledger) -> str | None:
     """Return the word for why the answer stopped: the vendor's own while it means the same."""
     is_kin = ledger.source in ledger.kin and candidate.stop_raw in OWN_STOPS
     return stop_word(candidate, ledger, STOP_WORDS, read_stop, takes_raw=is_kin)
 
 
-def _keep_valid(choice: dict[str, Any], source: Candidate, ledger: Ledger) -> None:
+def _keep_valid(choice: dict[str, Any], source: ir.Candidate, ledger: Ledger) -> None:
     """Leave out what gateways hang on a choice and a message, where the family's own types refuse it."""
     found = choice["message"].get("annotations")
     if type(found) is list and any(kind_of(one) != "url_citation" for one in found):

@@ -4,29 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects.chat import Chat, read_stop, write_stop
 from backplane.dialects.codec import MADE_ID, Calls, Ledger, json_text, parse_json
 from backplane.dialects.streams import BlockWriter, Key, whole_events
-from backplane.ir import (
-    Began,
-    Ended,
-    Kept,
-    Media,
-    Noted,
-    Part,
-    PartDelta,
-    PartStarted,
-    PartStopped,
-    Refusal,
-    Stopped,
-    StreamEvent,
-    StreamFailed,
-    Text,
-    Thinking,
-    ToolUse,
-    UsageSeen,
-)
 
 HEAD: Final = frozenset({"id", "model", "created", "object", "choices", "usage", "error", "obfuscation"})
 """Members of a chunk that are read, and padding against guessing lengths."""
@@ -44,15 +26,15 @@ class _Call:
         self.is_begun = False
         self.is_open = True
 
-    def begin(self, choice: int) -> list[StreamEvent]:
+    def begin(self, choice: int) -> list[ir.StreamEvent]:
         """Begin the block, once."""
         if self.is_begun:
             return []
         self.is_begun = True
-        part = ToolUse(
+        part = ir.ToolUse(
             id=self.id, id_made=self.made, name=self.name, input={}, text="", kind=self.kind, at=self.at
         )  # fmt: skip
-        return [PartStarted(self.index, part, choice)]
+        return [ir.PartStarted(self.index, part, choice)]
 
     def is_whole(self) -> bool:
         return parse_json("".join(self.texts)) is not None
@@ -92,11 +74,11 @@ class ChatReader:
         self.notes: dict[str, Any] = {}
         self.made = 0
 
-    def read(self, chunk: Json) -> list[StreamEvent]:
+    def read(self, chunk: Json) -> list[ir.StreamEvent]:
         """Read one chunk; anything that is no chunk is kept."""
         if type(chunk) is not dict:
-            return [Kept(chunk)]
-        out: list[StreamEvent] = []
+            return [ir.Kept(chunk)]
+        out: list[ir.StreamEvent] = []
         if chunk.get("error") and not chunk.get("choices"):
             return [_failure(chunk["error"])]
         if chunk.get("object") == "chat.completion":
@@ -107,40 +89,40 @@ class ChatReader:
         for key in sorted(chunk.keys() - HEAD):
             if key not in self.notes or self.notes[key] != chunk[key]:
                 self.notes[key] = chunk[key]
-                out.append(Noted(key, chunk[key]))
+                out.append(ir.Noted(key, chunk[key]))
         choices = chunk.get("choices")
         for place, choice in enumerate(choices if type(choices) is list else ()):
             if type(choice) is dict:
                 self._choice(choice, place, out)
         usage = chunk.get("usage")
         if type(usage) is dict:
-            out.append(UsageSeen(self.chat.read_usage(usage, "/usage")))
+            out.append(ir.UsageSeen(self.chat.read_usage(usage, "/usage")))
         if chunk.get("error"):
             out.append(_failure(chunk["error"]))
         return out
 
-    def finish(self) -> list[StreamEvent]:
+    def finish(self) -> list[ir.StreamEvent]:
         """Close what is open; the stream has ended, with or without saying so."""
         if self.ended:
             return []
         self.ended = True
-        out: list[StreamEvent] = []
+        out: list[ir.StreamEvent] = []
         for choice in self.choices.values():
             self._close(choice, out)
-        return [*out, Ended()]
+        return [*out, ir.Ended()]
 
-    def _begin(self, chunk: dict[str, Any], out: list[StreamEvent]) -> None:
+    def _begin(self, chunk: dict[str, Any], out: list[ir.StreamEvent]) -> None:
         answer_id, model, created = chunk.get("id"), chunk.get("model"), chunk.get("created")
         if not (answer_id or model or chunk.get("choices")):
             return
         self.began = True
-        out.append(Began(
+        out.append(ir.Began(
             id=answer_id if type(answer_id) is str else None,
             model=model if type(model) is str else None,
             created=created if type(created) is int or type(created) is float else None,
         ))  # fmt: skip
 
-    def _choice(self, choice: dict[str, Any], place: int, out: list[StreamEvent]) -> None:
+    def _choice(self, choice: dict[str, Any], place: int, out: list[ir.StreamEvent]) -> None:
         number = choice.get("index")
         number = number if type(number) is int else place
         state = self.choices.get(number)
@@ -163,32 +145,32 @@ class ChatReader:
         if len(choice) > 2:
             self._beside(state, choice, out)
 
-    def _text(self, state: _Choice, key: str, value: str, out: list[StreamEvent]) -> None:
+    def _text(self, state: _Choice, key: str, value: str, out: list[ir.StreamEvent]) -> None:
         opened = state.open
         if opened is None or opened[0] != key:
             self._close(state, out)
             state.open = opened = (key, state.next_index)
             state.next_index += 1
             at = f"/choices/{state.number}/delta/{key}"
-            part: Part = Thinking(text="", field=key, at=at)
+            part: ir.Part = ir.Thinking(text="", field=key, at=at)
             if key == "content":
-                part = Text(text="", at=at)
+                part = ir.Text(text="", at=at)
             elif key == "refusal":
-                part = Refusal(text="", at=at)
-            out.append(PartStarted(opened[1], part, state.number))
-        out.append(PartDelta(opened[1], value, "text", state.number))
+                part = ir.Refusal(text="", at=at)
+            out.append(ir.PartStarted(opened[1], part, state.number))
+        out.append(ir.PartDelta(opened[1], value, "text", state.number))
 
-    def _listed(self, state: _Choice, parts: list[Any], out: list[StreamEvent]) -> None:
+    def _listed(self, state: _Choice, parts: list[Any], out: list[ir.StreamEvent]) -> None:
         """Read a content that is a list of blocks, which some gateways stream."""
         for value in parts:
             part = self.chat.read_part(value, f"/choices/{state.number}/delta/content")
-            if isinstance(part, Text | Thinking):
+            if isinstance(part, ir.Text | ir.Thinking):
                 if part.text:
-                    self._text(state, "content" if isinstance(part, Text) else "thinking", part.text, out)
+                    self._text(state, "content" if isinstance(part, ir.Text) else "thinking", part.text, out)
             else:
-                out.append(Noted("content", [value], state.number, joins=True, at_message=True))
+                out.append(ir.Noted("content", [value], state.number, joins=True, at_message=True))
 
-    def _call(self, state: _Choice, value: dict[str, Any], spot: int, out: list[StreamEvent]) -> None:
+    def _call(self, state: _Choice, value: dict[str, Any], spot: int, out: list[ir.StreamEvent]) -> None:
         place = value.get("index")
         if type(place) is not int:
             place = state.last_call if not value.get("id") and state.calls else len(state.calls)
@@ -208,17 +190,17 @@ class ChatReader:
             out += call.begin(state.number)
             call.texts.append(text)
             state.grown[call.index] = call
-            out.append(PartDelta(call.index, text, "arguments", state.number))
+            out.append(ir.PartDelta(call.index, text, "arguments", state.number))
 
-    def _start_call(self, state: _Choice, place: int, call_id: Any, kind: Any, out: list[StreamEvent]) -> _Call:
+    def _start_call(self, state: _Choice, place: int, call_id: Any, kind: Any, out: list[ir.StreamEvent]) -> _Call:
         if state.open is not None:
-            out.append(PartStopped(state.open[1], None, state.number))
+            out.append(ir.PartStopped(state.open[1], None, state.number))
             state.open = None
         for _, other in sorted(state.grown.items()):
             # A call whose arguments are not whole yet may go on in turns with this one.
             if other.is_open and other.is_whole():
                 other.is_open = False
-                out.append(PartStopped(other.index, None, state.number))
+                out.append(ir.PartStopped(other.index, None, state.number))
         state.grown.clear()
         if state.newest is not None:
             out += state.newest.begin(state.number)
@@ -234,7 +216,7 @@ class ChatReader:
         state.has_calls = True
         return call
 
-    def _member(self, state: _Choice, key: str, value: Any, out: list[StreamEvent]) -> None:
+    def _member(self, state: _Choice, key: str, value: Any, out: list[ir.StreamEvent]) -> None:
         if key == "function_call" and type(value) is dict:
             self._call(state, {"index": -1, "function": value}, 0, out)
         elif key == "audio" and type(value) is dict:
@@ -243,15 +225,15 @@ class ChatReader:
                 joins = type(before) is str and type(piece) is str and name != "id"
                 state.audio[name] = before + piece if joins else piece
         elif value not in ("", [], {}):
-            out.append(Noted(key, value, state.number, joins=True, at_message=True))
+            out.append(ir.Noted(key, value, state.number, joins=True, at_message=True))
 
-    def _beside(self, state: _Choice, choice: dict[str, Any], out: list[StreamEvent]) -> None:
+    def _beside(self, state: _Choice, choice: dict[str, Any], out: list[ir.StreamEvent]) -> None:
         raw, usage = choice.get("finish_reason"), choice.get("usage")
         if type(usage) is dict:
-            out.append(UsageSeen(self.chat.read_usage(usage, f"/choices/{state.number}/usage")))
+            out.append(ir.UsageSeen(self.chat.read_usage(usage, f"/choices/{state.number}/usage")))
         for key, value in choice.items():
             if key not in ("index", "delta", "message", "finish_reason", "usage") and value is not None:
-                out.append(Noted(key, value, state.number, joins=key == "logprobs"))
+                out.append(ir.Noted(key, value, state.number, joins=key == "logprobs"))
         if type(raw) is str and raw and not state.has_stopped:
             self._close(state, out)
             state.has_stopped = True
@@ -259,26 +241,26 @@ class ChatReader:
             if stop == "end" and state.has_calls:
                 stop = "tool_use"
             at = f"/choices/{state.number}/finish_reason"
-            out.append(Stopped(stop=stop, raw=raw, choice=state.number, at=at))
+            out.append(ir.Stopped(stop=stop, raw=raw, choice=state.number, at=at))
 
-    def _close(self, state: _Choice, out: list[StreamEvent]) -> None:
+    def _close(self, state: _Choice, out: list[ir.StreamEvent]) -> None:
         if state.open is not None:
-            out.append(PartStopped(state.open[1], None, state.number))
+            out.append(ir.PartStopped(state.open[1], None, state.number))
             state.open = None
         for call in state.calls.values():
             if call.is_open:
                 out += call.begin(state.number)
                 call.is_open = False
-                out.append(PartStopped(call.index, None, state.number))
+                out.append(ir.PartStopped(call.index, None, state.number))
         if state.audio:
             audio, state.audio = state.audio, {}
             index, state.next_index = state.next_index, state.next_index + 1
-            part = Media(
+            part = ir.Media(
                 kind="audio", file_id=audio.get("id"), data=audio.get("data"), transcript=audio.get("transcript"),
                 at=f"/choices/{state.number}/delta/audio",
                 ext={self.chat.name: {"expires_at": audio["expires_at"]}} if "expires_at" in audio else {},
             )  # fmt: skip
-            out += [PartStarted(index, part, state.number), PartStopped(index, None, state.number)]
+            out += [ir.PartStarted(index, part, state.number), ir.PartStopped(index, None, state.number)]
 
 
 def _is_other(call_id: Any, known: _Call) -> bool:
@@ -286,11 +268,13 @@ def _is_other(call_id: Any, known: _Call) -> bool:
     return type(call_id) is str and call_id != "" and call_id != known.id and known.is_whole()
 
 
-def _failure(error: Json) -> StreamFailed:
+def _failure(error: Json) -> ir.StreamFailed:
     if type(error) is dict:
         code = error.get("code")
-        return StreamFailed(str(error.get("message", "unknown error")), str(code) if code is not None else None, error)
-    return StreamFailed(str(error), None, error)
+        return ir.StreamFailed(
+            str(error.get("message", "unknown error")), str(code) if code is not None else None, error
+        )
+    return ir.StreamFailed(str(error), None, error)
 
 
 class ChatWriter(BlockWriter):
@@ -317,23 +301,23 @@ class ChatWriter(BlockWriter):
             delta = {"role": "assistant", **delta}
         return [self._chunk([{"index": choice, "delta": delta, "finish_reason": None}])]
 
-    def begin(self, key: Key, part: Part) -> list[Json] | None:
-        if isinstance(part, Thinking):
+    def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
+        if isinstance(part, ir.Thinking):
             field = part.field if self.ledger.is_home and part.field else self.chat.flavour.thinking_answer
             if part.redacted is not None:
                 return None
             if not self.ledger.is_home and self.once("thinking"):
                 self.ledger.degrade(part.at, "thinking", f"thinking stands in {field}")
             self.opened[key] = field
-        elif isinstance(part, Text | Refusal):
-            self.opened[key] = "content" if isinstance(part, Text) else "refusal"
-        elif isinstance(part, ToolUse):
+        elif isinstance(part, ir.Text | ir.Refusal):
+            self.opened[key] = "content" if isinstance(part, ir.Text) else "refusal"
+        elif isinstance(part, ir.ToolUse):
             return self._open_call(key, part)
         else:
             return None
         return []
 
-    def _open_call(self, key: Key, part: ToolUse) -> list[Json]:
+    def _open_call(self, key: Key, part: ir.ToolUse) -> list[Json]:
         place = self.opened[key] = self.counts.get(key[0], 0)
         self.counts[key[0]] = place + 1
         if part.kind == "custom":
@@ -343,19 +327,19 @@ class ChatWriter(BlockWriter):
             call["id"] = part.id
         return self._delta(key[0], {"tool_calls": [call]})
 
-    def piece(self, event: PartDelta, part: Part) -> list[Json]:
+    def piece(self, event: ir.PartDelta, part: ir.Part) -> list[Json]:
         choice, name = event.choice, self.opened[event.choice, event.index]
         if type(name) is str:
             return self._delta(choice, {name: event.text})
         return self._delta(choice, {"tool_calls": [{"index": name, "function": {"arguments": event.text}}]})
 
-    def whole(self, key: Key, part: Part) -> list[Json] | None:
-        if not isinstance(part, Media) or part.kind != "audio" or part.file_id is None:
+    def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
+        if not isinstance(part, ir.Media) or part.kind != "audio" or part.file_id is None:
             return None
         body = {"id": part.file_id, "data": part.data, "transcript": part.transcript}
         return self._delta(key[0], {"audio": {name: value for name, value in body.items() if value is not None}})
 
-    def stop(self, event: Stopped) -> list[Json]:
+    def stop(self, event: ir.Stopped) -> list[Json]:
         word = write_stop(self.stopped(event), self.ledger)
         self.lose_stop(event, read_stop(word, ()) if event.stop != "tool_use" else "tool_use")
         head = [] if event.choice in self.roles else self._delta(event.choice, {})
@@ -365,10 +349,10 @@ class ChatWriter(BlockWriter):
         usage = self.counted(self.chat.write_usage)
         out = [] if usage is None else [self._chunk([], usage=usage)]
         if self.is_cut:
-            out += self.fail(StreamFailed("the stream was cut", "stream_cut"))
+            out += self.fail(ir.StreamFailed("the stream was cut", "stream_cut"))
         return out
 
-    def noted(self, event: Noted) -> list[Json]:
+    def noted(self, event: ir.Noted) -> list[Json]:
         if event.choice is None:
             return [self._chunk([], **{event.key: event.value})]
         if event.at_message:
@@ -377,7 +361,7 @@ class ChatWriter(BlockWriter):
         choice = {"index": event.choice, "delta": {}, event.key: event.value, "finish_reason": None}
         return [*head, self._chunk([choice])]
 
-    def fail(self, event: StreamFailed) -> list[Json]:
+    def fail(self, event: ir.StreamFailed) -> list[Json]:
         if self.ledger.is_home and event.raw is not None:
             return [{"error": event.raw}]
         return [{"error": {"message": event.message, "type": "upstream_error", "param": None, "code": event.code}}]

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
+from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
+from backplane.dialects import codec
 from backplane.dialects.codec import (
     FREE_TEXT,
     NUMBER,
@@ -27,7 +31,6 @@ from backplane.dialects.codec import (
     put_ext,
     read_content,
     read_options,
-    take_cache,
     unchanged,
     write_options,
 )
@@ -35,42 +38,14 @@ from backplane.dialects.limits import Limits, Spelling
 from backplane.dialects.losses import chosen_kind, lose_part, require
 from backplane.dialects.outcome import failed_answer, stop_of, stop_word
 from backplane.dialects.vendor import Dialect, type_name, write_tools
-from backplane.ir import (
-    Answer,
-    Candidate,
-    Citation,
-    Conversation,
-    Media,
-    Message,
-    Opaque,
-    Part,
-    Refusal,
-    Role,
-    ServerTool,
-    Stop,
-    Text,
-    Thinking,
-    ToolResult,
-    ToolSpec,
-    ToolUse,
-    Usage,
-)
 
 NAME: Final = "claude"
 
 TOOL_NAMES: Final[dict[str, str]] = {
-    "Read": "read_file",
-    "Write": "write_file",
-    "Edit": "edit_file",
-    "MultiEdit": "multi_edit",
-    "NotebookEdit": "edit_file",
-    "LS": "list_files",
-    "Bash": "bash",
-    "Glob": "glob",
-    "Grep": "grep",
-    "WebSearch": "web_search",
-    "WebFetch": "web_fetch",
-}
+    "Read": "read_file", "Write": "write_file", "Edit": "edit_file", "MultiEdit": "multi_edit",
+    "NotebookEdit": "edit_file", "LS": "list_files", "Bash": "bash", "Glob": "glob", "Grep": "grep",
+    "WebSearch": "web_search", "WebFetch": "web_fetch",
+}  # fmt: skip
 """The names that the vendor's agent gives its tools → neutral names."""
 
 CAPABILITIES: Final = Manifest({
@@ -84,14 +59,14 @@ CAPABILITIES: Final = Manifest({
 
 DEFAULTS: Final[dict[str, Json]] = {"model": "claude-sonnet-5-5", "max_tokens": 4096}
 
-ROLES: Final[dict[str, Role]] = {"user": "user", "assistant": "assistant", "system": "system"}
+ROLES: Final[dict[str, ir.Role]] = {"user": "user", "assistant": "assistant", "system": "system"}
 
-STOPS: Final[dict[str, Stop]] = {
+STOPS: Final[dict[str, ir.Stop]] = {
     "end_turn": "end", "max_tokens": "max_tokens", "stop_sequence": "stop_sequence", "tool_use": "tool_use",
     "pause_turn": "pause", "refusal": "refusal", "model_context_window_exceeded": "max_tokens",
 }  # fmt: skip
 
-STOP_WORDS: Final[dict[Stop | None, str]] = {
+STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     "end": "end_turn", "max_tokens": "max_tokens", "stop_sequence": "stop_sequence", "tool_use": "tool_use",
     "pause": "pause_turn", "refusal": "refusal", "content_filter": "refusal",
     # Never `end_turn`: the answer may not be whole.
@@ -121,6 +96,9 @@ PLACES: Final = {
     "reasoning_budget": "thinking", "response_format": "output_config", "tool_choice": "tool_choice",
     "parallel_tool_calls": "tool_choice",
 }  # fmt: skip
+TOOL: Final = {"name": "name", "description": "description", "schema": "input_schema", "strict": "strict"}
+"""Field of a tool → its member."""
+
 LIMITS: Final = Limits(
     call_id=Spelling("[a-zA-Z0-9_-]"), tool_name=Spelling("[a-zA-Z0-9_-]", 128), takes_empty_text=False, needs_user=True
 )
@@ -153,16 +131,16 @@ def _read_citations(members: Members, fields: dict[str, Any]) -> bool:
     return True
 
 
-def read_citation(raw: dict[str, Any], at: str) -> Citation:
+def read_citation(raw: dict[str, Any], at: str) -> ir.Citation:
     """Read where a text is from; its span counts in the document cited, so it stays native."""
     members = Members(raw, at)
-    return Citation(
+    return ir.Citation(
         kind=members.take("type") or "", url=members.take("url"), title=members.take("title"),
         quote=members.take("cited_text"), at=at, ext=members.ext(NAME), raw=raw,
     )  # fmt: skip
 
 
-def _write_citations(part: Text, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_citations(part: ir.Text, out: dict[str, Any], ledger: Ledger) -> bool:
     # A citation here needs the vendor's own index.
     citations = [write_citation(one, ledger) for one in part.citations if ledger.is_home or NAME in one.ext]
     if citations:
@@ -170,7 +148,7 @@ def _write_citations(part: Text, out: dict[str, Any], ledger: Ledger) -> bool:
     return True
 
 
-def write_citation(citation: Citation, ledger: Ledger) -> Json:
+def write_citation(citation: ir.Citation, ledger: Ledger) -> Json:
     pairs = (("type", citation.kind or None), ("url", citation.url), ("title", citation.title),
              ("cited_text", citation.quote))  # fmt: skip
     out: dict[str, Any] = {key: value for key, value in pairs if value is not None}
@@ -178,7 +156,7 @@ def write_citation(citation: Citation, ledger: Ledger) -> Json:
     return out
 
 
-def _write_thinking(part: Thinking, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_thinking(part: ir.Thinking, out: dict[str, Any], ledger: Ledger) -> bool:
     if part.redacted is not None:
         return False
     if not ledger.is_home:
@@ -194,7 +172,7 @@ def _take_input(members: Members, fields: dict[str, Any]) -> bool:
     return True
 
 
-def _write_call(part: ToolUse, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: Ledger) -> bool:
     out["input"] = arguments_object(part, ledger)
     return True
 
@@ -204,7 +182,7 @@ def _read_result(members: Members, fields: dict[str, Any]) -> bool:
     return True
 
 
-def _write_result(part: ToolResult, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_result(part: ir.ToolResult, out: dict[str, Any], ledger: Ledger) -> bool:
     if part.flat is not False and is_plain(part.content):
         put_ext(part.content[0], {}, ledger)
         out["content"] = part.content[0].text  # type: ignore[attr-defined]
@@ -237,7 +215,7 @@ def _read_texts(members: Members, fields: dict[str, Any], blocks: list[Json] | N
     return True
 
 
-def _write_media(part: Media, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_media(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
     """Write where a picture or document comes from; False where this vendor takes nothing of the kind."""
     form = next((form for form, (_, field) in SOURCES.items() if getattr(part, field) is not None), "")
     media_type = part.media_type
@@ -261,44 +239,44 @@ def _write_media(part: Media, out: dict[str, Any], ledger: Ledger) -> bool:
 
 
 BLOCKS: Final = Blocks(NAME, (
-    Block("text", Text, {"text!": "text"}, read=_read_citations, write=_write_citations),
-    Block("thinking", Thinking, {"thinking!": "text", "signature": "signature"}, write=_write_thinking),
-    Block("redacted_thinking", Thinking, {"data!": "redacted"}, {"text": ""},
+    Block("text", ir.Text, {"text!": "text"}, read=_read_citations, write=_write_citations),
+    Block("thinking", ir.Thinking, {"thinking!": "text", "signature": "signature"}, write=_write_thinking),
+    Block("redacted_thinking", ir.Thinking, {"data!": "redacted"}, {"text": ""},
           write=lambda part, out, ledger: bool(ledger.is_home)),
-    Block("tool_use", ToolUse, {"id!": "id", "name!": "name"}, read=_take_input, write=_write_call),
-    Block("tool_result", ToolResult, {"tool_use_id!": "id", "is_error": "is_error"}, types={"is_error": (bool,)},
+    Block("tool_use", ir.ToolUse, {"id!": "id", "name!": "name"}, read=_take_input, write=_write_call),
+    Block("tool_result", ir.ToolResult, {"tool_use_id!": "id", "is_error": "is_error"}, types={"is_error": (bool,)},
           read=_read_result, write=_write_result),
-    Block("image", Media, {}, {"kind": "image"}, read=_read_source, write=_write_media),
-    Block("document", Media, {"title": "title"}, {"kind": "document"}, read=_read_source, write=_write_media),
-    Block("search_result", Media, {"title": "title"}, {"kind": "document"}, read=_read_search, is_written=False),
+    Block("image", ir.Media, {}, {"kind": "image"}, read=_read_source, write=_write_media),
+    Block("document", ir.Media, {"title": "title"}, {"kind": "document"}, read=_read_source, write=_write_media),
+    Block("search_result", ir.Media, {"title": "title"}, {"kind": "document"}, read=_read_search, is_written=False),
 ), cache="cache_control", ttls=(None, "5m", "1h"))  # fmt: skip
 
 
-def read_block(value: Json, at: str) -> Part:
+def read_block(value: Json, at: str) -> ir.Part:
     """Read one block of any kind."""
     found = BLOCKS.read(value, at)
     if found is not None:
         return found
     kind = str(kind_of(value))
     if kind.endswith(("tool_use", "tool_result")):
-        return ServerTool(dialect=NAME, name=str(value.get("name") or kind), payload=value, at=at, raw=value)
-    return Opaque(dialect=NAME, label=kind, payload=value, at=at, bound=kind == "container_upload", raw=value)
+        return ir.ServerTool(dialect=NAME, name=str(value.get("name") or kind), payload=value, at=at, raw=value)
+    return ir.Opaque(dialect=NAME, label=kind, payload=value, at=at, bound=kind == "container_upload", raw=value)
 
 
-def write_block(part: Part, ledger: Ledger, *, is_answer: bool = False) -> Json:
+def write_block(part: ir.Part, ledger: Ledger, *, is_answer: bool = False) -> Json:
     """Write one block, None where the target has no word for it."""
     if is_own_raw(part, ledger):
         return part.payload  # type: ignore[attr-defined]
     if unchanged(part, ledger, lambda: read_block(part.raw, part.at)):
         return part.raw
     if not ledger.is_home:
-        if isinstance(part, Thinking) and not is_answer:
+        if isinstance(part, ir.Thinking) and not is_answer:
             lose_part(part, ledger, f"only {ledger.source} takes its thinking back")
             return None
-        if isinstance(part, Media) and is_answer:
+        if isinstance(part, ir.Media) and is_answer:
             lose_part(part, ledger, "an answer of this vendor holds no media")
             return None
-    if isinstance(part, Refusal):
+    if isinstance(part, ir.Refusal):
         ledger.degrade(part.at, "part", "a refusal is said as text here")
         return {"type": "text", "text": part.text}
     found = BLOCKS.write(part, ledger)
@@ -307,7 +285,7 @@ def write_block(part: Part, ledger: Ledger, *, is_answer: bool = False) -> Json:
     return found
 
 
-def write_blocks(parts: tuple[Part, ...], ledger: Ledger, *, is_answer: bool = False) -> list[Json]:
+def write_blocks(parts: tuple[ir.Part, ...], ledger: Ledger, *, is_answer: bool = False) -> list[Json]:
     """Write blocks; those that the target has no word for are left out and reported."""
     made = ((part, write_block(part, ledger, is_answer=is_answer)) for part in parts)
     return [block for part, block in made if block is not None or is_own_raw(part, ledger)]
@@ -316,22 +294,22 @@ def write_blocks(parts: tuple[Part, ...], ledger: Ledger, *, is_answer: bool = F
 # Messages -------------------------------------------------------------------------------------------------------------
 
 
-def read_message(value: Json, at: str) -> Message:
+def read_message(value: Json, at: str) -> ir.Message:
     """Read one message; results stay in it among the other blocks."""
     members = Members(value, at)
     native_role = members.take("role")
     parts, flat = read_content(members, "content", read_block)
-    return Message(
+    return ir.Message(
         role=ROLES.get(native_role or "", "user"), parts=parts, native_role=native_role, flat=flat, at=at,
         ext=members.ext(NAME), raw=value,
     )  # fmt: skip
 
 
-def _write_messages(conversation: Conversation, out: dict[str, Any], ledger: Ledger) -> None:
+def _write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger) -> None:
     """Write the messages and, outside of them, the system text."""
-    system: list[Message] = []
+    system: list[ir.Message] = []
     messages: list[Json] = []
-    last: Role | None = None
+    last: ir.Role | None = None
     for message in conversation.messages:
         if message.role == "system" and not (ledger.is_home and message.native_role == "system"):
             if messages:
@@ -360,7 +338,7 @@ def _as_list(content: Json) -> list[Json]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _write_system(messages: list[Message], ledger: Ledger) -> Json:
+def _write_system(messages: list[ir.Message], ledger: Ledger) -> Json:
     for message in messages:
         put_ext(message, {}, ledger)
     if len(messages) == 1 and messages[0].flat is not False and is_plain(messages[0].parts):
@@ -369,7 +347,7 @@ def _write_system(messages: list[Message], ledger: Ledger) -> Json:
     return [block for message in messages for block in write_blocks(message.parts, ledger)]
 
 
-def _write_message(message: Message, ledger: Ledger) -> dict[str, Any]:
+def _write_message(message: ir.Message, ledger: Ledger) -> dict[str, Any]:
     native = message.native_role
     is_own = ledger.is_home and native is not None and ROLES.get(native, "user") == message.role
     out = {
@@ -380,10 +358,10 @@ def _write_message(message: Message, ledger: Ledger) -> dict[str, Any]:
     return out
 
 
-def _write_content(message: Message, ledger: Ledger) -> Json:
+def _write_content(message: ir.Message, ledger: Ledger) -> Json:
     said = message.parts
     if not ledger.is_home:
-        said = tuple(part for part in message.parts if not isinstance(part, Thinking))
+        said = tuple(part for part in message.parts if not isinstance(part, ir.Thinking))
     if message.flat is not False and is_plain(said):
         put_ext(said[0], {}, ledger)
         if len(said) < len(message.parts):
@@ -395,13 +373,13 @@ def _write_content(message: Message, ledger: Ledger) -> Json:
 # Requests -------------------------------------------------------------------------------------------------------------
 
 
-def read_request(request: Json, ledger: Ledger, calls: Calls) -> Conversation:
+def read_request(request: Json, ledger: Ledger, calls: Calls) -> ir.Conversation:
     """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
     members = Members(request, "")
     found = members.need("messages")
     messages = [read_message(message, f"/messages/{place}") for place, message in enumerate(found)]
     parts, flat = read_content(members, "system", read_block)
-    system = [Message(role="system", parts=parts, flat=flat, at="/system")] if flat is not None else []
+    system = [ir.Message(role="system", parts=parts, flat=flat, at="/system")] if flat is not None else []
     options: dict[str, Any] = {}
     places: dict[str, str] = {}
     read_options(members, OPTIONS, options, places)
@@ -412,11 +390,8 @@ def read_request(request: Json, ledger: Ledger, calls: Calls) -> Conversation:
     if kind_of(form) == "json_schema" and set(form) == {"type", "schema"} and type(form["schema"]) is dict:
         options["response_format"] = {"type": "schema", "schema": members.take("output_config/format", dict)["schema"]}
         places["response_format"] = "/output_config/format"
-    tools: tuple[ToolSpec, ...] = ()
-    if members.rest.get("tools"):
-        listed = members.take("tools", list) or ()
-        tools = tuple(read_tool(tool, f"/tools/{place}") for place, tool in enumerate(listed))
-    return Conversation(
+    tools = codec.take_tools(members, read_tool)
+    return ir.Conversation(
         dialect=NAME, messages=(*system, *messages), model=members.take("model"), tools=tools, options=options,
         options_at=places, ext=members.ext(NAME),
     )  # fmt: skip
@@ -455,7 +430,7 @@ def _read_thinking(members: Members, options: dict[str, Any], places: dict[str, 
     places["reasoning_budget"] = "/thinking"
 
 
-def write_request(conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
+def write_request(conversation: ir.Conversation, ledger: Ledger) -> dict[str, Any]:
     """Write a request."""
     out: dict[str, Any] = {}
     if conversation.model is not None:
@@ -471,7 +446,7 @@ def write_request(conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
     return out
 
 
-def _fit_thinking(out: dict[str, Any], conversation: Conversation, ledger: Ledger) -> None:
+def _fit_thinking(out: dict[str, Any], conversation: ir.Conversation, ledger: Ledger) -> None:
     """Leave out what the server refuses beside thinking."""
     thinking: Any = out.get("thinking")
     if kind_of(thinking) not in ("enabled", "adaptive") or "reasoning_budget" not in conversation.options:
@@ -498,7 +473,7 @@ def _fit_thinking(out: dict[str, Any], conversation: Conversation, ledger: Ledge
         out["top_p"] = TOP_P_MIN
 
 
-def _special(conversation: Conversation) -> dict[str, Writer]:
+def _special(conversation: ir.Conversation) -> dict[str, Writer]:
     def choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
         if value["mode"] == "tool" and chosen_kind(value, conversation, ledger, at) is None:
             return
@@ -553,21 +528,16 @@ def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> N
         ledger.drop(at, "option", "JSON without a schema cannot be asked for here", value)
 
 
-def read_tool(tool: Json, at: str) -> ToolSpec:
+def read_tool(tool: Json, at: str) -> ir.ToolSpec:
     """Read one tool definition."""
     is_own = type(tool) is dict and tool.get("type") in (None, "custom") and type(tool.get("name")) is str
     if not is_own:
         name = tool.get("name") or tool.get("type") if type(tool) is dict else "unreadable"
-        return ToolSpec(name=str(name), kind="server", payload=tool, at=at)
-    members = Members(tool, at)
-    members.skip("type", "custom")
-    return ToolSpec(
-        name=members.take("name"), description=members.take("description"), schema=members.take("input_schema", dict),
-        strict=members.take("strict", bool), cache=take_cache(members), at=at, ext=members.ext(NAME), raw=tool,
-    )  # fmt: skip
+        return ir.ToolSpec(name=str(name), kind="server", payload=tool, at=at)
+    return codec.read_tool(tool, at, NAME, TOOL, cache=True)
 
 
-def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
+def write_tool(tool: ir.ToolSpec, ledger: Ledger) -> Json:
     """Write one tool definition."""
     if unchanged(tool, ledger, lambda: read_tool(tool.raw, tool.at)):
         return tool.raw
@@ -578,18 +548,14 @@ def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
         elif "type" not in schema:
             ledger.degrade(tool.at, "required", "a schema says that it is of an object here")
         schema = {"type": "object", **(schema or {"properties": {}})}
-    pairs = (("name", tool.name), ("description", tool.description), ("input_schema", schema), ("strict", tool.strict))
-    out: dict[str, Any] = {key: value for key, value in pairs if value is not None}
-    if tool.cache is not None:
-        out["cache_control"] = {"type": "ephemeral", **tool.cache}
-    put_ext(tool, out, ledger)
-    return out
+    cache = {} if tool.cache is None else {"cache_control": {"type": "ephemeral", **tool.cache}}
+    return codec.write_tool(msgspec.structs.replace(tool, schema=schema), cache, ledger, TOOL)
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
 
 
-def read_answer(response: Json, ledger: Ledger, calls: Calls) -> Answer:
+def read_answer(response: Json, ledger: Ledger, calls: Calls) -> ir.Answer:
     """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
     members = Members(response, "")
     if "error" in members.rest and "content" not in members.rest:
@@ -599,32 +565,31 @@ def read_answer(response: Json, ledger: Ledger, calls: Calls) -> Answer:
     members.skip("role", "assistant")
     parts = tuple(read_block(block, f"/content/{place}") for place, block in enumerate(found))
     raw = members.take("stop_reason")
-    usage = read_usage(members.rest.pop("usage"), "/usage") if type(members.rest.get("usage")) is dict else None
-    candidate = Candidate(
-        message=Message(role="assistant", parts=parts, flat=False), stop=read_stop(raw, parts), stop_raw=raw,
+    usage = codec.take_usage(members, read_usage)
+    candidate = ir.Candidate(
+        message=ir.Message(role="assistant", parts=parts, flat=False), stop=read_stop(raw, parts), stop_raw=raw,
         stop_sequence=members.take("stop_sequence"), stop_at="/stop_reason",
     )  # fmt: skip
-    return Answer(
+    return ir.Answer(
         dialect=NAME, id=members.take("id"), model=members.take("model"), candidates=(candidate,), usage=usage,
         ext=members.ext(NAME),
     )  # fmt: skip
 
 
-def read_stop(raw: str | None, parts: tuple[Part, ...]) -> Stop | None:
+def read_stop(raw: str | None, parts: tuple[ir.Part, ...]) -> ir.Stop | None:
     """Return what a reason to stop means; a gateway that says `end_turn` after a call means the call."""
     return None if raw is None else stop_of(raw, STOPS, parts)
 
 
-def read_usage(usage: dict[str, Any], at: str) -> Usage:
+def read_usage(usage: dict[str, Any], at: str) -> ir.Usage:
     """Read token counters; this vendor's input leaves out what the cache gave and took."""
-    members = Members(usage, at)
-    fresh = members.take("input_tokens", int)
-    fields = {field: members.take(path, int) for path, field in USAGE.items()}
-    sent = None if fresh is None else fresh + (fields["cache_read"] or 0) + (fields["cache_write"] or 0)
-    return Usage(input=sent, **fields, at=at, ext=members.ext(NAME), raw=usage)
+    read = codec.read_counters(usage, at, NAME, {"input_tokens": "input", **USAGE})
+    if read.input is None:
+        return read
+    return msgspec.structs.replace(read, input=read.input + (read.cache_read or 0) + (read.cache_write or 0))
 
 
-def write_answer(answer: Answer, ledger: Ledger) -> dict[str, Any]:
+def write_answer(answer: ir.Answer, ledger: Ledger) -> dict[str, Any]:
     """Write a response."""
     out: dict[str, Any] = {}
     if answer.error is not None and not answer.candidates:
@@ -653,27 +618,19 @@ def write_answer(answer: Answer, ledger: Ledger) -> dict[str, Any]:
     return out
 
 
-def write_stop(candidate: Candidate, ledger: Ledger) -> str | None:
+def write_stop(candidate: ir.Candidate, ledger: Ledger) -> str | None:
     """Return the word for why the answer stopped: the vendor's own while it means the same."""
     return stop_word(candidate, ledger, STOP_WORDS, read_stop)
 
 
-def write_usage(usage: Usage, ledger: Ledger) -> dict[str, Any]:
+def write_usage(usage: ir.Usage, ledger: Ledger) -> dict[str, Any]:
     """Write token counters; input leaves out what the cache gave and took."""
-    out: dict[str, Any] = {}
     fresh = usage.input
     if fresh is not None:
         fresh -= (usage.cache_read or 0) + (usage.cache_write or 0)
-    if not ledger.is_home:
-        out |= {"input_tokens": max(0, fresh or 0), "output_tokens": usage.output or 0}
-    elif fresh is not None:
-        out["input_tokens"] = fresh
-    for path, field in USAGE.items():
-        if (value := getattr(usage, field)) is not None:
-            head, _, tail = path.partition("/")
-            out[head] = {tail: value} if tail else value
-    put_ext(usage, out, ledger)
-    return out
+        fresh = fresh if ledger.is_home else max(0, fresh)
+    apart = msgspec.structs.replace(usage, input=fresh)
+    return codec.write_counters(apart, ledger, {"input_tokens": "input", **USAGE}, ("input", "output"))
 
 
 def _dialect() -> Dialect:

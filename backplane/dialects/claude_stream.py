@@ -6,30 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects import claude
 from backplane.dialects.codec import Calls, Ledger, Members, json_text, kind_of, parse_json
 from backplane.dialects.streams import BlockWriter, Key, whole_events
-from backplane.ir import (
-    Began,
-    Citation,
-    Ended,
-    Kept,
-    Noted,
-    Part,
-    PartDelta,
-    PartStarted,
-    PartStopped,
-    Refusal,
-    ServerTool,
-    Stopped,
-    StreamEvent,
-    StreamFailed,
-    Text,
-    Thinking,
-    ToolUse,
-    UsageSeen,
-)
 
 NAME: Final = claude.NAME
 DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking"}
@@ -55,42 +36,42 @@ class ClaudeReader:
             "message": self._whole,
         }  # fmt: skip
 
-    def read(self, chunk: Json) -> list[StreamEvent]:
+    def read(self, chunk: Json) -> list[ir.StreamEvent]:
         """Read one chunk; pings and events of a later version are kept."""
         if type(chunk) is not dict:
-            return [Kept(chunk)]
+            return [ir.Kept(chunk)]
         kind = kind_of(chunk)
         if kind == "content_block_delta":
             return self._delta(chunk)
         handler = self._handlers.get(kind)
         if handler is None:
-            return [_failure(chunk)] if "error" in chunk else [Kept(chunk, kind == "ping")]
-        found: list[StreamEvent] = handler(chunk)
+            return [_failure(chunk)] if "error" in chunk else [ir.Kept(chunk, kind == "ping")]
+        found: list[ir.StreamEvent] = handler(chunk)
         return found
 
-    def finish(self) -> list[StreamEvent]:
+    def finish(self) -> list[ir.StreamEvent]:
         """Close what is open; the stream has ended, with or without saying so."""
         if self.ended:
             return []
         self.ended = True
-        return [*self._close(), Ended()]
+        return [*self._close(), ir.Ended()]
 
-    def _close(self) -> list[StreamEvent]:
+    def _close(self) -> list[ir.StreamEvent]:
         return [event for index in sorted(self.open) for event in self._block_stop({"index": index})]
 
-    def _whole(self, chunk: dict[str, Any]) -> list[StreamEvent]:
+    def _whole(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         self.ended = True
         return whole_events(claude.read_answer(chunk, Ledger("", ""), Calls()))
 
-    def _start(self, chunk: dict[str, Any]) -> list[StreamEvent]:
+    def _start(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         message = chunk.get("message")
         if type(message) is not dict:
-            return [Kept(chunk, False)]
+            return [ir.Kept(chunk, False)]
         members = Members(message, "/message")
         answer_id, model = members.take("id"), members.take("model")
         for key in ("type", "role", "usage", "content", "stop_reason", "stop_sequence"):
             members.rest.pop(key, None)
-        out: list[StreamEvent] = [Began(id=answer_id, model=model, at="/message", ext=members.ext(NAME))]
+        out: list[ir.StreamEvent] = [ir.Began(id=answer_id, model=model, at="/message", ext=members.ext(NAME))]
         out += self._usage(message.get("usage"))
         # The continuation of a program's tool calls begins with the blocks that were made before.
         content = message.get("content")
@@ -99,56 +80,56 @@ class ClaudeReader:
             out += self._block_stop({"index": index})
         return out + self._stop(message)
 
-    def _usage(self, usage: Json) -> list[StreamEvent]:
+    def _usage(self, usage: Json) -> list[ir.StreamEvent]:
         if type(usage) is not dict:
             return []
         # What a later event leaves out or gives as null was said before.
         self.usage.update({key: value for key, value in usage.items() if value is not None or key not in self.usage})
-        return [UsageSeen(claude.read_usage(self.usage, "/usage"))]
+        return [ir.UsageSeen(claude.read_usage(self.usage, "/usage"))]
 
-    def _block_start(self, chunk: dict[str, Any]) -> list[StreamEvent]:
+    def _block_start(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         index, block = chunk.get("index"), chunk.get("content_block")
         if type(index) is not int or type(block) is not dict:
-            return [Kept(chunk, False)]
+            return [ir.Kept(chunk, False)]
         self.open[index] = block
         part = claude.read_block(block, f"/content/{index}")
-        if isinstance(part, ToolUse):
+        if isinstance(part, ir.ToolUse):
             self.has_calls = True
             self.inputs[index] = []
             if part.input == {}:
                 part = msgspec.structs.replace(part, text="")
-        elif isinstance(part, ServerTool):
+        elif isinstance(part, ir.ServerTool):
             self.inputs[index] = []
-        elif isinstance(part, Thinking) and part.signature == "":
+        elif isinstance(part, ir.Thinking) and part.signature == "":
             part = msgspec.structs.replace(part, signature=None)
-        return [PartStarted(index, part)]
+        return [ir.PartStarted(index, part)]
 
-    def _delta(self, chunk: dict[str, Any]) -> list[StreamEvent]:
+    def _delta(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         index, delta = chunk.get("index"), chunk.get("delta")
         if type(index) is not int or type(delta) is not dict:
-            return [Kept(chunk, False)]
+            return [ir.Kept(chunk, False)]
         kind = delta.get("type")
-        out: list[StreamEvent] = []
+        out: list[ir.StreamEvent] = []
         if index not in self.open and kind in DELTAS:  # a gateway that leaves out starts
             member = DELTAS[kind]
             out += self._block_start({"index": index, "content_block": {"type": member, member: ""}})
         if kind == "text_delta" or kind == "thinking_delta":
-            out.append(PartDelta(index, _text(delta, DELTAS[kind])))
+            out.append(ir.PartDelta(index, _text(delta, DELTAS[kind])))
         elif kind == "input_json_delta":
             text = _text(delta, "partial_json")
             self.inputs.setdefault(index, []).append(text)
             if text:
-                out.append(PartDelta(index, text, "arguments"))
+                out.append(ir.PartDelta(index, text, "arguments"))
         elif kind == "signature_delta":
-            out.append(PartDelta(index, _text(delta, "signature"), "signature"))
+            out.append(ir.PartDelta(index, _text(delta, "signature"), "signature"))
         elif kind == "citations_delta" and type(delta.get("citation")) is dict:
             found = claude.read_citation(delta["citation"], f"/content/{index}/citations")
-            out.append(PartDelta(index, "", "citation", 0, found))
+            out.append(ir.PartDelta(index, "", "citation", 0, found))
         else:
-            out.append(Kept(chunk, False))
+            out.append(ir.Kept(chunk, False))
         return out
 
-    def _block_stop(self, chunk: dict[str, Any]) -> list[StreamEvent]:
+    def _block_stop(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         index = chunk.get("index")
         if type(index) is not int or index not in self.open:
             return []
@@ -159,18 +140,18 @@ class ClaudeReader:
             # The input of the vendor's own tools is part of their native block.
             value = parse_json(text)
             part = claude.read_block({**block, "input": text if value is None else value}, f"/content/{index}")
-        return [PartStopped(index, part)]
+        return [ir.PartStopped(index, part)]
 
-    def _message_delta(self, chunk: dict[str, Any]) -> list[StreamEvent]:
+    def _message_delta(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         found = chunk.get("delta")
         delta: dict[str, Any] = found if type(found) is dict else {}
-        out: list[StreamEvent] = [
-            Noted(key, value) for key, value in delta.items() if key not in ("stop_reason", "stop_sequence")
+        out: list[ir.StreamEvent] = [
+            ir.Noted(key, value) for key, value in delta.items() if key not in ("stop_reason", "stop_sequence")
         ]
-        out += [Noted(key, value) for key, value in chunk.items() if key not in ("type", "delta", "usage")]
+        out += [ir.Noted(key, value) for key, value in chunk.items() if key not in ("type", "delta", "usage")]
         return out + self._usage(chunk.get("usage")) + self._stop(delta)
 
-    def _stop(self, holder: dict[str, Any]) -> list[StreamEvent]:
+    def _stop(self, holder: dict[str, Any]) -> list[ir.StreamEvent]:
         raw, sequence = holder.get("stop_reason"), holder.get("stop_sequence")
         if type(raw) is not str or self.has_stopped:
             return []
@@ -178,7 +159,7 @@ class ClaudeReader:
         stop = claude.STOPS.get(raw, "other")
         stop = "tool_use" if stop == "end" and self.has_calls else stop
         sequence = sequence if type(sequence) is str else None
-        return [*self._close(), Stopped(stop=stop, raw=raw, sequence=sequence, at="/stop_reason")]
+        return [*self._close(), ir.Stopped(stop=stop, raw=raw, sequence=sequence, at="/stop_reason")]
 
 
 def _text(delta: dict[str, Any], key: str) -> str:
@@ -186,11 +167,11 @@ def _text(delta: dict[str, Any], key: str) -> str:
     return value if type(value) is str else ""
 
 
-def _failure(chunk: dict[str, Any]) -> StreamFailed:
+def _failure(chunk: dict[str, Any]) -> ir.StreamFailed:
     error = chunk.get("error")
     if type(error) is not dict:
-        return StreamFailed(str(error), None, chunk)
-    return StreamFailed(str(error.get("message", "unknown error")), str(error.get("type", "")) or None, chunk)
+        return ir.StreamFailed(str(error), None, chunk)
+    return ir.StreamFailed(str(error.get("message", "unknown error")), str(error.get("type", "")) or None, chunk)
 
 
 class ClaudeWriter(BlockWriter):
@@ -221,15 +202,15 @@ class ClaudeWriter(BlockWriter):
     def _usage(self) -> dict[str, Any]:
         return self.counted(claude.write_usage) or {"input_tokens": 0, "output_tokens": 0}
 
-    def begin(self, key: Key, part: Part) -> list[Json] | None:
+    def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
         block: Json
-        if isinstance(part, ToolUse):
+        if isinstance(part, ir.ToolUse):
             block = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
-        elif isinstance(part, Text | Refusal):
+        elif isinstance(part, ir.Text | ir.Refusal):
             block = {"type": "text", "text": ""}
-            if isinstance(part, Refusal):
+            if isinstance(part, ir.Refusal):
                 self.ledger.degrade(part.at, "part", "a refusal is said as text here")
-        elif isinstance(part, Thinking) and part.redacted is None:
+        elif isinstance(part, ir.Thinking) and part.redacted is None:
             block = {"type": "thinking", "thinking": "", "signature": ""}
             if not self.ledger.is_home:
                 self.ledger.degrade(part.at, "thinking", "thinking without this vendor's signature")
@@ -240,7 +221,7 @@ class ClaudeWriter(BlockWriter):
         place = self.opened[key] = self.next_index
         self.next_index += 1
         out: list[Json] = [{"type": "content_block_start", "index": place, "content_block": block}]
-        if isinstance(part, ToolUse) and part.kind == "custom":
+        if isinstance(part, ir.ToolUse) and part.kind == "custom":
             self.ledger.degrade(part.at, "tool", "free text is streamed as arguments")
             out.append(self._delta(place, "input_json_delta", "partial_json", '{"input":"'))
         return out
@@ -248,32 +229,32 @@ class ClaudeWriter(BlockWriter):
     def _delta(self, place: int, kind: str, member: str, value: Json) -> Json:
         return {"type": "content_block_delta", "index": place, "delta": {"type": kind, member: value}}
 
-    def piece(self, event: PartDelta, part: Part) -> list[Json]:
+    def piece(self, event: ir.PartDelta, part: ir.Part) -> list[Json]:
         place, text = self.opened[event.choice, event.index], event.text
         if event.field == "arguments":
-            if isinstance(part, ToolUse) and part.kind == "custom":
+            if isinstance(part, ir.ToolUse) and part.kind == "custom":
                 text = json_text(text)[1:-1]
             return [self._delta(place, "input_json_delta", "partial_json", text)]
-        if isinstance(part, Thinking):
+        if isinstance(part, ir.Thinking):
             return [self._delta(place, "thinking_delta", "thinking", text)]
         return [self._delta(place, "text_delta", "text", text)]
 
-    def proof(self, event: PartDelta, part: Part) -> list[Json] | None:
+    def proof(self, event: ir.PartDelta, part: ir.Part) -> list[Json] | None:
         place = self.opened[event.choice, event.index]
         if not self.ledger.is_home:
             return None
         if event.field == "citation":
-            citation: Citation = event.value
+            citation: ir.Citation = event.value
             return [self._delta(place, "citations_delta", "citation", claude.write_citation(citation, self.ledger))]
         return [self._delta(place, "signature_delta", "signature", event.text)]
 
-    def close(self, key: Key, part: Part) -> list[Json]:
+    def close(self, key: Key, part: ir.Part) -> list[Json]:
         out: list[Json] = []
-        if isinstance(part, ToolUse) and part.kind == "custom":
+        if isinstance(part, ir.ToolUse) and part.kind == "custom":
             out.append(self._delta(self.opened[key], "input_json_delta", "partial_json", '"}'))
         return [*out, {"type": "content_block_stop", "index": self.opened[key]}]
 
-    def stop(self, event: Stopped) -> list[Json]:
+    def stop(self, event: ir.Stopped) -> list[Json]:
         word = claude.write_stop(self.stopped(event), self.ledger)
         self.lose_stop(event, claude.STOPS.get(word or ""))
         self.reason = {"stop_reason": word, "stop_sequence": event.sequence}
@@ -283,10 +264,10 @@ class ClaudeWriter(BlockWriter):
         delta = self.reason
         if self.ledger.is_home:
             delta = {**delta, **self.sum.notes.get((None, False), {})}
-        out = self.fail(StreamFailed("the stream was cut")) if self.is_cut else []
+        out = self.fail(ir.StreamFailed("the stream was cut")) if self.is_cut else []
         return [*out, {"type": "message_delta", "delta": delta, "usage": self._usage()}, {"type": "message_stop"}]
 
-    def fail(self, event: StreamFailed) -> list[Json]:
+    def fail(self, event: ir.StreamFailed) -> list[Json]:
         if self.ledger.is_home and event.raw is not None:
             return [event.raw]
         return [{"type": "error", "error": {"type": "api_error", "message": event.message}}]

@@ -13,23 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects.framing import UNREADABLE
 from backplane.errors import TranslationError
-from backplane.ir import (
-    Conversation,
-    Ext,
-    Loss,
-    LossKind,
-    Media,
-    Message,
-    Node,
-    Opaque,
-    Part,
-    ServerTool,
-    Text,
-    ToolUse,
-)
 
 NUMBER: Final = (int, float)
 ANY: Final = (dict, list, str, int, float, bool)
@@ -74,14 +61,14 @@ def read_arguments(text: str) -> Json:
     return text if value is None else value
 
 
-def arguments_text(call: ToolUse) -> str:
+def arguments_text(call: ir.ToolUse) -> str:
     """Return the arguments as text: the vendor's own where they still say the same."""
     if call.text is not None and read_arguments(call.text) == call.input:
         return call.text
     return call.input if isinstance(call.input, str) else json_text(call.input)
 
 
-def arguments_object(call: ToolUse, ledger: Ledger) -> Json:
+def arguments_object(call: ir.ToolUse, ledger: Ledger) -> Json:
     """Return the arguments for a dialect that takes only objects."""
     if type(call.input) is dict or ledger.is_home:
         return call.input
@@ -216,7 +203,7 @@ class Members:
             out |= {f"{head}/{key}": value for key, value in inner.left().items()}
         return out
 
-    def ext(self, dialect: str) -> Ext:
+    def ext(self, dialect: str) -> ir.Ext:
         """Return what was not taken as the extension slot of a node."""
         if not self.rest and self.below is None:
             return {}
@@ -253,7 +240,7 @@ class Calls:
         return waiting.pop(0) if waiting else f"{MADE_ID}unknown_{name}"
 
 
-def calls_of(message: Message) -> Calls:
+def calls_of(message: ir.Message) -> Calls:
     """Return the made ids of a message, to read it again."""
     return Calls(getattr(part, "id", "") for part in message.parts if getattr(part, "id_made", False))
 
@@ -264,7 +251,7 @@ def parse_data_url(url: str) -> tuple[str, str] | None:
     return None if match is None else (match[1], url[match.end() :])
 
 
-def media_url(media: Media) -> str | None:
+def media_url(media: ir.Media) -> str | None:
     """Return a URL for data or the URL itself, None when there is neither."""
     if media.data is not None:
         return f"data:{media.media_type or 'application/octet-stream'};base64,{media.data}"
@@ -278,20 +265,20 @@ def read_url(url: str) -> dict[str, Any]:
 
 
 def read_content(
-    members: Members, name: str, read: Callable[[Json, str], Part]
-) -> tuple[tuple[Part, ...], bool | None]:
+    members: Members, name: str, read: Callable[[Json, str], ir.Part]
+) -> tuple[tuple[ir.Part, ...], bool | None]:
     """Take a content that is one text or a list of blocks; which of both it was is `Message.flat`."""
     at = members.place(name)
     if (text := members.take(name)) is not None:
-        return (Text(text=text, at=at),), True
+        return (ir.Text(text=text, at=at),), True
     if (blocks := members.take(name, list)) is not None:
         return tuple(read(block, f"{at}/{place}") for place, block in enumerate(blocks)), False
     return (), None
 
 
-def is_plain(parts: tuple[Part, ...]) -> bool:
+def is_plain(parts: tuple[ir.Part, ...]) -> bool:
     """Return whether these parts are one text and nothing beside it, so that a plain string says the same."""
-    if len(parts) != 1 or type(part := parts[0]) is not Text:
+    if len(parts) != 1 or type(part := parts[0]) is not ir.Text:
         return False
     if part.citations or part.cache is not None or part.signature is not None:
         return False
@@ -322,12 +309,12 @@ class Ledger:
         self.is_home: bool = source == target
         self.keeps_raw = True
         """Whether a node that nobody changed is written as it was read, by its own dialect."""
-        self.losses: list[Loss] = []
-        self.refusals: list[tuple[str, Loss]] = []
+        self.losses: list[ir.Loss] = []
+        self.refusals: list[tuple[str, ir.Loss]] = []
 
-    def note(self, kind: LossKind, path: str, code: str, reason: str, value: Any = _MISSING) -> Loss:
+    def note(self, kind: ir.LossKind, path: str, code: str, reason: str, value: Any = _MISSING) -> ir.Loss:
         size = None if value is _MISSING else len(encode(value))
-        loss = Loss(
+        loss = ir.Loss(
             path=path, dialect=self.source, target=self.target, kind=kind, code=code, reason=reason, size_chars=size
         )
         self.losses.append(loss)
@@ -346,7 +333,7 @@ class Ledger:
         """Note what the target cannot say without changing its meaning; `done` raises it."""
         self.refusals.append((error, self.note("refused", path, code, reason)))
 
-    def done(self) -> tuple[Loss, ...]:
+    def done(self) -> tuple[ir.Loss, ...]:
         """Return the losses.
 
         Raises:
@@ -363,7 +350,7 @@ class Ledger:
         return tuple(self.losses)
 
 
-def put_ext(node: Node, out: dict[str, Any], ledger: Ledger) -> None:
+def put_ext(node: ir.Node, out: dict[str, Any], ledger: Ledger) -> None:
     """Write a node's own members back; those of another dialect become losses."""
     for dialect, entries in node.ext.items():
         kin = entries if dialect == ledger.target else ledger.kin.get(dialect, {})
@@ -375,7 +362,7 @@ def put_ext(node: Node, out: dict[str, Any], ledger: Ledger) -> None:
                 lose_ext(node, path, value, ledger)
 
 
-def lose_ext(node: Node, path: str, value: Json, ledger: Ledger) -> None:
+def lose_ext(node: ir.Node, path: str, value: Json, ledger: Ledger) -> None:
     """Report a member that only the source knows; a path with `..` is of the item that holds the block."""
     at = f"{node.at}/{path}" if path[:3] != "../" else f"{item_of(node.at)}/{path[3:]}"
     if value is None or value == [] or value == {}:
@@ -389,7 +376,7 @@ def item_of(at: str) -> str:
     return at.rpartition("/content")[0] or at
 
 
-def unchanged(node: Node, ledger: Ledger, read: Callable[[], Node | None]) -> bool:
+def unchanged(node: ir.Node, ledger: Ledger, read: Callable[[], ir.Node | None]) -> bool:
     """Return whether a node may be written as it was read: home, and reading it again yields this very node."""
     return ledger.is_home and ledger.keeps_raw and node.raw is not None and read() == node
 
@@ -402,7 +389,7 @@ class Block(msgspec.Struct, frozen=True):
 
     kind: str
     """The vendor's word for it, in `type`."""
-    node: type[Part]
+    node: type[ir.Part]
     members: Mapping[str, str]
     """Native path → portable field; one that ends with `!` must be there, in both directions."""
     fixed: Mapping[str, Any] = {}
@@ -431,18 +418,18 @@ class Blocks:
         self.cache = cache
         self.ttls = ttls
         self.by_kind: dict[Any, Block] = {row.kind: row for row in rows}
-        self.by_node: dict[type[Part], list[Block]] = {}
+        self.by_node: dict[type[ir.Part], list[Block]] = {}
         for row in rows:
             self.by_node.setdefault(row.node, []).append(row)
 
-    def read(self, value: Json, at: str) -> Part | None:
+    def read(self, value: Json, at: str) -> ir.Part | None:
         """Read a block; None when its kind is unknown or a member is missing."""
         kind = kind_of(value)
         row = self.by_kind.get(kind)
         if row is None:
             return None
         if kind == "text" and len(value) == 2 and type(value.get("text")) is str:
-            return Text(text=value["text"], at=at, raw=value)
+            return ir.Text(text=value["text"], at=at, raw=value)
         members = Members(value, at)
         del members.rest["type"]
         fields: dict[str, Any] = dict(row.fixed)
@@ -459,10 +446,10 @@ class Blocks:
             return None
         if self.cache and (cache := take_cache(members, self.cache)) is not None:
             fields["cache"] = cache
-        made: Part = row.node(**fields, at=at, raw=value, ext=members.ext(self.dialect))
+        made: ir.Part = row.node(**fields, at=at, raw=value, ext=members.ext(self.dialect))
         return made
 
-    def write(self, part: Part, ledger: Ledger) -> dict[str, Any] | None:
+    def write(self, part: ir.Part, ledger: Ledger) -> dict[str, Any] | None:
         """Write a block; None when the table has no row for it."""
         for row in self.by_node.get(type(part), ()):
             if all(getattr(part, name) == value for name, value in row.fixed.items()) and (
@@ -473,7 +460,7 @@ class Blocks:
                     return out
         return None
 
-    def _row(self, row: Block, part: Part, ledger: Ledger) -> dict[str, Any] | None:
+    def _row(self, row: Block, part: ir.Part, ledger: Ledger) -> dict[str, Any] | None:
         out: dict[str, Any] = {"type": row.kind}
         for path, field in row.members.items():
             value = media_url(part) if field == "address" else getattr(part, field)  # type: ignore[arg-type]
@@ -499,9 +486,9 @@ def take_cache(members: Members, name: str = "cache_control") -> dict[str, Any] 
     return {key: value for key, value in found.items() if key != "type"}
 
 
-def is_own_raw(part: Part, ledger: Ledger) -> bool:
+def is_own_raw(part: ir.Part, ledger: Ledger) -> bool:
     """Return whether a native block may be written as it came."""
-    return isinstance(part, Opaque | ServerTool) and part.dialect == ledger.target
+    return isinstance(part, ir.Opaque | ir.ServerTool) and part.dialect == ledger.target
 
 
 # Options by table -----------------------------------------------------------------------------------------------------
@@ -553,7 +540,7 @@ Writer = Callable[[Any, dict[str, Any], Ledger, str], None]
 
 
 def write_options(
-    conversation: Conversation, out: dict[str, Any], ledger: Ledger, table: Iterable[Option],
+    conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger, table: Iterable[Option],
     special: Mapping[str, Writer],
 ) -> None:  # fmt: skip
     """Write each option by its row or its own function; what has neither is a loss."""
@@ -617,3 +604,67 @@ def effort_of(budget: int) -> str:
     if budget < 0:
         return "medium"
     return next((word for word, tokens in EFFORT_BUDGETS.items() if tokens >= budget), "max")
+
+
+# Counters and tools by table ------------------------------------------------------------------------------------------
+
+
+def read_counters(value: dict[str, Any], at: str, dialect: str, table: Mapping[str, str]) -> ir.Usage:
+    """Read token counters by a table of native path → field; a total that adds up says nothing of its own."""
+    members = Members(value, at)
+    fields = {field: members.take(path, int) for path, field in table.items()}
+    members.skip("total_tokens", (fields.get("input") or 0) + (fields["output"] or 0))
+    return ir.Usage(**fields, at=at, ext=members.ext(dialect), raw=value)
+
+
+def write_counters(
+    usage: ir.Usage, ledger: Ledger, table: Mapping[str, str], needed: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Write token counters by the same table.
+
+    Args:
+        needed: fields that another vendor's answer must say; one that nobody said is 0.
+    """
+    out: dict[str, Any] = {}
+    for path, field in table.items():
+        value = getattr(usage, field)
+        value = 0 if value is None and field in needed and not ledger.is_home else value
+        if value is not None:
+            put(out, path, value)
+    put_ext(usage, out, ledger)
+    return out
+
+
+def read_tool(
+    value: Json, at: str, dialect: str, paths: Mapping[str, str], kind: Any = "function", cache: bool = False
+) -> ir.ToolSpec:
+    """Read the definition of a function by a table of field → native path."""
+    members = Members(value, at)
+    members.rest.pop("type", None)
+    types = {"schema": dict, "strict": bool}
+    fields = {field: members.take(path, types.get(field, str)) for field, path in paths.items()}
+    if kind == "custom" and fields.get("schema") is not None:
+        put_back(members, paths["schema"], fields.pop("schema"))
+    found = take_cache(members) if cache else None
+    return ir.ToolSpec(**fields, kind=kind, cache=found, at=at, ext=members.ext(dialect), raw=value)
+
+
+def write_tool(tool: ir.ToolSpec, out: dict[str, Any], ledger: Ledger, paths: Mapping[str, str]) -> dict[str, Any]:
+    """Write the definition of a function by the same table."""
+    for field, path in paths.items():
+        if (value := getattr(tool, field)) is not None:
+            put(out, path, value)
+    put_ext(tool, out, ledger)
+    return out
+
+
+def take_tools(members: Members, read: Callable[[Json, str], ir.ToolSpec]) -> tuple[ir.ToolSpec, ...]:
+    """Take the tool definitions of a request; an empty list stays, so that it is written again."""
+    found = members.take("tools", list) or () if members.rest.get("tools") else ()
+    return tuple(read(tool, f"/tools/{place}") for place, tool in enumerate(found))
+
+
+def take_usage(members: Members, read: Callable[[dict[str, Any], str], ir.Usage]) -> ir.Usage | None:
+    """Take the counters of an answer."""
+    found = members.take("usage", dict)
+    return None if found is None else read(found, f"{members.at}/usage")

@@ -11,9 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
-from backplane.dialects.chat import AUDIO_TYPES, form_of, form_words, read_choice, write_metadata
+from backplane.dialects import codec
+from backplane.dialects.chat import AUDIO_TYPES, TOOL, form_of, form_words, read_choice, write_metadata
 from backplane.dialects.codec import (
     EFFORT_BUDGETS,
     NUMBER,
@@ -41,40 +43,14 @@ from backplane.dialects.limits import Limits, Spelling
 from backplane.dialects.losses import address_citation, chosen_kind, lose_part, require, result_text
 from backplane.dialects.outcome import failed_answer, stop_of, stop_word
 from backplane.dialects.vendor import Dialect, type_name, write_tools
-from backplane.ir import (
-    Answer,
-    Candidate,
-    Citation,
-    Conversation,
-    Media,
-    Message,
-    Opaque,
-    Part,
-    Refusal,
-    Role,
-    ServerTool,
-    Stop,
-    Text,
-    Thinking,
-    ToolResult,
-    ToolSpec,
-    ToolUse,
-    Usage,
-)
 
 NAME: Final = "codex"
 
 TOOL_NAMES: Final[dict[str, str]] = {
-    "shell": "bash",
-    "shell_command": "bash",
-    "exec_command": "bash",
-    "local_shell": "bash",
-    "apply_patch": "apply_patch",
-    "read_file": "read_file",
-    "list_dir": "list_files",
-    "grep_files": "grep",
+    "shell": "bash", "shell_command": "bash", "exec_command": "bash", "local_shell": "bash",
+    "apply_patch": "apply_patch", "read_file": "read_file", "list_dir": "list_files", "grep_files": "grep",
     "web_search": "web_search",
-}
+}  # fmt: skip
 """The names that the vendor's agent gives its tools → neutral names."""
 
 CAPABILITIES: Final = Manifest({
@@ -88,15 +64,15 @@ CAPABILITIES: Final = Manifest({
 
 DEFAULTS: Final[dict[str, Json]] = {"model": "gpt-5.5", "max_tokens": 4096}
 
-ROLES: Final[dict[str, Role]] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES: Final[dict[str, ir.Role]] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 BOUND: Final = frozenset({"item_reference", "compaction", "compaction_trigger"})
 
-STOPS: Final[dict[str, Stop]] = {
+STOPS: Final[dict[str, ir.Stop]] = {
     "completed": "end", "incomplete": "other", "incomplete:max_output_tokens": "max_tokens",
     "incomplete:content_filter": "content_filter", "failed": "error", "cancelled": "cancelled",
 }  # fmt: skip
 
-STOP_WORDS: Final[dict[Stop | None, str]] = {
+STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     "end": "completed", "tool_use": "completed", "stop_sequence": "completed",
     "max_tokens": "incomplete:max_output_tokens", "content_filter": "incomplete:content_filter",
     "refusal": "incomplete:content_filter", "error": "failed", "cancelled": "cancelled",
@@ -145,18 +121,18 @@ def _read_annotations(members: Members, fields: dict[str, Any]) -> bool:
     return True
 
 
-def read_citation(raw: dict[str, Any], at: str) -> Citation:
+def read_citation(raw: dict[str, Any], at: str) -> ir.Citation:
     """Read where a text is from."""
     members = Members(raw, at)
     kind = members.take("type") or ""
-    return Citation(
+    return ir.Citation(
         kind="url" if kind == "url_citation" else kind, url=members.take("url"), title=members.take("title"),
         start=members.take("start_index", int), end=members.take("end_index", int), at=at, ext=members.ext(NAME),
         raw=raw,
     )  # fmt: skip
 
 
-def write_citations(part: Text, ledger: Ledger) -> list[Json]:
+def write_citations(part: ir.Text, ledger: Ledger) -> list[Json]:
     """Write the citations of a text; those without an address are left out and reported."""
     out = []
     for citation in part.citations:
@@ -184,7 +160,7 @@ def read_data(data: str) -> dict[str, Any]:
     return {"media_type": head.removeprefix("data:"), "data": body} if found else {"data": data}
 
 
-def _write_image(part: Media, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_image(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
     if not ledger.is_home:
         if ledger.source not in ("openai", "copilot"):
             out.pop("file_id", None)
@@ -192,7 +168,7 @@ def _write_image(part: Media, out: dict[str, Any], ledger: Ledger) -> bool:
     return "image_url" in out or "file_id" in out
 
 
-def _write_file(part: Media, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_file(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
     out.pop("file_data", None)
     if part.data is not None:
         out["file_data"] = f"data:{part.media_type or 'application/octet-stream'};base64,{part.data}"
@@ -208,31 +184,31 @@ def _read_audio(members: Members, fields: dict[str, Any]) -> bool:
     return True
 
 
-def _write_audio(part: Media, out: dict[str, Any], ledger: Ledger) -> bool:
+def _write_audio(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
     form = (part.media_type or "audio/wav").partition("/")[2]
     out["input_audio"]["format"] = "mp3" if form == "mpeg" else form
     return ledger.is_home  # the vendor's types have no word for it
 
 
 BLOCKS: Final = Blocks(NAME, (
-    *(Block(kind, Text, {"text!": "text"}, read=_read_annotations, is_written=False)
+    *(Block(kind, ir.Text, {"text!": "text"}, read=_read_annotations, is_written=False)
       for kind in ("input_text", "output_text", "text")),
-    Block("refusal", Refusal, {"refusal!": "text"}),
-    Block("input_image", Media, {"image_url": "address", "file_id": "file_id", "detail": "detail"}, {"kind": "image"},
-          read=_is_one, write=_write_image),
-    Block("input_file", Media, {"file_data": "text", "file_url": "url", "file_id": "file_id", "filename": "name"},
+    Block("refusal", ir.Refusal, {"refusal!": "text"}),
+    Block("input_image", ir.Media, {"image_url": "address", "file_id": "file_id", "detail": "detail"},
+          {"kind": "image"}, read=_is_one, write=_write_image),
+    Block("input_file", ir.Media, {"file_data": "text", "file_url": "url", "file_id": "file_id", "filename": "name"},
           {"kind": "document"}, read=_read_file, write=_write_file),
-    Block("input_audio", Media, {"input_audio/data!": "data", "input_audio/format!": "media_type"}, {"kind": "audio"},
-          read=_read_audio, write=_write_audio),
+    Block("input_audio", ir.Media, {"input_audio/data!": "data", "input_audio/format!": "media_type"},
+          {"kind": "audio"}, read=_read_audio, write=_write_audio),
 ))  # fmt: skip
 
 
-def read_part(value: Json, at: str) -> Part:
+def read_part(value: Json, at: str) -> ir.Part:
     """Read one member of a content list."""
-    return BLOCKS.read(value, at) or Opaque(dialect=NAME, label=str(kind_of(value)), payload=value, at=at, raw=value)
+    return BLOCKS.read(value, at) or ir.Opaque(dialect=NAME, label=str(kind_of(value)), payload=value, at=at, raw=value)
 
 
-def write_part(part: Part, ledger: Ledger, *, is_said: bool = False) -> Json:
+def write_part(part: ir.Part, ledger: Ledger, *, is_said: bool = False) -> Json:
     """Write one member of a content list, None where the target has no word for it.
 
     Args:
@@ -242,7 +218,7 @@ def write_part(part: Part, ledger: Ledger, *, is_said: bool = False) -> Json:
         return part.payload  # type: ignore[attr-defined]
     if unchanged(part, ledger, lambda: read_part(part.raw, part.at)):
         return part.raw
-    if isinstance(part, Text):
+    if isinstance(part, ir.Text):
         kind = kind_of(part.raw) if ledger.is_home else None
         out: dict[str, Any] = {"type": kind or ("output_text" if is_said else "input_text"), "text": part.text}
         annotations = write_citations(part, ledger)
@@ -250,7 +226,7 @@ def write_part(part: Part, ledger: Ledger, *, is_said: bool = False) -> Json:
             out["annotations"] = annotations
         put_ext(part, out, ledger)
         return out
-    if isinstance(part, Media) and not ledger.is_home:
+    if isinstance(part, ir.Media) and not ledger.is_home:
         if part.text is not None:
             ledger.degrade(part.at, "media", "a document of plain text became a text")
             return {"type": "input_text", "text": part.text}
@@ -263,7 +239,7 @@ def write_part(part: Part, ledger: Ledger, *, is_said: bool = False) -> Json:
     return found
 
 
-def write_content(parts: tuple[Part, ...], ledger: Ledger, *, is_said: bool = False) -> list[Json]:
+def write_content(parts: tuple[ir.Part, ...], ledger: Ledger, *, is_said: bool = False) -> list[Json]:
     """Write a content list."""
     made = ((part, write_part(part, ledger, is_said=is_said)) for part in parts)
     return [written for part, written in made if written is not None or is_own_raw(part, ledger)]
@@ -272,27 +248,27 @@ def write_content(parts: tuple[Part, ...], ledger: Ledger, *, is_said: bool = Fa
 # Items, read ----------------------------------------------------------------------------------------------------------
 
 
-def read_items(items: list[Json], base: str, start: int = 0, *, is_answer: bool = False) -> list[Message]:
+def read_items(items: list[Json], base: str, start: int = 0, *, is_answer: bool = False) -> list[ir.Message]:
     """Read a list of items into messages; an assistant's items in a row are one message.
 
     Args:
         start: place of the first item in its list.
     """
-    out: list[Message] = []
-    turn: list[Part] = []
+    out: list[ir.Message] = []
+    turn: list[ir.Part] = []
     raw: list[Json] = []
 
     def flush() -> None:
         if raw or (is_answer and not out):
             at = f"{base}/{start + len(out_items) - len(raw)}" if raw else base
-            out.append(Message(role="assistant", parts=tuple(turn), flat=_flat_of(raw), at=at, raw=[*raw]))
+            out.append(ir.Message(role="assistant", parts=tuple(turn), flat=_flat_of(raw), at=at, raw=[*raw]))
             turn.clear()
             raw.clear()
 
     out_items: list[Json] = []
     for place, item in enumerate(items):
         found = read_item(item, f"{base}/{start + place}", is_answer=is_answer)
-        if isinstance(found, Message):
+        if isinstance(found, ir.Message):
             if turn:
                 flush()
             out.append(found)
@@ -311,27 +287,29 @@ def _flat_of(items: list[Json]) -> bool | None:
     return all(found) if found else None
 
 
-def read_item(item: Json, at: str, *, is_answer: bool = False) -> Message | list[Part]:
+def read_item(item: Json, at: str, *, is_answer: bool = False) -> ir.Message | list[ir.Part]:
     """Read one item: a message of its own, or parts of the assistant's turn."""
     kind = kind_of(item) if type(item) is not dict or "type" in item else "message"
     if kind == "message" and type(item.get("role")) is str:
         message = _read_message(item, at)
         if message.role != "assistant" and is_answer:
-            return [Opaque(dialect=NAME, label=f"item of {message.role}", payload=item, at=at, raw=item)]
+            return [ir.Opaque(dialect=NAME, label=f"item of {message.role}", payload=item, at=at, raw=item)]
         return list(message.parts) if message.role == "assistant" else message
     if kind in ITEM_READERS:
         members = Members(item, at)
         del members.rest["type"]
-        made: Part | None = ITEM_READERS[kind](members, {"at": at, "raw": item}, kind)
+        made: ir.Part | None = ITEM_READERS[kind](members, {"at": at, "raw": item}, kind)
         if made is not None:
             made = msgspec.structs.replace(made, ext=members.ext(NAME))
-            return Message(role="tool", parts=(made,), at=at, raw=[item]) if isinstance(made, ToolResult) else [made]
+            return (
+                ir.Message(role="tool", parts=(made,), at=at, raw=[item]) if isinstance(made, ir.ToolResult) else [made]
+            )
     if type(kind) is str and kind.endswith(("_call", "_call_output", "_output", "mcp_list_tools", "program")):
-        return [ServerTool(dialect=NAME, name=str(item.get("name", kind)), payload=item, at=at, raw=item)]
-    return [Opaque(dialect=NAME, label=str(kind), payload=item, at=at, bound=kind in BOUND, raw=item)]
+        return [ir.ServerTool(dialect=NAME, name=str(item.get("name", kind)), payload=item, at=at, raw=item)]
+    return [ir.Opaque(dialect=NAME, label=str(kind), payload=item, at=at, bound=kind in BOUND, raw=item)]
 
 
-def _read_message(item: dict[str, Any], at: str) -> Message:
+def _read_message(item: dict[str, Any], at: str) -> ir.Message:
     """Read a message item; an assistant's keeps the item's own members on its first part."""
     members = Members(item, at)
     native_role = members.take("role") or ""
@@ -340,16 +318,16 @@ def _read_message(item: dict[str, Any], at: str) -> Message:
     parts, flat = read_content(members, "content", read_part)
     if role != "assistant":
         ext = members.ext(NAME)
-        return Message(role=role, parts=parts, native_role=native_role, flat=flat, at=at, ext=ext, raw=[item])
+        return ir.Message(role=role, parts=parts, native_role=native_role, flat=flat, at=at, ext=ext, raw=[item])
     if not parts:
-        parts = (Opaque(dialect=NAME, label="empty message", payload=item, at=at, raw=item),)
+        parts = (ir.Opaque(dialect=NAME, label="empty message", payload=item, at=at, raw=item),)
     elif members.rest:
         mine = {f"../{key}": value for key, value in members.left().items()}
         parts = (msgspec.structs.replace(parts[0], ext={NAME: {**parts[0].ext.get(NAME, {}), **mine}}), *parts[1:])
-    return Message(role=role, parts=parts, at=at)
+    return ir.Message(role=role, parts=parts, at=at)
 
 
-def _read_call(members: Members, fields: dict[str, Any], kind: str) -> Part | None:
+def _read_call(members: Members, fields: dict[str, Any], kind: str) -> ir.Part | None:
     key = "arguments" if kind == "function_call" else "input"
     name, call_id = members.take("name"), members.take("call_id")
     if name is None or call_id is None:
@@ -357,19 +335,19 @@ def _read_call(members: Members, fields: dict[str, Any], kind: str) -> Part | No
     text = members.take(key)
     value: Json = read_arguments(text or "") if key == "arguments" else text or ""
     tool: Any = "function" if key == "arguments" else "custom"
-    return ToolUse(id=call_id, name=name, input=value, text=text, kind=tool, **fields)
+    return ir.ToolUse(id=call_id, name=name, input=value, text=text, kind=tool, **fields)
 
 
-def _read_result(members: Members, fields: dict[str, Any], kind: str) -> Part | None:
+def _read_result(members: Members, fields: dict[str, Any], kind: str) -> ir.Part | None:
     call_id = members.take("call_id")
     if call_id is None:
         return None
     content, flat = read_content(members, "output", read_part)
     tool: Any = "function" if kind == "function_call_output" else "custom"
-    return ToolResult(id=call_id, content=content, flat=flat, kind=tool, **fields)
+    return ir.ToolResult(id=call_id, content=content, flat=flat, kind=tool, **fields)
 
 
-def _read_reasoning(members: Members, fields: dict[str, Any], kind: str) -> Part | None:
+def _read_reasoning(members: Members, fields: dict[str, Any], kind: str) -> ir.Part | None:
     """Read thinking: its summary where there is one, else its text; the proof is what is encrypted."""
     text, field = "", None
     for key, name in (("summary", "summary_text"), ("content", "reasoning_text")):
@@ -377,7 +355,7 @@ def _read_reasoning(members: Members, fields: dict[str, Any], kind: str) -> Part
         if texts and any(texts) and field is None:
             text, field = "\n\n".join(texts), key
             del members.rest[key]
-    return Thinking(text=text, field=field, signature=members.take("encrypted_content"), **fields)
+    return ir.Thinking(text=text, field=field, signature=members.take("encrypted_content"), **fields)
 
 
 def _texts(value: Json, kind: str) -> list[str] | None:
@@ -398,7 +376,7 @@ ITEM_READERS: Final[dict[Any, Any]] = {
 # Items, written -------------------------------------------------------------------------------------------------------
 
 
-def write_items(messages: tuple[Message, ...], ledger: Ledger) -> list[Json]:
+def write_items(messages: tuple[ir.Message, ...], ledger: Ledger) -> list[Json]:
     """Write messages as items."""
     out: list[Json] = []
     for message in messages:
@@ -411,17 +389,17 @@ def write_items(messages: tuple[Message, ...], ledger: Ledger) -> list[Json]:
     return out
 
 
-def _again(message: Message) -> Message | None:
+def _again(message: ir.Message) -> ir.Message | None:
     """Read the items of a message again."""
     base, _, start = message.at.rpartition("/")
     found = read_items(message.raw, base, int(start)) if start.isdecimal() else []
     return found[0] if len(found) == 1 else None
 
 
-def _write_message(message: Message, ledger: Ledger) -> list[Json]:
-    results = [part for part in message.parts if isinstance(part, ToolResult)]
-    others = tuple(part for part in message.parts if not isinstance(part, ToolResult))
-    if results and others and not isinstance(message.parts[0], ToolResult):
+def _write_message(message: ir.Message, ledger: Ledger) -> list[Json]:
+    results = [part for part in message.parts if isinstance(part, ir.ToolResult)]
+    others = tuple(part for part in message.parts if not isinstance(part, ir.ToolResult))
+    if results and others and not isinstance(message.parts[0], ir.ToolResult):
         ledger.degrade(message.at, "order", "results come before the rest of their message")
     out: list[Json] = [_write_result(result, ledger) for result in results]
     if results and not others:
@@ -440,10 +418,10 @@ def _write_message(message: Message, ledger: Ledger) -> list[Json]:
     return [*out, made]
 
 
-def write_turn(message: Message, ledger: Ledger, *, is_answer: bool = False) -> list[Json]:
+def write_turn(message: ir.Message, ledger: Ledger, *, is_answer: bool = False) -> list[Json]:
     """Write the items of an assistant's turn."""
     out: list[Json] = []
-    said: list[Part] = []
+    said: list[ir.Part] = []
 
     def flush() -> None:
         if said:
@@ -451,7 +429,9 @@ def write_turn(message: Message, ledger: Ledger, *, is_answer: bool = False) -> 
             said.clear()
 
     for part in message.parts:
-        if isinstance(part, Text | Refusal | Media) or (isinstance(part, Opaque) and "/content/" in part.at):
+        if isinstance(part, ir.Text | ir.Refusal | ir.Media) or (
+            isinstance(part, ir.Opaque) and "/content/" in part.at
+        ):
             if said and ledger.is_home and item_of(said[0].at) != item_of(part.at):
                 flush()
             said.append(part)
@@ -466,7 +446,7 @@ def write_turn(message: Message, ledger: Ledger, *, is_answer: bool = False) -> 
 
 
 def _write_said(
-    parts: tuple[Part, ...], message: Message, ledger: Ledger, place: int, *, is_answer: bool
+    parts: tuple[ir.Part, ...], message: ir.Message, ledger: Ledger, place: int, *, is_answer: bool
 ) -> list[dict[str, Any]]:
     out: dict[str, Any] = {"type": "message", "role": "assistant"}
     if not is_answer and message.flat is not False and is_plain(parts) and (message.flat or not ledger.is_home):
@@ -482,25 +462,25 @@ def _write_said(
     return [out] if out["content"] or out["content"] == "" or ledger.is_home else []
 
 
-def _word(part: Part) -> str:
+def _word(part: ir.Part) -> str:
     """Make an id of a block's place and text: one of its own for every message of a request."""
     text = f"{part.at} {getattr(part, 'text', '')}"
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
 
 
-def _write_own(part: Part, ledger: Ledger, place: int, *, is_answer: bool) -> Json:
+def _write_own(part: ir.Part, ledger: Ledger, place: int, *, is_answer: bool) -> Json:
     """Write a part that is an item of its own."""
     if is_own_raw(part, ledger):
         return part.payload  # type: ignore[attr-defined]
     if unchanged(part, ledger, lambda: next(iter(read_item(part.raw, part.at)), None)):  # type: ignore[arg-type]
         return part.raw
     out: dict[str, Any] | None = None
-    if isinstance(part, ToolUse):
+    if isinstance(part, ir.ToolUse):
         kind, key = ("function_call", "arguments") if part.kind == "function" else ("custom_tool_call", "input")
         out = {"type": kind, "call_id": part.id, "name": part.name, key: arguments_text(part)}
         if is_answer and not ledger.is_home:
             out |= {"id": f"fc_{place}", "status": "incomplete" if part.is_cut else "completed"}
-    elif isinstance(part, Thinking) and part.redacted is None and (is_answer or ledger.is_home):
+    elif isinstance(part, ir.Thinking) and part.redacted is None and (is_answer or ledger.is_home):
         out = _write_reasoning(part, ledger, place)
     if out is None:
         # Thinking without the vendor's own proof would be looked for among what it keeps.
@@ -510,7 +490,7 @@ def _write_own(part: Part, ledger: Ledger, place: int, *, is_answer: bool) -> Js
     return out
 
 
-def _write_reasoning(part: Thinking, ledger: Ledger, place: int) -> dict[str, Any]:
+def _write_reasoning(part: ir.Thinking, ledger: Ledger, place: int) -> dict[str, Any]:
     key = part.field if ledger.is_home and part.field == "content" else "summary"
     kind = "summary_text" if key == "summary" else "reasoning_text"
     out: dict[str, Any] = {"type": "reasoning", key: [{"type": kind, "text": part.text}] if part.text else []}
@@ -522,14 +502,14 @@ def _write_reasoning(part: Thinking, ledger: Ledger, place: int) -> dict[str, An
     return out
 
 
-def _write_result(part: ToolResult, ledger: Ledger) -> dict[str, Any]:
+def _write_result(part: ir.ToolResult, ledger: Ledger) -> dict[str, Any]:
     kind = "function_call_output" if part.kind == "function" else "custom_tool_call_output"
     out: dict[str, Any] = {"type": kind, "call_id": part.id}
-    is_text = len(part.content) <= 1 and all(isinstance(inner, Text) for inner in part.content)
+    is_text = len(part.content) <= 1 and all(isinstance(inner, ir.Text) for inner in part.content)
     if part.flat is False and (ledger.is_home or not is_text):
         out["output"] = write_content(part.content, ledger)
     else:
-        media = [inner for inner in part.content if isinstance(inner, Media) and inner.text is None]
+        media = [inner for inner in part.content if isinstance(inner, ir.Media) and inner.text is None]
         out["output"] = write_content(part.content, ledger) if media else result_text(part, ledger)
         for inner in () if media else part.content:
             put_ext(inner, {}, ledger)
@@ -540,14 +520,14 @@ def _write_result(part: ToolResult, ledger: Ledger) -> dict[str, Any]:
 # Requests -------------------------------------------------------------------------------------------------------------
 
 
-def read_request(request: Json, ledger: Ledger, calls: Calls) -> Conversation:
+def read_request(request: Json, ledger: Ledger, calls: Calls) -> ir.Conversation:
     """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
     members = Members(request, "")
-    messages: list[Message] = []
+    messages: list[ir.Message] = []
     for name, role in (("instructions", "system"), ("input", "user")):
         if (text := members.take(name)) is not None:
-            part = Text(text=text, at=f"/{name}")
-            messages.append(Message(role=role, parts=(part,), flat=True, at=f"/{name}"))  # type: ignore[arg-type]
+            part = ir.Text(text=text, at=f"/{name}")
+            messages.append(ir.Message(role=role, parts=(part,), flat=True, at=f"/{name}"))  # type: ignore[arg-type]
     is_read = "/input" in (message.at for message in messages)
     is_elsewhere = not {"prompt", "conversation", "previous_response_id"}.isdisjoint(members.rest)
     if "input" in members.rest or not (is_read or is_elsewhere):
@@ -562,17 +542,14 @@ def read_request(request: Json, ledger: Ledger, calls: Calls) -> Conversation:
     if text is not None and (form := form_of(found, body)) is not None:
         del text.rest["format"]
         options["response_format"], places["response_format"] = form, "/text/format"
-    tools: tuple[ToolSpec, ...] = ()
-    if members.rest.get("tools"):
-        listed = members.take("tools", list) or ()
-        tools = tuple(read_tool(tool, f"/tools/{place}") for place, tool in enumerate(listed))
-    return Conversation(
+    tools = codec.take_tools(members, read_tool)
+    return ir.Conversation(
         dialect=NAME, messages=tuple(messages), model=members.take("model"), tools=tools, options=options,
         options_at=places, ext=members.ext(NAME),
     )  # fmt: skip
 
 
-def write_request(conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
+def write_request(conversation: ir.Conversation, ledger: Ledger) -> dict[str, Any]:
     """Write a request."""
     out: dict[str, Any] = {}
     if conversation.model is not None:
@@ -594,14 +571,14 @@ def write_request(conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
     return out
 
 
-def _is_instructions(message: Message, ledger: Ledger) -> bool:
+def _is_instructions(message: ir.Message, ledger: Ledger) -> bool:
     """Return whether a message is the text that stands outside of the items."""
     if message.role != "system" or message.flat is False or not is_plain(message.parts) or message.name is not None:
         return False
     return message.native_role is None if ledger.is_home else message.native_role in (None, "system")
 
 
-def _special(conversation: Conversation) -> dict[str, Writer]:
+def _special(conversation: ir.Conversation) -> dict[str, Writer]:
     def choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
         if value["mode"] != "tool":
             out["tool_choice"] = value["mode"]
@@ -625,22 +602,16 @@ def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> N
     out.setdefault("text", {})["format"] = {"type": word, **body}
 
 
-def read_tool(tool: Json, at: str) -> ToolSpec:
+def read_tool(tool: Json, at: str) -> ir.ToolSpec:
     """Read one tool definition."""
     kind = kind_of(tool)
     if kind not in ("function", "custom") or type(tool.get("name")) is not str:
         name = str(tool.get("name", kind)) if type(tool) is dict else "unreadable"
-        return ToolSpec(name=name, kind="server", payload=tool, at=at)
-    members = Members(tool, at)
-    del members.rest["type"]
-    return ToolSpec(
-        name=members.take("name"), description=members.take("description"),
-        schema=members.take("parameters", dict) if kind == "function" else None, strict=members.take("strict", bool),
-        kind="custom" if kind == "custom" else "function", at=at, ext=members.ext(NAME), raw=tool,
-    )  # fmt: skip
+        return ir.ToolSpec(name=name, kind="server", payload=tool, at=at)
+    return codec.read_tool(tool, at, NAME, TOOL, kind)
 
 
-def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
+def write_tool(tool: ir.ToolSpec, ledger: Ledger) -> Json:
     """Write one tool definition."""
     if unchanged(tool, ledger, lambda: read_tool(tool.raw, tool.at)):
         return tool.raw
@@ -649,18 +620,16 @@ def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
         # Without the word this vendor would take every schema for a strict one.
         ledger.synthesise(tool.at, "required", "a tool says here that its schema is not strict")
         strict = False
-    pairs = (("name", tool.name), ("description", tool.description), ("parameters", tool.schema), ("strict", strict))
-    out: dict[str, Any] = {"type": tool.kind, **{key: value for key, value in pairs if value is not None}}
+    out: dict[str, Any] = {"type": tool.kind}
     if not ledger.is_home and tool.kind == "function":
-        out.setdefault("parameters", None)
-    put_ext(tool, out, ledger)
-    return out
+        out["parameters"] = None
+    return codec.write_tool(msgspec.structs.replace(tool, strict=strict), out, ledger, TOOL)
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
 
 
-def read_answer(response: Json, ledger: Ledger, calls: Calls) -> Answer:
+def read_answer(response: Json, ledger: Ledger, calls: Calls) -> ir.Answer:
     """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
     members = Members(response, "")
     error = members.rest.get("error")
@@ -675,28 +644,25 @@ def read_answer(response: Json, ledger: Ledger, calls: Calls) -> Answer:
         del members.rest["incomplete_details"]
         raw, stop_at = f"incomplete:{reason}", "/incomplete_details/reason"
     words = error.get("message") if type(error) is dict else None
-    usage = read_usage(members.rest.pop("usage"), "/usage") if type(members.rest.get("usage")) is dict else None
-    candidate = Candidate(message=message, stop=read_stop(raw, message.parts), stop_raw=raw, stop_at=stop_at)
-    return Answer(
+    usage = codec.take_usage(members, read_usage)
+    candidate = ir.Candidate(message=message, stop=read_stop(raw, message.parts), stop_raw=raw, stop_at=stop_at)
+    return ir.Answer(
         dialect=NAME, id=members.take("id"), model=members.take("model"), created=members.take("created_at", *NUMBER),
         candidates=(candidate,), usage=usage, error=words if type(words) is str else None, ext=members.ext(NAME),
     )  # fmt: skip
 
 
-def read_stop(raw: str | None, parts: tuple[Part, ...]) -> Stop | None:
+def read_stop(raw: str | None, parts: tuple[ir.Part, ...]) -> ir.Stop | None:
     """Return what a response's status means; a call in it is the reason why it was completed."""
     return None if raw is None or raw in ("in_progress", "queued") else stop_of(raw, STOPS, parts)
 
 
-def read_usage(usage: dict[str, Any], at: str) -> Usage:
+def read_usage(usage: dict[str, Any], at: str) -> ir.Usage:
     """Read token counters; input includes what the cache gave."""
-    members = Members(usage, at)
-    fields = {field: members.take(path, int) for path, field in USAGE.items()}
-    members.skip("total_tokens", (fields["input"] or 0) + (fields["output"] or 0))
-    return Usage(**fields, at=at, ext=members.ext(NAME), raw=usage)
+    return codec.read_counters(usage, at, NAME, USAGE)
 
 
-def write_answer(answer: Answer, ledger: Ledger) -> dict[str, Any]:
+def write_answer(answer: ir.Answer, ledger: Ledger) -> dict[str, Any]:
     """Write a response."""
     out: dict[str, Any] = {}
     if answer.error is not None and not answer.candidates:
@@ -722,7 +688,7 @@ def write_answer(answer: Answer, ledger: Ledger) -> dict[str, Any]:
     return out
 
 
-def write_status(candidate: Candidate, out: dict[str, Any], ledger: Ledger) -> None:
+def write_status(candidate: ir.Candidate, out: dict[str, Any], ledger: Ledger) -> None:
     """Write why the answer ended: the vendor's own words while they mean the same."""
     status, _, reason = (stop_word(candidate, ledger, STOP_WORDS, read_stop) or "").partition(":")
     if status:
@@ -731,20 +697,9 @@ def write_status(candidate: Candidate, out: dict[str, Any], ledger: Ledger) -> N
         out["incomplete_details"] = {"reason": reason}
 
 
-def write_usage(usage: Usage, ledger: Ledger) -> dict[str, Any]:
+def write_usage(usage: ir.Usage, ledger: Ledger) -> dict[str, Any]:
     """Write token counters; all of them must be said here."""
-    out: dict[str, Any] = {}
-    for path, field in USAGE.items():
-        value = getattr(usage, field)
-        if value is None and not ledger.is_home:
-            value = 0
-        if value is not None:
-            head, _, tail = path.partition("/")
-            if tail:
-                out.setdefault(head, {})[tail] = value
-            else:
-                out[head] = value
-    put_ext(usage, out, ledger)
+    out = codec.write_counters(usage, ledger, USAGE, tuple(USAGE.values()))
     out.setdefault("total_tokens", (usage.input or 0) + (usage.output or 0))
     return out
 

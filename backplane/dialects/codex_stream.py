@@ -9,30 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects import codex
 from backplane.dialects.codec import Calls, Ledger, kind_of
 from backplane.dialects.streams import BlockWriter, Key
-from backplane.ir import (
-    Answer,
-    Began,
-    Ended,
-    Kept,
-    Loss,
-    Message,
-    Part,
-    PartDelta,
-    PartStarted,
-    PartStopped,
-    Refusal,
-    Stopped,
-    StreamEvent,
-    StreamFailed,
-    Text,
-    Thinking,
-    ToolUse,
-    UsageSeen,
-)
 
 NAME: Final = codex.NAME
 TERMINAL: Final = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
@@ -91,7 +72,7 @@ class CodexReader:
         self.call_ids: set[str] = set()
         self.texts: list[str] = []
         """Texts and refusals that were said, each whole, to find in the last event what nobody said."""
-        self.losses: list[Loss] = []
+        self.losses: list[ir.Loss] = []
         self._handlers: Final[dict[Any, Any]] = {
             "response.created": self._begin, "response.in_progress": self._begin, "response.queued": self._begin,
             "response.output_item.added": self._added, "response.output_item.done": self._done,
@@ -99,10 +80,10 @@ class CodexReader:
             "response.output_text.annotation.added": self._annotation, "error": self._error,
         }  # fmt: skip
 
-    def read(self, chunk: Json) -> list[StreamEvent]:
+    def read(self, chunk: Json) -> list[ir.StreamEvent]:
         """Read one event; those of a later version are kept."""
         if type(chunk) is not dict:
-            return [Kept(chunk)]
+            return [ir.Kept(chunk)]
         kind = kind_of(chunk)
         if kind in DELTAS:
             return self._delta(chunk, DELTAS[kind], chunk.get("delta"))
@@ -112,7 +93,7 @@ class CodexReader:
             return []
         handler = self._handlers.get(kind)
         if handler is not None:
-            found: list[StreamEvent] = handler(chunk)
+            found: list[ir.StreamEvent] = handler(chunk)
             return found
         if kind in TERMINAL:
             return self._end(chunk)
@@ -121,26 +102,26 @@ class CodexReader:
         if kind is None and chunk.get("error"):
             return self._error(chunk["error"] if type(chunk["error"]) is dict else {"message": chunk["error"]})
         # Events of tools that the vendor runs say nothing that the end of their item does not say.
-        return [Kept(chunk, type(kind) is str and "_call." in kind)]
+        return [ir.Kept(chunk, type(kind) is str and "_call." in kind)]
 
-    def finish(self) -> list[StreamEvent]:
+    def finish(self) -> list[ir.StreamEvent]:
         """Close what is open; the stream has ended without its last event."""
         if self.ended:
             return []
         self.ended = True
-        return [*self._close(), Ended()]
+        return [*self._close(), ir.Ended()]
 
-    def _close(self) -> list[StreamEvent]:
+    def _close(self) -> list[ir.StreamEvent]:
         open_items = [item for item in self.items.values() if not item.is_done]
-        return [PartStopped(index) for item in open_items for index in item.blocks.values()]
+        return [ir.PartStopped(index) for item in open_items for index in item.blocks.values()]
 
-    def _begin(self, chunk: dict[str, Any]) -> list[StreamEvent]:
+    def _begin(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         response = chunk.get("response")
         if self.began or type(response) is not dict:
             return []
         self.began = True
         answer_id, model, created = response.get("id"), response.get("model"), response.get("created_at")
-        return [Began(
+        return [ir.Began(
             id=answer_id if type(answer_id) is str else None, model=model if type(model) is str else None,
             created=created if type(created) is int or type(created) is float else None, at="/response",
         )]  # fmt: skip
@@ -167,21 +148,21 @@ class CodexReader:
         self.current = key
         return item
 
-    def _open(self, item: _Item, place: Any, part: Any) -> list[StreamEvent]:
+    def _open(self, item: _Item, place: Any, part: Any) -> list[ir.StreamEvent]:
         index = item.blocks[place] = self.next_index
         self.next_index += 1
         item.said[index] = []
-        if isinstance(part, ToolUse):
+        if isinstance(part, ir.ToolUse):
             self.call_ids.add(part.id)
         text = getattr(part, "text", None)
         if text:
             item.said[index].append(text)
-        return [PartStarted(index, part)]
+        return [ir.PartStarted(index, part)]
 
-    def _added(self, chunk: dict[str, Any]) -> list[StreamEvent]:
+    def _added(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         raw = chunk.get("item")
         if type(raw) is not dict:
-            return [Kept(chunk, False)]
+            return [ir.Kept(chunk, False)]
         key = self._key(chunk)
         if key in self.items and self.items[key].is_done:
             del self.items[key]  # a gateway that counts every item as the first
@@ -190,21 +171,21 @@ class CodexReader:
         if item.blocks or not isinstance(found, list) or len(found) != 1:
             return []
         part = found[0]
-        if isinstance(part, ToolUse):
+        if isinstance(part, ir.ToolUse):
             return self._open(item, 0, msgspec.structs.replace(part, text=part.text or "", input={}))
-        if isinstance(part, Thinking):
+        if isinstance(part, ir.Thinking):
             return self._open(item, 0, msgspec.structs.replace(part, text="", signature=None))
         return []
 
-    def _part_added(self, chunk: dict[str, Any]) -> list[StreamEvent]:
+    def _part_added(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         item = self._item(chunk, "message")
         place = _place(chunk)
         if place in item.blocks or item.kind == "reasoning":
             return []
         part = codex.read_part(chunk.get("part"), f"/output/{self.current}/content/{place}")
-        return self._open(item, place, part) if isinstance(part, Text | Refusal) else []
+        return self._open(item, place, part) if isinstance(part, ir.Text | ir.Refusal) else []
 
-    def _delta(self, chunk: dict[str, Any], what: str, text: Json) -> list[StreamEvent]:
+    def _delta(self, chunk: dict[str, Any], what: str, text: Json) -> list[ir.StreamEvent]:
         if type(text) is not str or not text:
             return []
         if what == "call":
@@ -213,12 +194,12 @@ class CodexReader:
                 item.pending.append(text)
                 return []
             item.said[item.blocks[0]].append(text)
-            return [PartDelta(item.blocks[0], text, "arguments")]
-        out: list[StreamEvent] = []
+            return [ir.PartDelta(item.blocks[0], text, "arguments")]
+        out: list[ir.StreamEvent] = []
         if what in ("summary", "content"):
             item, place = self._item(chunk, "reasoning"), 0
             if 0 not in item.blocks:
-                out += self._open(item, 0, Thinking(text="", field=what, at=f"/output/{self.current}"))
+                out += self._open(item, 0, ir.Thinking(text="", field=what, at=f"/output/{self.current}"))
             number = chunk.get("summary_index", 0)
             if what == "summary" and type(number) is int and number > item.summary:
                 text = "\n\n" + text if item.summary >= 0 else text
@@ -227,10 +208,12 @@ class CodexReader:
             item, place = self._item(chunk, "message"), _place(chunk)
             if place not in item.blocks:
                 at = f"/output/{self.current}/content/{place}"
-                out += self._open(item, place, Text(text="", at=at) if what == "text" else Refusal(text="", at=at))
+                out += self._open(
+                    item, place, ir.Text(text="", at=at) if what == "text" else ir.Refusal(text="", at=at)
+                )
         index = item.blocks[place]
         item.said[index].append(text)
-        out.append(PartDelta(index, text))
+        out.append(ir.PartDelta(index, text))
         return out
 
     def go_on(self, text: str) -> str | None:
@@ -241,7 +224,7 @@ class CodexReader:
         next(iter(item.said.values())).append(text)
         return text
 
-    def _text_done(self, chunk: dict[str, Any], what: str, member: str) -> list[StreamEvent]:
+    def _text_done(self, chunk: dict[str, Any], what: str, member: str) -> list[ir.StreamEvent]:
         """Read an event that repeats a text: what nobody said of it is said now."""
         text = chunk.get(member)
         if type(text) is not str or not text:
@@ -254,7 +237,7 @@ class CodexReader:
             return self._delta(chunk, what, text) if what != "call" or not item.pending else []
         rest = self._rest(item, index, text, f"/output/{self.current}")
         field: Any = "arguments" if what == "call" else "text"
-        return [PartDelta(index, rest, field)] if rest else []
+        return [ir.PartDelta(index, rest, field)] if rest else []
 
     def _rest(self, item: _Item, index: int, whole: str, at: str) -> str:
         """Return what a whole text has beyond its pieces; one that says something else is named."""
@@ -267,59 +250,61 @@ class CodexReader:
             return whole[len(said) :]
         reason = "the end of a block says another text than its pieces"
         if all(loss.path != at for loss in self.losses):
-            self.losses.append(Loss(path=at, dialect=NAME, target="", kind="degraded", code="fallback", reason=reason))
+            self.losses.append(
+                ir.Loss(path=at, dialect=NAME, target="", kind="degraded", code="fallback", reason=reason)
+            )
         return ""
 
-    def _annotation(self, chunk: dict[str, Any]) -> list[StreamEvent]:
+    def _annotation(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         index = self._item(chunk, "message").blocks.get(_place(chunk))
         found = chunk.get("annotation")
         if index is None or type(found) is not dict:
             return []
-        return [PartDelta(index, "", "citation", 0, codex.read_citation(found, "/annotations/0"))]
+        return [ir.PartDelta(index, "", "citation", 0, codex.read_citation(found, "/annotations/0"))]
 
-    def _done(self, chunk: dict[str, Any]) -> list[StreamEvent]:
+    def _done(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         raw = chunk.get("item")
         if type(raw) is not dict:
-            return [Kept(chunk, False)]
+            return [ir.Kept(chunk, False)]
         item = self._item(chunk, str(raw.get("type")))
         if item.is_done:
             return []
         item.is_done = True
         found = codex.read_item(raw, f"/output/{self.current}", is_answer=True)
-        parts = list(found.parts) if isinstance(found, Message) else found
-        out: list[StreamEvent] = []
+        parts = list(found.parts) if isinstance(found, ir.Message) else found
+        out: list[ir.StreamEvent] = []
         for place, part in enumerate(parts):
             if place not in item.blocks:
                 out += self._whole(item, place, part)
                 continue
             index = item.blocks[place]
             if (text := _text_of(part)) and (rest := self._rest(item, index, text, f"/output/{self.current}")):
-                out.append(PartDelta(index, rest, _field(part)))
-            if isinstance(part, Text | Refusal):
+                out.append(ir.PartDelta(index, rest, _field(part)))
+            if isinstance(part, ir.Text | ir.Refusal):
                 self.texts.append(part.text)
-            out.append(PartStopped(index, part))
+            out.append(ir.PartStopped(index, part))
         return out
 
-    def _whole(self, item: _Item, place: Any, part: Any) -> list[StreamEvent]:
+    def _whole(self, item: _Item, place: Any, part: Any) -> list[ir.StreamEvent]:
         """Say a block that was never begun."""
         start, text = part, _text_of(part)
-        if isinstance(part, ToolUse):
+        if isinstance(part, ir.ToolUse):
             start = msgspec.structs.replace(part, text="", input={})
-        elif isinstance(part, Text | Refusal | Thinking):
+        elif isinstance(part, ir.Text | ir.Refusal | ir.Thinking):
             start = msgspec.structs.replace(part, text="")
-        if isinstance(part, Text | Refusal):
+        if isinstance(part, ir.Text | ir.Refusal):
             self.texts.append(part.text)
         out = self._open(item, place, start)
         index = item.blocks[place]
-        return [*out, *([PartDelta(index, text, _field(part))] if text else []), PartStopped(index, part)]
+        return [*out, *([ir.PartDelta(index, text, _field(part))] if text else []), ir.PartStopped(index, part)]
 
-    def _error(self, chunk: dict[str, Any]) -> list[StreamEvent]:
+    def _error(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         inner = chunk.get("error")
         error = inner if type(inner) is dict else chunk
         code = error.get("code")
-        return [StreamFailed(str(error.get("message", "unknown error")), str(code) if code else None, chunk)]
+        return [ir.StreamFailed(str(error.get("message", "unknown error")), str(code) if code else None, chunk)]
 
-    def _end(self, chunk: dict[str, Any]) -> list[StreamEvent]:
+    def _end(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         response = chunk.get("response")
         if self.ended or type(response) is not dict:
             return []
@@ -331,16 +316,16 @@ class CodexReader:
             out += self._missing(answer)
         out += self._close()
         if type(response.get("usage")) is dict:
-            out.append(UsageSeen(codex.read_usage(response["usage"], "/usage")))
+            out.append(ir.UsageSeen(codex.read_usage(response["usage"], "/usage")))
         error = response.get("error")
         if type(error) is dict:
             out += self._error({**error, "type": "error"})
         out += self._stop(response, answer, str(chunk.get("type")).partition(".")[2])
         # Some servers, and every failure half way, end with an empty list although something was said.
         has_all = answer is not None and (answer.candidates[0].message.parts or not self.next_index)
-        return [*out, Ended(answer if has_all else None)]
+        return [*out, ir.Ended(answer if has_all else None)]
 
-    def _stop(self, response: dict[str, Any], answer: Answer | None, word: str) -> list[StreamEvent]:
+    def _stop(self, response: dict[str, Any], answer: ir.Answer | None, word: str) -> list[ir.StreamEvent]:
         candidate = None if answer is None else answer.candidates[0]
         if candidate is not None and candidate.stop is not None:
             stop, raw = candidate.stop, candidate.stop_raw
@@ -350,11 +335,11 @@ class CodexReader:
             stop = codex.STOPS.get(raw, "other")
         if stop == "end" and self.call_ids:
             stop = "tool_use"
-        return [Stopped(stop=stop, raw=raw, at="/status")]
+        return [ir.Stopped(stop=stop, raw=raw, at="/status")]
 
-    def _missing(self, answer: Answer) -> list[StreamEvent]:
+    def _missing(self, answer: ir.Answer) -> list[ir.StreamEvent]:
         """Say what the whole has and no event said, and the rest of a text that was begun."""
-        out: list[StreamEvent] = []
+        out: list[ir.StreamEvent] = []
         nothing = not self.next_index
         parts = answer.candidates[0].message.parts
         told = list(self.texts)
@@ -363,7 +348,7 @@ class CodexReader:
             for index in item.blocks.values()
         ]  # fmt: skip
         for place, part in enumerate(parts):
-            if isinstance(part, Text | Refusal) and not nothing:
+            if isinstance(part, ir.Text | ir.Refusal) and not nothing:
                 if part.text in told:
                     told.remove(part.text)
                     continue
@@ -371,11 +356,11 @@ class CodexReader:
                 if begun is not None:
                     waiting.remove(begun)
                     rest = self._rest(*begun, part.text, part.at)
-                    out += [PartDelta(begun[1], rest)] if rest else []
+                    out += [ir.PartDelta(begun[1], rest)] if rest else []
                     continue
                 if told or waiting:
                     continue
-            elif isinstance(part, ToolUse):
+            elif isinstance(part, ir.ToolUse):
                 if part.id in self.call_ids:
                     continue
             elif not nothing:
@@ -391,12 +376,12 @@ def _place(chunk: dict[str, Any]) -> int:
     return place if type(place) is int else 0
 
 
-def _text_of(part: Part) -> str:
-    return part.text or "" if isinstance(part, ToolUse | Text | Refusal | Thinking) else ""
+def _text_of(part: ir.Part) -> str:
+    return part.text or "" if isinstance(part, ir.ToolUse | ir.Text | ir.Refusal | ir.Thinking) else ""
 
 
-def _field(part: Part) -> Any:
-    return "arguments" if isinstance(part, ToolUse) else "text"
+def _field(part: ir.Part) -> Any:
+    return "arguments" if isinstance(part, ir.ToolUse) else "text"
 
 
 class CodexWriter(BlockWriter):
@@ -435,11 +420,11 @@ class CodexWriter(BlockWriter):
             "tool_choice": "auto", "tools": [], "top_p": None,
         }  # fmt: skip
 
-    def begin(self, key: Key, part: Part) -> list[Json] | None:
+    def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
         place = len(self.items)
         item: dict[str, Any]
         more: dict[str, Any] = {}
-        if isinstance(part, Text | Refusal):
+        if isinstance(part, ir.Text | ir.Refusal):
             item = {
                 "id": f"msg_{place}",
                 "type": "message",
@@ -448,13 +433,13 @@ class CodexWriter(BlockWriter):
                 "content": [],
             }
             more = {"kind": "content_part.added", "content_index": 0, "part": _content(part, "")}
-        elif isinstance(part, Thinking) and part.redacted is None:
+        elif isinstance(part, ir.Thinking) and part.redacted is None:
             item = {"id": f"rs_{place}", "type": "reasoning", "summary": []}
             more = {"kind": "reasoning_summary_part.added", "summary_index": 0,
                     "part": {"type": "summary_text", "text": ""}}  # fmt: skip
             if not self.ledger.is_home:
                 self.ledger.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")
-        elif isinstance(part, ToolUse):
+        elif isinstance(part, ir.ToolUse):
             item = {"id": f"fc_{place}", "call_id": part.id, "name": part.name}
             if part.kind == "custom":
                 item |= {"type": "custom_tool_call", "input": ""}
@@ -470,14 +455,14 @@ class CodexWriter(BlockWriter):
             out.append(self._event(more.pop("kind"), item_id=item["id"], output_index=place, **more))
         return out
 
-    def piece(self, event: PartDelta, part: Part) -> list[Json]:
+    def piece(self, event: ir.PartDelta, part: ir.Part) -> list[Json]:
         key = (event.choice, event.index)
         place = self.opened[key]
         item = self.items[place]
         self.texts[key].append(event.text)
         where: dict[str, Any] = {"item_id": item["id"], "output_index": place, "delta": event.text}
         if item["type"] == "message":
-            if isinstance(part, Refusal):
+            if isinstance(part, ir.Refusal):
                 return [self._event("refusal.delta", content_index=0, **where)]
             return [self._event("output_text.delta", content_index=0, logprobs=[], **where)]
         if item["type"] == "function_call":
@@ -486,16 +471,16 @@ class CodexWriter(BlockWriter):
             return [self._event("custom_tool_call_input.delta", **where)]
         return [self._event("reasoning_summary_text.delta", summary_index=0, **where)]
 
-    def proof(self, event: PartDelta, part: Part) -> list[Json] | None:
+    def proof(self, event: ir.PartDelta, part: ir.Part) -> list[Json] | None:
         # A citation is said at the end, when the text that it stands on is known.
         return [] if event.field == "citation" else None
 
-    def close(self, key: Key, part: Part) -> list[Json]:
+    def close(self, key: Key, part: ir.Part) -> list[Json]:
         place = self.opened[key]
         item, text = self.items[place], "".join(self.texts[key])
         where: dict[str, Any] = {"item_id": item["id"], "output_index": place}
         if item["type"] == "function_call":
-            is_cut = isinstance(part, ToolUse) and part.is_cut
+            is_cut = isinstance(part, ir.ToolUse) and part.is_cut
             item |= {"arguments": text, "status": "incomplete" if is_cut else "completed"}
             out = [self._event("function_call_arguments.done", arguments=text, name=item["name"], **where)]
         elif item["type"] == "custom_tool_call":
@@ -510,9 +495,9 @@ class CodexWriter(BlockWriter):
             out = self._close_text(item, part, text, where)
         return [*out, self._event("output_item.done", output_index=place, item=dict(item))]
 
-    def _close_text(self, item: Json, part: Part, text: str, where: dict[str, Any]) -> list[Json]:
+    def _close_text(self, item: Json, part: ir.Part, text: str, where: dict[str, Any]) -> list[Json]:
         inner = _content(part, text)
-        if isinstance(part, Text) and part.citations:
+        if isinstance(part, ir.Text) and part.citations:
             inner["annotations"] = codex.write_citations(part, self.ledger)
         out = [
             self._event("output_text.annotation.added", content_index=0, annotation_index=spot, annotation=one, **where)
@@ -525,7 +510,7 @@ class CodexWriter(BlockWriter):
             out.append(self._event("output_text.done", content_index=0, text=text, logprobs=[], **where))
         return [*out, self._event("content_part.done", content_index=0, part=inner, **where)]
 
-    def stop(self, event: Stopped) -> list[Json]:
+    def stop(self, event: ir.Stopped) -> list[Json]:
         candidate = self.stopped(event)
         codex.write_status(candidate, self.reason, self.ledger)
         reason = self.reason.get("incomplete_details", {}).get("reason")
@@ -546,7 +531,7 @@ class CodexWriter(BlockWriter):
         kind = status if status in ("completed", "incomplete", "failed") else "incomplete"
         return [self._event(kind, response=response)]
 
-    def fail(self, event: StreamFailed) -> list[Json]:
+    def fail(self, event: ir.StreamFailed) -> list[Json]:
         if self.ledger.is_home and type(event.raw) is dict and event.raw.get("type") == "error":
             return [event.raw]
         return [{"type": "error", "sequence_number": self._next(), "code": event.code, "message": event.message,
@@ -557,7 +542,7 @@ class CodexWriter(BlockWriter):
         return self.sequence - 1
 
 
-def _content(part: Part, text: str) -> dict[str, Any]:
-    if isinstance(part, Refusal):
+def _content(part: ir.Part, text: str) -> dict[str, Any]:
+    if isinstance(part, ir.Refusal):
         return {"type": "refusal", "refusal": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -19,19 +19,10 @@ from backplane.ir import Noted, StreamEvent
 NAME: Final = "copilot"
 
 TOOL_NAMES: Final[dict[str, str]] = {
-    "view": "read_file",
-    "create": "write_file",
-    "edit": "edit_file",
-    "str_replace_editor": "edit_file",
-    "bash": "bash",
-    "powershell": "bash",
-    "glob": "glob",
-    "grep": "grep",
-    "rg": "grep",
-    "web_fetch": "web_fetch",
-    "web_search": "web_search",
-    "apply_patch": "apply_patch",
-}
+    "view": "read_file", "create": "write_file", "edit": "edit_file", "str_replace_editor": "edit_file",
+    "bash": "bash", "powershell": "bash", "glob": "glob", "grep": "grep", "rg": "grep", "web_fetch": "web_fetch",
+    "web_search": "web_search", "apply_patch": "apply_patch",
+}  # fmt: skip
 """The names that the vendor's agent gives its tools → neutral names."""
 
 CAPABILITIES: Final = Manifest({

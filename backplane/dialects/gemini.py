@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects.codec import (
@@ -37,41 +38,14 @@ from backplane.dialects.losses import calls_in, chosen_kind, lose_part
 from backplane.dialects.outcome import failed_answer, stop_of, stop_word
 from backplane.dialects.vendor import Dialect, no_name
 from backplane.errors import TranslationError
-from backplane.ir import (
-    Answer,
-    Candidate,
-    Conversation,
-    Media,
-    Message,
-    Opaque,
-    Part,
-    Refusal,
-    Role,
-    ServerTool,
-    Stop,
-    Text,
-    Thinking,
-    ToolResult,
-    ToolSpec,
-    ToolUse,
-    Usage,
-)
 
 NAME: Final = "gemini"
 
 TOOL_NAMES: Final[dict[str, str]] = {
-    "read_file": "read_file",
-    "read_many_files": "read_file",
-    "write_file": "write_file",
-    "replace": "edit_file",
-    "list_directory": "list_files",
-    "glob": "glob",
-    "search_file_content": "grep",
-    "grep_search": "grep",
-    "run_shell_command": "bash",
-    "google_web_search": "web_search",
-    "web_fetch": "web_fetch",
-}
+    "read_file": "read_file", "read_many_files": "read_file", "write_file": "write_file", "replace": "edit_file",
+    "list_directory": "list_files", "glob": "glob", "search_file_content": "grep", "grep_search": "grep",
+    "run_shell_command": "bash", "google_web_search": "web_search", "web_fetch": "web_fetch",
+}  # fmt: skip
 """The names that the vendor's agent gives its tools → neutral names."""
 
 CAPABILITIES: Final = Manifest({
@@ -84,9 +58,9 @@ CAPABILITIES: Final = Manifest({
 
 DEFAULTS: Final[dict[str, Json]] = {"model": "gemini-3.8-flash", "max_tokens": 4096}
 
-ROLES: Final[dict[str, Role]] = {"user": "user", "model": "assistant", "function": "tool", "system": "system"}
+ROLES: Final[dict[str, ir.Role]] = {"user": "user", "model": "assistant", "function": "tool", "system": "system"}
 
-STOPS: Final[dict[str, Stop]] = {
+STOPS: Final[dict[str, ir.Stop]] = {
     "STOP": "end", "MAX_TOKENS": "max_tokens", "SAFETY": "content_filter", "RECITATION": "content_filter",
     "BLOCKLIST": "content_filter", "PROHIBITED_CONTENT": "content_filter", "SPII": "content_filter",
     "IMAGE_SAFETY": "content_filter", "IMAGE_PROHIBITED_CONTENT": "content_filter", "LANGUAGE": "content_filter",
@@ -94,7 +68,7 @@ STOPS: Final[dict[str, Stop]] = {
     "MALFORMED_RESPONSE": "error", "MISSING_THOUGHT_SIGNATURE": "error", "FINISH_REASON_UNSPECIFIED": "other",
 }  # fmt: skip
 
-STOP_WORDS: Final[dict[Stop | None, str]] = {
+STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     "end": "STOP", "tool_use": "STOP", "stop_sequence": "STOP", "max_tokens": "MAX_TOKENS",
     "content_filter": "SAFETY", "refusal": "SAFETY",
     # Never `STOP`: the answer may not be whole.
@@ -140,80 +114,80 @@ MEDIA_TYPES: Final = {"image": "image/png", "audio": "audio/wav", "video": "vide
 # Parts ----------------------------------------------------------------------------------------------------------------
 
 
-def read_part(value: Json, at: str, calls: Calls) -> Part:
+def read_part(value: Json, at: str, calls: Calls) -> ir.Part:
     """Read one part of any kind."""
     if type(value) is str:
-        return Text(text=value, at=at, raw=value)
+        return ir.Text(text=value, at=at, raw=value)
     if type(value) is not dict:
-        return Opaque(dialect=NAME, label="part", payload=value, at=at, raw=value)
+        return ir.Opaque(dialect=NAME, label="part", payload=value, at=at, raw=value)
     if len(value) == 1 and type(value.get("text")) is str:
-        return Text(text=value["text"], at=at, raw=value)
+        return ir.Text(text=value["text"], at=at, raw=value)
     members = Members(value, at, spell=True)
     fields = {"signature": members.take("thoughtSignature"), "at": at, "raw": value}
     for name, read in PART_READERS.items():
         if members.find(name) in members.rest and (made := read(members, fields, calls)) is not None:
-            part: Part = made
+            part: ir.Part = made
             return msgspec.structs.replace(part, ext=members.ext(NAME))
     label = next(iter(value), "empty part")
     if label in ("executableCode", "codeExecutionResult", "executable_code", "code_execution_result", "toolCall"):
-        return ServerTool(dialect=NAME, name=label, payload=value, at=at, raw=value)
-    return Opaque(dialect=NAME, label=label, payload=value, at=at, raw=value)
+        return ir.ServerTool(dialect=NAME, name=label, payload=value, at=at, raw=value)
+    return ir.Opaque(dialect=NAME, label=label, payload=value, at=at, raw=value)
 
 
-def _read_text(members: Members, fields: dict[str, Any], calls: Calls) -> Part | None:
+def _read_text(members: Members, fields: dict[str, Any], calls: Calls) -> ir.Part | None:
     text = members.take("text")
     if text is None:
         return None
     if members.rest.get("thought") is True:
         del members.rest["thought"]
-        return Thinking(text=text, **fields)
-    return Text(text=text, **fields)
+        return ir.Thinking(text=text, **fields)
+    return ir.Text(text=text, **fields)
 
 
-def _read_call(members: Members, fields: dict[str, Any], calls: Calls) -> Part | None:
+def _read_call(members: Members, fields: dict[str, Any], calls: Calls) -> ir.Part | None:
     body = members.inner("functionCall")
     if body is None:
         return None
     name, args = body.take("name") or "", body.take("args", dict) or {}
     call_id = body.take("id") if body.rest.get("id") else None
-    return ToolUse(id=call_id or calls.make(name), id_made=not call_id, name=name, input=args, **fields)
+    return ir.ToolUse(id=call_id or calls.make(name), id_made=not call_id, name=name, input=args, **fields)
 
 
-def _read_result(members: Members, fields: dict[str, Any], calls: Calls) -> Part | None:
+def _read_result(members: Members, fields: dict[str, Any], calls: Calls) -> ir.Part | None:
     body = members.inner("functionResponse")
     if body is None:
         return None
     name, value = body.take("name"), body.take("response", dict)
     call_id = body.take("id") if body.rest.get("id") else None
-    content: tuple[Part, ...] = ()
+    content: tuple[ir.Part, ...] = ()
     is_error = None
     if value is not None:
         at = f"{body.at}/response"
         if len(value) == 1 and type(text := value.get("output", value.get("error"))) is str:
             is_error = True if "error" in value else None
-            content, value = (Text(text=text, at=at),), None
+            content, value = (ir.Text(text=text, at=at),), None
         else:
-            content = (Text(text=json_text(value), at=at),)
+            content = (ir.Text(text=json_text(value), at=at),)
     more = body.take("parts", list)  # pictures of a result
     found = tuple(read_part(one, f"{body.at}/parts/{place}", calls) for place, one in enumerate(more or ()))
-    if all(isinstance(part, Media) for part in found):
+    if all(isinstance(part, ir.Media) for part in found):
         content += found
     elif more is not None:
         put_back(body, "parts", more)
-    return ToolResult(
+    return ir.ToolResult(
         id=call_id or calls.answer(name or ""), id_made=not call_id, name=name, content=content, is_error=is_error,
         value=value, **fields,
     )  # fmt: skip
 
 
 def _read_media(member: str, path: str, field: str) -> Any:
-    def read(members: Members, fields: dict[str, Any], calls: Calls) -> Part | None:
+    def read(members: Members, fields: dict[str, Any], calls: Calls) -> ir.Part | None:
         body = members.inner(member)
         value = None if body is None else body.take(path)
         if body is None or value is None:
             return None
         media_type = body.take("mimeType")
-        return Media(
+        return ir.Media(
             kind=media_kind(media_type), media_type=media_type, name=body.take("displayName"), **{field: value},
             **fields,
         )  # fmt: skip
@@ -236,7 +210,7 @@ PART_READERS: Final[dict[str, Any]] = {
 }
 
 
-def write_part(part: Part, names: dict[str, str], ledger: Ledger) -> Json:
+def write_part(part: ir.Part, names: dict[str, str], ledger: Ledger) -> Json:
     """Write one part, None where the target has no word for it."""
     if is_own_raw(part, ledger):
         return part.payload  # type: ignore[attr-defined]
@@ -253,34 +227,34 @@ def write_part(part: Part, names: dict[str, str], ledger: Ledger) -> Json:
     return out
 
 
-def _write_kind(part: Part, names: dict[str, str], ledger: Ledger) -> dict[str, Any] | None:
-    if isinstance(part, Text | Refusal):
-        if isinstance(part, Refusal):
+def _write_kind(part: ir.Part, names: dict[str, str], ledger: Ledger) -> dict[str, Any] | None:
+    if isinstance(part, ir.Text | ir.Refusal):
+        if isinstance(part, ir.Refusal):
             ledger.degrade(part.at, "part", "a refusal is said as text here")
         return {"text": part.text}
-    if isinstance(part, Thinking) and part.redacted is None and (part.text or ledger.is_home):
+    if isinstance(part, ir.Thinking) and part.redacted is None and (part.text or ledger.is_home):
         return {"text": part.text, "thought": True}
-    if isinstance(part, ToolUse):
+    if isinstance(part, ir.ToolUse):
         args = arguments_object(part, ledger)
         return {"functionCall": {**_own_id(part), "name": part.name, "args": args}}
-    if isinstance(part, ToolResult):
+    if isinstance(part, ir.ToolResult):
         return _write_result(part, names, ledger)
-    return _write_media(part, ledger) if isinstance(part, Media) else None
+    return _write_media(part, ledger) if isinstance(part, ir.Media) else None
 
 
-def _own_id(part: ToolUse | ToolResult) -> dict[str, str]:
+def _own_id(part: ir.ToolUse | ir.ToolResult) -> dict[str, str]:
     return {} if part.id_made or part.id.startswith(MADE_ID) else {"id": part.id}
 
 
-def _write_result(part: ToolResult, names: dict[str, str], ledger: Ledger) -> dict[str, Any]:
+def _write_result(part: ir.ToolResult, names: dict[str, str], ledger: Ledger) -> dict[str, Any]:
     name = part.name if part.name is not None else names.get(part.id)
     body: dict[str, Any] = {**_own_id(part), "name": "unknown" if name is None else name}
-    texts = [inner.text for inner in part.content if isinstance(inner, Text)]
+    texts = [inner.text for inner in part.content if isinstance(inner, ir.Text)]
     is_value = type(part.value) is dict and texts == [json_text(part.value)]
     media = []
     for inner in part.content:
-        made = _write_media(inner, ledger) if isinstance(inner, Media) else None
-        if made is None and not isinstance(inner, Text):
+        made = _write_media(inner, ledger) if isinstance(inner, ir.Media) else None
+        if made is None and not isinstance(inner, ir.Text):
             lose_part(inner, ledger)
         elif made is not None and "text" in made:
             texts.append(made["text"])
@@ -296,7 +270,7 @@ def _write_result(part: ToolResult, names: dict[str, str], ledger: Ledger) -> di
     return {"functionResponse": body}
 
 
-def _write_media(part: Media, ledger: Ledger) -> dict[str, Any] | None:
+def _write_media(part: ir.Media, ledger: Ledger) -> dict[str, Any] | None:
     if part.text is not None:
         ledger.degrade(part.at, "media", "a document of plain text became a text")
         return {"text": part.text}
@@ -321,21 +295,21 @@ def _write_media(part: Media, ledger: Ledger) -> dict[str, Any] | None:
 # Contents -------------------------------------------------------------------------------------------------------------
 
 
-def read_message(value: Json, at: str, calls: Calls) -> Message:
+def read_message(value: Json, at: str, calls: Calls) -> ir.Message:
     """Read one content; a user's content that holds only results is of the role `tool`."""
     if type(value) is str:
-        return Message(role="user", parts=(Text(text=value, at=at),), flat=True, at=at, raw=value)
+        return ir.Message(role="user", parts=(ir.Text(text=value, at=at),), flat=True, at=at, raw=value)
     members = Members(value, at)
     native_role = members.take("role")
     found = members.take("parts", list) or ()
     parts = tuple(read_part(part, f"{at}/parts/{place}", calls) for place, part in enumerate(found))
     role = ROLES.get(native_role or "", "user")
-    if role == "user" and parts and all(isinstance(part, ToolResult) for part in parts):
+    if role == "user" and parts and all(isinstance(part, ir.ToolResult) for part in parts):
         role = "tool"
-    return Message(role=role, parts=parts, native_role=native_role, at=at, ext=members.ext(NAME), raw=value)
+    return ir.Message(role=role, parts=parts, native_role=native_role, at=at, ext=members.ext(NAME), raw=value)
 
 
-def write_message(message: Message, names: dict[str, str], ledger: Ledger, role: Role | None = None) -> Json:
+def write_message(message: ir.Message, names: dict[str, str], ledger: Ledger, role: ir.Role | None = None) -> Json:
     """Write one content.
 
     Args:
@@ -343,7 +317,7 @@ def write_message(message: Message, names: dict[str, str], ledger: Ledger, role:
         role: the role that the content was given when it was read.
     """
 
-    def again() -> Message:
+    def again() -> ir.Message:
         read = read_message(message.raw, message.at, calls_of(message))
         return read if role is None else msgspec.structs.replace(read, role=role)
 
@@ -358,21 +332,21 @@ def write_message(message: Message, names: dict[str, str], ledger: Ledger, role:
     return out
 
 
-def _fits(native: Role, role: Role) -> bool:
+def _fits(native: ir.Role, role: ir.Role) -> bool:
     return role in (native, "system") or (role == "tool" and native == "user")
 
 
-def write_parts(parts: tuple[Part, ...], names: dict[str, str], ledger: Ledger) -> list[Json]:
+def write_parts(parts: tuple[ir.Part, ...], names: dict[str, str], ledger: Ledger) -> list[Json]:
     """Write parts; those that the target has no word for are left out and reported."""
     made = ((part, write_part(part, names, ledger)) for part in parts)
     return [written for part, written in made if written is not None or is_own_raw(part, ledger)]
 
 
-def _write_contents(conversation: Conversation, out: dict[str, Any], ledger: Ledger) -> None:
+def _write_contents(conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger) -> None:
     names = {call.id: call.name for call in calls_in(conversation.messages)}
-    system: list[Message] = []
+    system: list[ir.Message] = []
     contents: list[Json] = []
-    last: Role | None = None
+    last: ir.Role | None = None
     for message in conversation.messages:
         if message.role == "system" and not (ledger.is_home and message.at.startswith("/contents/")):
             if contents:
@@ -402,15 +376,15 @@ def _write_contents(conversation: Conversation, out: dict[str, Any], ledger: Led
 # Requests -------------------------------------------------------------------------------------------------------------
 
 
-def read_request(request: Json, ledger: Ledger, calls: Calls) -> Conversation:
+def read_request(request: Json, ledger: Ledger, calls: Calls) -> ir.Conversation:
     """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
     members = Members(request, "", spell=True)
-    messages: list[Message] = []
+    messages: list[ir.Message] = []
     at = members.place("systemInstruction")
     if (system := members.take("systemInstruction", dict, str)) is not None:
         messages.append(msgspec.structs.replace(read_message(system, at, calls), role="system"))
     if (text := members.take("contents")) is not None:
-        messages.append(Message(role="user", parts=(Text(text=text, at="/contents"),), flat=True, at="/contents"))
+        messages.append(ir.Message(role="user", parts=(ir.Text(text=text, at="/contents"),), flat=True, at="/contents"))
     else:
         found = members.need("contents")
         messages += [read_message(content, f"/contents/{place}", calls) for place, content in enumerate(found)]
@@ -419,11 +393,11 @@ def read_request(request: Json, ledger: Ledger, calls: Calls) -> Conversation:
     read_options(members, OPTIONS, options, places)
     _read_format(members, options, places)
     _read_choice(members, options, places)
-    tools: list[ToolSpec] = []
+    tools: list[ir.ToolSpec] = []
     if members.rest.get("tools"):
         for place, tool in enumerate(members.take("tools", list) or ()):
             tools += _read_list(tool, f"/tools/{place}")
-    return Conversation(
+    return ir.Conversation(
         dialect=NAME, messages=tuple(messages), model=members.take("model"), tools=tuple(tools), options=options,
         options_at=places, ext=members.ext(NAME),
     )  # fmt: skip
@@ -464,14 +438,14 @@ def _read_choice(members: Members, options: dict[str, Any], places: dict[str, st
     places["tool_choice"] = inner.at
 
 
-def _read_list(tool: Json, at: str) -> list[ToolSpec]:
+def _read_list(tool: Json, at: str) -> list[ir.ToolSpec]:
     """Unfold a list of declarations; anything else is a tool that the vendor runs."""
     members = Members(tool, at, spell=True) if type(tool) is dict else None
     place = "" if members is None else members.place("functionDeclarations")
     found = None if members is None else members.take("functionDeclarations", list)
     if members is None or members.rest or not found or not all(map(_is_declaration, found)):
         name = next(iter(tool), "empty") if type(tool) is dict else "unreadable"
-        return [ToolSpec(name=name, kind="server", payload=tool, at=at)]
+        return [ir.ToolSpec(name=name, kind="server", payload=tool, at=at)]
     return [read_tool(declaration, f"{place}/{spot}") for spot, declaration in enumerate(found)]
 
 
@@ -479,15 +453,15 @@ def _is_declaration(value: Json) -> bool:
     return type(value) is dict and type(value.get("name")) is str
 
 
-def read_tool(tool: Json, at: str) -> ToolSpec:
+def read_tool(tool: Json, at: str) -> ir.ToolSpec:
     """Read one tool definition; its schema stands under one of two names, in one of two dialects."""
     if not _is_declaration(tool):
-        return ToolSpec(name="unreadable", kind="server", payload=tool, at=at)
+        return ir.ToolSpec(name="unreadable", kind="server", payload=tool, at=at)
     members = Members(tool, at, spell=True)
     schema = members.take("parametersJsonSchema", dict)
     if schema is None and (own := members.take("parameters", dict)) is not None:
         schema = lower_types(own)
-    return ToolSpec(
+    return ir.ToolSpec(
         name=members.take("name"), description=members.take("description"), schema=schema, at=at,
         ext=members.ext(NAME), raw=tool,
     )  # fmt: skip
@@ -508,7 +482,7 @@ def lower_types(schema: Json) -> Json:
     return out
 
 
-def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
+def write_tool(tool: ir.ToolSpec, ledger: Ledger) -> Json:
     """Write one tool definition."""
     if unchanged(tool, ledger, lambda: read_tool(tool.raw, tool.at)):
         return tool.raw
@@ -519,7 +493,7 @@ def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
     return out
 
 
-def write_request(conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
+def write_request(conversation: ir.Conversation, ledger: Ledger) -> dict[str, Any]:
     """Write a request."""
     out: dict[str, Any] = {}
     if conversation.model is not None:
@@ -539,7 +513,7 @@ def write_request(conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
     return out
 
 
-def _special(conversation: Conversation) -> dict[str, Writer]:
+def _special(conversation: ir.Conversation) -> dict[str, Writer]:
     def choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
         if value["mode"] == "tool" and chosen_kind(value, conversation, ledger, at) is None:
             return
@@ -598,7 +572,7 @@ def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> N
 # Answers --------------------------------------------------------------------------------------------------------------
 
 
-def read_answer(response: Json, ledger: Ledger, calls: Calls) -> Answer:
+def read_answer(response: Json, ledger: Ledger, calls: Calls) -> ir.Answer:
     """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
     members = Members(response, "", spell=True)
     if "error" in members.rest and "candidates" not in members.rest:
@@ -609,38 +583,38 @@ def read_answer(response: Json, ledger: Ledger, calls: Calls) -> Answer:
         raise TranslationError("dialect_mapping_failed", "no candidates", hint="check --from and --kind")
     candidates = tuple(_read_candidate(one, place, calls) for place, one in enumerate(found or ()))
     if not candidates and feedback in members.rest:  # a prompt that was refused has no candidate, only a reason
-        blocked = Message(role="assistant", parts=())
-        candidates = (Candidate(message=blocked, stop="content_filter", stop_at=f"/{feedback}"),)
+        blocked = ir.Message(role="assistant", parts=())
+        candidates = (ir.Candidate(message=blocked, stop="content_filter", stop_at=f"/{feedback}"),)
     at = members.place("usageMetadata")
     usage = members.take("usageMetadata", dict)
-    return Answer(
+    return ir.Answer(
         dialect=NAME, id=members.take("responseId"), model=members.take("modelVersion"), candidates=candidates,
         usage=read_usage(usage, at) if usage is not None else None, ext=members.ext(NAME),
     )  # fmt: skip
 
 
-def _read_candidate(candidate: Json, place: int, calls: Calls) -> Candidate:
+def _read_candidate(candidate: Json, place: int, calls: Calls) -> ir.Candidate:
     at = f"/candidates/{place}"
     members = Members(candidate, at, spell=True)
     members.skip("index", place)
     content = members.take("content", dict)
-    message = Message(role="assistant", parts=())
+    message = ir.Message(role="assistant", parts=())
     if content is not None:
         message = msgspec.structs.replace(read_message(content, f"{at}/content", calls), role="assistant")
     stop_at = members.place("finishReason")
     raw = members.take("finishReason")
-    return Candidate(
+    return ir.Candidate(
         message=message, stop=read_stop(raw, message.parts), stop_raw=raw, stop_at=stop_at, at=at,
         ext=members.ext(NAME), raw=candidate,
     )  # fmt: skip
 
 
-def read_stop(raw: str | None, parts: tuple[Part, ...]) -> Stop | None:
+def read_stop(raw: str | None, parts: tuple[ir.Part, ...]) -> ir.Stop | None:
     """Return what a reason to stop means; this vendor says `STOP` after a call, too."""
     return None if raw is None else stop_of(raw, STOPS, parts)
 
 
-def read_usage(usage: dict[str, Any], at: str) -> Usage:
+def read_usage(usage: dict[str, Any], at: str) -> ir.Usage:
     """Read token counters; thoughts and what tools put into the prompt are counted apart here."""
     members = Members(usage, at, spell=True)
     sent, made = members.take("promptTokenCount", int), members.take("candidatesTokenCount", int)
@@ -648,14 +622,14 @@ def read_usage(usage: dict[str, Any], at: str) -> Usage:
     tools = members.rest.get(members.find("toolUsePromptTokenCount"))
     tools = tools if type(tools) is int else 0
     members.skip("totalTokenCount", (sent or 0) + (made or 0) + (thought or 0) + tools)
-    return Usage(
+    return ir.Usage(
         input=None if sent is None and not tools else (sent or 0) + tools,
         output=None if made is None and thought is None else (made or 0) + (thought or 0),
         cache_read=cached, reasoning=thought, at=at, ext=members.ext(NAME), raw=usage,
     )  # fmt: skip
 
 
-def write_answer(answer: Answer, ledger: Ledger) -> dict[str, Any]:
+def write_answer(answer: ir.Answer, ledger: Ledger) -> dict[str, Any]:
     """Write a response."""
     out: dict[str, Any] = {}
     if answer.error is not None and not answer.candidates:
@@ -676,7 +650,7 @@ def write_answer(answer: Answer, ledger: Ledger) -> dict[str, Any]:
     return out
 
 
-def _write_candidate(candidate: Candidate, place: int, ledger: Ledger) -> Json:
+def _write_candidate(candidate: ir.Candidate, place: int, ledger: Ledger) -> Json:
     out: dict[str, Any] = {"content": write_message(candidate.message, {}, ledger, "assistant"), "index": place}
     if (word := write_stop(candidate, ledger)) is not None:
         out["finishReason"] = word
@@ -684,12 +658,12 @@ def _write_candidate(candidate: Candidate, place: int, ledger: Ledger) -> Json:
     return out
 
 
-def write_stop(candidate: Candidate, ledger: Ledger) -> str | None:
+def write_stop(candidate: ir.Candidate, ledger: Ledger) -> str | None:
     """Return the word for why the answer stopped: the vendor's own while it means the same."""
     return stop_word(candidate, ledger, STOP_WORDS, read_stop)
 
 
-def write_usage(usage: Usage, ledger: Ledger) -> dict[str, Any]:
+def write_usage(usage: ir.Usage, ledger: Ledger) -> dict[str, Any]:
     """Write token counters: thoughts apart from what was said."""
     mine = usage.ext.get(NAME, {}) if ledger.is_home else {}
     tools = mine.get("toolUsePromptTokenCount", mine.get("tool_use_prompt_token_count", 0))

@@ -11,29 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects import gemini
 from backplane.dialects.codec import Calls, Members, json_text
 from backplane.dialects.streams import BlockWriter, Key
-from backplane.ir import (
-    Began,
-    Ended,
-    Kept,
-    Loss,
-    Noted,
-    Part,
-    PartDelta,
-    PartStarted,
-    PartStopped,
-    Refusal,
-    Stopped,
-    StreamEvent,
-    StreamFailed,
-    Text,
-    Thinking,
-    ToolUse,
-    UsageSeen,
-)
 
 NAME: Final = gemini.NAME
 
@@ -101,11 +83,11 @@ class _Open:
     def __init__(self, number: int) -> None:
         self.number = number
         self.next_index = 0
-        self.block: tuple[int, type[Part]] | None = None
-        self.seen: dict[type[Part], _Seen] = {}
+        self.block: tuple[int, type[ir.Part]] | None = None
+        self.seen: dict[type[ir.Part], _Seen] = {}
         self.call: Members | None = None
         """A call whose arguments come in pieces."""
-        self.call_part: ToolUse | None = None
+        self.call_part: ir.ToolUse | None = None
         self.args: dict[str, Any] = {}
         self.ids: set[str] = set()
         self.said_calls: set[tuple[str, str, int]] = set()
@@ -126,16 +108,16 @@ class GeminiReader:
         self.began = False
         self.ended = False
         self.notes: dict[tuple[int | None, str], Any] = {}
-        self.losses: list[Loss] = []
+        self.losses: list[ir.Loss] = []
         self.usage: Json = None
         self.chunk = 0
 
-    def read(self, chunk: Json) -> list[StreamEvent]:
+    def read(self, chunk: Json) -> list[ir.StreamEvent]:
         """Read one chunk; anything that is no chunk is kept."""
         if type(chunk) is not dict:
-            return [Kept(chunk)]
+            return [ir.Kept(chunk)]
         self.chunk += 1
-        out: list[StreamEvent] = []
+        out: list[ir.StreamEvent] = []
         if "error" in chunk and "candidates" not in chunk:
             return [_failure(chunk)]
         if not self.began:
@@ -147,44 +129,46 @@ class GeminiReader:
         usage = chunk.get("usageMetadata", chunk.get("usage_metadata"))
         if type(usage) is dict and usage != self.usage:
             self.usage = usage
-            out.append(UsageSeen(gemini.read_usage(usage, "/usageMetadata")))
+            out.append(ir.UsageSeen(gemini.read_usage(usage, "/usageMetadata")))
         for key in sorted(chunk.keys() - HEAD):
             self._note(key, chunk[key], None, out)
         if not found and ("promptFeedback" in chunk or "prompt_feedback" in chunk):
-            out.append(Stopped(stop="content_filter", at="/promptFeedback"))
+            out.append(ir.Stopped(stop="content_filter", at="/promptFeedback"))
         return out
 
-    def finish(self) -> list[StreamEvent]:
+    def finish(self) -> list[ir.StreamEvent]:
         """Close what is open; a call whose closing piece is missing ends here."""
         if self.ended:
             return []
         self.ended = True
-        out: list[StreamEvent] = []
+        out: list[ir.StreamEvent] = []
         for state in self.candidates.values():
             self._close(state, out)
-        return [*out, Ended()]
+        return [*out, ir.Ended()]
 
     def go_on(self, text: str) -> str | None:
         """Take more of the open text of a stream with one candidate; None where no text is open."""
         state = next(iter(self.candidates.values()))
-        if state.block is None or state.block[1] is not Text or state.call is not None:
+        if state.block is None or state.block[1] is not ir.Text or state.call is not None:
             return None
-        return self._new_text(state, Text, text, f"/candidates/{state.number}/content/parts/0")
+        return self._new_text(state, ir.Text, text, f"/candidates/{state.number}/content/parts/0")
 
-    def _begin(self, chunk: dict[str, Any], out: list[StreamEvent]) -> None:
+    def _begin(self, chunk: dict[str, Any], out: list[ir.StreamEvent]) -> None:
         answer_id, model = (
             chunk.get("responseId", chunk.get("response_id")),
             chunk.get("modelVersion", chunk.get("model_version")),
         )
         self.began = True
-        out.append(Began(id=answer_id if type(answer_id) is str else None, model=model if type(model) is str else None))
+        out.append(
+            ir.Began(id=answer_id if type(answer_id) is str else None, model=model if type(model) is str else None)
+        )
 
-    def _note(self, key: str, value: Json, choice: int | None, out: list[StreamEvent]) -> None:
+    def _note(self, key: str, value: Json, choice: int | None, out: list[ir.StreamEvent]) -> None:
         if self.notes.get((choice, key)) != value:
             self.notes[choice, key] = value
-            out.append(Noted(key, value, choice))
+            out.append(ir.Noted(key, value, choice))
 
-    def _candidate(self, candidate: dict[str, Any], place: int, out: list[StreamEvent]) -> None:
+    def _candidate(self, candidate: dict[str, Any], place: int, out: list[ir.StreamEvent]) -> None:
         number = candidate.get("index")
         number = number if type(number) is int else place
         state = self.candidates.get(number)
@@ -202,23 +186,23 @@ class GeminiReader:
             state.has_stopped = True
             stop = gemini.STOPS.get(raw, "other")
             stop = "tool_use" if stop == "end" and state.has_calls else stop
-            out.append(Stopped(stop=stop, raw=raw, choice=number, at=f"/candidates/{number}/finishReason"))
+            out.append(ir.Stopped(stop=stop, raw=raw, choice=number, at=f"/candidates/{number}/finishReason"))
 
-    def _part(self, state: _Open, part: Json, at: str, out: list[StreamEvent]) -> None:
+    def _part(self, state: _Open, part: Json, at: str, out: list[ir.StreamEvent]) -> None:
         if type(part) is dict and self._is_piece(state, part):
             self._piece(state, part, at, out)
             return
-        if state.block is not None and state.block[1] is Text and state.call is None and _is_only_text(part):
-            text = self._new_text(state, Text, part["text"], at)
+        if state.block is not None and state.block[1] is ir.Text and state.call is None and _is_only_text(part):
+            text = self._new_text(state, ir.Text, part["text"], at)
             if text:
-                out.append(PartDelta(state.block[0], text, "text", state.number))
+                out.append(ir.PartDelta(state.block[0], text, "text", state.number))
             return
         read = gemini.read_part(part, at, self.calls)
-        if isinstance(read, Text | Thinking):
+        if isinstance(read, ir.Text | ir.Thinking):
             self._text(state, read, out)
             return
         self._close(state, out)
-        if isinstance(read, ToolUse):
+        if isinstance(read, ir.ToolUse):
             if self.mends and self._was_said(state, read):
                 self._worked_around(at, "a call that was sent before")
                 return
@@ -226,12 +210,12 @@ class GeminiReader:
             state.has_calls = True
         index = state.next_index
         state.next_index += 1
-        out.append(PartStarted(index, read, state.number))
-        if isinstance(read, ToolUse):
-            out.append(PartDelta(index, json_text(read.input), "arguments", state.number))
-        out.append(PartStopped(index, read, state.number))
+        out.append(ir.PartStarted(index, read, state.number))
+        if isinstance(read, ir.ToolUse):
+            out.append(ir.PartDelta(index, json_text(read.input), "arguments", state.number))
+        out.append(ir.PartStopped(index, read, state.number))
 
-    def _was_said(self, state: _Open, call: ToolUse) -> bool:
+    def _was_said(self, state: _Open, call: ir.ToolUse) -> bool:
         """Whether an earlier chunk had the same call; one chunk may hold the same call twice and mean it."""
         if not call.id_made and call.id in state.ids:
             return True
@@ -242,7 +226,7 @@ class GeminiReader:
             state.said_calls.add((call.name, arguments, self.chunk))
         return call.id_made and said
 
-    def _text(self, state: _Open, read: Text | Thinking, out: list[StreamEvent]) -> None:
+    def _text(self, state: _Open, read: ir.Text | ir.Thinking, out: list[ir.StreamEvent]) -> None:
         if state.call is not None:
             self._close(state, out)
         kind = type(read)
@@ -254,17 +238,17 @@ class GeminiReader:
             index = state.next_index
             state.next_index += 1
             state.block = (index, kind)
-            out.append(PartStarted(index, msgspec.structs.replace(read, text="", signature=None), state.number))
+            out.append(ir.PartStarted(index, msgspec.structs.replace(read, text="", signature=None), state.number))
         index = state.block[0]
         if text:
-            out.append(PartDelta(index, text, "text", state.number))
+            out.append(ir.PartDelta(index, text, "text", state.number))
         if read.signature is not None:
             # The signature proves the block up to here; what follows is another one.
             self._end_text(state, out)
-            out.append(PartDelta(index, read.signature, "signature", state.number))
+            out.append(ir.PartDelta(index, read.signature, "signature", state.number))
             self._close(state, out)
 
-    def _new_text(self, state: _Open, kind: type[Part], text: str, at: str) -> str:
+    def _new_text(self, state: _Open, kind: type[ir.Part], text: str, at: str) -> str:
         """Return what a text adds: some gateways send the whole text so far in every chunk."""
         if not self.mends:
             return text
@@ -279,7 +263,7 @@ class GeminiReader:
             return ""
         return seen.pass_on() + seen.add(text)
 
-    def _end_text(self, state: _Open, out: list[StreamEvent]) -> None:
+    def _end_text(self, state: _Open, out: list[ir.StreamEvent]) -> None:
         """Pass on what waited until its block ended: a word that begins anew is rarer than a text so far."""
         if state.block is None or (seen := state.seen.get(state.block[1])) is None or not seen.waiting:
             return
@@ -289,10 +273,10 @@ class GeminiReader:
         else:
             text = seen.pass_on()
         if text:
-            out.append(PartDelta(state.block[0], text, "text", state.number))
+            out.append(ir.PartDelta(state.block[0], text, "text", state.number))
 
     def _worked_around(self, at: str, what: str) -> None:
-        loss = Loss(path=at, dialect=NAME, target="", kind="degraded", code="fallback", reason=what)
+        loss = ir.Loss(path=at, dialect=NAME, target="", kind="degraded", code="fallback", reason=what)
         if len(self.losses) < LOSSES_MAX:
             self.losses.append(loss)
 
@@ -304,7 +288,7 @@ class GeminiReader:
             return True
         return bool(call.keys() & {"partialArgs", "partial_args", "willContinue", "will_continue"})
 
-    def _piece(self, state: _Open, part: dict[str, Any], at: str, out: list[StreamEvent]) -> None:
+    def _piece(self, state: _Open, part: dict[str, Any], at: str, out: list[ir.StreamEvent]) -> None:
         call = Members(part.get("functionCall") or part.get("function_call") or {}, f"{at}/functionCall", spell=True)
         if "name" in call.rest and (state.call is not None or state.block is not None):
             self._close(state, out)
@@ -315,33 +299,33 @@ class GeminiReader:
             call_id = call.take("id", str)
             made = not call_id
             signature = part.get("thoughtSignature", part.get("thought_signature"))
-            state.call_part = ToolUse(
+            state.call_part = ir.ToolUse(
                 id=call_id or self.calls.make(name), id_made=made, name=name, input={}, at=at,
                 signature=signature if type(signature) is str else None,
             )  # fmt: skip
             state.call, state.args = call, dict(call.take("args", dict) or {})
             state.has_calls = True
-            state.block = (index, ToolUse)
-            out.append(PartStarted(index, state.call_part, state.number))
+            state.block = (index, ir.ToolUse)
+            out.append(ir.PartStarted(index, state.call_part, state.number))
         for piece in call.take("partialArgs", list) or ():
             if type(piece) is dict:
                 put_piece(state.args, Members(piece, at, spell=True))
         if not call.take("willContinue", bool):
             self._close(state, out)
 
-    def _close(self, state: _Open, out: list[StreamEvent]) -> None:
+    def _close(self, state: _Open, out: list[ir.StreamEvent]) -> None:
         if state.block is None:
             return
         self._end_text(state, out)
         index, _ = state.block
         state.block = None
         if state.call is None or state.call_part is None:
-            out.append(PartStopped(index, None, state.number))
+            out.append(ir.PartStopped(index, None, state.number))
             return
         whole = msgspec.structs.replace(state.call_part, input=state.args)
         state.call = state.call_part = None
-        out.append(PartDelta(index, json_text(whole.input), "arguments", state.number))
-        out.append(PartStopped(index, whole, state.number))
+        out.append(ir.PartDelta(index, json_text(whole.input), "arguments", state.number))
+        out.append(ir.PartStopped(index, whole, state.number))
 
 
 def _is_only_text(part: Json) -> bool:
@@ -352,11 +336,11 @@ LOSSES_MAX: Final = 100
 """Most faults of one stream that are named one by one."""
 
 
-def _failure(chunk: dict[str, Any]) -> StreamFailed:
+def _failure(chunk: dict[str, Any]) -> ir.StreamFailed:
     error = chunk["error"]
     if type(error) is not dict:
-        return StreamFailed(str(error), None, chunk)
-    return StreamFailed(str(error.get("message", "unknown error")), str(error.get("status", "")) or None, chunk)
+        return ir.StreamFailed(str(error), None, chunk)
+    return ir.StreamFailed(str(error.get("message", "unknown error")), str(error.get("status", "")) or None, chunk)
 
 
 def put_piece(args: dict[str, Any], piece: Members) -> None:
@@ -425,28 +409,28 @@ class GeminiWriter(BlockWriter):
     def _parts(self, choice: int, parts: list[Json]) -> list[Json]:
         return [self._chunk([{"content": {"role": "model", "parts": parts}, "index": choice}])]
 
-    def begin(self, key: Key, part: Part) -> list[Json] | None:
-        if isinstance(part, ToolUse):
+    def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
+        if isinstance(part, ir.ToolUse):
             self.calls.setdefault(key[0], {})[key[1]] = None
             return None
-        if not isinstance(part, Text | Refusal | Thinking) or getattr(part, "redacted", None) is not None:
+        if not isinstance(part, ir.Text | ir.Refusal | ir.Thinking) or getattr(part, "redacted", None) is not None:
             return None
-        if isinstance(part, Refusal):
+        if isinstance(part, ir.Refusal):
             self.ledger.degrade(part.at, "part", "a refusal is said as text here")
-        self.opened[key] = {"thought": True} if isinstance(part, Thinking) else {}
+        self.opened[key] = {"thought": True} if isinstance(part, ir.Thinking) else {}
         return []
 
-    def piece(self, event: PartDelta, part: Part) -> list[Json]:
+    def piece(self, event: ir.PartDelta, part: ir.Part) -> list[Json]:
         return self._parts(event.choice, [{"text": event.text, **self.opened[event.choice, event.index]}])
 
-    def proof(self, event: PartDelta, part: Part) -> list[Json] | None:
+    def proof(self, event: ir.PartDelta, part: ir.Part) -> list[Json] | None:
         if event.field == "citation" or not self.ledger.is_home:
             return None
         body = {"text": "", "thoughtSignature": event.text, **self.opened[event.choice, event.index]}
         return self._parts(event.choice, [body])
 
-    def whole(self, key: Key, part: Part) -> list[Json] | None:
-        if isinstance(part, Text | Refusal) and not part.text:
+    def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
+        if isinstance(part, ir.Text | ir.Refusal) and not part.text:
             return []
         count = len(self.ledger.losses)
         written = gemini.write_part(part, {}, self.ledger)
@@ -468,7 +452,7 @@ class GeminiWriter(BlockWriter):
             del waiting[index]
         return out
 
-    def stop(self, event: Stopped) -> list[Json]:
+    def stop(self, event: ir.Stopped) -> list[Json]:
         candidate = self.stopped(event)
         word = self.stops[event.choice] = gemini.write_stop(candidate, self.ledger)
         self.lose_stop(event, gemini.read_stop(word, candidate.message.parts))
@@ -490,9 +474,9 @@ class GeminiWriter(BlockWriter):
         if self.ledger.is_home:
             chunk.update(self.sum.notes.get((None, False), {}))
         out = [*itertools.chain(*rest), *([chunk] if chunk.keys() & {"candidates", "usageMetadata"} else [])]
-        return [*out, *self.fail(StreamFailed("the stream was cut"))] if self.is_cut else out
+        return [*out, *self.fail(ir.StreamFailed("the stream was cut"))] if self.is_cut else out
 
-    def fail(self, event: StreamFailed) -> list[Json]:
+    def fail(self, event: ir.StreamFailed) -> list[Json]:
         if self.ledger.is_home and event.raw is not None:
             return [event.raw]
         return [{"error": {"code": 502, "message": event.message, "status": "UNAVAILABLE"}}]

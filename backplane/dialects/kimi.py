@@ -18,20 +18,10 @@ from backplane.dialects.vendor import Dialect, no_name
 NAME: Final = "kimi"
 
 TOOL_NAMES: Final[dict[str, str]] = {
-    "Read": "read_file",
-    "ReadFile": "read_file",
-    "Write": "write_file",
-    "WriteFile": "write_file",
-    "Edit": "edit_file",
-    "StrReplaceFile": "edit_file",
-    "Bash": "bash",
-    "Shell": "bash",
-    "Glob": "glob",
-    "Grep": "grep",
-    "FetchURL": "web_fetch",
-    "SearchWeb": "web_search",
-    "$web_search": "web_search",
-}
+    "Read": "read_file", "ReadFile": "read_file", "Write": "write_file", "WriteFile": "write_file",
+    "Edit": "edit_file", "StrReplaceFile": "edit_file", "Bash": "bash", "Shell": "bash", "Glob": "glob",
+    "Grep": "grep", "FetchURL": "web_fetch", "SearchWeb": "web_search", "$web_search": "web_search",
+}  # fmt: skip
 """The names that the vendor's agent gives its tools → neutral names."""
 
 CAPABILITIES: Final = Manifest({
@@ -45,23 +35,12 @@ CAPABILITIES: Final = Manifest({
 DEFAULTS: Final[dict[str, Json]] = {"model": "kimi-k3", "max_tokens": 4096}
 
 CONTEXT_WINDOWS: Final[dict[str, int]] = {
-    "moonshot-v1-8k": 8192,
-    "moonshot-v1-32k": 32_768,
-    "moonshot-v1-128k": 131_072,
-    "moonshot-v1-auto": 131_072,
-    "moonshot-v1-8k-vision-preview": 8192,
-    "moonshot-v1-32k-vision-preview": 32_768,
-    "moonshot-v1-128k-vision-preview": 131_072,
-    "kimi-latest": 131_072,
-    "kimi-k2-0711-preview": 131_072,
-    "kimi-k2-0905-preview": 262_144,
-    "kimi-k2-turbo-preview": 262_144,
-    "kimi-k2-thinking": 262_144,
-    "kimi-k2-thinking-turbo": 262_144,
-    "kimi-k2.5": 262_144,
-    "kimi-thinking-preview": 131_072,
-    "k1": 131_072,
-}
+    "moonshot-v1-8k": 8192, "moonshot-v1-32k": 32_768, "moonshot-v1-128k": 131_072, "moonshot-v1-auto": 131_072,
+    "moonshot-v1-8k-vision-preview": 8192, "moonshot-v1-32k-vision-preview": 32_768,
+    "moonshot-v1-128k-vision-preview": 131_072, "kimi-latest": 131_072, "kimi-k2-0711-preview": 131_072,
+    "kimi-k2-0905-preview": 262_144, "kimi-k2-turbo-preview": 262_144, "kimi-k2-thinking": 262_144,
+    "kimi-k2-thinking-turbo": 262_144, "kimi-k2.5": 262_144, "kimi-thinking-preview": 131_072, "k1": 131_072,
+}  # fmt: skip
 """Model → tokens of its context: a property of the model's name here, not a setting."""
 
 

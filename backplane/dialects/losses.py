@@ -11,26 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects.codec import Ledger, escape, json_text, put_ext, unescape
-from backplane.ir import (
-    Answer,
-    Candidate,
-    Citation,
-    Conversation,
-    Media,
-    Message,
-    Opaque,
-    Part,
-    Refusal,
-    ServerTool,
-    Text,
-    Thinking,
-    ToolResult,
-    ToolSpec,
-    ToolUse,
-    Usage,
-)
 
 Places = Mapping[str, str]
 """Portable field → the source's member for it, below the node."""
@@ -58,9 +41,9 @@ FIELDS: Final[dict[str, tuple[str, str]]] = {
 """Field of a node → code and sentence of its loss."""
 
 CODES: Final[dict[type[Any], tuple[str, str]]] = {
-    Thinking: ("thinking", "the target takes no such thinking"),
-    Media: ("media", "the target takes no media in this form"),
-    ServerTool: ("tool", "a tool that the source runs itself"),
+    ir.Thinking: ("thinking", "the target takes no such thinking"),
+    ir.Media: ("media", "the target takes no media in this form"),
+    ir.ServerTool: ("tool", "a tool that the source runs itself"),
 }
 """Kind of block → code and sentence where it is missing; any other has no counterpart."""
 
@@ -68,11 +51,11 @@ CODES: Final[dict[type[Any], tuple[str, str]]] = {
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 
-def calls_in(messages: Iterable[Message]) -> list[ToolUse]:
-    return [part for message in messages for part in message.parts if isinstance(part, ToolUse)]
+def calls_in(messages: Iterable[ir.Message]) -> list[ir.ToolUse]:
+    return [part for message in messages for part in message.parts if isinstance(part, ir.ToolUse)]
 
 
-def check_meaning(conversation: Conversation, ledger: Ledger) -> None:
+def check_meaning(conversation: ir.Conversation, ledger: Ledger) -> None:
     """Refuse what would mean something else: pointers to kept state, results without their calls."""
     entries = conversation.ext.get(ledger.source, {})
     for key in sorted(STATE & entries.keys()):
@@ -81,13 +64,13 @@ def check_meaning(conversation: Conversation, ledger: Ledger) -> None:
     calls = {call.id for call in calls_in(conversation.messages)}
     for message in conversation.messages:
         for part in message.parts:
-            if isinstance(part, ToolResult) and part.id not in calls:
+            if isinstance(part, ir.ToolResult) and part.id not in calls:
                 ledger.refuse(part.at, "call_missing", f"the call {part.id} is not in the conversation", "ir_invalid")
-            elif isinstance(part, Opaque) and part.bound:
+            elif isinstance(part, ir.Opaque) and part.bound:
                 ledger.refuse(part.at, "part_bound", f"{part.label} points to state that {ledger.source} keeps")
 
 
-def chosen_kind(choice: dict[str, Any], conversation: Conversation, ledger: Ledger, at: str) -> str | None:
+def chosen_kind(choice: dict[str, Any], conversation: ir.Conversation, ledger: Ledger, at: str) -> str | None:
     """Return the kind of the tool that has to be called; None with a refusal where only another vendor runs it."""
     kinds: dict[str, str] = {tool.name: tool.kind for tool in conversation.tools}
     kind: str = kinds.get(choice["name"], choice.get("kind", "function"))
@@ -100,34 +83,34 @@ def chosen_kind(choice: dict[str, Any], conversation: Conversation, ledger: Ledg
 # Notes of writers -----------------------------------------------------------------------------------------------------
 
 
-def lose_part(part: Part, ledger: Ledger, reason: str | None = None) -> None:
+def lose_part(part: ir.Part, ledger: Ledger, reason: str | None = None) -> None:
     """Report a block that the target has no word for."""
     code, words = CODES.get(type(part), ("part", f"{type(part).__name__} has no counterpart here"))
-    if isinstance(part, ServerTool):
+    if isinstance(part, ir.ServerTool):
         words = f"{part.name} was run by {ledger.source} itself"
-    elif isinstance(part, Opaque):
+    elif isinstance(part, ir.Opaque):
         words = f"{part.label} has no counterpart"
     ledger.drop(part.at, code, reason or words, _value(part))
     put_ext(part, {}, ledger)
 
 
-def _value(part: Part) -> Json:
+def _value(part: ir.Part) -> Json:
     found = getattr(part, "payload", None) or getattr(part, "text", None) or getattr(part, "data", None)
     return found if found is not None else part.raw
 
 
-def result_text(result: ToolResult, ledger: Ledger) -> str:
+def result_text(result: ir.ToolResult, ledger: Ledger) -> str:
     """Return a result as one text for a dialect that takes only that."""
-    texts = [part.text for part in result.content if isinstance(part, Text | Media) and part.text is not None]
+    texts = [part.text for part in result.content if isinstance(part, ir.Text | ir.Media) and part.text is not None]
     for part in result.content:
-        if isinstance(part, Media) and part.text is not None:
+        if isinstance(part, ir.Media) and part.text is not None:
             ledger.degrade(part.at, "media", "a document of plain text became a text")
-        elif not isinstance(part, Text):
+        elif not isinstance(part, ir.Text):
             lose_part(part, ledger)
     return "\n".join(texts)
 
 
-def address_citation(citation: Citation, part: Text, ledger: Ledger, begin: int = 0) -> dict[str, Any] | None:
+def address_citation(citation: ir.Citation, part: ir.Text, ledger: Ledger, begin: int = 0) -> dict[str, Any] | None:
     """Write a citation as OpenAI does, by an address and its span in the text; None where it has no address.
 
     Args:
@@ -184,7 +167,7 @@ class Comparison:
         member = self.places.get(field)
         return at if member is None else f"{at}/{member}"
 
-    def requests(self, source: Conversation, back: Conversation) -> None:
+    def requests(self, source: ir.Conversation, back: ir.Conversation) -> None:
         """Compare two requests."""
         self._messages(source.messages, back.messages)
         for message in source.messages:
@@ -197,7 +180,7 @@ class Comparison:
         elif source.model is None and back.model is not None:
             self._note("synthesised", "/model", "required", "a request names its model here")
 
-    def answers(self, source: Answer, back: Answer) -> None:
+    def answers(self, source: ir.Answer, back: ir.Answer) -> None:
         """Compare two answers."""
         for candidate in source.candidates[len(back.candidates) :]:
             self._note("dropped", candidate.at, "candidates", "the target gives one answer")
@@ -220,9 +203,9 @@ class Comparison:
         if source.usage is None and back.usage is not None:
             self._note("synthesised", self._at("", "usage"), "required", "an answer has counters here")
         if source.usage is not None or back.usage is not None:
-            self._usage(source.usage or Usage(at=self._at("", "usage")), back.usage or Usage())
+            self._usage(source.usage or ir.Usage(at=self._at("", "usage")), back.usage or ir.Usage())
 
-    def _candidate(self, one: Candidate, other: Candidate) -> None:
+    def _candidate(self, one: ir.Candidate, other: ir.Candidate) -> None:
         if one.stop is None and other.stop is not None:
             for at in (one.stop_at, self._at("", "stop_detail")):
                 self._note("synthesised", at, "stop", f"the source did not say why it ended: {other.stop_raw}")
@@ -234,7 +217,7 @@ class Comparison:
             at = f"{one.stop_at.rpartition('/')[0]}/stop_sequence"
             self._note("dropped", at, "stop", "the matched text is not said here")
 
-    def _usage(self, one: Usage, other: Usage) -> None:
+    def _usage(self, one: ir.Usage, other: ir.Usage) -> None:
         for name in ("input", "output", "cache_read", "cache_write", "reasoning"):
             value, found = getattr(one, name), getattr(other, name)
             at = self._at(one.at, name)
@@ -249,7 +232,7 @@ class Comparison:
 
     # Options and tools
 
-    def _options(self, source: Conversation, back: Conversation) -> None:
+    def _options(self, source: ir.Conversation, back: ir.Conversation) -> None:
         for name, value in source.options.items():
             at = source.options_at.get(name, f"/{name}")
             found = back.options.get(name)
@@ -271,7 +254,7 @@ class Comparison:
         if "name" in found and "name" not in value:
             self._note("synthesised", at, "required", "a schema has a name here")
 
-    def _tools(self, source: tuple[ToolSpec, ...], back: tuple[ToolSpec, ...]) -> None:
+    def _tools(self, source: tuple[ir.ToolSpec, ...], back: tuple[ir.ToolSpec, ...]) -> None:
         others = {tool.name: tool for tool in back if tool.kind != "server"}
         for tool in source:
             other = others.get(tool.name)
@@ -291,11 +274,11 @@ class Comparison:
 
     # Messages
 
-    def _messages(self, source: tuple[Message, ...], back: tuple[Message, ...]) -> None:
+    def _messages(self, source: tuple[ir.Message, ...], back: tuple[ir.Message, ...]) -> None:
         before, after = list(_units(source)), list(_units(back))
         found = _Pool(after)
         kept: list[tuple[str, list[Any]]] = []
-        gone: list[Part] = []
+        gone: list[ir.Part] = []
         for message, keys in before:
             stays: list[Any] = []
             for part, key in zip(message.parts, keys, strict=True):
@@ -312,11 +295,11 @@ class Comparison:
         self._heads(source, back)
         self._order(kept, [(message.role, keys) for message, keys in after], source)
 
-    def _missing(self, part: Part, found: _Pool) -> None:
+    def _missing(self, part: ir.Part, found: _Pool) -> None:
         text: str = getattr(part, "text", None) or ""
-        if isinstance(part, Text | Refusal) and not part.text:
+        if isinstance(part, ir.Text | ir.Refusal) and not part.text:
             self._note("dropped", part.at, "shape", "an empty text is no block here")
-        elif isinstance(part, Text | Refusal) and text in found.text():
+        elif isinstance(part, ir.Text | ir.Refusal) and text in found.text():
             self._note("degraded", part.at, "order", "it is part of another text here")
             for name in ("signature", "cache", "citations"):
                 if getattr(part, name, None):
@@ -325,7 +308,7 @@ class Comparison:
             code, words = CODES.get(type(part), ("part", f"{type(part).__name__} has no counterpart here"))
             self._note("dropped", part.at, code, words)
 
-    def _shifted(self, source: tuple[Message, ...], gone: list[Part]) -> None:
+    def _shifted(self, source: tuple[ir.Message, ...], gone: list[ir.Part]) -> None:
         """Report once for each list that blocks moved up in it, because others are missing."""
         held: dict[str, int] = {}
         for message in source:
@@ -339,26 +322,26 @@ class Comparison:
             if step.isdecimal() and held.get(listed, 0) > 1:
                 self._note("degraded", listed, "shape", "blocks moved up in their list")
 
-    def _part(self, part: Part, other: Part) -> None:
+    def _part(self, part: ir.Part, other: ir.Part) -> None:
         if part is other:
             return
         if type(part) is not type(other):
-            code = "media" if isinstance(part, Media) else "part"
+            code = "media" if isinstance(part, ir.Media) else "part"
             self._note("degraded", part.at, code, f"a {type(part).__name__.lower()} is said as text here")
         for name in ("signature", "cache"):
             self._field(part, name, getattr(part, name), getattr(other, name))
-        if isinstance(part, Text):
+        if isinstance(part, ir.Text):
             self._citations(part, other)
-        elif isinstance(part, ToolUse) and isinstance(other, ToolUse):
+        elif isinstance(part, ir.ToolUse) and isinstance(other, ir.ToolUse):
             self._call(part, other)
-        elif isinstance(part, ToolResult) and isinstance(other, ToolResult):
+        elif isinstance(part, ir.ToolResult) and isinstance(other, ir.ToolResult):
             self._result(part, other)
-        elif isinstance(part, Media) and isinstance(other, Media):
+        elif isinstance(part, ir.Media) and isinstance(other, ir.Media):
             if part.kind == "audio":
                 self._note("degraded", part.at, "shape", "the type of a sound is said in another word")
             self._media(part, other)
 
-    def _media(self, part: Media, other: Media) -> None:
+    def _media(self, part: ir.Media, other: ir.Media) -> None:
         labels = (other.name, other.title)
         for name in ("media_type", "detail", "name", "title", "transcript", "file_id"):
             value, found = getattr(part, name), getattr(other, name)
@@ -369,7 +352,7 @@ class Comparison:
             else:
                 self._field(part, name, value, found)
 
-    def _field(self, part: Part, name: str, value: Any, found: Any) -> None:
+    def _field(self, part: ir.Part, name: str, value: Any, found: Any) -> None:
         if value is None and found is not None and name in ("detail", "media_type", "name", "title"):
             self._note("synthesised", part.at, "shape", f"the target says the {name}")
         if value is None or value == found:
@@ -380,7 +363,7 @@ class Comparison:
         at = part.signature_at if name == "signature" and part.signature_at else self._at(part.at, name)
         self._note("dropped" if found is None else "degraded", at, code, words)
 
-    def _citations(self, part: Text, other: Part) -> None:
+    def _citations(self, part: ir.Text, other: ir.Part) -> None:
         there = {(one.url, one.quote) for one in getattr(other, "citations", ())}
         urls = {url for url, _ in there}
         for citation in part.citations:
@@ -388,7 +371,7 @@ class Comparison:
                 kind = "degraded" if citation.url in urls and citation.url is not None else "dropped"
                 self._note(kind, citation.at, "citation", "not said here")
 
-    def _call(self, part: ToolUse, other: ToolUse) -> None:
+    def _call(self, part: ir.ToolUse, other: ir.ToolUse) -> None:
         if part.input != other.input:
             self._note("degraded", part.at, "arguments", "arguments that the target says in another form")
         elif part.text is not None and (other.text or json_text(other.input)) != part.text:
@@ -400,7 +383,7 @@ class Comparison:
         if part.id != other.id and not part.id_made:
             self._note("degraded", part.at, "identity", "letters or length of the call's id")
 
-    def _result(self, part: ToolResult, other: ToolResult) -> None:
+    def _result(self, part: ir.ToolResult, other: ir.ToolResult) -> None:
         if part.is_error and not other.is_error:
             self._note("dropped", part.at, "tool_field", "the target does not say that a result is an error")
         elif part.is_error != other.is_error:
@@ -413,13 +396,13 @@ class Comparison:
             self._note("degraded", part.at, "shape", "the result is written in another form")
         if part.id != other.id and not part.id_made:
             self._note("degraded", part.at, "identity", "letters or length of the call's id")
-        mine, theirs = Message(role="tool", parts=part.content), Message(role="tool", parts=other.content)
+        mine, theirs = ir.Message(role="tool", parts=part.content), ir.Message(role="tool", parts=other.content)
         if mine.parts != theirs.parts:
             listed, self.listed = self.listed, mine.parts[0].at.rpartition("/")[0] if mine.parts else part.at
             self._messages((mine,), (theirs,))
             self.listed = listed
 
-    def _heads(self, source: tuple[Message, ...], back: tuple[Message, ...]) -> None:
+    def _heads(self, source: tuple[ir.Message, ...], back: tuple[ir.Message, ...]) -> None:
         """Compare what messages say beside their blocks."""
         same = len(source) == len(back)
         for place, message in enumerate(source):
@@ -436,7 +419,7 @@ class Comparison:
                 self._note("degraded", at, "shape", "a list of one block is not told from a text here")
 
     def _order(
-        self, before: list[tuple[str, list[Any]]], after: list[tuple[str, list[Any]]], source: tuple[Message, ...]
+        self, before: list[tuple[str, list[Any]]], after: list[tuple[str, list[Any]]], source: tuple[ir.Message, ...]
     ) -> None:
         if not self.listed or before == after:
             return
@@ -459,17 +442,19 @@ def _same_option(name: str, value: Any, found: Any) -> bool:
 class _Pool:
     """The blocks that were read back, to be found by their keys."""
 
-    def __init__(self, units: list[tuple[Message, list[Any]]]) -> None:
-        self.parts: dict[Any, list[Part]] = {}
+    def __init__(self, units: list[tuple[ir.Message, list[Any]]]) -> None:
+        self.parts: dict[Any, list[ir.Part]] = {}
         for message, keys in units:
             for part, key in zip(message.parts, keys, strict=True):
                 self.parts.setdefault(key, []).append(part)
         for waiting in self.parts.values():
             waiting.reverse()
-        self._said = [part.text for message, _ in units for part in message.parts if isinstance(part, Text | Refusal)]
+        self._said = [
+            part.text for message, _ in units for part in message.parts if isinstance(part, ir.Text | ir.Refusal)
+        ]
         self._text: str | None = None
 
-    def take(self, key: Any) -> Part | None:
+    def take(self, key: Any) -> ir.Part | None:
         waiting = self.parts.get(key)
         return waiting.pop() if waiting else None
 
@@ -479,30 +464,30 @@ class _Pool:
         return self._text
 
 
-def _units(messages: tuple[Message, ...]) -> Iterator[tuple[Message, list[Any]]]:
+def _units(messages: tuple[ir.Message, ...]) -> Iterator[tuple[ir.Message, list[Any]]]:
     """Yield each message with the keys by which its blocks are found again."""
     calls: dict[str, int] = {}
     count = 0
     for message in messages:
         keys: list[Any] = []
         for part in message.parts:
-            if isinstance(part, ToolUse):
+            if isinstance(part, ir.ToolUse):
                 calls[part.id] = count
                 keys.append(("call", count))
                 count += 1
-            elif isinstance(part, ToolResult):
+            elif isinstance(part, ir.ToolResult):
                 keys.append(("result", calls.get(part.id, part.id)))
             else:
                 keys.append(_key(part))
         yield message, keys
 
 
-def _key(part: Part) -> Any:
-    if isinstance(part, Text | Refusal):
+def _key(part: ir.Part) -> Any:
+    if isinstance(part, ir.Text | ir.Refusal):
         return ("said", part.text)
-    if isinstance(part, Thinking):
+    if isinstance(part, ir.Thinking):
         return ("thinking", part.text, part.redacted)
-    if isinstance(part, Media):
+    if isinstance(part, ir.Media):
         words = part.data or part.url or part.file_id or part.transcript
         return ("said", part.text) if part.text is not None else ("media", part.kind, words)
     return ("native", id(part))
@@ -621,7 +606,7 @@ def stripped(node: Any) -> Any:
     """Return a value without what it was read from, to see how its dialect writes it itself."""
     if isinstance(node, tuple):
         return tuple(map(stripped, node))
-    if not isinstance(node, Conversation | Answer | Message | Candidate):
+    if not isinstance(node, ir.Conversation | ir.Answer | ir.Message | ir.Candidate):
         return node
     names = {name for name in ("messages", "candidates", "message") if name in node.__struct_fields__}
     return msgspec.structs.replace(node, **{name: stripped(getattr(node, name)) for name in names})

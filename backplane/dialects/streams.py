@@ -10,33 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects.codec import Kin, Ledger, json_text, kind_of, parse_json, read_arguments
 from backplane.dialects.losses import lose_part
-from backplane.ir import (
-    Answer,
-    Began,
-    Candidate,
-    Citation,
-    Ended,
-    Kept,
-    Loss,
-    Message,
-    Noted,
-    Part,
-    PartDelta,
-    PartStarted,
-    PartStopped,
-    Refusal,
-    Stopped,
-    StreamEvent,
-    StreamFailed,
-    Text,
-    Thinking,
-    ToolUse,
-    Usage,
-    UsageSeen,
-)
 
 Key = tuple[int, int]
 """Choice and index of a block."""
@@ -47,22 +24,22 @@ class Block:
 
     __slots__ = ("citations", "part", "signature", "texts", "whole")
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: ir.Part) -> None:
         self.part = part
         self.texts: list[str] = []
         self.signature = part.signature or ""
-        self.citations: list[Citation] = []
-        self.whole: Part | None = None
+        self.citations: list[ir.Citation] = []
+        self.whole: ir.Part | None = None
 
     def is_repeating(self) -> bool:
         """Whether the arguments of a call make sense only when a piece that came twice is read once."""
-        head = self.part.text or "" if isinstance(self.part, ToolUse) else ""
+        head = self.part.text or "" if isinstance(self.part, ir.ToolUse) else ""
         once = _unrepeated(self.texts)
         if len(once) == len(self.texts) or parse_json(head + "".join(self.texts)) is not None:
             return False
         return parse_json(head + "".join(once)) is not None
 
-    def finish(self) -> Part:
+    def finish(self) -> ir.Part:
         """Return the block as far as it is known."""
         if self.whole is not None:
             return self.whole
@@ -70,15 +47,15 @@ class Block:
         changes: dict[str, Any] = {}
         if self.signature:
             changes["signature"] = self.signature
-        if isinstance(part, ToolUse):
+        if isinstance(part, ir.ToolUse):
             if text or part.text is not None:
                 full = (part.text or "") + text
                 if part.kind != "custom" and self.is_repeating():
                     full = (part.text or "") + "".join(_unrepeated(self.texts))
                 changes |= {"text": full, "input": full if part.kind == "custom" else read_arguments(full)}
-        elif isinstance(part, Text):
+        elif isinstance(part, ir.Text):
             changes |= {"text": part.text + text, "citations": (*part.citations, *self.citations)}
-        elif isinstance(part, Thinking | Refusal):
+        elif isinstance(part, ir.Thinking | ir.Refusal):
             changes["text"] = part.text + text
         return msgspec.structs.replace(part, **changes) if changes else part
 
@@ -97,29 +74,29 @@ class Accumulator:
 
     def __init__(self, dialect: str) -> None:
         self.dialect = dialect
-        self.began = Began()
+        self.began = ir.Began()
         self.blocks: dict[Key, Block] = {}
-        self.usage: Usage | None = None
-        self.stops: dict[int, Stopped] = {}
+        self.usage: ir.Usage | None = None
+        self.stops: dict[int, ir.Stopped] = {}
         self.notes: dict[tuple[int | None, bool], dict[str, Any]] = {}
-        self.whole: Answer | None = None
-        self.failure: StreamFailed | None = None
+        self.whole: ir.Answer | None = None
+        self.failure: ir.StreamFailed | None = None
         self.has_ended = False
 
-    def add(self, event: StreamEvent) -> None:
+    def add(self, event: ir.StreamEvent) -> None:
         """Take the next event."""
-        if type(event) is PartDelta:
+        if type(event) is ir.PartDelta:
             self._delta(event)
-        elif isinstance(event, PartStarted):
+        elif isinstance(event, ir.PartStarted):
             self.blocks[event.choice, event.index] = Block(event.part)
-        elif isinstance(event, PartStopped):
+        elif isinstance(event, ir.PartStopped):
             block = self.blocks.get((event.choice, event.index))
             if event.part is not None and block is not None:
                 block.whole = event.part
         else:
             self._other(event)
 
-    def _delta(self, event: PartDelta) -> None:
+    def _delta(self, event: ir.PartDelta) -> None:
         block = self.blocks.get((event.choice, event.index))
         if block is None:
             return
@@ -130,30 +107,30 @@ class Accumulator:
         else:
             block.texts.append(event.text)
 
-    def _other(self, event: StreamEvent) -> None:
-        if isinstance(event, Began):
+    def _other(self, event: ir.StreamEvent) -> None:
+        if isinstance(event, ir.Began):
             self._begin(event)
-        elif isinstance(event, UsageSeen):
+        elif isinstance(event, ir.UsageSeen):
             self.usage = event.usage
-        elif isinstance(event, Stopped):
+        elif isinstance(event, ir.Stopped):
             self.stops[event.choice] = event
-        elif isinstance(event, Noted):
+        elif isinstance(event, ir.Noted):
             notes = self.notes.setdefault((event.choice, event.at_message), {})
             notes[event.key] = (
                 join(notes[event.key], event.value) if event.joins and event.key in notes else event.value
             )
-        elif isinstance(event, Ended):
+        elif isinstance(event, ir.Ended):
             self.whole, self.has_ended = event.answer or self.whole, True
-        elif isinstance(event, StreamFailed):
+        elif isinstance(event, ir.StreamFailed):
             self.failure = event
 
-    def _begin(self, event: Began) -> None:
+    def _begin(self, event: ir.Began) -> None:
         changes = {name: value for name in ("id", "model", "created") if (value := getattr(event, name)) is not None}
         if event.ext:
             changes["ext"] = event.ext
         self.began = msgspec.structs.replace(self.began, **changes)
 
-    def part(self, choice: int, index: int) -> Part | None:
+    def part(self, choice: int, index: int) -> ir.Part | None:
         """Return a block as far as it has come, None when there is none of this index."""
         block = self.blocks.get((choice, index))
         return None if block is None else block.finish()
@@ -163,16 +140,16 @@ class Accumulator:
         return [
             block.part.id
             for block in self.blocks.values()
-            if isinstance(block.part, ToolUse) and block.part.kind == "function" and block.is_repeating()
+            if isinstance(block.part, ir.ToolUse) and block.part.kind == "function" and block.is_repeating()
         ]
 
-    def answer(self) -> Answer:
+    def answer(self) -> ir.Answer:
         """Return the answer so far; the vendor's own whole where it was sent."""
         if self.whole is not None:
             return self.whole
         choices = sorted({choice for choice, _ in self.blocks} | set(self.stops)) or [0]
         error = self.failure.message if self.failure is not None else None
-        return Answer(
+        return ir.Answer(
             dialect=self.dialect,
             id=self.began.id,
             model=self.began.model,
@@ -183,17 +160,17 @@ class Accumulator:
             ext=self._ext(None, False, self.began.ext),
         )
 
-    def _candidate(self, choice: int, place: int) -> Candidate:
+    def _candidate(self, choice: int, place: int) -> ir.Candidate:
         keys = sorted(key for key in self.blocks if key[0] == choice)
         parts = tuple(self.blocks[key].finish() for key in keys)
-        message = Message(
+        message = ir.Message(
             role="assistant", parts=parts, native_role=None, at=f"/candidate/{place}", ext=self._ext(choice, True, {})
         )
         stopped = self.stops.get(choice)
         ext = self._ext(choice, False, stopped.ext if stopped is not None else {})
         if stopped is None:
-            return Candidate(message=message, ext=ext)
-        return Candidate(
+            return ir.Candidate(message=message, ext=ext)
+        return ir.Candidate(
             message=message, stop=stopped.stop, stop_raw=stopped.raw, stop_sequence=stopped.sequence,
             stop_at=stopped.at, ext=ext,
         )  # fmt: skip
@@ -240,12 +217,13 @@ class BlockWriter:
         """Blocks of which some content was written."""
         self.is_complete = False
         self._noted: set[str] = set()
-        self._waiting: list[PartStarted | PartDelta | PartStopped] = []
+        self._waiting: list[ir.PartStarted | ir.PartDelta | ir.PartStopped] = []
         self._current: Key | None = None
         self._handlers: Final[dict[type[Any], Callable[[Any], list[Json]]]] = {
-            Began: lambda event: [], PartStarted: self.on_started, PartDelta: self.on_delta,
-            PartStopped: self.on_stopped, Stopped: self.on_stop, UsageSeen: lambda event: [], Noted: self.on_noted,
-            Ended: self.on_ended, StreamFailed: self.on_failed, Kept: self.on_kept,
+            ir.Began: lambda event: [], ir.PartStarted: self.on_started, ir.PartDelta: self.on_delta,
+            ir.PartStopped: self.on_stopped, ir.Stopped: self.on_stop, ir.UsageSeen: lambda event: [],
+            ir.Noted: self.on_noted,
+            ir.Ended: self.on_ended, ir.StreamFailed: self.on_failed, ir.Kept: self.on_kept,
         }  # fmt: skip
 
     # Templates of a dialect
@@ -254,31 +232,31 @@ class BlockWriter:
         """Return what stands before the first block, once."""
         return []
 
-    def begin(self, key: Key, part: Part) -> list[Json] | None:
+    def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
         """Begin a block; None when the target says it only whole."""
         return None
 
-    def piece(self, event: PartDelta, part: Part) -> list[Json]:
+    def piece(self, event: ir.PartDelta, part: ir.Part) -> list[Json]:
         """Write a piece of an open block's text, thinking, refusal or arguments."""
         return []
 
-    def proof(self, event: PartDelta, part: Part) -> list[Json] | None:
+    def proof(self, event: ir.PartDelta, part: ir.Part) -> list[Json] | None:
         """Write a signature or citation; None when the target has none."""
         return None
 
-    def close(self, key: Key, part: Part) -> list[Json]:
+    def close(self, key: Key, part: ir.Part) -> list[Json]:
         """End an open block."""
         return []
 
-    def whole(self, key: Key, part: Part) -> list[Json] | None:
+    def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
         """Write a block that is never begun; None when the target has no word for it."""
         return None
 
-    def noted(self, event: Noted) -> list[Json]:
+    def noted(self, event: ir.Noted) -> list[Json]:
         """Write a member beside the content, for the dialect that it came from."""
         return []
 
-    def stop(self, event: Stopped) -> list[Json]:
+    def stop(self, event: ir.Stopped) -> list[Json]:
         """Write why one choice ended."""
         return []
 
@@ -286,17 +264,17 @@ class BlockWriter:
         """Write what follows the last block; a cut stream has no reason to stop."""
         return []
 
-    def fail(self, event: StreamFailed) -> list[Json]:
+    def fail(self, event: ir.StreamFailed) -> list[Json]:
         """Write the vendor's failure."""
         return []
 
     # The machine
 
     @property
-    def losses(self) -> tuple[Loss, ...]:
+    def losses(self) -> tuple[ir.Loss, ...]:
         return tuple(self.ledger.losses)
 
-    def write(self, event: StreamEvent) -> list[Json]:
+    def write(self, event: ir.StreamEvent) -> list[Json]:
         """Return the chunks that say this event; often one, sometimes none."""
         self.sum.add(event)
         return self._handlers[type(event)](event)
@@ -308,7 +286,7 @@ class BlockWriter:
         self._noted.add(key)
         return True
 
-    def on_started(self, event: PartStarted) -> list[Json]:
+    def on_started(self, event: ir.PartStarted) -> list[Json]:
         if self._lose_choice(event.choice) or self._lose_late():
             return []
         if self.is_serial and self._current is not None:
@@ -316,7 +294,7 @@ class BlockWriter:
             return []
         return [*self.prefix(), *self._open(event)]
 
-    def _open(self, event: PartStarted) -> list[Json]:
+    def _open(self, event: ir.PartStarted) -> list[Json]:
         key, part = (event.choice, event.index), event.part
         out = self._close(key) if key in self.opened else []  # begun anew before its end
         made = self.begin(key, part)
@@ -324,17 +302,17 @@ class BlockWriter:
             return out
         self._current = key
         out += made
-        if isinstance(part, Text | Refusal | Thinking | ToolUse) and part.text:
-            out += self._piece(PartDelta(event.index, part.text, _field(part), event.choice))
+        if isinstance(part, ir.Text | ir.Refusal | ir.Thinking | ir.ToolUse) and part.text:
+            out += self._piece(ir.PartDelta(event.index, part.text, _field(part), event.choice))
         return out
 
-    def on_delta(self, event: PartDelta) -> list[Json]:
+    def on_delta(self, event: ir.PartDelta) -> list[Json]:
         if self.is_serial and (event.choice, event.index) != self._current:
             self._waiting.append(event)
             return []
         return self._piece(event)
 
-    def _piece(self, event: PartDelta) -> list[Json]:
+    def _piece(self, event: ir.PartDelta) -> list[Json]:
         key = (event.choice, event.index)
         block = self.sum.blocks.get(key)
         if block is None or key not in self.opened:
@@ -348,7 +326,7 @@ class BlockWriter:
             self.ledger.drop(at, event.field, f"the target's stream has no {event.field} of {self.ledger.source}")
         return made or []
 
-    def on_stopped(self, event: PartStopped) -> list[Json]:
+    def on_stopped(self, event: ir.PartStopped) -> list[Json]:
         key = (event.choice, event.index)
         if event.choice and not self.has_choices:
             return []
@@ -364,7 +342,9 @@ class BlockWriter:
         if part is None or (self.is_complete and self._lose_late()):
             return []
         made = self.whole(key, part)
-        if made is None and not (isinstance(part, Text | Refusal | Thinking) and not part.text and not _redacted(part)):
+        if made is None and not (
+            isinstance(part, ir.Text | ir.Refusal | ir.Thinking) and not part.text and not _redacted(part)
+        ):
             lose_part(part, self.ledger)
         return [*self.prefix(), *made] if made else []
 
@@ -373,7 +353,7 @@ class BlockWriter:
         assert part is not None
         out: list[Json] = []
         if key not in self.sent and (text := _unsent(part)):
-            out += self._piece(PartDelta(key[1], text, _field(part), key[0]))
+            out += self._piece(ir.PartDelta(key[1], text, _field(part), key[0]))
         out += self.close(key, part)
         self.opened.pop(key, None)
         self._current = None
@@ -383,24 +363,24 @@ class BlockWriter:
         """Write what waited for the open block, one block after the other."""
         out: list[Json] = []
         while self._waiting and self._current is None:
-            start = next((event for event in self._waiting if isinstance(event, PartStarted)), None)
+            start = next((event for event in self._waiting if isinstance(event, ir.PartStarted)), None)
             if start is None:
                 break
             mine = [event for event in self._waiting if event.index == start.index]
             self._waiting = [event for event in self._waiting if event.index != start.index]
             out += self._open(start)
             for event in mine[1:]:
-                if isinstance(event, PartDelta):
+                if isinstance(event, ir.PartDelta):
                     out += self._piece(event)
-                elif isinstance(event, PartStopped):
+                elif isinstance(event, ir.PartStopped):
                     key = (event.choice, event.index)
                     out += self._close(key) if key in self.opened else self._whole(key)
         return out
 
-    def on_stop(self, event: Stopped) -> list[Json]:
+    def on_stop(self, event: ir.Stopped) -> list[Json]:
         return [] if self._lose_choice(event.choice) else self.stop(event)
 
-    def on_ended(self, event: Ended) -> list[Json]:
+    def on_ended(self, event: ir.Ended) -> list[Json]:
         if self.is_complete:
             return []
         out = self.prefix()
@@ -422,10 +402,10 @@ class BlockWriter:
             and (self.sum.whole is None or not _said_how(self.sum.whole))
         )
 
-    def on_failed(self, event: StreamFailed) -> list[Json]:
+    def on_failed(self, event: ir.StreamFailed) -> list[Json]:
         return [*self.prefix(), *self.fail(event)]
 
-    def on_noted(self, event: Noted) -> list[Json]:
+    def on_noted(self, event: ir.Noted) -> list[Json]:
         if self.ledger.is_home:
             return self.noted(event)
         kin = self.ledger.kin.get(self.ledger.source, {})
@@ -435,7 +415,7 @@ class BlockWriter:
             self.ledger.drop(f"/{event.key}", "extension", f"only {self.ledger.source} knows it", event.value)
         return []
 
-    def on_kept(self, event: Kept) -> list[Json]:
+    def on_kept(self, event: ir.Kept) -> list[Json]:
         kind = kind_of(event.raw) or "without a type"
         if not event.ignorable and self.once(f"kept {kind}"):
             self.ledger.drop("", "extension", f"chunks that only {self.ledger.source} knows: {kind}", event.raw)
@@ -455,21 +435,21 @@ class BlockWriter:
             self.ledger.drop("", "order", "it came after the end of the stream")
         return self.sum.has_ended
 
-    def stopped(self, event: Stopped) -> Candidate:
+    def stopped(self, event: ir.Stopped) -> ir.Candidate:
         """Return what a stop says as an answer that has its blocks, to write the reason from."""
         keys = sorted(key for key in self.sum.blocks if key[0] == event.choice)
         parts = tuple(self.sum.blocks[key].finish() for key in keys)
-        return Candidate(
-            message=Message(role="assistant", parts=parts), stop=event.stop, stop_raw=event.raw,
+        return ir.Candidate(
+            message=ir.Message(role="assistant", parts=parts), stop=event.stop, stop_raw=event.raw,
             stop_sequence=event.sequence, stop_at=event.at,
         )  # fmt: skip
 
-    def lose_stop(self, event: Stopped, found: str | None) -> None:
+    def lose_stop(self, event: ir.Stopped, found: str | None) -> None:
         """Report a reason to stop that the target says as another one."""
         if not self.ledger.is_home and (found != event.stop or event.stop in ("other", "error")):
             self.ledger.degrade(event.at, "stop", f"{event.raw or event.stop} became {found}")
 
-    def counted(self, write: Callable[[Usage, Ledger], Json]) -> Any:
+    def counted(self, write: Callable[[ir.Usage, Ledger], Json]) -> Any:
         """Write the counters, None when none came; what they lose is said once."""
         if self.sum.usage is None:
             return None
@@ -480,41 +460,41 @@ class BlockWriter:
         return written
 
 
-def _said_how(answer: Answer) -> bool:
+def _said_how(answer: ir.Answer) -> bool:
     return any(candidate.stop is not None for candidate in answer.candidates)
 
 
-def _redacted(part: Part) -> bool:
-    return isinstance(part, Thinking) and part.redacted is not None
+def _redacted(part: ir.Part) -> bool:
+    return isinstance(part, ir.Thinking) and part.redacted is not None
 
 
-def _field(part: Part) -> Any:
-    return "arguments" if isinstance(part, ToolUse) else "text"
+def _field(part: ir.Part) -> Any:
+    return "arguments" if isinstance(part, ir.ToolUse) else "text"
 
 
-def _unsent(part: Part) -> str:
+def _unsent(part: ir.Part) -> str:
     """Return what a block says that only its end said."""
-    if isinstance(part, ToolUse):
+    if isinstance(part, ir.ToolUse):
         if part.text is not None:
             return part.text
         return part.input if isinstance(part.input, str) else json_text(part.input)
-    return part.text if isinstance(part, Text | Refusal | Thinking) else ""
+    return part.text if isinstance(part, ir.Text | ir.Refusal | ir.Thinking) else ""
 
 
-def whole_events(answer: Answer) -> list[StreamEvent]:
+def whole_events(answer: ir.Answer) -> list[ir.StreamEvent]:
     """Return a whole answer as the events of the stream that it should have been."""
     if answer.error is not None and not answer.candidates:
-        return [StreamFailed(answer.error), Ended()]
-    out: list[StreamEvent] = [Began(id=answer.id, model=answer.model, created=answer.created)]
+        return [ir.StreamFailed(answer.error), ir.Ended()]
+    out: list[ir.StreamEvent] = [ir.Began(id=answer.id, model=answer.model, created=answer.created)]
     for number, candidate in enumerate(answer.candidates):
         for index, part in enumerate(candidate.message.parts):
-            out += [PartStarted(index, part, number), PartStopped(index, part, number)]
+            out += [ir.PartStarted(index, part, number), ir.PartStopped(index, part, number)]
     if answer.usage is not None:
-        out.append(UsageSeen(answer.usage))
+        out.append(ir.UsageSeen(answer.usage))
     for number, candidate in enumerate(answer.candidates):
         if candidate.stop is not None:
-            out.append(Stopped(
+            out.append(ir.Stopped(
                 stop=candidate.stop, raw=candidate.stop_raw, sequence=candidate.stop_sequence, choice=number,
                 at=candidate.stop_at,
             ))  # fmt: skip
-    return [*out, Ended(answer)]
+    return [*out, ir.Ended(answer)]

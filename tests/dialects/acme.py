@@ -183,8 +183,8 @@ def read_answer(response: Json, ledger: Ledger, calls: Calls) -> Answer:
 
 def write_answer(answer: Answer, ledger: Ledger) -> dict[str, Any]:
     candidate = answer.candidates[0]
-    out: dict[str, Any] = {"say": write_blocks(candidate.message.parts, ledger), "number": answer.id,
-                           "robot": answer.model, "outcome": stop_word(candidate, ledger, STOP_WORDS, read_stop)}  # fmt: skip
+    out: dict[str, Any] = {"say": write_blocks(candidate.message.parts, ledger), "number": answer.id}
+    out |= {"robot": answer.model, "outcome": stop_word(candidate, ledger, STOP_WORDS, read_stop)}
     if answer.usage is not None:
         out["bill"] = {path: getattr(answer.usage, field) for path, field in USAGE.items()}
     put_ext(answer, out, ledger)
