@@ -224,8 +224,8 @@ A dialect's module (`dialect("claude")`) has `to_ir`, `from_ir`, `response_to_ir
 Each has a `path` (JSON pointer into the source), a `kind` (dropped, degraded, synthesised, refused), a `code` and a
 reason; values are never copied. What only changes its form has the code `shape` and does not count for `--strict`.
 What would change the meaning is an error and no loss: state that the vendor keeps (`previous_response_id`, a
-container, a cache), a result without its call, a forced tool that only the other vendor runs. A document is also
-translated back, and what does not return is named (`unaccounted`).
+container, a cache), a result without its call, a forced tool that only the other vendor runs. What was read is
+compared with what is read back from what was written, block by block; what does not return is named.
 
 | code | meaning |
 |---|---|
