@@ -25,6 +25,8 @@ class ClaudeReader:
     def __init__(self) -> None:
         self.usage: dict[str, Any] = {}
         self.open: dict[int, Json] = {}
+        self.places: dict[int, int] = {}
+        """The vendor's index → the block; a gateway may count every block as the first."""
         self.inputs: dict[int, list[str]] = {}
         self.has_calls = False
         self.has_stopped = False
@@ -91,6 +93,9 @@ class ClaudeReader:
         index, block = chunk.get("index"), chunk.get("content_block")
         if type(index) is not int or type(block) is not dict:
             return [ir.Kept(chunk, False)]
+        out = self._block_stop({"index": index})
+        used = self.places.values()
+        place = self.places[index] = index if index not in used else max(used) + 1
         self.open[index] = block
         part = claude.read_block(block, f"/content/{index}")
         if isinstance(part, ir.ToolUse):
@@ -102,7 +107,7 @@ class ClaudeReader:
             self.inputs[index] = []
         elif isinstance(part, ir.Thinking) and part.signature == "":
             part = msgspec.structs.replace(part, signature=None)
-        return [ir.PartStarted(index, part)]
+        return [*out, ir.PartStarted(place, part)]
 
     def _delta(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         index, delta = chunk.get("index"), chunk.get("delta")
@@ -113,18 +118,19 @@ class ClaudeReader:
         if index not in self.open and kind in DELTAS:  # a gateway that leaves out starts
             member = DELTAS[kind]
             out += self._block_start({"index": index, "content_block": {"type": member, member: ""}})
+        place = self.places.get(index, index)
         if kind == "text_delta" or kind == "thinking_delta":
-            out.append(ir.PartDelta(index, _text(delta, DELTAS[kind])))
+            out.append(ir.PartDelta(place, _text(delta, DELTAS[kind])))
         elif kind == "input_json_delta":
             text = _text(delta, "partial_json")
             self.inputs.setdefault(index, []).append(text)
             if text:
-                out.append(ir.PartDelta(index, text, "arguments"))
+                out.append(ir.PartDelta(place, text, "arguments"))
         elif kind == "signature_delta":
-            out.append(ir.PartDelta(index, _text(delta, "signature"), "signature"))
+            out.append(ir.PartDelta(place, _text(delta, "signature"), "signature"))
         elif kind == "citations_delta" and type(delta.get("citation")) is dict:
             found = claude.read_citation(delta["citation"], f"/content/{index}/citations")
-            out.append(ir.PartDelta(index, "", "citation", 0, found))
+            out.append(ir.PartDelta(place, "", "citation", 0, found))
         else:
             out.append(ir.Kept(chunk, False))
         return out
@@ -140,7 +146,7 @@ class ClaudeReader:
             # The input of the vendor's own tools is part of their native block.
             value = parse_json(text)
             part = claude.read_block({**block, "input": text if value is None else value}, f"/content/{index}")
-        return [ir.PartStopped(index, part)]
+        return [ir.PartStopped(self.places[index], part)]
 
     def _message_delta(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         found = chunk.get("delta")

@@ -13,7 +13,7 @@ from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects import codex
 from backplane.dialects.codec import Calls, Ledger, kind_of
-from backplane.dialects.streams import BlockWriter, Key
+from backplane.dialects.streams import BlockWriter, Key, text_of
 
 NAME: Final = codex.NAME
 TERMINAL: Final = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
@@ -478,6 +478,8 @@ class CodexWriter(BlockWriter):
     def close(self, key: Key, part: ir.Part) -> list[Json]:
         place = self.opened[key]
         item, text = self.items[place], "".join(self.texts[key])
+        if isinstance(part, ir.ToolUse):
+            text = text_of(part)
         where: dict[str, Any] = {"item_id": item["id"], "output_index": place}
         if item["type"] == "function_call":
             is_cut = isinstance(part, ir.ToolUse) and part.is_cut

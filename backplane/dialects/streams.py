@@ -352,7 +352,7 @@ class BlockWriter:
         part = self.sum.part(*key)
         assert part is not None
         out: list[Json] = []
-        if key not in self.sent and (text := _unsent(part)):
+        if key not in self.sent and (text := text_of(part)):
             out += self._piece(ir.PartDelta(key[1], text, _field(part), key[0]))
         out += self.close(key, part)
         self.opened.pop(key, None)
@@ -472,8 +472,8 @@ def _field(part: ir.Part) -> Any:
     return "arguments" if isinstance(part, ir.ToolUse) else "text"
 
 
-def _unsent(part: ir.Part) -> str:
-    """Return what a block says that only its end said."""
+def text_of(part: ir.Part) -> str:
+    """Return the text of a block as it is streamed: arguments as JSON, pieces that came twice once."""
     if isinstance(part, ir.ToolUse):
         if part.text is not None:
             return part.text

@@ -243,3 +243,23 @@ def test_an_editor_never_takes_a_cut_stream_for_a_whole_one(chunks: list[Any]) -
 def test_an_editor_reads_each_ending_as_the_table_says(source: str, word: str, number: int) -> None:
     answer = ended(source, word)
     assert lines(source, [answer])[-1]["stop_reason"] == number
+
+
+@pytest.mark.parametrize("target", NAMES)
+def test_a_gateway_that_counts_every_block_as_the_first_loses_none(target: str) -> None:
+    chunks: list[Any] = [{"type": "message_start", "message": {**HEAD, "content": []}}]
+    for word in ("one ", "two"):
+        head = {"type": "text", "text": ""}
+        chunks.append({"type": "content_block_start", "index": 0, "content_block": head})
+        chunks.append({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": word}})
+        chunks.append({"type": "content_block_stop", "index": 0})
+    chunks += [{"type": "message_delta", "delta": {"stop_reason": "end_turn"}}, {"type": "message_stop"}]
+    made, _ = through("claude", target, chunks)
+    assert text(made, target) == "one two"
+
+
+@pytest.mark.parametrize("target", NAMES)
+def test_pieces_of_a_call_that_came_twice_are_read_once_by_every_vendor(target: str) -> None:
+    chunks = [piece('{"a":', name="f", id="c1"), piece('{"a":'), piece("1}"), chat({}, "tool_calls")]
+    made, _ = through("openai", target, chunks)
+    assert calls(made, target) == [("f", {"a": 1})]
