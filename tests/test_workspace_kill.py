@@ -327,25 +327,37 @@ def test_an_exchange_that_is_under_way_is_left_alone(patched: Place) -> None:
     assert apply_patch(patched.run_dir).files
 
 
+@pytest.mark.parametrize("ending", ["begun", "done"])
 @pytest.mark.parametrize(
     "text",
     [
         b"not json\n",
-        b'{"root": "/", "depot": "etc"}\n',
+        b'{"root": "{root}", "depot": "bait"}\n',
+        b'{"root": "{root}", "depot": "../root/bait"}\n',
+        b'{"root": "{root}/bait", "depot": "."}\n',
         b"{}\n",
         b"[]\n",
         b'{"root": 5, "depot": []}\n',
         b"[" * 100_000 + b"\n",
-        b'{"root": "/", "depot": ".backplane-0123456789abcdef"}\n[]\n',
+        b'{"root": "{root}", "depot": ".backplane-0123456789abcdef"}\n[]\n',
     ],
 )
-def test_a_mark_that_is_none_of_ours_touches_nothing_and_is_told(tmp_path: Path, text: bytes) -> None:
-    (tmp_path / ".run.begun").write_bytes(text)
-    (found,) = transaction.settle(transaction.pending(tmp_path))
+def test_a_mark_that_is_none_of_ours_touches_nothing_and_is_told(tmp_path: Path, text: bytes, ending: str) -> None:
+    # A folder of the test's own is the bait: where the check is broken, what a mark names is removed.
+    bait = tmp_path / "root" / "bait"
+    bait.mkdir(parents=True)
+    (bait / "file").write_text("kept")
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    mark = runs / f".run.{ending}"
+    mark.write_bytes(text.replace(b"{root}", os.fsencode(tmp_path / "root")))
+    (found,) = transaction.settle(transaction.pending(runs))
     assert found.problem
-    assert "the next start tries again" in found.describe()
-    assert (tmp_path / ".run.begun").exists()
-    assert len(transaction.unsettled(tmp_path)) == 1
+    assert (bait / "file").read_text() == "kept"
+    assert mark.exists()
+    if ending == "begun":
+        assert "the next start tries again" in found.describe()
+        assert len(transaction.unsettled(runs)) == 1
 
 
 def test_an_exchange_whose_old_files_are_being_removed_is_under_way_still(patched: Place) -> None:
