@@ -22,7 +22,7 @@ from backplane.runtime.backends import Backend
 from backplane.runtime.functions import served
 from backplane.runtime.hooks import Hook, taken
 from backplane.runtime.inbound import OnAsk
-from backplane.runtime.orders import make_order, with_server
+from backplane.runtime.orders import make_order
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 
@@ -73,14 +73,13 @@ async def start(
     async with ControlPlane(settings, home) as plane:
         whole = make_order(
             order, root=root, model=model, policy=policy, lane=lane, max_turns=max_turns,
-            max_budget_usd=max_budget_usd, output=output, configured_policy=plane.settings.policy,
+            max_budget_usd=max_budget_usd, configured_policy=plane.settings.policy,
         )  # fmt: skip
         whole, own = taken(whole)
         async with AsyncExitStack() as opened:
             if tools:
                 row = await opened.enter_async_context(served(tools, whole.config.env.values()))
-                whole = with_server(whole, row)
-            # The order asks for the shape already; here it is what `run.value` is made of.
+                whole = whole.with_abp("mcp_servers", [*(whole.abp("mcp_servers") or ()), row])
             starting = plane.start(whole, backend, on_ask=on_ask, hooks=(*own, *hooks), output=output)
             yield await opened.enter_async_context(starting)
 

@@ -139,3 +139,11 @@ class WorkOrder(msgspec.Struct, frozen=True):
         if isinstance(nested, dict) and name in nested:
             return nested[name]
         return self.config.vendor.get(f"abp.{name}", default)
+
+    def with_abp(self, name: str, value: Json) -> WorkOrder:
+        """Return this order with one of these settings, in place of what stands there under either spelling."""
+        vendor = {key: kept for key, kept in self.config.vendor.items() if key != f"abp.{name}"}
+        nested = vendor.get("abp")
+        vendor["abp"] = {**(nested if isinstance(nested, dict) else {}), name: value}
+        replace = msgspec.structs.replace
+        return replace(self, config=replace(self.config, vendor=vendor))

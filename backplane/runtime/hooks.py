@@ -149,7 +149,7 @@ def taken(order: WorkOrder) -> tuple[WorkOrder, tuple[Hook, ...]]:
         except (ValueError, BackplaneError) as error:
             fact = error.message if isinstance(error, BackplaneError) else str(error)
             raise _invalid(f"config.vendor.abp.hooks[{number}]: {fact}") from error
-    return (_with_rows(order, left) if hooks else order), tuple(hooks)
+    return (order.with_abp("hooks", left) if hooks else order), tuple(hooks)
 
 
 def above(order: WorkOrder) -> tuple[Hook, ...]:
@@ -187,14 +187,7 @@ def below(order: WorkOrder, hooks: Sequence[Hook]) -> WorkOrder:
     for event in CAPABILITY:
         tools = sorted({glob for hook in hooks if hook.event == event for glob in hook.tools})
         rows += [{"event": event, "tools": tools, "above": True}] if tools else []
-    return _with_rows(order, rows) if rows else order
-
-
-def _with_rows(order: WorkOrder, rows: list[Json]) -> WorkOrder:
-    vendor = {name: value for name, value in order.config.vendor.items() if name != "abp.hooks"}
-    nested = vendor.get("abp")
-    vendor["abp"] = {**(nested if isinstance(nested, dict) else {}), "hooks": rows}
-    return msgspec.structs.replace(order, config=msgspec.structs.replace(order.config, vendor=vendor))
+    return order.with_abp("hooks", rows) if rows else order
 
 
 class Heard(msgspec.Struct, frozen=True):

@@ -51,12 +51,12 @@ def make_order(
         whole = replace(whole, lane=lane)
     given = {"model": model, "max_turns": max_turns, "max_budget_usd": max_budget_usd}
     config: RuntimeConfig = replace(whole.config, **{name: value for name, value in given.items() if value is not None})
+    whole = replace(whole, config=config)
     if output is not None:
-        config = replace(config, vendor=_with_setting(config.vendor, "output_schema", output_schema(output)))
+        whole = whole.with_abp("output_schema", output_schema(output))
     named = policy if policy is not None else configured_policy if whole.policy == PolicyProfile() else None
     if named is not None:
         whole = replace(whole, policy=read_policy(named))
-    whole = replace(whole, config=config)
     check_order(whole)
     return whole
 
@@ -147,19 +147,6 @@ def read_output(output: Any, value: Json) -> Any:
     except (TypeError, ValueError) as error:
         name = getattr(output, "__name__", output)
         raise ConfigError("validation_failed", f"the answer is no {name}: {error}") from error
-
-
-def with_server(order: WorkOrder, row: Json) -> WorkOrder:
-    """Add an MCP server to an order's own."""
-    servers = [*(order.abp("mcp_servers") or ()), row]
-    vendor = _with_setting(order.config.vendor, "mcp_servers", servers)
-    return msgspec.structs.replace(order, config=msgspec.structs.replace(order.config, vendor=vendor))
-
-
-def _with_setting(vendor: dict[str, Any], name: str, value: Json) -> dict[str, Any]:
-    nested = vendor.get("abp")
-    rest = {key: kept for key, kept in vendor.items() if key != f"abp.{name}"}
-    return {**rest, "abp": {**(nested if isinstance(nested, dict) else {}), name: value}}
 
 
 def _invalid(fact: str, hint: str | None = None) -> ConfigError:
