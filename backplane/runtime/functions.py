@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from backplane.contract.canonical import Json
@@ -25,16 +24,14 @@ from backplane.errors import ConfigError
 from backplane.process import bridge
 from backplane.process.jsonrpc import Pipe
 from backplane.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Fault, Notification, Request
+from backplane.protocol.mcp import greeting, text_result
 from backplane.redact.secrets import Redactor
-from backplane.runtime.hook_calls import log_raised
+from backplane.runtime.hook_calls import call_function, log_raised
 
 SERVER: Final = "functions"
 """Name of the server in the order; agents call a tool of it `mcp__functions__NAME`."""
 
 BRIDGE: Final = os.path.realpath(bridge.__file__)
-
-VERSIONS: Final = ("2025-06-18", "2025-03-26", "2024-11-05")
-"""Of the Model Context Protocol: without features that these functions would need."""
 
 CLIENTS_MAX: Final = 16
 """Bridges at once; an agent starts one, and one more for each agent below it."""
@@ -85,17 +82,13 @@ class Tool:
         try:
             given = msgspec.convert({} if arguments is None else arguments, self._input)
         except msgspec.ValidationError as error:
-            return _result(f"the arguments do not fit: {error}", is_error=True)
+            return text_result(f"the arguments do not fit: {error}", is_error=True)
         members = {name: getattr(given, name) for name in self._input.__struct_fields__}
         try:
-            if inspect.iscoroutinefunction(self.function):
-                value = await self.function(**members)
-            else:
-                value = await anyio.to_thread.run_sync(lambda: self.function(**members), abandon_on_cancel=True)
-                value = await value if inspect.isawaitable(value) else value
-            return _result(value if isinstance(value, str) else msgspec.json.encode(value).decode())
+            value = await call_function(self.function, **members)
+            return text_result(value if isinstance(value, str) else msgspec.json.encode(value).decode())
         except Exception as error:  # The caller's own code: the agent is told, and its author finds the line.
-            return _result(log_raised("tool", self.function, error, redactor), is_error=True)
+            return text_result(log_raised("tool", self.function, error, redactor), is_error=True)
 
 
 @asynccontextmanager
@@ -146,12 +139,7 @@ async def _talk(
 ) -> None:
     async def answer(asked: Request) -> Json | Fault:
         if asked.method == "initialize":
-            wanted = asked.params.get("protocolVersion")
-            return {
-                "protocolVersion": wanted if wanted in VERSIONS else VERSIONS[0],
-                "capabilities": {"tools": {"listChanged": False}},
-                "serverInfo": {"name": SERVER, "version": "1"},
-            }
+            return greeting(asked.params, name=SERVER, version="1")
         if asked.method == "ping":
             return {}
         if asked.method == "tools/list":
@@ -173,10 +161,6 @@ async def _talk(
                 await Pipe(client.fileno(), client.fileno(), answer=answer, hear=hear, strict=True).run()
             except* OSError:  # The agent's bridge is gone.
                 pass
-
-
-def _result(text: str, *, is_error: bool = False) -> Json:
-    return {"content": [{"type": "text", "text": text}], "isError": is_error}
 
 
 def _invalid(fact: str, hint: str) -> ConfigError:

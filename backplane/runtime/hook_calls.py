@@ -6,6 +6,7 @@ their answers, is in `hooks`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
@@ -84,7 +85,7 @@ async def in_time(asked: Awaitable[Decision], timeout_ms: int) -> Decision:
 
 async def _function(function: Callable[[Call], Any], call: Call, redactor: Redactor) -> Decision:
     try:
-        answer = await answer_of(function, call)
+        answer = await call_function(function, call)
         if isinstance(answer, Decision):
             msgspec.json.encode(answer)
     except Exception as error:  # The caller's own code: its bug must not let a tool through.
@@ -96,18 +97,18 @@ async def _function(function: Callable[[Call], Any], call: Call, redactor: Redac
     return answer
 
 
-async def answer_of(function: Callable[[Any], Any], argument: object) -> Any:
+async def call_function(function: Callable[..., Any], *given: object, **members: object) -> Any:
     """Call a function of the caller's, plain or `async`; a plain one runs in a thread, as it may wait for a person."""
     import inspect  # Not before: the way to the first spawn shall not pay for it.
 
     if inspect.iscoroutinefunction(function):
-        return await function(argument)
+        return await function(*given, **members)
     # What hangs cannot be stopped; it is left to itself, and its answer counts no more.
-    answer = await anyio.to_thread.run_sync(function, argument, abandon_on_cancel=True)
+    answer = await anyio.to_thread.run_sync(functools.partial(function, *given, **members), abandon_on_cancel=True)
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def log_raised(role: str, function: Callable[[Any], Any], error: Exception, redactor: Redactor) -> str:
+def log_raised(role: str, function: Callable[..., Any], error: Exception, redactor: Redactor) -> str:
     """Log what a function of the caller's raised, with its traceback, and return it in one line."""
     import logging  # Only for a function that raises.
 

@@ -45,7 +45,7 @@ from backplane.protocol.control import ControlEnd
 from backplane.receipts.build import Facts
 from backplane.redact.cuts import Splits
 from backplane.runtime.checkpoints import RunCheckpoints
-from backplane.runtime.hook_calls import answer_of, log_raised
+from backplane.runtime.hook_calls import call_function, log_raised
 from backplane.runtime.hooks import Hook, Hooks
 from backplane.runtime.writer import Outbox
 
@@ -418,7 +418,7 @@ class Intake:
         with anyio.move_on_after(self._limits.ask_s):
             why = ""
             try:
-                given = await answer_of(self._on_ask, event)
+                given = await call_function(self._on_ask, event)
             except ProtocolError as error:  # A door above us that passes the question on.
                 why = error.message
             except Exception as error:  # The caller's own code: its bug must not let a tool through.

@@ -26,14 +26,12 @@ from backplane.errors import BackplaneError, ConfigError
 from backplane.process import signals
 from backplane.process.jsonrpc import Pipe
 from backplane.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Fault, Notification, Request
+from backplane.protocol.mcp import greeting, text_result
 from backplane.receipts import Store
 from backplane.receipts.journal import backend_name
 from backplane.runtime.orders import read_policy
 from backplane.runtime.run import Run
 from backplane.schemas.validate import Findings, validate
-
-VERSIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""Versions of the protocol that this server speaks, the newest first; what it uses is the same in all."""
 
 TEXT_CHARS_MAX: Final = 100_000
 """Longest text in an answer: a model reads far less, and a client may refuse more."""
@@ -199,7 +197,8 @@ class Server:
         if asked.method == "ping":
             return {}
         if asked.method == "initialize":
-            return self._initialize(asked.params)
+            self._greeted = True
+            return greeting(asked.params, name="backplane", title="Backplane", version=self._version)
         if not self._greeted:
             return Fault(INVALID_REQUEST, "initialize comes first")
         if asked.method == "tools/list":
@@ -207,15 +206,6 @@ class Server:
         if asked.method == "tools/call":
             return await self._call(asked)
         return Fault(METHOD_NOT_FOUND, f"this server has no method {asked.method[:LINE_CHARS]}")
-
-    def _initialize(self, params: dict[str, Any]) -> Json:
-        self._greeted = True
-        wanted = params.get("protocolVersion")
-        return {
-            "protocolVersion": wanted if wanted in VERSIONS else VERSIONS[0],
-            "capabilities": {"tools": {"listChanged": False}},
-            "serverInfo": {"name": "backplane", "title": "Backplane", "version": self._version},
-        }
 
     async def _call(self, asked: Request) -> Json | Fault:
         name, arguments = asked.params.get("name"), asked.params.get("arguments")
@@ -425,7 +415,7 @@ def _line(event: AgentEvent) -> str | None:
 
 def _result(content: dict[str, Json], *, is_error: bool = False) -> Json:
     text = msgspec.json.encode(content).decode()
-    return {"content": [{"type": "text", "text": text}], "structuredContent": content, "isError": is_error}
+    return {**text_result(text, is_error=is_error), "structuredContent": content}
 
 
 def _failed(error: BackplaneError) -> Json:
