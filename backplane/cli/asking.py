@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from typing import Any, Final, Literal
 
 import anyio
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from backplane.cli import streams
 from backplane.contract.approval import Decision
-from backplane.contract.canonical import Json
 from backplane.contract.events import Approval
 from backplane.errors import ConfigError
-from backplane.protocol import strict
+from backplane.process.pipes import Pair
+from backplane.protocol import Lines, Overlong, strict
 
 TERMINAL: Final = "/dev/tty"
 
@@ -35,8 +33,6 @@ WORDS: Final = ("deny", "allow", "prompt", "stdin")
 
 ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 """One `answer` line: as long as a hook's answer may be."""
-
-READ_BYTES_MAX: Final = 64 * 1024
 
 
 def callback(
@@ -88,8 +84,8 @@ class _Lines:
     """Reads `answer` lines, whichever question they belong to; one of those that wait for an answer reads for all."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._rest = b""
+        self._ends = Pair(-1, fd)  # Nothing is written.
+        self._lines = Lines(ANSWER_BYTES_MAX)
         self._ended = self._reading = False
         self._answers: dict[str, Decision] = {}
         self._changed = anyio.Condition()
@@ -105,7 +101,7 @@ class _Lines:
                 self._reading = True
                 self._changed.release()
                 try:
-                    data = await self._read()
+                    data = await self._ends.more()
                 finally:
                     with anyio.CancelScope(shield=True):
                         await self._changed.acquire()
@@ -114,18 +110,11 @@ class _Lines:
                 self._take(data)
         return self._answers.pop(id, None) or Decision("deny", "the input with answers was closed")
 
-    async def _read(self) -> bytes:
-        with suppress(OSError):  # A file cannot be waited for, and need not be.
-            await anyio.wait_readable(self._fd)
-        return os.read(self._fd, READ_BYTES_MAX)
-
     def _take(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if not data:
-            self._ended, lines = True, [self._rest]
-        elif len(self._rest) > ANSWER_BYTES_MAX:
-            raise ConfigError("config_invalid", f"an answer line of over {ANSWER_BYTES_MAX} bytes")
-        for line in filter(bytes.strip, lines):
+        self._ended = not data
+        for line in filter(bytes.strip, self._lines.feed(data) if data else [self._lines.end()]):
+            if isinstance(line, Overlong):
+                raise ConfigError("config_invalid", f"an answer line of over {ANSWER_BYTES_MAX} bytes")
             try:
                 read = msgspec.convert(strict(line), _AnswerLine)
                 self._answers[read.id] = read.to_decision()
@@ -134,20 +123,16 @@ class _Lines:
                 streams.error(ConfigError("config_invalid", words, hint="backplane schema envelope_answer"))
 
 
-class _AnswerLine(msgspec.Struct, forbid_unknown_fields=True):
+class _AnswerLine(Decision, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The protocol's `answer`; which run it is for need not be said."""
 
     id: str
-    decision: Literal["allow", "deny", "modify"]
     t: Literal["answer"] = "answer"
     ref_id: str = ""
-    input: Json | UnsetType = UNSET
-    text: str | None = None
     reason: str = "a program answered"
-    remember: Literal["once", "run"] = "once"
 
     def to_decision(self) -> Decision:
-        return Decision(self.decision, self.reason, self.input, self.text, self.remember)
+        return Decision(**{name: getattr(self, name) for name in Decision.__struct_fields__})
 
 
 class _Person:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from backplane.runtime.hooks import Hook
 
 EXAMPLE = """
 backplane run "make test" --backend shell --root ~/project
@@ -145,13 +144,15 @@ def _run(options: Options) -> int:
         "signing_key": options.sign_key,
     }
     settings = config.load(Path(options.config) if options.config else None, environ, cwd, flags)
-    on_ask = _on_ask(options, cwd)
+    on_ask = _on_ask(options, cwd, environ)
     home, name = config.home(environ), options.backend or settings.default_backend
     wanted = session.settings(options, home, name if options.sidecar is None else None)
     work, own = hooks.taken(order.build(options, environ, cwd, settings.policy, wanted))
     typed = [hooks.from_command("pre_tool", command, cwd) for command in options.pre_tool]
     typed += [hooks.from_command("post_tool", command, cwd) for command in options.post_tool]
-    _check_programs(typed, environ)
+    for hook in typed:
+        if isinstance(hook.run, tuple):
+            _require_program(hook.run[0], environ, f"correct --{hook.event.replace('_', '-')}")
     if options.sidecar is not None:
         words = _sidecar_words(options.sidecar, cwd)
         backend: backends.Backend = backends.from_command(words, cwd=cwd, limits=settings.limits)
@@ -186,10 +187,8 @@ def _run(options: Options) -> int:
         return live.run(plan)
 
 
-def _on_ask(options: Options, cwd: Path) -> str | tuple[str, ...]:
+def _on_ask(options: Options, cwd: Path, environ: Mapping[str, str]) -> str | tuple[str, ...]:
     """What answers the run's questions: one of `asking.WORDS`, or the words of a command."""
-    import os
-
     from backplane.cli import asking
     from backplane.errors import ConfigError
     from backplane.runtime import hooks
@@ -202,26 +201,20 @@ def _on_ask(options: Options, cwd: Path) -> str | tuple[str, ...]:
         raise ConfigError("config_invalid", fact, hint="the questions are the events with ext.ask")
     if how in asking.WORDS:
         return how
-    hook = hooks.from_command("pre_tool", how, cwd)
-    _check_programs([hook], dict(os.environ), option="--on-ask")
-    assert isinstance(hook.run, tuple)
-    return hook.run
+    words = hooks.from_command("pre_tool", how, cwd).run
+    assert isinstance(words, tuple)
+    _require_program(words[0], environ, f"correct --on-ask ({', '.join(asking.WORDS)}, or a command)")
+    return words
 
 
-def _check_programs(typed: list[Hook], environ: Mapping[str, str], *, option: str | None = None) -> None:
-    """Refuse a hook whose program is not there: the run would deny every tool, and say so again and again."""
+def _require_program(program: str, environ: Mapping[str, str], hint: str) -> None:
+    """Refuse a program that is not there: the run would deny every tool, and say so again and again."""
     import shutil
 
-    from backplane.cli import asking
     from backplane.errors import ConfigError
 
-    for hook in typed:
-        words = hook.run
-        if isinstance(words, tuple) and shutil.which(words[0], path=environ.get("PATH")) is None:
-            fact = f"the program {words[0]!r} is not found or not executable"
-            named = option or f"--{hook.event.replace('_', '-')}"
-            known = f" ({', '.join(asking.WORDS)}, or a command)" if option else ""
-            raise ConfigError("config_invalid", fact, hint=f"correct {named}{known}")
+    if shutil.which(program, path=environ.get("PATH")) is None:
+        raise ConfigError("config_invalid", f"the program {program!r} is not found or not executable", hint=hint)
 
 
 def _sidecar_words(command: str, cwd: Path) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 from pathlib import Path
 from typing import Any, Final
@@ -58,7 +57,7 @@ def _last(home: Path, backend: str | None) -> str:
 
     if backend is not None and home.is_dir():
         with Store.open(home) as store:
-            for row in itertools.islice(store.listed(RUNS_MAX), RUNS_MAX):
+            for row in store.listed(RUNS_MAX):
                 if row.backend_name != backend:
                     continue
                 try:

@@ -255,7 +255,7 @@ class _Address:
             async with self._http.stream("POST", self._url, content=line, headers=headers) as response:
                 if "mcp-session-id" in response.headers:
                     self._session["Mcp-Session-Id"] = response.headers["mcp-session-id"]
-                body = b""
+                body = bytearray()
                 async for piece in response.aiter_bytes():
                     body += piece
                     if len(body) > ANSWER_BYTES_MAX:
@@ -265,7 +265,7 @@ class _Address:
         if response.status_code >= 400:
             raise BackendError("execution_tool_failed", f"HTTP {response.status_code} from {self._url}")
         # A pretty-printed body is one document, too.
-        return body if b"data:" in body else body.replace(b"\r", b" ").replace(b"\n", b" ")
+        return bytes(body if b"data:" in body else body.replace(b"\r", b" ").replace(b"\n", b" "))
 
 
 @asynccontextmanager
