@@ -168,7 +168,7 @@ class StreamTranslation:
     @property
     def losses(self) -> tuple[Loss, ...]:
         """What was lost so far."""
-        return (*getattr(self.reader, "losses", ()), *self._losses.values())
+        return (*self.reader.losses, *self._losses.values())
 
 
 def sum_stream(chunks: Iterable[Json], source: str) -> Translated[Answer]:
@@ -183,7 +183,7 @@ def sum_stream(chunks: Iterable[Json], source: str) -> Translated[Answer]:
             total.add(event)
     for event in reader.finish():
         total.add(event)
-    return Translated(total.answer(), tuple(getattr(reader, "losses", ())))
+    return Translated(total.answer(), tuple(reader.losses))
 
 
 def read_stream(data: bytes, source: str) -> list[Json]:

@@ -6,26 +6,18 @@ Times come in as an argument; nothing here looks at a clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from backplane import ir
 from backplane.contract import events
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
-from backplane.dialects.streams import Accumulator
+from backplane.dialects.streams import Accumulator, BlockReader
 from backplane.errors import ConfigError
 
 EPOCH: Final = "1970-01-01T00:00:00Z"
 """The time of an event when the caller gives none; a host stamps its own."""
-
-
-class Reader(Protocol):
-    """Reads one vendor's chunks."""
-
-    def read(self, chunk: Json) -> list[ir.StreamEvent]: ...
-
-    def finish(self) -> list[ir.StreamEvent]: ...
 
 
 class State:
@@ -35,7 +27,7 @@ class State:
         now: the time that events get; may be set anew before every chunk.
     """
 
-    def __init__(self, dialect: str, reader: Reader, now: str = EPOCH) -> None:
+    def __init__(self, dialect: str, reader: BlockReader, now: str = EPOCH) -> None:
         self.reader = reader
         self.now = now
         self.sum = Accumulator(dialect)

@@ -6,9 +6,10 @@ from typing import Any, Final
 
 from backplane import ir
 from backplane.contract.canonical import Json
-from backplane.dialects.chat import Chat, read_stop, write_stop
+from backplane.dialects.chat import LIMITS, PLACES, Chat, read_stop, write_stop
 from backplane.dialects.codec import MADE_ID, Calls, Ledger, json_text, parse_json
-from backplane.dialects.streams import BlockWriter, Key, whole_events
+from backplane.dialects.streams import BlockReader, BlockWriter, Key, whole_events
+from backplane.dialects.vendor import Dialect, no_name
 
 HEAD: Final = frozenset({"id", "model", "created", "object", "choices", "usage", "error", "obfuscation"})
 """Members of a chunk that are read, and padding against guessing lengths."""
@@ -60,17 +61,15 @@ class _Choice:
         self.audio: dict[str, Any] = {}
 
 
-class ChatReader:
+class ChatReader(BlockReader):
     """Reads the chunks of one stream."""
 
-    mends = False
-
     def __init__(self, chat: Chat) -> None:
+        super().__init__()
         self.chat = chat
         self.fields = {"content", "refusal", *chat.flavour.thinking_fields}
         self.choices: dict[int, _Choice] = {}
         self.began = False
-        self.ended = False
         self.notes: dict[str, Any] = {}
         self.made = 0
 
@@ -101,15 +100,11 @@ class ChatReader:
             out.append(_failure(chunk["error"]))
         return out
 
-    def finish(self) -> list[ir.StreamEvent]:
-        """Close what is open; the stream has ended, with or without saying so."""
-        if self.ended:
-            return []
-        self.ended = True
+    def _close_all(self) -> list[ir.StreamEvent]:
         out: list[ir.StreamEvent] = []
         for choice in self.choices.values():
             self._close(choice, out)
-        return [*out, ir.Ended()]
+        return out
 
     def _begin(self, chunk: dict[str, Any], out: list[ir.StreamEvent]) -> None:
         answer_id, model, created = chunk.get("id"), chunk.get("model"), chunk.get("created")
@@ -365,3 +360,20 @@ class ChatWriter(BlockWriter):
         if self.ledger.is_home and event.raw is not None:
             return [{"error": event.raw}]
         return [{"error": {"message": event.message, "type": "upstream_error", "param": None, "code": event.code}}]
+
+
+def chat_dialect(
+    chat: Chat, *, reader: type[ChatReader] = ChatReader, writer: type[ChatWriter] = ChatWriter, **own: Any
+) -> Dialect:
+    """Make a dialect of the family.
+
+    Args:
+        own: members of `Dialect` that this vendor has of its own.
+    """
+    members = {"event_name": no_name, "limits": LIMITS, "places": PLACES, **own}
+    return Dialect(
+        NAME=chat.flavour.name, DONE=True, read_request=chat.read_request, write_request=chat.write_request,
+        read_answer=chat.read_answer, write_answer=chat.write_answer, read_tool=chat.read_tool,
+        write_tool=chat.write_tool, read_stream=lambda: reader(chat), write_stream=lambda source: writer(chat, source),
+        kin=chat.flavour.kin, **members,
+    )  # fmt: skip

@@ -123,12 +123,7 @@ SOURCES: Final = {"base64": ("data", "data"), "url": ("url", "url"), "file": ("f
 
 
 def _read_citations(members: Members, fields: dict[str, Any]) -> bool:
-    found = members.rest.get("citations")
-    if type(found) is list and found and all(type(one) is dict for one in found):
-        del members.rest["citations"]
-        at = f"{members.at}/citations"
-        fields["citations"] = tuple(read_citation(one, f"{at}/{place}") for place, one in enumerate(found))
-    return True
+    return codec.read_citations("citations", read_citation, members, fields)
 
 
 def read_citation(raw: dict[str, Any], at: str) -> ir.Citation:

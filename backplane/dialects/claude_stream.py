@@ -10,19 +10,18 @@ from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects import claude
 from backplane.dialects.codec import Calls, Ledger, Members, json_text, kind_of, parse_json
-from backplane.dialects.streams import BlockWriter, Key, whole_events
+from backplane.dialects.streams import BlockReader, BlockWriter, Key, whole_events
 
 NAME: Final = claude.NAME
 DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking"}
 """Kind of a delta → its member, and the kind of its block."""
 
 
-class ClaudeReader:
+class ClaudeReader(BlockReader):
     """Reads the chunks of one stream; counters in `message_delta` replace earlier ones."""
 
-    mends = False
-
     def __init__(self) -> None:
+        super().__init__()
         self.usage: dict[str, Any] = {}
         self.open: dict[int, Json] = {}
         self.places: dict[int, int] = {}
@@ -30,7 +29,6 @@ class ClaudeReader:
         self.inputs: dict[int, list[str]] = {}
         self.has_calls = False
         self.has_stopped = False
-        self.ended = False
         self._handlers: Final[dict[Any, Any]] = {
             "message_start": self._start, "content_block_start": self._block_start,
             "content_block_stop": self._block_stop, "message_delta": self._message_delta,
@@ -51,14 +49,7 @@ class ClaudeReader:
         found: list[ir.StreamEvent] = handler(chunk)
         return found
 
-    def finish(self) -> list[ir.StreamEvent]:
-        """Close what is open; the stream has ended, with or without saying so."""
-        if self.ended:
-            return []
-        self.ended = True
-        return [*self._close(), ir.Ended()]
-
-    def _close(self) -> list[ir.StreamEvent]:
+    def _close_all(self) -> list[ir.StreamEvent]:
         return [event for index in sorted(self.open) for event in self._block_stop({"index": index})]
 
     def _whole(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
@@ -165,7 +156,7 @@ class ClaudeReader:
         stop = claude.STOPS.get(raw, "other")
         stop = "tool_use" if stop == "end" and self.has_calls else stop
         sequence = sequence if type(sequence) is str else None
-        return [*self._close(), ir.Stopped(stop=stop, raw=raw, sequence=sequence, at="/stop_reason")]
+        return [*self._close_all(), ir.Stopped(stop=stop, raw=raw, sequence=sequence, at="/stop_reason")]
 
 
 def _text(delta: dict[str, Any], key: str) -> str:

@@ -668,3 +668,15 @@ def take_usage(members: Members, read: Callable[[dict[str, Any], str], ir.Usage]
     """Take the counters of an answer."""
     found = members.take("usage", dict)
     return None if found is None else read(found, f"{members.at}/usage")
+
+
+def read_citations(
+    key: str, read: Callable[[dict[str, Any], str], ir.Citation], members: Members, fields: dict[str, Any]
+) -> bool:
+    """Read the citations of a text where all are objects; else the member stays native."""
+    found = members.rest.get(key)
+    if type(found) is list and found and all(type(one) is dict for one in found):
+        del members.rest[key]
+        at = f"{members.at}/{key}"
+        fields["citations"] = tuple(read(one, f"{at}/{place}") for place, one in enumerate(found))
+    return True

@@ -113,12 +113,7 @@ LIMITS: Final = Limits(call_id=Spelling(most=64), tool_name=Spelling("[a-zA-Z0-9
 
 
 def _read_annotations(members: Members, fields: dict[str, Any]) -> bool:
-    found = members.rest.get("annotations")
-    if type(found) is list and found and all(type(one) is dict for one in found):
-        del members.rest["annotations"]
-        at = f"{members.at}/annotations"
-        fields["citations"] = tuple(read_citation(one, f"{at}/{place}") for place, one in enumerate(found))
-    return True
+    return codec.read_citations("annotations", read_citation, members, fields)
 
 
 def read_citation(raw: dict[str, Any], at: str) -> ir.Citation:

@@ -13,7 +13,7 @@ from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects import codex
 from backplane.dialects.codec import Calls, Ledger, kind_of
-from backplane.dialects.streams import BlockWriter, Key, text_of
+from backplane.dialects.streams import BlockReader, BlockWriter, Key, text_of
 
 NAME: Final = codex.NAME
 TERMINAL: Final = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
@@ -58,21 +58,18 @@ class _Item:
         self.is_done = False
 
 
-class CodexReader:
+class CodexReader(BlockReader):
     """Reads the events of one stream."""
 
-    mends = False
-
     def __init__(self) -> None:
+        super().__init__()
         self.items: dict[Any, _Item] = {}
         self.current: Any = None
         self.next_index = 0
         self.began = False
-        self.ended = False
         self.call_ids: set[str] = set()
         self.texts: list[str] = []
         """Texts and refusals that were said, each whole, to find in the last event what nobody said."""
-        self.losses: list[ir.Loss] = []
         self._handlers: Final[dict[Any, Any]] = {
             "response.created": self._begin, "response.in_progress": self._begin, "response.queued": self._begin,
             "response.output_item.added": self._added, "response.output_item.done": self._done,
@@ -104,14 +101,7 @@ class CodexReader:
         # Events of tools that the vendor runs say nothing that the end of their item does not say.
         return [ir.Kept(chunk, type(kind) is str and "_call." in kind)]
 
-    def finish(self) -> list[ir.StreamEvent]:
-        """Close what is open; the stream has ended without its last event."""
-        if self.ended:
-            return []
-        self.ended = True
-        return [*self._close(), ir.Ended()]
-
-    def _close(self) -> list[ir.StreamEvent]:
+    def _close_all(self) -> list[ir.StreamEvent]:
         open_items = [item for item in self.items.values() if not item.is_done]
         return [ir.PartStopped(index) for item in open_items for index in item.blocks.values()]
 
@@ -314,7 +304,7 @@ class CodexReader:
         if type(response.get("output")) is list:
             answer = codex.read_answer(response, Ledger("", ""), Calls())
             out += self._missing(answer)
-        out += self._close()
+        out += self._close_all()
         if type(response.get("usage")) is dict:
             out.append(ir.UsageSeen(codex.read_usage(response["usage"], "/usage")))
         error = response.get("error")

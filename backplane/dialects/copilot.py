@@ -11,9 +11,8 @@ from typing import Final
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import framing
-from backplane.dialects.chat import LIMITS, MEMBERS, PLACES, Chat, Flavour
-from backplane.dialects.chat_stream import ChatReader, ChatWriter
-from backplane.dialects.vendor import Dialect
+from backplane.dialects.chat import MEMBERS, PLACES, Chat, Flavour
+from backplane.dialects.chat_stream import ChatReader, ChatWriter, chat_dialect
 from backplane.ir import Noted, StreamEvent
 
 NAME: Final = "copilot"
@@ -78,11 +77,7 @@ def event_name(chunk: Json) -> str | None:
     return name if type(name) is str else None
 
 
-DIALECT: Final = Dialect(
-    NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, DONE=True,
-    read_request=CHAT.read_request, write_request=CHAT.write_request, read_answer=CHAT.read_answer,
-    write_answer=CHAT.write_answer, read_tool=CHAT.read_tool, write_tool=CHAT.write_tool,
-    read_stream=lambda: StreamReader(CHAT),
-    write_stream=lambda source: StreamWriter(CHAT, source), event_name=event_name,
-    kin=CHAT.flavour.kin, limits=LIMITS, places={**PLACES, "max_tokens": "max_tokens"},
+DIALECT: Final = chat_dialect(
+    CHAT, reader=StreamReader, writer=StreamWriter, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS,
+    event_name=event_name, places={**PLACES, "max_tokens": "max_tokens"},
 )  # fmt: skip

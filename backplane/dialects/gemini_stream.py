@@ -15,7 +15,7 @@ from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects import gemini
 from backplane.dialects.codec import Calls, Members, json_text
-from backplane.dialects.streams import BlockWriter, Key
+from backplane.dialects.streams import BlockReader, BlockWriter, Key
 
 NAME: Final = gemini.NAME
 
@@ -96,19 +96,15 @@ class _Open:
         self.has_stopped = False
 
 
-class GeminiReader:
+class GeminiReader(BlockReader):
     """Reads the chunks of one stream."""
 
-    mends = False
-    """Whether what a gateway sends again is left out; the vendor itself means what it says twice."""
-
     def __init__(self) -> None:
+        super().__init__()
         self.candidates: dict[int, _Open] = {}
         self.calls = Calls()
         self.began = False
-        self.ended = False
         self.notes: dict[tuple[int | None, str], Any] = {}
-        self.losses: list[ir.Loss] = []
         self.usage: Json = None
         self.chunk = 0
 
@@ -136,15 +132,12 @@ class GeminiReader:
             out.append(ir.Stopped(stop="content_filter", at="/promptFeedback"))
         return out
 
-    def finish(self) -> list[ir.StreamEvent]:
+    def _close_all(self) -> list[ir.StreamEvent]:
         """Close what is open; a call whose closing piece is missing ends here."""
-        if self.ended:
-            return []
-        self.ended = True
         out: list[ir.StreamEvent] = []
         for state in self.candidates.values():
             self._close(state, out)
-        return [*out, ir.Ended()]
+        return out
 
     def go_on(self, text: str) -> str | None:
         """Take more of the open text of a stream with one candidate; None where no text is open."""

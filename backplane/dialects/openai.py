@@ -9,9 +9,8 @@ from typing import Final
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
-from backplane.dialects.chat import LIMITS, MEMBERS, PLACES, Chat, Flavour
-from backplane.dialects.chat_stream import ChatReader, ChatWriter
-from backplane.dialects.vendor import Dialect, no_name
+from backplane.dialects.chat import MEMBERS, Chat, Flavour
+from backplane.dialects.chat_stream import chat_dialect
 
 NAME: Final = "openai"
 
@@ -35,11 +34,4 @@ CHAT: Final = Chat(Flavour(
     kin={"kimi": MEMBERS, "copilot": MEMBERS},
 ))  # fmt: skip
 
-DIALECT: Final = Dialect(
-    NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, DONE=True,
-    read_request=CHAT.read_request, write_request=CHAT.write_request, read_answer=CHAT.read_answer,
-    write_answer=CHAT.write_answer, read_tool=CHAT.read_tool, write_tool=CHAT.write_tool,
-    read_stream=lambda: ChatReader(CHAT),
-    write_stream=lambda source: ChatWriter(CHAT, source), event_name=no_name,
-    kin=CHAT.flavour.kin, limits=LIMITS, places=PLACES,
-)  # fmt: skip
+DIALECT: Final = chat_dialect(CHAT, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS)

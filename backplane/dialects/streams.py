@@ -193,6 +193,31 @@ def join(before: Json, after: Json) -> Json:
     return before if after is None else after
 
 
+class BlockReader:
+    """Reads the chunks of one stream; a dialect gives `read` and `_close_all`."""
+
+    mends = False
+    """Whether what a gateway sends again is left out; the vendor itself means what it says twice."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.losses: list[ir.Loss] = []
+
+    def read(self, chunk: Json) -> list[ir.StreamEvent]:
+        """Read one chunk; what is none of the vendor's is kept."""
+        raise NotImplementedError
+
+    def finish(self) -> list[ir.StreamEvent]:
+        """Close what is open; the stream has ended, with or without saying so."""
+        if self.ended:
+            return []
+        self.ended = True
+        return [*self._close_all(), ir.Ended()]
+
+    def _close_all(self) -> list[ir.StreamEvent]:
+        raise NotImplementedError
+
+
 class BlockWriter:
     """Writes one stream: what opens, continues, closes, comes late, is cut and is counted; chunks are templates.
 

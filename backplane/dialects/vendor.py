@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,7 +15,10 @@ from backplane.dialects import agent_events
 from backplane.dialects.codec import Calls, Kin, Ledger
 from backplane.dialects.limits import Limits, fitted
 from backplane.dialects.losses import Comparison, check_meaning
+from backplane.dialects.streams import BlockReader
 from backplane.ir import Answer, Conversation, ToolSpec, Translated
+
+ReadT = TypeVar("ReadT", Conversation, Answer)
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +35,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     write_answer: Callable[[Answer, Ledger], dict[str, Any]]
     read_tool: Callable[[Json, str], ToolSpec]
     write_tool: Callable[[ToolSpec, Ledger], Json]
-    read_stream: Callable[[], Any]
+    read_stream: Callable[[], BlockReader]
     """Makes the reader of one stream's chunks."""
     write_stream: Callable[[str], Any]
     """Makes the writer of one stream's chunks, for events of the dialect given."""
@@ -68,9 +71,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
         ledger, calls = Ledger(self.NAME, self.NAME), Calls()
         read = self.read_request(request, ledger, calls)
-        if calls.made:
-            ledger.synthesise(self.listed, "identity", f"ids for {calls.made} calls that had none")
-        return Translated(msgspec.structs.replace(read, raw=request), ledger.done())
+        return self._read(read, request, ledger, calls)
 
     def from_ir(self, conversation: Conversation) -> Translated[Json]:
         """Write a request. Raises `TranslationError` where its meaning would break."""
@@ -108,9 +109,12 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
         ledger, calls = Ledger(self.NAME, self.NAME), Calls()
         read = self.read_answer(response, ledger, calls)
+        return self._read(read, response, ledger, calls)
+
+    def _read(self, read: ReadT, raw: Json, ledger: Ledger, calls: Calls) -> Translated[ReadT]:
         if calls.made:
             ledger.synthesise(self.listed, "identity", f"ids for {calls.made} calls that had none")
-        return Translated(msgspec.structs.replace(read, raw=response), ledger.done())
+        return Translated(msgspec.structs.replace(read, raw=raw), ledger.done())
 
     def response_from_ir(self, answer: Answer) -> Translated[Json]:
         """Write a response."""
@@ -138,7 +142,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         """Say a response as agent events, all at the time `now`."""
         return agent_events.answer_events(self.response_to_ir(response).value, now)
 
-    def StreamReader(self) -> Any:
+    def StreamReader(self) -> BlockReader:
         """Make the reader of one stream's chunks."""
         return self.read_stream()
 

@@ -289,7 +289,7 @@ class _Attempt:
 
     def losses(self) -> tuple[Loss, ...]:
         """Return what had to be worked around while reading."""
-        found = list(getattr(self.state.reader, "losses", ()))
+        found = list(self.state.reader.losses)
         name = self.state.sum.dialect
         for call_id in self.state.sum.repeated_calls():
             found.append(_worked_around(name, f"/calls/{call_id}", "degraded", TWICE))

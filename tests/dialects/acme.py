@@ -27,13 +27,12 @@ from backplane.dialects.codec import (
 from backplane.dialects.limits import Limits, Spelling
 from backplane.dialects.losses import lose_part
 from backplane.dialects.outcome import stop_of, stop_word
-from backplane.dialects.streams import BlockWriter, Key
+from backplane.dialects.streams import BlockReader, BlockWriter, Key
 from backplane.dialects.vendor import Dialect, no_name, write_tools
 from backplane.ir import (
     Answer,
     Candidate,
     Conversation,
-    Ended,
     Message,
     Opaque,
     Part,
@@ -191,12 +190,11 @@ def write_answer(answer: Answer, ledger: Ledger) -> dict[str, Any]:
     return {key: value for key, value in out.items() if value is not None}
 
 
-class Reader:
+class Reader(BlockReader):
     """Reads pieces: `begin` a block, `more` of it, `bill`, `outcome`."""
 
-    mends = ended = False
-
     def __init__(self) -> None:
+        super().__init__()
         self.index = -1
 
     def read(self, chunk: Json) -> list[StreamEvent]:
@@ -210,8 +208,8 @@ class Reader:
             return [UsageSeen(Usage(input=chunk["bill"].get("heard"), output=chunk["bill"].get("spoken")))]
         return [PartStopped(self.index), Stopped(stop=STOPS.get(chunk["outcome"], "other"), raw=chunk["outcome"])]
 
-    def finish(self) -> list[StreamEvent]:
-        return [Ended()]
+    def _close_all(self) -> list[StreamEvent]:
+        return []
 
 
 class Writer(BlockWriter):

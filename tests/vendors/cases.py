@@ -467,3 +467,26 @@ def table(agents: Sequence[Agent], names: Iterable[str] = CASES) -> str:
     rows = [[name, *(agent.labels.get(name, "pass") for agent in agents)] for name in names]
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+async def check_functions(ground: Ground, call: Turn, **given: Any) -> None:
+    """Have the agent call a function of this program by a turn of its own, allowed and then forbidden.
+
+    Args:
+        call: calls `word_of` of the server `functions` with the house `blue`, in the agent's own words.
+    """
+    asked: list[str] = []
+
+    def word_of(house: str) -> str:
+        """Say the word of a house."""
+        asked.append(house)
+        return "walrus"
+
+    turns = [call, Turn(text="done")]
+    seen = await ground.play(turns, tools=[word_of], **given)
+    assert (asked, "walrus" in str(seen.of(ToolResult)[0].output)) == (["blue"], True)
+    assert "Say the word of a house." in json.dumps(seen.server.requests[-1].body)
+    assert "mcp__functions__word_of" in [event.body.get("name") for event in seen.of(Approval)]
+    policy = PolicyProfile(disallowed_tools=("mcp__functions__*",))
+    await ground.play(turns, tools=[word_of], policy=policy, **given)
+    assert asked == ["blue"]

@@ -11,9 +11,8 @@ import pytest
 
 from backplane.contract.approval import Decision
 from backplane.contract.events import Approval, CommandExecuted, TaskReported, ToolCall, ToolResult, Warned
-from backplane.contract.work import PolicyProfile
 from backplane.testing import Call, Fault, Turn, Usage, When
-from tests.vendors.cases import CASES, SCHEMA
+from tests.vendors.cases import CASES, SCHEMA, check_functions
 from tests.vendors.found import vendor
 from tests.vendors.ground import Agent, Ground, Seen, house
 
@@ -175,21 +174,8 @@ async def test_a_sub_agents_words_are_a_tasks_and_its_tools_have_a_parent(ground
 
 @pytest.mark.parametrize("isolation", ["off", "best_effort"])
 async def test_a_function_of_the_program_is_a_tool_under_the_policy(ground: Ground, isolation: str) -> None:
-    asked: list[str] = []
-
-    def word_of(house: str) -> str:
-        """Say the word of a house."""
-        asked.append(house)
-        return "walrus"
-
-    turns = [Turn(calls=(Call(name="mcp__functions__word_of", input={"house": "blue"}),)), Turn(text="done")]
-    seen = await ground.play(turns, tools=[word_of], isolation=isolation)
-    assert (asked, "walrus" in str(seen.of(ToolResult)[0].output)) == (["blue"], True)
-    assert "Say the word of a house." in json.dumps(seen.server.requests[-1].body)
-    assert "mcp__functions__word_of" in [event.body.get("name") for event in seen.of(Approval)]
-    policy = PolicyProfile(disallowed_tools=("mcp__functions__*",))
-    await ground.play(turns, tools=[word_of], isolation=isolation, policy=policy)
-    assert asked == ["blue"]
+    call = Call(name="mcp__functions__word_of", input={"house": "blue"})
+    await check_functions(ground, Turn(calls=(call,)), isolation=isolation)
 
 
 async def test_a_server_of_tools_is_started_and_its_tools_are_asked_about(ground: Ground) -> None:

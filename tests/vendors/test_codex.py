@@ -15,7 +15,7 @@ from backplane.contract.work import PolicyProfile
 from backplane.runtime.hook_calls import Call as HookCall
 from backplane.runtime.hooks import Hook
 from backplane.testing import Call, Turn, Usage
-from tests.vendors.cases import CASES, MODEL, SCHEMA
+from tests.vendors.cases import CASES, MODEL, SCHEMA, check_functions
 from tests.vendors.found import vendor
 from tests.vendors.ground import Agent, Ground, Seen, house
 
@@ -249,21 +249,8 @@ async def test_the_users_profile_and_the_workspaces_settings_are_not_run(ground:
 
 @pytest.mark.parametrize("isolation", ["off", "best_effort"])
 async def test_a_function_of_the_program_is_a_tool_under_the_policy(ground: Ground, isolation: str) -> None:
-    asked: list[str] = []
-
-    def word_of(house: str) -> str:
-        """Say the word of a house."""
-        asked.append(house)
-        return "walrus"
-
-    turns = [asks("word_of", {"house": "blue"}, namespace="mcp__functions"), Turn(text="done")]
-    seen = await ground.play(turns, tools=[word_of], isolation=isolation, model=MODEL)
-    assert (asked, "walrus" in str(seen.of(ToolResult)[0].output)) == (["blue"], True)
-    assert "Say the word of a house." in json.dumps(seen.server.requests[-1].body)
-    assert "mcp__functions__word_of" in [event.body.get("name") for event in seen.of(Approval)]
-    policy = PolicyProfile(disallowed_tools=("mcp__functions__*",))
-    await ground.play(turns, tools=[word_of], isolation=isolation, policy=policy, model=MODEL)
-    assert asked == ["blue"]
+    call = asks("word_of", {"house": "blue"}, namespace="mcp__functions")
+    await check_functions(ground, call, isolation=isolation, model=MODEL)
 
 
 async def test_a_server_of_tools_is_started_and_its_tools_are_asked_about(ground: Ground) -> None:
