@@ -21,7 +21,7 @@ import pytest
 import backplane
 from backplane.config import BackendSettings, Settings
 from backplane.errors import CODES
-from backplane.runtime.orders import make_order, output_schema, read_output
+from backplane.runtime.orders import make_order, read_output, schema_of
 from backplane.testing import ModelServer
 from tests.peers import ROOT
 from tests.runs import script
@@ -237,7 +237,7 @@ def test_a_control_plane_needs_no_arguments(
 def test_an_output_type_is_a_schema_and_its_value(output: Any, given: Any, value: Any) -> None:
     import jsonschema
 
-    schema = output_schema(output)
+    schema = schema_of(output)
     assert isinstance(schema, dict)
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(given, schema)

@@ -27,6 +27,7 @@ from backplane.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Fault, 
 from backplane.protocol.mcp import greeting, text_result
 from backplane.redact.secrets import Redactor
 from backplane.runtime.hook_calls import call_function, log_raised
+from backplane.runtime.orders import schema_of
 
 SERVER: Final = "functions"
 """Name of the server in the order; agents call a tool of it `mcp__functions__NAME`."""
@@ -52,10 +53,7 @@ class Tool:
         if not callable(function) or not self.name.isidentifier():
             raise _invalid(f"{function!r:.80} is no function with a name", "give a function made by `def`")
         self._input = self._struct()
-        (whole,), named = msgspec.json.schema_components((self._input,), ref_template="#/$defs/{name}")
-        members = named.pop(whole["$ref"].removeprefix("#/$defs/"))
-        self.schema: dict[str, Any] = {**members, "$defs": named} if named else members
-        self.schema.pop("title", None)
+        self.schema = {key: value for key, value in schema_of(self._input).items() if key != "title"}
 
     def _struct(self) -> type[Any]:
         try:

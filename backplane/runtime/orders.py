@@ -34,7 +34,7 @@ def make_order(
 
     Args:
         policy: a profile, the name of a shipped one, or the path of a file.
-        output: a type or JSON Schema that the answer must have, see `output_schema`.
+        output: a type or JSON Schema that the answer must have, see `schema_of`.
         configured_policy: the configuration's policy, for an order that brings none.
 
     Raises:
@@ -53,7 +53,7 @@ def make_order(
     config: RuntimeConfig = replace(whole.config, **{name: value for name, value in given.items() if value is not None})
     whole = replace(whole, config=config)
     if output is not None:
-        whole = whole.with_abp("output_schema", output_schema(output))
+        whole = whole.with_abp("output_schema", schema_of(output))
     named = policy if policy is not None else configured_policy if whole.policy == PolicyProfile() else None
     if named is not None:
         whole = replace(whole, policy=read_policy(named))
@@ -106,8 +106,8 @@ def check_order(order: WorkOrder) -> None:
         raise _invalid(fact, "see `backplane schema work_order`") from error
 
 
-def output_schema(output: Any) -> Json:
-    """Return the JSON Schema of an answer: of a msgspec struct, dataclass, TypedDict or pydantic model, or as it is.
+def schema_of(output: Any) -> dict[str, Any]:
+    """Return the JSON Schema of a type: of a msgspec struct, dataclass, TypedDict or pydantic model, or as it is.
 
     Raises:
         ConfigError: `config_invalid`, the type has no schema.
@@ -115,7 +115,7 @@ def output_schema(output: Any) -> Json:
     if isinstance(output, Mapping):
         return dict(output)
     if hasattr(output, "model_json_schema"):
-        schema: Json = output.model_json_schema()
+        schema: dict[str, Any] = output.model_json_schema()
         return schema
     try:
         (whole,), named = msgspec.json.schema_components((output,), ref_template="#/$defs/{name}")
@@ -133,7 +133,7 @@ def _uses(named: Mapping[str, Json], name: str) -> bool:
 
 
 def read_output(output: Any, value: Json) -> Any:
-    """Return a structured answer as what `output_schema` was made of; a schema gives plain JSON.
+    """Return a structured answer as what `schema_of` was made of; a schema gives plain JSON.
 
     Raises:
         ConfigError: `config_invalid`, the value is none of that type.
