@@ -41,11 +41,13 @@ def system(text: str) -> Message:
     return Message(role="system", parts=(Text(text=text),))
 
 
+SAID = Message(role="assistant", parts=(Text(text="I read"), Text(text=" it.")))
 ASKED: dict[str, tuple[tuple[Message, ...], dict[str, Any]]] = {
     "a few words": ((), {}),
     "instructions and options": ((system("be brief"), *worked()[:1]), {"tools": (READ,), "options": OPTIONS}),
     "a picture": ((picture(),), {}),
     "a call and its result": (worked(), {"tools": (READ,)}),
+    "an answer of two pieces": ((*worked()[:1], SAID, *worked()[:1]), {}),
     "a form for the answer": (worked()[:1], {"options": FORMED, "tools": (STRICT,)}),
 }
 

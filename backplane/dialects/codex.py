@@ -203,11 +203,12 @@ def read_part(value: Json, at: str) -> ir.Part:
     return BLOCKS.read(value, at) or ir.Opaque(dialect=NAME, label=str(kind_of(value)), payload=value, at=at, raw=value)
 
 
-def write_part(part: ir.Part, ledger: Ledger, *, is_said: bool = False) -> Json:
+def write_part(part: ir.Part, ledger: Ledger, *, is_said: bool = False, is_made: bool = False) -> Json:
     """Write one member of a content list, None where the target has no word for it.
 
     Args:
         is_said: of the assistant, whose texts are `output_text`.
+        is_made: written for the first time, so with every member that the vendor's type requires.
     """
     if is_own_raw(part, ledger):
         return part.payload  # type: ignore[attr-defined]
@@ -217,7 +218,7 @@ def write_part(part: ir.Part, ledger: Ledger, *, is_said: bool = False) -> Json:
         kind = kind_of(part.raw) if ledger.is_home else None
         out: dict[str, Any] = {"type": kind or ("output_text" if is_said else "input_text"), "text": part.text}
         annotations = write_citations(part, ledger)
-        if annotations or (is_said and not ledger.is_home):
+        if annotations or (is_said and is_made):
             out["annotations"] = annotations
         put_ext(part, out, ledger)
         return out
@@ -234,9 +235,11 @@ def write_part(part: ir.Part, ledger: Ledger, *, is_said: bool = False) -> Json:
     return found
 
 
-def write_content(parts: tuple[ir.Part, ...], ledger: Ledger, *, is_said: bool = False) -> list[Json]:
+def write_content(
+    parts: tuple[ir.Part, ...], ledger: Ledger, *, is_said: bool = False, is_made: bool = False
+) -> list[Json]:
     """Write a content list."""
-    made = ((part, write_part(part, ledger, is_said=is_said)) for part in parts)
+    made = ((part, write_part(part, ledger, is_said=is_said, is_made=is_made)) for part in parts)
     return [written for part, written in made if written is not None or is_own_raw(part, ledger)]
 
 
@@ -444,12 +447,13 @@ def _write_said(
     parts: tuple[ir.Part, ...], message: ir.Message, ledger: Ledger, place: int, *, is_answer: bool
 ) -> list[dict[str, Any]]:
     out: dict[str, Any] = {"type": "message", "role": "assistant"}
-    if not is_answer and message.flat is not False and is_plain(parts) and (message.flat or not ledger.is_home):
+    is_made = not ledger.is_home or message.flat is None  # a message that was read says how it was written
+    if not is_answer and message.flat is not False and is_plain(parts):
         out["content"] = parts[0].text  # type: ignore[attr-defined]
         put_ext(parts[0], {}, ledger)
     else:
-        out["content"] = write_content(parts, ledger, is_said=True)
-        if not ledger.is_home:
+        out["content"] = write_content(parts, ledger, is_said=True, is_made=is_made)
+        if is_made:
             out |= {"id": f"msg_{place if is_answer else _word(parts[0])}", "status": "completed"}
     if ledger.is_home:
         mine = parts[0].ext.get(NAME, {})
