@@ -20,6 +20,7 @@ from backplane.agents.order import (
     RunSpec,
     budget_of,
     found,
+    is_strict,
     own_settings,
     place_of,
     price_from,
@@ -215,20 +216,6 @@ def own_options(run: Given, options: Options, env: dict[str, str]) -> OwnOptions
         hooks=env[hooked.SOCKET] if hooks.before else None,
         shows=hooks.after,
     )
-
-
-def is_strict(schema: Any) -> bool:
-    """Whether the model's service takes a schema as it is: it wants every member required and no further ones."""
-    if isinstance(schema, list):
-        return all(is_strict(item) for item in schema if isinstance(item, dict | list))
-    if not isinstance(schema, dict):
-        return False
-    if schema.get("type") == "object":
-        members = schema.get("properties")
-        closed = isinstance(members, dict) and schema.get("additionalProperties") is False
-        if not closed or set(schema.get("required", ())) != set(members or ()):
-            return False
-    return all(is_strict(item) for item in schema.values() if isinstance(item, dict | list) and item)
 
 
 # The run --------------------------------------------------------------------------------------------------------------

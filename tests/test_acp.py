@@ -419,49 +419,62 @@ LOOK = """
 update(sessionUpdate="tool_call", toolCallId="c1", kind="execute", status="completed", rawInput={"command": "x"})
 """
 USED = 'usage={"inputTokens": 3, "outputTokens": 2}'
+NUMBER = r"Error: .*(?<![\d.:])%s(?!\d)"
+WORDY: dict[str, Any] = {
+    "usage": "turn",
+    "notices": [
+        {"says": "Info: .*[Rr]etrying", "retry": True},
+        {"says": NUMBER % "(401|403)", "code": "backend_auth_failed"},
+        {"says": NUMBER % "429", "code": "backend_rate_limited"},
+        {"says": NUMBER % "404", "code": "backend_model_not_found"},
+        {"says": "Error: .*too long", "code": "backend_context_length"},
+        {"says": "Error: ", "code": "backend_unavailable"},
+    ],
+}
+"""Of an agent that says its failures among the words of its model."""
+KIMI = {"profile": "kimi"}
 
 
 @pytest.mark.parametrize("before", ["", f"text('a look first'){LOOK}"])
 @pytest.mark.parametrize(
-    ("profile", "words", "code"),
+    ("options", "words", "code"),
     [
-        ("copilot", ["Error: no way in (HTTP 401)"], "backend_auth_failed"),
-        ("copilot", ["Info: once more. Retrying...", "Error: 429 not so fast, in 5.401 s"], "backend_rate_limited"),
-        ("copilot", ["Error: after 0.429 s it said 500"], "backend_unavailable"),
-        ("copilot", ["Error: it said 529, all busy"], "backend_unavailable"),
-        ("copilot", ["Error: 400 that is too long for me"], "backend_context_length"),
-        ("copilot", ["Error: nobody of that name here (HTTP 404)"], "backend_model_not_found"),
-        ("copilot", ["half an ans", "Error: it said 500"], "backend_unavailable"),
-        ("kimi", ["Compacting it all", "Compaction cancelled, sorry"], "backend_context_length"),
-        ("kimi", [], "backend_unavailable"),
+        (WORDY, ["Error: no way in (HTTP 401)"], "backend_auth_failed"),
+        (WORDY, ["Info: once more. Retrying...", "Error: 429 not so fast, in 5.401 s"], "backend_rate_limited"),
+        (WORDY, ["Error: after 0.429 s it said 500"], "backend_unavailable"),
+        (WORDY, ["Error: it said 529, all busy"], "backend_unavailable"),
+        (WORDY, ["Error: 400 that is too long for me"], "backend_context_length"),
+        (WORDY, ["Error: nobody of that name here (HTTP 404)"], "backend_model_not_found"),
+        (WORDY, ["half an ans", "Error: it said 500"], "backend_unavailable"),
+        (KIMI, ["Compacting it all", "Compaction cancelled, sorry"], "backend_context_length"),
+        (KIMI, [], "backend_unavailable"),
     ],
 )
 def test_a_failure_that_an_agent_puts_in_words_fails_the_run(
-    start: Start, profile: str, before: str, words: list[str], code: str
+    start: Start, options: dict[str, Any], before: str, words: list[str], code: str
 ) -> None:
-    used = USED if before and profile == "copilot" else ""
+    used = USED if before and options is WORDY else ""
     said = "".join(f"text({one!r})\n" for one in words)
-    receipt, events = start(f"{before}{said}end({used})", options={"profile": profile})
+    receipt, events = start(f"{before}{said}end({used})", options=options)
     assert (receipt.outcome, failure(events)) == ("failed", code)
     messages = [event.text for event in events if isinstance(event, AssistantMessage)]
     assert messages == ["a look first"] * bool(before) + ["half an ans"] * ("half an ans" in words)
 
 
 def test_an_answer_that_begins_like_a_failure_is_an_answer(start: Start) -> None:
-    copilot = {"profile": "copilot"}
     for body, told in (
         (f'text("Error: there is no such file"); end({USED})', "Error: there is no such file"),
         (f'text("Error: "); text("none"); end({USED})', "Error: none"),
         ('text("Error: it said 500, "); text("and then it worked"); end()', "Error: it said 500, and then it worked"),
     ):
-        receipt, events = start(body, options=copilot)
+        receipt, events = start(body, options=WORDY)
         assert receipt.outcome == "complete"
         assert [event.text for event in events if isinstance(event, AssistantMessage)] == [told]
 
 
 def test_words_before_a_retry_that_the_agent_tells_are_taken_back(start: Start) -> None:
     body = f'text("half an "); text("ans"); text("Info: it broke. Retrying..."); text("Whole."); end({USED})'
-    receipt, events = start(body, options={"profile": "copilot"})
+    receipt, events = start(body, options=WORDY)
     assert receipt.outcome == "complete"
     assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["Whole."]
     retries = [event.ext["retry"] for event in events if event.ext and "retry" in event.ext]

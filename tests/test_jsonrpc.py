@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 from collections.abc import AsyncIterator
@@ -23,6 +24,7 @@ from backplane.protocol.jsonrpc import (
     METHOD_NOT_FOUND,
     PARSE_ERROR,
     Fault,
+    FramedPeer,
     Malformed,
     Notification,
     Peer,
@@ -31,6 +33,31 @@ from backplane.protocol.jsonrpc import (
 )
 
 WAIT_S = 5.0
+
+
+BODIES = st.lists(st.dictionaries(st.text(max_size=4), st.text(max_size=30), max_size=3), max_size=5)
+
+
+@given(bodies=BODIES, cuts=st.lists(st.integers(0, 400), max_size=8), noise=st.booleans())
+def test_framed_messages_are_whole_whatever_the_pieces(
+    bodies: list[dict[str, str]], cuts: list[int], noise: bool
+) -> None:
+    peer = FramedPeer()
+    wire = (b"no header\r\n\r\n" if noise else b"") + b"".join(peer.notify("m", body) for body in bodies)
+    places = [0, *sorted(min(cut, len(wire)) for cut in cuts), len(wire)]
+    found = [one for a, b in itertools.pairwise(places) for one in peer.receive(wire[a:b])]
+    if noise:
+        assert isinstance(found.pop(0), Malformed)
+    assert found == [Notification("m", body) for body in bodies]
+
+
+def test_a_framed_message_over_the_limit_is_read_past() -> None:
+    for size in (2000, 4000, 100_000):
+        peer = FramedPeer(1000)
+        wire = peer.notify("m", {"a": "x" * size}) + peer.notify("m", {})
+        found = [one for place in range(0, len(wire), 700) for one in peer.receive(wire[place : place + 700])]
+        assert [type(one) for one in found] == [Malformed, Notification]
+    assert type(FramedPeer().receive(b"x" * 5000)[0]) is Malformed
 
 
 def received(text: str) -> Any:

@@ -31,6 +31,11 @@ LABELS: Final = {
     "inferenceHookDenied": "backend_content_filtered",
     "unauthorized": "backend_auth_failed",
     "tooManyDenials": "policy_denied",
+    # Copilot: kinds of a session's error, beside `rate_limit`; `query` is any other.
+    "authentication": "backend_auth_failed",
+    "authorization": "backend_auth_failed",
+    "quota": "backend_rate_limited",
+    "context_limit": "backend_context_length",
 }
 """An agent's own word for what went wrong."""
 

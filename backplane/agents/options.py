@@ -59,6 +59,24 @@ class Codex(_Vendor, frozen=True, forbid_unknown_fields=True):
     """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
+class Copilot(_Vendor, frozen=True, forbid_unknown_fields=True):
+    """The row of `copilot.toml` with a backend's options over it."""
+
+    provider: Literal["openai", "azure", "anthropic"] = "openai"
+    """What kind of service is at `base_url`."""
+    wire_api: Literal["completions", "responses"] = "completions"
+    """Which of OpenAI's protocols it speaks."""
+    model: str | None = None
+    """Where the order names none; else the agent's own choice, which a service at `base_url` has not."""
+    project_settings: bool = False
+    """Take the workspace's own settings for the agent, too: they can start programs that nobody is asked about."""
+    silence_s: int = SILENCE_S
+    prices: dict[str, Any] | None = None
+    """Dollars for a million tokens: input, output, cache_read, cache_write."""
+    mcp_servers: tuple[dict[str, Any], ...] = ()
+    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
+
+
 class Server(msgspec.Struct, frozen=True):
     """The members of an MCP server's row that all agents have; an agent may have others."""
 
@@ -142,9 +160,9 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
-Options = Claude | Codex | Profile
+Options = Claude | Codex | Copilot | Profile
 
-KINDS: Final[dict[str, type[Options]]] = {"claude": Claude, "codex": Codex, "acp": Profile}
+KINDS: Final[dict[str, type[Options]]] = {"claude": Claude, "codex": Codex, "copilot": Copilot, "acp": Profile}
 """By the name of the host's file."""
 
 

@@ -267,6 +267,20 @@ def shape_of(run: Given) -> Shape | None:
     return Shape(schema)
 
 
+def is_strict(schema: Any) -> bool:
+    """Whether the model's service takes a schema as it is: it wants every member required and no further ones."""
+    if isinstance(schema, list):
+        return all(is_strict(item) for item in schema if isinstance(item, dict | list))
+    if not isinstance(schema, dict):
+        return False
+    if schema.get("type") == "object":
+        members = schema.get("properties")
+        closed = isinstance(members, dict) and schema.get("additionalProperties") is False
+        if not closed or set(schema.get("required", ())) != set(members or ()):
+            return False
+    return all(is_strict(item) for item in schema.values() if isinstance(item, dict | list) and item)
+
+
 def snippets(run: Given) -> list[str]:
     """The order's snippets in words. Raises BackendError: `backend_context_length`."""
     parts = [f"Context, {snippet.name}:\n{snippet.content}" for snippet in run.order.context.snippets]

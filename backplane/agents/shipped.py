@@ -29,6 +29,7 @@ HOSTS: Final[dict[str, tuple[str, ...]]] = {
     "qwen": ("acp.py", "qwen"),
     "claude": ("claude.py", "claude"),
     "codex": ("codex.py", "codex"),
+    "copilot": ("copilot.py", "copilot"),
 }
 """Shipped hosts of this kind: name → file under `hosts/` and the row of its table."""
 

@@ -1,10 +1,12 @@
-"""JSON-RPC 2.0, one object a line: `Peer` turns bytes into calls and back; `pipe` speaks it over two descriptors.
+"""JSON-RPC 2.0: `Peer` turns bytes into calls and back; `process.jsonrpc.Pipe` speaks it over two descriptors.
 
-Both ends are alike: each may ask, answer and notify. What the methods mean is not known here, and no event loop.
+A message is a line, or, with `FramedPeer`, a body behind a header with its length. Both ends are alike: each may ask,
+answer and notify. What the methods mean is not known here, and no event loop.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -75,16 +77,20 @@ class Peer:
     def call(self, method: str, params: Json) -> tuple[Id, bytes]:
         """A question with an id of its own; the answer carries it."""
         self._next += 1
-        return self._next, _line({"id": self._next, "method": method, "params": params})
+        return self._next, self.write({"id": self._next, "method": method, "params": params})
 
     def notify(self, method: str, params: Json) -> bytes:
-        return _line({"method": method, "params": params})
+        return self.write({"method": method, "params": params})
 
     def answer(self, id: Id, result: Json) -> bytes:
-        return _line({"id": id, "result": result})
+        return self.write({"id": id, "result": result})
 
     def refuse(self, id: Id, code: int, message: str) -> bytes:
-        return _line({"id": id, "error": {"code": code, "message": message}})
+        return self.write({"id": id, "error": {"code": code, "message": message}})
+
+    def write(self, message: dict[str, Any]) -> bytes:
+        """Encode a message as it goes over the wire."""
+        return _encode(message) + b"\n"
 
     def receive(self, data: bytes) -> list[Received]:
         """Take bytes, give the messages they complete; blank lines are nothing."""
@@ -104,8 +110,74 @@ class Peer:
         return _message(value, line)
 
 
-def _line(message: dict[str, Any]) -> bytes:
-    return msgspec.json.encode({"jsonrpc": "2.0", **message}) + b"\n"
+class FramedPeer(Peer):
+    """One end whose messages stand behind a header, `Content-Length: N` and an empty line, as editors' servers do it.
+
+    A header without a length is given as a line of its own, which is no message; the next one is looked for behind it.
+    """
+
+    def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+        super().__init__(line_bytes_max)
+        self._bytes_max, self._data = line_bytes_max, bytearray()
+        self._length: int | None = None
+        """Of the body that is read; None while a header is."""
+        self._skipped: Overlong | None = None
+        """How the body begins that is too long, and is read past."""
+
+    def write(self, message: dict[str, Any]) -> bytes:
+        body = _encode(message)
+        return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    def lines(self, data: bytes) -> list[bytes]:
+        """Return the bodies that these bytes complete."""
+        self._data += data
+        found: list[bytes] = []
+        while (one := self._next_body()) is not None:
+            found += [one] if one.strip() else []
+        return found
+
+    def _next_body(self) -> bytes | None:
+        """The next body, b"" for a header alone; None where more bytes are needed."""
+        if self._length is None:
+            return self._header()
+        if self._length > self._bytes_max and self._skipped is None:
+            if len(self._data) < EVIDENCE_BYTES:
+                return None
+            self._skipped = Overlong(bytes(self._data[:EVIDENCE_BYTES]))
+        if self._skipped is None and len(self._data) < self._length:
+            return None
+        body = bytes(self._data[: self._length])
+        del self._data[: self._length]
+        if self._skipped is None:
+            self._length = None
+            return body
+        self._length -= len(body)
+        if self._length:
+            return None
+        skipped, self._length, self._skipped = self._skipped, None, None
+        return skipped
+
+    def _header(self) -> bytes | None:
+        end = self._data.find(_END_OF_HEADER)
+        if end < 0 and len(self._data) <= HEADER_BYTES_MAX:
+            return None
+        header = bytes(self._data[: end if end >= 0 else len(self._data)])
+        del self._data[: len(header) + len(_END_OF_HEADER)]
+        lengths = _LENGTH.findall(header)
+        if len(lengths) != 1:
+            return header
+        self._length = int(lengths[0])
+        return b""
+
+
+HEADER_BYTES_MAX: Final = 4096
+"""What has no empty line by then is no header."""
+_END_OF_HEADER: Final = b"\r\n\r\n"
+_LENGTH: Final = re.compile(rb"(?:^|\r\n)[Cc]ontent-[Ll]ength: *(\d{1,15})(?=\r\n|$)")
+
+
+def _encode(message: dict[str, Any]) -> bytes:
+    return msgspec.json.encode({"jsonrpc": "2.0", **message})
 
 
 def _object(line: bytes) -> dict[str, Any] | Malformed:

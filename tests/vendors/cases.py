@@ -110,7 +110,7 @@ async def _large(ground: Ground) -> None:
     seen = await ground.play([ground.agent.runs(command), THOUGHT_ABOUT])
     assert seen.receipt.outcome == "complete"
     assert seen.of(CommandExecuted)[-1].exit_code == 0
-    assert len(seen.of(ToolResult)[-1].output) > 1000
+    assert len(seen.of(ToolResult)[-1].output) > ground.agent.shown_chars_min
 
 
 # Approvals and policy -------------------------------------------------------------------------------------------------

@@ -53,6 +53,10 @@ class Agent(Protocol):
     """Given with every order: retries capped."""
     patient: dict[str, Any]
     """Given with an order whose retries are to outlast our clock."""
+    writable: tuple[str, ...] = ()
+    """Folders that it may write to beside its own."""
+    shown_chars_min: int = 1000
+    """Of a megabyte of output, what its model is shown at the least."""
     labels: dict[str, str]
     """Case → "emulated: how" or "refused: why"; any other case passes."""
 
@@ -163,6 +167,7 @@ class Ground:
                 options=chosen,
                 env=self.agent.variables(),
                 endpoints=self.agent.endpoints(server.url),
+                writable=self.agent.writable,
             )
             settings = Settings(
                 backends={self.agent.name: backend},

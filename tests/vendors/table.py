@@ -11,18 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from backplane.contract.work import OF_HOST
-from hosts import acp, api, claude, codex, mock, shell
+from hosts import acp, api, claude, codex, copilot, mock, shell
 from tests.vendors import found
 from tests.vendors.cases import table
 from tests.vendors.ground import Agent
 from tests.vendors.test_acp_orders import ORDERED, CodexAcp, OpenCode
 from tests.vendors.test_claude import Claude
 from tests.vendors.test_codex import Codex
+from tests.vendors.test_copilot import Copilot
 
 PAGE = Path(__file__).resolve().parents[2] / "contracts" / "agents.md"
 HEEDS = {
-    "api": api.HOST.heeds, "claude": claude.HOST.heeds, "codex": codex.HOST.heeds, "acp": acp.HEEDS,
-    "shell": shell.HOST.heeds, "mock": mock.HEEDS,
+    "api": api.HOST.heeds, "claude": claude.HOST.heeds, "codex": codex.HOST.heeds, "copilot": copilot.HOST.heeds,
+    "acp": acp.HEEDS, "shell": shell.HOST.heeds, "mock": mock.HEEDS,
 }  # fmt: skip
 NEEDLESS = dict.fromkeys(("shell", "mock"), "no effect needed")
 HEAD = """# Driven agents, case by case
@@ -47,11 +48,11 @@ ACP = """
 ## Agents behind the host `acp`
 
 opencode, Qwen Code, Gemini CLI and codex-acp are driven through answers, tools, denials, a cancel and a refused key
-(`test_acp_agents.py`), and two of them through what an order can say beside that; Copilot CLI and Kimi CLI through
-failures of their model alone. Whatever the protocol has no word for
-the host does, or the order is refused. Conversations of opencode and Qwen Code stay with the folder they began in, so
-an order that keeps one works in place; Gemini CLI keeps none that could be gone on with safely. A budget is held where
-tokens are told a call (Qwen Code) and `prices` are configured; else it is refused, as are hooks after tools.
+(`test_acp_agents.py`), and two of them through what an order can say beside that; Kimi CLI through failures of its
+model alone. Whatever the protocol has no word for the host does, or the order is refused. Conversations of opencode
+and Qwen Code stay with the folder they began in, so an order that keeps one works in place; Gemini CLI keeps none that
+could be gone on with safely. A budget is held where tokens are told a call (Qwen Code) and `prices` are configured;
+else it is refused, as are hooks after tools.
 
 Codex behind codex-acp asks nobody about commands that it holds for harmless (`cat`, `ls`): they are on record, and a
 rule that forbids them shows as violated. A denied tool ends the turn there and in Qwen Code. opencode talks to a server
@@ -61,7 +62,7 @@ of its own at 127.0.0.1:4096, so it runs where the network is held by a namespac
 
 
 def agents() -> Sequence[Agent]:
-    return (Claude(), Codex())
+    return (Claude(), Codex(), Copilot())
 
 
 def acp_agents() -> Sequence[Agent]:

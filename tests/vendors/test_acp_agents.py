@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ from backplane.contract.events import (
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile, WorkOrder, WorkspaceSpec
 from backplane.testing import SIDE_TURNS, Call, Fault, ModelServer, Turn, Usage
-from tests.test_deltas import fold
 from tests.vendors.found import vendor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -35,8 +33,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 IDLE_S = 60.0
 """An agent of 600 MiB on a loaded machine takes a while to say anything."""
 BEGUN_S = 30.0
-COPILOT_CACHE = Path(tempfile.gettempdir(), f"copilot-cache-{os.getuid()}")
-"""It unpacks 235 MB at its first start."""
 LINES = "cat x.txt > b.txt; echo told"
 
 
@@ -75,13 +71,6 @@ def codex_acp(server: ModelServer) -> dict[str, str]:
     return {"OPENAI_API_KEY": "dummy"}
 
 
-def copilot(server: ModelServer) -> dict[str, str]:
-    return {
-        "COPILOT_OFFLINE": "true", "COPILOT_PROVIDER_BASE_URL": server.base_url("openai_compatible"),
-        "COPILOT_PROVIDER_API_KEY": "dummy", "COPILOT_MODEL": "scripted-model", "XDG_CACHE_HOME": str(COPILOT_CACHE),
-    }  # fmt: skip
-
-
 def kimi(server: ModelServer) -> dict[str, str]:
     return {
         "KIMI_MODEL_NAME": "scripted-model", "KIMI_MODEL_API_KEY": "dummy", "KIMI_MODEL_PROVIDER_TYPE": "openai",
@@ -107,7 +96,7 @@ AGENTS = {
         codex_acp, "exec_command", argument="cmd", goes_on_after_denial=False, tokens=False, tokens_of_tools=False
     ),
 }
-FAILING = {"copilot": copilot, "kimi": kimi}
+FAILING = {"kimi": kimi}
 """Agents of which only this is tried here: a failure of the model is told in words, or not at all."""
 ALL = pytest.mark.parametrize("name", AGENTS)
 MOST = pytest.mark.parametrize("name", ["opencode", "gemini", "codex-acp"])
@@ -128,7 +117,6 @@ def go(tmp_path: Path) -> Callable[..., Ended]:
                 host="acp",
                 options={"profile": name, "program": program, **arguments(name, server)},
                 env=(FAILING.get(name) or AGENTS[name].env)(server),
-                writable=(str(COPILOT_CACHE),) if name == "copilot" else (),
                 endpoints=(f"127.0.0.1:{server.port}",),
             )
             limits = Limits(idle_s=IDLE_S, cancel_grace_s=5.0)
@@ -226,10 +214,3 @@ def test_a_failure_in_words_or_without_any_is_none_the_less_one(
     assert receipt.outcome == "failed"
     silent = name == "kimi" and fault.status == 429  # It says no word of that, so no more is known.
     assert of(Failed, events)[-1].error_code == ("backend_unavailable" if silent else code)
-
-
-def test_what_copilot_says_of_a_stream_that_broke_is_no_answer(go: Callable[..., Ended]) -> None:
-    broken = Turn(text="an answer that breaks " * 40, fault=Fault(cut_after_bytes=1600, pause_ms=5))
-    receipt, events = go("copilot", [broken, Turn(text="whole")])
-    assert receipt.outcome == "complete"
-    assert fold(events) == ["whole"]

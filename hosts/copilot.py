@@ -1,0 +1,200 @@
+"""Copilot CLI as a host: its headless server, one process and one session a run, over framed JSON-RPC.
+
+Every tool call is put to the control plane before it runs, whatever the agent's own settings say. What the agent says
+of its own success is not believed: a turn has failed where the session told an error.
+"""
+
+from __future__ import annotations
+
+import backplane.contract.light  # noqa: F401  # isort: skip
+import functools
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from backplane.agents.begin import Program, Started, serve
+from backplane.agents.options import Copilot as Options
+from backplane.agents.order import (
+    Place,
+    RunSpec,
+    budget_of,
+    found,
+    is_strict,
+    own_settings,
+    place_of,
+    price_from,
+    prompt_of,
+    read_conversation,
+    read_options,
+    server_rows,
+    shape_of,
+    shows_results,
+)
+from backplane.agents.shipped import OPTIONS, STATE
+from backplane.contract.capability import EMULATED, NATIVE, restricted
+from backplane.contract.work import OF_HOST
+from backplane.errors import ConfigError
+from backplane.host import EXTENSIONS, Given, Host, HostRun
+
+if TYPE_CHECKING:
+    from backplane.agents.session import AgentRun
+    from backplane.process import Child
+
+TOOLS: Final = {
+    "view": "read_file", "create": "write_file", "edit": "edit_file", "apply_patch": "edit_file", "rg": "grep",
+}  # fmt: skip
+NATIVELY: Final = (
+    "streaming", "extended_thinking", "tool_use", "tool_read", "tool_write", "tool_edit", "tool_bash", "tool_glob",
+    "tool_grep", "tool_ask_user", "hooks_pre_tool_use", "hooks_post_tool_use", "session_resume", "session_fork",
+    "mcp_client",
+)  # fmt: skip
+HOST: Final = Host(
+    id="copilot",
+    capabilities={
+        **dict.fromkeys(NATIVELY, NATIVE),
+        "tool_web_fetch": restricted("at the agent's own service alone; COPILOT_OFFLINE=false has it elsewhere, too"),
+        **dict.fromkeys(("checkpointing", "structured_output_json_schema"), EMULATED),
+    },
+    extensions=(*EXTENSIONS, "session/1", "input/1", "interrupt/1"),
+    heeds=tuple(OF_HOST),
+)
+
+ARGUMENTS: Final = ("--headless", "--stdio", "--no-auto-update", "--log-level", "error")
+QUIET: Final = {"COPILOT_AUTO_UPDATE": "false", "NO_COLOR": "1"}
+"""No update, no colours."""
+SETTINGS: Final = ("effort", "system")
+"""What an order may set under `config.vendor.copilot`."""
+
+
+# What the order says, as the program takes it -------------------------------------------------------------------------
+
+
+def prepare(run: Given, options: Options, place: Place) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command and its environment.
+
+    Raises:
+        BackendError: `backend_unavailable`, the program is not there.
+        ConfigError: `config_invalid`, see `model_of`.
+    """
+    kept = os.environ.get(STATE)
+    env = {**QUIET, **os.environ, "TMPDIR": os.path.join(place.state, "tmp")}
+    env.pop(STATE, None)
+    if place.config is not None:
+        env["COPILOT_HOME"] = place.config
+        # It unpacks 235 MB at its first start: what outlives a run keeps them.
+        env.setdefault("COPILOT_CACHE_HOME", os.path.join(kept or place.state, "cache"))
+    if options.base_url is not None:
+        # Its variables beside the session's own members: without them it looks for its own service first.
+        env = {"COPILOT_OFFLINE": "true", **env, "COPILOT_PROVIDER_BASE_URL": options.base_url}
+        env |= {"COPILOT_PROVIDER_TYPE": options.provider, "COPILOT_MODEL": str(model_of(run, options))}
+        if options.key_env is not None and options.key_env in env:
+            env["COPILOT_PROVIDER_API_KEY"] = env[options.key_env]
+    env |= run.order.config.env
+    login = () if options.own_state or options.base_url is None else ("--no-auto-login",)
+    return (found(options.program, options.install, env), *ARGUMENTS, *login), env
+
+
+def model_of(run: Given, options: Options) -> str | None:
+    """The model's name. Raises ConfigError: `config_invalid`, the user's own service has no default."""
+    model = run.order.config.model or options.model
+    if model is None and options.base_url is not None:
+        fix = "name it in the order (config.model, --model), or with options = {model = …}"
+        raise ConfigError("config_invalid", f"no model is named, and {options.base_url} has no default", hint=fix)
+    return model
+
+
+def session_of(run: Given, options: Options, env: dict[str, str]) -> dict[str, Any]:
+    """The order in the members of the call that opens the session. Raises ConfigError."""
+    own = own_settings(run, "copilot", SETTINGS)
+    params: dict[str, Any] = {
+        "model": model_of(run, options),
+        "workingDirectory": run.order.workspace.root,
+        "provider": provider_of(options, env),
+        "mcpServers": mcp_servers(run, options) or None,
+        "reasoningEffort": own.get("effort"),
+        "systemMessage": {"mode": "append", "content": own["system"]} if own.get("system") else None,
+        "hooks": True,
+        "requestPermission": True,
+        "requestUserInput": True,
+        "streaming": True,
+        "includeSubAgentStreamingEvents": False,
+        "enableSessionTelemetry": False,
+        # Commands of the workspace's own settings would run unasked.
+        "enableFileHooks": options.project_settings,
+        "enableConfigDiscovery": options.project_settings,
+        "envValueMode": "direct",
+    }
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def provider_of(options: Options, env: dict[str, str]) -> dict[str, Any] | None:
+    """The user's own service, as the session takes it; None for the agent's."""
+    if options.base_url is None:
+        return None
+    made = {"type": options.provider, "baseUrl": options.base_url, "apiKey": env.get("COPILOT_PROVIDER_API_KEY")}
+    if options.provider != "anthropic":
+        made["wireApi"] = options.wire_api
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def mcp_servers(run: Given, options: Options) -> dict[str, Any]:
+    """The servers of the configuration and of the order, as the session takes them. Raises ConfigError."""
+    return {
+        name: {"type": "http" if "url" in row else "local", "tools": ["*"], **row}
+        for name, row in server_rows(run, options.mcp_servers).items()
+    }
+
+
+def turn_of(run: Given, options: Options) -> dict[str, Any]:
+    """Members of every message: the answer's shape, where the model's service takes it."""
+    schema = run.order.abp("output_schema")
+    if not is_strict(schema) or options.provider == "anthropic":
+        return {}
+    shape = {"name": "response", "strict": True, "schema": schema}
+    return {"responseFormat": {"type": "json_schema", "jsonSchema": shape}}
+
+
+def spec_of(run: Given, options: Options) -> RunSpec:
+    """The order, as any agent's run takes it. Raises ConfigError, BackendError."""
+    shape, price = shape_of(run), price_from(options.prices)
+    if run.order.config.max_budget_usd is not None and price is None:
+        fact = f"max_budget_usd cannot be held: what {model_of(run, options)!r} costs is not known"
+        raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
+    return RunSpec(
+        prompt="\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])]),
+        silence_s=options.silence_s,
+        conversation=read_conversation(run),
+        shape=shape,
+        price=price,
+        budget_micros=budget_of(run),
+        turns_max=run.order.config.max_turns,
+    )
+
+
+# The run --------------------------------------------------------------------------------------------------------------
+
+
+def start(options: Options, run: Given, state: str) -> Started:
+    """What is started for an order. Raises ConfigError, BackendError."""
+    place = place_of(run, state, own=options.own_state, conversations="session-state/{}")
+    return prepare(run, options, place)
+
+
+def speak(options: Options, run: HostRun, child: Child, begun: Program) -> AgentRun:
+    """Make the run with the agent's program. Raises ConfigError, BackendError."""
+    from backplane.agents.copilot import agent
+    from backplane.agents.session import AgentRun
+
+    own = agent.Options(
+        session=session_of(run, options, begun.env),
+        turn=turn_of(run, options),
+        tools=TOOLS,
+        is_kept=read_conversation(run).kept or options.own_state,
+        shows=shows_results(run),
+    )
+    return AgentRun(run, spec_of(run, options), lambda session: agent.Agent(session, own, child))
+
+
+if __name__ == "__main__":
+    ROW = read_options(__file__, "copilot", os.environ.pop(OPTIONS, "{}"), Options)
+
+    serve(HOST, functools.partial(start, ROW), functools.partial(speak, ROW))
