@@ -56,7 +56,10 @@ def require_effect(run: HostRun, id: str, profile: Profile) -> None:
     own_settings(run, id, ())
     budget = run.order.config.max_budget_usd is not None
     asked = {
-        "max_budget_usd": (budget and profile.usage != "chunks", "this agent does not tell what each call takes"),
+        "max_budget_usd": (
+            budget and profile.usage not in ("chunks", "record"),
+            "this agent does not tell what each call takes",
+        ),
         "abp.session": (read_conversation(run).kept and not profile.sessions, "this agent keeps no conversation"),
         "a hook after tools": (shows_results(run), "this agent shows its model a result before anybody is asked"),
     }
@@ -129,6 +132,7 @@ def spec_of(run: HostRun, profile: Profile) -> RunSpec:
         shape=shape,
         price=price_from(profile.prices),
         budget_micros=budget_of(run),
+        turns_max=run.order.config.max_turns if profile.usage == "record" else None,
     )
 
 

@@ -142,7 +142,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     own_server: str | None = None
     mode: str | None = None
     model: Model = Model()
-    usage: Literal["chunks", "quota", "turn", "last_call", "none"] = "none"
+    usage: Literal["chunks", "record", "turn", "last_call", "none"] = "none"
     tools: dict[str, str] = {}
     capabilities: dict[str, str] = msgspec.field(default_factory=lambda: {"streaming": "native"})
     notices: tuple[Notice, ...] = ()

@@ -188,11 +188,15 @@ class AgentRun:
             events = self._with_line(events, message.method)
         for event in events:
             await self.run.emit(event)
+        self.hold_limits()
+        self._tell_change()
+
+    def hold_limits(self) -> None:
+        """End the run where a limit of the order is reached; asked for by an agent whose questions tell it."""
         limit = self.limit()
         if limit is not None and self._cut is None:
             self._cut = limit
             self.silence.scope.cancel()
-        self._tell_change()
 
     async def _watch(self, line: bytes, received: Received) -> None:
         """Keep a line that nobody hears: one that is no message, and in passthrough every call and answer."""

@@ -27,6 +27,7 @@ HOSTS: Final[dict[str, tuple[str, ...]]] = {
     "acp": ("acp.py",),
     "opencode": ("acp.py", "opencode"),
     "qwen": ("acp.py", "qwen"),
+    "gemini": ("acp.py", "gemini"),
     "claude": ("claude.py", "claude"),
     "codex": ("codex.py", "codex"),
     "copilot": ("copilot.py", "copilot"),

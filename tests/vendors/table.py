@@ -19,6 +19,7 @@ from tests.vendors.test_acp_orders import ORDERED, CodexAcp, OpenCode
 from tests.vendors.test_claude import Claude
 from tests.vendors.test_codex import Codex
 from tests.vendors.test_copilot import Copilot
+from tests.vendors.test_gemini import Gemini
 
 PAGE = Path(__file__).resolve().parents[2] / "contracts" / "agents.md"
 HEEDS = {
@@ -47,12 +48,12 @@ of `mock` says what it does. Everything else of an order the control plane does,
 ACP = """
 ## Agents behind the host `acp`
 
-opencode, Qwen Code, Gemini CLI and codex-acp are driven through answers, tools, denials, a cancel and a refused key
+opencode, Qwen Code and codex-acp are driven through answers, tools, denials, a cancel and a refused key
 (`test_acp_agents.py`), and two of them through what an order can say beside that; Kimi CLI through failures of its
-model alone. Whatever the protocol has no word for the host does, or the order is refused. Conversations of opencode
-and Qwen Code stay with the folder they began in, so an order that keeps one works in place; Gemini CLI keeps none that
-could be gone on with safely. A budget is held where tokens are told a call (Qwen Code) and `prices` are configured;
-else it is refused, as are hooks after tools.
+model alone; Gemini CLI, which is behind this host, too, through all cases above. Whatever the protocol has no word for
+the host does, or the order is refused. Conversations of opencode and Qwen Code stay with the folder they began in, so
+an order that keeps one works in place. A budget is held where each request's tokens are told (Qwen Code, Gemini CLI)
+and `prices` are configured; else it is refused, as are hooks after tools.
 
 Codex behind codex-acp asks nobody about commands that it holds for harmless (`cat`, `ls`): they are on record, and a
 rule that forbids them shows as violated. A denied tool ends the turn there and in Qwen Code. opencode talks to a server
@@ -62,7 +63,7 @@ of its own at 127.0.0.1:4096, so it runs where the network is held by a namespac
 
 
 def agents() -> Sequence[Agent]:
-    return (Claude(), Codex(), Copilot())
+    return (Claude(), Codex(), Copilot(), Gemini())
 
 
 def acp_agents() -> Sequence[Agent]:
@@ -81,7 +82,7 @@ def settings() -> str:
 def page() -> str:
     """The whole page, with the versions it was found out with."""
     pins = found.pins()
-    names = (*(agent.name for agent in (*agents(), *acp_agents())), "qwen", "gemini")
+    names = (*(agent.name for agent in (*agents(), *acp_agents())), "qwen")
     versions = ", ".join(f"{name} {found.version(pins[name])}" for name in names)
     return f"{HEAD}Versions: {versions}.\n\n{table(agents())}{SETTINGS}{settings()}{ACP}{table(acp_agents(), ORDERED)}"
 

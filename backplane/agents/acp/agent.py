@@ -17,9 +17,10 @@ import msgspec
 from backplane.agents.acp.reader import NEUTRAL, Call, EventReader, read_usage
 from backplane.agents.events import mapping, mappings
 from backplane.agents.failures import code_of
+from backplane.agents.gemini.record import Record, home_of
 from backplane.agents.options import Profile
 from backplane.agents.order import Conversation, Place, keep_name, server_rows, snippets
-from backplane.agents.session import AgentRun, Ending, failed, result_of, silent
+from backplane.agents.session import WORDS_CHARS_MAX, AgentRun, Ending, failed, result_of, silent
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Given, HostRun
@@ -42,6 +43,8 @@ SETTLE_S: Final = 0.1
 """After the answer to a prompt: updates that were sent before it may still come."""
 AUTH_REQUIRED: Final = -32000
 """The protocol's code for an agent that wants a login first."""
+HISTORY_S: Final = 0.5
+"""Without a word of an older conversation, after which it is over; it is told in one go."""
 WITHDRAWN: Final = "the turn was stopped before anybody had answered"
 
 
@@ -67,7 +70,12 @@ class Agent:
     def __init__(self, session: AgentRun, profile: Profile, place: Place, child: Child) -> None:
         self.session, self.profile, self.place = session, profile, place
         run, spec = session.run, session.spec
-        self.reader = EventReader(run.now, session.root, spoken(run, profile.tools), spec.price, profile.notices)
+        self.record = Record(home_of(place.config)) if profile.usage == "record" else None
+        tools = spoken(run, profile.tools)
+        servers = [*server_rows(run, profile.mcp_servers)]
+        self.reader = EventReader(
+            run.now, session.root, tools, spec.price, profile.notices, record=self.record, servers=servers
+        )
         self.reader.is_history = spec.conversation.wanted is not None
         self.pipe = session.pipe(child, self)
         self._said: dict[str, Any] = {}
@@ -94,7 +102,18 @@ class Agent:
             keep_name(self.place, session.id, self.session.root)
         await self.session.announce(session.id, agent=self._said.get("agentInfo"), kept=asked.kept)
         await self._set(session)
+        if self.record is not None:
+            self.record.id = session.id
+            await self._history_over()
+            self.record.skip()
         self._id, self.reader.is_history = session.id, False
+
+    async def _history_over(self) -> None:
+        """Wait for the rest of an older conversation, which this agent tells after it has answered."""
+        seen = -1
+        while self.reader.is_history and seen != self.reader.left_out:
+            seen = self.reader.left_out
+            await anyio.sleep(HISTORY_S)
 
     async def _open_session(self, asked: Conversation) -> Session:
         servers = servers_of(self.session.run, self.profile)
@@ -114,6 +133,9 @@ class Agent:
         if method is None:
             word = "fork" if asked.fork is not None else "resume"
             raise BackendError("capability_unsupported", f"this agent says that it cannot {word} a conversation")
+        if self.record is not None and self.place.config is not None:
+            id = self.record.copy(id) if asked.fork is not None else id
+            self.record.claim(id, self.session.root)
         reply = await self.pipe.call(method, {"sessionId": id, **params}, timeout_s=START_S)
         said = mapping(reply.result) | ({} if method == "session/fork" else {"sessionId": id})
         if reply.fault is not None or not isinstance(said.get("sessionId"), str):
@@ -123,7 +145,7 @@ class Agent:
 
     def _resuming(self, *, fork: bool) -> str | None:
         """The call that goes on with a conversation, or with a copy of it; None where the agent announced none."""
-        if fork:
+        if fork and (self.record is None or self.place.config is None):
             return "session/fork" if self._can("sessionCapabilities", "fork") else None
         if self._can("sessionCapabilities", "resume"):
             return "session/resume"
@@ -214,17 +236,17 @@ class Agent:
         if reason == "end_turn" and not reader.closed_with_words:
             hidden = None if reader.denied else reader.notices.silent
             return silent(hidden if reader.ever_acted else "backend_unavailable")
-        return Ending(text=reader.last_words) if reason == "end_turn" else Ending(outcome="partial")
+        if reason != "end_turn":
+            return Ending(outcome="partial", note=f"the agent stopped by itself: {reason[:WORDS_CHARS_MAX]}")
+        return Ending(text=reader.last_words)
 
     def _count(self, usage: Usage | None) -> None:
-        if self.profile.usage != "chunks":
+        if self.profile.usage not in ("chunks", "record"):
             self.reader.count(usage)
 
     def _used(self) -> Usage | None:
         """Tokens of the turn, from where this agent tells them; what it tells of a part alone stays unknown."""
-        where, quota = self.profile.usage, mapping(mapping(self._result.get("_meta")).get("quota"))
-        if where == "quota" and quota:
-            return read_usage(quota.get("token_count"))
+        where = self.profile.usage
         is_whole = where == "turn" or (where == "last_call" and not self.reader.acted)
         return read_usage(self._result.get("usage")) if is_whole else None
 
@@ -236,6 +258,7 @@ class Agent:
         call, events = self.reader.asked(mapping(request.params.get("toolCall")))
         for event in events:
             await self.session.run.emit(event)
+        self.session.hold_limits()
         refused: str | None = WITHDRAWN
         if not self._is_stopping:
             refused = await self.session.attend(self._refusal(call), WITHDRAWN)
@@ -252,6 +275,7 @@ class Agent:
         own = call.name or name
         # By every name that the tool has; the control plane is told one of them.
         neutral = self.profile.tools.get(own) or (own if own in TOOLS else NEUTRAL.get(call.kind, own))
+        neutral = name if name.startswith("mcp__") else neutral
         decision = policy.decide_tool_call(own, call.input, root=root, cwd=root, aliases={own: neutral})
         is_denied = decision.allowed == "deny"
         if not is_denied and policy.decide_tool_call(name, call.input, root=root).allowed != decision.allowed:

@@ -7,7 +7,7 @@ input is known, and its result once; what the protocol has no word for is kept a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from backplane.agents.acp.notices import NOTICE_CHARS_MAX, Notices
 from backplane.agents.command import plain_command
 from backplane.agents.events import CALLS_MAX, CUT_SHORT, Events, exit_code, is_count, mapping, mappings
+from backplane.agents.gemini.record import Record
 from backplane.agents.options import Notice
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
@@ -84,6 +85,8 @@ class EventReader:
         tools: the agent's names of tools → neutral ones.
         price: of its model, where it is known.
         notices: what the agent says itself among the words of its model.
+        servers: names of MCP servers, by which their tools are known.
+        record: the agent's own, where that says more of its requests and tools than the protocol does.
     """
 
     def __init__(
@@ -93,8 +96,10 @@ class EventReader:
         tools: Mapping[str, str],
         price: Price | None = None,
         notices: Sequence[Notice] = (),
+        record: Record | None = None,
+        servers: Collection[str] = (),
     ) -> None:
-        self._make, self._tools = Events(now, root), tools
+        self._make, self._tools, self._servers = Events(now, root), tools, servers
         self._calls: dict[str, Call] = {}
         self._text: list[str] = []
         self._text_chars = 0
@@ -108,6 +113,11 @@ class EventReader:
         self.price, self.spent = price, Spent()
         self.last_words = ""
         self.notices = Notices(notices)
+        self._record = record
+        self._unread: list[tuple[Call, bool]] = []
+        """Calls that are over and whose output the record did not have yet, and whether they failed."""
+        self.left_out = 0
+        """Updates of an older conversation."""
         self._held: tuple[str, str] | None = None
         """The latest chunk, where it may be a failure's, and its code: what follows says whether it was."""
 
@@ -129,10 +139,14 @@ class EventReader:
         """Read one notification."""
         update = message.params.get("update")
         if message.method != UPDATE or self.is_history or not isinstance(update, dict):
+            self.left_out += 1
             return []
         kind = update.get("sessionUpdate")
         if kind in SILENT:
             return []
+        return [*self._recorded(), *self._update(kind, update)]
+
+    def _update(self, kind: Json, update: dict[str, Any]) -> list[AgentEvent]:
         if kind in ("agent_message_chunk", "agent_thought_chunk"):
             return self._chunk(update, kind == "agent_thought_chunk")
         if kind in ("tool_call", "tool_call_update"):
@@ -211,7 +225,8 @@ class EventReader:
 
     def used(self) -> Usage:
         # What is told is a call's tokens here and a turn's there, so nobody knows how many requests there were.
-        return msgspec.structs.replace(self.spent.usage(), request_units=None)
+        usage = self.spent.usage()
+        return usage if self._record is not None else msgspec.structs.replace(usage, request_units=None)
 
     def _turn(self) -> list[AgentEvent]:
         """The end of a turn of the model: something new comes after results went in."""
@@ -226,10 +241,36 @@ class EventReader:
         events = self._turn() if fresh else []
         status = update.get("status")
         if status in ("completed", "failed"):
-            return [*events, *self.say(call), *self._end(call, status == "failed")]
+            events += self.say(call)
+            if self._record is not None and call.id not in self._record.outputs and not call.ended:
+                self._unread.append((call, status == "failed"))
+                return events
+            return [*events, *self._ended(call, status == "failed")]
         if status == "in_progress" and call.input:
             events += self.say(call)
         return [*events, *self._output(call)]
+
+    def _recorded(self) -> list[AgentEvent]:
+        """What the agent's own record says since the last look: it is written before the model is asked again."""
+        record = self._record
+        if record is None:
+            return []
+        record.read()
+        events: list[AgentEvent] = []
+        for usage in record.requests:
+            self.goes_on = False
+            self.count(usage)
+            events.append(self._make.used(self.used()))
+        record.requests.clear()
+        waiting, self._unread = self._unread, []
+        return [*events, *(event for call, failed in waiting for event in self._ended(call, failed))]
+
+    def _ended(self, call: Call, failed: bool) -> list[AgentEvent]:
+        """The end of a call, with what the record says of it."""
+        said = self._record.outputs.pop(call.id, None) if self._record is not None else None
+        if said is not None:
+            call.output = {"output": said.text, "exitCode": said.exit_code}
+        return self._end(call, failed)
 
     def _known(self, update: dict[str, Any]) -> Call:
         """The call an update speaks of, with what it adds."""
@@ -239,7 +280,7 @@ class EventReader:
             self._calls[id] = call
         title, kind = update.get("title"), update.get("kind")
         name = mapping(update.get("_meta")).get("toolName")
-        prefix = id.partition("__call_")[0] if "__call_" in id else None
+        prefix = _named_by(id)
         # A question may call a tool "other" whose kind is known; what is asked may be told already, and go further.
         call.kind = kind if isinstance(kind, str) and kind != "other" else call.kind
         if isinstance(update.get("rawInput"), dict):
@@ -264,6 +305,7 @@ class EventReader:
         """The call that the agent wants to be allowed, and what has to be told before anybody is asked."""
         fresh = str(tool_call.get("toolCallId")) not in self._calls
         known = self._calls.get(str(tool_call.get("toolCallId")))
+        recorded = self._recorded()
         text = known.text if known is not None else ""
         call = self._known(tool_call)
         call.text = text  # What a question says is no output of the tool.
@@ -276,13 +318,14 @@ class EventReader:
             if paths:
                 call.input["path"] = paths[0]
         call.name_places()
-        return call, [*(self._turn() if fresh else []), *self.say(call)]
+        return call, [*recorded, *(self._turn() if fresh else []), *self.say(call)]
 
     def say(self, call: Call) -> list[AgentEvent]:
         """The call as an event, once."""
         if call.said:
             return []
         call.said = self.acted = self.ever_acted = self._calls_since_words = True
+        self.goes_on = self._record is not None
         if not call.input and (paths := [*call.paths, *call.places]):
             call.input = {"path": paths[0]}
         call.name_places()
@@ -294,8 +337,13 @@ class EventReader:
         return self._close(call, f"policy_denied: {reason}", failed=True)
 
     def name(self, call: Call) -> str:
-        """The tool's neutral name, else the agent's own."""
-        return self._tools.get(call.name or "") or call.name or NEUTRAL.get(call.kind, "other")
+        """The tool's neutral name, else the agent's own; of a server's tool `mcp__SERVER__TOOL`, whatever it says."""
+        own = call.name or ""
+        for server in self._servers:
+            for beginning in (f"mcp__{server}__", f"mcp_{server}_", f"{server}_", f"{server}."):
+                if own.startswith(beginning):
+                    return f"mcp__{server}__{own.removeprefix(beginning)}"
+        return self._tools.get(own) or own or NEUTRAL.get(call.kind, "other")
 
     def message(self) -> list[AgentEvent]:
         """The whole message whose deltas were told, when there is one."""
@@ -304,6 +352,12 @@ class EventReader:
         if not self._text:
             return events
         self.last_words, self._text, self._text_chars = "".join(self._text), [], 0
+        said = self._record.words() if self._record is not None else self.last_words
+        if said != self.last_words and said and self.last_words.endswith(said):
+            # It asked its model again without a word of it: what came before is no part of the answer.
+            body: dict[str, Json] = {"reason": "asked_again", "taken_back": len(self.last_words)}
+            events.append(self._make.carried("retry", body, "the agent asked its model again"))
+            self.last_words = said
         return [*events, self._make.message(self.last_words)]
 
     def end(self, stop_reason: str) -> list[AgentEvent]:
@@ -311,13 +365,18 @@ class EventReader:
 
         Some agents answer and never tell the end of a tool whose result the model had: the answer came last then.
         """
+        recorded, self.goes_on = self._recorded(), False
         last = self._results_since_output or self._calls_since_words
-        events, self._results_since_output = self.close(), last
+        events, self._results_since_output = [*recorded, *self.close()], last
         return [*events, self._make.turn(stop_reason)]
 
     def close(self) -> list[AgentEvent]:
         """Return what is still to be told: the message that was begun, and results of open calls."""
-        events, left = self.message(), [call for call in self._calls.values() if call.said and not call.ended]
+        events = [*self._recorded(), *self.message()]
+        if self.goes_on:  # Cut off in a turn whose calls were told: it counts as one.
+            self.goes_on = False
+            events.append(self._make.turn("tool_use"))
+        left = [call for call in self._calls.values() if call.said and not call.ended]
         return [*events, *(event for call in left for event in self._close(call, CUT_SHORT, failed=True))]
 
     def _output(self, call: Call) -> list[AgentEvent]:
@@ -347,6 +406,12 @@ class EventReader:
             return []
         call.ended = self._results_since_output = True
         return [self._make.result(call.id, self.name(call), output, failed=failed)]
+
+
+def _named_by(id: str) -> str | None:
+    """The tool's name in a call's id, where an agent puts it: `NAME__call_…`, `NAME__NAME_…`."""
+    name, _, rest = id.partition("__")
+    return name if rest.startswith(("call_", f"{name}_")) else None
 
 
 def texts(content: Json) -> str:

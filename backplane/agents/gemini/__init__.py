@@ -1,0 +1,1 @@
+"""Gemini CLI, which speaks the Agent Client Protocol (`agents.acp`) and writes more than that into a `record`."""

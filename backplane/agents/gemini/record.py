@@ -1,0 +1,165 @@
+"""Gemini CLI's own record of a conversation: what each request took, what its tools said, and where it goes on.
+
+By the protocol it tells neither a command's output nor its exit code, and of tokens one sum a turn. It writes both into
+a file of JSON lines before it asks its model again. It goes on with a conversation in the folder where it began and in
+another minute alone; both hang on the file's place and name, so a conversation of ours is moved there first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane.agents.events import is_count, mapping, mappings
+from backplane.ir import Usage
+
+READ_BYTES_MAX: Final = 8 * 1024 * 1024
+"""One look at the file: what came since the last one. More of it is left out, and its outputs are not told."""
+_ID_CHARS: Final = 8
+"""Of a conversation's id in its file's name."""
+_DAY_S: Final = 86_400
+_TRAILER: Final = re.compile(r"\n(Exit Code|Signal|Error|Background PIDs|Process Group PGID): ([^\n]*)\Z")
+_WRAPPED: Final = re.compile(r"\A<untrusted_context>\n(.*)\n</untrusted_context>\Z", re.DOTALL)
+
+
+class Output(msgspec.Struct, frozen=True):
+    """What a tool said to its model."""
+
+    text: str
+    exit_code: int | None = None
+    """Of a command."""
+
+
+class Record:
+    """The record of one conversation.
+
+    Args:
+        home: the agent's folder, `.gemini`.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.id = home, ""
+        self._path: Path | None = None
+        self._place = 0
+        self._counted: set[str] = set()
+        self.requests: list[Usage] = []
+        """What requests took since they were last looked at."""
+        self._words: list[str] = []
+        self.outputs: dict[str, Output] = {}
+        """What tools said, by their call's id; whoever tells it takes it out."""
+
+    # Reading ----------------------------------------------------------------------------------------------------------
+
+    def skip(self) -> None:
+        """Leave out what is in the file now: it is of another run."""
+        self._path = self._find()
+        self._place = self._path.stat().st_size if self._path is not None else 0
+
+    def read(self) -> None:
+        """Read what was written since."""
+        self._path = self._path or self._find()
+        if self._path is None:
+            return
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._place)
+                data = file.read(READ_BYTES_MAX)
+        except OSError:
+            return
+        whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == READ_BYTES_MAX else b"")
+        self._place += len(whole)
+        for line in whole.splitlines():
+            # Calls are written again with every further one; their answers stand in lines of their own.
+            if b'"toolCalls":' not in line:
+                self._take(line)
+
+    def words(self) -> str:
+        """What the model said, and was kept, since this was asked."""
+        words, self._words = "".join(self._words), []
+        return words
+
+    def _find(self) -> Path | None:
+        found = self._files(self.id)
+        return found[-1] if found else None
+
+    def _files(self, id: str) -> list[Path]:
+        """The conversation's files, the longest last: beside the one that has all of it there may be empty ones."""
+        found = self.home.glob(f"tmp/*/chats/session-*-{id[:_ID_CHARS]}.jsonl")
+        return sorted(found, key=lambda path: path.stat().st_size)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            said = mapping(msgspec.json.decode(line))
+        except (ValueError, RecursionError):
+            return
+        if said.get("type") == "gemini" and str(said.get("id")) not in self._counted:
+            self._counted.add(str(said.get("id")))
+            self.requests += _usage(mapping(said.get("tokens")))
+            self._words += [said["content"]] if isinstance(said.get("content"), str) else []
+        for part in mappings(said.get("content")) if said.get("type") == "user" else ():
+            answer = mapping(part.get("functionResponse"))
+            self.outputs[str(answer.get("id"))] = read_output(str(answer.get("name")), mapping(answer.get("response")))
+
+    # Going on ---------------------------------------------------------------------------------------------------------
+
+    def claim(self, id: str, root: str) -> None:
+        """Move a conversation to where the agent looks for it when it works in another folder now."""
+        *empty, path = self._files(id)
+        for one in empty:
+            one.unlink()
+        place = f"c-{id[:_ID_CHARS]}"
+        for folder in ("tmp", "history"):
+            (self.home / folder / place / "chats").mkdir(parents=True, exist_ok=True)
+            (self.home / folder / place / ".project_root").write_text(root, encoding="utf-8")
+        listed = self.home / "projects.json"
+        known = mapping(msgspec.json.decode(listed.read_bytes()) if listed.exists() else {})
+        listed.write_bytes(msgspec.json.encode({**known, "projects": {**mapping(known.get("projects")), root: place}}))
+        # A day ago: in the minute that its name says, the agent takes it for a new one.
+        then = time.strftime("%Y-%m-%dT%H-%M", time.gmtime(time.time() - _DAY_S))
+        path.rename(self.home / "tmp" / place / "chats" / f"session-{then}-{id[:_ID_CHARS]}.jsonl")
+
+    def copy(self, id: str) -> str:
+        """Copy a conversation; the copy's id."""
+        made, path = str(uuid.uuid4()), self._files(id)[-1]
+        name = path.name.replace(id[:_ID_CHARS], made[:_ID_CHARS])
+        path.with_name(name).write_bytes(path.read_bytes().replace(id.encode(), made.encode()))
+        return made
+
+    def has(self, id: str) -> bool:
+        return bool(self._files(id))
+
+
+def home_of(config: str | None) -> Path:
+    """The agent's folder: below ours, or the user's own."""
+    base = os.environ.get("GEMINI_CLI_HOME") or os.path.expanduser("~") if config is None else f"{config}/home"
+    return Path(base, ".gemini")
+
+
+def read_output(tool: str, response: dict[str, Any]) -> Output:
+    """What a tool's answer says; of a command, its output and its exit code."""
+    text = response.get("error", response.get("output"))
+    words = text if isinstance(text, str) else msgspec.json.encode(text).decode()
+    if tool != "run_shell_command" or "error" in response:
+        return Output(words)
+    inner = _WRAPPED.match(words)
+    words = inner[1] if inner is not None else words
+    told: dict[str, str] = {}
+    while (line := _TRAILER.search(words)) is not None:
+        told[line[1]], words = line[2], words[: line.start()]
+    code = told.get("Exit Code", "" if "Signal" in told else "0")
+    words = words.removeprefix("Output: ")
+    return Output("" if words == "(empty)" else words, int(code) if code.lstrip("-").isdigit() else None)
+
+
+def _usage(tokens: dict[str, Any]) -> list[Usage]:
+    told = {name: tokens[name] for name in ("input", "output", "cached", "thoughts") if is_count(tokens.get(name))}
+    if "input" not in told:
+        return []
+    output = told["output"] + told.get("thoughts", 0) if "output" in told else None
+    return [Usage(input=told["input"], output=output, cache_read=told.get("cached"), reasoning=told.get("thoughts"))]
