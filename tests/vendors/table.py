@@ -59,6 +59,19 @@ Codex behind codex-acp asks nobody about commands that it holds for harmless (`c
 rule that forbids them shows as violated. A denied tool ends the turn there and in Qwen Code. opencode talks to a server
 of its own at 127.0.0.1:4096, so it runs where the network is held by a namespace, and not by a port alone.
 
+Of the protocol's registry these were tried by hand on 2026-11-24 against a scripted model, with an answer, a command, a
+denied command and a refused key:
+
+| agent | version | what was seen |
+| --- | --- | --- |
+| claude-agent-acp | 0.101.0 | all four, without exit codes; a refused key after its own retries alone |
+| Kilo Code (`kilo`) | 7.7.7 | all four; 25 s to start without a network; no tokens of a turn with tools; a denied tool ends it |
+| Mistral Vibe (`vibe`) | 3.0.2 | all four, without exit codes |
+| fast-agent | 0.10.46 | an answer; it offers its model no tools by itself, so it has no profile |
+| pi (`pi-acp`) | 0.0.34 | opened no session within 50 s (pi 0.73.1, 1.5.2); it asks nobody about its tools |
+| Cline | 3.0.65 | refuses a session without one of its vendors' logins, whatever service is configured |
+| OpenHands | 1.16.0 | refuses a session without its vendor's login |
+
 """
 
 

@@ -279,7 +279,8 @@ class EventReader:
         if len(self._calls) < CALLS_MAX:
             self._calls[id] = call
         title, kind = update.get("title"), update.get("kind")
-        name = mapping(update.get("_meta")).get("toolName")
+        meta = mapping(update.get("_meta"))
+        name = next((one["toolName"] for one in (meta, *map(mapping, meta.values())) if "toolName" in one), None)
         prefix = _named_by(id)
         # A question may call a tool "other" whose kind is known; what is asked may be told already, and go further.
         call.kind = kind if isinstance(kind, str) and kind != "other" else call.kind
