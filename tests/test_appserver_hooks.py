@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane.agents.codex import hook, hooked
+from backplane.agents import hook, hooked
 from backplane.agents.codex.hold import held, unheld
 from backplane.agents.codex.reader import UNSEEN, EventReader
 from backplane.contract.canonical import Json
@@ -30,7 +30,7 @@ QUESTION = b'{"hook_event_name":"PreToolUse","tool_name":"Bash"}'
 
 async def ask(path: Path, question: bytes = QUESTION) -> Json:
     """What the program says that the agent starts."""
-    env = {hooked.SOCKET: str(path)}
+    env = {hook.SOCKET: str(path)}
     argv = (sys.executable, "-I", "-S", hook.__file__)
     run = functools.partial(run_tool, argv, env=env, stdin=question, timeout_s=WAIT_S_MAX)
     done = await anyio.to_thread.run_sync(run)

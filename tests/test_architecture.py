@@ -114,7 +114,8 @@ THIRD_PARTY = {
     "anyio": set(ROOMS) - PURE - GROUND - {"process.guard", "__main__", "schemas", "resources"},
     "jsonschema": {"schemas", "conform", "cli", "tools", "hosts"},
     "referencing": {"tools"},  # jsonschema's own errors of references
-    "httpx": {"upstream", "hosts", "tools"},
+    "httpx": {"upstream", "hosts", "tools", "agents"},
+    "websockets": {"agents"},  # an extra: only where Kimi is driven
     "cryptography": {"receipts", "cli"},  # an extra: only where something is signed
 }
 """Package → the rooms that may import it. One that is not in this table is not a dependency of ours."""

@@ -36,6 +36,11 @@ LABELS: Final = {
     "authorization": "backend_auth_failed",
     "quota": "backend_rate_limited",
     "context_limit": "backend_context_length",
+    # Kimi: codes of a turn's error; `provider.api_error` is any other.
+    "provider.auth_error": "backend_auth_failed",
+    "provider.rate_limit": "backend_rate_limited",
+    "provider.connection_error": "backend_unavailable",
+    "context.overflow": "backend_context_length",
 }
 """An agent's own word for what went wrong."""
 

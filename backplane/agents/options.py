@@ -77,6 +77,24 @@ class Copilot(_Vendor, frozen=True, forbid_unknown_fields=True):
     """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
+class Kimi(_Vendor, frozen=True, forbid_unknown_fields=True):
+    """The row of `kimi.toml` with a backend's options over it."""
+
+    provider: Literal["kimi", "openai", "openai_responses", "anthropic", "google-genai"] = "kimi"
+    """What kind of service is at `base_url`."""
+    model: str | None = None
+    """Where the order names none."""
+    context_tokens: int = 262_144
+    """Of the model: a conversation is shortened before it is longer."""
+    retries: int = RETRIES
+    """Of a request."""
+    silence_s: int = SILENCE_S
+    prices: dict[str, Any] | None = None
+    """Dollars for a million tokens: input, output, cache_read, cache_write."""
+    mcp_servers: tuple[dict[str, Any], ...] = ()
+    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
+
+
 class Server(msgspec.Struct, frozen=True):
     """The members of an MCP server's row that all agents have; an agent may have others."""
 
@@ -160,9 +178,15 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
-Options = Claude | Codex | Copilot | Profile
+Options = Claude | Codex | Copilot | Kimi | Profile
 
-KINDS: Final[dict[str, type[Options]]] = {"claude": Claude, "codex": Codex, "copilot": Copilot, "acp": Profile}
+KINDS: Final[dict[str, type[Options]]] = {
+    "claude": Claude,
+    "codex": Codex,
+    "copilot": Copilot,
+    "kimi": Kimi,
+    "acp": Profile,
+}
 """By the name of the host's file."""
 
 

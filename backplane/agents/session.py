@@ -172,7 +172,7 @@ class AgentRun:
     ) -> Pipe:
         """Make the agent's way to its program: what comes goes to `hear` and `answer`; for the others, see `Pipe`."""
         hear = hear or self.hear
-        return Pipe(child.stdin, child.stdout, answer=agent.answer, hear=hear, watch=self._watch, peer=peer, said=said)
+        return Pipe(child.stdin, child.stdout, answer=agent.answer, hear=hear, watch=self.watch, peer=peer, said=said)
 
     async def hear(self, message: Notification, *, is_sign: bool = True) -> None:
         """Tell what the agent told.
@@ -198,7 +198,7 @@ class AgentRun:
             self._cut = limit
             self.silence.scope.cancel()
 
-    async def _watch(self, line: bytes, received: Received) -> None:
+    async def watch(self, line: bytes, received: Received) -> None:
         """Keep a line that nobody hears: one that is no message, and in passthrough every call and answer."""
         self._line = line
         if isinstance(received, Malformed):

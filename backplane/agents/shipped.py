@@ -31,6 +31,7 @@ HOSTS: Final[dict[str, tuple[str, ...]]] = {
     "claude": ("claude.py", "claude"),
     "codex": ("codex.py", "codex"),
     "copilot": ("copilot.py", "copilot"),
+    "kimi": ("kimi.py", "kimi"),
 }
 """Shipped hosts of this kind: name → file under `hosts/` and the row of its table."""
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from backplane.contract.work import OF_HOST
-from hosts import acp, api, claude, codex, copilot, mock, shell
+from hosts import acp, api, claude, codex, copilot, kimi, mock, shell
 from tests.vendors import found
 from tests.vendors.cases import table
 from tests.vendors.ground import Agent
@@ -20,11 +20,12 @@ from tests.vendors.test_claude import Claude
 from tests.vendors.test_codex import Codex
 from tests.vendors.test_copilot import Copilot
 from tests.vendors.test_gemini import Gemini
+from tests.vendors.test_kimi import Kimi
 
 PAGE = Path(__file__).resolve().parents[2] / "contracts" / "agents.md"
 HEEDS = {
     "api": api.HOST.heeds, "claude": claude.HOST.heeds, "codex": codex.HOST.heeds, "copilot": copilot.HOST.heeds,
-    "acp": acp.HEEDS, "shell": shell.HOST.heeds, "mock": mock.HEEDS,
+    "kimi": kimi.HOST.heeds, "acp": acp.HEEDS, "shell": shell.HOST.heeds, "mock": mock.HEEDS,
 }  # fmt: skip
 NEEDLESS = dict.fromkeys(("shell", "mock"), "no effect needed")
 HEAD = """# Driven agents, case by case
@@ -49,15 +50,18 @@ ACP = """
 ## Agents behind the host `acp`
 
 opencode, Qwen Code and codex-acp are driven through answers, tools, denials, a cancel and a refused key
-(`test_acp_agents.py`), and two of them through what an order can say beside that; Kimi CLI through failures of its
-model alone; Gemini CLI, which is behind this host, too, through all cases above. Whatever the protocol has no word for
-the host does, or the order is refused. Conversations of opencode and Qwen Code stay with the folder they began in, so
-an order that keeps one works in place. A budget is held where each request's tokens are told (Qwen Code, Gemini CLI)
-and `prices` are configured; else it is refused, as are hooks after tools.
+(`test_acp_agents.py`), and two of them through what an order can say beside that; Gemini CLI, which is behind this
+host, too, through all cases above. Whatever the protocol has no word for the host does, or the order is refused.
+Conversations of opencode and Qwen Code stay with the folder they began in, so an order that keeps one works in place.
+A budget is held where each request's tokens are told (Qwen Code, Gemini CLI) and `prices` are configured; else it is
+refused, as are hooks after tools.
 
 Codex behind codex-acp asks nobody about commands that it holds for harmless (`cat`, `ls`): they are on record, and a
 rule that forbids them shows as violated. A denied tool ends the turn there and in Qwen Code. opencode talks to a server
 of its own at 127.0.0.1:4096, so it runs where the network is held by a namespace, and not by a port alone.
+
+Kimi takes no proxy to a model on the usual addresses of its own machine, so with rules on the network it reaches
+models elsewhere alone. It asks nobody about writes in a folder of git; the hook of its host does.
 
 Of the protocol's registry these were tried by hand on 2026-11-24 against a scripted model, with an answer, a command, a
 denied command and a refused key:
@@ -65,7 +69,7 @@ denied command and a refused key:
 | agent | version | what was seen |
 | --- | --- | --- |
 | claude-agent-acp | 0.101.0 | all four, without exit codes; a refused key after its own retries alone |
-| Kilo Code (`kilo`) | 7.7.7 | all four; 25 s to start without a network; no tokens of a turn with tools; a denied tool ends it |
+| Kilo Code (`kilo`) | 7.7.7 | all four; starts in 25 s here; no tokens of a turn with tools; a denied tool ends it |
 | Mistral Vibe (`vibe`) | 3.0.2 | all four, without exit codes |
 | fast-agent | 0.10.46 | an answer; it offers its model no tools by itself, so it has no profile |
 | pi (`pi-acp`) | 0.0.34 | opened no session within 50 s (pi 0.73.1, 1.5.2); it asks nobody about its tools |
@@ -76,7 +80,7 @@ denied command and a refused key:
 
 
 def agents() -> Sequence[Agent]:
-    return (Claude(), Codex(), Copilot(), Gemini())
+    return (Claude(), Codex(), Copilot(), Gemini(), Kimi())
 
 
 def acp_agents() -> Sequence[Agent]:

@@ -120,11 +120,11 @@ class Qwen(OpenCode):
         return Turn(calls=(Call(name="run_shell_command", input={"command": command, "description": "a step"}),))
 
 
-LABELS = {
-    "more words during the work": "emulated: the host says them when the turn has ended",
+SHAPED = {
     "structured output right": "emulated: the host checks the answer and asks again",
     "structured output absent": "emulated: the host checks the answer and asks again",
 }
+LABELS = {"more words during the work": "emulated: the host says them when the turn has ended", **SHAPED}
 """Of all agents behind this host: the protocol has no word for these."""
 AGENTS = {agent.name: agent for agent in (OpenCode, CodexAcp, Qwen)}
 

@@ -12,12 +12,13 @@ import anyio.abc
 import msgspec
 
 from backplane.agents.codex import answers
-from backplane.agents.codex.hooked import Hooked, trust
+from backplane.agents.codex.hooked import trust
 from backplane.agents.codex.opening import OFFER
 from backplane.agents.codex.reader import EventReader, TurnEnd
 from backplane.agents.codex.verdicts import Verdicts
 from backplane.agents.events import mapping
 from backplane.agents.failures import code_of
+from backplane.agents.hooked import Hooked
 from backplane.agents.session import AgentRun, Ending, failed, result_of, silent
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError

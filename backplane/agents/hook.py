@@ -17,16 +17,23 @@ ANSWER_S_MAX = 320
 READ_BYTES_MAX = 64 * 1024
 """One read: the size of a pipe's buffer."""
 
+EXIT = "BACKPLANE_AGENT_HOOKS_EXIT"
+"""Variable with the exit code that stops a tool where no answer came, for an agent that takes no word for it."""
+
 DENIED = b'{"decision":"block","reason":"policy_denied: nobody answered"}'
 """Of a tool that is to run, and of what one has said alike."""
 
 
 def main() -> int:
-    """Put the question; always 0, as any other exit would let the agent go on."""
+    """Put the question; 0, as any other exit but `EXIT` would let the agent go on."""
     try:
         answer = asked(posix.environ[SOCKET.encode()])
     except (OSError, KeyError):
         answer = b""
+    code = posix.environ.get(EXIT.encode())
+    if not answer and code is not None:
+        posix.write(2, b"policy_denied: nobody answered")
+        return int(code)
     answer = answer or DENIED
     while answer:
         answer = answer[posix.write(1, answer) :]

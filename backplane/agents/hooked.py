@@ -1,0 +1,81 @@
+"""The socket that an agent's hooks ask at: what it starts before and after a tool puts its question here.
+
+The questions come in and answers go out; what they mean is the run's affair, and how an agent is told of its hooks its
+own module's.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+import msgspec
+
+from backplane.agents import hook
+from backplane.contract.canonical import Json
+from backplane.errors import BackendError
+from backplane.protocol import LINE_BYTES_MAX, bounded, strict
+
+COMMAND: Final = shlex.join((sys.executable, "-I", "-S", hook.__file__))
+"""What an agent starts as a hook; the variable `hook.SOCKET` names the socket."""
+READ_S: Final = 30.0
+"""For a question to come in whole; it is written at once."""
+ASKED_MAX: Final = 64
+"""Questions that are worked on at once; those beyond wait."""
+PATH_BYTES_MAX: Final = 100
+"""Of a socket's path: macOS takes 103, Linux 107."""
+
+Answer = Callable[[dict[str, Any]], Awaitable[Json]]
+"""Answers a question; None denies what was asked about."""
+
+
+class Hooked:
+    """The socket that the agent's hooks ask at."""
+
+    def __init__(self, path: str, answer: Answer) -> None:
+        if len(os.fsencode(path)) > PATH_BYTES_MAX:
+            fact = f"hooks need a socket, and {path[:200]!r} is too long for one"
+            raise BackendError("backend_unavailable", fact, hint="set TMPDIR to a shorter path")
+        self._path, self._answer = path, answer
+        self._room = anyio.Semaphore(ASKED_MAX)
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Take questions until cancelled."""
+        async with await anyio.create_unix_listener(self._path) as listener:
+            task_status.started()
+            await listener.serve(self._take)
+
+    async def _take(self, line: anyio.abc.SocketStream) -> None:
+        try:
+            async with self._room, line:
+                said = await _read(line)
+                answer = await self._answer(said) if said is not None else None
+                if answer is not None:
+                    await line.send(msgspec.json.encode(answer))
+        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return  # Its asker is gone.
+
+
+async def _read(line: anyio.abc.SocketStream) -> dict[str, Any] | None:
+    data = bytearray()
+    with anyio.move_on_after(READ_S):
+        try:
+            while len(data) <= LINE_BYTES_MAX:
+                data += await line.receive()
+        except anyio.EndOfStream:
+            return _value(bytes(data))
+    return None
+
+
+def _value(line: bytes) -> dict[str, Any] | None:
+    try:
+        bounded(line)
+        value = strict(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,229 @@
+"""Kimi on its local server: one session, prompts in it, its hook before each tool, questions, an abort.
+
+Every tool call is put to the control plane by the agent's hook, whose question names the call; what the agent asks to
+be approved beside that goes by what was decided there. What its program is told beside that is its host's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.abc
+import msgspec
+
+from backplane.agents.events import mapping, mappings
+from backplane.agents.failures import code_of
+from backplane.agents.hooked import Hooked
+from backplane.agents.kimi.reader import EventReader
+from backplane.agents.kimi.server import Server
+from backplane.agents.order import Place, keep_name
+from backplane.agents.session import AgentRun, Ending, failed, silent
+from backplane.contract.canonical import Json
+from backplane.errors import BackendError
+from backplane.policy.rules import Decision
+from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Fault, Notification, Request
+
+if TYPE_CHECKING:
+    from backplane.process import Child
+
+EVENTS_S: Final = 30.0
+"""For the agent's server to say that events will come."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What this agent alone is asked."""
+
+    model: str | None
+    """Its own name for the model."""
+    agent: dict[str, Any]
+    """Members of the session's settings."""
+    tools: Mapping[str, str]
+    """The agent's names of tools → the contract's."""
+    hooks: str
+    """Where the agent's hooks ask."""
+    secrets: Path | None
+    """A file with the model's key, which is needed no more when the session is open."""
+
+
+class Agent:
+    """The agent of one run."""
+
+    keeps_calls = is_ours = False
+
+    def __init__(self, session: AgentRun, options: Options, place: Place, child: Child) -> None:
+        self.session, self.options, self.place = session, options, place
+        self.reader = EventReader(session.run.now, session.root, options.tools)
+        self.reader.price = session.spec.price
+        self.server = Server(child, self.hear)
+        self.hooked = Hooked(options.hooks, self._hook)
+        self._id = ""
+        self._subscribed = anyio.Event()
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    async def run(self) -> None:
+        try:
+            await self.server.run()
+        finally:
+            await self.server.close()
+
+    async def hear(self, line: bytes, said: dict[str, Any]) -> None:
+        kind = str(said.get("type"))
+        if kind == "ack" and self._id in (mapping(said.get("payload")).get("accepted_subscriptions") or ()):
+            self._subscribed.set()
+        message = Notification(kind, mapping(said.get("payload")))
+        await self.session.watch(line, message)
+        # Trying again in vain is no sign of life.
+        await self.session.hear(message, is_sign=kind != "turn.step.retrying")
+        ask = {"permission.approval.requested": self._permit, "event.question.requested": self._people}.get(kind)
+        if ask is not None and self._tasks is not None:
+            self._tasks.start_soon(ask, message.params)
+
+    # Opening ----------------------------------------------------------------------------------------------------------
+
+    async def open(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Find the server, and open the session."""
+        self._tasks = tasks
+        await tasks.start(self.hooked.run)
+        await self.server.find()
+        tasks.start_soon(self.server.drain)
+        asked = self.session.spec.conversation
+        if asked.wanted is None:
+            body = {"metadata": {"cwd": self.session.root}, "agent_config": self._config()}
+            opened = await self.server.must("POST", "/sessions", body)
+        elif asked.fork is not None:
+            opened = await self.server.must("POST", f"/sessions/{asked.fork}:fork")
+        else:
+            opened = await self.server.must("GET", f"/sessions/{asked.wanted}")
+        if not isinstance(opened.get("id"), str):
+            raise BackendError("contract_schema_violation", "the agent's answer to /sessions names no session")
+        self._id = opened["id"]
+        await self.server.connect(self._id)
+        with anyio.move_on_after(EVENTS_S):
+            await self._subscribed.wait()
+        if not self._subscribed.is_set():
+            raise BackendError("backend_timeout", f"the agent sent no events of its session within {EVENTS_S:g} s")
+        if self.options.secrets is not None:
+            self.options.secrets.unlink(missing_ok=True)
+        if asked.kept:
+            keep_name(self.place, self._id, self.session.root)
+        await self.session.announce(self._id, model=self.options.model, kept=asked.kept)
+
+    def _config(self) -> dict[str, Any]:
+        model = {} if self.options.model is None else {"model": self.options.model}
+        return {**model, "permission_mode": "manual", **self.options.agent}
+
+    # A turn -----------------------------------------------------------------------------------------------------------
+
+    async def say(self, words: Json) -> Ending:
+        self.reader.begin()
+        await self._prompt(words)
+        while self.reader.reason is None:
+            if self.session.ended:
+                raise BackendError("backend_crashed", "the agent's program ended in the middle of its work")
+            await self.session.change()
+        return self._ended()
+
+    async def _prompt(self, words: Json) -> str:
+        body = {"content": [{"type": "text", "text": words}], **self._config()}
+        return str((await self.server.must("POST", f"/sessions/{self._id}/prompts", body)).get("prompt_id"))
+
+    async def add(self, text: str) -> bool:
+        if self.reader.reason is not None:
+            return False
+        id = await self._prompt(text)
+        code, *_ = await self.server.call("POST", f"/sessions/{self._id}/prompts:steer", {"prompt_ids": [id]})
+        if code != 0:  # The turn has ended meanwhile: then these words begin another one, which is ours to begin.
+            await self.server.call("POST", f"/sessions/{self._id}/prompts/{id}:abort")
+        return code == 0
+
+    async def stop(self) -> bool:
+        await self.server.call("POST", f"/sessions/{self._id}:abort")
+        return True
+
+    def _ended(self) -> Ending:
+        reader = self.reader
+        if reader.reason == "cancelled":
+            return Ending(outcome="partial", stopped=True)
+        if reader.failure is not None:
+            failure = reader.failure
+            return failed(code_of(failure.words, failure.label, status=failure.status), failure.words)
+        if reader.reason != "completed":
+            return Ending(outcome="partial", note=f"the agent stopped by itself: {reader.reason}")
+        if not reader.spoke:
+            return silent(None if reader.acted else "backend_unavailable")
+        return Ending(text=reader.text)
+
+    # Its questions ----------------------------------------------------------------------------------------------------
+
+    async def answer(self, request: Request) -> Json | Fault:
+        return Fault(METHOD_NOT_FOUND, f"this host answers no {request.method}")
+
+    async def _hook(self, said: dict[str, Any]) -> Json:
+        return await self.session.attend(self._before(said), None)
+
+    async def _before(self, said: dict[str, Any]) -> Json:
+        """Decide about a call before it runs."""
+        id, tool, input = str(said.get("tool_call_id")), str(said.get("tool_name")), said.get("tool_input")
+        for event in self.reader.call(id, tool, input):
+            await self.session.run.emit(event)
+        self.session.hold_limits()
+        refused = await self._refusal(id, tool, input)
+        return _answer("allow") if refused is None else _answer("deny", refused)
+
+    async def _refusal(self, id: str, tool: str, input: Json) -> str | None:
+        """Why a call may not run; None when it may."""
+        name = self.reader.name(tool)
+        denied = self._denied(tool, name, input)
+        verdict = await self.session.may(name, input, denied)
+        refused = verdict.reason or "denied" if verdict.decision == "deny" else None
+        if verdict.decision == "modify":
+            refused = "the input was changed, and this agent takes no other input than its own"
+        call = self.reader.calls.get(id)
+        if call is not None:
+            call.is_decided = True
+            call.denied = None if refused is None else f"policy_denied: {refused}"
+        return refused
+
+    def _denied(self, tool: str, name: str, input: Json) -> Decision | None:
+        """The policy's no to a call by either of its names."""
+        root, policy = self.session.root, self.session.run.policy
+        decision = policy.decide_tool_call(tool, input, root=root, cwd=root, aliases={tool: name})
+        return decision if decision.allowed == "deny" else None
+
+    async def _permit(self, asked: dict[str, Any]) -> None:
+        """Answer for an approval: a call that was allowed at its hook may run."""
+        id = str(asked.get("toolCallId"))
+        call = self.reader.calls.get(id)
+        refused = call.denied if call is not None else None
+        if call is None or not call.is_decided:  # The hook could not ask.
+            for event in self.reader.call(id, str(asked.get("toolName")), asked.get("toolInput")):
+                await self.session.run.emit(event)
+            refused = await self.session.attend(
+                self._refusal(id, str(asked.get("toolName")), asked.get("toolInput")), "the turn was stopped"
+            )
+        body = {"decision": "approved"} if refused is None else {"decision": "rejected", "feedback": refused}
+        await self.server.call("POST", f"/sessions/{self._id}/approvals/{asked.get('id')}", body)
+
+    async def _people(self, asked: dict[str, Any]) -> None:
+        """Put the agent's questions to a person."""
+        answers: dict[str, Json] = {}
+        for question in mappings(asked.get("questions")):
+            labels = {str(one.get("label")): str(one.get("id")) for one in mappings(question.get("options"))}
+            person = self.session.ask_person(str(question.get("question")), tuple(labels))
+            _, said = await self.session.attend(person, (False, "the turn was stopped"))
+            chosen = labels.get(said)
+            other: Json = {"kind": "other", "text": said}
+            answers[str(question.get("id"))] = other if chosen is None else {"kind": "single", "option_id": chosen}
+        path = f"/sessions/{self._id}/questions/{asked.get('question_id')}"
+        await self.server.call("POST", path, {"answers": answers})
+
+    def raw(self) -> dict[str, Json]:
+        return {"session_id": self._id, "model": self.options.model, "requests": self.reader.spent.requests}
+
+
+def _answer(decision: str, reason: str = "") -> Json:
+    said = {"permissionDecision": decision, "permissionDecisionReason": reason}
+    return {"hookSpecificOutput": {"hookEventName": "PreToolUse", **said}}

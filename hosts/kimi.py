@@ -1,0 +1,198 @@
+"""Kimi as a host: its local server on loopback, one process and one session a run, by REST and a WebSocket.
+
+Every tool call is put to the control plane before it runs, by a hook of ours in the agent's settings. What the agent
+says of its own success is not believed: a turn has failed where it told an error, or its model's stream just ended.
+"""
+
+from __future__ import annotations
+
+import backplane.contract.light  # noqa: F401  # isort: skip
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from backplane.agents import hook
+from backplane.agents.begin import Program, Started, serve
+from backplane.agents.options import Kimi as Options
+from backplane.agents.order import (
+    KEPT,
+    Place,
+    RunSpec,
+    budget_of,
+    found,
+    own_settings,
+    place_of,
+    price_from,
+    prompt_of,
+    read_conversation,
+    read_options,
+    require_same_folder,
+    server_rows,
+    shape_of,
+    shows_results,
+)
+from backplane.agents.shipped import OPTIONS, STATE
+from backplane.contract.capability import EMULATED, NATIVE, restricted
+from backplane.contract.work import OF_HOST
+from backplane.errors import BackendError, ConfigError
+from backplane.host import EXTENSIONS, Given, Host, HostRun
+
+if TYPE_CHECKING:
+    from backplane.agents.session import AgentRun
+    from backplane.process import Child
+
+TOOLS: Final = {
+    "Read": "read_file", "Write": "write_file", "Edit": "edit_file", "Bash": "bash", "Glob": "glob", "Grep": "grep",
+    "FetchURL": "web_fetch", "WebSearch": "web_search", "AskUserQuestion": "ask_user",
+}  # fmt: skip
+NATIVELY: Final = (
+    "streaming", "extended_thinking", "tool_use", "tool_read", "tool_write", "tool_edit", "tool_bash", "tool_ask_user",
+    "mcp_client",
+)  # fmt: skip
+IN_PLACE: Final = restricted("in the folder where the conversation began")
+HOST: Final = Host(
+    id="kimi",
+    capabilities={
+        **dict.fromkeys(NATIVELY, NATIVE),
+        **dict.fromkeys(("tool_glob", "tool_grep"), restricted("needs ripgrep on PATH")),
+        **dict.fromkeys(("session_resume", "session_fork"), IN_PLACE),
+        **dict.fromkeys(("checkpointing", "structured_output_json_schema", "hooks_pre_tool_use"), EMULATED),
+    },
+    extensions=(*EXTENSIONS, "session/1", "input/1", "interrupt/1"),
+    heeds=tuple(OF_HOST),
+)
+
+ARGUMENTS: Final = ("web", "--no-open", "--port", "0")
+QUIET: Final = {"KIMI_CODE_NO_AUTO_UPDATE": "1", "KIMI_DISABLE_TELEMETRY": "1", "NO_COLOR": "1"}
+"""No update, no telemetry, no colours."""
+SETTINGS: Final = ("system", "thinking")
+"""What an order may set under `config.vendor.kimi`."""
+HOOK_S: Final = 360
+"""The agent's own bound of a hook: above what a host waits for an answer."""
+MODEL: Final = "ours"
+"""The model's name in the agent's settings."""
+
+
+# What the order says, as the program takes it -------------------------------------------------------------------------
+
+
+def require_effect(run: Given, options: Options) -> None:
+    """Refuse what an order says and this agent cannot be told. Raises BackendError, ConfigError."""
+    if shows_results(run):
+        fact = "a hook after tools would have no effect: this agent takes no other result than its own"
+        raise BackendError("capability_unsupported", fact, hint="leave it out")
+    if options.own_state:
+        fact = "own_state: this host asks by hooks in the agent's settings, and puts none into a user's own"
+        raise BackendError("capability_unsupported", fact, hint="give the key and address of a service")
+    if run.order.config.max_budget_usd is not None and options.prices is None:
+        fact = "max_budget_usd cannot be held: what the model costs is not known"
+        raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
+
+
+def prepare(run: Given, options: Options, place: Place) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command and its environment; the agent's settings are written.
+
+    Raises:
+        BackendError: `backend_unavailable`, the program is not there.
+    """
+    env = {**QUIET, **os.environ, "TMPDIR": os.path.join(place.state, "tmp"), **run.order.config.env}
+    env.pop(STATE, None)
+    env |= {hook.SOCKET: os.path.join(place.state, "hooks"), hook.EXIT: "2", "KIMI_CODE_HOME": str(place.config)}
+    program = found(options.program, options.install, env)
+    write(secrets_of(place), settings_of(run, options, env))
+    rows = server_rows(run, options.mcp_servers)
+    write(Path(str(place.config), "mcp.json"), msgspec.json.encode({"mcpServers": rows}).decode())
+    return (program, *ARGUMENTS), env
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that nobody else may read."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def secrets_of(place: Place) -> Path:
+    return Path(str(place.config), "config.toml")
+
+
+def settings_of(run: Given, options: Options, env: dict[str, str]) -> str:
+    """The agent's settings: the model's service, and our hook."""
+    from backplane.agents.hooked import COMMAND
+
+    key = env.get(options.key_env or "", "")
+    model = run.order.config.model or options.model
+    return f"""default_model = {_toml(MODEL)}
+telemetry = false
+[providers.ours]
+type = {_toml(options.provider)}
+base_url = {_toml(options.base_url)}
+api_key = {_toml(key)}
+[models.{MODEL}]
+provider = "ours"
+model = {_toml(model)}
+max_context_size = {options.context_tokens}
+[loop_control]
+max_attempts_per_step = {max(1, options.retries)}
+[[hooks]]
+event = "PreToolUse"
+command = {_toml(COMMAND)}
+timeout = {HOOK_S}
+"""
+
+
+def _toml(value: Any) -> str:
+    # A string of JSON is one of TOML.
+    return msgspec.json.encode(str(value or "")).decode()
+
+
+def spec_of(run: Given, options: Options) -> RunSpec:
+    """The order, as any agent's run takes it. Raises ConfigError, BackendError."""
+    shape = shape_of(run)
+    return RunSpec(
+        prompt="\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])]),
+        silence_s=options.silence_s,
+        conversation=read_conversation(run),
+        shape=shape,
+        price=price_from(options.prices),
+        budget_micros=budget_of(run),
+        turns_max=run.order.config.max_turns,
+    )
+
+
+# The run --------------------------------------------------------------------------------------------------------------
+
+
+def start(options: Options, run: Given, state: str) -> Started:
+    """What is started for an order. Raises ConfigError, BackendError."""
+    require_effect(run, options)
+    place = place_of(run, state, own=False, conversations=KEPT)
+    require_same_folder(run, place)
+    return prepare(run, options, place)
+
+
+def speak(options: Options, run: HostRun, child: Child, begun: Program) -> AgentRun:
+    """Make the run with the agent's program. Raises ConfigError, BackendError."""
+    from backplane.agents.kimi import agent
+    from backplane.agents.session import AgentRun
+
+    own = own_settings(run, "kimi", SETTINGS)
+    names = {"system": "system_prompt", "thinking": "thinking"}
+    place = Place(begun.state, begun.env["KIMI_CODE_HOME"])
+    made = agent.Options(
+        model=MODEL,
+        agent={names[name]: value for name, value in own.items() if value is not None},
+        tools=TOOLS,
+        hooks=begun.env[hook.SOCKET],
+        secrets=secrets_of(place),
+    )
+    return AgentRun(run, spec_of(run, options), lambda session: agent.Agent(session, made, place, child))
+
+
+if __name__ == "__main__":
+    ROW = read_options(__file__, "kimi", os.environ.pop(OPTIONS, "{}"), Options)
+
+    serve(HOST, functools.partial(start, ROW), functools.partial(speak, ROW))
