@@ -75,13 +75,12 @@ def prepare(run: Given, options: Options, place: Place) -> tuple[tuple[str, ...]
         BackendError: `backend_unavailable`, the program is not there.
         ConfigError: `config_invalid`, see `model_of`.
     """
-    kept = os.environ.get(STATE)
     env = {**QUIET, **os.environ, "TMPDIR": os.path.join(place.state, "tmp")}
     env.pop(STATE, None)
     if place.config is not None:
         env["COPILOT_HOME"] = place.config
-        # It unpacks 235 MB at its first start: what outlives a run keeps them.
-        env.setdefault("COPILOT_CACHE_HOME", os.path.join(kept or place.state, "cache"))
+        # It unpacks 235 MB at its start, which no run may leave to another: the next one would run what lies there.
+        env.setdefault("COPILOT_CACHE_HOME", os.path.join(place.state, "cache"))
     if options.base_url is not None:
         # Its variables beside the session's own members: without them it looks for its own service first.
         env = {"COPILOT_OFFLINE": "true", **env, "COPILOT_PROVIDER_BASE_URL": options.base_url}

@@ -44,6 +44,8 @@ class Agent(msgspec.Struct, frozen=True):
 
     row: str
     options: Options
+    is_tried: bool = False
+    """Whether the table says how it reaches a scripted model, for `backends --probe`."""
 
     @property
     def key_env(self) -> str | None:
@@ -122,7 +124,7 @@ def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any],
     if not isinstance(program, str) or not isinstance(row, str):
         fix = f'give profile = one of {", ".join(rows)}; or program = "…" with its arguments'
         raise ConfigError("config_invalid", f"{where} name no agent", hint=fix)
-    agent = Agent(row, read(host, rows, row, options))
+    agent = Agent(row, read(host, rows, row, options), "trials" in rows.get(row, {}))
     if agent.base_url is not None and not (agent.base_url.startswith(("http://", "https://")) and agent.endpoints):
         fact = f"{where}: base_url {agent.base_url[:80]!r} is no address of a service"
         raise ConfigError(

@@ -43,6 +43,8 @@ SEEN: Final = "heard\n"
 WORD: Final = "marmot"
 SCHEMA: Final[Json] = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 KEY: Final = "trial-key-of-no-service"
+PLACE: Final = "{url}"
+"""In a row's options for trials, the scripted model's address."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +165,7 @@ class Trials:
         self.row: dict[str, Any] = table[row[0]]
         self.version: str | None = None
         self.manifest: dict[str, Any] | None = None
-        self._runs = 0
+        self._runs, self._stays = 0, False
 
     def turns(self, ability: str, way: Way) -> list[Turn] | None:
         """What the model says; None where this agent has no such calls."""
@@ -185,6 +187,8 @@ class Trials:
         return _finding(ability, way.holds(seen), way.wanted, seen)
 
     async def _again(self, ability: str) -> Finding:
+        # A conversation may stay with its folder: then all of it is in one, and in place.
+        self._stays = bool(self.row.get("trial_in_place"))
         first = await self.run([Turn(text="noted")], {"session": {"keep": True}}, task=f"the word is {WORD}")
         ids = [event.body.get("id") for event in first.of(SessionNamed)]
         wanted = "a conversation that can be named again"
@@ -211,12 +215,12 @@ class Trials:
             return answer or Decision(decision="deny", reason="nobody is there")
 
         self._runs += 1
-        root = self.folder / f"work-{self._runs}"
-        root.mkdir()
+        root = self.folder / ("work" if self._stays else f"work-{self._runs}")
+        root.mkdir(exist_ok=True)
         (root / "seen.txt").write_text(SEEN)
         order = WorkOrder(
             task,
-            workspace=WorkspaceSpec(root=str(root)),
+            workspace=WorkspaceSpec(root=str(root), mode="pass_through" if self._stays else "staged"),
             policy=policy or PolicyProfile(),
             config=RuntimeConfig(vendor={"abp": abp}),
         )
@@ -244,8 +248,9 @@ class Trials:
         return seen
 
     def _settings(self, url: str) -> Settings:
-        path = urlsplit(self.row["base_url"]).path
-        options = {**self.declared.options, **self.row.get("trial_options", {}), "base_url": url + path}
+        options = {**self.declared.options, **_filled(self.row.get("trial_options", {}), url)}
+        if "base_url" in self.row:
+            options["base_url"] = url + urlsplit(self.row["base_url"]).path
         options.pop("key_env", None)
         mine = msgspec.structs.replace(
             self.declared, options=options, env={**self.declared.env, self.row["key_env"]: KEY}
@@ -254,6 +259,13 @@ class Trials:
 
     def _environ(self) -> dict[str, str]:
         return {**self.environ, "BACKPLANE_HOME": str(self._home)}
+
+
+def _filled(value: Any, url: str) -> Any:
+    """A row's options for trials, with the scripted model's address in its place, `{url}`."""
+    if isinstance(value, dict):
+        return {name: _filled(inner, url) for name, inner in value.items()}
+    return value.replace(PLACE, url) if isinstance(value, str) else value
 
 
 def _turn(row: dict[str, Any]) -> Turn:
@@ -312,7 +324,7 @@ async def prove(
 def provable(backend: backends.Backend) -> bool:
     """Whether the agent's model can be a scripted one."""
     agent = getattr(backend, "agent", None)
-    return isinstance(agent, shipped.Agent) and agent.base_url is not None
+    return isinstance(agent, shipped.Agent) and (agent.base_url is not None or agent.is_tried)
 
 
 def kept_proof(name: str, home: Path) -> Proof | None:
