@@ -74,7 +74,7 @@ ROOMS = {
     "__init__": f"{SHAPES} api config runtime",
     "cli": (
         f"{SHAPES} __init__ config conform dialects policy process protocol receipts receipts.build redact resources "
-        "runtime sandbox schemas serve upstream upstream.presets workspace"
+        "runtime sandbox sandbox.credentials schemas serve upstream upstream.cost upstream.presets workspace"
     ),
     "__main__": "cli",
 }

@@ -46,11 +46,19 @@ class Agent(msgspec.Struct, frozen=True):
     options: Options
     is_tried: bool = False
     """Whether the table says how it reaches a scripted model, for `backends --probe`."""
+    first_tokens: int | None = None
+    """That a task of one word sends, by the agent's own words around it; None where nobody looked."""
 
     @property
     def key_env(self) -> str | None:
         """Variable with the key of its model's service, given to the host where it is set."""
         return self.options.key_env
+
+    @property
+    def model(self) -> str | None:
+        """The model that it asks where an order names none; None where that is its own choice."""
+        model = getattr(self.options, "model", None)
+        return model if isinstance(model, str) else getattr(model, "default", None)
 
     @property
     def base_url(self) -> str | None:
@@ -124,7 +132,8 @@ def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any],
     if not isinstance(program, str) or not isinstance(row, str):
         fix = f'give profile = one of {", ".join(rows)}; or program = "…" with its arguments'
         raise ConfigError("config_invalid", f"{where} name no agent", hint=fix)
-    agent = Agent(row, read(host, rows, row, options), "trials" in rows.get(row, {}))
+    known = rows.get(row, {})
+    agent = Agent(row, read(host, rows, row, options), "trials" in known, known.get("trial_tokens"))
     if agent.base_url is not None and not (agent.base_url.startswith(("http://", "https://")) and agent.endpoints):
         fact = f"{where}: base_url {agent.base_url[:80]!r} is no address of a service"
         raise ConfigError(

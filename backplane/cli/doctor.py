@@ -26,7 +26,9 @@ from backplane.process import GUARD_WORKS, run_tool, search_path
 from backplane.receipts import Store
 from backplane.runtime import backends
 from backplane.runtime.state import left_behind
+from backplane.sandbox.credentials import store_of
 from backplane.sandbox.probe import Name, probe
+from backplane.upstream.cost import MICROS, price_of
 from backplane.upstream.presets import PROTOCOLS
 
 PYTHON_MIN: Final = (3, 11)
@@ -233,13 +235,43 @@ def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_n
         fix = f"declare [backends.{settings.default_backend}] or choose another default_backend"
         yield Finding("default_backend", "missing", f"no backend {settings.default_backend!r}", fix)
     for status in statuses:
-        if status.ready:
-            yield Finding(f"backend {status.id}", "ok", "ready")
-            continue
         # One that nobody configured is an offer; one that somebody did is a promise.
         needed = status.id in settings.backends or status.id == settings.default_backend
+        if status.ready:
+            yield _ready(status.id, settings, environ, needed=needed)
+            continue
         yield Finding(f"backend {status.id}", "missing" if needed else "note", status.why, status.fix)
     yield from _services(settings, environ, over_network)
+
+
+def _ready(name: str, settings: config.Settings, environ: Mapping[str, str], *, needed: bool) -> Finding:
+    """A backend that can be started; of an agent, which login it has, and what a first try costs."""
+    backend = backends.find(name, settings, environ)
+    agent = backend.agent if isinstance(backend, backends.ProcessBackend) else None
+    if agent is None:
+        return Finding(f"backend {name}", "ok", "ready")
+    key, login, cost = agent.key_env, store_of(agent.row), _cost(agent.first_tokens, agent.model)
+    if agent.options.own_state:
+        fact = f"your own login, {login}" if login else "your own login is to be used, and none is found"
+        fix = f"log in with {agent.options.program}"
+        return Finding(f"backend {name}", "ok" if login else "note", f"ready; {fact}{cost}", fix)
+    given = settings.backends[name].env if name in settings.backends else {}
+    if key is None or environ.get(key) or key in given:
+        return Finding(f"backend {name}", "ok", f"ready{f'; its key is in {key}' if key else ''}{cost}")
+    fact = f"the program is there, and no key in {key}"
+    if login is None:
+        return Finding(f"backend {name}", "missing" if needed else "note", f"{fact}{cost}", f"export {key}=…")
+    fix = f"export {key}=…, or use your login: [backends.{name}] options = {{ own_state = true }}"
+    return Finding(f"backend {name}", "missing" if needed else "note", f"{fact}; your own login is {login}{cost}", fix)
+
+
+def _cost(tokens: int | None, model: str | None) -> str:
+    """What a first try costs, in words."""
+    if tokens is None:
+        return ""
+    price = price_of(model) if model is not None else None
+    dollars = f", {tokens * price.input / MICROS / MICROS:.3f} USD with {model}" if price is not None else ""
+    return f"; a try sends about {tokens:,} tokens{dollars}"
 
 
 def _services(settings: config.Settings, environ: Mapping[str, str], over_network: bool) -> Iterator[Finding]:

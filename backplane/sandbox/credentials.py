@@ -162,6 +162,12 @@ def has_stores(folder: str) -> bool:
     return any(_within(path, os.path.realpath(folder)) for path in cover("", (), (), homes_of(None), ()).places)
 
 
+def store_of(name: str) -> str | None:
+    """Return where a program's login is kept, None where there is none. Blocking."""
+    paths = (path for spot in STORES.get(name, ()) for path in _paths(spot, homes_of(None)))
+    return next((path for path in paths if os.path.exists(path)), None)
+
+
 def homes_of(home: str | None) -> tuple[str, ...]:
     """The folders that stores are looked for in: the user's home, and the host's where that is another."""
     return tuple(dict.fromkeys(path for path in (home, os.path.expanduser("~")) if path and path[0] == "/"))
