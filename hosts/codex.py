@@ -18,17 +18,14 @@ from backplane.agents.options import Codex as Options
 from backplane.agents.order import (
     Place,
     RunSpec,
-    budget_of,
     found,
     is_strict,
     own_settings,
     place_of,
-    price_from,
-    prompt_of,
     read_conversation,
     read_options,
     server_rows,
-    shape_of,
+    spec_in_words,
 )
 from backplane.agents.shipped import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE, restricted
@@ -191,16 +188,7 @@ def hooks_of(run: Given, options: Options) -> Hooks:
 
 def spec_of(run: Given, options: Options) -> RunSpec:
     """The order, as any agent's run takes it. Raises ConfigError, BackendError."""
-    shape = shape_of(run)
-    return RunSpec(
-        prompt="\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])]),
-        silence_s=options.silence_s,
-        conversation=read_conversation(run),
-        shape=shape,
-        price=price_from(options.prices),
-        budget_micros=budget_of(run),
-        turns_max=run.order.config.max_turns,
-    )
+    return spec_in_words(run, silence_s=options.silence_s, prices=options.prices)
 
 
 def own_options(run: Given, options: Options, env: dict[str, str]) -> OwnOptions:

@@ -16,18 +16,15 @@ from backplane.agents.options import Copilot as Options
 from backplane.agents.order import (
     Place,
     RunSpec,
-    budget_of,
     found,
     is_strict,
     own_settings,
     place_of,
-    price_from,
-    prompt_of,
     read_conversation,
     read_options,
     server_rows,
-    shape_of,
     shows_results,
+    spec_in_words,
 )
 from backplane.agents.shipped import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE, restricted
@@ -154,19 +151,10 @@ def turn_of(run: Given, options: Options) -> dict[str, Any]:
 
 def spec_of(run: Given, options: Options) -> RunSpec:
     """The order, as any agent's run takes it. Raises ConfigError, BackendError."""
-    shape, price = shape_of(run), price_from(options.prices)
-    if run.order.config.max_budget_usd is not None and price is None:
+    if run.order.config.max_budget_usd is not None and options.prices is None:
         fact = f"max_budget_usd cannot be held: what {model_of(run, options)!r} costs is not known"
         raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
-    return RunSpec(
-        prompt="\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])]),
-        silence_s=options.silence_s,
-        conversation=read_conversation(run),
-        shape=shape,
-        price=price,
-        budget_micros=budget_of(run),
-        turns_max=run.order.config.max_turns,
-    )
+    return spec_in_words(run, silence_s=options.silence_s, prices=options.prices)
 
 
 # The run --------------------------------------------------------------------------------------------------------------

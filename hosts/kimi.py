@@ -21,18 +21,14 @@ from backplane.agents.order import (
     KEPT,
     Place,
     RunSpec,
-    budget_of,
     found,
     own_settings,
     place_of,
-    price_from,
-    prompt_of,
-    read_conversation,
     read_options,
     require_same_folder,
     server_rows,
-    shape_of,
     shows_results,
+    spec_in_words,
 )
 from backplane.agents.shipped import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE, restricted
@@ -151,16 +147,7 @@ def _toml(value: Any) -> str:
 
 def spec_of(run: Given, options: Options) -> RunSpec:
     """The order, as any agent's run takes it. Raises ConfigError, BackendError."""
-    shape = shape_of(run)
-    return RunSpec(
-        prompt="\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])]),
-        silence_s=options.silence_s,
-        conversation=read_conversation(run),
-        shape=shape,
-        price=price_from(options.prices),
-        budget_micros=budget_of(run),
-        turns_max=run.order.config.max_turns,
-    )
+    return spec_in_words(run, silence_s=options.silence_s, prices=options.prices)
 
 
 # The run --------------------------------------------------------------------------------------------------------------

@@ -91,6 +91,16 @@ class Events:
         return carry(name, body, ts=self._now(), message=words)
 
 
+class Failure(msgspec.Struct, frozen=True):
+    """Why a turn failed, by the agent's own account."""
+
+    words: str
+    label: str = ""
+    """The agent's own word for it."""
+    status: int | None = None
+    """Of its model's service."""
+
+
 class Pieces:
     """Counts the characters of an answer that came as deltas and stand in no message yet."""
 

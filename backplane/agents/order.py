@@ -296,6 +296,25 @@ def prompt_of(run: Given) -> str:
     return "\n\n".join([*snippets(run), *named, run.order.task])
 
 
+def spec_in_words(run: Given, *, silence_s: int, prices: Mapping[str, Any] | None) -> RunSpec:
+    """The order for an agent that is asked, and answers, in words: it is told the shape, and limits are counted by us.
+
+    Raises:
+        BackendError: `backend_context_length`.
+        ConfigError: `config_invalid`.
+    """
+    shape = shape_of(run)
+    return RunSpec(
+        prompt="\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])]),
+        silence_s=silence_s,
+        conversation=read_conversation(run),
+        shape=shape,
+        price=price_from(prices),
+        budget_micros=budget_of(run),
+        turns_max=run.order.config.max_turns,
+    )
+
+
 def found(program: str, install: str, env: Mapping[str, str]) -> str:
     """The program's path. Raises BackendError: `backend_unavailable`, it is not there."""
     # As `shutil.which` does, without loading three compressors.

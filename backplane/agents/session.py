@@ -236,6 +236,11 @@ class AgentRun:
                 self.silence.heard()
         return withdrawn
 
+    def denied(self, tool: str, name: str, input: Json) -> Decision | None:
+        """Return the policy's no to a call by either name of its tool, the agent's or the contract's; None for none."""
+        decision = self.run.policy.decide_tool_call(tool, input, root=self.root, cwd=self.root, aliases={tool: name})
+        return decision if decision.allowed == "deny" else None
+
     async def may(self, name: str, input: Json, denied: Decision | None) -> approval.Decision:
         """Put a call to whoever holds the policy; the agent's `denied` is put on record there, too."""
         if denied is not None:

@@ -20,7 +20,6 @@ from backplane.agents.failures import code_of
 from backplane.agents.session import AgentRun, Ending, failed, result_of, silent
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.policy.rules import Decision
 from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Fault, FramedPeer, Notification, Request
 
 if TYPE_CHECKING:
@@ -171,20 +170,14 @@ class Agent:
 
     async def _decide(self, tool: str, name: str, input: Json) -> tuple[str | None, Json]:
         """Why a call may not run, None when it may; and its input as it is to run."""
-        denied = self._denied(tool, name, input)
+        denied = self.session.denied(tool, name, input)
         verdict = await self.session.may(name, input, denied)
         if verdict.decision == "deny":
             return verdict.reason or "denied", input
         if verdict.decision == "modify":
-            denied = self._denied(tool, name, verdict.input)
+            denied = self.session.denied(tool, name, verdict.input)
             return (None, verdict.input) if denied is None else (denied.reason, input)
         return None, input
-
-    def _denied(self, tool: str, name: str, input: Json) -> Decision | None:
-        """The policy's no to a call by either of its names."""
-        root, policy = self.session.root, self.session.run.policy
-        decision = policy.decide_tool_call(tool, input, root=root, cwd=root, aliases={tool: name})
-        return decision if decision.allowed == "deny" else None
 
     async def _after(self, input: dict[str, Any]) -> Json:
         """Let those look at a result who are to see it before the model does."""

@@ -11,7 +11,17 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.agents.events import CALLS_MAX, CUT_SHORT, SERVERS_GONE, Events, Pieces, is_count, mapping, mappings
+from backplane.agents.events import (
+    CALLS_MAX,
+    CUT_SHORT,
+    SERVERS_GONE,
+    Events,
+    Failure,
+    Pieces,
+    is_count,
+    mapping,
+    mappings,
+)
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
@@ -50,14 +60,6 @@ class Call(msgspec.Struct):
     """What is told in place of its result."""
     shown: tuple[str, bool] | None = None
     """The result as others wanted it shown, and whether it is an error."""
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """Why a turn failed, by the agent's own account."""
-
-    words: str
-    label: str
-    status: int | None
 
 
 class EventReader:

@@ -23,7 +23,6 @@ from backplane.agents.order import Place, keep_name
 from backplane.agents.session import AgentRun, Ending, failed, silent
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.policy.rules import Decision
 from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Fault, Notification, Request
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ class Agent:
     async def _refusal(self, id: str, tool: str, input: Json) -> str | None:
         """Why a call may not run; None when it may."""
         name = self.reader.name(tool)
-        denied = self._denied(tool, name, input)
+        denied = self.session.denied(tool, name, input)
         verdict = await self.session.may(name, input, denied)
         refused = verdict.reason or "denied" if verdict.decision == "deny" else None
         if verdict.decision == "modify":
@@ -186,12 +185,6 @@ class Agent:
             call.is_decided = True
             call.denied = None if refused is None else f"policy_denied: {refused}"
         return refused
-
-    def _denied(self, tool: str, name: str, input: Json) -> Decision | None:
-        """The policy's no to a call by either of its names."""
-        root, policy = self.session.root, self.session.run.policy
-        decision = policy.decide_tool_call(tool, input, root=root, cwd=root, aliases={tool: name})
-        return decision if decision.allowed == "deny" else None
 
     async def _permit(self, asked: dict[str, Any]) -> None:
         """Answer for an approval: a call that was allowed at its hook may run."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.agents.events import CALLS_MAX, CUT_SHORT, SERVERS_GONE, Events, is_count, mapping
+from backplane.agents.events import CALLS_MAX, CUT_SHORT, SERVERS_GONE, Events, Failure, is_count, mapping
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
@@ -42,14 +42,6 @@ class Call(msgspec.Struct):
     is_decided: bool = False
     denied: str | None = None
     """What is told in place of its result."""
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """Why a turn failed, by the agent's own account."""
-
-    words: str
-    label: str = ""
-    status: int | None = None
 
 
 class EventReader:
