@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import backplane.contract.light  # noqa: F401  # isort: skip
 import functools
+import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -80,6 +81,9 @@ def require_effect(run: Given, options: Options) -> None:
     if shows_results(run):
         fact = "a hook after tools would have no effect: this agent takes no other result than its own"
         raise BackendError("capability_unsupported", fact, hint="leave it out")
+    if importlib.util.find_spec("websockets") is None:
+        fact = "the host kimi needs the package websockets"
+        raise BackendError("backend_unavailable", fact, hint="pip install 'backplane[kimi]'")
     if options.own_state:
         fact = "own_state: this host asks by hooks in the agent's settings, and puts none into a user's own"
         raise BackendError("capability_unsupported", fact, hint="give the key and address of a service")

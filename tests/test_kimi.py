@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -233,6 +234,26 @@ async def test_a_failure_has_its_code(tmp_path: Path, error: dict[str, Any], cod
     receipt, events, _ = await play(tmp_path, f'tell("turn.ended", reason="failed", error={error!r})')
     assert receipt.outcome == "failed"
     assert [getattr(event, "error_code", None) for event in events].count(code) == 1
+
+
+def test_a_step_that_follows_a_broken_one_makes_it_good(reader: EventReader) -> None:
+    take(reader, "turn.step.completed", finishReason="tool_use")
+    take(reader, "turn.step.completed", **STEP)
+    assert reader.failure is None
+
+
+async def test_without_its_library_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    import hosts.kimi as host
+    from backplane.agents.options import Kimi
+    from backplane.errors import BackendError
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    run: Any = SimpleNamespace(order=WorkOrder("work"))
+    with pytest.raises(BackendError) as error:
+        host.require_effect(run, Kimi(program="kimi"))
+    assert "backplane[kimi]" in (error.value.hint or "")
 
 
 async def test_an_agent_that_dies_in_its_turn_is_a_crash_with_its_last_words(tmp_path: Path) -> None:

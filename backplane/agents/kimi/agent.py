@@ -207,9 +207,14 @@ class Agent:
             labels = {str(one.get("label")): str(one.get("id")) for one in mappings(question.get("options"))}
             person = self.session.ask_person(str(question.get("question")), tuple(labels))
             _, said = await self.session.attend(person, (False, "the turn was stopped"))
-            chosen = labels.get(said)
-            other: Json = {"kind": "other", "text": said}
-            answers[str(question.get("id"))] = other if chosen is None else {"kind": "single", "option_id": chosen}
+            # A person who chooses several says them one after the other, with commas between.
+            chosen = [labels[word.strip()] for word in said.split(",") if word.strip() in labels]
+            answer: Json = {"kind": "other", "text": said}
+            if said in labels:
+                answer = {"kind": "single", "option_id": labels[said]}
+            elif question.get("multi_select") and len(chosen) == said.count(",") + 1:
+                answer = {"kind": "multi", "option_ids": chosen}
+            answers[str(question.get("id"))] = answer
         path = f"/sessions/{self._id}/questions/{asked.get('question_id')}"
         await self.server.call("POST", path, {"answers": answers})
 

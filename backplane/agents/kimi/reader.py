@@ -111,8 +111,8 @@ class EventReader:
     def _step(self, data: dict[str, Any]) -> list[AgentEvent]:
         """A request of the model that was answered whole; one whose stream just ended was not."""
         self.goes_on = data.get("finishReason") == "tool_use"
-        if not data.get("rawFinishReason") and not data.get("providerFinishReason"):
-            self.failure = Failure("the model's answer ended without its last word")
+        is_whole = data.get("rawFinishReason") or data.get("providerFinishReason")
+        self.failure = None if is_whole else Failure("the model's answer ended without its last word")
         self.spent = self.spent.plus(_usage(mapping(data.get("usage"))), self.price)
         # Its calls have run by now, so the words before them are told already.
         return [*self._message(), self._make.used(self.used()), self._make.turn(data.get("finishReason"))]

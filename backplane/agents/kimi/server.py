@@ -18,7 +18,7 @@ import msgspec
 from backplane.agents.events import mapping
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.protocol import LINE_BYTES_MAX
+from backplane.protocol import EVIDENCE_BYTES, LINE_BYTES_MAX
 
 if TYPE_CHECKING:
     import httpx
@@ -67,7 +67,8 @@ class Server:
                     raise BackendError("backend_crashed", "the agent's program ended before it said where it listens")
                 said += data
         if found is None:
-            raise BackendError("backend_unavailable", f"the agent did not say where it listens within {START_S:g} s")
+            bound = f"within {START_S:g} s and {OUTPUT_BYTES_MAX} bytes"
+            raise BackendError("backend_unavailable", f"the agent did not say where it listens {bound}")
         self._url, self._token = found[1].decode(), found[2].decode()
         headers = {"Authorization": f"Bearer {self._token}"}
         # What is between us and another program of this machine is no proxy's affair.
@@ -109,12 +110,9 @@ class Server:
 
     async def connect(self, session: str) -> None:
         """Open the WebSocket, and have the events of a session from here on. Raises BackendError."""
-        try:
-            from websockets.client import ClientProtocol
-            from websockets.uri import parse_uri
-        except ImportError as error:
-            fact = "the host kimi needs the package websockets"
-            raise BackendError("backend_unavailable", fact, hint="pip install 'backplane[kimi]'") from error
+        from websockets.client import ClientProtocol
+        from websockets.uri import parse_uri
+
         seen = await self.must("GET", f"/sessions/{session}/snapshot")
         parts = urlsplit(self._url)
         self._stream = await anyio.connect_tcp(str(parts.hostname), parts.port or 80)
@@ -158,7 +156,10 @@ class Server:
                 return
 
     async def _take(self, line: bytes) -> None:
-        said = mapping(msgspec.json.decode(line))
+        try:
+            said = mapping(msgspec.json.decode(line))
+        except msgspec.DecodeError:
+            said = {"type": "malformed", "payload": {"evidence": line[:EVIDENCE_BYTES].decode("utf-8", "replace")}}
         if said.get("type") == "ping":
             await self.tell("pong", said.get("payload"))
         else:
