@@ -43,7 +43,7 @@ from backplane.contract.receipt import (
     Verification,
 )
 from backplane.contract.work import PolicyProfile, WorkOrder
-from backplane.errors import CODES
+from backplane.errors import CODES, BackplaneError
 from backplane.policy.rules import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, WritePath, enforcement, tool_names
 from backplane.protocol import Events
 from backplane.redact.secrets import NO_SECRETS, Redactor
@@ -82,6 +82,10 @@ OBJECTIONS_MAX: Final = 100
 """Objections of the policy listed in a receipt; all are counted."""
 
 
+CAUSE_CHARS_MAX: Final = 2000
+"""Of each text of a cause: what a person reads on one screen."""
+
+
 class End(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ended."""
 
@@ -94,6 +98,18 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_wire(self) -> dict[str, Json]:
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+
+def cause(error: BackplaneError) -> dict[str, Json]:
+    """Write down why a run did not complete, for `usage_raw.backplane.error`: code, fact, next step, last words.
+
+    Args:
+        error: without secrets already.
+    """
+    texts = {"message": error.message, "hint": error.hint, "evidence": error.evidence}
+    return {"code": error.foreign_code or error.code} | {
+        name: text[:CAUSE_CHARS_MAX] for name, text in texts.items() if text
+    }
 
 
 STOPPED: Final = frozenset({"cancelled", "interrupted", "deadline", "idle", "budget", "max_turns"})

@@ -83,6 +83,7 @@ def seal_run(
     except Exception as caught:
         error = facts.redactor.error(unforeseen(caught))
         end = lowered(end, error)
+        facts.added.setdefault("error", build.cause(error))  # The first cause counts, as in `Run.error`.
         if workspace is not None and patch is None:
             # Of no use any more, and on a full disk the receipt needs its space.
             keeper.let_go(workspace)

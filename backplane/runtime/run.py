@@ -45,7 +45,7 @@ from backplane.process.once import Once, in_time
 from backplane.process.readable import Readable
 from backplane.protocol import Events, version_compatible
 from backplane.protocol.control import ControlEnd
-from backplane.receipts.build import End, Facts
+from backplane.receipts.build import End, Facts, cause
 from backplane.receipts.pieces import unheard_names
 from backplane.redact.cuts import HOLD_S_MAX
 from backplane.redact.secrets import NO_SECRETS, Redactor
@@ -944,6 +944,8 @@ class Run:
             self.facts.ended(link.stderr_tail, link.stderr_dropped, link.swept)
             if link.guard_lost:
                 self.facts.added["guard"] = "lost"
+        if self.error is not None:
+            self.facts.added["error"] = cause(self._without_secrets(self.error))
         return finalize.seal_run(
             self._plane.keeper,
             self.facts,

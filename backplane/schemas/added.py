@@ -32,6 +32,14 @@ BACKPLANE: Final[Json] = _object(
         exit_code={"type": "integer"},
         signal={"type": "integer"},
     ),
+    error=_object(
+        "Why the run did not complete: its code, or a host's own; the fact; the next step; last words of the host.",
+        ["code"],
+        code={"type": "string"},
+        message={"type": "string"},
+        hint={"type": "string"},
+        evidence={"type": "string"},
+    ),
     claims=_object("What the child said of itself and was seen otherwise, member by member."),
     reconciliation=_object("Where the events' claims and the files' difference do not meet; empty when they do."),
     enforcement=_object(
