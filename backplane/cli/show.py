@@ -37,9 +37,22 @@ UNWORDED: Final = "a message of the kind "
 VIOLATIONS_MAX: Final = 5
 """Lines about what a rule forbids and was done: the first say what has to be looked at."""
 
+CALLS_MAX: Final = 100
+"""Open calls whose commands are known again; agents have a handful at a time."""
+
 _CHARS_MAX: Final = 160
 
 _COLOURS: Final = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+
+
+class _Call(msgspec.Struct, eq=False):
+    """A tool's call that has shown a command."""
+
+    tool: str
+    id: str | None
+    command: str
+    has_run: bool = False
+    has_result: bool = False
 
 
 class Look:
@@ -51,6 +64,8 @@ class Look:
         """Whether a conversation's id is of use after the run."""
         self._streamed = ""
         self._live_output = False
+        self._calls: list[_Call] = []
+        """Calls whose command was shown and that are not over, oldest first."""
         self.open_line = False
 
     def dress(self, colour: str, text: str) -> str:
@@ -105,6 +120,32 @@ class Look:
             self.dress("dim", line) for line in more + [f"  {printable(line)}" for line in lines[-PREVIEW_LINES_MAX:]]
         ]
 
+    def called(self, event: kinds.ToolCall) -> None:
+        """Remember the command of a call that is shown, so that it is shown once."""
+        command = event.input.get("command", event.input.get("cmd")) if isinstance(event.input, dict) else None
+        if isinstance(command, str):
+            self._calls = [*self._calls[1 - CALLS_MAX :], _Call(event.tool_name, event.tool_use_id, command)]
+
+    def ran(self, event: kinds.CommandExecuted) -> _Call | None:
+        """The call that has shown this command; None where none has."""
+        call = next((call for call in self._calls if call.command == event.command and not call.has_run), None)
+        if call is not None:
+            call.has_run = True
+            self._forget(call)
+        return call
+
+    def ended(self, event: kinds.ToolResult) -> _Call | None:
+        """The call that has shown the command with this result; None where none has."""
+        call = next((call for call in self._calls if call.id == event.tool_use_id and not call.has_result), None)
+        if call is not None:
+            call.has_result = True
+            self._forget(call)
+        return call
+
+    def _forget(self, call: _Call) -> None:
+        if call.has_run and call.has_result:
+            self._calls.remove(call)
+
     def _line(self, mark: str, word: str, colour: str, text: str) -> str:
         head = mark if self.terminal else f"{word}:"
         return f"{self.dress(colour, head)} {text}"
@@ -115,10 +156,14 @@ def _reasoning(look: Look, event: Any) -> str:
 
 
 def _tool_call(look: Look, event: Any) -> str:
+    look.called(event)
     return look._line("→", "tool", "cyan", f"{one_line(event.tool_name)} {_input(event.input)}".rstrip())
 
 
 def _tool_result(look: Look, event: Any) -> str:
+    call = look.ended(event)
+    if call is not None and call.has_run:  # Told with the command's exit code.
+        return ""
     text = one_line(_first_line(event.output), _CHARS_MAX)
     if event.is_error:
         return look._line("✗", "tool failed", "red", f"{one_line(event.tool_name)}: {text}")
@@ -131,8 +176,14 @@ def _file(look: Look, event: Any) -> str:
 
 def _command(look: Look, event: Any) -> str:
     code = "ended by a signal" if event.exit_code is None else f"exit {event.exit_code}"
-    good = event.exit_code == 0
-    text = look._line("$", "command", "green" if good else "red", f"{one_line(event.command)}  ({code})")
+    good, call = event.exit_code == 0, look.ran(event)
+    if call is not None and call.has_result:
+        return ""
+    if call is not None:
+        mark, word, colour = ("✓", "tool done", "green") if good else ("✗", "tool failed", "red")
+        text = look._line(mark, word, colour, f"{one_line(call.tool)}  ({code})")
+    else:
+        text = look._line("$", "command", "green" if good else "red", f"{one_line(event.command)}  ({code})")
     return "\n".join([text, *look.preview(event.output_preview or "")])
 
 

@@ -1,0 +1,61 @@
+"""Events as text for people: each thing once, in the order in which it came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backplane.cli.show import Look
+from backplane.contract.events import AgentEvent, CommandExecuted, ToolCall, ToolResult
+from tests.receipt_writer import TS
+
+COMMAND = "make test"
+
+
+def call(id: str = "c1", command: str = COMMAND) -> AgentEvent:
+    return ToolCall(ts=TS, tool_name="bash", tool_use_id=id, input={"command": command})
+
+
+def ran(code: int | None = 0, command: str = COMMAND, **more: Any) -> AgentEvent:
+    return CommandExecuted(ts=TS, command=command, exit_code=code, **more)
+
+
+def result(id: str = "c1", *, failed: bool = False) -> AgentEvent:
+    return ToolResult(ts=TS, tool_name="bash", tool_use_id=id, output="fine\n", is_error=failed)
+
+
+def shown(*events: AgentEvent) -> list[str]:
+    look = Look(terminal=False)
+    return "".join(map(look.event, events)).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("events", "lines"),
+    [
+        ([call(), ran(), result()], ["tool: bash make test", "tool done: bash  (exit 0)"]),
+        ([call(), ran(3), result(failed=True)], ["tool: bash make test", "tool failed: bash  (exit 3)"]),
+        ([call(), result(), ran()], ["tool: bash make test", "tool done: bash fine"]),
+        ([call(), result(failed=True), ran(3)], ["tool: bash make test", "tool failed: bash: fine"]),
+        ([ran()], ["command: make test  (exit 0)"]),
+        ([call(), ran(command="make")], ["tool: bash make test", "command: make  (exit 0)"]),
+        (
+            [call(), ran(1, output_preview="oh no\n"), result(failed=True)],
+            ["tool: bash make test", "tool failed: bash  (exit 1)", "  oh no"],
+        ),
+        (
+            [call("c1"), call("c2"), ran(), ran(2), result("c1"), result("c2", failed=True)],
+            ["tool: bash make test"] * 2 + ["tool done: bash  (exit 0)", "tool failed: bash  (exit 2)"],
+        ),
+    ],
+)
+def test_a_command_is_shown_once_whatever_tells_of_it(events: list[AgentEvent], lines: list[str]) -> None:
+    assert shown(*events) == lines
+
+
+def test_a_result_of_another_call_is_told_all_the_same() -> None:
+    assert shown(call(), ran(), result("c9")) == [
+        "tool: bash make test",
+        "tool done: bash  (exit 0)",
+        "tool done: bash fine",
+    ]
