@@ -43,6 +43,7 @@ ROOMS = {
     "sandbox": f"{SHAPES} config policy process process.guard resources sandbox.credentials workspace",
     "receipts.build": f"{SHAPES} policy protocol redact",
     "receipts": f"{SHAPES} process receipts.build",
+    "view": f"{SHAPES} receipts.build",
     "upstream.presets": "errors",
     "upstream.cost": f"{SHAPES} ir",
     "upstream.decompress": "",
@@ -74,14 +75,14 @@ ROOMS = {
     "__init__": f"{SHAPES} api config runtime",
     "cli": (
         f"{SHAPES} __init__ config conform dialects policy process protocol receipts receipts.build redact resources "
-        "runtime sandbox sandbox.credentials schemas serve upstream upstream.cost upstream.presets workspace"
+        "runtime sandbox sandbox.credentials schemas serve upstream upstream.cost upstream.presets view workspace"
     ),
     "__main__": "cli",
 }
 """Room → the rooms that it may import. A module with a row of its own is a smaller room: pure, or a table."""
 
 GROUND = {"errors", "contract"}
-PURE = {"ir", "redact", "protocol", "policy", "dialects", "receipts.build", "upstream.cost"}
+PURE = {"ir", "redact", "protocol", "policy", "dialects", "receipts.build", "upstream.cost", "view"}
 PURE_NEVER = {
     "os",
     "socket",

@@ -120,7 +120,12 @@ def test_help_and_version_load_nothing(words: list[str]) -> None:
     assert done.stdout
 
 
-@pytest.mark.parametrize("words", [[name] for name in COMMANDS] + [["receipts", part] for part in PARTS])
+@pytest.mark.parametrize(
+    "words",
+    [[name] for name in COMMANDS]
+    + [["receipts", part] for part in PARTS]
+    + [["runs", part] for part in ("list", "show")],
+)
 def test_every_commands_help_shows_an_example(cli: Cli, words: list[str]) -> None:
     done = cli(*words, "--help")
     assert done.returncode == 0
@@ -191,7 +196,11 @@ def test_the_help_of_doctor_names_the_protocols_it_can_try(cli: Cli) -> None:
         ["errors", "nonsense"],
         ["schema", "nonsense"],
         ["validate", "missing"],
-        ["receipts"],
+        ["receipts", "nonsense"],
+        ["runs", "show", "abc"],
+        ["runs", "--since", "tomorrow"],
+        ["runs", "--limit", "-1"],
+        ["why", "abcdef"],
         ["receipts", "show", "abc"],
         ["receipts", "show", "abcdef"],
         ["receipts", "verify", "abcdef"],
@@ -576,6 +585,7 @@ def stored(backplane_home: Path) -> list[str]:
 def test_receipts_are_listed_newest_first(cli: Cli, stored: list[str]) -> None:
     done = cli("receipts", "list")
     assert [line.split()[0] for line in lines(done.stdout)] == stored[::-1]
+    assert cli("receipts").stdout == done.stdout
     done = cli("receipts", "list", "--limit", "2", "--json")
     assert [json.loads(line)["run_id"] for line in lines(done.stdout)] == stored[:0:-1]
 

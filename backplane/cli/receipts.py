@@ -34,7 +34,8 @@ backplane receipts verify receipt.json
 def parser(name: str) -> Parser:
     """The options of `receipts` and its own commands."""
     made = Parser(f"backplane {name}", "Work with the receipts that are stored here.", EXAMPLE)
-    commands = made.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=Parser)
+    made.set_defaults(call=_list, limit=ROWS_SHOWN, json=False)
+    commands = made.add_subparsers(dest="what", metavar="WHAT", parser_class=Parser)
 
     def add(what: str, about: str, example: str, call: Callable[[Options], int]) -> Parser:
         sentence = about[0].upper() + about[1:] + "."
@@ -46,7 +47,7 @@ def parser(name: str) -> Parser:
     part.add_argument("--limit", type=int, default=ROWS_SHOWN, metavar="N", help=f"at most so many ({ROWS_SHOWN})")
     add_json(part, "one JSON object a receipt and line", "cli_receipts_list")
     part = add("show", "show one receipt", "backplane receipts show 3f2a --json", _show)
-    part.add_argument("id", metavar="ID", help="run id or its beginning")
+    part.add_argument("id", metavar="ID", help="run id or its beginning; `last`")
     add_json(part, "the whole receipt in canonical bytes", "receipt_written")
     part = add(
         "verify",
@@ -63,7 +64,7 @@ def parser(name: str) -> Parser:
     part.add_argument("left", metavar="A", help="run id or file")
     part.add_argument("right", metavar="B", help="run id or file")
     part = add("export", "write receipt, patch and journal as one folder", "backplane receipts export 3f2a", _export)
-    part.add_argument("id", metavar="ID", help="run id or its beginning")
+    part.add_argument("id", metavar="ID", help="run id or its beginning; `last`")
     part.add_argument("--to", metavar="DIR", help="a new folder (./RUN-ID)")
     part = add(
         "import", "keep a receipt from elsewhere, once it verifies", "backplane receipts import ./3f2a1b0c-…", _import

@@ -18,6 +18,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.deltas import taken_back
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
+from backplane.view.values import about, words_of
 
 PREVIEW_LINES_MAX: Final = 10
 """Lines of a command's output shown: enough for the error at its end."""
@@ -248,23 +249,13 @@ _SHOWN: Final[dict[type[Any], Callable[[Look, Any], str]]] = {
 }
 """What is shown of an event and how; a type that is not here is for programs."""
 
-_TELLING: Final = ("command", "cmd", "file_path", "path", "pattern", "query", "url", "prompt", "description")
-"""Members of a tool's input that say what it is about, the most telling first."""
-
 
 def _input(value: Json) -> str:
-    if isinstance(value, dict):
-        for name in _TELLING:
-            if isinstance(value.get(name), str):
-                return one_line(value[name], _CHARS_MAX)
-    return one_line(msgspec.json.encode(value).decode(), _CHARS_MAX) if value not in ({}, None) else ""
+    return one_line(about(value), _CHARS_MAX)
 
 
 def _first_line(value: Json) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict) and isinstance(value[0].get("text"), str):
-        value = value[0]["text"]
-    text = value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value).decode()
-    return text.strip().split("\n", 1)[0]
+    return words_of(value).strip().split("\n", 1)[0]
 
 
 # The end of a run -----------------------------------------------------------------------------------------------------
@@ -280,6 +271,8 @@ def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
         f"{look.dress(colour, receipt.outcome)}{why} after {_lasted(receipt)}{_usage(receipt)}",
         f"run {receipt.meta.run_id}  receipt {one_line((receipt.receipt_sha256 or '')[:16])}",
     ]
+    if receipt.outcome != "complete":
+        lines.append(f"why backplane why {receipt.meta.run_id[:8]}")
     if isinstance(receipt.usage_raw, dict) and receipt.usage_raw.get("structured_output") is not None:
         value = msgspec.json.encode(receipt.usage_raw["structured_output"]).decode()
         lines.append(f"value {one_line(value, VALUE_CHARS_MAX)}")

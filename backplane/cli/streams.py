@@ -15,6 +15,10 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from backplane.view.text import SHOWN_CHARS_MAX, UNPRINTABLE
+from backplane.view.text import one_line as one_line
+from backplane.view.text import printable as printable
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -27,9 +31,6 @@ INPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 
 WRITE_BYTES: Final = 4096
 """Written at once to a pipe that said it has room: the size for which poll promises that the write does not wait."""
-
-SHOWN_CHARS_MAX: Final = 400
-"""Longest text in an error's line: the reason is in there, and a terminal shows it whole."""
 
 CODE_CHARS_MAX: Final = 60
 """Longest code of a host's own in an error's line: twice the longest of the contract's."""
@@ -140,7 +141,7 @@ def write_bytes(data: bytes) -> None:
 def write_json(data: bytes) -> None:
     """Write JSON to stdout; on a terminal with what that would act on as escapes of JSON, which say the same."""
     if os.isatty(STDOUT):
-        data = re.sub(_UNPRINTABLE, _escaped_in_json, data.decode()).encode()
+        data = re.sub(UNPRINTABLE, _escaped_in_json, data.decode()).encode()
     write_bytes(data)
 
 
@@ -266,33 +267,3 @@ def columns() -> int:
         return os.get_terminal_size(STDOUT).columns or 80
     except OSError:
         return 80
-
-
-# What a terminal acts on, what turns text around, what cannot be seen, and what UTF-8 cannot write.
-# Compiled by `re` on first use: it costs a millisecond, and no start waits for it.
-_UNPRINTABLE: Final = (
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff"
-    "\U000e0000-\U000e007f]"
-)
-
-
-def printable(text: str) -> str:
-    """Foreign text with its control characters written out; newlines and tabs stay."""
-    return re.sub(_UNPRINTABLE, _escaped, text)
-
-
-def one_line(text: object, chars_max: int = SHOWN_CHARS_MAX, *, keep: str = "beginning") -> str:
-    """Foreign text on one line, cut to `chars_max`; of evidence the end says more than the beginning."""
-    whole = str(text)
-    cut = whole if len(whole) <= chars_max else "…" + whole[-chars_max:] if keep == "end" else whole[:chars_max] + "…"
-    return printable(cut).replace("\n", "\\n").replace("\t", " ")
-
-
-def _escaped(match: re.Match[str]) -> str:
-    number = ord(match[0])
-    if match[0] in _SHORT:
-        return _SHORT[match[0]]
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
-
-
-_SHORT: Final = {"\r": "\\r"}

@@ -31,6 +31,8 @@ from backplane.receipts.trace import Trace, line_batches
 
 PREFIX_CHARS_MIN: Final = 4
 """Shortest beginning of a run id that is looked up; shorter ones are typing mistakes."""
+STEPS_CHARS_MAX: Final = 10
+"""Digits of the number in `last~2`; no store has so many runs."""
 AMBIGUOUS_SHOWN: Final = 5
 FAULTS_SHOWN: Final = 3
 """Files that could not be removed, in an error's line: one is mostly like the other."""
@@ -149,19 +151,19 @@ class Store:
             yield Listed(**msgspec.structs.asdict(row), backend_name=name)
 
     def find(self, run: str) -> Row:
-        """The row of a run id, or of its beginning when only one run begins so.
+        """The row of a run id, or of its beginning when only one run begins so; `last`, `last~2` count from the newest.
 
         Raises:
             ConfigError: `config_invalid`: too short, not there, or several.
         """
-        # Ids are ASCII. What a terminal gave may not even be text, and is the beginning of none.
-        wanted = run.strip().lower().encode("ascii", "replace").decode()
-        if len(wanted) < PREFIX_CHARS_MIN:
-            fact = f"{run!r} is too short for a run id: {PREFIX_CHARS_MIN} characters are the least"
-            raise ConfigError("config_invalid", fact, hint="backplane receipts list shows them")
-        rows = self._rows(
-            "WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT ?", (wanted, wanted + "~", AMBIGUOUS_SHOWN + 1)
-        )
+        back = steps_back(run)
+        if back is not None:
+            newest = self._rows("ORDER BY sequence DESC LIMIT 1 OFFSET ?", (back,))
+            if not newest:
+                fact = f"{run!r}: not so many receipts are stored"
+                raise ConfigError("config_invalid", fact, hint="backplane receipts list shows them")
+            return newest[0]
+        rows = self.beginning(run)
         if len(rows) == 1:
             return rows[0]
         if not rows:
@@ -171,6 +173,21 @@ class Store:
         names = ", ".join(row.run_id for row in rows[:AMBIGUOUS_SHOWN])
         more = " and more" if len(rows) > AMBIGUOUS_SHOWN else ""
         raise ConfigError("config_invalid", f"{run!r} begins several runs: {names}{more}", hint="give more of the id")
+
+    def beginning(self, prefix: str) -> Rows:
+        """The first rows whose run id begins so, one more than an error names.
+
+        Raises:
+            ConfigError: `config_invalid`, it is too short.
+        """
+        # Ids are ASCII. What a terminal gave may not even be text, and is the beginning of none.
+        wanted = prefix.strip().lower().encode("ascii", "replace").decode()
+        if len(wanted) < PREFIX_CHARS_MIN:
+            fact = f"{prefix!r} is too short for a run id: {PREFIX_CHARS_MIN} characters are the least"
+            raise ConfigError("config_invalid", fact, hint="backplane receipts list shows them")
+        return self._rows(
+            "WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT ?", (wanted, wanted + "~", AMBIGUOUS_SHOWN + 1)
+        )
 
     def load(self, run: str) -> Receipt:
         """The receipt of a run, its trace read from disk on demand.
@@ -316,7 +333,7 @@ class Store:
 
     def orphans(self) -> Orphans:
         """Runs that were cut off: a journal, no receipt, nobody at work."""
-        abandoned = (folder for folder in self._unknown_folders() if recovery.is_abandoned(folder))
+        abandoned = (folder for folder in self.unknown_folders() if recovery.is_abandoned(folder))
         return [Orphan(folder.name, folder) for folder in abandoned if not self.has(folder.name)]
 
     def recover(self, clean: Callable[[Orphan], None] | None = None) -> Recovery:
@@ -331,7 +348,7 @@ class Store:
         """
         rows, problems = [], []
         recovery.sweep_abandoned(self.home)
-        for folder in self._unknown_folders():
+        for folder in self.unknown_folders():
             try:
                 with recovery.claimed(folder) as lock:
                     if lock is not None and not self.has(folder.name):
@@ -371,7 +388,8 @@ class Store:
             finally:
                 journal.close()
 
-    def _unknown_folders(self) -> Iterator[Path]:
+    def unknown_folders(self) -> Iterator[Path]:
+        """Folders of runs that have no receipt here: live ones, and those that were cut off."""
         folders = recovery.run_folders(self.home)
         for start in range(0, len(folders), _PAGE_ROWS):
             page = folders[start : start + _PAGE_ROWS]
@@ -456,6 +474,14 @@ class Store:
     def _locked(self) -> Iterator[sqlite3.Connection]:
         with self._lock, database.translated(self.home / database.FILE):
             yield self._connection
+
+
+def steps_back(name: str) -> int | None:
+    """How many runs before the newest a name means, as 2 for `last~2`; None for a name that is an id."""
+    word, tilde, number = name.strip().partition("~")
+    if word != "last" or (tilde and not (number.isascii() and number.isdigit() and len(number) < STEPS_CHARS_MAX)):
+        return None
+    return int(number) if tilde else 0
 
 
 def _known(run_id: str) -> StoreError:

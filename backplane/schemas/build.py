@@ -61,7 +61,9 @@ _PRINTED: Final = {
     "cli_doctor": "backplane.cli.doctor:Finding",
     "cli_receipts_checkpoint": "backplane.receipts:Checkpoint",
     "cli_receipts_list": "backplane.receipts.rows:Listed",
+    "cli_runs": "backplane.receipts.memory:Remembered",
     "cli_translate_loss": "backplane.ir:Loss",
+    "cli_why": "backplane.view.why:Diagnosis",
 }
 """What commands print that is no shape of the contract, as places of types: only who writes schemas loads them."""
 

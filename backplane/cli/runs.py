@@ -1,0 +1,345 @@
+"""`runs` and `why`: what was asked, where it stands, what it cost, and why it waits or failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from backplane.cli import streams
+from backplane.cli.parser import Options, Parser, add_json
+
+if TYPE_CHECKING:
+    from backplane.cli.show import Look
+    from backplane.receipts import Store
+    from backplane.receipts.memory import Remembered
+    from backplane.view.picture import Picture
+
+ROWS_SHOWN: Final = 30
+"""Runs of a list without --limit: a screen."""
+
+ROWS_MAX: Final = (1 << 63) - 1
+
+ID_CHARS: Final = 8
+"""Of a run's id in a list; any beginning that only one run has names it."""
+
+TASK_CHARS_MAX: Final = 400
+
+ROW_COLUMNS: Final = 80
+
+_FROM_COLUMNS: Final = {"when": 50, "backend": 60, "cost": 70}
+"""Width from which on a list has a column; the task needs the room else."""
+
+FILES_SHOWN: Final = 10
+
+MESSAGE_LINES_MAX: Final = 12
+
+LABEL_COLUMNS: Final = 8
+
+EXAMPLE = """
+backplane runs
+backplane runs --failed --since 2d --text "parser"
+backplane runs show last
+"""
+
+
+_LIST_EXAMPLE: Final = "backplane runs list --live"
+
+
+def parser(name: str) -> Parser:
+    """The options of `runs` or `why`."""
+    if name == "why":
+        about = "Say what a run waits for, or why it ended as it did: the evidence, and the next step."
+        made = Parser(f"backplane {name}", about, "backplane why last\nbackplane why 3f2a1b0c", _why)
+        made.add_argument("run", metavar="RUN", nargs="?", default="last", help=_RUN + " (last)")
+        add_json(made, "the diagnosis as one JSON object", "cli_why")
+        return made
+    made = Parser(f"backplane {name}", "Find runs again, live and ended ones.", EXAMPLE, _list)
+    _add_filters(made)
+    commands = made.add_subparsers(dest="what", metavar="WHAT", parser_class=Parser)
+    about = "list runs, live ones first, then the newest"
+    part: Parser = commands.add_parser(
+        "list", help=about, about=f"{about.capitalize()}.", example="backplane runs list"
+    )
+    part.set_defaults(call=_list)
+    _add_filters(part)
+    about = "show one run: task, state, cause, cost, files"
+    part = commands.add_parser("show", help=about, about=f"{about.capitalize()}.", example="backplane runs show last")
+    part.set_defaults(call=_show)
+    part.add_argument("run", metavar="RUN", nargs="?", default="last", help=_RUN + " (last)")
+    add_json(part, "the run as one JSON object", "cli_runs")
+    return made
+
+
+_RUN: Final = "run id or its beginning, `last`, or `last~2`"
+
+
+def _add_filters(made: Parser) -> None:
+    add = made.add_argument
+    add("--failed", action="store_true", help="only runs that ended and are not complete")
+    add("--live", action="store_true", help="only runs that are at work")
+    add("--since", metavar="SPAN", help="only runs begun since then, as 90s, 5m, 2h, 3d, 1w")
+    add("--backend", metavar="NAME", help="only runs on this backend")
+    add("--folder", metavar="DIR", help="only runs in this folder or below it")
+    add("--text", metavar="WORDS", help="only runs whose task or events have all these words")
+    add("--limit", type=int, default=ROWS_SHOWN, metavar="N", help=f"at most so many ({ROWS_SHOWN})")
+    add_json(made, "one JSON object a run and line", "cli_runs")
+
+
+def open_store() -> Store:
+    """The store of this user's state folder, for reading."""
+    import os
+
+    from backplane import config
+    from backplane.receipts import Store
+
+    return Store.open(config.home_path(os.environ), readonly=True)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+# The list -------------------------------------------------------------------------------------------------------------
+
+
+def _list(options: Options) -> int:
+    import msgspec
+
+    from backplane.cli.show import Look
+
+    if not 0 <= options.limit <= ROWS_MAX:
+        raise _wrong(f"--limit {options.limit} is no number of runs", "0 lists none of them")
+    look = Look(streams.is_terminal(streams.STDOUT))
+    with open_store() as store:
+        for run in islice(_chosen(store, options), options.limit):
+            if options.json:
+                streams.write_json(msgspec.json.encode(run) + b"\n")
+            else:
+                streams.write(row(run, look, _now_ms()) + "\n")
+    return 0
+
+
+def _chosen(store: Store, options: Options) -> Iterator[Remembered]:
+    """The runs that the filters leave; those that cost nothing come first."""
+    import os
+
+    from backplane.receipts.memory import mentions, remembered
+    from backplane.view.figures import milliseconds
+
+    words = options.text.split() if options.text is not None else []
+    folder = os.path.realpath(options.folder) if options.folder is not None else None
+    since_ms = _since_ms(options.since)
+    for run in remembered(store):
+        if options.failed and run.outcome in (None, "complete"):
+            continue
+        if options.live and run.state != "live":
+            continue
+        if options.backend is not None and run.backend != options.backend:
+            continue
+        if since_ms is not None and (milliseconds(run.started_at) or 0) < since_ms:
+            continue
+        if folder is not None and not _is_below(run.root, folder):
+            continue
+        if mentions(store, run, words):
+            yield run
+
+
+def _is_below(root: str | None, folder: str) -> bool:
+    import os
+
+    return root is not None and (os.path.realpath(root) + "/").startswith(folder.rstrip("/") + "/")
+
+
+def _since_ms(text: str | None) -> int | None:
+    from backplane.view.figures import span_s
+
+    if text is None:
+        return None
+    seconds = span_s(text)
+    if seconds is None:
+        raise _wrong(f"--since {text!r} is no span of time", "as 90s, 5m, 2h, 3d or 1w")
+    return _now_ms() - seconds * 1000
+
+
+def _wrong(fact: str, hint: str) -> Exception:
+    from backplane.errors import ConfigError
+
+    return ConfigError("config_invalid", fact, hint=hint)
+
+
+def row(run: Remembered, look: Look, now_ms: int) -> str:
+    """One run on one line: on a terminal as wide as that, elsewhere as long as it is."""
+    from backplane.view.columns import fitted, padded, width
+    from backplane.view.figures import ago, milliseconds, money
+
+    word, colour = standing(run)
+    started_ms = milliseconds(run.started_at)
+    when = ago(now_ms - started_ms) if started_ms is not None else "?"
+    columns = streams.columns() if look.terminal else ROW_COLUMNS
+    cells = {
+        "id": padded(streams.one_line(run.run_id)[:ID_CHARS], ID_CHARS),
+        "when": padded(when, 10),
+        "state": padded(word, 11),
+        "backend": padded(streams.one_line(run.backend), 10),
+        "cost": f"{money(run.cost_usd_micros):>8}",
+    }
+    cells = {name: cell for name, cell in cells.items() if columns >= _FROM_COLUMNS.get(name, 0)}
+    text = streams.one_line(run.task, TASK_CHARS_MAX) if run.task is not None else "(its task is not known here)"
+    if run.cause is not None:
+        text += f" — {streams.one_line(run.cause, TASK_CHARS_MAX)}"
+    if look.terminal:
+        text = fitted(text, max(columns - width("  ".join(cells.values())) - 2, 0))
+    cells["state"] = look.dress(colour, cells["state"])
+    return "  ".join([*cells.values(), text])
+
+
+def standing(run: Remembered) -> tuple[str, str]:
+    """How a run stands in a word, and that word's colour."""
+    if run.state != "ended":
+        return ("running", "cyan") if run.state == "live" else ("cut off", "red")
+    colour = {"complete": "green", "partial": "yellow"}.get(run.outcome or "", "red")
+    word = run.reason if run.reason not in (None, "", run.outcome) else run.outcome
+    return streams.one_line(word), colour
+
+
+# One run --------------------------------------------------------------------------------------------------------------
+
+
+def picture_of(store: Store, run: Remembered) -> Picture:
+    """The picture of a run as it is now.
+
+    Raises:
+        StoreError: `receipt_store_failed`, also where its content was pruned.
+    """
+    from backplane.receipts.tail import Tail
+    from backplane.view.picture import Picture
+
+    picture = Picture(run_id=run.run_id)
+    with Tail(store.folder(run.run_id)) as tail:
+        for fact in tail.facts():
+            picture.begin(fact)
+        if run.state == "ended":
+            receipt = store.load(run.run_id)
+            for event in receipt.trace:
+                picture.take(event)
+            picture.end(receipt)
+            return picture
+        while events := tail.events():
+            for event in events:
+                picture.take(event)
+    return picture
+
+
+def _show(options: Options) -> int:
+    import msgspec
+
+    from backplane.cli.show import Look
+    from backplane.receipts.memory import find
+
+    with open_store() as store:
+        run = find(store, options.run)
+        if options.json:
+            streams.write_json(msgspec.json.encode(run) + b"\n")
+            return 0
+        picture = picture_of(store, run)
+    look = Look(streams.is_terminal(streams.STDOUT))
+    for line in _told(run, picture, look):
+        streams.write(line + "\n")
+    return 0
+
+
+def _told(run: Remembered, picture: Picture, look: Look) -> Iterator[str]:
+    from backplane.view.figures import ago, count, lasting, milliseconds, money
+
+    def line(label: str, text: str) -> str:
+        return f"{look.dress('dim', f'{label:<{LABEL_COLUMNS}}')}{text}"
+
+    started_ms = milliseconds(run.started_at)
+    when = ago(_now_ms() - started_ms) if started_ms is not None else "at an unknown time"
+    took = f", took {lasting(run.duration_ms)}" if run.duration_ms is not None else ""
+    word, colour = standing(run)
+    yield line("run", f"{streams.one_line(run.run_id)}  ({when}{took})")
+    yield line("task", streams.one_line(run.task, 4000) if run.task is not None else "(not known here)")
+    if run.root is not None:
+        yield line("folder", f"{streams.one_line(run.root)}  ({streams.one_line(run.mode)})")
+    model = f"  model {streams.one_line(run.model)}" if run.model else ""
+    yield line("backend", f"{streams.one_line(run.backend)}{model}")
+    outcome = f"  ({streams.one_line(run.outcome)})" if run.outcome not in (None, word) else ""
+    yield line("state", look.dress(colour, word) + outcome)
+    yield from (line(label, text) for label, text in _cause(run, picture))
+    usage = picture.usage
+    tokens = f"{count(usage.input_tokens)} in, {count(usage.output_tokens)} out"
+    yield line("tokens", f"{tokens}, {money(picture.cost_usd_micros)}")
+    yield line(
+        "did",
+        f"{streams.count(picture.calls, 'call')} of tools, {picture.calls_failed} failed, "
+        f"{picture.denials} denied; {streams.count(picture.events, 'event')}",
+    )
+    yield from (line(label, text) for label, text in _files(picture, look))
+    said = picture.message.strip().splitlines()
+    for number, text in enumerate(said[-MESSAGE_LINES_MAX:]):
+        yield line("" if number else "says", streams.one_line(text))
+    yield line("more", f"backplane why {run.run_id[:ID_CHARS]}, backplane receipts show {run.run_id[:ID_CHARS]}")
+
+
+def _cause(run: Remembered, picture: Picture) -> Iterator[tuple[str, str]]:
+    if run.code is not None or run.cause is not None:
+        code = f"{streams.one_line(run.code)}: " if run.code else ""
+        yield "cause", f"{code}{streams.one_line(run.cause or '')}"
+    if picture.ended is not None and picture.ended.hint:
+        yield "next", streams.one_line(picture.ended.hint)
+
+
+def _files(picture: Picture, look: Look) -> Iterator[tuple[str, str]]:
+    """Changed files: of the patch once there is one, until then as the agent names them."""
+    from backplane.view.diff import changes
+
+    if picture.ended is None:
+        named = list(picture.files)
+        for number, path in enumerate(named[:FILES_SHOWN]):
+            yield "" if number else "claims", streams.one_line(path)
+        return
+    found = changes(picture.ended.diff.splitlines()) if picture.ended.diff else []
+    for number, file in enumerate(found[:FILES_SHOWN]):
+        added, removed = look.dress("green", f"+{file.added}"), look.dress("red", f"−{file.removed}")
+        yield "" if number else "files", f"{streams.one_line(file.path)}  {added} {removed}"
+    if len(found) > FILES_SHOWN:
+        yield "", f"and {len(found) - FILES_SHOWN} more"
+
+
+# Why ------------------------------------------------------------------------------------------------------------------
+
+
+def _why(options: Options) -> int:
+    import msgspec
+
+    from backplane.cli.show import Look
+    from backplane.receipts.journal import boot_id
+    from backplane.receipts.memory import find
+    from backplane.view.figures import lasting
+    from backplane.view.why import HEALTHY, Moment, diagnose
+
+    with open_store() as store:
+        run = find(store, options.run)
+        picture = picture_of(store, run)
+    found = diagnose(picture, Moment(now_ms=_now_ms(), state=run.state, boot_id=boot_id()))
+    if options.json:
+        streams.write_json(msgspec.json.encode(found) + b"\n")
+        return 0
+    look = Look(streams.is_terminal(streams.STDOUT))
+    task = streams.one_line(run.task, 120) if run.task is not None else "(its task is not known here)"
+    streams.write(look.dress("dim", f"{run.run_id[:ID_CHARS]}  {streams.one_line(run.backend)}  {task}") + "\n")
+    since = f", for {lasting(found.since_ms)}" if found.since_ms is not None else ""
+    likely = "" if found.sure else "probably: "
+    colour = "green" if found.kind in HEALTHY else "red"
+    streams.write(f"{look.dress(colour, likely + found.verdict)}{since}\n")
+    for one in found.evidence:
+        place = f"event {one.event}: " if one.event is not None else ""
+        streams.write(f"  {look.dress('dim', place)}{one.text}\n")
+    for step in found.next:
+        streams.write(f"  {look.dress('blue', 'next:')} {step}\n")
+    if found.also:
+        streams.write(look.dress("dim", f"  also: {', '.join(found.also)}") + "\n")
+    return 0

@@ -1,0 +1,314 @@
+"""The memory of runs: what each was asked, where it stands and what it cost; live ones and ended ones alike.
+
+Nothing is stored twice: the order is read from the journal's head, cost and cause from the sealed receipt.
+A pruned or imported run has no head here, and so no task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.errors import ConfigError, StoreError
+from backplane.receipts.journal import HEAD, HEAD_BYTES_MAX, TRACE
+from backplane.receipts.recovery import is_abandoned, is_run_id
+from backplane.receipts.rows import Row
+from backplane.receipts.store import AMBIGUOUS_SHOWN, Store, steps_back
+from backplane.receipts.trace import open_plain
+
+State = Literal["live", "cut_off", "ended"]
+
+PAGE_ROWS: Final = 200
+"""Rows of the store that are read at once, where runs are looked for."""
+
+FAULT_BYTES_MAX: Final = 64 * 1024
+"""Of a trace's end, where the last error of an agent is looked for."""
+
+SEARCH_BYTES: Final = 1 << 20
+"""Of a trace, searched at once."""
+
+WORD_BYTES_MAX: Final = 4096
+"""Longest word that is looked for."""
+
+
+class Remembered(msgspec.Struct, frozen=True, kw_only=True):
+    """One run as a list shows it."""
+
+    run_id: str
+    state: State
+    """live; cut_off, where its control plane died and nobody has sealed it yet; or ended."""
+    started_at: str
+    task: str | None
+    """None where nobody remembers it: pruned, imported, or its order is unreadable; `root`, `mode` likewise."""
+    root: str | None
+    mode: str | None
+    model: str | None
+    backend: str
+    """The name that it has here, else its own."""
+    outcome: str | None = None
+    """None until it has ended; also for `reason`, `duration_ms`, `files`."""
+    reason: str | None = None
+    code: str | None = None
+    """Why it did not complete: the error's code, and in words."""
+    cause: str | None = None
+    duration_ms: int | None = None
+    files: int | None = None
+    """Changed files of its patch."""
+    cost_usd_micros: int | None = None
+    """None where it is unknown."""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+Found = list[Remembered]
+
+
+class _Workspace(msgspec.Struct, frozen=True):
+    root: str = ""
+    mode: str = ""
+
+
+class _Config(msgspec.Struct, frozen=True):
+    model: str | None = None
+
+
+class _Order(msgspec.Struct, frozen=True):
+    task: str | None = None
+    workspace: _Workspace = _Workspace()
+    config: _Config = _Config()
+
+
+class _Backend(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Opening(msgspec.Struct, frozen=True):
+    """The first fact of a head, as far as a list wants it."""
+
+    started_at: str = ""
+    backend: _Backend | None = None
+    order: _Order = _Order()
+
+
+class _Error(msgspec.Struct, frozen=True):
+    code: str | None = None
+    message: str | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    estimated_cost_usd: Json = None
+
+
+class _Body(msgspec.Struct, frozen=True):
+    """A stored receipt, as far as a list wants it."""
+
+    usage: _Usage = _Usage()
+    usage_raw: Json = None
+
+
+_NOTHING: Final = _Opening()
+_read_opening: Final = msgspec.json.Decoder(_Opening).decode
+_read_body: Final = msgspec.json.Decoder(_Body).decode
+
+
+def remembered(store: Store) -> Iterator[Remembered]:
+    """Every run, the live ones first, then those that were cut off, then the ended ones; of each the newest first.
+
+    Raises:
+        StoreError: `receipt_store_failed`.
+    """
+    # First, and told once: a run that ends meanwhile is in both places, and in the other order might be in neither.
+    begun = unsettled(store)
+    yield from begun
+    told = {run.run_id for run in begun}
+    before = None
+    while page := store.list(PAGE_ROWS, before=before):
+        yield from (of_row(store, row) for row in page if row.run_id not in told)
+        before = page[-1].sequence
+
+
+def unsettled(store: Store) -> Found:
+    """The runs without a receipt, the live ones first, of each kind the newest first."""
+    found = [of_folder(folder) for folder in store.unknown_folders()]
+    return sorted(
+        (run for run in found if run is not None),
+        key=lambda run: (run.state == "live", run.started_at, run.run_id),
+        reverse=True,
+    )
+
+
+def of_folder(folder: Path) -> Remembered | None:
+    """What is known of a run that has no receipt yet; None where its folder is none of a run's or is gone."""
+    if not is_run_id(folder.name) or folder.is_symlink() or not folder.is_dir():
+        return None
+    opening = _opening(folder)
+    return Remembered(
+        run_id=folder.name,
+        state="cut_off" if is_abandoned(folder) else "live",
+        started_at=opening.started_at,
+        backend=opening.backend.id if opening.backend is not None else "",
+        **_asked(opening),
+    )
+
+
+def of_row(store: Store, row: Row) -> Remembered:
+    """What is known of a run that has a receipt."""
+    opening, body = _NOTHING, _Body()
+    if is_run_id(row.run_id):
+        opening = _opening(store.folder(row.run_id))
+    try:
+        data = store.body(row)
+        body = _read_body(data) if data else body
+    except msgspec.MsgspecError:  # A changed row: `verify` is the answer to that.
+        pass
+    added = _member(body.usage_raw, "backplane")
+    error, cost = _cause(store, row, added), body.usage.estimated_cost_usd
+    files = _member(added, "patch").get("files")
+    return Remembered(
+        run_id=row.run_id,
+        state="ended",
+        started_at=row.started_at,
+        backend=opening.backend.id if opening.backend is not None else row.backend,
+        **_asked(opening),
+        outcome=row.outcome,
+        reason=row.reason,
+        code=error.code or _code_of(added),
+        cause=error.message,
+        duration_ms=None if added.get("duration") == "unknown" else row.duration_ms,
+        files=files if isinstance(files, int) else None,
+        cost_usd_micros=round(cost * 1_000_000) if isinstance(cost, int | float) and cost < 1e9 else None,
+        input_tokens=body.usage.input_tokens,
+        output_tokens=body.usage.output_tokens,
+    )
+
+
+def _asked(opening: _Opening) -> dict[str, Any]:
+    order = opening.order
+    known = order.task is not None
+    return {
+        "task": order.task,
+        "root": order.workspace.root if known else None,
+        "mode": order.workspace.mode if known else None,
+        "model": order.config.model,
+    }
+
+
+def _opening(folder: Path) -> _Opening:
+    try:
+        with open_plain(folder / HEAD) as file:
+            return _read_opening(file.readline(HEAD_BYTES_MAX))
+    except (OSError, msgspec.MsgspecError):
+        return _NOTHING
+
+
+def _cause(store: Store, row: Row, added: dict[str, Any]) -> _Error:
+    """Why a run did not complete: the control plane's word, else the last error that the agent told."""
+    if row.outcome == "complete":
+        return _Error()
+    try:
+        error = msgspec.convert(added.get("error"), _Error)
+    except msgspec.ValidationError:
+        error = _Error()
+    if error.message is None and row.trace_count and is_run_id(row.run_id):
+        told = _last_fault(store.folder(row.run_id) / TRACE)
+        return _Error(error.code or told.code, told.message)
+    return error
+
+
+def _code_of(added: dict[str, Any]) -> str | None:
+    code = _member(added, "end").get("code")
+    return code if isinstance(code, str) else None
+
+
+class _Event(msgspec.Struct, frozen=True):
+    type: str = ""
+    message: str | None = None
+    error_code: str | None = None
+
+
+_read_event: Final = msgspec.json.Decoder(_Event).decode
+
+
+def _last_fault(trace: Path) -> _Error:
+    """The last error of a trace, within `FAULT_BYTES_MAX` of its end."""
+    try:
+        with open_plain(trace) as file:
+            file.seek(max(0, file.seek(0, 2) - FAULT_BYTES_MAX))
+            data = file.read(FAULT_BYTES_MAX)
+    except OSError:
+        return _Error()
+    for line in reversed(data.split(b"\n")):
+        if b'"type":"error"' in line:
+            try:
+                event = _read_event(line)
+            except msgspec.MsgspecError:  # The first one may be cut.
+                continue
+            if event.type == "error":
+                return _Error(event.error_code, event.message)
+    return _Error()
+
+
+def _member(value: Json, name: str) -> dict[str, Any]:
+    found = value.get(name) if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+# Looking for one ------------------------------------------------------------------------------------------------------
+
+
+def find(store: Store, name: str) -> Remembered:
+    """The run of this name: its id, the beginning of it when only one run begins so, `last` or `last~2`.
+
+    `last` is the newest run, a live one before any that has ended; `last~1` the one before it.
+
+    Raises:
+        ConfigError: `config_invalid`: too short, not there, or several.
+        StoreError: `receipt_store_failed`.
+    """
+    back = steps_back(name)
+    if back is not None:
+        for number, run in enumerate(remembered(store)):
+            if number == back:
+                return run
+        raise ConfigError("config_invalid", f"{name!r}: there are not so many runs", hint="backplane runs shows them")
+    begun = [run for run in unsettled(store) if run.run_id.startswith(name.strip().lower())]
+    rows = store.beginning(name)
+    ended = {row.run_id for row in rows}
+    begun = [run for run in begun if run.run_id not in ended]
+    if len(rows) + len(begun) == 1:
+        return begun[0] if begun else of_row(store, rows[0])
+    if not begun:
+        return of_row(store, store.find(name))
+    shown = ", ".join([*(run.run_id for run in begun), *(row.run_id for row in rows)][:AMBIGUOUS_SHOWN])
+    raise ConfigError("config_invalid", f"{name!r} begins several runs: {shown}", hint="give more of the id")
+
+
+def mentions(store: Store, run: Remembered, words: list[str]) -> bool:
+    """Whether all these words stand in a run's task or anywhere in its events, in any case of ASCII letters.
+
+    Raises:
+        StoreError: `receipt_store_failed`, its trace cannot be read.
+    """
+    left = {word.lower().encode("utf-8", "replace")[:WORD_BYTES_MAX] for word in words if word}
+    task = (run.task or "").lower().encode("utf-8", "replace")
+    left = {word for word in left if word not in task}
+    if not left or not is_run_id(run.run_id):
+        return not left
+    try:
+        with open_plain(store.folder(run.run_id) / TRACE) as file:
+            kept = b""
+            while left and (block := file.read(SEARCH_BYTES)):
+                window = (kept + block).lower()
+                left = {word for word in left if word not in window}
+                kept = window[-WORD_BYTES_MAX:]
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StoreError("receipt_store_failed", f"cannot search {run.run_id}: {error.strerror}") from error
+    return not left

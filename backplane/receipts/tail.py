@@ -1,0 +1,99 @@
+"""A run's journal as it grows, read from beside: facts and events since the last look. Nothing here writes or waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from backplane.contract.events import AgentEvent
+from backplane.receipts.journal import HEAD, TRACE, disk_error
+from backplane.receipts.trace import open_plain
+
+READ_BYTES_MAX: Final = 4 << 20
+"""Read of one file at one look; more of it comes with the next."""
+
+LINE_BYTES_MAX: Final = 64 << 20
+"""Longest line that is waited for: four times the longest of the protocol."""
+
+_decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
+
+
+class Tail:
+    """One run's journal, followed from its beginning; let go by `close` or the end of a `with`.
+
+    Args:
+        folder: the run's, with its head; a run is over when its facts have `sealed` or nobody holds its lock.
+
+    Raises:
+        StoreError: on any look, `receipt_store_failed` where the disk fails.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._head = _Lines(folder / HEAD)
+        self._trace = _Lines(folder / TRACE)
+
+    def __enter__(self) -> Tail:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._head.close()
+        self._trace.close()
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Facts of the head that came since the last look."""
+        found = []
+        for line in self._head.take():
+            try:
+                fact = msgspec.json.decode(line)
+            except msgspec.DecodeError:
+                continue
+            if isinstance(fact, dict):
+                found.append(fact)
+        return found
+
+    def events(self) -> list[AgentEvent]:
+        """Events that came since the last look, at most of `READ_BYTES_MAX`; empty when there is nothing new."""
+        found = []
+        for line in self._trace.take():
+            try:
+                found.append(_decode_event(line))
+            except msgspec.MsgspecError:  # Somebody has changed it; `verify` is the answer to that.
+                continue
+        return found
+
+
+class _Lines:
+    """Whole lines that were added to a file since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._torn = b""
+
+    def take(self) -> list[bytes]:
+        try:
+            if self._file is None:
+                self._file = open_plain(self._path)
+            data = self._file.read(READ_BYTES_MAX)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise disk_error(str(self._path), error) from error
+        if not data:
+            return []
+        *lines, torn = (self._torn + data).split(b"\n")
+        self._torn = torn if len(torn) <= LINE_BYTES_MAX else b""
+        return [line for line in lines if line]
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,50 @@
+"""Lines of a terminal: how wide text is there, and text cut to that. Pure."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+
+COMBINING_MAX: Final = 8
+"""Marks drawn over one character; writing systems need four, and a thousand are drawn over the whole screen."""
+
+
+def width(text: str) -> int:
+    """Columns that printable text takes on a terminal."""
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def fitted(text: str, columns: int) -> str:
+    """Printable text of one line, cut to so many columns with `…` where something is left out."""
+    if text.isascii():
+        return text if len(text) <= columns else text[: max(columns - 1, 0)] + "…"[: max(columns, 0)]
+    shown: list[str] = []
+    used = marks = 0
+    for character in text:
+        takes = _columns(character)
+        marks = marks + 1 if takes == 0 else 0
+        if marks > COMBINING_MAX:
+            continue
+        used += takes
+        shown.append(character)
+        if used > columns:
+            return _cut(shown, columns)
+    return "".join(shown)
+
+
+def _cut(shown: list[str], columns: int) -> str:
+    while shown and sum(map(_columns, shown)) > columns - 1:
+        shown.pop()
+    return "".join(shown) + "…"[: max(columns, 0)]
+
+
+def padded(text: str, columns: int) -> str:
+    """Printable text in a column of exactly this width."""
+    text = fitted(text, columns)
+    return text + " " * (columns - width(text))

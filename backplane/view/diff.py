@@ -1,0 +1,80 @@
+"""A git patch read line by line: what each line is, and how much each file changes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, Literal
+
+import msgspec
+
+Kind = Literal["file", "meta", "hunk", "added", "removed", "same"]
+
+FILES_MAX: Final = 10_000
+"""Files that are told apart; a patch of more is counted by its receipt."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of a patch."""
+
+    kind: Kind
+    text: str
+
+
+class FileChange(msgspec.Struct):
+    """How much one file changes."""
+
+    path: str
+    added: int = 0
+    removed: int = 0
+
+
+def lines(patch: Iterable[str]) -> Iterator[Line]:
+    """Say what each line of a patch is; only what stands in a hunk is added or removed."""
+    left_old = left_new = 0
+    for text in patch:
+        if left_old > 0 or left_new > 0:
+            mark = text[:1]
+            left_old -= mark in ("-", " ", "")
+            left_new -= mark in ("+", " ", "")
+            yield Line({"+": "added", "-": "removed"}.get(mark, "same"), text)  # type: ignore[arg-type]
+        elif text.startswith("@@"):
+            left_old, left_new = _sizes(text)
+            yield Line("hunk", text)
+        else:
+            yield Line("file" if text.startswith("diff --git ") else "meta", text)
+
+
+def _sizes(hunk: str) -> tuple[int, int]:
+    """Lines of the old and the new file in a hunk, of `@@ -1,2 +3,4 @@`; nothing where it says none."""
+    words = hunk.split(" ")
+    return _size(words, 1, "-"), _size(words, 2, "+")
+
+
+def _size(words: list[str], place: int, mark: str) -> int:
+    if len(words) <= place or not words[place].startswith(mark):
+        return 0
+    _, comma, size = words[place].partition(",")
+    return int(size) if size.isascii() and size.isdigit() and len(size) < 10 else 0 if comma else 1
+
+
+def changes(patch: Iterable[str]) -> list[FileChange]:
+    """How much each file of a patch changes, the first `FILES_MAX` of them."""
+    found: list[FileChange] = []
+    for line in lines(patch):
+        if line.kind == "file" and len(found) < FILES_MAX:
+            found.append(FileChange(_path(line.text)))
+        elif found and line.kind in ("added", "removed"):
+            found[-1].added += line.kind == "added"
+            found[-1].removed += line.kind == "removed"
+    return found
+
+
+def _path(line: str) -> str:
+    """The file of a line `diff --git a/X b/X`; names that git quotes stay quoted."""
+    rest = line.removeprefix("diff --git ")
+    if rest.startswith('"'):
+        return rest.rpartition(' "b/')[2].removesuffix('"')
+    # Both halves are the same but for a rename: then the new name is after the last mark.
+    half = len(rest) // 2
+    same = rest[:half].removeprefix("a/") == rest[half + 1 :].removeprefix("b/")
+    return rest[half + 1 :].removeprefix("b/") if same else rest.rpartition(" b/")[2]

@@ -1,0 +1,36 @@
+"""Foreign text made harmless for whoever reads it. Pure, and light: every command loads it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+SHOWN_CHARS_MAX: Final = 400
+"""Longest text in an error's line: the reason is in there, and a terminal shows it whole."""
+
+# What a terminal acts on, what turns text around, what cannot be seen, and what UTF-8 cannot write.
+# Compiled by `re` on first use: it costs a millisecond, and no start waits for it.
+UNPRINTABLE: Final = (
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+_SHORT: Final = {"\r": "\\r"}
+
+
+def printable(text: str) -> str:
+    """Foreign text with its control characters written out; newlines and tabs stay."""
+    return re.sub(UNPRINTABLE, _escaped, text)
+
+
+def one_line(text: object, chars_max: int = SHOWN_CHARS_MAX, *, keep: str = "beginning") -> str:
+    """Foreign text on one line, cut to `chars_max`; of evidence the end says more than the beginning."""
+    whole = str(text)
+    cut = whole if len(whole) <= chars_max else "…" + whole[-chars_max:] if keep == "end" else whole[:chars_max] + "…"
+    return printable(cut).replace("\n", "\\n").replace("\t", " ")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    if match[0] in _SHORT:
+        return _SHORT[match[0]]
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"

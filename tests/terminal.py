@@ -1,0 +1,83 @@
+"""A command of ours in a pseudo-terminal, and the screen that a plain terminal would show of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+WAIT_S = 30
+_TOKEN = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|([\r\n])|(\x1b.?)|([^\x1b\r\n]+)", re.S)
+
+
+def typed(
+    words: Sequence[str], *, columns: int = 80, rows: int = 24, keys: bytes = b"", cwd: Path | None = None, **env: str
+) -> tuple[int, str]:
+    """Run a command in a terminal of this size; its exit code and every byte that it wrote, as text."""
+    main, child_end = pty.openpty()
+    fcntl.ioctl(child_end, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    environ = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(Path(__file__).resolve().parent.parent), **env}
+    for name in ("NO_COLOR", "FORCE_COLOR", "CI", "ACCESSIBLE"):
+        if name not in env:
+            environ.pop(name, None)
+    command = [sys.executable, "-m", "backplane", *words]
+    child = subprocess.Popen(command, stdin=child_end, stdout=child_end, stderr=child_end, env=environ, cwd=cwd)
+    os.close(child_end)
+    os.write(main, keys)
+    data, ends = b"", time.monotonic() + WAIT_S
+    while time.monotonic() < ends:
+        if select.select([main], [], [], 0.1)[0]:
+            try:
+                block = os.read(main, 65536)
+            except OSError:
+                break
+            if not block:
+                break
+            data += block
+        elif child.poll() is not None:
+            break
+    os.close(main)
+    if child.poll() is None and time.monotonic() >= ends:
+        child.kill()
+    return child.wait(WAIT_S), data.decode("utf-8", "replace")
+
+
+def shown_on(words: Sequence[str], *, columns: int = 80, rows: int = 24) -> list[str]:
+    """The lines that a command leaves on a terminal of this size, without colours."""
+    _, text = typed(words, columns=columns, rows=rows)
+    return screen(text)
+
+
+def screen(text: str) -> list[str]:
+    """What a terminal shows of this: lines, with cursor movements up and erased lines followed."""
+    lines, row, column = [""], 0, 0
+    for token in _TOKEN.finditer(text):
+        number, letter, end, other, words = token.groups()
+        if words is not None:
+            line = lines[row].ljust(column)
+            lines[row] = line[:column] + words + line[column + len(words) :]
+            column += len(words)
+        elif end == "\r":
+            column = 0
+        elif end == "\n":
+            row, column = row + 1, 0
+            lines += [""] * (row + 1 - len(lines))
+        elif letter == "K":
+            lines[row] = lines[row][:column] if number in ("", "0") else ""
+        elif letter == "A":
+            row = max(0, row - int(number or 1))
+        elif letter == "J":
+            lines[row] = lines[row][:column]
+            del lines[row + 1 :]
+        elif letter not in ("m", "h", "l") or other is not None:
+            raise AssertionError(f"unexpected on a terminal: {token[0]!r}")
+    return lines

@@ -1,0 +1,184 @@
+"""`runs`: the memory of runs, through the real command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from backplane.contract import canonical
+from backplane.contract.events import Failed
+from backplane.contract.receipt import Usage
+from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.receipts import Journal, Row, Store, head_fact, seal
+from backplane.receipts.memory import find, remembered
+from backplane.receipts.tail import Tail
+from backplane.view.columns import width
+from tests.receipt_writer import TS, delta, line, open_journal, receipt_of
+from tests.terminal import shown_on
+
+HOUR_MS = 3_600_000
+
+
+def cli(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "backplane", *words]
+    environ = {**os.environ, **env}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=False)
+
+
+def ids(*words: str) -> list[str]:
+    done = cli("runs", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line)["run_id"] for line in done.stdout.splitlines()]
+
+
+def stored(
+    store: Store, task: str, *, root: str = "/w", backend: str = "mock", ago_ms: int = 0, said: str = "", **changes: Any
+) -> Row:
+    """A run as its control plane leaves it."""
+    run_id = str(uuid.uuid4())
+    order = WorkOrder(task, workspace=WorkspaceSpec(root), config=RuntimeConfig(model="m1"))
+    at = canonical.timestamp_at(time.time_ns() - ago_ms * 1_000_000)
+    journal = Journal.create(store.home, run_id, head_fact(order, run_id=run_id, started_at=at, backend=backend))
+    try:
+        if said:
+            journal.append(line(delta(said)))
+        receipt = receipt_of(journal.trace, run_id, **changes)
+        meta = replace(receipt.meta, started_at=at, finished_at=at)
+        return store.append(seal(replace(receipt, meta=meta)), journal)
+    finally:
+        journal.close()
+
+
+def test_a_run_is_found_by_what_it_was_about(backplane_home: Path) -> None:
+    failed: dict[str, Any] = {"outcome": "failed", "usage_raw": {"backplane": {"end": {"reason": "failed"}}}}
+    with Store.open(backplane_home) as store:
+        old = stored(store, "mend the Parser", root="/w/a", ago_ms=3 * 24 * HOUR_MS).run_id
+        other = stored(store, "write docs", root="/w/ab", backend="house", said="the PARSER is fine", **failed).run_id
+        new = stored(store, "mend the lexer", root="/w/a/sub").run_id
+    assert ids() == [new, other, old]
+    assert ids("--limit", "1") == [new]
+    assert ids("--failed") == [other]
+    assert ids("--since", "2d") == [new, other]
+    assert ids("--backend", "house") == [other]
+    assert ids("--folder", "/w/a") == [new, old]
+    assert ids("--text", "parser") == [other, old]
+    assert ids("--text", "mend parser") == [old]
+    assert ids("--text", "nothing of the kind") == []
+    assert ids("--live") == []
+    assert cli("runs", "list", "--failed").stdout.split()[0] == other[:8]
+
+
+def test_a_list_has_the_task_the_cause_and_what_is_unknown(backplane_home: Path) -> None:
+    error = {"code": "backend_crashed", "message": "the host ended\nbefore its final"}
+    added = {"backplane": {"end": {"reason": "host_exit", "code": "backend_crashed"}, "error": error}}
+    with Store.open(backplane_home) as store:
+        stored(store, "cheap\x1b[2J", usage=Usage(estimated_cost_usd=0.0123, input_tokens=5))
+        stored(store, "broken", outcome="failed", usage_raw=added)
+    first, second = cli("runs").stdout.splitlines()
+    assert "host_exit" in first
+    assert first.endswith("?  broken — the host ended\\nbefore its final")
+    assert second.endswith("$0.0123  cheap\\x1b[2J")
+    shown = cli("runs", "show", "last").stdout
+    assert "cause   backend_crashed: the host ended\\nbefore its final" in shown
+    assert "task    broken" in shown
+    assert "model m1" in shown
+
+
+def test_the_cause_of_a_run_whose_host_says_no_more_is_its_last_error(backplane_home: Path) -> None:
+    journal = open_journal(backplane_home)
+    journal.append(
+        line(Failed(ts=TS, message="first")) + line(delta("x")) + line(Failed(ts=TS, message="the tests fail"))
+    )
+    with Store.open(backplane_home) as store:
+        end = {"backplane": {"end": {"reason": "failed"}}}
+        store.append(seal(receipt_of(journal.trace, journal.run_id, outcome="failed", usage_raw=end)), journal)
+        journal.close()
+        assert [run.cause for run in remembered(store)] == ["the tests fail"]
+
+
+def test_a_run_is_named_by_its_beginning_or_by_how_long_ago_it_was(backplane_home: Path) -> None:
+    with Store.open(backplane_home) as store:
+        runs = [stored(store, f"task {number}").run_id for number in range(3)]
+        assert [find(store, name).run_id for name in ("last", "last~0", "last~1", "last~2")] == [
+            *runs[:1:-1],
+            *runs[::-1],
+        ]
+        assert [store.find(name).run_id for name in ("last", "last~2")] == [runs[2], runs[0]]
+        assert find(store, runs[1][:8].upper()).run_id == runs[1]
+    for name in ("last~3", "last~", "last~x", "ffff", "la", "last~99999999999999999999"):
+        done = cli("runs", "show", name)
+        assert (done.returncode, done.stderr.partition(":")[0]) == (2, "config_invalid"), done
+
+
+def test_live_and_cut_off_runs_are_listed_first_and_found(backplane_home: Path) -> None:
+    with Store.open(backplane_home) as store:
+        ended = stored(store, "ended").run_id
+    cut = open_journal(backplane_home)
+    cut.close()
+    live = open_journal(backplane_home)
+    try:
+        assert ids() == [live.run_id, cut.run_id, ended]
+        assert ids("--live") == [live.run_id]
+        assert [line.split()[3:5] for line in cli("runs").stdout.splitlines()[:2]] == [
+            ["ago", "running"],
+            ["ago", "cut"],
+        ]
+        assert "tidy up" in cli("runs", "show", "last").stdout
+        with Store.open(backplane_home) as store:
+            assert find(store, "last").run_id == live.run_id
+            assert find(store, cut.run_id[:8]).state == "cut_off"
+    finally:
+        live.close()
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_list_on_a_terminal_is_a_line_a_run(columns: int, backplane_home: Path) -> None:
+    with Store.open(backplane_home) as store:
+        stored(store, "wide 漢字 " * 40)
+        stored(store, "bare\u202e\x1b]0;owned\x07" * 20)
+    screen = shown_on(["runs"], columns=columns, rows=24)
+    assert max(map(width, screen)) <= columns
+    assert len([line for line in screen if line.strip()]) == 2
+
+
+def test_a_pruned_run_keeps_its_place_without_its_task(backplane_home: Path) -> None:
+    with Store.open(backplane_home) as store:
+        stored(store, "forgotten")
+        store.prune(0)
+    assert "(its task is not known here)" in cli("runs").stdout
+    assert cli("runs", "show", "last").returncode == 1
+
+
+def test_a_growing_journal_is_read_a_whole_line_at_a_time(backplane_home: Path) -> None:
+    journal = open_journal(backplane_home)
+    with Tail(journal.folder) as tail:
+        assert [fact["fact"] for fact in tail.facts()] == ["order"]
+        assert tail.events() == []
+        whole = line(delta("one")) + line(delta("two"))
+        with (journal.folder / "trace.jsonl").open("ab", buffering=0) as file:
+            for cut in (whole[:20], whole[20:90], whole[90:]):
+                file.write(cut)
+                got = tail.events()
+        journal.note({"fact": "hello"})
+        assert [fact["fact"] for fact in tail.facts()] == ["hello"]
+        assert tail.events() == []
+    journal.close()
+    assert [getattr(event, "text", None) for event in got] in (["two"], ["one", "two"])
+
+
+def test_many_runs_are_listed_in_time(backplane_home: Path) -> None:
+    with Store.open(backplane_home) as store:
+        for number in range(300):
+            store.adopt(seal(receipt_of([], usage_raw={"backplane": {"end": {"reason": f"r{number}"}}})))
+        began = time.monotonic()
+        assert len(list(remembered(store))) == 300
+        assert time.monotonic() - began < 2
