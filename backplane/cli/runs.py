@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from argparse import SUPPRESS
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -56,6 +57,7 @@ def parser(name: str) -> Parser:
         add_json(made, "the diagnosis as one JSON object", "cli_why")
         return made
     made = Parser(f"backplane {name}", "Find runs again, live and ended ones.", EXAMPLE, _list)
+    made.set_defaults(limit=ROWS_SHOWN, **dict.fromkeys(_FLAGS, False), **dict.fromkeys(_TEXTS))
     _add_filters(made)
     commands = made.add_subparsers(dest="what", metavar="WHAT", parser_class=Parser)
     about = "list runs, live ones first, then the newest"
@@ -63,6 +65,7 @@ def parser(name: str) -> Parser:
         "list", help=about, about=f"{about.capitalize()}.", example="backplane runs list"
     )
     part.set_defaults(call=_list)
+    part.argument_default = SUPPRESS  # What stands before the word `list` holds.
     _add_filters(part)
     about = "show one run: task, state, cause, cost, files"
     part = commands.add_parser("show", help=about, about=f"{about.capitalize()}.", example="backplane runs show last")
@@ -75,6 +78,10 @@ def parser(name: str) -> Parser:
 _RUN: Final = "run id or its beginning, `last`, or `last~2`"
 
 
+_FLAGS: Final = ("failed", "live", "json")
+_TEXTS: Final = ("since", "backend", "folder", "text")
+
+
 def _add_filters(made: Parser) -> None:
     add = made.add_argument
     add("--failed", action="store_true", help="only runs that ended and are not complete")
@@ -83,7 +90,7 @@ def _add_filters(made: Parser) -> None:
     add("--backend", metavar="NAME", help="only runs on this backend")
     add("--folder", metavar="DIR", help="only runs in this folder or below it")
     add("--text", metavar="WORDS", help="only runs whose task or events have all these words")
-    add("--limit", type=int, default=ROWS_SHOWN, metavar="N", help=f"at most so many ({ROWS_SHOWN})")
+    add("--limit", type=int, metavar="N", help=f"at most so many ({ROWS_SHOWN})")
     add_json(made, "one JSON object a run and line", "cli_runs")
 
 
