@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from backplane.agents.session import AgentRun
     from backplane.process import Child
 
-EMULATED_FOR_ALL = ("structured_output_json_schema",)
+EMULATED_FOR_ALL = ("checkpointing", "structured_output_json_schema")
 """What the host does in place of any such agent."""
 HEEDS = tuple(OF_HOST)
 """All of them: what an agent cannot is refused by its profile, with the reason."""

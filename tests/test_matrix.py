@@ -19,7 +19,7 @@ from backplane.contract.capability import CAPABILITIES, Manifest
 from backplane.resources import find
 from backplane.runtime import backends
 
-DRIVEN = [name for name in shipped.HOSTS if name in matrix.columns()]
+DRIVEN = [name for name in shipped.HOSTS if "document" in matrix.columns().get(name, {})]
 
 
 def manifest(name: str) -> dict[str, Any]:
@@ -32,6 +32,7 @@ def tried(name: str) -> Iterator[str]:
     """Abilities that the trials of this agent show."""
     file, row = shipped.HOSTS[name]
     table = tomllib.loads((find("hosts") / file).with_suffix(".toml").read_text())[row]
+    yield from trials.SHOWN_BY
     yield from trials.CONVERSATIONS if table.get("sessions") else ()
     for ability, way in trials.WAYS.items():
         if way.text is not None or (way.calls or ability) in table.get("trials", {}):
@@ -48,7 +49,7 @@ def test_every_difference_between_document_manifest_and_trials_has_a_reason(name
 def test_a_reason_is_about_an_ability_that_somebody_names(name: str) -> None:
     column = matrix.columns()[name]
     named = {*column["document"], *manifest(name)}
-    assert set(column["reasons"]) <= named
+    assert {*column["reasons"], *column["untried"]} <= named
     assert named <= set(CAPABILITIES)
 
 
@@ -71,7 +72,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def test_another_version_of_the_program_makes_what_was_found_stale(settings: Settings, tmp_path: Path) -> None:
     stamp = trials.stamp(backends.find("driven", settings, {}), {})
-    finding = trials.Finding(ability="tool_bash", proved=True)
+    finding = trials.Finding(ability="tool_bash", proof="proved")
     kept = trials.Proof(backend="driven", program=stamp, on="2026-11-22T00:00:00Z", findings=(finding,))
     assert trials.findings(kept, trials.stamp(backends.find("driven", settings, {}), {})) == {"tool_bash": "proved"}
     (tmp_path / "agent").write_text(AGENT + "# newer\n")
@@ -87,7 +88,7 @@ def test_an_agent_that_does_nothing_proves_nothing(settings: Settings, tmp_path:
     import anyio
 
     told = anyio.run(trials.prove, "driven", settings, {"PATH": "/usr/bin:/bin"}, tmp_path / "home")
-    assert not any(finding.proved for finding in told.findings)
+    assert not any(finding.proof == "proved" for finding in told.findings)
     assert "ended" in told.findings[0].why
     assert trials.kept_proof("driven", tmp_path / "home") == told
 

@@ -11,6 +11,7 @@ from backplane.cli.parser import Options, Parser, add_config, add_json
 
 if TYPE_CHECKING:
     from backplane.config import Settings
+    from backplane.conform.trials import Finding
     from backplane.runtime.backends import BackendStatus
 
 
@@ -95,15 +96,26 @@ def _probe(found: list[BackendStatus], settings: Settings, environ: dict[str, st
             continue
         with _live_line(status.id, streams.is_terminal(streams.STDOUT) and not options.json) as progress:
             told = anyio.run(trials.prove, status.id, settings, environ, home, progress)
-        failed = failed or not all(finding.proved for finding in told.findings)
+        failed = failed or any(finding.is_false for finding in told.findings)
         if options.json:
             streams.write_bytes(msgspec.json.encode(told) + b"\n")
             continue
         streams.write(f"{told.backend} {told.version or ''}, {told.on}\n")
         for finding in told.findings:
-            words = "proved" if finding.proved else f"not proved: {finding.why}"
-            streams.write(f"  {finding.ability:<30} {streams.one_line(words)}\n")
+            streams.write(f"  {finding.ability:<30} {finding.claim:<11} {streams.one_line(_verdict(finding))}\n")
     return 1 if failed else 0
+
+
+def _verdict(finding: Finding) -> str:
+    """What was found of an ability, in words."""
+    from backplane.conform.matrix import CLAIMS
+
+    if finding.proof == "proved":
+        return "proved" if finding.claim in CLAIMS else "proved, and not claimed"
+    if finding.proof == "failed" and not finding.is_false:
+        return f"not there, and not claimed: {finding.why}"
+    word = "FALSE CLAIM" if finding.is_false else "not tried"
+    return f"{word}: {finding.why}"
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from backplane.resources import find
 FILE: Final = "matrix.toml"
 NONE: Final = "-"
 """Not said at all."""
+CLAIMS: Final = ("native", "emulated", "restricted")
+"""Levels that say that an ability is there."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,9 +37,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         """What is not explained; None where nothing is left open."""
         if self.reason:
             return None
-        if self.document != self.manifest and self.manifest != NONE:
+        if NONE not in (self.document, self.manifest) and self.document != self.manifest:
             return f"{self.ability}: {self.document} in the document, {self.manifest} in the manifest"
-        if self.manifest in ("native", "emulated") and self.proof == NONE:
+        if self.manifest in CLAIMS and self.proof == NONE:
             return f"{self.ability}: {self.manifest} in the manifest and shown by no trial"
         return None
 
@@ -52,8 +54,14 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def columns() -> dict[str, Any]:
-    """Name → `document` and `reasons`, of every backend that the document knows."""
+    """Name → `document`, `reasons` and `untried`, of every backend that the document knows."""
     return tomllib.loads((find("contracts") / FILE).read_text(encoding="utf-8"))
+
+
+def untried(name: str) -> dict[str, str]:
+    """Ability → why no trial can show it of this backend."""
+    table = columns()
+    return {**table["every"]["untried"], **table.get(name, {}).get("untried", {})}
 
 
 def rows(name: str, manifest: Mapping[str, Json], findings: Mapping[str, str]) -> list[Row]:
@@ -63,20 +71,21 @@ def rows(name: str, manifest: Mapping[str, Json], findings: Mapping[str, str]) -
         findings: ability → proved, failed, stale.
     """
     column = columns().get(name, {})
-    document, reasons = column.get("document", {}), column.get("reasons", {})
+    document, why = column.get("document", {}), {**untried(name), **column.get("reasons", {})}
     named = {*document, *manifest, *findings}
     return [
         Row(
             ability=ability,
             document=document.get(ability, NONE),
-            manifest=_level(manifest.get(ability)),
+            manifest=level(manifest.get(ability)),
             proof=findings.get(ability, NONE),
-            reason=reasons.get(ability, ""),
+            reason=why.get(ability, ""),
         )
         for ability in CAPABILITIES
         if ability in named
     ]
 
 
-def _level(level: Json) -> str:
-    return NONE if level is None else level if isinstance(level, str) else "restricted"
+def level(value: Json) -> str:
+    """The name of a level as a manifest writes it; `-` where there is none."""
+    return NONE if value is None else value if isinstance(value, str) else "restricted"

@@ -9,22 +9,26 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
+import anyio
 import msgspec
 
 from backplane import api
 from backplane.agents import shipped
 from backplane.config import BackendSettings, Isolation, Limits, Settings
+from backplane.conform import matrix
 from backplane.contract import canonical
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
+from backplane.contract.capability import CAPABILITIES
 from backplane.contract.events import Approval, AssistantDelta, Reasoning, SessionNamed, ToolResult, carried
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError
@@ -48,12 +52,22 @@ PLACE: Final = "{url}"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one trial showed."""
+    """What was found of one ability."""
 
     ability: str
-    proved: bool
+    claim: str = matrix.NONE
+    """Its level in the host's manifest: native, emulated, restricted, unsupported, or `-` where it is not named."""
+    proof: Literal["proved", "failed", "untried"]
+    """untried: it is claimed, and no trial shows it."""
     why: str = ""
-    """What was seen instead; empty where it is proved."""
+    """What was seen instead, or why nothing was tried; empty where it is proved."""
+    explained: bool = False
+    """It was not tried for a reason that `contracts/matrix.toml` gives."""
+
+    @property
+    def is_false(self) -> bool:
+        """Whether it is claimed, and neither shown nor explained."""
+        return self.claim in matrix.CLAIMS and self.proof != "proved" and not self.explained
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +120,9 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 _TEXT: Final = Turn(text="four pieces of an answer", reasoning="a thought")
 _HOOK: Final = {"event": "post_tool", "command": ["/bin/sh", "-c", 'printf \'{"decision":"modify","text":"unheard"}\'']}
 
+_SERVER: Final = {"name": "trial", "command": sys.executable, "args": ["-m", "backplane", "mcp"]}
+"""Ours: its tool `validate` says that a document with a task is a work_order."""
+
 WAYS: Final[Mapping[str, Way]] = {
     "streaming": Way(holds=lambda seen: len(seen.of(AssistantDelta)) > 1, wanted="an answer in pieces", text=_TEXT),
     "extended_thinking": Way(holds=lambda seen: bool(seen.of(Reasoning)), wanted="thoughts as such", text=_TEXT),
@@ -134,20 +151,30 @@ WAYS: Final[Mapping[str, Way]] = {
         holds=lambda seen: seen.raw.get("structured_output") == {"n": 7}, wanted="a value of the wanted shape",
         abp={"output_schema": SCHEMA},
     ),
+    "mcp_client": Way(
+        holds=lambda seen: "work_order" in seen.outputs, wanted="what a server's tool answers",
+        abp={"mcp_servers": [_SERVER]},
+    ),
 }  # fmt: skip
 """Abilities that one run shows. Whether a conversation goes on takes two, see `_again`."""
 
 CONVERSATIONS: Final = {"session_resume": "resume", "session_fork": "fork"}
 
+SHOWN_BY: Final = {"tool_use": ("tool_bash", "tool_read", "tool_write")}
+"""Abilities that the trial of another shows."""
 
-class Trials:
-    """The trials of one backend.
+AT_ONCE: Final = 2
+"""Trials side by side: an agent waits for its own start for most of a trial."""
+
+
+class Trial:
+    """One ability of one backend, tried; a value for each ability.
 
     Args:
         declared: the backend as it is configured.
         environ: what its own environment is chosen from.
-        folder: for workspaces and state, a new state folder for each ability; the caller removes it.
-        isolation: of every trial, as of the user's own runs.
+        folder: a new one, for workspaces and a state folder; the caller removes it.
+        isolation: as of the user's own runs.
     """
 
     def __init__(
@@ -159,7 +186,7 @@ class Trials:
         isolation: Isolation = "best_effort",
     ) -> None:
         self.name, self.declared, self.environ, self.folder = name, declared, environ, folder
-        self.isolation, self._home = isolation, folder / "home"
+        self.isolation = isolation
         file, *row = backends.SHIPPED[declared.host or name]
         table = tomllib.loads((find_shared("hosts") / file).with_suffix(".toml").read_text(encoding="utf-8"))
         self.row: dict[str, Any] = table[row[0]]
@@ -175,8 +202,7 @@ class Trials:
         return None if rows is None else [*map(_turn, rows), Turn(text="that is all")]
 
     async def find(self, ability: str) -> Finding | None:
-        """Try one ability in a state folder of its own; None where there is no way to."""
-        self._home = self.folder / f"home-{ability}"
+        """Try the ability; None where there is no way to."""
         if ability in CONVERSATIONS:
             return await self._again(ability)
         way = WAYS.get(ability)
@@ -229,7 +255,7 @@ class Trials:
             backend = backends.find(self.name, self._settings(server.url), self._environ())
             async with api.start(
                 order, backend=backend, on_ask=answered, settings=self._settings(server.url),
-                home=self._home,
+                home=self.folder / "home",
             ) as run:  # fmt: skip
                 async for event in run:
                     seen.events.append(carried(event))
@@ -258,7 +284,7 @@ class Trials:
         return Settings(backends={self.name: mine}, limits=Limits(run_s=RUN_S), isolation=self.isolation)
 
     def _environ(self) -> dict[str, str]:
-        return {**self.environ, "BACKPLANE_HOME": str(self._home)}
+        return {**self.environ, "BACKPLANE_HOME": str(self.folder / "home")}
 
 
 def _filled(value: Any, url: str) -> Any:
@@ -271,16 +297,16 @@ def _filled(value: Any, url: str) -> Any:
 def _turn(row: dict[str, Any]) -> Turn:
     if "text" in row:
         return Turn(text=row["text"])
-    return Turn(calls=(Call(name=row["name"], input=row["input"], kind=row.get("kind", "function")),))
+    return Turn(calls=(msgspec.convert(row, Call),))
 
 
 def _finding(ability: str, holds: bool, wanted: str, seen: Seen) -> Finding:
     if holds:
-        return Finding(ability=ability, proved=True)
+        return Finding(ability=ability, proof="proved")
     error = seen.raw.get("error")
     return Finding(
         ability=ability,
-        proved=False,
+        proof="failed",
         why=f"not seen: {wanted}; the run ended {seen.outcome}{f' ({error})' if error else ''}",
     )
 
@@ -302,23 +328,65 @@ async def prove(
     if not provable(backend):
         fix = "only agents whose model has an address of its own setting can be tried"
         raise BackplaneError("capability_unsupported", f"nothing of {name!r} can be tried", hint=fix)
-    folder = Path(tempfile.mkdtemp(prefix="backplane-trials-"))
-    try:
-        trials = Trials(name, declared, environ, folder, settings.isolation)
-        tried = []
-        for ability in (*WAYS, *CONVERSATIONS):
-            progress(ability)
-            tried.append(await trials.find(ability))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    told = tuple(finding for finding in tried if finding is not None)
+    with tempfile.TemporaryDirectory(prefix="backplane-trials-", ignore_cleanup_errors=True) as folder:
+        found = await _try_all(name, declared, environ, Path(folder), settings.isolation, progress)
+    manifest = next((trial.manifest for trial, _ in found if trial.manifest is not None), None)
+    version = next((trial.version for trial, _ in found if trial.version is not None), None)
+    findings = judge(
+        [told for _, told in found if told is not None], manifest or {}, matrix.untried(declared.host or name)
+    )
     now = canonical.timestamp_at(time.time_ns())
-    program = stamp(backend, environ)
-    proof = Proof(backend=name, program=program, on=now, version=trials.version, findings=told)
+    proof = Proof(backend=name, program=stamp(backend, environ), on=now, version=version, findings=findings)
     keep_manifest(home, _key(name), msgspec.to_builtins(proof))
-    if trials.manifest is not None:
-        keep_manifest(home, backend.key, trials.manifest)
+    if manifest is not None:
+        keep_manifest(home, backend.key, manifest)
     return proof
+
+
+async def _try_all(
+    name: str,
+    declared: BackendSettings,
+    environ: Mapping[str, str],
+    folder: Path,
+    isolation: Isolation,
+    progress: Callable[[str], object],
+) -> list[tuple[Trial, Finding | None]]:
+    """Every ability that has a trial, `AT_ONCE` of them side by side, told in their order."""
+    found: dict[str, tuple[Trial, Finding | None]] = {}
+    room = anyio.CapacityLimiter(AT_ONCE)
+
+    async def one(ability: str) -> None:
+        async with room:
+            progress(ability)
+            (folder / ability).mkdir()
+            trial = Trial(name, declared, environ, folder / ability, isolation)
+            found[ability] = trial, await trial.find(ability)
+
+    async with anyio.create_task_group() as tasks:
+        for ability in (*WAYS, *CONVERSATIONS):
+            tasks.start_soon(one, ability)
+    return [found[ability] for ability in (*WAYS, *CONVERSATIONS)]
+
+
+def judge(tried: Iterable[Finding], manifest: Mapping[str, Json], untried: Mapping[str, str]) -> tuple[Finding, ...]:
+    """What was tried beside what the host claims: what it claims and nobody tried is told, too.
+
+    Args:
+        untried: ability → why no trial can show it.
+    """
+    shown = {finding.ability: finding for finding in tried}
+    for ability, others in SHOWN_BY.items():
+        if any(other in shown and shown[other].proof == "proved" for other in others):
+            shown[ability] = Finding(ability=ability, proof="proved")
+    told = []
+    for ability in CAPABILITIES:
+        claim, finding = matrix.level(manifest.get(ability)), shown.get(ability)
+        if finding is not None:
+            told.append(msgspec.structs.replace(finding, claim=claim))
+        elif claim in matrix.CLAIMS:
+            why, explained = untried.get(ability, "no trial shows it"), ability in untried
+            told.append(Finding(ability=ability, claim=claim, proof="untried", why=why, explained=explained))
+    return tuple(told)
 
 
 def provable(backend: backends.Backend) -> bool:
@@ -340,8 +408,7 @@ def findings(proof: Proof, program: str) -> dict[str, str]:
     """Ability → proved or failed; stale for all of them when the program is another by now."""
     fresh = proof.program == program
     return {
-        finding.ability: "stale" if not fresh else "proved" if finding.proved else "failed"
-        for finding in proof.findings
+        finding.ability: finding.proof if fresh else "stale" for finding in proof.findings if finding.proof != "untried"
     }
 
 
