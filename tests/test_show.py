@@ -8,6 +8,8 @@ import pytest
 
 from backplane.cli.show import Look
 from backplane.contract.events import AgentEvent, CommandExecuted, ToolCall, ToolResult
+from backplane.view.text import in_workspace
+from backplane.view.values import about
 from tests.receipt_writer import TS
 
 COMMAND = "make test"
@@ -59,3 +61,27 @@ def test_a_result_of_another_call_is_told_all_the_same() -> None:
         "tool done: bash  (exit 0)",
         "tool done: bash fine",
     ]
+
+
+STAGE = "/home/u/.local/state/backplane/stage/219132bc-e618-4a51-b53d-dce222fd2ce9/tree"
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (f"{STAGE}/new.txt", "new.txt"),
+        (f"cat {STAGE}/a '{STAGE}/b'", "cat a 'b'"),
+        (f"{STAGE}", "."),
+        (f"{STAGE}/", "./"),
+        (f"cd {STAGE} && ls", "cd . && ls"),
+        (f"{STAGE}s/new.txt", f"{STAGE}s/new.txt"),
+        ("/stage/x/tree/a", "/stage/x/tree/a"),
+    ],
+)
+def test_a_path_in_the_copy_is_shown_as_it_is_in_the_workspace(text: str, seen: str) -> None:
+    assert in_workspace(text) == seen
+
+
+def test_a_call_that_writes_by_patch_names_its_files() -> None:
+    assert about({"changes": [{"path": "a.txt", "diff": "+x"}, {"path": "b.txt"}]}) == "a.txt, b.txt"
+    assert about({"filePath": f"{STAGE}/new.txt", "content": "x"}) == f"{STAGE}/new.txt"

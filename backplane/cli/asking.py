@@ -19,6 +19,7 @@ from backplane.contract.events import Approval
 from backplane.errors import ConfigError
 from backplane.process.pipes import Pair
 from backplane.protocol import Lines, Overlong, strict
+from backplane.view.text import in_workspace
 
 TERMINAL: Final = "/dev/tty"
 
@@ -176,7 +177,7 @@ def question(message: str, body: dict[str, Any]) -> str:
     """The question as it stands on the terminal."""
     lines = [f"? {streams.one_line(body.get('question') or message)}"]
     for name in ("command", "cwd"):
-        if isinstance(body.get(name), str):
+        if isinstance(body.get(name), str) and in_workspace(body[name]) != ".":
             lines.append(f"  {name}: {streams.one_line(body[name])}")
     shown = body.get("diff")
     if isinstance(shown, str):

@@ -18,6 +18,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.deltas import taken_back
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
+from backplane.view.text import in_workspace
 from backplane.view.values import about, words_of
 
 PREVIEW_LINES_MAX: Final = 10
@@ -165,14 +166,16 @@ def _tool_result(look: Look, event: Any) -> str:
     call = look.ended(event)
     if call is not None and call.has_run:  # Told with the command's exit code.
         return ""
-    text = one_line(_first_line(event.output), _CHARS_MAX)
+    text = one_line(in_workspace(_first_line(event.output)), _CHARS_MAX)
     if event.is_error:
         return look._line("✗", "tool failed", "red", f"{one_line(event.tool_name)}: {text}")
     return look._line("✓", "tool done", "green", f"{one_line(event.tool_name)} {look.dress('dim', text)}".rstrip())
 
 
 def _file(look: Look, event: Any) -> str:
-    return look._line("✎", "file", "yellow", f"{one_line(event.path)}  {one_line(event.summary, _CHARS_MAX)}".rstrip())
+    return look._line(
+        "✎", "file", "yellow", f"{one_line(in_workspace(event.path))}  {one_line(event.summary, _CHARS_MAX)}".rstrip()
+    )
 
 
 def _command(look: Look, event: Any) -> str:
@@ -184,7 +187,9 @@ def _command(look: Look, event: Any) -> str:
         mark, word, colour = ("✓", "tool done", "green") if good else ("✗", "tool failed", "red")
         text = look._line(mark, word, colour, f"{one_line(call.tool)}  ({code})")
     else:
-        text = look._line("$", "command", "green" if good else "red", f"{one_line(event.command)}  ({code})")
+        text = look._line(
+            "$", "command", "green" if good else "red", f"{one_line(in_workspace(event.command))}  ({code})"
+        )
     return "\n".join([text, *look.preview(event.output_preview or "")])
 
 
@@ -227,7 +232,8 @@ def _retry(look: Look, event: Any) -> str:
 
 def _session(look: Look, event: Any) -> str:
     # The id alone is what is typed into the next order; the message may be anything.
-    return look._line("·", "conversation", "dim", one_line(event.body.get("id"))) if look.sessions else ""
+    word = "conversation " if look.terminal else ""
+    return look._line("·", "conversation", "dim", word + one_line(event.body.get("id"))) if look.sessions else ""
 
 
 _SHOWN: Final[dict[type[Any], Callable[[Look, Any], str]]] = {
@@ -251,7 +257,7 @@ _SHOWN: Final[dict[type[Any], Callable[[Look, Any], str]]] = {
 
 
 def _input(value: Json) -> str:
-    return one_line(about(value), _CHARS_MAX)
+    return one_line(in_workspace(about(value)), _CHARS_MAX)
 
 
 def _first_line(value: Json) -> str:

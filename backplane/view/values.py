@@ -11,7 +11,10 @@ from backplane.contract.canonical import Json
 CHARS_MAX: Final = 16 * 1024
 """Of what a call is about; what is shown at once is shorter."""
 
-TELLING: Final = ("command", "cmd", "file_path", "path", "pattern", "query", "url", "prompt", "description")
+TELLING: Final = (
+    *("command", "cmd", "file_path", "filePath", "absolute_path", "path"),
+    *("pattern", "query", "url", "prompt", "description"),
+)
 """Members of a tool's input that say what it is about, the most telling first."""
 
 
@@ -21,7 +24,15 @@ def about(value: Json) -> str:
         for name in TELLING:
             if isinstance(value.get(name), str):
                 return str(value[name])[:CHARS_MAX]
+        if paths := _changed(value.get("changes")):
+            return ", ".join(paths)[:CHARS_MAX]
     return msgspec.json.encode(value).decode()[:CHARS_MAX] if value not in ({}, None) else ""
+
+
+def _changed(changes: Json) -> list[str]:
+    """The files of a list of changes, as an agent that writes by patches has it."""
+    rows = changes if isinstance(changes, list) else []
+    return [str(row["path"]) for row in rows if isinstance(row, dict) and isinstance(row.get("path"), str)]
 
 
 def words_of(value: Json) -> str:
