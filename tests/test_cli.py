@@ -1355,9 +1355,10 @@ def test_the_trials_of_an_agent_say_which_one_they_are_at(work: Path) -> None:
     (work / "agent").chmod(0o755)
     options = f'options = {{ program = "{work / "agent"}" }}'
     (work / "backplane.toml").write_text(f'[backends.mine]\nhost = "claude"\n{options}\n')
-    _, seen = on_terminal(["backends", "--probe", "mine"], work, {})
+    code, seen = on_terminal(["backends", "--probe", "mine"], work, {})
+    assert code == 1
     assert "\r\x1b[K… mine: tool_read\r\x1b[K… mine: ".encode() in seen
-    assert re.search(rb"\r\x1b\[Kmine .*\r\n  streaming +not proved", seen), seen
+    assert re.search(rb"\r\x1b\[Kmine .*\r\n  streaming +native +FALSE CLAIM: not seen", seen), seen
 
 
 @pytest.mark.parametrize("command", ["serve", "mcp"])

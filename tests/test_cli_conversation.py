@@ -155,7 +155,7 @@ def test_last_is_the_last_kept_conversation_of_the_backend(place: Place) -> None
     [
         (["--resume", "last"], "no conversation with asks is kept here"),
         (["--resume", "a", "--fork", "b"], "--resume and --fork exclude each other"),
-        (["--on-ask", "alow"], "correct --on-ask (deny, allow, prompt, stdin, or a command)"),
+        (["--on-ask", "alow"], "correct --on-ask (deny, allow, prompt, stdin, wait, or a command)"),
         (["--on-ask", "stdin"], "--on-ask stdin needs --json"),
         (["--json", "--on-ask", "stdin", "--schema", "-"], "and stdin for nothing else"),
         (["--mcp", "git"], "is not of the form NAME=COMMAND"),

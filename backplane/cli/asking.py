@@ -30,7 +30,15 @@ SHOWN_LINES_MAX: Final = 40
 """Lines of a proposed patch or input shown with the question."""
 
 
-WORDS: Final = ("deny", "allow", "prompt", "stdin")
+WORDS: Final = ("deny", "allow", "prompt", "stdin", "wait")
+
+KEYS: Final = "[y]es, [n]o and why, [a]lways in this run, [?]: "
+HELP: Final = """\
+  y          allow this once
+  a          allow this tool until the run ends
+  n REASON   deny; the agent is told the reason
+  ?          this help
+"""
 
 ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 """One `answer` line: as long as a hook's answer may be."""
@@ -38,8 +46,8 @@ ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 
 def callback(
     how: str | tuple[str, ...], clear: Callable[[], str], environ: Mapping[str, str]
-) -> Callable[[Approval], Awaitable[Decision]]:
-    """Return what answers the asks of a run.
+) -> Callable[[Approval], Awaitable[Decision]] | None:
+    """Return what answers the asks of a run here; None where they wait for an answer from elsewhere.
 
     Args:
         how: one of `WORDS`, or the words of a command.
@@ -51,6 +59,8 @@ def callback(
     """
     if how == "prompt":
         return _Person(clear).answer
+    if how == "wait":
+        return None
     if how == "stdin":
         return _Lines(streams.STDIN).answer
     if isinstance(how, tuple):
@@ -152,15 +162,22 @@ class _Person:
     async def answer(self, ask: Approval) -> Decision:
         """Put one question; two at once wait for each other."""
         async with self._turn:
-            body = ask.body
-            self._say(self._clear() + question(ask.message, body))
-            if body.get("kind") == "input":
-                return _reply(await self._line())
-            while True:
-                self._say("[y]es, [n]o, [a]lways in this run, or no and why: ")
-                decision = judge(await self._line())
-                if decision is not None:
-                    return decision
+            self._say(self._clear() + question(ask.message, ask.body))
+            try:
+                return await self._decided(ask)
+            except anyio.get_cancelled_exc_class():  # Somebody else has answered, or the run is over.
+                self._say("\n")
+                raise
+
+    async def _decided(self, ask: Approval) -> Decision:
+        if ask.body.get("kind") == "input":
+            return reply(await self._line())
+        while True:
+            self._say(KEYS)
+            decision = judge(await self._line())
+            if decision is not None:
+                return decision
+            self._say(HELP)
 
     def _say(self, text: str) -> None:
         fd = self._fd if self._fd != streams.STDIN else streams.STDERR
@@ -195,7 +212,7 @@ def _label(option: Any) -> Any:
 
 
 def judge(line: str | None) -> Decision | None:
-    """What a typed line decides; None when nothing was typed."""
+    """What a typed line decides; None for what is none of the keys: a slip of the finger decides nothing."""
     if line is None:
         return Decision(decision="deny", reason="the terminal was closed")
     word, _, why = line.partition(" ")
@@ -206,10 +223,11 @@ def judge(line: str | None) -> Decision | None:
         return Decision(decision="allow", reason="a person said yes for this run", remember="run")
     if word in ("n", "no"):
         return Decision(decision="deny", reason=why.strip() or "a person said no")
-    return Decision(decision="deny", reason=line) if line else None
+    return None
 
 
-def _reply(line: str | None) -> Decision:
+def reply(line: str | None) -> Decision:
+    """What a typed line answers to a question in words."""
     if line is None:
         return Decision(decision="deny", reason="the terminal was closed")
     return Decision(decision="allow", text=line, reason="a person answered")

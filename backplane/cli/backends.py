@@ -109,11 +109,14 @@ def _probe(found: list[BackendStatus], settings: Settings, environ: dict[str, st
 def _verdict(finding: Finding) -> str:
     """What was found of an ability, in words."""
     from backplane.conform.matrix import CLAIMS
+    from backplane.conform.trials import UNHEARD
 
     if finding.proof == "proved":
         return "proved" if finding.claim in CLAIMS else "proved, and not claimed"
     if finding.proof == "failed" and not finding.is_false:
         return f"not there, and not claimed: {finding.why}"
+    if finding.claim == UNHEARD:
+        return f"not proved: {finding.why}"
     word = "FALSE CLAIM" if finding.is_false else "not tried"
     return f"{word}: {finding.why}"
 

@@ -27,6 +27,7 @@ from backplane.errors import BackplaneError, StoreError
 from backplane.process import signals
 from backplane.protocol import Events
 from backplane.runtime.backends import Backend, ProcessBackend
+from backplane.runtime.door import Desk, Door
 from backplane.runtime.hooks import Hook
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
@@ -46,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     home: Path
     environ: Mapping[str, str]
     on_ask: str | tuple[str, ...]
-    """deny, allow or prompt."""
+    """One of `asking.WORDS`, or the words of a command."""
     json: bool
     receipt: Copy | None
     """Takes a copy of the receipt, None for no copy; `patch` likewise."""
@@ -125,7 +126,8 @@ class _Live:
         self.outlet = Outlet()
         self.left_behind: tuple[str, ...] = ()
         """What was found of runs that were cut off, a line each."""
-        self._answer = asking.callback(plan.on_ask, self.clear, plan.environ)
+        self._desk = Desk(asking.callback(plan.on_ask, self.clear, plan.environ))
+        self._tasks: anyio.abc.TaskGroup | None = None
         self._asks_open = 0
         self._scope: anyio.CancelScope | None = None
         self._began = time.monotonic()
@@ -134,6 +136,7 @@ class _Live:
     async def drive(self) -> None:
         with anyio.CancelScope() as self._scope:
             async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
                 await tasks.start(self._watch_signals)
                 tasks.start_soon(self._guarded, self._watch_reader)
                 if self.look.terminal:
@@ -155,9 +158,11 @@ class _Live:
         async with ControlPlane(plan.settings, plan.home, plan.environ) as plane:
             try:
                 async with plane.start(plan.order, plan.backend, on_ask=self._on_ask, hooks=plan.hooks) as self.run:
+                    if self._tasks is not None:
+                        self._tasks.start_soon(self._guarded, self._open_door)
                     await self._tell(self.run)
             finally:
-                self.left_behind = plane.keeper.notes + plane.keeper.problems
+                self.left_behind += plane.keeper.notes + plane.keeper.problems
 
     async def _tell(self, run: Run) -> None:
         try:
@@ -209,9 +214,18 @@ class _Live:
     async def _on_ask(self, ask: Approval) -> Decision:
         self._asks_open += 1
         try:
-            return await self._answer(ask)
+            return await self._desk.answer(ask)
         finally:
             self._asks_open -= 1
+
+    async def _open_door(self) -> None:
+        """Let other terminals answer, cancel and interrupt; a run goes on without that."""
+        assert self.run is not None
+        try:
+            await Door(self.plan.home, self.run, self._desk).serve()
+        except OSError as error:
+            fact = f"no other terminal can answer or cancel this run: no socket in {self.plan.home}: {error.strerror}"
+            self.left_behind += (fact,)
 
     async def _draw(self) -> None:
         """The live line of a terminal: how long it has been going."""

@@ -91,8 +91,9 @@ def _add_permissions(made: Parser) -> None:
     add(
         "--on-ask",
         metavar="HOW",
-        help="its questions: deny, allow, prompt (on a terminal), stdin (`answer` lines, with --json), or a command "
-        "that reads one as JSON and prints its decision; deny where there is no terminal",
+        help="its questions: deny, allow, prompt (on a terminal), wait (for `backplane answer` or `watch`), stdin "
+        "(`answer` lines, with --json), or a command that reads one as JSON and prints its decision; deny where there "
+        "is no terminal",
     )
     add(
         "--pre-tool",

@@ -261,6 +261,14 @@ def is_interactive() -> bool:
     return os.isatty(STDIN) and (os.isatty(STDOUT) or os.isatty(STDERR))
 
 
+def rows() -> int:
+    """Height of the terminal on stdout; 24 where there is none."""
+    try:
+        return os.get_terminal_size(STDOUT).lines or 24
+    except OSError:
+        return 24
+
+
 def columns() -> int:
     """Width of the terminal on stdout; 80 where there is none."""
     try:

@@ -51,12 +51,16 @@ PLACE: Final = "{url}"
 """In a row's options for trials, the scripted model's address."""
 
 
+UNHEARD: Final = "?"
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What was found of one ability."""
 
     ability: str
     claim: str = matrix.NONE
-    """Its level in the host's manifest: native, emulated, restricted, unsupported, or `-` where it is not named."""
+    """Its level in the host's manifest: native, emulated, restricted, unsupported, `-` where it is not named, `?` where
+    no manifest came."""
     proof: Literal["proved", "failed", "untried"]
     """untried: it is claimed, and no trial shows it."""
     why: str = ""
@@ -66,8 +70,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_false(self) -> bool:
-        """Whether it is claimed, and neither shown nor explained."""
-        return self.claim in matrix.CLAIMS and self.proof != "proved" and not self.explained
+        """Whether it is claimed, or nothing was heard of claims, and it is neither shown nor explained."""
+        return self.claim in (*matrix.CLAIMS, UNHEARD) and self.proof != "proved" and not self.explained
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -368,10 +372,13 @@ async def _try_all(
     return [found[ability] for ability in (*WAYS, *CONVERSATIONS)]
 
 
-def judge(tried: Iterable[Finding], manifest: Mapping[str, Json], untried: Mapping[str, str]) -> tuple[Finding, ...]:
+def judge(
+    tried: Iterable[Finding], manifest: Mapping[str, Json] | None, untried: Mapping[str, str]
+) -> tuple[Finding, ...]:
     """What was tried beside what the host claims: what it claims and nobody tried is told, too.
 
     Args:
+        manifest: None where the host never said one.
         untried: ability → why no trial can show it.
     """
     shown = {finding.ability: finding for finding in tried}
@@ -380,7 +387,7 @@ def judge(tried: Iterable[Finding], manifest: Mapping[str, Json], untried: Mappi
             shown[ability] = Finding(ability=ability, proof="proved")
     told = []
     for ability in CAPABILITIES:
-        claim, finding = matrix.level(manifest.get(ability)), shown.get(ability)
+        claim, finding = UNHEARD if manifest is None else matrix.level(manifest.get(ability)), shown.get(ability)
         if finding is not None:
             told.append(msgspec.structs.replace(finding, claim=claim))
         elif claim in matrix.CLAIMS:

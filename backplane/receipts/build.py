@@ -514,7 +514,7 @@ def _uncontained(isolation: str, guarded: bool) -> dict[str, Json]:
         kinds["processes"] = {"state": "partial", "by": ["guard"], "gap": gap}
         gap = "what /proc shows of this user's other processes, ours too"
         kinds["environment"] = {"state": "partial", "by": ["allow list"], "gap": gap}
-    return {"isolation": isolation, "layers": [], "kinds": kinds}
+    return {"isolation": isolation, "layers": [], "kinds": kinds, "approvals": "unprotected"}
 
 
 _UNSEEN: Final = {

@@ -94,7 +94,10 @@ def label(held: Held) -> dict[str, Json]:
         }
         for layer in held.found.layers()
     ]
-    return _shared(msgspec.json.encode({"isolation": held.isolation, "layers": layers, "kinds": kinds}))
+    # Without a mount namespace the host reaches the door of its run, and programs of this user that may knock there.
+    approvals = "protected" if held.found.bubblewrap.usable else "unprotected"
+    made = {"isolation": held.isolation, "layers": layers, "kinds": kinds, "approvals": approvals}
+    return _shared(msgspec.json.encode(made))
 
 
 @functools.lru_cache(maxsize=64)

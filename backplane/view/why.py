@@ -13,7 +13,7 @@ import msgspec
 
 from backplane.errors import CODES
 from backplane.view.figures import lasting, milliseconds
-from backplane.view.picture import Denial, Ended, Picture
+from backplane.view.picture import Denial, Ended, Picture, Question
 from backplane.view.text import one_line
 
 ALSO_MAX: Final = 3
@@ -139,9 +139,14 @@ def _question_waits(picture: Picture, moment: Moment) -> Cause | None:
         kind="question_waits" if is_input else "approval_waits",
         verdict="it waits for your answer to a question" if is_input else f"it waits for your approval of {ask.tool}",
         evidence=rows,
-        next=["answer in the terminal where it runs"],
+        next=[_answer_by(picture, ask, is_input), "or in the terminal where it runs, or in: backplane watch"],
         since=ask.ts,
     )
+
+
+def _answer_by(picture: Picture, ask: Question, is_input: bool) -> str:
+    words = "allow --text WORDS" if is_input else "allow, or deny --reason WHY"
+    return f"backplane answer {_short(picture)} {ask.id} {words}"
 
 
 def _starts(picture: Picture, moment: Moment) -> Cause | None:

@@ -1,0 +1,268 @@
+"""`watch` and `top`: live runs seen from any terminal. Both read journals; an answer goes to the run's door."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+from backplane.cli import streams
+from backplane.cli.parser import Options, Parser
+from backplane.cli.runs import ID_CHARS, open_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from backplane.cli.show import Look
+    from backplane.receipts import Store
+    from backplane.receipts.memory import Remembered
+    from backplane.receipts.tail import Tail
+    from backplane.view.picture import Picture, Question
+
+LOOK_S: Final = 0.1
+"""Between two looks at a journal: an idle one costs some microseconds."""
+
+TOP_S: Final = 1.0
+
+DOING_CHARS_MAX: Final = 200
+
+
+def parser(name: str) -> Parser:
+    """The options of `watch` or `top`."""
+    if name == "top":
+        about = "Show all live runs, those that wait for an answer first; on a terminal until Ctrl-C, else once."
+        made = Parser(f"backplane {name}", about, "backplane top", _top)
+        made.add_argument("--once", action="store_true", help="show them once, also on a terminal")
+        return made
+    about = "Follow a run as its own terminal shows it, and answer what it asks. Ctrl-C leaves, and ends nothing."
+    made = Parser(f"backplane {name}", about, "backplane watch\nbackplane watch 3f2a1b0c", _watch)
+    made.add_argument("run", metavar="RUN", nargs="?", default="last", help="run id or its beginning, `last` (last)")
+    return made
+
+
+# One run --------------------------------------------------------------------------------------------------------------
+
+
+def _watch(options: Options) -> int:
+    from backplane.receipts.memory import find
+
+    with open_store() as store:
+        run = find(store, options.run)
+        return _Watch(store, run).follow()
+
+
+class _Watch:
+    """One run, followed to its end."""
+
+    def __init__(self, store: Store, run: Remembered) -> None:
+        from backplane.cli.show import Look
+        from backplane.view.picture import Picture
+
+        self._store, self._run = store, run
+        self._look = Look(streams.is_terminal(streams.STDOUT), sessions=True)
+        self._picture = Picture(run_id=run.run_id)
+        self._asked: str | None = None
+        """The question that stands on this terminal."""
+
+    def follow(self) -> int:
+        """Show all of it; gives the exit code of the run."""
+        from backplane.receipts.tail import Tail
+
+        folder: Path = self._store.folder(self._run.run_id)
+        state: str = self._run.state
+        with Tail(folder) as tail:
+            self._say_what_it_is(tail)
+            while True:
+                # First how it stands, then what it has said: what it said last is shown before its end.
+                state = self._state() if state == "live" else state
+                seen = self._show(tail)
+                if state != "live" and not seen:
+                    return self._end(state)
+                if not seen:
+                    self._ask()
+                    time.sleep(LOOK_S) if self._asked is None else self._heed_keys()
+
+    def _state(self) -> str:
+        from backplane.receipts.recovery import is_live
+
+        if is_live(self._store.home, self._run.run_id):
+            return "live"
+        return "ended" if self._store.has(self._run.run_id) else "cut_off"
+
+    def _say_what_it_is(self, tail: Tail) -> None:
+        for fact in tail.facts():
+            self._picture.begin(fact)
+        task = streams.one_line(self._run.task, DOING_CHARS_MAX) if self._run.task is not None else ""
+        head = f"{self._run.run_id[:ID_CHARS]}  {streams.one_line(self._run.backend)}  {task}"
+        streams.write(self._look.dress("dim", head) + "\n")
+
+    def _show(self, tail: Tail) -> bool:
+        from backplane.contract.events import carried
+
+        events = tail.events()
+        text = ""
+        for event in events:
+            self._picture.take(event)
+            text += self._look.event(carried(event))
+        if text:
+            streams.write(("\n" if self._asked is not None else "") + text)
+            self._asked = None
+        return bool(events)
+
+    def _ask(self) -> None:
+        """Put the oldest open question, where somebody can answer it here."""
+        from backplane.cli import asking
+
+        waits = self._picture.waits
+        if waits is None or self._asked == waits.id:
+            return
+        streams.write(self._look.end_line() + asking.question(waits.message, waits.body))
+        if streams.is_terminal(streams.STDIN) and streams.is_terminal(streams.STDOUT):
+            streams.write(asking.KEYS if waits.kind != "input" else "")
+        else:
+            streams.write(f"  backplane answer {self._run.run_id[:ID_CHARS]} {streams.one_line(waits.id)} allow\n")
+        self._asked = waits.id
+
+    def _heed_keys(self) -> None:
+        """Take a typed line as the answer to the question that stands here, should one come."""
+        import select
+        import sys
+
+        waits = self._picture.waits
+        if not streams.is_terminal(streams.STDIN) or waits is None:
+            time.sleep(LOOK_S)
+        elif select.select([streams.STDIN], [], [], LOOK_S)[0]:
+            line = sys.stdin.readline()
+            if not line:
+                raise KeyboardInterrupt
+            self._answer(waits, line.strip())
+
+    def _answer(self, waits: Question, line: str) -> None:
+        from backplane.cli import asking
+        from backplane.errors import BackplaneError
+        from backplane.runtime.door import Answer, knock
+
+        decision = asking.reply(line) if waits.kind == "input" else asking.judge(line)
+        if decision is None or decision.decision == "modify":
+            streams.write(asking.HELP + asking.KEYS)
+            return
+        given = Answer(
+            ask=waits.id,
+            decision=decision.decision,
+            reason=decision.reason,
+            text=decision.text,
+            remember=decision.remember,
+        )
+        try:
+            knock(self._store.home, self._run.run_id, given)
+        except BackplaneError as error:
+            streams.error(error)
+
+    def _end(self, state: str) -> int:
+        from backplane.cli import DONE, FAILED, PARTIAL, REFUSED, show
+        from backplane.receipts.journal import PATCH
+
+        streams.write(self._look.end_line())
+        if state == "cut_off":
+            streams.write("cut off: its control plane is gone; the next run seals it\n")
+            return FAILED
+        receipt = self._store.load(self._run.run_id)
+        patch = self._store.folder(self._run.run_id) / PATCH
+        streams.write(show.summary(receipt, self._look, patch if patch.is_file() else None))
+        end = receipt.backplane.get("end")
+        if isinstance(end, dict) and end.get("reason") == "refused":
+            return REFUSED
+        return {"complete": DONE, "partial": PARTIAL}.get(receipt.outcome, FAILED)
+
+
+# All of them ----------------------------------------------------------------------------------------------------------
+
+
+def _top(options: Options) -> int:
+    from backplane.cli.show import Look
+
+    terminal = streams.is_terminal(streams.STDOUT)
+    look, drawn = Look(terminal), 0
+    with open_store() as store, ExitStack() as opened:
+        board = _Board(store, opened)
+        while True:
+            lines = list(board.lines(look))
+            up = f"\x1b[{drawn}A" if drawn else ""
+            streams.write(up + "".join(f"{line}\x1b[K\n" if terminal else f"{line}\n" for line in lines))
+            if not terminal or options.once:
+                return 0
+            streams.write("\x1b[J")
+            drawn = len(lines)
+            time.sleep(TOP_S)
+
+
+class _Board:
+    """The pictures of all live runs, each read on from where it was."""
+
+    def __init__(self, store: Store, opened: ExitStack) -> None:
+        self._store, self._opened = store, opened
+        self._seen: dict[str, tuple[Picture, Tail]] = {}
+
+    def lines(self, look: Look) -> Iterator[str]:
+        """A line a live run, at most as many as the terminal has; one line where there is none."""
+        from backplane.receipts.memory import unsettled
+
+        live = [run for run in unsettled(self._store) if run.state == "live"]
+        pictures = [self._picture(run) for run in live]
+        for gone in self._seen.keys() - {run.run_id for run in live}:
+            self._seen.pop(gone)[1].close()
+        waiting = sum(picture.state == "waiting" for picture in pictures)
+        yield look.dress("dim", f"{streams.count(len(live), 'live run')}, {waiting} waiting for you")
+        order = sorted(pictures, key=lambda picture: (picture.state != "waiting", picture.started_at))
+        room = max(streams.rows() - 2, 1) if look.terminal else len(order)
+        for picture in order[:room]:
+            yield _line(picture, look)
+        if len(order) > room:
+            yield f"and {len(order) - room} more"
+
+    def _picture(self, run: Remembered) -> Picture:
+        from backplane.receipts.tail import Tail
+        from backplane.view.picture import Picture
+
+        if run.run_id not in self._seen:
+            tail = self._opened.enter_context(Tail(self._store.folder(run.run_id)))
+            self._seen[run.run_id] = Picture(run_id=run.run_id, started_at=run.started_at, backend=run.backend), tail
+        picture, tail = self._seen[run.run_id]
+        for fact in tail.facts():
+            picture.begin(fact)
+        for event in tail.events():
+            picture.take(event)
+        return picture
+
+
+def _line(picture: Picture, look: Look) -> str:
+    from backplane.view.columns import fitted, padded, width
+    from backplane.view.figures import count, lasting, milliseconds, money
+
+    started_ms = milliseconds(picture.started_at)
+    lasted = lasting(time.time_ns() // 1_000_000 - started_ms) if started_ms is not None else "?"
+    colour = {"waiting": "yellow", "working": "green"}.get(picture.state, "cyan")
+    usage = picture.usage
+    cells = [
+        padded(picture.run_id[:ID_CHARS], ID_CHARS),
+        look.dress(colour, padded(picture.state, 8)),
+        padded(lasted, 10),
+        padded(streams.one_line(picture.backend), 9),
+        f"{count(usage.input_tokens):>6}/{count(usage.output_tokens):<6}",
+        f"{money(picture.cost_usd_micros):>7}",
+    ]
+    used = width(picture.run_id[:ID_CHARS]) + 8 + 10 + 9 + 13 + 7 + 2 * len(cells)
+    doing = streams.one_line(_doing(picture), DOING_CHARS_MAX)
+    return "  ".join([*cells, fitted(doing, max(streams.columns() - used, 0)) if look.terminal else doing])
+
+
+def _doing(picture: Picture) -> str:
+    """What a run does now, or what it was asked."""
+    from backplane.view.text import in_workspace
+
+    waits = picture.waits
+    if waits is not None:
+        return f"asks: {waits.tool} {in_workspace(waits.about)}"
+    call = max(picture.open_calls.values(), key=lambda call: call.number, default=None)
+    return f"{call.tool} {in_workspace(call.about)}" if call is not None else picture.task

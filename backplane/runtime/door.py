@@ -1,0 +1,314 @@
+"""A live run's door: the user's other programs answer its questions through it, cancel it and interrupt it.
+
+One Unix socket a run, in the state folder, which no sandbox shows. One line of JSON in, one out. The kernel names who
+knocks: another user, and whatever descends from a control plane, an agent above all, is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal
+
+import anyio
+import anyio.abc
+import msgspec
+
+from backplane.contract.approval import Decision
+from backplane.contract.events import Approval
+from backplane.errors import BackplaneError, ConfigError, PolicyError, from_code
+from backplane.receipts.recovery import is_live
+from backplane.runtime.run import Run
+
+FOLDER: Final = "doors"
+LINE_BYTES_MAX: Final = 1 << 20
+KNOCK_S: Final = 10.0
+"""A line and its answer take a millisecond; whoever is slower than this is gone."""
+VISITORS_MAX: Final = 32
+"""At once; another one waits until a visitor has left."""
+ANCESTORS_MAX: Final = 1_000
+_CREDENTIALS: Final = struct.Struct("3i")
+
+OnAsk = Callable[[Approval], Awaitable[Decision]]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="verb", forbid_unknown_fields=True):
+    """Decide about an open question."""
+
+    ask: str
+    """Its id, or the beginning of it when only one open question's begins so."""
+    decision: Literal["allow", "deny"]
+    reason: str = ""
+    text: str | None = None
+    """The answer to a question in words."""
+    remember: Literal["once", "run"] = "once"
+    """`run`: the same for this tool until the run ends."""
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel", tag_field="verb", forbid_unknown_fields=True):
+    """End the run in order."""
+
+    reason: str = ""
+
+
+class Interrupt(
+    msgspec.Struct, frozen=True, kw_only=True, tag="interrupt", tag_field="verb", forbid_unknown_fields=True
+):
+    """Stop the agent's turn."""
+
+
+Request = Answer | Cancel | Interrupt
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What came of it: `done` in words, or an error."""
+
+    done: str = ""
+    code: str = ""
+    message: str = ""
+    hint: str = ""
+
+
+_read_request: Final = msgspec.json.Decoder(Request).decode
+_read_reply: Final = msgspec.json.Decoder(Reply).decode
+
+
+class _Waiting:
+    def __init__(self, ask: Approval) -> None:
+        self.ask = ask
+        self.settled = anyio.Event()
+        self.decision: Decision | None = None
+        self.error: Exception | None = None
+
+    def settle(self, decision: Decision | None, error: Exception | None = None) -> None:
+        if not self.settled.is_set():
+            self.decision, self.error = decision, error
+            self.settled.set()
+
+
+class Desk:
+    """Where the open questions of a run lie; the first answer counts, whoever gives it.
+
+    Args:
+        first: is asked here, beside whoever comes to the door; None waits for the door alone.
+    """
+
+    def __init__(self, first: OnAsk | None) -> None:
+        self._first = first
+        self._open: dict[str, _Waiting] = {}
+
+    async def answer(self, ask: Approval) -> Decision:
+        """Wait for the first answer. Raises what `first` raises."""
+        waiting = _Waiting(ask)
+        id = str(ask.body.get("id"))
+        self._open[id] = waiting
+        try:
+            async with anyio.create_task_group() as tasks:
+                if self._first is not None:
+                    tasks.start_soon(self._ask_here, self._first, waiting)
+                await waiting.settled.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            del self._open[id]
+        if waiting.error is not None:
+            raise waiting.error
+        assert waiting.decision is not None
+        return waiting.decision
+
+    async def _ask_here(self, first: OnAsk, waiting: _Waiting) -> None:
+        try:
+            waiting.settle(await first(waiting.ask))
+        except Exception as error:
+            waiting.settle(None, error)
+
+    def decide(self, given: Answer, by: str) -> str:
+        """Answer an open question; gives what was done, in words.
+
+        Raises:
+            ConfigError: `config_invalid`, no open question has this id, or several begin so.
+        """
+        found = [id for id in self._open if id == given.ask] or [id for id in self._open if id.startswith(given.ask)]
+        if len(found) != 1:
+            there = ", ".join(self._open) or "none"
+            what = "several open questions begin with" if found else "no open question has the id"
+            raise ConfigError("config_invalid", f"{what} {given.ask!r}", hint=f"open questions: {there}")
+        waiting = self._open[found[0]]
+        wants_text = waiting.ask.body.get("kind") == "input" and given.decision == "allow"
+        if wants_text and given.text is None:
+            raise ConfigError("config_invalid", "this question wants an answer in words", hint="--text WORDS")
+        waiting.settle(
+            Decision(
+                decision=given.decision,
+                reason=f"{given.reason or f'a person said {given.decision}'} ({by})",
+                text=given.text,
+                remember=given.remember,
+            )
+        )
+        return f"{given.decision}: {waiting.ask.message}"
+
+
+class Door:
+    """The door of one live run.
+
+    Args:
+        home: the state folder.
+    """
+
+    def __init__(self, home: Path, run: Run, desk: Desk) -> None:
+        self._home, self._run, self._desk = home, run, desk
+        self._room = anyio.CapacityLimiter(VISITORS_MAX)
+
+    async def serve(self) -> None:
+        """Let visitors in until cancelled.
+
+        Raises:
+            OSError: no socket can be made in the state folder.
+        """
+        folder = self._home / FOLDER
+        folder.mkdir(mode=0o700, exist_ok=True)
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            # By the folder's descriptor: a socket's address has room for 107 bytes, and folders are longer.
+            listener = await anyio.create_unix_listener(f"/proc/self/fd/{fd}/{self._run.id}", mode=0o600)
+            async with listener:
+                await listener.serve(self._visited)
+        finally:
+            with suppress(OSError):
+                os.unlink(self._run.id, dir_fd=fd)
+            os.close(fd)
+            _sweep(self._home, folder)
+
+    async def _visited(self, stream: anyio.abc.SocketStream) -> None:
+        async with self._room, stream:
+            with anyio.move_on_after(KNOCK_S), suppress(OSError, anyio.BrokenResourceError, anyio.EndOfStream):
+                pid = _who(stream)
+                line = await _line(stream)
+                await stream.send(msgspec.json.encode(await self._reply(pid, line)) + b"\n")
+
+    async def _reply(self, pid: int, line: bytes) -> Reply:
+        try:
+            _require_stranger(pid, self._home)
+            return Reply(done=await self._do(_read_request(line), f"from process {pid}"))
+        except msgspec.MsgspecError as error:
+            return Reply(code="config_invalid", message=f"no request that this run knows: {error}")
+        except BackplaneError as error:
+            return Reply(code=error.code, message=error.message, hint=error.hint or "")
+
+    async def _do(self, asked: Request, by: str) -> str:
+        match asked:
+            case Answer():
+                return self._desk.decide(asked, by)
+            case Cancel():
+                await self._run.cancel(f"{asked.reason or 'cancelled'} ({by})")
+                return "cancelled: it ends in order, with its receipt"
+            case Interrupt():
+                self._run.interrupt()
+                return "interrupted: the agent's turn stops"
+
+
+async def _line(stream: anyio.abc.SocketStream) -> bytes:
+    data = b""
+    while b"\n" not in data:
+        if len(data) > LINE_BYTES_MAX:
+            raise anyio.EndOfStream
+        data += await stream.receive()
+    return data.partition(b"\n")[0]
+
+
+def _who(stream: anyio.abc.SocketStream) -> int:
+    """The process that has connected, as this one numbers it; 0 where it is none of this user's that is in sight."""
+    raw = stream.extra(anyio.abc.SocketAttribute.raw_socket)
+    pid, uid, _ = _peer(raw)
+    return pid if uid == os.geteuid() else 0
+
+
+def _peer(raw: socket.socket) -> tuple[int, int, int]:
+    pid, uid, gid = _CREDENTIALS.unpack(raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid, gid
+
+
+def _require_stranger(pid: int, home: Path) -> None:
+    """Refuse who is no process of this user's in sight, and whatever descends from a control plane of a live run.
+
+    Raises:
+        PolicyError: `policy_denied`.
+    """
+    planes, above = {os.getpid(), *_planes(home)}, _ancestors(pid)
+    if pid <= 0 or above is None or planes & above:
+        fact = "what a run has started may answer, cancel and interrupt no run"
+        raise PolicyError("policy_denied", fact, hint="from a terminal of your own")
+
+
+def _ancestors(pid: int) -> set[int] | None:
+    """The processes above this one; None where one of them cannot be seen."""
+    found: set[int] = set()
+    while pid > 1 and len(found) < ANCESTORS_MAX:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
+        except OSError:
+            return None
+        pid = int(fields[1])
+        found.add(pid)
+    return found
+
+
+def _planes(home: Path) -> list[int]:
+    """The processes that hold the other live runs of this state folder, as the kernel names them."""
+    found = []
+    with suppress(OSError):
+        for name in os.listdir(home / FOLDER):
+            with suppress(OSError), _connected(home, name) as raw:
+                found.append(_peer(raw)[0])
+    return found
+
+
+def _connected(home: Path, name: str) -> socket.socket:
+    raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        fd = os.open(home / FOLDER, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            raw.settimeout(KNOCK_S)
+            raw.connect(f"/proc/self/fd/{fd}/{name}")
+        finally:
+            os.close(fd)
+    except BaseException:
+        raw.close()
+        raise
+    return raw
+
+
+def _sweep(home: Path, folder: Path) -> None:
+    """Take away the doors of runs that are dead: killed planes leave theirs."""
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            with suppress(BackplaneError, OSError):
+                if not is_live(home, name):
+                    os.unlink(folder / name)
+
+
+def knock(home: Path, run_id: str, asked: Request) -> str:
+    """Ask something of a live run; gives what was done, in words. For any process of the user that no run has started.
+
+    Raises:
+        ConfigError: `config_invalid`, the run has no door (it has ended, or another program holds it), or as it says.
+        PolicyError: `policy_denied`, this process descends from a run.
+        ProtocolError: `protocol_unexpected_message`, its host cannot do it.
+    """
+    try:
+        with _connected(home, run_id) as raw:
+            raw.sendall(msgspec.json.encode(asked) + b"\n")
+            data = b""
+            while not data.endswith(b"\n") and (block := raw.recv(65536)):
+                data += block
+        reply = _read_reply(data)
+    except (OSError, msgspec.MsgspecError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "no answer"
+        hint = "it has ended, or it belongs to a program that answers for itself: backplane runs"
+        raise ConfigError("config_invalid", f"run {run_id} has no open door ({why})", hint=hint) from error
+    if not reply.code:
+        return reply.done
+    raise from_code(reply.code, reply.message, hint=reply.hint or None)

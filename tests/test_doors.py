@@ -1,0 +1,275 @@
+"""Live runs from another terminal: followed, answered, cancelled, interrupted; never by what a run has started."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from backplane.contract.approval import Decision
+from backplane.contract.events import Approval
+from backplane.errors import ConfigError
+from backplane.runtime.door import Answer, Desk
+from tests.receipt_writer import TS
+
+WAIT_S = 30
+CALL = {"tool": {"name": "bash", "input": {"command": "echo hi > made.txt"}}}
+POLICY = {"require_approval_for": ["*"]}
+
+
+def until(found: Callable[[], Any]) -> Any:
+    ends = time.monotonic() + WAIT_S
+    while not (value := found()):
+        assert time.monotonic() < ends, "it never came"
+        time.sleep(0.05)
+    return value
+
+
+def cli(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "backplane", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False, cwd=cwd)
+
+
+@contextmanager
+def running(folder: Path, steps: list[Any], *words: str, policy: bool = True) -> Iterator[subprocess.Popen[str]]:
+    """A run of the scripted agent, in the background."""
+    (folder / "policy.json").write_text(json.dumps(POLICY))
+    held = ("--policy", "policy.json") if policy else ()
+    command = [sys.executable, "-m", "backplane", "run", "do it", "--backend", "mock", *held, *words]
+    command += ["--param", f"mock.scenario={json.dumps(steps)}"]
+    child = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def asked() -> str:
+    """The id of the question that the newest run waits with, once there is one."""
+
+    def look() -> str | None:
+        told = cli("why", "--json").stdout
+        found = re.search(r"backplane answer \w+ (\S+) allow", told)
+        return found[1] if found else None
+
+    return str(until(look))
+
+
+def receipt() -> Any:
+    return json.loads(cli("receipts", "show", "last", "--json").stdout)
+
+
+def test_a_question_is_answered_from_another_terminal(tmp_path: Path, backplane_home: Path) -> None:
+    with running(tmp_path, [CALL, {"say": "bye"}], "--on-ask", "wait") as child:
+        id = asked()
+        top = cli("top").stdout
+        assert "1 live run, 1 waiting for you" in top
+        assert "asks: bash echo hi > made.txt" in top
+        assert cli("answer", "last", "nobody", "allow").returncode == 2
+        assert cli("answer", "last", id[:-1] or id, "allow", "--reason", "it is fine").returncode == 0
+        text = child.communicate(timeout=WAIT_S)[0]
+        assert child.returncode == 0
+    assert "allow by caller: it is fine (from process " in text
+    assert "tool done: bash" in text
+    late = cli("answer", "last", id, "allow")
+    assert late.returncode == 2
+    assert "is not live: it is complete" in late.stderr
+
+
+def test_a_run_is_cancelled_from_another_terminal_in_order(tmp_path: Path, backplane_home: Path) -> None:
+    with running(tmp_path, [{"say": "hello"}, {"sleep_s": 60}], policy=False) as child:
+        until(lambda: "1 live run" in cli("top").stdout)
+        done = cli("cancel", "last", "--reason", "wrong branch")
+        assert (done.returncode, done.stderr) == (0, "")
+        child.communicate(timeout=WAIT_S)
+    sealed = receipt()
+    assert sealed["usage_raw"]["backplane"]["end"]["reason"] == "cancelled"
+    assert sealed["usage_raw"]["backplane"]["cancel_reason"].startswith("wrong branch (from process ")
+    assert list((backplane_home / "doors").iterdir()) == []
+
+
+def test_an_interrupt_that_the_host_does_not_know_is_refused_and_ends_nothing(
+    tmp_path: Path, backplane_home: Path
+) -> None:
+    (tmp_path / "wait.sh").write_text("sleep 3\n")
+    command = [sys.executable, "-m", "backplane", "run", "--backend", "shell", "sleep 3"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as child:
+        until(lambda: "1 live run" in cli("top").stdout)
+        done = until(lambda: (told := cli("interrupt", "last")).stderr and told)
+        assert "interrupt was not announced by the host" in done.stderr
+        assert child.communicate(timeout=WAIT_S)[0]
+        assert child.returncode == 0
+
+
+@pytest.mark.parametrize("isolation", ["off", "best_effort"])
+def test_what_a_run_has_started_tells_no_run_anything(isolation: str, tmp_path: Path, backplane_home: Path) -> None:
+    """Neither its own nor another one, by the command or by the socket itself, daemonised or not."""
+    door = backplane_home / "doors"
+    script = tmp_path / "knock.py"
+    script.write_text(
+        "import glob, json, os, socket, sys\n"
+        "if os.fork(): os.wait(); sys.exit()\n"
+        "os.setsid()\n"
+        "if os.fork(): os._exit(0)\n"
+        f"for path in glob.glob({str(door)!r} + '/*'):\n"
+        "    link = socket.socket(socket.AF_UNIX); link.connect(path)\n"
+        '    link.sendall(b\'{"verb":"cancel"}\\n\')\n'
+        "    open('told.txt', 'ab').write(link.recv(9999))\n"
+        "open('done.txt', 'w').close()\n"
+    )
+    task = f"{sys.executable} knock.py; while [ ! -e done.txt ]; do sleep 0.1; done; cat told.txt 2>/dev/null; true"
+    with running(tmp_path, [{"say": "hello"}, {"sleep_s": 60}], policy=False) as other:
+        until(lambda: "1 live run" in cli("top").stdout)
+        done = cli("run", "--backend", "shell", "--isolation", isolation, task, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert other.poll() is None
+    assert "cancelled: it ends" not in done.stdout
+    assert done.stdout.count("policy_denied") == (2 if isolation == "off" else 0)
+    label = receipt()["usage_raw"]["backplane"]["enforcement"]["approvals"]
+    assert label == ("unprotected" if isolation == "off" else "protected")
+
+
+def test_a_door_works_where_the_state_folder_has_a_long_name_and_a_dead_one_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / ("long" * 30)
+    monkeypatch.setenv("BACKPLANE_HOME", str(home))
+    with running(tmp_path, [{"sleep_s": 60}], policy=False) as child:
+        (door,) = until(lambda: (home / "doors").is_dir() and list((home / "doors").iterdir()))
+        child.kill()
+        child.wait()
+    with running(tmp_path, [{"sleep_s": 60}], policy=False) as child:
+        until(lambda: [found for found in (home / "doors").iterdir() if found != door])
+        assert cli("cancel", "last").returncode == 0
+        child.communicate(timeout=WAIT_S)
+    assert list((home / "doors").iterdir()) == []
+
+
+class Terminal:
+    """A command in a pseudo-terminal, typed to while it runs."""
+
+    def __init__(self, *words: str, cwd: Path | None = None) -> None:
+        self.main, end = pty.openpty()
+        environ = {**os.environ, "TERM": "xterm"}
+        command = [sys.executable, "-m", "backplane", *words]
+        self.child = subprocess.Popen(
+            command, stdin=end, stdout=end, stderr=end, env=environ, cwd=cwd, start_new_session=True
+        )
+        os.close(end)
+        os.set_blocking(self.main, False)
+        self.text = ""
+
+    def shows(self, words: str) -> bool:
+        try:
+            while block := os.read(self.main, 65536):
+                self.text += block.decode("utf-8", "replace")
+        except OSError:
+            pass
+        return words in self.text
+
+    def type(self, keys: str) -> None:
+        os.write(self.main, keys.encode())
+
+    def ends(self) -> int:
+        until(lambda: self.shows("\0") or self.child.poll() is not None)
+        self.shows("")
+        return self.child.wait(WAIT_S)
+
+
+def test_keys_in_watch_answer_and_a_slip_of_the_finger_denies_nothing(tmp_path: Path, backplane_home: Path) -> None:
+    with running(tmp_path, [CALL, {"say": "bye"}], "--on-ask", "wait") as child:
+        asked()
+        watch = Terminal("watch")
+        until(lambda: watch.shows("[?]: "))
+        watch.type("yse\n")
+        until(lambda: watch.shows("allow this tool until the run ends"))
+        assert child.poll() is None
+        watch.type("y\n")
+        assert child.wait(WAIT_S) == 0
+        assert watch.ends() == 0
+    assert watch.text.count("asks to run bash") == 1
+    assert "bye" in watch.text
+    assert "mock ends: complete" in watch.text
+
+
+def test_ctrl_c_in_watch_leaves_and_ends_nothing(tmp_path: Path, backplane_home: Path) -> None:
+    with running(tmp_path, [{"say": "hello"}, {"sleep_s": 3}, {"say": "bye"}], policy=False) as child:
+        until(lambda: "1 live run" in cli("top").stdout)
+        watch = Terminal("watch")
+        until(lambda: watch.shows("hello"))
+        watch.child.send_signal(signal.SIGINT)
+        assert watch.ends() == 130
+        text = child.communicate(timeout=WAIT_S)[0]
+        assert "bye" in text
+        assert child.returncode == 0
+
+
+def test_watch_of_a_run_that_has_ended_ends_with_its_code(tmp_path: Path, backplane_home: Path) -> None:
+    assert cli("run", "--backend", "shell", "exit 3", cwd=tmp_path).returncode == 1
+    told = cli("watch")
+    assert told.returncode == 1
+    assert "the command ended with exit code 3" in told.stdout
+
+
+# The desk -------------------------------------------------------------------------------------------------------------
+
+
+def ask(id: str = "a1", **body: Any) -> Approval:
+    return Approval(ts=TS, message="asks to run bash", ext={"ask": {"id": id, "kind": "tool", **body}})
+
+
+@pytest.mark.anyio
+async def test_the_first_answer_counts_whoever_gives_it() -> None:
+    async def slow(_ask: Approval) -> Decision:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    desk, found = Desk(slow), []
+
+    async def wait() -> None:
+        found.append(await desk.answer(ask()))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        desk.decide(Answer(ask="a", decision="deny", reason="no"), "from process 1")
+    assert found == [Decision("deny", "no (from process 1)")]
+    with pytest.raises(ConfigError, match="no open question has the id 'a1'"):
+        desk.decide(Answer(ask="a1", decision="deny"), "x")
+
+
+@pytest.mark.anyio
+async def test_a_question_in_words_wants_words() -> None:
+    desk = Desk(None)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.answer, ask("q1", kind="input"))
+        tasks.start_soon(desk.answer, ask("q2"))
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(ConfigError, match="in words"):
+            desk.decide(Answer(ask="q1", decision="allow"), "x")
+        with pytest.raises(ConfigError, match="several"):
+            desk.decide(Answer(ask="q", decision="allow"), "x")
+        desk.decide(Answer(ask="q1", decision="allow", text="blue"), "x")
+        desk.decide(Answer(ask="q2", decision="allow"), "x")
+
+
+@pytest.mark.anyio
+async def test_a_callback_that_raises_is_heard_as_itself() -> None:
+    async def broken(_ask: Approval) -> Decision:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        await Desk(broken).answer(ask())
