@@ -58,6 +58,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "translate": ("translate", "say one vendor's request, response or stream in another's dialect"),
     "conform": ("checks", "check any program that claims to be a host"),
     "doctor": ("doctor", "say what this machine and configuration can do"),
+    "completion": ("completion", "print what completes commands and options in your shell"),
     "errors": ("about", "explain the error codes"),
     "version": ("about", "print the version"),
 }
@@ -75,7 +76,7 @@ commands:
 options:
   --config FILE  configuration instead of ./backplane.toml or the user's
   --version      print the version
-  -h, --help     print this; `backplane COMMAND --help` says more
+  -h, --help     print this; `backplane help COMMAND` says more
 
 example:
   backplane run "make test" --backend shell
@@ -111,8 +112,15 @@ def _command(words: list[str]) -> int:
     if rest is None:
         return DONE
     name, *arguments = rest
+    if name == "help":
+        if not arguments:
+            streams.write(help_text())
+            return DONE
+        name, arguments = arguments[0], [*arguments[1:], "--help"]
     if name not in COMMANDS:
-        raise _usage(f"no command {name!r}; there are {', '.join(COMMANDS)}")
+        from backplane.cli.parser import did_you_mean
+
+        raise _usage(f"no command {name!r}", did_you_mean(name, COMMANDS))
     # An interrupt while msgspec imports this is lost in there, and the first type that it then reads ends the process.
     importlib.import_module("datetime")
     group = importlib.import_module(f"backplane.cli.{COMMANDS[name][0]}")
@@ -154,10 +162,10 @@ def help_text() -> str:
     return HELP.format(commands=commands, exits=exits)
 
 
-def _usage(fact: str) -> Exception:
+def _usage(fact: str, near: str = "") -> Exception:
     from backplane.errors import ConfigError
 
-    return ConfigError("config_invalid", fact, hint="backplane --help")
+    return ConfigError("config_invalid", fact, hint=near + "backplane --help")
 
 
 def _report(error: BaseException) -> int:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from backplane import __version__
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser
+from backplane.cli.parser import Options, Parser, did_you_mean
 
 
 def parser(name: str) -> Parser:
     """The options of `errors` or `version`."""
     if name == "version":
-        return Parser(f"backplane {name}", "Print the version.", "backplane version", _version)
+        made = Parser(f"backplane {name}", "Print the version.", "backplane version --json", _version)
+        made.add_argument("--json", action="store_true", help="version, contract and Python as one JSON object")
+        return made
     made = Parser(
         f"backplane {name}",
         "Explain an error code, or list all of them.",
@@ -22,7 +24,16 @@ def parser(name: str) -> Parser:
 
 
 def _version(options: Options) -> int:
-    streams.write(f"backplane {__version__}\n")
+    if options.json:
+        import json
+        import platform
+
+        from backplane.contract.receipt import CONTRACT_VERSION
+
+        told = {"version": __version__, "contract": CONTRACT_VERSION, "python": platform.python_version()}
+        streams.write(json.dumps(told) + "\n")
+    else:
+        streams.write(f"backplane {__version__}\n")
     return 0
 
 
@@ -35,7 +46,8 @@ def _errors(options: Options) -> int:
         return 0
     facts = CODES.get(options.code)
     if facts is None:
-        raise ConfigError("config_invalid", f"no error code {options.code!r}", hint="`backplane errors` lists them")
+        hint = did_you_mean(options.code, CODES) + "`backplane errors` lists them"
+        raise ConfigError("config_invalid", f"no error code {options.code!r}", hint=hint)
     streams.write(
         f"{options.code}\n  {facts.meaning}\n  fault: {_FAULTS[facts.fault]}\n"
         f"  a retry may help: {'yes' if facts.retryable else 'no'}\n  exit code: {facts.exit_code}\n"

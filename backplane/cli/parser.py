@@ -7,7 +7,8 @@ and every command's help ends with an example.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from backplane.cli import streams
@@ -71,7 +72,35 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         from backplane.errors import ConfigError
 
-        raise ConfigError("config_invalid", message, hint=f"{self.prog} --help")
+        wrong, known = self._mistyped(message)
+        raise ConfigError("config_invalid", message, hint=did_you_mean(wrong, known) + f"{self.prog} --help")
+
+    def _mistyped(self, message: str) -> tuple[str, Collection[str]]:
+        """The word that argparse refuses, and the words that it could have been."""
+        if found := re.match(r"unrecognized arguments: (--?[^\s=]+)", message):
+            return found[1], list(self._option_string_actions)
+        if found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            return found[1], re.findall(r"'([^']*)'", found[2])
+        return "", ()
+
+
+def did_you_mean(wrong: str, known: Collection[str]) -> str:
+    """The beginning of a hint for a mistyped word; empty where nothing is near."""
+    from backplane.contract.unheard import nearest_name
+
+    near = nearest_name(wrong, known) if wrong else None
+    return f"did you mean {near}? " if near is not None else ""
+
+
+def seconds(text: str) -> float:
+    """Seconds as `90`, `1.5`, `90s`, `5m`, `2h` or `1d`. Raises ValueError for what is none."""
+    from backplane.view.figures import span_s
+
+    span = span_s(text)
+    return float(text) if span is None else float(span)
+
+
+seconds.__name__ = "time"  # argparse says: invalid time value.
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_config, add_json
+from backplane.cli.parser import Options, Parser, add_config, add_json, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ def parser(name: str) -> Parser:
     add_config(made)
     where = made.add_argument_group("who does it")
     one = where.add_mutually_exclusive_group()
-    one.add_argument("--backend", metavar="NAME", help="a backend (see `backplane backends`)")
+    one.add_argument("-b", "--backend", metavar="NAME", help="a backend (see `backplane backends`)")
     one.add_argument("--sidecar", metavar="COMMAND", help="any program that speaks the protocol")
     where.add_argument("--model", metavar="M", help="the model it should use")
     where.add_argument(
@@ -118,9 +118,9 @@ def _add_limits(made: Parser) -> None:
     add = made.add_argument_group("limits").add_argument
     add("--max-turns", metavar="N", type=int, help="turns of the model")
     add("--max-budget-usd", metavar="X", type=float, help="money, as far as the backend counts it")
-    add("--timeout", metavar="S", type=float, help="seconds for the whole run (none)")
-    add("--idle-timeout", metavar="S", type=float, help="seconds without a sign of life (300)")
-    add("--hello-timeout", metavar="S", type=float, help="seconds until its hello (10)")
+    add("--timeout", metavar="TIME", type=seconds, help="for the whole run, as 90, 90s, 5m, 2h (none)")
+    add("--idle-timeout", metavar="TIME", type=seconds, help="without a sign of life (300s)")
+    add("--hello-timeout", metavar="TIME", type=seconds, help="until its hello (10s)")
 
 
 def _run(options: Options) -> int:

@@ -1,0 +1,174 @@
+"""`completion`: a script that completes commands, their options and choices in a shell, made from the option tables.
+
+The script is static: nothing of ours starts at a Tab but for the names of runs and backends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from backplane.cli import COMMANDS, streams
+from backplane.cli.parser import Options, Parser
+
+SHELLS: Final = ("bash", "zsh", "fish")
+
+EXAMPLE: Final = """
+backplane completion bash > ~/.local/share/bash-completion/completions/backplane
+backplane completion zsh > "${fpath[1]}/_backplane"
+backplane completion fish > ~/.config/fish/completions/backplane.fish
+"""
+
+
+class Words(msgspec.Struct, frozen=True):
+    """What may follow one command, or one command of a command."""
+
+    path: tuple[str, ...]
+    about: str
+    options: dict[str, str]
+    """Option → its help."""
+    values: dict[str, tuple[str, ...]]
+    """Option → its choices; an option that takes a value and has none is here with none."""
+    next: dict[str, str]
+    """Its own commands → what each does; else the choices of its first word."""
+
+
+def parser(name: str) -> Parser:
+    """The options of `completion`."""
+    about = "Print the completion of a shell; put it where the shell looks, as below."
+    made = Parser(f"backplane {name}", about, EXAMPLE, _completion)
+    made.add_argument("shell", choices=SHELLS, help="your shell")
+    return made
+
+
+def _completion(options: Options) -> int:
+    make = {"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell]
+    streams.write("\n".join(make(list(tables()))) + "\n")
+    return 0
+
+
+def tables() -> Iterator[Words]:
+    """What can be typed, from the parsers themselves."""
+    yield Words((), "", {"--config": "", "--help": "", "--version": ""}, {"--config": ()}, dict(_abouts()))
+    for name, (module, about) in COMMANDS.items():
+        yield from _of((name,), about, importlib.import_module(f"backplane.cli.{module}").parser(name))
+
+
+def _abouts() -> Iterator[tuple[str, str]]:
+    yield from ((name, about) for name, (_, about) in COMMANDS.items())
+    yield "help", "say more of a command"
+
+
+def _of(path: tuple[str, ...], about: str, made: argparse.ArgumentParser) -> Iterator[Words]:
+    options: dict[str, str] = {}
+    values: dict[str, tuple[str, ...]] = {}
+    following: dict[str, str] = {}
+    parts: dict[str, argparse.ArgumentParser] = {}
+    for action in made._actions:
+        choices = tuple(map(str, action.choices)) if action.choices is not None else ()
+        if isinstance(action, argparse._SubParsersAction):
+            parts = dict(action.choices)
+            following |= {choice.dest: choice.help or "" for choice in action._choices_actions}
+        elif not action.option_strings:
+            following |= dict.fromkeys(choices, "")
+        for option in action.option_strings:
+            options[option] = (
+                (action.help or "") % {"prog": made.prog} if "%" in (action.help or "") else action.help or ""
+            )
+            if action.nargs != 0:
+                values[option] = choices
+    yield Words(path, about, options, values, following)
+    for name, part in parts.items():
+        yield from _of((*path, name), following.get(name, ""), part)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+# Bash -----------------------------------------------------------------------------------------------------------------
+
+
+def _bash(found: list[Words]) -> Iterator[str]:
+    yield "# Completion of backplane for bash; made by `backplane completion bash`."
+    yield "_backplane() {"
+    yield "  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} place= i words= files="
+    yield "  for ((i = 1; i < COMP_CWORD; i++)); do"
+    yield '    case "$place ${COMP_WORDS[i]}" in'
+    yield f"      {'|'.join(_quoted(' ' + ' '.join(words.path)) for words in found if words.path)})"
+    yield '        place="$place ${COMP_WORDS[i]}" ;;'
+    yield "    esac"
+    yield "  done"
+    yield '  case "$place" in'
+    for words in found:
+        yield f"    {_quoted(''.join(' ' + part for part in words.path))})"
+        yield '      case "$before" in'
+        for option, choices in words.values.items():
+            yield f"        {option}) {'words=' + _quoted(' '.join(choices)) if choices else 'files=yes'} ;;"
+        offered = " ".join((*words.next, *words.options))
+        yield f"        *) words={_quoted(offered)}{'' if words.next else ' files=yes'} ;;"
+        yield "      esac ;;"
+    yield "  esac"
+    yield '  if [[ $word != -* && -n $files ]]; then COMPREPLY=($(compgen -f -- "$word"))'
+    yield '  else COMPREPLY=($(compgen -W "$words" -- "$word")); fi'
+    yield "}"
+    yield "complete -o filenames -F _backplane backplane"
+
+
+# Zsh ------------------------------------------------------------------------------------------------------------------
+
+
+def _zsh(found: list[Words]) -> Iterator[str]:
+    yield "#compdef backplane"
+    yield "# Completion of backplane for zsh; made by `backplane completion zsh`."
+    yield "_backplane() {"
+    yield "  local place= i"
+    yield "  local -a offered"
+    yield "  for ((i = 2; i < CURRENT; i++)); do"
+    yield '    case "$place $words[i]" in'
+    yield f"      {'|'.join(_quoted(' ' + ' '.join(words.path)) for words in found if words.path)})"
+    yield '        place="$place $words[i]" ;;'
+    yield "    esac"
+    yield "  done"
+    yield '  case "$place" in'
+    for words in found:
+        yield f"    {_quoted(''.join(' ' + part for part in words.path))})"
+        yield '      case "$words[CURRENT-1]" in'
+        for option, choices in words.values.items():
+            offer = f"compadd -- {' '.join(map(_quoted, choices))}" if choices else "_files"
+            yield f"        {option}) {offer}; return ;;"
+        yield "      esac"
+        rows = {**words.next, **words.options}
+        yield f"      offered=({' '.join(_quoted(_row(name, about)) for name, about in rows.items())})"
+        yield "      _describe backplane offered" + ("" if words.next else "; [[ $words[CURRENT] != -* ]] && _files")
+        yield "      ;;"
+    yield "  esac"
+    yield "}"
+    yield 'if [[ $zsh_eval_context[-1] == loadautofunc ]]; then _backplane "$@"'
+    yield "else compdef _backplane backplane; fi"
+
+
+def _row(name: str, about: str) -> str:
+    return f"{name}:{about}" if about else name
+
+
+# Fish -----------------------------------------------------------------------------------------------------------------
+
+
+def _fish(found: list[Words]) -> Iterator[str]:
+    yield "# Completion of backplane for fish; made by `backplane completion fish`."
+    for words in found:
+        seen = " and ".join(f"__fish_seen_subcommand_from {part}" for part in words.path)
+        seen = seen.replace(" and ", "; and ") or "__fish_use_subcommand"
+        for name, about in words.next.items():
+            yield f"complete -c backplane -f -n {_quoted(seen)} -a {_quoted(name)} -d {_quoted(about)}"
+        for option, about in words.options.items():
+            spelt = f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}"
+            value = ""
+            if option in words.values:
+                value = f" -x -a {_quoted(' '.join(words.values[option]))}" if words.values[option] else " -r"
+            yield f"complete -c backplane -n {_quoted(seen)} {spelt}{value} -d {_quoted(about)}"

@@ -1,0 +1,107 @@
+"""Manners of the command: completion in real shells, near misses named, help by word, times in units."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backplane.cli import COMMANDS
+from backplane.cli.completion import SHELLS, tables
+
+BASH = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _backplane
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def cli(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "backplane", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    script = tmp_path_factory.mktemp("completion") / "backplane.bash"
+    script.write_text(cli("completion", "bash").stdout)
+    return script
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["ru"], {"run", "runs"}),
+        (["run", "--mo"], {"--mode", "--model"}),
+        (["run", "--mode", ""], {"staged", "pass_through"}),
+        (["receipts", "list", "--l"], {"--limit"}),
+        (["receipts", "ver"], {"verify"}),
+        (["completion", "z"], {"zsh"}),
+        (["help", "recei"], {"receipts"}),
+        (["run", "--model", "runs", "--lan"], {"--lane"}),
+    ],
+)
+def test_bash_offers_what_the_parsers_take(bash_script: Path, typed: list[str], offered: set[str]) -> None:
+    command = ["bash", "-c", BASH, "bash", str(bash_script), "backplane", *typed]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    assert set(done.stdout.split()) == offered
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_script_is_valid_and_has_every_command(shell: str, tmp_path: Path) -> None:
+    text = cli("completion", shell).stdout
+    assert all(name in text for name in COMMANDS)
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell}: not installed")
+    (tmp_path / "script").write_text(text)
+    done = subprocess.run([shell, "-n", str(tmp_path / "script")], capture_output=True, timeout=10, check=True)
+    assert done.stderr == b""
+
+
+def test_the_tables_have_every_command_with_its_own() -> None:
+    paths = {words.path for words in tables()}
+    assert {(name,) for name in COMMANDS} <= paths
+    assert ("receipts", "verify") in paths
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["rnu"], "did you mean run? backplane --help"),
+        (["runs", "shwo"], "did you mean show? backplane runs --help"),
+        (["run", "--bakend", "mock", "x"], "did you mean --backend? backplane run --help"),
+        (["run", "--mode", "stagd", "x"], "did you mean staged? backplane run --help"),
+        (["errors", "backend_crash"], "did you mean backend_crashed? `backplane errors` lists them"),
+        (["qqqqqq"], "  backplane --help"),
+    ],
+)
+def test_a_near_miss_is_named(words: list[str], near: str) -> None:
+    done = cli(*words)
+    assert done.returncode == 2
+    assert near in done.stderr
+
+
+def test_help_takes_a_command(tmp_path: Path) -> None:
+    assert cli("help").stdout == cli("--help").stdout
+    assert cli("help", "run").stdout == cli("run", "--help").stdout
+    assert cli("help", "receipts", "verify").stdout == cli("receipts", "verify", "--help").stdout
+    assert cli("help", "nosuch").returncode == 2
+
+
+def test_version_names_the_contract() -> None:
+    told = json.loads(cli("version", "--json").stdout)
+    assert told["contract"] == "abp/v0.1"
+    assert cli("version").stdout == f"backplane {told['version']}\n"
+
+
+@pytest.mark.parametrize(("text", "code"), [("1s", 3), ("1m", 0), ("60", 0), ("0.9", 3), ("soon", 2), ("-1", 2)])
+def test_a_limit_takes_a_time_with_its_unit(text: str, code: int, tmp_path: Path, backplane_home: Path) -> None:
+    done = cli("run", "-b", "shell", "sleep 1.3", "--timeout", text, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    if code == 2:
+        assert done.stderr.startswith("config_invalid: ")
