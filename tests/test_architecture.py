@@ -53,6 +53,7 @@ ROOMS = {
     # the near side of the line: a run, from its order to its stored receipt
     "agents.options": "errors",
     "agents.shipped": "agents.options errors",
+    "routing": f"{SHAPES} policy",
     "runtime": (
         f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build redact resources sandbox "
         "sandbox.credentials upstream.presets workspace"
@@ -82,7 +83,7 @@ ROOMS = {
 """Room → the rooms that it may import. A module with a row of its own is a smaller room: pure, or a table."""
 
 GROUND = {"errors", "contract"}
-PURE = {"ir", "redact", "protocol", "policy", "dialects", "receipts.build", "upstream.cost", "view"}
+PURE = {"ir", "redact", "protocol", "policy", "dialects", "receipts.build", "routing", "upstream.cost", "view"}
 PURE_NEVER = {
     "os",
     "socket",
