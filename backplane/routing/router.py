@@ -93,6 +93,43 @@ class Obstacle(msgspec.Struct, frozen=True):
     """The capability that is missing, for that kind."""
 
 
+class Source(msgspec.Struct, frozen=True):
+    """Who says a price."""
+
+    name: str
+    read_on: str
+    """The day; empty where that is not known."""
+
+
+class Considered(msgspec.Struct, frozen=True, kw_only=True):
+    """One option as it is told."""
+
+    backend: str
+    model: str | None = None
+    """None: of the backend's own choice."""
+    cost_usd_micros: Estimate | None = None
+    """Of one complete run, in millionths of a dollar; None where it is unknown."""
+    latency_ms: Estimate | None = None
+    price: Source | None = None
+    """Of a cost that is by a price."""
+    why_not: tuple[Obstacle, ...] = ()
+    """Everything that is in its way; empty where it can be chosen."""
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision as it is told."""
+
+    task: TaskDescriptor
+    strategy: str
+    """The one that decided: a name, `quality`, or `custom`."""
+    seed: int
+    chosen: Considered | None
+    considered: tuple[Considered, ...]
+    """The eligible ones from best to worst, then the others in the order of the configuration."""
+    not_told: int = 0
+    """Options beyond those."""
+
+
 class Option(msgspec.Struct, frozen=True, kw_only=True):
     """A backend with one of its models, and how it stands with a task."""
 
@@ -109,16 +146,16 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         return self.candidate.name if self.model.name is None else f"{self.candidate.name}/{self.model.name}"
 
-    def to_wire(self) -> dict[str, Json]:
-        wire: dict[str, Json] = {"backend": self.candidate.name, "model": self.model.name}
-        for name, found in (("cost_usd_micros", self.cost), ("latency_ms", self.latency)):
-            if found is not None:
-                wire[name] = msgspec.structs.asdict(found)
-        if self.model.price_source and self.cost is not None and self.cost.basis != "measured":
-            wire["price"] = {"source": self.model.price_source, "read_on": self.model.price_day}
-        if self.obstacles:
-            wire["why_not"] = [{"kind": one.kind, "fact": one.fact, "change": one.change} for one in self.obstacles]
-        return wire
+    def told(self) -> Considered:
+        by_price = self.cost is not None and self.cost.basis != "measured"
+        return Considered(
+            backend=self.candidate.name,
+            model=self.model.name,
+            cost_usd_micros=self.cost,
+            latency_ms=self.latency,
+            price=Source(self.model.price_source, self.model.price_day) if by_price else None,
+            why_not=self.obstacles,
+        )
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,18 +170,19 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[Option, ...]
     """All that were considered: the eligible ones from best to worst, then the others in the configuration's order."""
 
+    def told(self) -> Route:
+        """What a receipt keeps under `usage_raw.backplane.route`, and `backplane route --json` prints."""
+        return Route(
+            task=self.task,
+            strategy=self.strategy,
+            seed=self.seed,
+            chosen=None if self.option is None else self.option.told(),
+            considered=tuple(option.told() for option in self.options[:TOLD_MAX]),
+            not_told=max(0, len(self.options) - TOLD_MAX),
+        )
+
     def to_wire(self) -> dict[str, Json]:
-        """What a receipt keeps under `usage_raw.backplane.route`."""
-        task = msgspec.to_builtins(self.task)
-        wire: dict[str, Json] = {
-            "task": {name: value for name, value in task.items() if value not in (None, [], False)},
-            "strategy": self.strategy,
-            "seed": self.seed,
-            "chosen": None if self.option is None else self.option.to_wire(),
-            "considered": [option.to_wire() for option in self.options[:TOLD_MAX]],
-        }
-        if len(self.options) > TOLD_MAX:
-            wire["not_told"] = len(self.options) - TOLD_MAX
+        wire: dict[str, Json] = msgspec.to_builtins(self.told())
         return wire
 
     def chosen(self) -> Option:
@@ -155,11 +193,15 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.option is not None:
             return self.option
-        lines = [f"{option.name}: {one.fact} ({one.change})" for option in self.options for one in option.obstacles]
+        lines = [
+            f"{option.name}: {', '.join(f'{one.kind} {one.subject}'.strip() for one in option.obstacles)}"
+            for option in self.options
+            if option.obstacles
+        ]
         declined = any(not option.obstacles for option in self.options)
         fact = "the custom strategy took no backend" if declined else "no backend can take this order"
-        hint = "name one with --backend, change what the order asks, or `backplane backends` for what is missing"
-        raise CapabilityError("capability_unsupported", fact, hint=hint, evidence="\n".join(lines[:TOLD_MAX]) or None)
+        hint = "`backplane route --explain` says it line by line; --backend NAME takes one without the router"
+        raise CapabilityError("capability_unsupported", fact, hint=hint, evidence="; ".join(lines[:TOLD_MAX]) or None)
 
 
 def choose(

@@ -68,7 +68,7 @@ SHARES: Final[dict[Priority, int]] = {"low": 500, "normal": 900, "high": 1000, "
 STRATEGIES: Final[tuple[StrategyName, ...]] = ("first_available", "cost", "latency", "balanced")
 
 
-class TaskDescriptor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TaskDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     """What the router asks of an order.
 
     Raises:
