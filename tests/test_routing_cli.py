@@ -361,7 +361,7 @@ def test_a_sum_with_an_unknown_part_is_unknown() -> None:
     assert sums([])[1].known_usd_micros is None
 
 
-# Prices, and the words of a service ------------------------------------------------------------------------------------
+# Prices and pauses ----------------------------------------------------------------------------------------------------
 
 
 def test_a_price_is_that_of_our_table_and_a_foreign_service_has_none_of_it() -> None:
