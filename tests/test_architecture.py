@@ -57,6 +57,7 @@ ROOMS = {
     "routing.driver": (
         f"{SHAPES} agents.shipped config policy receipts routing runtime upstream upstream.cost upstream.presets view"
     ),
+    "routing.compare": f"{SHAPES} config receipts routing routing.driver runtime view workspace",
     "runtime": (
         f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build redact resources sandbox "
         "sandbox.credentials upstream.presets workspace"
@@ -79,8 +80,8 @@ ROOMS = {
     "__init__": f"{SHAPES} api config runtime",
     "cli": (
         f"{SHAPES} __init__ config conform dialects policy process protocol receipts receipts.build redact resources "
-        "routing routing.driver runtime sandbox sandbox.credentials schemas serve upstream upstream.cost "
-        "upstream.presets view workspace"
+        "routing routing.compare routing.driver runtime sandbox sandbox.credentials schemas serve upstream "
+        "upstream.cost upstream.presets view workspace"
     ),
     "__main__": "cli",
 }

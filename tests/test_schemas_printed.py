@@ -34,6 +34,7 @@ PRINTED: dict[str, list[tuple[str, ...]]] = {
     ],
     "route": [("route", "task", "--json")],
     "cost": [("cost", "--json")],
+    "compare": [("compare", "true", "-b", "shell", "-b", "mock", "--check", "true", "--json")],
     "runs": [("runs", "--json")],
     "runs list": [("runs", "list", "--json")],
     "runs show": [("runs", "show", "RUN", "--json")],
