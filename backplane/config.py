@@ -92,6 +92,14 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     folder, relative paths count from the file's folder."""
     credentials: tuple[str, ...] = ()
     """Names of stores of credentials that a contained host may read, `git` say: `contracts/credentials.md` has them."""
+    models: tuple[str, ...] = ()
+    """Models that the router may take it for, the one that it asks by itself first; none are that one alone."""
+    group: str | None = None
+    """Backends of one group are instances of one backend to the router; None is a group of its own."""
+    runs_max: Count | None = None
+    """Runs that the router gives it at once; None takes that of `[limits]`."""
+    runs_per_minute: Count | None = None
+    """Runs that the router begins on it in a minute; None is no bound."""
     endpoints: tuple[str, ...] = ()
     """Where the host may always connect to, whatever an order's rules on the network: `host` or `host:port`."""
     hello_s: Seconds | None = None
@@ -113,6 +121,26 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 _OVERRIDES: Final = ("hello_s", "idle_s", "run_s", "cancel_grace_s")
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[routing.models."NAME"]`: what the router is to know of a model, over what it knows itself."""
+
+    prices: dict[str, Any] | None = None
+    """Dollars for a million tokens: input, output, cache_read, cache_write."""
+    context_tokens: Count | None = None
+    """Most tokens of a request and its answer together."""
+    output_tokens: Count | None = None
+    """Most tokens of an answer."""
+
+
+class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[routing]`: how a backend is chosen for an order that names none, by `contracts/routing.md`."""
+
+    strategy: Literal["first_available", "cost", "latency", "balanced"] = "balanced"
+    quality: tuple[str, ...] = ()
+    """Backends, or `BACKEND/MODEL`, the best first."""
+    models: dict[str, ModelSettings] = {}
 
 
 HOOK_MS: Final = 30_000
@@ -149,6 +177,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     PEM or 64 hexadecimal digits. None signs nothing."""
     hooks: tuple[HookSettings, ...] = ()
     """Asked about the tools of every run."""
+    routing: RoutingSettings = RoutingSettings()
 
     def limits_of(self, backend: str) -> Limits:
         """The limits of one backend: its own where it has some."""
@@ -176,7 +205,7 @@ def tighter(configured: Isolation, asked: object) -> Isolation:
 
 
 _LIMITS: Final = {field.name: field.type for field in msgspec.structs.fields(Limits)}
-_TABLES: Final = ("backends", "limits", "hooks")
+_TABLES: Final = ("backends", "limits", "hooks", "routing")
 _PLAIN: Final = {field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in _TABLES}
 SINGLE: Final[dict[str, Any]] = {**_PLAIN, **_LIMITS}
 """Settings that a flag or a variable can give, by their name; the variable is `BACKPLANE_` and the name in capitals."""

@@ -419,11 +419,18 @@ def fleet(runs: int, count: int) -> Made:
     return {"us": anyio.run(both)}
 
 
+def routing() -> Made:
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from tests.test_routing import decision_ms
+
+    return {"decision_ms": decision_ms()}
+
+
 WORK: dict[str, Callable[..., Made]] = {
     made.__name__: made
     for made in (
         ours_stream, floor_stream, ours_paced, floor_paced, ours_ping, ours_ask, echo, sealing, pause, kept, idle,
-        fleet,
+        fleet, routing,
     )
 }  # fmt: skip
 

@@ -47,12 +47,17 @@ ROOMS = {
     "upstream.presets": "errors",
     "upstream.cost": f"{SHAPES} ir",
     "upstream.decompress": "",
-    "upstream": f"{SHAPES} dialects ir upstream.decompress upstream.presets",
+    "upstream": f"{SHAPES} dialects ir upstream.cost upstream.decompress upstream.presets",
     "schemas": f"{SHAPES} config ir policy protocol resources sandbox.credentials",
     "testing": f"{SHAPES} upstream.presets",
     # the near side of the line: a run, from its order to its stored receipt
     "agents.options": "errors",
     "agents.shipped": "agents.options errors",
+    "routing": f"{SHAPES} policy",
+    "routing.driver": (
+        f"{SHAPES} agents.shipped config policy receipts routing runtime upstream upstream.cost upstream.presets view"
+    ),
+    "routing.compare": f"{SHAPES} config receipts routing routing.driver runtime view workspace",
     "runtime": (
         f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build redact resources sandbox "
         "sandbox.credentials upstream.presets workspace"
@@ -75,14 +80,15 @@ ROOMS = {
     "__init__": f"{SHAPES} api config runtime",
     "cli": (
         f"{SHAPES} __init__ config conform dialects policy process protocol receipts receipts.build redact resources "
-        "runtime sandbox sandbox.credentials schemas serve upstream upstream.cost upstream.presets view workspace"
+        "routing routing.compare routing.driver runtime sandbox sandbox.credentials schemas serve upstream "
+        "upstream.cost upstream.presets view workspace"
     ),
     "__main__": "cli",
 }
 """Room → the rooms that it may import. A module with a row of its own is a smaller room: pure, or a table."""
 
 GROUND = {"errors", "contract"}
-PURE = {"ir", "redact", "protocol", "policy", "dialects", "receipts.build", "upstream.cost", "view"}
+PURE = {"ir", "redact", "protocol", "policy", "dialects", "receipts.build", "routing", "upstream.cost", "view"}
 PURE_NEVER = {
     "os",
     "socket",
@@ -117,6 +123,7 @@ THIRD_PARTY = {
     "referencing": {"tools"},  # jsonschema's own errors of references
     "httpx": {"upstream", "hosts", "tools", "agents"},
     "websockets": {"agents"},  # an extra: only where Kimi is driven
+    "genai_prices": {"upstream"},  # an extra: prices beyond our own table
     "cryptography": {"receipts", "cli"},  # an extra: only where something is signed
 }
 """Package → the rooms that may import it. One that is not in this table is not a dependency of ours."""

@@ -345,10 +345,11 @@ def test_an_agent_that_is_not_installed_starts_nothing_and_says_how(cli: Cli, wo
     assert done.stdout == b""
 
 
-def test_without_a_backend_the_ready_ones_are_named(cli: Cli) -> None:
+def test_without_a_backend_the_router_is_asked_and_says_why_it_finds_none(cli: Cli) -> None:
     done = cli("run", "task")
-    assert done.returncode == 2
-    assert "ready here: mock, shell" in done.stderr.decode()
+    assert done.returncode == 4
+    assert "no backend can take this order" in done.stderr.decode()
+    assert "mock: named_only" in done.stderr.decode()
 
 
 def test_a_broken_configuration_names_its_line(cli: Cli, work: Path) -> None:

@@ -32,6 +32,9 @@ PRINTED: dict[str, list[tuple[str, ...]]] = {
         ("backends", "--json", "--probe", "mine"),
         ("backends", "--json", "--matrix", "mine", "mock"),
     ],
+    "route": [("route", "task", "--json")],
+    "cost": [("cost", "--json")],
+    "compare": [("compare", "true", "-b", "shell", "-b", "mock", "--check", "true", "--json")],
     "runs": [("runs", "--json")],
     "runs list": [("runs", "list", "--json")],
     "runs show": [("runs", "show", "RUN", "--json")],
@@ -48,7 +51,9 @@ PRINTED: dict[str, list[tuple[str, ...]]] = {
 """Calls of every command that has `--json`, which print each of its shapes; RUN is a run with a checkpoint."""
 
 AGENT = "#!/bin/sh\nexit 3\n"
-CONFIGURATION = '[backends.mine]\nhost = "claude"\noptions = { program = "./agent" }\n'
+CONFIGURATION = (
+    '[backends.mine]\nhost = "claude"\noptions = { program = "./agent" }\n[backends.routed]\ncommand = ["true"]\n'
+)
 
 
 def parsers() -> Iterator[tuple[str, Parser]]:

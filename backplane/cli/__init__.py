@@ -39,6 +39,9 @@ EXITS: Final[dict[int, str]] = {
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("run", "run one work order, from start to receipt"),
+    "route": ("route", "say which backend an order would get, and why"),
+    "compare": ("compare", "run one order on several backends from the same tree"),
+    "cost": ("route", "say what runs have cost, by provider, model, day, session or folder"),
     "backends": ("backends", "list the backends, ready or why not"),
     "runs": ("runs", "find runs again, live and ended ones: task, state, cause, cost"),
     "watch": ("watch", "follow a run from any terminal, answer what it asks; leaving ends nothing"),

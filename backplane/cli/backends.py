@@ -182,10 +182,3 @@ def _level(level: Any) -> str:
     if isinstance(level, dict) and isinstance(level.get("restricted"), dict):
         return f"restricted: {level['restricted'].get('reason', '')}"
     return str(level)
-
-
-def ready_names(settings: Settings, environ: Mapping[str, str]) -> list[str]:
-    """Names of the backends that could be used now."""
-    from backplane.runtime import backends
-
-    return [status.id for status in backends.known(settings, environ) if status.ready]

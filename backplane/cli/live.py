@@ -10,17 +10,19 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import msgspec
 
-from backplane.cli import DONE, FAILED, PARTIAL, READER_GONE, REFUSED, asking, show, streams
+from backplane.cli import DONE, FAILED, PARTIAL, READER_GONE, REFUSED, asking, route, show, streams
 from backplane.cli.copies import Copy
 from backplane.cli.outlet import Outlet
 from backplane.config import Settings
 from backplane.contract.approval import Decision
+from backplane.contract.canonical import Json
 from backplane.contract.events import Approval
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, StoreError
@@ -33,6 +35,9 @@ from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.serve import messages
 
+if TYPE_CHECKING:
+    from backplane.routing.driver import Attempts
+
 LIVE_S: Final = 1.0
 """How often the live line is drawn anew; a run shorter than this never shows one."""
 
@@ -43,6 +48,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     order: WorkOrder
     hooks: tuple[Hook, ...] = ()
     backend: Backend
+    attempts: Attempts | None = None
+    """The router's choices, the first of which is `backend`; None where that was named."""
     settings: Settings
     home: Path
     environ: Mapping[str, str]
@@ -127,7 +134,6 @@ class _Live:
         self.left_behind: tuple[str, ...] = ()
         """What was found of runs that were cut off, a line each."""
         self._desk = Desk(asking.callback(plan.on_ask, self.clear, plan.environ))
-        self._tasks: anyio.abc.TaskGroup | None = None
         self._asks_open = 0
         self._scope: anyio.CancelScope | None = None
         self._began = time.monotonic()
@@ -136,7 +142,6 @@ class _Live:
     async def drive(self) -> None:
         with anyio.CancelScope() as self._scope:
             async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
                 await tasks.start(self._watch_signals)
                 tasks.start_soon(self._guarded, self._watch_reader)
                 if self.look.terminal:
@@ -154,15 +159,44 @@ class _Live:
             self.run.fail(error)
 
     async def _follow(self) -> None:
-        plan = self.plan
+        plan, attempts = self.plan, self.plan.attempts
         async with ControlPlane(plan.settings, plan.home, plan.environ) as plane:
             try:
-                async with plane.start(plan.order, plan.backend, on_ask=self._on_ask, hooks=plan.hooks) as self.run:
-                    if self._tasks is not None:
-                        self._tasks.start_soon(self._guarded, self._open_door)
-                    await self._tell(self.run)
+                if attempts is None:
+                    await self._attempt(plane, plan.order, plan.backend, None)
+                    return
+                self._say_choice(attempts)
+                await self._attempt(plane, attempts.order, plan.backend, attempts.route)
+                while await self._goes_on(attempts):
+                    self._say_choice(attempts)
+                    await self._attempt(plane, attempts.order, attempts.backend, attempts.route)
             finally:
                 self.left_behind += plane.keeper.notes + plane.keeper.problems
+
+    async def _attempt(
+        self, plane: ControlPlane, order: WorkOrder, backend: Backend | str, route: dict[str, Json] | None
+    ) -> None:
+        start = plane.start(order, backend, on_ask=self._on_ask, hooks=self.plan.hooks, route=route)
+        self._began = time.monotonic()
+        async with start as self.run, anyio.create_task_group() as beside:
+            beside.start_soon(self._guarded, self._open_door)
+            await self._tell(self.run)
+            beside.cancel_scope.cancel()
+
+    async def _goes_on(self, attempts: Attempts) -> bool:
+        """Whether the run that has ended goes on elsewhere; nobody who stopped it or left wants that."""
+        run = self.run
+        if run is None or not run.is_sealed or self.signal is not None or self.outlet.gone:
+            return False
+        return await anyio.to_thread.run_sync(attempts.after, run)
+
+    def _say_choice(self, attempts: Attempts) -> None:
+        """Name the backend that was chosen, and what sent the order there, on stderr: stdout is the run's."""
+        why = route.summary(attempts.decision)
+        if attempts.tried:
+            failed = attempts.tried[-1]
+            why = f"{failed.backend} failed before it changed anything: {failed.code}; {why}"
+        streams.complain(streams.one_line(f"backend {attempts.backend} ({why})") + "\n")
 
     async def _tell(self, run: Run) -> None:
         try:
@@ -235,7 +269,10 @@ class _Live:
             # Not where text stands that has no end yet, be it the agent's or what a person is typing.
             if seconds >= LIVE_S and not self.look.open_line and not self._asks_open:
                 self._drawn = True
-                line = self.look.dress("dim", f"… {int(seconds)} s  {streams.one_line(self.plan.backend.id)}")
+                line = self.look.dress(
+                    "dim",
+                    f"… {int(seconds)} s  {streams.one_line(self.run.backend_id if self.run else self.plan.backend.id)}",
+                )
                 await self.outlet.write(f"\r\x1b[K{line}".encode())
 
     def clear(self) -> str:

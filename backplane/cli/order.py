@@ -54,7 +54,7 @@ def build(
             workspace=workspace,
             context=_context(order.context, options.context, Path(workspace.root), cwd),
             policy=_policy(order.policy, options, cwd, policy),
-            requirements=Requirements((*order.requirements.required, *map(_requirement, options.require))),
+            requirements=Requirements((*order.requirements.required, *map(requirement, options.require))),
             config=_replace(_config(order.config, options, abp), env=env),
         )
 
@@ -159,7 +159,7 @@ def _policy(profile: PolicyProfile, options: Options, cwd: Path, configured: str
     )
 
 
-def _requirement(text: str) -> Requirement:
+def requirement(text: str) -> Requirement:
     name, equals, level = text.partition("=")
     if equals and level not in _LEVELS:
         raise ConfigError("config_invalid", f"--require {text!r}: the level is one of {', '.join(_LEVELS)}")

@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING
 
 from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_config, add_json, seconds
+from backplane.cli.route import add_wishes, wishes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from backplane.config import Settings
+    from backplane.contract.canonical import Json
+    from backplane.contract.work import WorkOrder
+    from backplane.routing.driver import Attempts
 
 
 EXAMPLE = """
@@ -31,6 +37,8 @@ def parser(name: str) -> Parser:
     one = where.add_mutually_exclusive_group()
     one.add_argument("-b", "--backend", metavar="NAME", help="a backend (see `backplane backends`)")
     one.add_argument("--sidecar", metavar="COMMAND", help="any program that speaks the protocol")
+    routed = made.add_argument_group("where no backend is named, the router chooses one (`backplane route`)")
+    add_wishes(routed)
     where.add_argument("--model", metavar="M", help="the model it should use")
     where.add_argument(
         "--require",
@@ -130,9 +138,7 @@ def _run(options: Options) -> int:
 
     from backplane import config
     from backplane.cli import live, order, session
-    from backplane.cli.backends import ready_names
     from backplane.cli.copies import Copy
-    from backplane.errors import ConfigError
     from backplane.runtime import backends, hooks
 
     streams.require_descriptors()
@@ -146,14 +152,18 @@ def _run(options: Options) -> int:
     }
     settings = config.load(Path(options.config) if options.config else None, environ, cwd, flags)
     on_ask = _on_ask(options, cwd, environ)
-    home, name = config.home(environ), options.backend or settings.default_backend
+    asked = _router_asked(options)
+    home, name = config.home(environ), options.backend or (None if asked else settings.default_backend)
     wanted = session.settings(options, home, name if options.sidecar is None else None)
     work, own = hooks.taken(order.build(options, environ, cwd, settings.policy, wanted))
+    if asked:
+        work = work.with_abp("route", {**_object(work.abp("route")), **asked})
     typed = [hooks.from_command("pre_tool", command, cwd) for command in options.pre_tool]
     typed += [hooks.from_command("post_tool", command, cwd) for command in options.post_tool]
     for hook in typed:
         if isinstance(hook.run, tuple):
             _require_program(hook.run[0], environ, f"correct --{hook.event.replace('_', '-')}")
+    attempts = None
     if options.sidecar is not None:
         words = _sidecar_words(options.sidecar, cwd)
         backend: backends.Backend = backends.from_command(words, cwd=cwd, limits=settings.limits)
@@ -163,11 +173,8 @@ def _run(options: Options) -> int:
         if missing is not None:
             raise missing
     else:
-        raise ConfigError(
-            "config_invalid",
-            "no backend is named and the configuration has no default_backend",
-            hint=f"--backend NAME; ready here: {', '.join(ready_names(settings, environ)) or 'none'}",
-        )
+        attempts = _attempts(work, settings, environ, home)
+        backend = backends.find(attempts.backend, settings, environ)
     with ExitStack() as opened, order.told_without(work.config.env):
         receipt, patch = (
             opened.enter_context(closing(Copy(file, stdout_taken=options.json))) if file is not None else None
@@ -177,6 +184,7 @@ def _run(options: Options) -> int:
             order=work,
             hooks=(*own, *typed),
             backend=backend,
+            attempts=attempts,
             settings=settings,
             home=home,
             environ=environ,
@@ -186,6 +194,42 @@ def _run(options: Options) -> int:
             patch=patch,
         )
         return live.run(plan)
+
+
+def _router_asked(options: Options) -> dict[str, Json]:
+    """What the options say to the router.
+
+    Raises:
+        ConfigError: `config_invalid`, they do so beside a backend that is named.
+    """
+    from backplane.errors import ConfigError
+
+    asked = wishes(options)
+    if asked and (options.backend is not None or options.sidecar is not None):
+        fact = f"{', '.join(asked)}: the router is told so, and it is not asked where a backend is named"
+        raise ConfigError("config_invalid", fact, hint="leave out --backend, or these")
+    return asked
+
+
+def _object(value: Json) -> dict[str, Json]:
+    return value if isinstance(value, dict) else {}
+
+
+def _attempts(work: WorkOrder, settings: Settings, environ: Mapping[str, str], home: Path) -> Attempts:
+    """The router's choice for an order that names no backend, and the next ones where that fails.
+
+    Raises:
+        ConfigError: `config_invalid`, a conversation lies with one backend, and the order does not say with which.
+        CapabilityError: `capability_unsupported`, no backend is eligible.
+    """
+    from backplane.errors import ConfigError
+    from backplane.routing.driver import Attempts
+
+    kept = _object(work.abp("session"))
+    if "resume" in kept or "fork" in kept:
+        fact = "a conversation goes on where it was begun, and no backend is named"
+        raise ConfigError("config_invalid", fact, hint="name its backend with --backend")
+    return Attempts(work, settings, environ, home)
 
 
 def _on_ask(options: Options, cwd: Path, environ: Mapping[str, str]) -> str | tuple[str, ...]:

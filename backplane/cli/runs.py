@@ -137,7 +137,7 @@ def _chosen(store: Store, options: Options) -> Iterator[Remembered]:
 
     words = options.text.split() if options.text is not None else []
     folder = os.path.realpath(options.folder) if options.folder is not None else None
-    since_ms = _since_ms(options.since)
+    since = since_ms(options.since)
     for run in remembered(store):
         if options.failed and run.outcome in (None, "complete"):
             continue
@@ -145,7 +145,7 @@ def _chosen(store: Store, options: Options) -> Iterator[Remembered]:
             continue
         if options.backend is not None and run.backend != options.backend:
             continue
-        if since_ms is not None and (milliseconds(run.started_at) or 0) < since_ms:
+        if since is not None and (milliseconds(run.started_at) or 0) < since:
             continue
         if folder is not None and not _is_below(run.root, folder):
             continue
@@ -159,7 +159,7 @@ def _is_below(root: str | None, folder: str) -> bool:
     return root is not None and (os.path.realpath(root) + "/").startswith(folder.rstrip("/") + "/")
 
 
-def _since_ms(text: str | None) -> int | None:
+def since_ms(text: str | None) -> int | None:
     from backplane.view.figures import span_s
 
     if text is None:

@@ -76,7 +76,7 @@ SETTINGS: Final = frozenset(
         "mode",
         "output_schema",
     }
-    | {"remote_root", "seccomp", "session", "unheard"}
+    | {"remote_root", "route", "seccomp", "session", "unheard"}
 )
 """Ours under `config.vendor.abp`: what `WorkOrder.abp` is asked for."""
 OTHERS_SETTINGS: Final = frozenset(

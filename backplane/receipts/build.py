@@ -144,6 +144,8 @@ class Folded(msgspec.Struct, frozen=True):
     """The last count reported under way, member by member; a claim of the child."""
     session: Json = None
     """The last `ext.session`, for resuming."""
+    retry_after_ms: int | None = None
+    """The last pause that the model's service asked for before another request."""
 
 
 def fold(folded: Folded, event: AgentEvent) -> Folded:
@@ -159,6 +161,9 @@ def fold(folded: Folded, event: AgentEvent) -> Folded:
         folded = msgspec.structs.replace(folded, usage=msgspec.structs.replace(folded.usage, **counted))
     if event.ext.get("session") is not None:
         folded = msgspec.structs.replace(folded, session=event.ext["session"])
+    retry = event.ext.get("retry")
+    if isinstance(retry, dict) and _is_counter(retry.get("retry_after_ms")):
+        folded = msgspec.structs.replace(folded, retry_after_ms=retry["retry_after_ms"])
     return folded
 
 
@@ -426,6 +431,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
         session = self.folded.session
         if isinstance(session, dict) and isinstance(session.get("id"), str) and self.order.abp("session"):
             members["session"] = {"id": session["id"]}
+        if self.folded.retry_after_ms is not None:
+            members["retry_after_ms"] = self.folded.retry_after_ms
         if self._losses:
             members["losses"] = list(self._losses)
         members["counts"] = {name: count for name, count in sorted(self.counts.items()) if count}

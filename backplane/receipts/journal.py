@@ -41,17 +41,19 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 Facts = dict[str, Any]
 
 
-def head_fact(order: WorkOrder, *, run_id: str, started_at: str, backend: str) -> Facts:
+def head_fact(order: WorkOrder, *, run_id: str, started_at: str, backend: str, route: Json = None) -> Facts:
     """The first fact of a run, as recovery expects it.
 
     Args:
         order: stored with the names of `config.env` only; the values are secrets.
         started_at: in the contract's print form.
         backend: id of the chosen backend, before any hello.
+        route: why it was chosen, as the receipt has it; None where it was named.
     """
     stored = msgspec.to_builtins(order)
     stored["config"]["env"] = sorted(order.config.env)
-    return {"fact": "order", "run_id": run_id, "started_at": started_at, "backend": {"id": backend}, "order": stored}
+    fact = {"fact": "order", "run_id": run_id, "started_at": started_at, "backend": {"id": backend}, "order": stored}
+    return fact if route is None else {**fact, "route": route}
 
 
 def applied_fact(files: int) -> Facts:

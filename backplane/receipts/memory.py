@@ -62,6 +62,12 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     """None where it is unknown."""
     input_tokens: int | None = None
     output_tokens: int | None = None
+    task_type: str | None = None
+    """As the router was told; None for a run whose backend was named."""
+    session: str | None = None
+    """The conversation that it kept."""
+    retry_after_ms: int | None = None
+    """The pause that its model's service asked for before another request."""
 
 
 Found = list[Remembered]
@@ -169,7 +175,7 @@ def of_row(store: Store, row: Row) -> Remembered:
         pass
     added = _member(body.usage_raw, "backplane")
     error, cost = _cause(store, row, added), body.usage.estimated_cost_usd
-    files = _member(added, "patch").get("files")
+    files, after = _member(added, "patch").get("files"), added.get("retry_after_ms")
     return Remembered(
         run_id=row.run_id,
         state="ended",
@@ -185,6 +191,9 @@ def of_row(store: Store, row: Row) -> Remembered:
         cost_usd_micros=round(cost * 1_000_000) if isinstance(cost, int | float) and cost < 1e9 else None,
         input_tokens=body.usage.input_tokens,
         output_tokens=body.usage.output_tokens,
+        task_type=_text(_member(_member(added, "route"), "task").get("type")),
+        session=_text(_member(added, "session").get("id")),
+        retry_after_ms=after if isinstance(after, int) and 0 <= after < 1 << 53 else None,
     )
 
 
@@ -219,6 +228,10 @@ def _cause(store: Store, row: Row, added: dict[str, Any]) -> _Error:
         told = _last_fault(store.folder(row.run_id) / TRACE)
         return _Error(error.code or told.code, told.message)
     return error
+
+
+def _text(value: Json) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _code_of(added: dict[str, Any]) -> str | None:

@@ -214,6 +214,8 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
     if manifest.unknown:
         added["capabilities"] = manifest.unknown
     added |= unheard_facts(vendor)
+    if route := _object(order.get("route")):
+        added["route"] = route
     if held := _object(_fact(orphan, "held").get("enforcement")):
         added["enforcement"] = held
     if applied := _fact(orphan, "applied"):

@@ -17,6 +17,7 @@ import anyio.to_thread
 
 from backplane import config
 from backplane.config import Limits, Settings
+from backplane.contract.canonical import Json
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError, unforeseen
 from backplane.process.aio import in_order
@@ -96,6 +97,7 @@ class ControlPlane:
         limits: Limits | None = None,
         run_id: str | None = None,
         output: Any = None,
+        route: Json = None,
     ) -> AbstractAsyncContextManager[Run]:
         """Run one order; leaving the block early cancels the run in order.
 
@@ -110,6 +112,7 @@ class ControlPlane:
             limits: in place of the backend's and the settings'.
             run_id: a UUID for the run, taken unless a run has it already; None makes one.
             output: the type that `run.value` is to have; the order asks for its schema.
+            route: why this backend was chosen, for the receipt.
 
         Raises:
             BackendError: `rate_limit_exceeded` when too many runs are waiting already; `backend_not_found`.
@@ -126,6 +129,8 @@ class ControlPlane:
                 raise unforeseen(error) from error
             try:
                 run = await self._run(whole, chosen, on_ask, limits, run_id, output)
+                if route is not None:
+                    run.facts.added["route"] = run.facts.clean_json(route)
             except Exception as error:
                 self._slots.release()
                 raise unforeseen(error) from error

@@ -190,7 +190,13 @@ class Keeper:
 
     def journal(self, facts: Facts) -> Journal:
         started_at = canonical.timestamp_at(facts.started_ns)
-        head = head_fact(facts.order, run_id=facts.run_id, started_at=started_at, backend=facts.backend.id)
+        head = head_fact(
+            facts.order,
+            run_id=facts.run_id,
+            started_at=started_at,
+            backend=facts.backend.id,
+            route=facts.added.get("route"),
+        )
         return Journal.create(self.home, facts.run_id, facts.redactor.json(head)[0])
 
     def seal_failed(self, run_id: str, code: str) -> Receipt:

@@ -64,7 +64,10 @@ BACKPLANE: Final[Json] = _object(
     losses={"description": "What a translation could not carry.", "type": "array"},
     unheard={"description": "JSON pointers of the order's members that had no effect.", **_STRINGS},
     lenient={"description": "The order was taken although some of its members are unknown, as it says.", "const": True},
-    route=_object("Which backend was chosen, and why the others lost."),
+    route=_object(
+        "Which backend was chosen for an order that named none, and why the others lost; see the schema `cli_route`."
+    ),
+    retry_after_ms={"description": "The pause that its model's service asked for.", "type": "integer", "minimum": 0},
     cost=_object("What the run cost, and how that is known."),
     noise=_object(
         "Output of the host that was no message: its lines and its beginning.",

@@ -26,6 +26,9 @@ from backplane.upstream.ladder import Step, climb, next_step, prepare
 Hear = Callable[[AgentEvent], Awaitable[None]]
 Now = Callable[[], str]
 
+PAUSE_MS_MAX: Final = 7 * 86_400_000
+"""Longest pause of a service that is believed: quotas are counted by the week at most."""
+
 LOSSES_NAMED_MAX: Final = 1_000
 """Different losses that one model's turns may name; a conversation of ten thousand messages repeats a few kinds."""
 
@@ -135,6 +138,7 @@ class Model:
             except UpstreamError as error:
                 first, failure = first or error, error.failure
                 if attempt.handed_on:
+                    await self._tell_pause(failure, hear, now)
                     error.turn = attempt.turn(losses, total)
                     raise
                 step = next_step(
@@ -143,6 +147,7 @@ class Model:
                     may_cut=self.may_cut,
                 )  # fmt: skip
                 if step is None:
+                    await self._tell_pause(failure, hear, now)
                     # What the service said of the whole request tells more than what it said of the rest of it.
                     raise (first if first.code == error.code else error) from None
             else:
@@ -171,6 +176,15 @@ class Model:
         await hear(events.carry("retry", body, ts=now(), message=f"{failure.message}; {how}"))
         if step.wait_s:
             await anyio.sleep(step.wait_s)
+
+    async def _tell_pause(self, failure: Failure, hear: Hear, now: Now) -> None:
+        """Tell what a service asked for that is not asked again here: the router reads it in the receipt."""
+        if failure.retry_after_s is None:
+            return
+        pause_ms = min(max(round(failure.retry_after_s * 1000), 0), PAUSE_MS_MAX)
+        body = {"code": failure.code, "status": failure.status, "retry_after_ms": pause_ms}
+        text = f"the service wants no request for {pause_ms / 1000:g} s"
+        await hear(events.carry("retry", body, ts=now(), message=text))
 
     async def _tell(self, loss: Loss, hear: Hear, now: Now) -> None:
         key = (loss.code, loss.reason, "" if loss.path.startswith(LISTS) else loss.path)

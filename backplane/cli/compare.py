@@ -1,0 +1,159 @@
+"""`compare`: one order on several backends from the same tree, and what the data says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from backplane.cli import streams
+from backplane.cli.parser import Options, Parser, add_config, add_json
+
+if TYPE_CHECKING:
+    from backplane.contract.work import WorkOrder
+    from backplane.routing.compare import Comparison, Side, Trial
+    from backplane.routing.intervals import Interval
+    from backplane.runtime.plane import ControlPlane
+
+EXAMPLE: Final = """
+backplane compare "fix the failing test" -b one -b other --check "make test" --repeat 5
+backplane compare "fix the failing test" -b mine/large -b mine/small
+"""
+
+
+def parser(name: str) -> Parser:
+    """The options of `compare`."""
+    about = "Run one order on several backends from the same tree; nothing is applied."
+    made = Parser(f"backplane {name}", about, EXAMPLE, _compare)
+    made.several = "; a TASK of several words stands in quotes"
+    add = made.add_argument
+    add("task", metavar="TASK", help="what to do, in words")
+    add("-b", "--backend", metavar="NAME[/MODEL]", action="append", default=[], help="a backend, two at least")
+    add("--check", metavar="CMD", help="run in a copy with each patch; exit code 0 passes")
+    add("--repeat", metavar="N", type=int, default=1, help="rounds (1); three are the least for a verdict")
+    add("--root", metavar="DIR", default=".", help="folder to work on (.)")
+    add("--timeout", metavar="S", type=float, help="seconds for one run (none)")
+    add_config(made)
+    add_json(made, "the comparison as one JSON object", "cli_compare")
+    return made
+
+
+def _compare(options: Options) -> int:
+    import os
+    from pathlib import Path
+
+    import anyio
+    import msgspec
+
+    from backplane import config
+    from backplane.routing.compare import read_side
+    from backplane.runtime.orders import make_order
+    from backplane.runtime.plane import ControlPlane
+
+    streams.require_descriptors()
+    environ, cwd = dict(os.environ), streams.folder()
+    flags = {"run_s": options.timeout}
+    settings = config.load(Path(options.config) if options.config else None, environ, cwd, flags)
+    order = make_order(options.task, root=os.path.normpath(cwd / options.root), configured_policy=settings.policy)
+    sides = tuple(map(read_side, options.backend))
+    plane = ControlPlane(settings, config.home(environ), environ)
+    worked = _Work(plane, order, options)
+    anyio.run(worked.follow, sides)
+    if worked.found is None:
+        return 128 + worked.signal
+    if options.json:
+        streams.write_json(msgspec.json.encode(worked.found) + b"\n")
+    else:
+        for line in told(worked.found):
+            streams.write(line + "\n")
+    return 0
+
+
+class _Work:
+    """A comparison while it goes on."""
+
+    def __init__(self, plane: ControlPlane, order: WorkOrder, options: Options) -> None:
+        self.found: Comparison | None = None
+        self.signal = 0
+        """That ended it."""
+        self._plane = plane
+        self._order = order
+        self._options = options
+
+    async def follow(self, sides: tuple[Side, ...]) -> None:
+        """Compare; a signal ends the run that is at work in order, and with it the comparison."""
+        import anyio
+
+        from backplane.process import signals
+        from backplane.routing.compare import compare
+
+        async def watch() -> None:
+            with anyio.open_signal_receiver(*signals.ending()) as received:
+                async for number in received:
+                    self.signal = int(number)
+                    tasks.cancel_scope.cancel()
+
+        options = self._options
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            async with self._plane as plane:
+                self.found = await compare(
+                    plane,
+                    self._order,
+                    sides,
+                    check=options.check,
+                    repeat=options.repeat,
+                    heard=lambda trial: streams.complain(_line(trial) + "\n"),
+                )
+            tasks.cancel_scope.cancel()
+
+
+def _line(trial: Trial) -> str:
+    from backplane.view.figures import lasting, money
+
+    words = [f"round {trial.round}", streams.one_line(trial.side), trial.outcome]
+    words += [trial.code] if trial.code else []
+    if trial.checked is not None:
+        words.append("check passed" if trial.checked else "check failed")
+    words += [lasting(trial.duration_ms), money(trial.cost_usd_micros), f"+{trial.added} −{trial.removed}"]
+    return "  ".join([*words, trial.run_id[:8]])
+
+
+def told(found: Comparison) -> Iterator[str]:
+    """The comparison in words: a column a side, then what the data says."""
+    from backplane.view.columns import padded, width
+    from backplane.view.figures import lasting, money
+
+    rows: list[tuple[str, list[str]]] = [
+        ("", [streams.one_line(side.side) for side in found.sides]),
+        ("success", [f"{side.succeeded} of {side.runs} {_reach(side.success, _percent)}" for side in found.sides]),
+        ("cost", [_figure(side.cost_usd_micros, money) for side in found.sides]),
+        ("time", [_figure(side.duration_ms, lasting) for side in found.sides]),
+        ("patches", [str(side.patches) for side in found.sides]),
+    ]
+    columns = [max(width(cells[place]) for _, cells in rows) for place in range(len(found.sides))]
+    for label, cells in rows:
+        line = "  ".join(padded(cell, columns[place]) for place, cell in enumerate(cells))
+        yield f"{label:<9}{line}".rstrip()
+    for verdict in found.verdicts:
+        better = f"{streams.one_line(verdict.better)} is better" if verdict.better is not None else "nobody is better"
+        yield f"{verdict.measure}: {better}: {streams.one_line(verdict.why)}"
+    named = {trial.side: trial for trial in found.trials}
+    for side, trial in named.items():
+        if trial.patch_sha256 is not None:
+            yield f"patch of {streams.one_line(side)}: backplane apply {trial.run_id[:8]}"
+
+
+def _figure(found: Interval | None, say: Callable[[int], str]) -> str:
+    if found is None:
+        return "?"
+    return f"{say(found.value)} {_reach(found, say)}".rstrip()
+
+
+def _reach(found: Interval, say: Callable[[int], str]) -> str:
+    if found.low is None or found.high is None:
+        return ""
+    return f"[{say(found.low)} to {say(found.high)}]"
+
+
+def _percent(thousandths: int) -> str:
+    return f"{thousandths / 10:.0f} %"

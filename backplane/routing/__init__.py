@@ -1,0 +1,24 @@
+"""Which backend an order gets, why, and what follows when it fails there (`contracts/routing.md`).
+
+Pure: tasks, candidates and measures come in, decisions come out. Reading settings, manifests and
+receipts, and running what was chosen, is done in `driver`.
+"""
+
+from backplane.routing.estimates import Measures, Observation
+from backplane.routing.router import Candidate, Decision, Model, Obstacle, Option, choose
+from backplane.routing.task import STRATEGIES, TYPES, Strategy, TaskDescriptor
+
+__all__ = [
+    "STRATEGIES",
+    "TYPES",
+    "Candidate",
+    "Decision",
+    "Measures",
+    "Model",
+    "Observation",
+    "Obstacle",
+    "Option",
+    "Strategy",
+    "TaskDescriptor",
+    "choose",
+]

@@ -1,0 +1,289 @@
+"""One order on several backends, from the same tree, side by side: what came of it, and what can be said of that."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import anyio.to_thread
+import msgspec
+
+from backplane.contract.work import WorkOrder, WorkspaceSpec
+from backplane.errors import ConfigError, WorkspaceError
+from backplane.receipts.audit import record_hash
+from backplane.routing.driver import attempt_of
+from backplane.routing.intervals import Interval, Verdict, judge, mean, share
+from backplane.runtime.plane import ControlPlane
+from backplane.runtime.run import Run
+from backplane.view.diff import changes
+
+CHECKER: Final = "shell"
+"""The backend that runs the check: contained and recorded as any run."""
+
+RUNS_MAX: Final = 1000
+"""Runs of one comparison: more would take days."""
+
+FILES_MAX: Final = 1_000_000
+"""Files whose times are looked at before each run."""
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One backend, and perhaps the model that it is to take."""
+
+    backend: str
+    model: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.backend if self.model is None else f"{self.backend}/{self.model}"
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a comparison."""
+
+    side: str
+    round: int
+    """From 1 on."""
+    run_id: str
+    outcome: str
+    code: str | None
+    """Why it did not complete."""
+    duration_ms: int
+    cost_usd_micros: int | None
+    input_tokens: int | None
+    output_tokens: int | None
+    files: int
+    added: int
+    """Lines of its patch; `removed` likewise."""
+    removed: int
+    patch_sha256: str | None
+    """The same for the same patch; None where nothing was changed."""
+    checked: bool | None = None
+    """Whether the check passed; None where there is none, or nothing to check."""
+    check_run_id: str | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        return self.outcome == "complete" and self.checked is not False
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the runs of one side say together."""
+
+    side: str
+    runs: int
+    succeeded: int
+    """Complete, and the check passed where there is one."""
+    success: Interval
+    """In thousandths."""
+    cost_usd_micros: Interval | None
+    """None where it is unknown of any run."""
+    duration_ms: Interval | None
+    patches: int
+    """Different patches that came of it."""
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole comparison."""
+
+    task: str
+    root: str
+    check: str | None
+    sides: tuple[Summary, ...]
+    verdicts: tuple[Verdict, ...]
+    trials: tuple[Trial, ...]
+
+
+Progress = Callable[[Trial], None]
+
+
+def read_side(text: str) -> Side:
+    """Read `BACKEND` or `BACKEND/MODEL`."""
+    backend, slash, model = text.partition("/")
+    return Side(backend, model if slash else None)
+
+
+async def compare(
+    plane: ControlPlane,
+    order: WorkOrder,
+    sides: Sequence[Side],
+    *,
+    check: str | None = None,
+    repeat: int = 1,
+    heard: Progress = lambda trial: None,
+) -> Comparison:
+    """Run an order on each side, `repeat` times, one after the other; the original is left as it is.
+
+    The sides take turns, each round beginning with another one, so that what changes with time changes for all.
+
+    Args:
+        order: is staged, whatever it says, and nothing of it is applied.
+        check: a command that is run in a copy with the patch; exit code 0 passes.
+        heard: called after each run.
+
+    Raises:
+        ConfigError: `config_invalid`, the sides are fewer than two or twice the same, or there are too many runs.
+        BackendError: `backend_not_found`, `backend_unavailable`.
+        WorkspaceError: `workspace_staging_failed`, the original changed meanwhile.
+    """
+    _require_sides(plane, sides, repeat)
+    replace = msgspec.structs.replace
+    order = replace(order, lane="patch_first", workspace=replace(order.workspace, mode="staged"))
+    root = Path(order.workspace.root)
+    stamp = await anyio.to_thread.run_sync(tree_stamp, root)
+    trials: list[Trial] = []
+    for number in range(repeat):
+        turn = number % len(sides)
+        for side in (*sides[turn:], *sides[:turn]):
+            trial = await _trial(plane, order, side, check, number + 1)
+            if await anyio.to_thread.run_sync(tree_stamp, root) != stamp:
+                fact = f"{root} changed during the comparison: its runs did not start from the same tree"
+                raise WorkspaceError("workspace_staging_failed", fact, hint="compare again, with nobody at work in it")
+            trials.append(trial)
+            heard(trial)
+    return summed_up(order.task, str(root), check, [side.name for side in sides], trials)
+
+
+def _require_sides(plane: ControlPlane, sides: Sequence[Side], repeat: int) -> None:
+    if len(sides) < 2 or len(set(sides)) < len(sides):
+        fact = "a comparison needs two backends or more, each once"
+        raise ConfigError("config_invalid", fact, hint="-b A -b B; BACKEND/MODEL for a model of one")
+    if not 1 <= repeat <= RUNS_MAX // len(sides):
+        fact = f"{repeat} rounds of {len(sides)} runs are not between 1 and {RUNS_MAX} runs"
+        raise ConfigError("config_invalid", fact, hint="lower --repeat")
+    for side in sides:
+        plane.find_backend(side.backend)
+
+
+def summed_up(task: str, root: str, check: str | None, sides: Sequence[str], trials: Sequence[Trial]) -> Comparison:
+    """Make of single runs what can be said of their sides."""
+    of_side = {side: [trial for trial in trials if trial.side == side] for side in sides}
+    found = {
+        side: Summary(
+            side=side,
+            runs=len(runs),
+            succeeded=sum(run.succeeded for run in runs),
+            success=share(sum(run.succeeded for run in runs), len(runs)),
+            cost_usd_micros=mean([run.cost_usd_micros for run in runs]),
+            duration_ms=mean([run.duration_ms for run in runs]),
+            patches=len({run.patch_sha256 for run in runs if run.patch_sha256 is not None}),
+        )
+        for side, runs in of_side.items()
+    }
+    return Comparison(
+        task=task,
+        root=root,
+        check=check,
+        sides=tuple(found.values()),
+        verdicts=(
+            judge("success", {side: one.success for side, one in found.items()}),
+            judge("cost", {side: one.cost_usd_micros for side, one in found.items()}),
+            judge("duration", {side: one.duration_ms for side, one in found.items()}),
+        ),
+        trials=tuple(trials),
+    )
+
+
+async def _trial(plane: ControlPlane, order: WorkOrder, side: Side, check: str | None, number: int) -> Trial:
+    replace = msgspec.structs.replace
+    config = order.config if side.model is None else replace(order.config, model=side.model)
+    # An id of its own: the receipts of one comparison are told apart by it.
+    one = replace(order, id=WorkOrder(order.task).id, config=config)
+    async with plane.start(one, side.backend) as run:
+        await run.wait()
+    checked = None
+    if check is not None and run.receipt.outcome == "complete":
+        checked = await _check(plane, run, check)
+    return _told(side, number, run, checked)
+
+
+def _told(side: Side, number: int, run: Run, checked: Run | None) -> Trial:
+    receipt = run.receipt
+    cost, patch = receipt.usage.estimated_cost_usd, receipt.backplane.get("patch")
+    files = changes(_patch_lines(run))
+    sha256 = patch.get("sha256") if isinstance(patch, dict) and files else None
+    return Trial(
+        side=side.name,
+        round=number,
+        run_id=run.id,
+        outcome=receipt.outcome,
+        code=attempt_of(run).code,
+        duration_ms=receipt.meta.duration_ms,
+        cost_usd_micros=round(cost * 1_000_000) if cost is not None and cost < 1e9 else None,
+        input_tokens=receipt.usage.input_tokens,
+        output_tokens=receipt.usage.output_tokens,
+        files=len(files),
+        added=sum(file.added for file in files),
+        removed=sum(file.removed for file in files),
+        patch_sha256=sha256 if isinstance(sha256, str) else None,
+        checked=None if checked is None else checked.receipt.outcome == "complete",
+        check_run_id=None if checked is None else checked.id,
+    )
+
+
+def _patch_lines(run: Run) -> list[str]:
+    if run.patch is None or not run.patch.is_file():
+        return []
+    return run.patch.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+# The check ------------------------------------------------------------------------------------------------------------
+
+
+async def _check(plane: ControlPlane, run: Run, command: str) -> Run:
+    """Run the check in a copy of the original with the run's patch in it; the copy is removed again."""
+    with tempfile.TemporaryDirectory(prefix="backplane-compare-") as scratch:
+        place = await anyio.to_thread.run_sync(_copy_with_patch, plane, run, Path(scratch))
+        order = WorkOrder(command, workspace=WorkspaceSpec(str(place), mode="pass_through"))
+        async with plane.start(order, CHECKER) as checked:
+            await checked.wait()
+    return checked
+
+
+def _copy_with_patch(plane: ControlPlane, run: Run, scratch: Path) -> Path:
+    from backplane.workspace import Quota, apply_patch, open_workspace
+
+    spec, limits = run.order.workspace, plane.settings.limits
+    own = scratch / "own"
+    own.mkdir()
+    workspace = open_workspace(
+        spec.root,
+        mode="staged",
+        include=spec.include,
+        exclude=spec.exclude,
+        run_dir=own,
+        stage_dir=scratch / "stage",
+        tree=scratch / "stage" / "tree",
+        quota=Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max),
+        state=plane.home,
+    )
+    if run.patch is not None and run.patch.is_file() and run.patch.stat().st_size and run.folder is not None:
+        apply_patch(run.folder, record_sha256=record_hash(run.receipt), root=workspace.root)
+    return workspace.root
+
+
+def tree_stamp(root: Path) -> str:
+    """A hash of what stands in a folder by name, kind, size and time; the insides of repositories aside."""
+    digest = hashlib.sha256()
+    count = 0
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name != ".git")
+        for name in sorted((*files, *folders)):
+            path = os.path.join(folder, name)
+            try:
+                facts = os.lstat(path)
+            except FileNotFoundError:
+                continue
+            # A folder's own time changes with what is in it, which is looked at anyway.
+            size, time_ns = (0, 0) if stat.S_ISDIR(facts.st_mode) else (facts.st_size, facts.st_mtime_ns)
+            digest.update(os.fsencode(path) + f"\0{facts.st_mode}\0{size}\0{time_ns}\n".encode())
+            count += 1
+            if count > FILES_MAX:
+                fact = f"{root} has more than {FILES_MAX} files"
+                raise WorkspaceError("workspace_staging_failed", fact, hint="compare in a smaller folder")
+    return digest.hexdigest()

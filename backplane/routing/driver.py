@@ -1,0 +1,341 @@
+"""What the router decides on, read from where it lies: settings, manifests, prices, receipts and live runs.
+
+Nothing is started here, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane.agents.shipped import Agent
+from backplane.config import BackendSettings, Settings
+from backplane.contract.canonical import Json
+from backplane.contract.capability import Manifest, read_manifest
+from backplane.contract.events import Failed
+from backplane.contract.work import WorkOrder
+from backplane.errors import BackplaneError, ConfigError
+from backplane.policy.capabilities import supplied
+from backplane.receipts import Store, kept_manifest
+from backplane.receipts.memory import Remembered, remembered
+from backplane.routing.estimates import Measures, Observation, circuit_until, limited_until
+from backplane.routing.failover import Attempt, first_effect, moves_on
+from backplane.routing.router import MINUTE_MS, Candidate, Decision, Model, choose
+from backplane.routing.task import Strategy, TaskDescriptor, read_strategy
+from backplane.runtime import backends
+from backplane.runtime.hooks import CAPABILITY
+from backplane.runtime.run import Run
+from backplane.upstream import presets
+from backplane.upstream.cost import Price, read_price
+from backplane.upstream.prices import ModelFacts, facts_of
+from backplane.view.figures import milliseconds
+
+RUNS_MAX: Final = 500
+"""Newest receipts that are measured: some 0.1 s to read, and older ones hardly count."""
+
+_HERE: Final = (*CAPABILITY.values(), "checkpointing")
+"""Abilities that the control plane supplies to every backend on this machine."""
+
+
+class World(msgspec.Struct, frozen=True):
+    """Everything that a choice depends on, at one moment."""
+
+    candidates: tuple[Candidate, ...]
+    measures: Measures
+    settings: Settings
+    now_ms: int
+
+    def choose(
+        self,
+        task: TaskDescriptor,
+        *,
+        strategy: Strategy | None = None,
+        tried: frozenset[str] = frozenset(),
+        seed: int = 0,
+    ) -> Decision:
+        """Choose as `choose` does; without a strategy by the configured one."""
+        routing = self.settings.routing
+        return choose(
+            task,
+            self.candidates,
+            self.measures,
+            strategy=strategy or routing.strategy,
+            quality=routing.quality,
+            tried=tried,
+            now_ms=self.now_ms,
+            seed=seed,
+        )
+
+
+def look_around(settings: Settings, environ: Mapping[str, str], home: Path, *, now_ms: int | None = None) -> World:
+    """Read what a choice depends on.
+
+    Args:
+        home: the state folder; where it is not there, nothing was ever run.
+        now_ms: milliseconds since 1970; None takes the clock.
+
+    Raises:
+        ConfigError: `config_invalid`, a price cannot be read.
+        StoreError: `receipt_store_failed`.
+    """
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    statuses = {status.id: status for status in backends.known(settings, environ)}
+    names = (*settings.backends, *(name for name in statuses if name not in settings.backends))
+    made = [_candidate(statuses[name], settings, environ, home) for name in names]
+    with Store.open(home, readonly=True) as store:
+        runs = list(islice((run for run in remembered(store)), RUNS_MAX))
+    observed = list(_observations(runs, {candidate.name: candidate for candidate in made}))
+    return World(tuple(_now(candidate, runs, observed, now_ms) for candidate in made), Measures(observed, now_ms),
+                 settings, now_ms)  # fmt: skip
+
+
+# Backends -------------------------------------------------------------------------------------------------------------
+
+
+def _candidate(status: backends.BackendStatus, settings: Settings, environ: Mapping[str, str], home: Path) -> Candidate:
+    name = status.id
+    declared = settings.backends.get(name) or BackendSettings(host=name)
+    host = name if declared.command is None and declared.host is None else declared.host
+    backend = None
+    if status.ready:
+        try:
+            backend = backends.find(name, settings, environ)
+        except BackplaneError as error:  # Its program went away since.
+            status = msgspec.structs.replace(status, ready=False, why=error.message, fix=error.hint or "")
+    agent = backend.agent if backend is not None else None
+    manifest = kept_manifest(home, backend.key) if backend is not None else None
+    return Candidate(
+        name=name,
+        group=declared.group or name,
+        models=_models(name, declared, agent, settings),
+        named_only=name in backends.NEVER_CHOSEN or host in backends.NEVER_CHOSEN,
+        not_ready=_why_not_ready(status, declared),
+        fix=status.fix,
+        manifest=None if manifest is None else _with_ours(read_manifest(manifest), remote=declared.remote),
+        runs_max=declared.runs_max or settings.limits.runs_max,
+        runs_per_minute=declared.runs_per_minute,
+    )
+
+
+def _why_not_ready(status: backends.BackendStatus, declared: BackendSettings) -> str:
+    """Why a backend cannot be used; one that misses a key may be tried by name, and is not chosen."""
+    if not status.ready:
+        return status.why or "it is not ready"
+    return status.fix.partition(";")[0] if status.fix and not declared.env else ""
+
+
+def _with_ours(manifest: Manifest, *, remote: bool) -> Manifest:
+    return supplied(manifest, CAPABILITY.values() if remote else _HERE)
+
+
+def _models(name: str, declared: BackendSettings, agent: Agent | None, settings: Settings) -> tuple[Model, ...]:
+    """The models of a backend, its default first."""
+    prices, base_url, default = declared.options.get("prices"), None, declared.options.get("model")
+    known_service = agent is not None
+    if declared.command is None and (declared.host or name) == presets.HOST:
+        try:
+            service = presets.read_options(declared.options, name)
+            base_url = None if service.listed else service.base_url
+            known_service, default = True, service.model
+        except ConfigError:  # It is not ready either, and says why.
+            known_service = False
+    elif agent is not None:
+        default = agent.model or default
+    names = declared.models or ((default,) if isinstance(default, str) else (None,))
+    own = read_price(prices, f"backends.{name}.options.prices") if prices is not None else None
+    return tuple(_model(each, own, base_url, known_service, settings) for each in names)
+
+
+def _model(name: str | None, own: Price | None, base_url: str | None, known_service: bool, settings: Settings) -> Model:
+    configured = settings.routing.models.get(name) if name is not None else None
+    facts = facts_of(name, base_url) if name is not None and known_service else ModelFacts()
+    price, context_tokens, output_tokens = own or facts.price, facts.context_tokens, None
+    if configured is not None:
+        if configured.prices is not None:
+            price = read_price(configured.prices, f"routing.models.{name}.prices")
+        context_tokens = configured.context_tokens or context_tokens
+        output_tokens = configured.output_tokens
+    return Model(
+        name=name,
+        input_price=price.input if price is not None else None,
+        output_price=price.output if price is not None else None,
+        price_source=price.source if price is not None else "",
+        price_day=price.read_on if price is not None else "",
+        context_tokens=context_tokens,
+        output_tokens=output_tokens,
+    )
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+def _observations(runs: list[Remembered], candidates: Mapping[str, Candidate]) -> Iterator[Observation]:
+    for run in runs:
+        candidate, began_ms = candidates.get(run.backend), milliseconds(run.started_at)
+        if candidate is None or began_ms is None or run.state != "ended":
+            continue
+        yield Observation(
+            backend=run.backend,
+            group=candidate.group,
+            model=run.model or candidate.models[0].name,
+            type=run.task_type,
+            began_ms=began_ms,
+            duration_ms=run.duration_ms,
+            cost_usd_micros=run.cost_usd_micros,
+            complete=run.outcome == "complete",
+            reason=run.reason,
+            code=run.code,
+            retry_after_ms=run.retry_after_ms,
+        )
+
+
+def _now(candidate: Candidate, runs: list[Remembered], observed: list[Observation], now_ms: int) -> Candidate:
+    """How a backend stands now, by the runs on it."""
+    mine = [run for run in runs if run.backend == candidate.name]
+    own = [one for one in observed if one.backend == candidate.name]
+    return msgspec.structs.replace(
+        candidate,
+        running=sum(run.state == "live" for run in mine),
+        began_last_minute=sum(now_ms - MINUTE_MS < (milliseconds(run.started_at) or 0) <= now_ms for run in mine),
+        circuit_until_ms=circuit_until(own),
+        limited_until_ms=limited_until(own),
+    )
+
+
+# Orders ---------------------------------------------------------------------------------------------------------------
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an order says of its routing, under `config.vendor.abp.route`."""
+
+    type: str | None = None
+    preference: str | None = None
+    priority: str | None = None
+    strategy: str | None = None
+    max_cost_usd_micros: int | None = None
+    max_latency_ms: int | None = None
+    allow_unknown: bool = False
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    seed: int = 0
+
+
+def read_wishes(value: Json) -> Wishes:
+    """Raises ConfigError: `config_invalid`, a member is unknown or of a wrong type."""
+    try:
+        return msgspec.convert({} if value is None else value, Wishes)
+    except msgspec.ValidationError as error:
+        fact = f"config.vendor.abp.route: {error}"
+        raise ConfigError("config_invalid", fact, hint="see contracts/routing.md") from error
+
+
+def task_of(order: WorkOrder) -> tuple[TaskDescriptor, Strategy | None, int]:
+    """What an order asks of the router: the task, its own strategy or None, and its seed.
+
+    Raises:
+        ConfigError: `config_invalid`, what it says contradicts itself or is none of the words there are.
+    """
+    wishes = read_wishes(order.abp("route"))
+    said: dict[str, Any] = {
+        name: value
+        for name, value in msgspec.structs.asdict(wishes).items()
+        if value is not None and name not in ("strategy", "seed")
+    }
+    said["capabilities"] = [msgspec.to_builtins(one) for one in order.requirements.required]
+    if order.config.model is not None:
+        said |= {"model": order.config.model, "preference": said.get("preference", "specific")}
+    try:
+        task = msgspec.convert(said, TaskDescriptor)
+    except msgspec.ValidationError as error:
+        raise ConfigError("config_invalid", f"the order's routing: {error}", hint="see contracts/routing.md") from error
+    return task, None if wishes.strategy is None else read_strategy(wishes.strategy), wishes.seed
+
+
+def as_chosen(order: WorkOrder, decision: Decision) -> WorkOrder:
+    """The order as it goes to the backend that was chosen: with a model where that is not the backend's own.
+
+    Raises:
+        CapabilityError: `capability_unsupported`, nothing was chosen.
+    """
+    option = decision.chosen()
+    if option.is_default or order.config.model is not None:
+        return order
+    replace = msgspec.structs.replace
+    return replace(order, config=replace(order.config, model=option.model.name))
+
+
+class Attempts:
+    """The backends that one order is tried on, one after the other.
+
+    Args:
+        order: names no backend.
+        given: settings of the program that routes: configuration, environment and state folder.
+
+    Raises:
+        ConfigError: `config_invalid`, what the order asks of the router.
+        CapabilityError: `capability_unsupported`, nothing is eligible.
+        StoreError: `receipt_store_failed`.
+    """
+
+    def __init__(self, order: WorkOrder, settings: Settings, environ: Mapping[str, str], home: Path) -> None:
+        self._order = order
+        self._given = (settings, environ, home)
+        self.task, self._strategy, self._seed = task_of(order)
+        self.tried: tuple[Attempt, ...] = ()
+        self.decision = self._decide()
+        self.decision.chosen()
+
+    def _decide(self) -> Decision:
+        tried = frozenset(one.backend for one in self.tried)
+        world = look_around(*self._given)
+        return world.choose(self.task, strategy=self._strategy, tried=tried, seed=self._seed)
+
+    @property
+    def order(self) -> WorkOrder:
+        """The order as it goes to the backend that was chosen."""
+        return as_chosen(self._order, self.decision)
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend that was chosen."""
+        return self.decision.chosen().candidate.name
+
+    @property
+    def route(self) -> dict[str, Json]:
+        """What the receipt tells of the choice, and of the attempts before."""
+        wire = self.decision.to_wire()
+        return {**wire, "tried": [msgspec.to_builtins(one) for one in self.tried]} if self.tried else wire
+
+    def after(self, run: Run) -> bool:
+        """Choose the next backend after a run that has ended; False where that was the order's end. Blocks."""
+        failed = attempt_of(run)
+        if run.receipt.outcome == "complete" or not moves_on(len(self.tried) + 1, failed):
+            return False
+        self.tried = (*self.tried, failed)
+        decision = self._decide()
+        if decision.option is None:
+            return False
+        self.decision = decision
+        return True
+
+
+def attempt_of(run: Run) -> Attempt:
+    """What a run that has ended was, as an attempt."""
+    receipt, code = run.receipt, run.error.code if run.error is not None else None
+    if code is None and receipt.outcome != "complete":
+        said = [event.error_code for event in receipt.trace if isinstance(event, Failed)]
+        code = said[-1] if said and isinstance(said[-1], str) else None
+    patch, lane = receipt.backplane.get("patch"), receipt.backplane.get("lane")
+    size = patch.get("bytes") if isinstance(patch, dict) else 0
+    return Attempt(
+        backend=run.backend_id,
+        model=run.order.config.model,
+        run_id=run.id,
+        code=code,
+        effect=first_effect(receipt.trace, patch_bytes=size if isinstance(size, int) else 0, applied=bool(lane)),
+    )

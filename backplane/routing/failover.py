@@ -1,0 +1,70 @@
+"""When an order that failed on one backend goes on to another. Pure: what was seen comes in, yes or no comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall
+from backplane.errors import CODES
+from backplane.policy.paths import SPELLINGS, TOOLS
+
+ATTEMPTS_MAX: Final = 3
+"""Backends that one order is tried on: what fails on three is most often the order."""
+
+READING: Final = frozenset(
+    name for name, shape in TOOLS.items() if shape.reads and not shape.writes and not shape.connects
+)
+"""Neutral names of the tools that change nothing."""
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One backend that an order was tried on, as the next one's receipt tells it."""
+
+    backend: str
+    model: str | None = None
+    run_id: str
+    code: str | None = None
+    """Why it did not complete."""
+    effect: str | None = None
+    """The first side effect that was seen."""
+
+
+def effect_of(event: AgentEvent) -> str | None:
+    """The side effect that an event tells of, in words; None where it tells of none."""
+    if isinstance(event, FileChanged):
+        return f"file_changed {event.path}"
+    if isinstance(event, CommandExecuted):
+        return f"command_executed {event.command}"
+    if isinstance(event, ToolCall) and SPELLINGS.get(event.tool_name, event.tool_name) not in READING:
+        return f"tool_call {event.tool_name}"
+    return None
+
+
+def first_effect(events: Iterable[AgentEvent], *, patch_bytes: int, applied: bool) -> str | None:
+    """The first side effect of a run; None where none was seen.
+
+    Args:
+        patch_bytes: of the difference that the run left in its workspace.
+        applied: whether that was put into the original.
+    """
+    found = next(filter(None, map(effect_of, events)), None)
+    if found is None and (patch_bytes or applied):
+        return f"files differ ({patch_bytes} bytes of patch)"
+    return found[:EFFECT_CHARS_MAX] if found is not None else None
+
+
+EFFECT_CHARS_MAX: Final = 200
+"""Of a side effect's text in a receipt: enough to know it again."""
+
+
+def moves_on(attempts: int, failed: Attempt) -> bool:
+    """Whether the order goes on to another backend.
+
+    Args:
+        attempts: that were made, the failed one included.
+    """
+    retryable = failed.code in CODES and CODES[failed.code].retryable
+    return retryable and failed.effect is None and attempts < ATTEMPTS_MAX

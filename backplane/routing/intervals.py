@@ -1,0 +1,102 @@
+"""What a few runs say of a backend, with how far it can be believed; and whether one is better. Pure.
+
+Shares are in thousandths. An interval holds the true value in 95 of 100 comparisons; one backend is said to be better
+only where its interval lies wholly on the better side of every other's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+RUNS_MIN: Final = 3
+"""Runs of each backend below which nothing is said: two that are alike by chance have no spread at all."""
+
+Z: Final = 1.96
+"""Of the normal distribution, for 95 %."""
+
+T: Final = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""Student's t for 95 %, by degrees of freedom from 1 on; beyond 30 it is taken for normal."""
+
+Measure = Literal["success", "cost", "duration"]
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """A value and where the true one may lie, in the unit of what was measured."""
+
+    value: int
+    low: int | None
+    """None where there are too few runs to say; `high` likewise."""
+    high: int | None
+    runs: int
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the data says of one measure."""
+
+    measure: Measure
+    better: str | None
+    """The backend that is better than every other; None where the data does not support that."""
+    why: str
+
+
+def share(passed: int, runs: int) -> Interval:
+    """A share in thousandths, with Wilson's interval, which holds for few runs and for all or none, too."""
+    if not runs:
+        return Interval(0, None, None, 0)
+    part, square = passed / runs, Z * Z / runs
+    middle = (part + square / 2) / (1 + square)
+    reach = Z * math.sqrt(part * (1 - part) / runs + square / (4 * runs)) / (1 + square)
+    low, high = math.floor(1000 * max(middle - reach, 0.0)), math.ceil(1000 * min(middle + reach, 1.0))
+    return Interval(1000 * passed // runs, low, high, runs)
+
+
+def mean(values: Sequence[int | None]) -> Interval | None:
+    """A mean with Student's interval; None where there are no values, or any of them is unknown."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    count = len(known)
+    middle = sum(known) / count
+    if count < 2:
+        return Interval(round(middle), None, None, count)
+    spread = math.sqrt(sum((value - middle) ** 2 for value in known) / (count - 1))
+    reach = (T[count - 2] if count - 2 < len(T) else Z) * spread / math.sqrt(count)
+    return Interval(round(middle), max(math.floor(middle - reach), 0), math.ceil(middle + reach), count)
+
+
+def judge(measure: Measure, found: Mapping[str, Interval | None]) -> Verdict:
+    """Say which backend is better by one measure, if the data says so.
+
+    Args:
+        found: by backend; more is better for `success`, less for the others.
+    """
+    unknown = [name for name, one in found.items() if one is None]
+    few = [name for name, one in found.items() if one is not None and (one.runs < RUNS_MIN or one.low is None)]
+    if len(found) < 2:
+        return Verdict(measure=measure, better=None, why="there is nothing to compare it with")
+    if unknown:
+        return Verdict(measure=measure, better=None, why=f"not known of {', '.join(unknown)}")
+    if few:
+        return Verdict(measure=measure, better=None, why=f"fewer than {RUNS_MIN} runs of {', '.join(few)}")
+    for name, one in found.items():
+        others = [other for each, other in found.items() if each != name]
+        if all(_is_better(measure, one, other) for other in others):
+            return Verdict(measure=measure, better=name, why="its interval lies apart from every other")
+    return Verdict(measure=measure, better=None, why="the intervals overlap")
+
+
+def _is_better(measure: Measure, one: Interval | None, other: Interval | None) -> bool:
+    if one is None or other is None or None in (one.low, one.high, other.low, other.high):
+        return False
+    assert one.low is not None
+    assert one.high is not None
+    assert other.low is not None
+    assert other.high is not None
+    return one.low > other.high if measure == "success" else one.high < other.low

@@ -1,0 +1,461 @@
+"""The choice of a backend, and for every other one why not and what would have to change.
+
+The rule is `contracts/routing.md`, row by row. Clock and seed come in as arguments.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, Literal, cast
+
+import msgspec
+
+from backplane.contract.canonical import Json, timestamp_at
+from backplane.contract.capability import Level, Manifest, Requirement, Requirements, Threshold
+from backplane.errors import CapabilityError, ConfigError
+from backplane.policy.capabilities import Finding, negotiate
+from backplane.routing.estimates import Estimate, Measures
+from backplane.routing.task import PREFERENCES, SHARES, TYPES, Strategy, TaskDescriptor
+
+MINUTE_MS: Final = 60_000
+
+MILLION: Final = 1_000_000
+
+TOLD_MAX: Final = 100
+"""Options named in a receipt; the rest is counted."""
+
+Kind = Literal[
+    "named_only",
+    "not_ready",
+    "tried",
+    "circuit_open",
+    "rate_limited",
+    "full",
+    "capability",
+    "manifest_unknown",
+    "model",
+    "context",
+    "output",
+    "quality",
+    "cost_unknown",
+    "cost",
+    "latency_unknown",
+    "latency",
+]
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A model of a backend, as far as it is known."""
+
+    name: str | None = None
+    """None: the backend takes one of its own choice."""
+    input_price: int | None = None
+    """Millionths of a dollar for a million tokens; None where it is unknown. Likewise `output_price`."""
+    output_price: int | None = None
+    price_source: str = ""
+    price_day: str = ""
+    context_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend as it stands now. Times in milliseconds since 1970."""
+
+    name: str
+    group: str
+    """Its instances have the same; one without others has its own name."""
+    models: tuple[Model, ...] = (Model(),)
+    """At least one; the first is asked where an order names none."""
+    named_only: bool = False
+    not_ready: str = ""
+    """Why it cannot be used; empty when it can."""
+    fix: str = ""
+    manifest: Manifest | None = None
+    """Of its last hello; None where none was heard."""
+    running: int = 0
+    runs_max: int = 32
+    began_last_minute: int = 0
+    """Runs that began on it in the last 60 s."""
+    runs_per_minute: int | None = None
+    circuit_until_ms: int = 0
+    limited_until_ms: int = 0
+
+
+class Obstacle(msgspec.Struct, frozen=True):
+    """Why an option cannot be chosen."""
+
+    kind: Kind
+    fact: str
+    change: str
+    """What would have to change."""
+    subject: str = ""
+    """The capability that is missing, for that kind."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Who says a price."""
+
+    name: str
+    read_on: str
+    """The day; empty where that is not known."""
+
+
+class Considered(msgspec.Struct, frozen=True, kw_only=True):
+    """One option as it is told."""
+
+    backend: str
+    model: str | None = None
+    """None: of the backend's own choice."""
+    cost_usd_micros: Estimate | None = None
+    """Of one complete run, in millionths of a dollar; None where it is unknown."""
+    latency_ms: Estimate | None = None
+    price: Source | None = None
+    """Of a cost that is by a price."""
+    why_not: tuple[Obstacle, ...] = ()
+    """Everything that is in its way; empty where it can be chosen."""
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision as it is told."""
+
+    task: TaskDescriptor
+    strategy: str
+    """The one that decided: a name, `quality`, or `custom`."""
+    seed: int
+    chosen: Considered | None
+    considered: tuple[Considered, ...]
+    """The eligible ones from best to worst, then the others in the order of the configuration."""
+    not_told: int = 0
+    """Options beyond those."""
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend with one of its models, and how it stands with a task."""
+
+    candidate: Candidate
+    model: Model
+    is_default: bool
+    cost: Estimate | None
+    """Millionths of a dollar."""
+    latency: Estimate | None
+    """Milliseconds."""
+    obstacles: tuple[Obstacle, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.candidate.name if self.model.name is None else f"{self.candidate.name}/{self.model.name}"
+
+    def told(self) -> Considered:
+        by_price = self.cost is not None and self.cost.basis != "measured"
+        return Considered(
+            backend=self.candidate.name,
+            model=self.model.name,
+            cost_usd_micros=self.cost,
+            latency_ms=self.latency,
+            price=Source(self.model.price_source, self.model.price_day) if by_price else None,
+            why_not=self.obstacles,
+        )
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What was chosen, and from what."""
+
+    task: TaskDescriptor
+    strategy: str
+    """The one that decided: a name, `quality`, or `custom`."""
+    seed: int
+    option: Option | None
+    """None where nothing is eligible, or a custom strategy took nothing."""
+    options: tuple[Option, ...]
+    """All that were considered: the eligible ones from best to worst, then the others in the configuration's order."""
+
+    def told(self) -> Route:
+        """What a receipt keeps under `usage_raw.backplane.route`, and `backplane route --json` prints."""
+        return Route(
+            task=self.task,
+            strategy=self.strategy,
+            seed=self.seed,
+            chosen=None if self.option is None else self.option.told(),
+            considered=tuple(option.told() for option in self.options[:TOLD_MAX]),
+            not_told=max(0, len(self.options) - TOLD_MAX),
+        )
+
+    def to_wire(self) -> dict[str, Json]:
+        wire: dict[str, Json] = msgspec.to_builtins(self.told())
+        return wire
+
+    def chosen(self) -> Option:
+        """The option that was chosen.
+
+        Raises:
+            CapabilityError: `capability_unsupported`, nothing can be chosen; the evidence names all obstacles.
+        """
+        if self.option is not None:
+            return self.option
+        lines = [
+            f"{option.name}: {', '.join(f'{one.kind} {one.subject}'.strip() for one in option.obstacles)}"
+            for option in self.options
+            if option.obstacles
+        ]
+        declined = any(not option.obstacles for option in self.options)
+        fact = "the custom strategy took no backend" if declined else "no backend can take this order"
+        hint = "`backplane route --explain` says it line by line; --backend NAME takes one without the router"
+        raise CapabilityError("capability_unsupported", fact, hint=hint, evidence="; ".join(lines[:TOLD_MAX]) or None)
+
+
+def choose(
+    task: TaskDescriptor,
+    candidates: Sequence[Candidate],
+    measures: Measures,
+    *,
+    strategy: Strategy = "balanced",
+    quality: Sequence[str] = (),
+    tried: frozenset[str] = frozenset(),
+    now_ms: int,
+    seed: int = 0,
+) -> Decision:
+    """Choose a backend and a model for a task.
+
+    Args:
+        candidates: in the order of the configuration.
+        quality: names of options or backends, best first.
+        tried: backends on which this order has failed already.
+        now_ms: milliseconds since 1970.
+        seed: spreads orders over instances that are equal in everything else.
+
+    Raises:
+        ConfigError: `config_invalid`, a custom strategy returned what is no index of an option.
+    """
+    ranks = {name: place for place, name in reversed(list(enumerate(quality)))}
+    look = _Look(task, measures, ranks, tried, now_ms)
+    options = [look.option(candidate, model) for candidate in candidates for model in candidate.models]
+    eligible = [option for option in options if not option.obstacles]
+    replaced = PREFERENCES[task.preference]
+    keyed = _Ties(candidates, options, seed)
+    if callable(strategy) and replaced is None:
+        name, ordered, picked = "custom", eligible, _custom(strategy, task, eligible)
+    else:
+        name = replaced or cast(str, strategy)
+        key = _KEYS[name](eligible, ranks)
+        ordered = sorted(eligible, key=lambda option: (*key(option), *keyed.of(option)))
+        picked = ordered[0] if ordered else None
+    refused = [option for option in options if option.obstacles]
+    return Decision(task=task, strategy=name, seed=seed, option=picked, options=(*ordered, *refused))
+
+
+def _custom(
+    strategy: Callable[[TaskDescriptor, Sequence[Option]], int | None], task: TaskDescriptor, eligible: list[Option]
+) -> Option | None:
+    index = strategy(task, tuple(eligible)) if eligible else None
+    if index is None:
+        return None
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(eligible):
+        fact = f"the custom strategy returned {index!r:.40} for {len(eligible)} options"
+        raise ConfigError("config_invalid", fact, hint="return the index of one of them, or None")
+    return eligible[index]
+
+
+# The key of a strategy ------------------------------------------------------------------------------------------------
+
+Key = tuple[int, ...]
+Ranks = Mapping[str, int]
+
+
+def _first(_eligible: list[Option], _ranks: Ranks) -> Callable[[Option], Key]:
+    return lambda option: ()
+
+
+def _by_cost(_eligible: list[Option], _ranks: Ranks) -> Callable[[Option], Key]:
+    return lambda option: (1, 0) if option.cost is None else (0, option.cost.value)
+
+
+def _by_latency(_eligible: list[Option], _ranks: Ranks) -> Callable[[Option], Key]:
+    return lambda option: (1, 0) if option.latency is None else (0, option.latency.value)
+
+
+def _balanced(eligible: list[Option], _ranks: Ranks) -> Callable[[Option], Key]:
+    cost_max = max((option.cost.value for option in eligible if option.cost is not None), default=0)
+    latency_max = max((option.latency.value for option in eligible if option.latency is not None), default=0)
+    return lambda option: (_part(option.cost, cost_max) + _part(option.latency, latency_max),)
+
+
+def _part(found: Estimate | None, largest: int) -> int:
+    if found is None:
+        return 1000
+    return 1000 * found.value // largest if largest else 0
+
+
+def _by_quality(_eligible: list[Option], ranks: Ranks) -> Callable[[Option], Key]:
+    return lambda option: (ranks[option.name] if option.name in ranks else ranks[option.candidate.name],)
+
+
+_KEYS: Final[dict[str, Callable[[list[Option], Ranks], Callable[[Option], Key]]]] = {
+    "first_available": _first,
+    "cost": _by_cost,
+    "latency": _by_latency,
+    "balanced": _balanced,
+    "quality": _by_quality,
+}
+
+
+class _Ties:
+    """What decides between options of equal keys."""
+
+    def __init__(self, candidates: Sequence[Candidate], options: list[Option], seed: int) -> None:
+        self._seed = seed
+        self._groups: dict[str, int] = {}
+        self._instances: dict[str, int] = {}
+        for place, candidate in enumerate(candidates):
+            self._groups.setdefault(candidate.group, place)
+            self._instances[candidate.group] = self._instances.get(candidate.group, 0) + 1
+        self._places = {id(option): place for place, option in enumerate(options)}
+
+    def of(self, option: Option) -> Key:
+        candidate = option.candidate
+        is_alone = self._instances[candidate.group] == 1
+        spread = 0 if is_alone else zlib.crc32(f"{self._seed}:{candidate.name}".encode())
+        load = 1000 * candidate.running // max(candidate.runs_max, 1)
+        return self._groups[candidate.group], load, spread, self._places[id(option)]
+
+
+# The obstacles --------------------------------------------------------------------------------------------------------
+
+
+class _Look:
+    """One task, held against one option after the other."""
+
+    def __init__(
+        self, task: TaskDescriptor, measures: Measures, ranks: Ranks, tried: frozenset[str], now_ms: int
+    ) -> None:
+        self._task = task
+        self._measures = measures
+        self._ranks = ranks
+        self._tried = tried
+        self._now_ms = now_ms
+        self._share = SHARES[task.priority]
+        self._required = task.requirements
+        self._of_backend: dict[str, tuple[Obstacle, ...]] = {}
+
+    def option(self, candidate: Candidate, model: Model) -> Option:
+        task = self._task
+        latency = self._measures.latency(candidate.group, model.name, task.type)
+        cost = self._measures.cost(candidate.group, model.name, task.type) or priced(model, task)
+        found = self._of_backend.get(candidate.name)
+        if found is None:
+            found = (*self._standing(candidate), *self._able(candidate))
+            self._of_backend[candidate.name] = found
+        more = (*self._fits(candidate, model), *self._within(cost, latency))
+        return Option(
+            candidate=candidate,
+            model=model,
+            is_default=model is candidate.models[0],
+            cost=cost,
+            latency=latency,
+            obstacles=(*found, *more) if more else found,
+        )
+
+    def _standing(self, candidate: Candidate) -> Iterator[Obstacle]:
+        """What is in the way as the backend stands now."""
+        now_ms, name = self._now_ms, candidate.name
+        if candidate.named_only:
+            yield Obstacle("named_only", f"{name} does not think", f"name it with --backend {name}")
+        if candidate.not_ready:
+            yield Obstacle("not_ready", candidate.not_ready, candidate.fix or "see `backplane backends`")
+        if name in self._tried:
+            yield Obstacle("tried", "this order failed there", "give the order again")
+        if now_ms < candidate.circuit_until_ms:
+            until = _clock(candidate.circuit_until_ms)
+            yield Obstacle("circuit_open", f"it failed several times in a row; left alone until {until}", "wait")
+        if now_ms < candidate.limited_until_ms:
+            until = _clock(candidate.limited_until_ms)
+            yield Obstacle("rate_limited", f"its service wants no request before {until}", "wait")
+        elif candidate.runs_per_minute is not None and candidate.began_last_minute >= candidate.runs_per_minute:
+            fact = f"{candidate.began_last_minute} runs began there in the last minute"
+            yield Obstacle("rate_limited", fact, f"wait until fewer than runs_per_minute = {candidate.runs_per_minute}")
+        places = max(1, candidate.runs_max * self._share // 1000)
+        if candidate.running >= places:
+            fact = f"{candidate.running} runs are on it; priority {self._task.priority} may fill {places} places"
+            yield Obstacle("full", fact, "wait, raise the priority, or raise runs_max")
+
+    def _able(self, candidate: Candidate) -> Iterator[Obstacle]:
+        if not self._required:
+            return
+        manifest = candidate.manifest
+        if manifest is None:
+            names = ", ".join(requirement.capability for requirement in self._required)
+            fact = f"{names} required, and it never said hello here"
+            yield Obstacle("manifest_unknown", fact, f"run it once with --backend {candidate.name}")
+            return
+        levels = manifest.levels
+        if all(_is_met(levels.get(one.capability), one) for one in self._required):
+            return
+        found = negotiate(Requirements(self._required), manifest)
+        changes = {(change.capability, change.min_support): str(change) for change in found.smallest_change}
+        for finding in found.unmet:
+            yield _incapable(finding, changes)
+
+    def _fits(self, candidate: Candidate, model: Model) -> Iterator[Obstacle]:
+        """What is in the way with the model."""
+        task = self._task
+        if task.preference == "specific" and model.name != task.model:
+            has = "is its own choice" if model.name is None else f"is {model.name}"
+            change = f"list {task.model} in models of [backends.{candidate.name}]"
+            yield Obstacle("model", f"the order names {task.model}, the model here {has}", change)
+        tokens = (task.input_tokens or 0) + (task.output_tokens or 0)
+        if model.context_tokens is not None and tokens > model.context_tokens:
+            fact = f"{tokens} tokens, the model takes {model.context_tokens}"
+            yield Obstacle("context", fact, f"send {model.context_tokens} at most")
+        if model.output_tokens is not None and (task.output_tokens or 0) > model.output_tokens:
+            fact = f"{task.output_tokens} tokens of output, the model gives {model.output_tokens}"
+            yield Obstacle("output", fact, f"want {model.output_tokens} at most")
+        if task.preference == "quality" and self._ranks.keys().isdisjoint(
+            (candidate.name, f"{candidate.name}/{model.name}")
+        ):
+            yield Obstacle("quality", "its quality is unknown", f'name "{candidate.name}" in quality of [routing]')
+
+    def _within(self, cost: Estimate | None, latency: Estimate | None) -> Iterator[Obstacle]:
+        task = self._task
+        cost_max, latency_max = task.max_cost_usd_micros, task.max_latency_ms
+        if cost_max is not None:
+            if cost is None or cost.basis == "assumed":
+                if not task.allow_unknown:
+                    change = "allow unknown values, drop the limit, or run it once to measure it"
+                    yield Obstacle("cost_unknown", "what it costs is unknown", change)
+            elif cost.value > cost_max:
+                fact = f"${cost.value / MILLION:.4f} a run, the limit is ${cost_max / MILLION:.4f}"
+                yield Obstacle("cost", fact, f"raise the limit to ${cost.value / MILLION:.6f}")
+        if latency_max is not None:
+            if latency is None:
+                if not task.allow_unknown:
+                    change = "allow unknown values, drop the limit, or run it once to measure it"
+                    yield Obstacle("latency_unknown", "how long it takes is unknown", change)
+            elif latency.value > latency_max:
+                fact = f"{latency.value} ms a run, the limit is {latency_max} ms"
+                yield Obstacle("latency", fact, f"raise the limit to {latency.value} ms")
+
+
+def _is_met(level: Level | None, requirement: Requirement) -> bool:
+    return level is not None and level.satisfies(requirement.min_support)
+
+
+def _incapable(finding: Finding, changes: Mapping[tuple[str, Threshold], str]) -> Obstacle:
+    change = changes[finding.capability, finding.min_support]
+    return Obstacle("capability", finding.reason, change, finding.capability)
+
+
+def priced(model: Model, task: TaskDescriptor) -> Estimate | None:
+    """The cost by the model's price: for the task's own tokens, else for those that its type assumes."""
+    if model.input_price is None or model.output_price is None:
+        return None
+    if task.input_tokens is not None and task.output_tokens is not None:
+        sent, made, basis = task.input_tokens, task.output_tokens, "priced"
+    else:
+        facts = TYPES[task.type]
+        sent, made, basis = facts.input_tokens, facts.output_tokens, "assumed"
+    total = sent * model.input_price + made * model.output_price
+    return Estimate(-(-total // MILLION), 1000 if basis == "priced" else 0, 0, cast(Literal["priced"], basis))
+
+
+def _clock(ms: int) -> str:
+    return timestamp_at(ms * MILLION)

@@ -1,0 +1,55 @@
+"""Sums of what runs cost, in which an unknown cost never counts as nothing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+
+class Spend(msgspec.Struct, frozen=True, kw_only=True):
+    """What some runs cost together."""
+
+    key: str | None
+    """What they have in common; None where it is not known of them, and of the sum of all."""
+    runs: int = 0
+    unknown: int = 0
+    """Runs of which nobody knows what they cost."""
+    cost_usd_micros: int | None = 0
+    """None where the cost of any of them is unknown."""
+    known_usd_micros: int | None = None
+    """Of those whose cost is known: the least that all cost. None where it is known of none."""
+    input_tokens: int | None = 0
+    """None where they are unknown of any; `output_tokens` likewise."""
+    output_tokens: int | None = 0
+
+    def plus(self, cost: int | None, input_tokens: int | None, output_tokens: int | None) -> Spend:
+        """Add one run."""
+        known = self.known_usd_micros
+        return Spend(
+            key=self.key,
+            runs=self.runs + 1,
+            unknown=self.unknown + (cost is None),
+            cost_usd_micros=_sum(self.cost_usd_micros, cost),
+            known_usd_micros=known if cost is None else (known or 0) + cost,
+            input_tokens=_sum(self.input_tokens, input_tokens),
+            output_tokens=_sum(self.output_tokens, output_tokens),
+        )
+
+
+Run = tuple[str | None, int | None, int | None, int | None]
+"""Key, cost in millionths of a dollar, tokens sent, tokens got."""
+
+
+def sums(runs: Iterable[Run]) -> tuple[list[Spend], Spend]:
+    """Sum up by key, the dearest by what is known first; and all together."""
+    found: dict[str | None, Spend] = {}
+    total = Spend(key=None)
+    for key, *figures in runs:
+        found[key] = found.get(key, Spend(key=key)).plus(*figures)
+        total = total.plus(*figures)
+    return sorted(found.values(), key=lambda one: (-(one.known_usd_micros or 0), one.key or "")), total
+
+
+def _sum(so_far: int | None, more: int | None) -> int | None:
+    return None if so_far is None or more is None else so_far + more

@@ -1,0 +1,119 @@
+"""What is known of an order before it has a backend, and what its type, preference and priority stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from backplane.contract.capability import Requirement
+from backplane.errors import ConfigError
+
+if TYPE_CHECKING:
+    from backplane.routing.router import Option
+
+TaskType = Literal[
+    "simple_query",
+    "code_generation",
+    "file_editing",
+    "shell_execution",
+    "code_review",
+    "complex_workflow",
+    "custom",
+]
+Preference = Literal["speed", "quality", "cost", "balanced", "specific"]
+Priority = Literal["low", "normal", "high", "critical"]
+StrategyName = Literal["first_available", "cost", "latency", "balanced"]
+
+
+class TypeFacts(msgspec.Struct, frozen=True):
+    """What a task's type stands for."""
+
+    requires: tuple[Requirement, ...]
+    input_tokens: int
+    """Assumed where nobody knows; a cost from it only compares. Likewise `output_tokens`."""
+    output_tokens: int
+
+
+def _facts(input_tokens: int, output_tokens: int, *names: str) -> TypeFacts:
+    return TypeFacts(tuple(Requirement(name, "emulated") for name in names), input_tokens, output_tokens)
+
+
+TYPES: Final[dict[TaskType, TypeFacts]] = {
+    "simple_query": _facts(2_000, 500),
+    "code_generation": _facts(60_000, 6_000, "tool_read", "tool_write"),
+    "file_editing": _facts(40_000, 3_000, "tool_read", "tool_edit"),
+    "shell_execution": _facts(20_000, 1_000, "tool_bash"),
+    "code_review": _facts(80_000, 3_000, "tool_read"),
+    "complex_workflow": _facts(300_000, 20_000, "tool_read", "tool_write", "tool_bash"),
+    "custom": _facts(40_000, 4_000),
+}
+
+PREFERENCES: Final[dict[Preference, StrategyName | Literal["quality"] | None]] = {
+    "speed": "latency",
+    "quality": "quality",
+    "cost": "cost",
+    "balanced": None,
+    "specific": None,
+}
+"""The strategy that a preference puts in place of the configured one; None leaves that."""
+
+RANKS: Final[dict[Priority, int]] = {"low": 0, "normal": 1, "high": 2, "critical": 3}
+"""Where orders wait, the higher goes first."""
+
+SHARES: Final[dict[Priority, int]] = {"low": 500, "normal": 900, "high": 1000, "critical": 1000}
+"""Thousandths of a backend's places that a priority may fill."""
+
+STRATEGIES: Final[tuple[StrategyName, ...]] = ("first_available", "cost", "latency", "balanced")
+
+
+class TaskDescriptor(msgspec.Struct, frozen=True, kw_only=True):
+    """What the router asks of an order.
+
+    Raises:
+        ValueError: a model without the preference `specific` or the other way round, or a negative number.
+    """
+
+    type: TaskType = "custom"
+    capabilities: tuple[Requirement, ...] = ()
+    preference: Preference = "balanced"
+    model: str | None = None
+    """The one model that will do; with the preference `specific`."""
+    max_cost_usd_micros: int | None = None
+    max_latency_ms: int | None = None
+    allow_unknown: bool = False
+    """An unknown cost or latency satisfies its limit."""
+    priority: Priority = "normal"
+    input_tokens: int | None = None
+    """What it will send, where the caller knows; `output_tokens` what it will get."""
+    output_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.preference == "specific"):
+            raise ValueError("`model` goes with the preference `specific`, and that with a model")
+        for name in ("max_cost_usd_micros", "max_latency_ms", "input_tokens", "output_tokens"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"`{name}` is below zero")
+
+    @property
+    def requirements(self) -> tuple[Requirement, ...]:
+        """The task's own requirements, then those of its type that it does not have already."""
+        of_type = TYPES[self.type].requires
+        return (*self.capabilities, *(one for one in of_type if one not in self.capabilities))
+
+
+Custom = Callable[[TaskDescriptor, "Sequence[Option]"], int | None]
+"""Gets the task and the eligible options; returns the index of one, None for none."""
+
+Strategy = StrategyName | Custom
+
+
+def read_strategy(name: str) -> StrategyName:
+    """Raises ConfigError: `config_invalid`, there is no strategy of this name."""
+    for known in STRATEGIES:
+        if name == known:
+            return known
+    raise ConfigError(
+        "config_invalid", f"no strategy {name[:40]!r}", hint=f"one of: {', '.join(STRATEGIES)}; or a function"
+    )

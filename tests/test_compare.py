@@ -1,0 +1,200 @@
+"""`compare`: the same tree for everyone, a check of each result, and no winner that the data does not support."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backplane.receipts import Store
+from backplane.routing.compare import Trial, read_side, summed_up, tree_stamp
+from backplane.routing.intervals import Interval, Measure, judge, mean, share
+from tests.test_routing_cli import cli, configure, folder
+
+__all__ = ["folder"]
+
+FIXES = """
+hello()
+run = take()
+root = run["work_order"]["workspace"]["root"]
+path = os.path.join(root, "calc.py")
+text = open(path).read()
+open(path, "w").write(text.replace("a - b", "%s"))
+put(final(run, usage={"estimated_cost_usd": %s}))
+end()
+"""
+GOOD, WRONG = FIXES % ("a + b", "0.01"), FIXES % ("a * b", "0.02")
+FAILS = """
+hello()
+run = take()
+put({"t": "fatal", "ref_id": run["id"], "error": "no", "error_code": "backend_auth_failed"})
+end()
+"""
+CHECK = 'python3 -c "import calc; assert calc.add(2, 3) == 5"'
+
+
+@pytest.fixture
+def source(folder: Path) -> Path:
+    (folder / "calc.py").write_text("def add(a, b):\n    return a - b\n")
+    return folder
+
+
+def compared(source: Path, *words: str) -> dict[str, Any]:
+    done = cli(source, "compare", "mend it", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_each_side_starts_from_the_same_tree_and_its_result_is_checked(source: Path, backplane_home: Path) -> None:
+    configure(source, good=GOOD, wrong=WRONG, fails=FAILS)
+    before = tree_stamp(source)
+    found = compared(source, "-b", "good", "-b", "wrong", "-b", "fails", "--check", CHECK)
+    assert tree_stamp(source) == before
+    trials = {trial["side"]: trial for trial in found["trials"]}
+    assert {name: (one["outcome"], one["checked"], one["code"]) for name, one in trials.items()} == {
+        "good": ("complete", True, None),
+        "wrong": ("complete", False, None),
+        "fails": ("failed", None, "backend_auth_failed"),
+    }
+    assert [(one["side"], one["succeeded"]) for one in found["sides"]] == [("good", 1), ("wrong", 0), ("fails", 0)]
+    assert (trials["good"]["files"], trials["good"]["added"], trials["good"]["removed"]) == (1, 1, 1)
+    assert {one["better"] for one in found["verdicts"]} == {None}
+    with Store.open(backplane_home, readonly=True) as store:
+        assert store.load(trials["good"]["check_run_id"]).outcome == "complete"
+        assert store.load(trials["good"]["run_id"]).usage.estimated_cost_usd == 0.01
+    assert cli(source, "apply", trials["good"]["run_id"]).returncode == 0
+    assert "a + b" in (source / "calc.py").read_text()
+
+
+def test_a_table_says_what_is_known_and_how_far(source: Path, backplane_home: Path) -> None:
+    configure(source, good=GOOD, fails=FAILS)
+    done = cli(source, "compare", "mend it", "-b", "good", "-b", "fails", "--repeat", "4")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["good", "fails"]
+    assert lines[1].split("  ")[1::4] == ["4 of 4 [51 % to 100 %]", "0 of 4 [0 % to 49 %]"]
+    assert lines[2].split() == ["cost", "$0.0100", "[$0.0100", "to", "$0.0100]", "?"]
+    assert "success: good is better: its interval lies apart from every other" in lines
+    assert "cost: nobody is better: not known of fails" in lines
+    assert [line.split("  ")[:2] for line in done.stderr.splitlines()] == [
+        [f"round {number}", side]
+        for number in (1, 2, 3, 4)
+        for side in (("good", "fails") if number % 2 else ("fails", "good"))
+    ]
+
+
+def test_a_tree_that_changes_under_a_comparison_ends_it(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BACKPLANE_ISOLATION", "off")
+    meddles = GOOD.replace("run = take()", f"run = take(); open({str(source / 'new.txt')!r}, 'w').close()")
+    configure(source, good=GOOD, meddles=meddles)
+    done = cli(source, "compare", "x", "-b", "good", "-b", "meddles")
+    assert done.returncode == 1
+    assert "changed during the comparison" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        (("-b", "good"), "two backends or more"),
+        (("-b", "good", "-b", "good"), "two backends or more"),
+        (("-b", "good", "-b", "nobody"), "no backend 'nobody'"),
+        (("-b", "good", "-b", "shell", "--repeat", "0"), "0 rounds"),
+        (("-b", "good", "-b", "shell", "--repeat", "501"), "501 rounds"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(
+    source: Path, backplane_home: Path, words: tuple[str, ...], fact: str
+) -> None:
+    configure(source, good=GOOD)
+    done = cli(source, "compare", "x", *words)
+    assert done.returncode == 2
+    assert fact in done.stderr
+    with Store.open(backplane_home, readonly=True) as store:
+        assert store.list() == []
+
+
+def test_a_signal_ends_the_run_at_work_and_the_comparison(source: Path, backplane_home: Path) -> None:
+    configure(source, slow="hello()\nrun = take()\nput(event(run))\nend()\n", good=GOOD)
+    command = [sys.executable, "-m", "backplane", "compare", "x", "-b", "slow", "-b", "good"]
+    child = subprocess.Popen(command, cwd=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 20
+    while not list(backplane_home.glob("runs/*/trace.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGTERM)
+    _, complaints = child.communicate(timeout=20)
+    assert child.returncode == 143, complaints
+    with Store.open(backplane_home, readonly=True) as store:
+        assert [row.reason for row in store.list()] == ["cancelled"]
+
+
+def test_a_side_is_a_backend_or_one_of_its_models() -> None:
+    assert (read_side("a").backend, read_side("a").model) == ("a", None)
+    assert (read_side("a/b/c").backend, read_side("a/b/c").model) == ("a", "b/c")
+
+
+# What the data supports -----------------------------------------------------------------------------------------------
+
+
+def test_shares_and_means_are_those_of_the_books() -> None:
+    assert share(4, 4) == Interval(1000, 510, 1000, 4)
+    assert share(0, 4) == Interval(0, 0, 490, 4)
+    assert share(5, 10) == Interval(500, 236, 764, 10)
+    assert share(0, 0) == Interval(0, None, None, 0)
+    # 10, 12, 14: mean 12, s = 2, t(2) = 4.303, reach 4.97.
+    assert mean([10, 12, 14]) == Interval(12, 7, 17, 3)
+    assert mean([7]) == Interval(7, None, None, 1)
+    assert mean([7, None]) is None
+    assert mean([]) is None
+
+
+def test_nobody_is_better_where_runs_are_few_or_values_unknown() -> None:
+    apart = {"a": mean([1, 1]), "b": mean([9, 9])}
+    assert judge("cost", apart).why == "fewer than 3 runs of a, b"
+    assert judge("cost", {"a": mean([1, 1, 1]), "b": None}).why == "not known of b"
+    assert judge("cost", {"a": mean([1, 1, 1])}).better is None
+    assert judge("cost", {"a": mean([1, 2, 1]), "b": mean([90, 91, 92])}).better == "a"
+    assert judge("duration", {"a": mean([1, 2, 90]), "b": mean([90, 91, 92])}).better is None
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=3, max_size=40), st.sampled_from(["cost", "duration"]))
+def test_a_side_is_never_better_than_itself(values: list[int], measure: Measure) -> None:
+    assert judge(measure, {"a": mean(values), "b": mean(values[::-1])}).better is None
+
+
+def test_sides_that_are_alike_are_seldom_told_apart() -> None:
+    draw = random.Random(1)
+    wrong = 0
+    for _ in range(2000):
+
+        def runs(side: str, count: int) -> list[Trial]:
+            return [
+                Trial(side=side, round=1, run_id="r", outcome=draw.choice(("complete", "failed")), code=None,
+                      duration_ms=int(draw.lognormvariate(9, 0.6)), cost_usd_micros=int(draw.gauss(50_000, 9_000)),
+                      input_tokens=None, output_tokens=None, files=0, added=0, removed=0, patch_sha256=None)
+                for _ in range(count)
+            ]  # fmt: skip
+
+        count = draw.choice((3, 5, 10))
+        found = summed_up("t", "/w", None, ["a", "b"], runs("a", count) + runs("b", count))
+        wrong += any(verdict.better is not None for verdict in found.verdicts)
+    assert wrong / 2000 < 0.05
+
+
+def test_sides_that_differ_much_are_told_apart() -> None:
+    draw = random.Random(2)
+    right = 0
+    for _ in range(200):
+        one = mean([int(draw.gauss(50_000, 9_000)) for _ in range(10)])
+        other = mean([int(draw.gauss(90_000, 9_000)) for _ in range(10)])
+        right += judge("cost", {"a": one, "b": other}).better == "a"
+    assert right > 190

@@ -1,0 +1,398 @@
+"""`route`, `run` without a backend, what follows a failure, and `cost`: through the real command and real hosts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from backplane.config import load
+from backplane.contract import canonical
+from backplane.contract.receipt import Usage
+from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.errors import CapabilityError, ConfigError
+from backplane.receipts import Journal, Store, head_fact, seal
+from backplane.routing.driver import look_around, read_wishes, task_of
+from backplane.routing.failover import READING, Attempt, first_effect, moves_on
+from backplane.routing.spend import sums
+from backplane.testing import ModelServer
+from backplane.upstream.prices import facts_of
+from tests.receipt_writer import receipt_of
+from tests.runs import HELLO, PRELUDE
+
+WORKS = "hello()\nrun = take()\nput(event(run), final(run, usage={'estimated_cost_usd': 0.25}))\nend()\n"
+CRASHES = "hello()\nrun = take()\nos._exit(7)\n"
+WRITES = """
+hello()
+run = take()
+open(os.path.join(run["work_order"]["workspace"]["root"], "made.txt"), "w").write("x")
+os._exit(7)
+"""
+TELLS = """
+hello()
+run = take()
+put({"t": "event", "ref_id": run["id"], "event": {"ts": "2026-01-15T12:00:00Z", "type": "tool_call",
+     "tool_name": "%s", "tool_use_id": "1", "parent_tool_use_id": None, "input": {"command": "x", "path": "a"}}})
+os._exit(7)
+"""
+DENIES = """
+hello()
+run = take()
+put({"t": "fatal", "ref_id": run["id"], "error": "no such key", "error_code": "backend_auth_failed"})
+end()
+"""
+LIMITS = DENIES.replace("backend_auth_failed", "backend_rate_limited")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "work"
+    made.mkdir()
+    return made
+
+
+def configure(folder: Path, more: str = "", **hosts: str) -> None:
+    """Backends of a few lines each, in this order, in the folder's configuration."""
+    text = more
+    for name, body in hosts.items():
+        path = folder.parent / f"{name}.py"
+        path.write_text(PRELUDE.format(hello=json.dumps(HELLO)) + body)
+        text += f'\n[backends.{name}]\ncommand = ["{sys.executable}", "-I", "-S", "{path}"]\n'
+    (folder / "backplane.toml").write_text(text)
+
+
+def cli(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "backplane", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+def ran(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """A run that the router is asked for, and what its receipt adds."""
+    done = cli(folder, "run", "do it", "--receipt", str(folder.parent / "receipt.json"), *words)
+    receipt = json.loads((folder.parent / "receipt.json").read_text())
+    return done, receipt["usage_raw"]["backplane"]
+
+
+def stored(home: Path, backend: str, *, cost: float | None = None, ago_ms: int = 0, **changes: Any) -> None:
+    """A run as its control plane leaves it."""
+    run_id = str(uuid.uuid4())
+    model, root = changes.pop("model", None), changes.pop("root", "/w")
+    duration_ms = changes.pop("duration_ms", 1000)
+    order = WorkOrder("task", workspace=WorkspaceSpec(root), config=RuntimeConfig(model=model))
+    at = canonical.timestamp_at(time.time_ns() - ago_ms * 1_000_000)
+    with Store.open(home) as store:
+        journal = Journal.create(home, run_id, head_fact(order, run_id=run_id, started_at=at, backend=backend))
+        try:
+            receipt = receipt_of(journal.trace, run_id, usage=Usage(estimated_cost_usd=cost), **changes)
+            meta = replace(receipt.meta, started_at=at, finished_at=at, duration_ms=duration_ms)
+            store.append(seal(replace(receipt, meta=meta)), journal)
+        finally:
+            journal.close()
+
+
+# route ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_choice_is_shown_with_its_reasons_and_nothing_is_started(folder: Path, backplane_home: Path) -> None:
+    configure(folder, first="raise SystemExit(9)", second=WORKS)
+    stored(backplane_home, "first", cost=0.5)
+    stored(backplane_home, "second", cost=0.01)
+    done = cli(folder, "route", "do it", "--prefer", "cost")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "second  cost $0.0100 (1 run, confidence 0 %), takes 1.0 s (1 run, confidence 0 %)",
+        "  by cost, of 2 eligible among 13 options",
+    ]
+    explained = cli(folder, "route", "do it", "--prefer", "cost", "--explain").stdout
+    assert "could be  first  cost $0.5000" in explained
+    assert "not       shell\n            named_only: shell does not think\n" in explained
+    with Store.open(backplane_home, readonly=True) as store:
+        assert len(store.list()) == 2
+
+
+def test_a_choice_as_json_has_everyone_who_was_considered(folder: Path, backplane_home: Path) -> None:
+    configure(folder, first=WORKS)
+    stored(backplane_home, "first", cost=0.5)
+    done = cli(folder, "route", "do it", "--max-cost-usd", "0.1", "--json")
+    assert done.returncode == 4
+    found = json.loads(done.stdout)
+    assert found["chosen"] is None
+    assert found["task"]["max_cost_usd_micros"] == 100_000
+    mine = next(one for one in found["considered"] if one["backend"] == "first")
+    assert [one["kind"] for one in mine["why_not"]] == ["cost"]
+    assert mine["cost_usd_micros"]["value"] == 500_000
+    assert cli(folder, "route", "do it", "--max-cost-usd", "0.5").returncode == 0
+
+
+def test_an_ability_counts_once_its_hello_was_heard(folder: Path, backplane_home: Path) -> None:
+    configure(folder, mine=WORKS)
+    before = cli(folder, "route", "do it", "--require", "streaming")
+    assert before.returncode == 4
+    assert "manifest_unknown: streaming required, and it never said hello here" in before.stdout
+    assert cli(folder, "run", "do it", "--backend", "mine").returncode == 0
+    assert cli(folder, "route", "do it", "--require", "streaming").stdout.startswith("mine ")
+    refused = cli(folder, "route", "do it", "--require", "logprobs")
+    assert "capability: logprobs: the order wants emulated, the backend does not name it" in refused.stdout
+
+
+def test_models_prices_and_groups_come_from_the_configuration(folder: Path, backplane_home: Path) -> None:
+    more = """
+[routing]
+quality = ["mine/large", "mine"]
+[routing.models.large]
+prices = { input = 10, output = "50" }
+context_tokens = 1000
+[routing.models.small]
+prices = { input = 0.1, output = 0.5 }
+"""
+    configure(folder, more, mine=WORKS)
+    with (folder / "backplane.toml").open("a") as file:
+        file.write('models = ["large", "small"]\n')
+    cheap = json.loads(cli(folder, "route", "do it", "--prefer", "cost", "--json").stdout)["chosen"]
+    assert (cheap["model"], cheap["cost_usd_micros"]["value"]) == ("small", 6_000)
+    assert cheap["cost_usd_micros"]["basis"] == "assumed"
+    assert cheap["price"] == {"name": "configuration", "read_on": ""}
+    assert cli(folder, "route", "do it", "--prefer", "quality").stdout.startswith("mine/large ")
+    assert cli(folder, "route", "do it", "--model", "small").stdout.startswith("mine/small ")
+    assert cli(folder, "route", "do it", "--model", "other").returncode == 4
+    _, added = ran(folder, "--prefer", "cost")
+    assert added["route"]["chosen"]["model"] == "small"
+    with Store.open(backplane_home, readonly=True) as store:
+        head = (store.folder(store.list()[0].run_id) / "head.jsonl").read_text()
+    assert json.loads(head.splitlines()[0])["order"]["config"]["model"] == "small"
+
+
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        (("--type", "poem"), "type"),
+        (("--prefer", "best"), "preference"),
+        (("--strategy", "luck"), "no strategy 'luck'"),
+        (("--max-cost-usd", "-1"), "no amount"),
+        (("--prefer", "cost", "--model", "m"), "model"),
+    ],
+)
+def test_a_wish_that_is_none_is_refused(folder: Path, words: tuple[str, ...], fact: str) -> None:
+    configure(folder, mine=WORKS)
+    done = cli(folder, "route", "do it", *words)
+    assert done.returncode == 2
+    assert fact in done.stderr
+
+
+def test_what_an_order_says_of_its_routing_is_read_strictly() -> None:
+    order = WorkOrder("x").with_abp("route", {"type": "code_review", "priority": "high", "seed": 3})
+    task, strategy, seed = task_of(order)
+    assert (task.type, task.priority, strategy, seed) == ("code_review", "high", None, 3)
+    wrongs: list[Any] = [{"tpye": "x"}, [], {"seed": "x"}]
+    for wrong in wrongs:
+        with pytest.raises(ConfigError, match=r"config\.vendor\.abp\.route"):
+            read_wishes(wrong)
+
+
+# run ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_backend_asks_the_router_and_its_receipt_tells_the_choice(
+    folder: Path, backplane_home: Path
+) -> None:
+    configure(folder, mine=WORKS)
+    done, added = ran(folder, "--type", "simple_query")
+    assert done.returncode == 0, done.stderr
+    assert "backend mine (by balanced, of 1 eligible among 12 options)" in done.stderr
+    route = added["route"]
+    assert route["chosen"]["backend"] == "mine"
+    assert route["task"]["type"] == "simple_query"
+    assert {one["backend"] for one in route["considered"]} >= {"mine", "shell", "mock", "claude"}
+    assert "tried" not in route
+    again = json.loads(cli(folder, "route", "x", "--json").stdout)["chosen"]
+    assert again["cost_usd_micros"]["value"] == 250_000, "what was measured decides the next time"
+
+
+def test_nothing_that_does_not_think_is_chosen(folder: Path) -> None:
+    done = cli(folder, "run", "do it")
+    assert done.returncode == 4
+    assert "no backend can take this order" in done.stderr
+    assert "shell: named_only" in done.stderr
+    assert len(done.stderr.splitlines()) == 3
+
+
+def test_what_the_router_is_told_is_refused_beside_a_named_backend(folder: Path) -> None:
+    configure(folder, mine=WORKS)
+    done = cli(folder, "run", "do it", "--backend", "mine", "--prefer", "cost")
+    assert done.returncode == 2
+    assert "leave out --backend" in done.stderr
+
+
+def test_a_conversation_needs_the_name_of_its_backend(folder: Path) -> None:
+    configure(folder, mine=WORKS)
+    done = cli(folder, "run", "go on", "--resume", "abc")
+    assert done.returncode == 2
+    assert "name its backend" in done.stderr
+
+
+# What follows a failure -----------------------------------------------------------------------------------------------
+
+
+def test_a_failure_before_any_effect_goes_on_and_the_receipt_says_who_was_tried(folder: Path) -> None:
+    configure(folder, '[routing]\nstrategy = "first_available"\n', first=CRASHES, limited=LIMITS, third=WORKS)
+    done, added = ran(folder, "--json")
+    assert done.returncode == 0, done.stderr
+    assert added["route"]["chosen"]["backend"] == "third"
+    tried = added["route"]["tried"]
+    assert [(one["backend"], one["code"]) for one in tried] == [
+        ("first", "backend_crashed"),
+        ("limited", "backend_rate_limited"),
+    ]
+    assert "first failed before it changed anything: backend_crashed" in done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["t"] for line in lines if line["t"] != "event"] == ["final"]
+    listed = [json.loads(line) for line in cli(folder, "runs", "--json").stdout.splitlines()]
+    assert [one["run_id"] for one in tried] == [listed[2]["run_id"], listed[1]["run_id"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [(WRITES, "its patch"), (TELLS % "bash", "its call"), (DENIES, "its code")],
+)
+def test_what_was_done_or_cannot_be_mended_ends_the_order(folder: Path, body: str, why: str) -> None:
+    configure(folder, '[routing]\nstrategy = "first_available"\n', first=body, second=WORKS)
+    done, added = ran(folder)
+    assert done.returncode == 1, why
+    assert added["route"]["chosen"]["backend"] == "first"
+
+
+def test_a_tool_that_only_reads_is_no_effect(folder: Path) -> None:
+    configure(folder, '[routing]\nstrategy = "first_available"\n', first=TELLS % "Read", second=WORKS)
+    done, added = ran(folder)
+    assert (done.returncode, added["route"]["chosen"]["backend"]) == (0, "second")
+
+
+def test_an_order_ends_where_every_backend_has_failed(folder: Path) -> None:
+    configure(folder, **{f"b{number}": CRASHES for number in range(4)})
+    done, added = ran(folder)
+    assert done.returncode == 1
+    assert [one["backend"] for one in added["route"]["tried"]] == ["b0", "b1"], "three attempts are the most"
+    configure(folder, only=CRASHES)
+    done, added = ran(folder)
+    assert done.returncode == 1
+    assert "tried" not in added["route"]
+
+
+def test_a_backend_that_failed_thrice_is_left_alone_for_a_while(folder: Path, backplane_home: Path) -> None:
+    configure(folder, bad=WORKS)
+    crashed = {"backplane": {"end": {"reason": "host_exit", "code": "backend_crashed"}}}
+    for _ in range(3):
+        stored(backplane_home, "bad", outcome="failed", usage_raw=crashed)
+    done = cli(folder, "route", "do it", "--explain")
+    assert done.returncode == 4
+    assert "circuit_open: it failed several times in a row" in done.stdout
+    settings = load(None, {}, folder)
+    now_ms = time.time_ns() // 1_000_000
+    world = look_around(settings, {}, backplane_home, now_ms=now_ms + 62_000)
+    assert world.choose(task_of(WorkOrder("x"))[0]).chosen().name == "bad"
+    with pytest.raises(CapabilityError):
+        look_around(settings, {}, backplane_home, now_ms=now_ms).choose(task_of(WorkOrder("x"))[0]).chosen()
+
+
+def test_a_rate_limit_is_respected_for_as_long_as_the_service_asked(folder: Path, backplane_home: Path) -> None:
+    configure(folder, busy=WORKS)
+    limited = {"backplane": {"end": {"reason": "failed", "code": "backend_rate_limited"}, "retry_after_ms": 600_000}}
+    stored(backplane_home, "busy", outcome="failed", usage_raw=limited, ago_ms=60_000)
+    assert "rate_limited: its service wants no request before" in cli(folder, "route", "x").stdout
+
+
+def test_the_rule_for_going_on_is_the_page() -> None:
+    def attempt(**changes: Any) -> Attempt:
+        return Attempt(**{"backend": "b", "run_id": "r", "code": "backend_crashed", **changes})
+
+    assert [moves_on(number, attempt()) for number in (1, 2, 3)] == [True, True, False]
+    assert not moves_on(1, attempt(effect="file_changed a"))
+    assert not moves_on(1, attempt(code="internal"))
+    assert not moves_on(1, attempt(code=None))
+    assert frozenset({"read_file", "list_files", "glob", "grep"}) == READING
+    assert first_effect((), patch_bytes=0, applied=False) is None
+    assert first_effect((), patch_bytes=7, applied=False) == "files differ (7 bytes of patch)"
+
+
+# cost -----------------------------------------------------------------------------------------------------------------
+
+
+def test_costs_are_summed_up_and_the_unknown_is_never_nothing(folder: Path, backplane_home: Path) -> None:
+    stored(backplane_home, "a", cost=0.5, model="m1", root="/w/1")
+    stored(backplane_home, "a", cost=None, model="m1", root="/w/2", ago_ms=2 * 86_400_000)
+    stored(backplane_home, "b", cost=0.25, model="m2", root="/w/1")
+    stored(backplane_home, "c", cost=None)
+    refused = {"backplane": {"end": {"reason": "refused", "code": "policy_denied"}}}
+    stored(backplane_home, "c", outcome="failed", usage_raw=refused)
+    assert [line.split()[:5] for line in cli(folder, "cost").stdout.splitlines()] == [
+        ["a", "≥", "$0.5000", "2", "runs,"],
+        ["b", "$0.2500", "1", "run", "?"],
+        ["c", "?", "1", "run,", "of"],
+        ["all", "≥", "$0.7500", "4", "runs,"],
+    ]
+    found = [json.loads(line) for line in cli(folder, "cost", "--json").stdout.splitlines()]
+    assert [(one["key"], one["cost_usd_micros"], one["known_usd_micros"], one["unknown"]) for one in found] == [
+        ("a", None, 500_000, 1),
+        ("b", 250_000, 250_000, 0),
+        ("c", None, None, 1),
+        (None, None, 750_000, 2),
+    ]
+    assert cli(folder, "cost", "--since", "1d").stdout.startswith("a                            $0.5000  1 run")
+    by = {word: [line.split()[0] for line in cli(folder, "cost", "--by", word).stdout.splitlines()[:-1]]
+          for word in ("model", "folder", "session")}  # fmt: skip
+    assert by == {"model": ["m1", "m2", "(not"], "folder": ["/w/1", "/w", "/w/2"], "session": ["(not"]}
+    assert len(cli(folder, "cost", "--by", "day").stdout.splitlines()) == 3
+
+
+def test_a_sum_with_an_unknown_part_is_unknown() -> None:
+    found, total = sums([("a", 0, 1, 1), ("a", None, 1, None), ("b", 0, 1, 1)])
+    assert [(one.key, one.cost_usd_micros, one.known_usd_micros, one.output_tokens) for one in found] == [
+        ("a", None, 0, None),
+        ("b", 0, 0, 1),
+    ]
+    assert (total.cost_usd_micros, total.unknown, total.runs, total.input_tokens) == (None, 1, 3, 3)
+    assert sums([])[1].known_usd_micros is None
+
+
+# Prices and pauses ----------------------------------------------------------------------------------------------------
+
+
+def test_a_price_is_that_of_our_table_and_a_foreign_service_has_none_of_it() -> None:
+    own = facts_of("claude-sonnet-5-5", None).price
+    assert own is not None
+    assert (own.input, own.output, own.read_on) == (2_000_000, 10_000_000, "2026-11-22")
+    assert facts_of("claude-sonnet-5-5", "http://127.0.0.1:9/v1").price is None
+
+
+def test_the_package_of_prices_knows_windows_and_other_services() -> None:
+    pytest.importorskip("genai_prices", reason="needs genai_prices: not installed")
+    known = facts_of("claude-sonnet-5-5", None)
+    assert known.price is not None
+    assert known.price.source.startswith("platform.claude.com")
+    assert known.context_tokens == 1_000_000
+    other = facts_of("gpt-5-mini", "https://openrouter.ai/api/v1").price
+    assert other is None or other.source.startswith("genai-prices ")
+    assert facts_of("no-such-model-anywhere", None).price is None
+
+
+def test_the_pause_that_a_service_asks_for_is_in_the_receipt_and_closes_its_backend(
+    folder: Path, backplane_home: Path
+) -> None:
+    fault = {"fault": {"status": 429, "headers": {"retry-after": "600"}}}
+    with ModelServer([fault] * 8) as server:
+        (folder / "backplane.toml").write_text(
+            '[backends.mine]\nhost = "api"\noptions = { protocol = "openai_compatible", model = "m", '
+            f'base_url = "{server.base_url("openai_compatible")}" }}\n'
+        )
+        done, added = ran(folder)
+    assert done.returncode == 1
+    assert added["end"]["code"] == "backend_rate_limited"
+    assert added["retry_after_ms"] == 600_000
+    assert "rate_limited: its service wants no request before" in cli(folder, "route", "x").stdout
