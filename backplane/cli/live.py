@@ -269,10 +269,8 @@ class _Live:
             # Not where text stands that has no end yet, be it the agent's or what a person is typing.
             if seconds >= LIVE_S and not self.look.open_line and not self._asks_open:
                 self._drawn = True
-                line = self.look.dress(
-                    "dim",
-                    f"… {int(seconds)} s  {streams.one_line(self.run.backend_id if self.run else self.plan.backend.id)}",
-                )
+                backend = self.run.backend_id if self.run is not None else self.plan.backend.id
+                line = self.look.dress("dim", f"… {int(seconds)} s  {streams.one_line(backend)}")
                 await self.outlet.write(f"\r\x1b[K{line}".encode())
 
     def clear(self) -> str:
