@@ -42,6 +42,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "backends": ("backends", "list the backends, ready or why not"),
     "runs": ("runs", "find runs again, live and ended ones: task, state, cause, cost"),
     "why": ("runs", "say what a run waits for, or why it failed, and the next step"),
+    "replay": ("replay", "judge stored runs by another policy: each decision that would differ"),
     "receipts": ("receipts", "list, show, verify, compare and move receipts"),
     "serve": ("serve", "be a host: runs for programs in any language, on stdin and stdout"),
     "mcp": ("mcp", "be an MCP server: run, receipts and validate for agents"),
