@@ -29,8 +29,9 @@ def parser(name: str) -> Parser:
     add_config(made)
     where = made.add_argument_group("who does it")
     one = where.add_mutually_exclusive_group()
-    one.add_argument("--backend", metavar="NAME", help="a backend (see `backplane backends`)")
+    one.add_argument("--backend", metavar="NAME", help="a backend (see `backplane backends`), or `replay:RUN`")
     one.add_argument("--sidecar", metavar="COMMAND", help="any program that speaks the protocol")
+    where.add_argument("--with-patch", action="store_true", help="with the backend `replay:RUN`: its patch, too")
     where.add_argument("--model", metavar="M", help="the model it should use")
     where.add_argument(
         "--require",
@@ -132,7 +133,7 @@ def _run(options: Options) -> int:
     from backplane.cli.backends import ready_names
     from backplane.cli.copies import Copy
     from backplane.errors import ConfigError
-    from backplane.runtime import backends, hooks
+    from backplane.runtime import backends, hooks, replay
 
     streams.require_descriptors()
     cwd, environ = streams.folder(), dict(os.environ)
@@ -147,6 +148,9 @@ def _run(options: Options) -> int:
     on_ask = _on_ask(options, cwd, environ)
     home, name = config.home(environ), options.backend or settings.default_backend
     wanted = session.settings(options, home, name if options.sidecar is None else None)
+    if options.with_patch and not (options.sidecar is None and name and name.startswith(backends.REPLAY)):
+        fact = "--with-patch is for the replay of a stored run"
+        raise ConfigError("config_invalid", fact, hint="--backend replay:RUN --with-patch")
     work, own = hooks.taken(order.build(options, environ, cwd, settings.policy, wanted))
     typed = [hooks.from_command("pre_tool", command, cwd) for command in options.pre_tool]
     typed += [hooks.from_command("post_tool", command, cwd) for command in options.post_tool]
@@ -156,6 +160,8 @@ def _run(options: Options) -> int:
     if options.sidecar is not None:
         words = _sidecar_words(options.sidecar, cwd)
         backend: backends.Backend = backends.from_command(words, cwd=cwd, limits=settings.limits)
+    elif name and name.startswith(backends.REPLAY):
+        backend = replay.find_replay(name, home, with_patch=options.with_patch)
     elif name:
         backend = named = backends.find(name, settings, environ)
         missing = backends.missing_program(named, environ)
