@@ -426,11 +426,40 @@ def routing() -> Made:
     return {"decision_ms": decision_ms()}
 
 
+def rejudged(runs: int, events: int) -> Made:
+    """CPU seconds in which `backplane replay` judges so many stored runs, of so many events each, anew."""
+    from backplane.receipts.store import Store
+    from tests.test_replay import OPEN, call, stored
+
+    home, folder = Path(tempfile.mkdtemp()), tempfile.mkdtemp()
+    trace = [
+        call(*(("bash",) if n % 3 else ("write_file",)), path=f"src/{n}.c", command=f"make {n}") for n in range(events)
+    ]
+    with Store.open(home) as store:
+        for _ in range(runs):
+            stored(store, list(trace), OPEN)
+    policy = Path(folder, "new.json")
+    policy.write_text('{"deny_write": ["src/1*.c"], "require_approval_for": ["bash"]}')
+    command = [sys.executable, "-m", "backplane", "replay", "--policy", str(policy), "--all", "--json"]
+    env = {**os.environ, "BACKPLANE_HOME": str(home)}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.perf_counter()
+    done = subprocess.run(command, env=env, capture_output=True, timeout=150, check=False)
+    wall_s = time.perf_counter() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, len(rows)) == (1, runs), done.stderr
+    assert all(row["decisions"] == events and row["differing"] for row in rows)
+    return {"s": spent_s, "wall_s": wall_s}
+
+
 WORK: dict[str, Callable[..., Made]] = {
     made.__name__: made
     for made in (
         ours_stream, floor_stream, ours_paced, floor_paced, ours_ping, ours_ask, echo, sealing, pause, kept, idle,
         fleet, routing,
+        fleet, rejudged,
     )
 }  # fmt: skip
 

@@ -42,7 +42,7 @@ ROOMS = {
     "sandbox.credentials": SHAPES,
     "sandbox": f"{SHAPES} config policy process process.guard resources sandbox.credentials workspace",
     "receipts.build": f"{SHAPES} policy protocol redact",
-    "receipts": f"{SHAPES} process receipts.build",
+    "receipts": f"{SHAPES} policy process receipts.build",
     "view": f"{SHAPES} receipts.build",
     "upstream.presets": "errors",
     "upstream.cost": f"{SHAPES} ir",

@@ -39,6 +39,7 @@ PRINTED: dict[str, list[tuple[str, ...]]] = {
     "runs list": [("runs", "list", "--json")],
     "runs show": [("runs", "show", "RUN", "--json")],
     "why": [("why", "RUN", "--json")],
+    "replay": [("replay", "--policy", "strict", "RUN", "--json")],
     "receipts list": [("receipts", "list", "--json")],
     "receipts show": [("receipts", "show", "RUN", "--json")],
     "checkpoints": [("checkpoints", "RUN", "--json")],
@@ -116,7 +117,7 @@ def test_every_command_with_json_names_schemas_that_there_are_and_is_called_here
 
 @pytest.mark.parametrize("command", PRINTED)
 def test_what_a_command_prints_fits_a_schema_that_its_help_names(command: str, work: Path) -> None:
-    run = stored_run(work) if command.startswith(("receipts", "checkpoints", "runs", "why")) else ""
+    run = stored_run(work) if command.startswith(("receipts", "checkpoints", "runs", "why", "replay")) else ""
     seen = set()
     for words in PRINTED[command]:
         lines, complaints = printed(work, *(run if word == "RUN" else word for word in words))

@@ -50,6 +50,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "cancel": ("doors", "end a live run in order, with its receipt"),
     "interrupt": ("doors", "stop the turn of a live run's agent"),
     "why": ("runs", "say what a run waits for, or why it failed, and the next step"),
+    "replay": ("replay", "judge stored runs by another policy: each decision that would differ"),
     "receipts": ("receipts", "list, show, verify, compare and move receipts"),
     "serve": ("serve", "be a host: runs for programs in any language, on stdin and stdout"),
     "mcp": ("mcp", "be an MCP server: run, receipts and validate for agents"),

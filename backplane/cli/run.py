@@ -35,10 +35,11 @@ def parser(name: str) -> Parser:
     add_config(made)
     where = made.add_argument_group("who does it")
     one = where.add_mutually_exclusive_group()
-    one.add_argument("-b", "--backend", metavar="NAME", help="a backend (see `backplane backends`)")
+    one.add_argument("-b", "--backend", metavar="NAME", help="a backend (see `backplane backends`), or `replay:RUN`")
     one.add_argument("--sidecar", metavar="COMMAND", help="any program that speaks the protocol")
     routed = made.add_argument_group("where no backend is named, the router chooses one (`backplane route`)")
     add_wishes(routed)
+    where.add_argument("--with-patch", action="store_true", help="with the backend `replay:RUN`: its patch, too")
     where.add_argument("--model", metavar="M", help="the model it should use")
     where.add_argument(
         "--require",
@@ -139,7 +140,8 @@ def _run(options: Options) -> int:
     from backplane import config
     from backplane.cli import live, order, session
     from backplane.cli.copies import Copy
-    from backplane.runtime import backends, hooks
+    from backplane.errors import ConfigError
+    from backplane.runtime import backends, hooks, replay
 
     streams.require_descriptors()
     cwd, environ = streams.folder(), dict(os.environ)
@@ -155,6 +157,9 @@ def _run(options: Options) -> int:
     asked = _router_asked(options)
     home, name = config.home(environ), options.backend or (None if asked else settings.default_backend)
     wanted = session.settings(options, home, name if options.sidecar is None else None)
+    if options.with_patch and not (options.sidecar is None and name and name.startswith(backends.REPLAY)):
+        fact = "--with-patch is for the replay of a stored run"
+        raise ConfigError("config_invalid", fact, hint="--backend replay:RUN --with-patch")
     work, own = hooks.taken(order.build(options, environ, cwd, settings.policy, wanted))
     if asked:
         work = work.with_abp("route", {**_object(work.abp("route")), **asked})
@@ -167,6 +172,8 @@ def _run(options: Options) -> int:
     if options.sidecar is not None:
         words = _sidecar_words(options.sidecar, cwd)
         backend: backends.Backend = backends.from_command(words, cwd=cwd, limits=settings.limits)
+    elif name and name.startswith(backends.REPLAY):
+        backend = replay.find_replay(name, home, with_patch=options.with_patch)
     elif name:
         backend = named = backends.find(name, settings, environ)
         missing = backends.missing_program(named, environ)

@@ -231,6 +231,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
     """What was asked for, the configuration's and the order's together."""
     contained: Mapping[str, Json] = _NONE
     """What held the host, as the cage's label has it; empty where nothing was put around it."""
+    replayed: bool = False
+    """What the events tell was done in another run."""
     held_by_system: Mapping[Rule, str] = _NONE
     """Rules held by the operating system, each with what it leaves open."""
     guarded: bool = False
@@ -258,6 +260,10 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
 
     def __post_init__(self) -> None:
         self.root = self.root or self.order.workspace.root
+
+    def replays(self, told: dict[str, Json]) -> None:
+        """The events tell of another run: nothing of them was done or spent here, so none of them is judged."""
+        self.replayed, self.added = True, {**self.added, "replay": told}
 
     def hello(self, hello: Hello, manifest: Manifest) -> None:
         self.said_hello = True
@@ -300,6 +306,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
     def look(self, event: AgentEvent) -> None:
         """Take in an event that says something about files, tools, usage or the session."""
         assert self.policy is not None
+        if self.replayed:
+            return
         if isinstance(event, Warned):
             self.folded = fold(self.folded, event)
             self._spend(event)
@@ -452,7 +460,7 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
             name: for_tools if name in _TOOL_LISTS else for_places
             for name in (*PolicyProfile.__struct_fields__, "workspace")
         }
-        held = self.held(layers)
+        held = self.held({} if self.replayed else layers)
         for name, rows in zip(("violations", "attempts"), self._judged(), strict=True):
             if rows:
                 held[name] = rows

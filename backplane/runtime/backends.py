@@ -38,6 +38,10 @@ NEVER_CHOSEN: Final = frozenset({"shell", "mock", "replay"})
 """Backends that run only when they are named: they do not think."""
 
 
+REPLAY: Final = "replay:"
+"""Before the run in the name of a backend that replays a stored one."""
+
+
 class Link(Protocol):
     """An open way to one host; `process.Child` is one."""
 
@@ -207,6 +211,17 @@ class MemoryBackend(msgspec.Struct, frozen=True, kw_only=True):
 
     def open(self, order: WorkOrder, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Link]:
         return _open_memory(self.serve)
+
+
+class ReplayBackend(MemoryBackend, frozen=True, kw_only=True):
+    """A stored run in place of a host; `runtime.replay` makes it."""
+
+    replays: dict[str, Any]
+    """As it stands in the receipt: `run`, `receipt_sha256`, `with_patch`."""
+
+    @property
+    def key(self) -> str:
+        return "replay"
 
 
 @asynccontextmanager

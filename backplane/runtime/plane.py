@@ -161,6 +161,10 @@ class ControlPlane:
         if name is None:
             fact = "no backend was named and none is the default"
             raise ConfigError("config_invalid", fact, hint="pass backend=…, for example 'shell'")
+        if name.startswith(backends.REPLAY):
+            from backplane.runtime.replay import find_replay
+
+            return find_replay(name, self.home)
         return backends.find(name, self.settings, self.environ)
 
     def _check_room(self) -> None:

@@ -83,6 +83,13 @@ BACKPLANE: Final[Json] = _object(
         files={"type": "integer", "minimum": 0},
         ignored={"type": "integer", "minimum": 0},
     ),
+    replay=_object(
+        "The run is a replay of a stored one: its events tell what was done there, and its patch was taken or not.",
+        ["run", "with_patch"],
+        run={"type": "string"},
+        receipt_sha256=_SHA256,
+        with_patch={"type": "boolean"},
+    ),
     parent={"description": "The run of an outer plane that this run belongs to.", **_TEXT_OR_OBJECT},
     session=_object("The conversation that the order has kept: its id, for resuming.", ["id"], id={"type": "string"}),
     inner=_object("The receipt of a plane inside: its hash, whether that verified, and what it had added."),

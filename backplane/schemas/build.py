@@ -64,6 +64,7 @@ _PRINTED: Final = {
     "cli_receipts_checkpoint": "backplane.receipts:Checkpoint",
     "cli_receipts_list": "backplane.receipts.rows:Listed",
     "cli_route": "backplane.routing.router:Route",
+    "cli_replay": "backplane.receipts.backtest:Rejudged",
     "cli_runs": "backplane.receipts.memory:Remembered",
     "cli_translate_loss": "backplane.ir:Loss",
     "cli_why": "backplane.view.why:Diagnosis",

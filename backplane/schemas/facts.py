@@ -117,6 +117,7 @@ FIELDS_WRITTEN: Final[dict[tuple[str, str], Json]] = {
     ("cli_receipts_list", "started_at"): {"pattern": TIME_WRITTEN},
     ("cli_receipts_list", "finished_at"): {"pattern": TIME_WRITTEN},
     **{("cli_receipts_list", name): _SHA256 for name in ("sha256", "previous_link", "link")},
+    ("cli_replay", "run_id"): {"pattern": _UUID_WRITTEN},
     ("cli_runs", "run_id"): {"pattern": _UUID_WRITTEN},
     ("cli_why", "run_id"): {"pattern": _UUID_WRITTEN},
     ("cli_translate_loss", "code"): {"enum": list(LOSS_CODES)},

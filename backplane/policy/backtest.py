@@ -1,0 +1,229 @@
+"""What another policy would have decided in a run that is over. Pure.
+
+Stored events go in with the policy of then and the one to try; out comes each decision that would
+differ. Both are decided anew by the same code, so that only the rules make the difference; what was
+redacted is judged as it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Literal
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, Warned
+from backplane.policy.rules import Decision, Policy, WritePath, tool_names
+
+CALLS_OPEN_MAX: Final = 1000
+"""Calls of one run that may still be asked about; agents have a few at once, and answer them in order."""
+
+SUBJECT_CHARS_MAX: Final = 400
+"""Of what was to be done: a command of pages is known by its beginning."""
+
+_ASKED_KINDS: Final = ("tool", "patch")
+"""Asks that a policy decides; a question in words and a shown result are nobody's rule."""
+
+
+class Judged(msgspec.Struct, frozen=True, gc=False):
+    """One decision of a policy."""
+
+    allowed: Literal["allow", "deny", "ask"]
+    rule: str | None
+    """List of the profile, `workspace` or `malformed`; None when nothing matched."""
+    pattern: str | None
+    reason: str
+
+
+class Redecided(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One decision that would be another under the tried policy."""
+
+    event: int | None
+    """Place in the trace, from 0; None for a file of the patch that no event names."""
+    kind: Literal["tool_call", "ask", "file_changed", "command", "patch"]
+    subject: str
+    """Tool and what it was to do, a command, or a path."""
+    before: Judged
+    after: Judged
+    answered: str | None = None
+    """`allow`, `deny` or `modify`, as the host was answered then; None where nobody was asked."""
+    by: str | None = None
+    """Who answered: policy, hook, caller, default."""
+
+
+class Backtest:
+    """One run judged by two policies; `take` its events in order, then read `differing`."""
+
+    def __init__(self, before: Policy, after: Policy, root: str) -> None:
+        self.decisions = 0
+        """Decisions made with both."""
+        self._policies = before, after
+        self._root = root
+        self._event = -1
+        self._found: dict[int, Redecided] = {}
+        """By number of the decision."""
+        self._open: dict[str, list[tuple[Json, int, int]]] = {}
+        """Calls not asked about yet, by tool: input, decision, event."""
+        self._open_count = 0
+        self._asked: dict[str, int] = {}
+        """Decision by id of the ask about it."""
+        self._shells = 0
+        """Calls of a shell whose command has not been told yet."""
+        self._paths: set[str] = set()
+
+    def take(self, events: Iterable[AgentEvent]) -> None:
+        """Judge these events."""
+        for event in events:
+            self._event += 1
+            judge = _JUDGES.get(type(event))
+            if judge is not None:
+                judge(self, event)
+
+    def take_files(self, paths: Iterable[str]) -> None:
+        """Judge the files of the patch that no event named.
+
+        Args:
+            paths: relative to the workspace.
+        """
+        for path in paths:
+            if path not in self._paths:
+                self._write(f"./{path}", path, "patch", None)
+
+    def differing(self) -> Iterator[Redecided]:
+        """The decisions that would differ, in the order of their events."""
+        return (self._found[number] for number in sorted(self._found))
+
+    def _both(self, decide: Any) -> tuple[Decision, Decision]:
+        before, after = self._policies
+        return decide(before), decide(after)
+
+    def _keep(self, number: int, both: tuple[Decision, Decision], **place: Any) -> None:
+        before, after = both
+        if before.allowed == after.allowed:
+            self._found.pop(number, None)
+            return
+        earlier = self._found.get(number)
+        told: dict[str, Any] = {} if earlier is None else {"answered": earlier.answered, "by": earlier.by}
+        self._found[number] = Redecided(before=_judged(before), after=_judged(after), **place, **told)
+
+    def _call(self, event: ToolCall) -> None:
+        number = self._tool("tool_call", self._event, event.tool_name, event.input, None)
+        self._shells += "bash" in tool_names(event.tool_name)
+        if self._open_count < CALLS_OPEN_MAX:
+            self._open_count += 1
+            self._open.setdefault(event.tool_name, []).append((event.input, number, self._event))
+
+    def _tool(self, kind: str, place: int, name: str, input: Json, cwd: str | None, number: int | None = None) -> int:
+        if number is None:
+            number = self.decisions
+            self.decisions += 1
+        before, after = self._policies
+        was = before.decide_tool_call(name, input, root=self._root, cwd=cwd)
+        now = after.decide_tool_call(name, input, root=self._root, cwd=cwd)
+        if was.allowed != now.allowed or number in self._found:
+            self._keep(number, (was, now), event=place, kind=kind, subject=_subject(name, input))
+        return number
+
+    def _warned(self, event: Warned) -> None:
+        ext = event.ext
+        if not isinstance(ext, dict):
+            return
+        ask, answer = ext.get("ask"), ext.get("answer")
+        if isinstance(ask, dict) and ask.get("kind") in _ASKED_KINDS:
+            self._ask(ask)
+        elif isinstance(answer, dict) and isinstance(answer.get("id"), str):
+            self._answer(answer)
+
+    def _ask(self, ask: dict[str, Any]) -> None:
+        """An ask is the same decision as the call that it is about, with the folder that it counts from."""
+        name, input = str(ask.get("name") or ""), ask.get("input")
+        if ask["kind"] == "patch":
+            number = self._patch([path for path in ask.get("files") or () if isinstance(path, str)])
+        else:
+            cwd = ask.get("cwd") if isinstance(ask.get("cwd"), str) else None
+            called = self._take_call(name, input)
+            if called is not None:
+                number, place = called
+                if cwd not in (None, self._root):
+                    self._tool("tool_call", place, name, input, cwd, number)
+            else:
+                number = self._tool("ask", self._event, name, input, cwd)
+        if isinstance(ask.get("id"), str) and number in self._found:
+            self._asked[ask["id"]] = number
+
+    def _take_call(self, name: str, input: Json) -> tuple[int, int] | None:
+        """The first open call of this tool with this input, which is open no more."""
+        calls = self._open.get(name, [])
+        for index, (given, number, place) in enumerate(calls):
+            if given == input:
+                del calls[index]
+                self._open_count -= 1
+                return number, place
+        return None
+
+    def _patch(self, files: list[str]) -> int:
+        number = self.decisions
+        self.decisions += 1
+        both = self._both(lambda policy: _of_files(policy, files, self._root))
+        self._keep(number, both, event=self._event, kind="ask", subject=_short(", ".join(files)))
+        return number
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        number = self._asked.pop(answer["id"], None)
+        if number is not None:
+            told = {"answered": _text(answer.get("decision")), "by": _text(answer.get("by"))}
+            self._found[number] = msgspec.structs.replace(self._found[number], **told)
+
+    def _file(self, event: FileChanged) -> None:
+        self._paths.add(event.path)
+        self._write(event.path, event.path, "file_changed", self._event)
+
+    def _write(self, path: str, shown: str, kind: str, place: int | None) -> None:
+        """A file that changed; where the call that changed it differs alike, that is the same decision."""
+        number = self.decisions
+        self.decisions += 1
+        both = self._both(lambda policy: policy.decide(WritePath(path, self._root)))
+        if not any(it.event is not None and it.after.reason == both[1].reason for it in self._found.values()):
+            self._keep(number, both, event=place, kind=kind, subject=_short(shown))
+
+    def _command(self, event: CommandExecuted) -> None:
+        if self._shells:
+            self._shells -= 1
+            return
+        self._tool("command", self._event, "bash", {"command": event.command}, None)
+
+
+def _of_files(policy: Policy, files: list[str], root: str) -> Decision:
+    decisions = [policy.decide(WritePath(path, root)) for path in files]
+    return next((it for it in decisions if it.allowed == "deny"), Decision("allow", "no rule forbids it"))
+
+
+def _judged(decision: Decision) -> Judged:
+    rule = decision.rule
+    name, pattern = (rule.name, rule.pattern) if rule is not None else (None, None)
+    return Judged(decision.allowed, name, pattern, decision.reason)
+
+
+def _subject(name: str, input: Json) -> str:
+    if isinstance(input, dict):
+        for member in ("command", "path", "file_path", "url", "pattern", "query"):
+            if isinstance(input.get(member), str):
+                return _short(f"{name} {input[member]}")
+    return _short(name)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SUBJECT_CHARS_MAX else text[: SUBJECT_CHARS_MAX - 1] + "…"
+
+
+def _text(value: Json) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+_JUDGES: Final[dict[type[Any], Any]] = {
+    ToolCall: Backtest._call,
+    FileChanged: Backtest._file,
+    CommandExecuted: Backtest._command,
+    Warned: Backtest._warned,
+}

@@ -1,0 +1,123 @@
+"""Stored runs under another policy: order, events and patch of each, read from the store. Nothing here writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract.receipt import Receipt
+from backplane.contract.work import PolicyProfile, WorkspaceSpec
+from backplane.errors import PolicyError, StoreError
+from backplane.policy.backtest import Backtest, Redecided
+from backplane.policy.rules import Policy, compile_policy
+from backplane.receipts.journal import HEAD, HEAD_BYTES_MAX
+from backplane.receipts.rows import Row
+from backplane.receipts.store import Store
+from backplane.receipts.trace import open_plain
+
+POLICIES_MAX: Final = 64
+"""Policies of stored runs kept ready; a user has a few."""
+
+
+class Rejudged(msgspec.Struct, frozen=True, kw_only=True):
+    """One stored run under the tried policy."""
+
+    run_id: str
+    decisions: int
+    """Decisions that both policies made."""
+    differing: tuple[Redecided, ...] = ()
+    unjudged: str | None = None
+    """Why the run, or a part of it, could not be judged; None when all of it was."""
+
+
+class _Config(msgspec.Struct, frozen=True):
+    vendor: dict[str, Any] = {}
+
+
+class _Order(msgspec.Struct, frozen=True):
+    policy: PolicyProfile
+    workspace: WorkspaceSpec
+    config: _Config = _Config()
+
+
+class _Head(msgspec.Struct, frozen=True):
+    order: _Order
+
+
+_read_head: Final = msgspec.json.Decoder(_Head).decode
+
+
+class Rejudge:
+    """The store's runs under one policy.
+
+    Args:
+        profile: the policy to try; one that says nothing is the shipped `default`, as in a run.
+        files_of: paths of the files in a patch's text.
+
+    Raises:
+        PolicyError: `policy_invalid`.
+    """
+
+    def __init__(self, store: Store, profile: PolicyProfile, files_of: Callable[[str], Iterable[str]]) -> None:
+        self._store = store
+        self._after = compile_policy(profile)
+        self._files_of = files_of
+        self._before: dict[bytes, Policy] = {}
+
+    def run(self, row: Row) -> Rejudged:
+        """Judge one run anew; what cannot be read of it is told in `unjudged`."""
+        if row.reason == "refused" and not row.trace_count:
+            return Rejudged(run_id=row.run_id, decisions=0)  # Nothing was started, so nothing was decided.
+        try:
+            order = self._order(row)
+            receipt = self._store.load(row.run_id)
+            if "replay" in receipt.backplane:
+                return Rejudged(run_id=row.run_id, decisions=0)  # The run that it tells of has its own line.
+            test = Backtest(self._policy(order.policy), self._after, self._root(row.run_id, order))
+            test.take(receipt.trace)
+        except (StoreError, PolicyError) as error:
+            return Rejudged(run_id=row.run_id, decisions=0, unjudged=error.message)
+        diff = receipt.verification.git_diff
+        if diff:
+            test.take_files(self._files_of(diff))
+        return Rejudged(
+            run_id=row.run_id,
+            decisions=test.decisions,
+            differing=tuple(test.differing()),
+            unjudged=_unread(receipt, diff),
+        )
+
+    def _order(self, row: Row) -> _Order:
+        try:
+            with open_plain(self._store.folder(row.run_id) / HEAD) as file:
+                return _read_head(file.readline(HEAD_BYTES_MAX)).order
+        except (OSError, msgspec.MsgspecError) as error:
+            fact = "its order is not kept here, so nobody knows its policy (pruned or imported)"
+            raise StoreError("receipt_store_failed", fact) from error
+
+    def _policy(self, profile: PolicyProfile) -> Policy:
+        key = msgspec.json.encode(profile)
+        if key not in self._before:
+            if len(self._before) >= POLICIES_MAX:
+                self._before.clear()
+            self._before[key] = compile_policy(profile)
+        return self._before[key]
+
+    def _root(self, run_id: str, order: _Order) -> str:
+        """Where the agent worked: the copy's folder, which is gone by now, or the original's."""
+        if order.workspace.mode == "staged":
+            stages = self._store.home / "stage"
+            stages = Path(os.path.realpath(stages)) if stages.is_symlink() else stages
+            return str(stages / run_id / "tree")
+        return os.path.realpath(order.workspace.root)
+
+
+def _unread(receipt: Receipt, diff: str | None) -> str | None:
+    patch = receipt.backplane.get("patch")
+    if diff is None and isinstance(patch, dict) and patch.get("bytes"):
+        return "its patch is too long, binary or redacted, so files that no event names were not judged"
+    return None

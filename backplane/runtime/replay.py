@@ -1,0 +1,202 @@
+"""A stored run as a backend, `replay:RUN`: its events in their own bytes, its outcome, and its patch when asked.
+
+Nothing is done again and nobody is asked: what the events tell was done in another run, as the
+receipt says. What was redacted there is not known here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from backplane.contract import envelope as wire
+from backplane.contract.capability import NATIVE, Manifest
+from backplane.contract.receipt import (
+    CONTRACT_VERSION,
+    BackendIdentity,
+    Outcome,
+    Receipt,
+    RunMetadata,
+    Usage,
+    Verification,
+)
+from backplane.errors import BackplaneError, PolicyError, unforeseen
+from backplane.protocol import Broken, HostEnd
+from backplane.runtime.backends import REPLAY, ReplayBackend
+
+HEEDS: Final = ("mode",)
+"""All that a replay can heed of an order: its events are as they are, whatever model or limits are asked for."""
+
+WRITE_BYTES: Final = 1 << 16
+"""Events written at once: what a pipe takes."""
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A run to replay."""
+
+    folder: Path
+    receipt: Receipt
+    record_sha256: str | None
+    with_patch: bool
+
+
+def find_replay(name: str, home: Path, *, with_patch: bool = False) -> ReplayBackend:
+    """The backend `replay:RUN`; RUN as the store takes it: an id, its beginning, `last`, `last~2`. Blocks.
+
+    Args:
+        home: the state folder with the run.
+        with_patch: put the stored patch into the workspace of the replay.
+
+    Raises:
+        ConfigError: `config_invalid`, no such run.
+        StoreError: `receipt_store_failed`, its content was pruned or cannot be read.
+        PolicyError: `policy_denied`, its patch must not travel on: the run broke its policy, or it holds secrets.
+    """
+    from backplane.receipts.audit import record_hash
+    from backplane.receipts.store import Store
+
+    with Store.open(home, readonly=True) as store:
+        receipt = store.load(store.find(name.removeprefix(REPLAY)).run_id)
+        run_id = receipt.meta.run_id
+        stored = Stored(store.folder(run_id), receipt, record_hash(receipt), with_patch)
+    if with_patch:
+        _check_patch(receipt)
+    serve = functools.partial(_serve, stored)
+    told = {"run": run_id, "receipt_sha256": receipt.receipt_sha256, "with_patch": with_patch}
+    return ReplayBackend(id=f"{REPLAY}{run_id}", serve=serve, replays=told)
+
+
+def _check_patch(receipt: Receipt) -> None:
+    own = receipt.backplane
+    enforcement, patch = own.get("enforcement"), own.get("patch")
+    short = receipt.meta.run_id[:8]
+    if isinstance(enforcement, dict) and enforcement.get("violations"):
+        hint = f"read it first: backplane apply {short} --accept-violations"
+        raise PolicyError(
+            "policy_denied", f"run {short} did not keep its policy, so its patch is not replayed", hint=hint
+        )
+    if isinstance(patch, dict) and patch.get("redacted"):
+        hint = f"in place of a replay: backplane apply {short}"
+        raise PolicyError(
+            "policy_denied", f"the patch of run {short} holds secrets, which a replay would show", hint=hint
+        )
+
+
+async def _serve(stored: Stored, stdin: int, stdout: int) -> None:
+    """Be the host of one replay over these descriptors, until the end of stdin."""
+    host = _Replay(stored, stdin, stdout)
+    await host.write(host.end.send(msgspec.structs.replace(_HELLO, mode=stored.receipt.mode)))
+    async with anyio.create_task_group() as tasks:
+        while True:
+            await anyio.wait_readable(stdin)
+            data = os.read(stdin, WRITE_BYTES)
+            if not data:
+                tasks.cancel_scope.cancel()
+                return
+            for message in host.end.receive(data):
+                if isinstance(message, wire.Run):
+                    tasks.start_soon(host.play, message)
+                else:
+                    await host.hear(message)
+
+
+_HELLO: Final = wire.Hello(
+    contract_version=CONTRACT_VERSION,
+    backend=BackendIdentity("replay"),
+    capabilities=Manifest({"streaming": NATIVE}).to_wire(),
+    extensions=("cancel/1", "ping/1"),
+    heeds=HEEDS,
+)
+
+
+class _Replay:
+    def __init__(self, stored: Stored, stdin: int, stdout: int) -> None:
+        self.end = HostEnd()
+        self._stored = stored
+        self._stdout = stdout
+        self._writing = anyio.Lock()
+        self._cancelled = False
+
+    async def write(self, data: bytes) -> None:
+        """Write whole lines; two tasks never write into each other's."""
+        async with self._writing:
+            left = memoryview(data)
+            while left:
+                await anyio.wait_writable(self._stdout)
+                try:
+                    left = left[os.write(self._stdout, left) :]
+                except BlockingIOError:
+                    continue
+
+    async def hear(self, message: object) -> None:
+        if isinstance(message, wire.Ping):
+            await self.write(self.end.send(wire.Pong(seq=message.seq)))
+        elif isinstance(message, wire.Cancel):
+            self._cancelled = True
+        elif isinstance(message, Broken):
+            await self.write(self.end.refuse(message))
+
+    async def play(self, run: wire.Run) -> None:
+        try:
+            for block in self._events(run.id):
+                if self._cancelled:
+                    break
+                await self.write(block)
+            if self._stored.with_patch and not self._cancelled:
+                await anyio.to_thread.run_sync(self._apply, Path(run.work_order.workspace.root))
+            outcome: Outcome = "partial" if self._cancelled else self._stored.receipt.outcome
+            last: wire.Final | wire.Fatal = wire.Final(ref_id=run.id, receipt=self._claim(run, outcome))
+        except BackplaneError as error:
+            last = wire.Fatal(ref_id=run.id, error=error.message, error_code=error.code)
+        except OSError as error:  # Of the patch or the trace: a run that cannot be read is no end of the plane.
+            known = unforeseen(error)
+            last = wire.Fatal(ref_id=run.id, error=known.message, error_code=known.code)
+        await self.write(self.end.send(last))
+
+    def _events(self, run_id: str) -> Iterator[bytes]:
+        """The stored lines, each in the frame of this run."""
+        from backplane.receipts.trace import Trace
+
+        trace = self._stored.receipt.trace
+        lines = (trace if isinstance(trace, Trace) else Trace.of(trace)).lines()
+        frame = b'{"t":"event","ref_id":"%b","event":' % run_id.encode()
+        block = bytearray()
+        for line in lines:
+            block += frame + line + b"}\n"
+            if len(block) >= WRITE_BYTES:
+                yield bytes(block)
+                block.clear()
+        if block:
+            yield bytes(block)
+
+    def _apply(self, root: Path) -> None:
+        from backplane.workspace import apply_patch
+
+        if any(artifact.kind == "patch" for artifact in self._stored.receipt.artifacts):
+            apply_patch(self._stored.folder, record_sha256=self._stored.record_sha256, root=root)
+
+    def _claim(self, run: wire.Run, outcome: Outcome) -> object:
+        """What the replay says of itself: the outcome of then, and no usage, as it spent nothing."""
+        then = self._stored.receipt
+        raw = then.usage_raw if isinstance(then.usage_raw, dict) else {"value": then.usage_raw}
+        meta = {"run_id": run.id, "work_order_id": run.work_order.id}
+        receipt = Receipt(
+            meta=RunMetadata(**{**msgspec.structs.asdict(then.meta), **meta}),
+            backend=_HELLO.backend,
+            capabilities=_HELLO.capabilities,
+            usage_raw={name: value for name, value in raw.items() if name != "backplane"},
+            usage=Usage(),
+            trace=[],
+            artifacts=(),
+            verification=Verification(harness_ok=False),
+            outcome=outcome,
+            mode=then.mode,
+        )
+        return msgspec.to_builtins(receipt)
