@@ -426,6 +426,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
         session = self.folded.session
         if isinstance(session, dict) and isinstance(session.get("id"), str) and self.order.abp("session"):
             members["session"] = {"id": session["id"]}
+        if (parent := self.order.abp("parent")) is not None:
+            members["parent"] = parent
         if self._losses:
             members["losses"] = list(self._losses)
         members["counts"] = {name: count for name, count in sorted(self.counts.items()) if count}

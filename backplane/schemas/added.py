@@ -80,7 +80,10 @@ BACKPLANE: Final[Json] = _object(
         files={"type": "integer", "minimum": 0},
         ignored={"type": "integer", "minimum": 0},
     ),
-    parent={"description": "The run of an outer plane that this run belongs to.", **_TEXT_OR_OBJECT},
+    parent={
+        "description": "The session and run before this one, or the outer plane's run.",
+        **_TEXT_OR_OBJECT,
+    },
     session=_object("The conversation that the order has kept: its id, for resuming.", ["id"], id={"type": "string"}),
     inner=_object("The receipt of a plane inside: its hash, whether that verified, and what it had added."),
     capabilities=_object("Abilities and levels of the manifest that the contract does not have, as they were sent."),
