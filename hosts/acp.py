@@ -31,7 +31,7 @@ from backplane.agents.order import (
 )
 from backplane.agents.shipped import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, Level
-from backplane.contract.work import OF_HOST
+from backplane.contract.work import OF_AGENT
 from backplane.errors import BackendError, ConfigError
 from backplane.host import EXTENSIONS, Done, Given, Host, HostRun, main
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 EMULATED_FOR_ALL = ("checkpointing", "structured_output_json_schema")
 """What the host does in place of any such agent."""
-HEEDS = tuple(OF_HOST)
+HEEDS = OF_AGENT
 """All of them: what an agent cannot is refused by its profile, with the reason."""
 
 

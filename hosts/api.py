@@ -25,7 +25,10 @@ HOST: Final = Host(
         ),
         **dict.fromkeys(("tool_ask_user", "structured_output_json_schema", "mcp_client"), EMULATED),
     },
-    heeds=("model", "max_turns", "max_budget_usd", "context", "mcp_servers", "output_schema"),
+    heeds=(
+        *("model", "max_turns", "max_budget_usd", "context", "history", "system", "sampling"),
+        *("mcp_servers", "output_schema"),
+    ),
 )
 
 

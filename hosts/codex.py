@@ -29,7 +29,7 @@ from backplane.agents.order import (
 )
 from backplane.agents.shipped import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE, restricted
-from backplane.contract.work import OF_HOST
+from backplane.contract.work import OF_AGENT
 from backplane.errors import BackendError
 from backplane.host import EXTENSIONS, Given, Host, HostRun
 
@@ -52,7 +52,7 @@ HOST: Final = Host(
         **dict.fromkeys(BY_US, EMULATED),
     },
     extensions=(*EXTENSIONS, "session/1", "input/1", "interrupt/1"),
-    heeds=tuple(OF_HOST),
+    heeds=OF_AGENT,
 )
 
 QUIET: Final = (

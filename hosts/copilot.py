@@ -28,7 +28,7 @@ from backplane.agents.order import (
 )
 from backplane.agents.shipped import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE, restricted
-from backplane.contract.work import OF_HOST
+from backplane.contract.work import OF_AGENT
 from backplane.errors import ConfigError
 from backplane.host import EXTENSIONS, Given, Host, HostRun
 
@@ -52,7 +52,7 @@ HOST: Final = Host(
         **dict.fromkeys(("checkpointing", "structured_output_json_schema"), EMULATED),
     },
     extensions=(*EXTENSIONS, "session/1", "input/1", "interrupt/1"),
-    heeds=tuple(OF_HOST),
+    heeds=OF_AGENT,
 )
 
 ARGUMENTS: Final = ("--headless", "--stdio", "--no-auto-update", "--log-level", "error")

@@ -33,7 +33,7 @@ from backplane.agents.order import (
 )
 from backplane.agents.shipped import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE, restricted
-from backplane.contract.work import OF_HOST
+from backplane.contract.work import OF_AGENT
 from backplane.errors import BackendError, ConfigError
 from backplane.host import EXTENSIONS, Given, Host, HostRun
 
@@ -59,7 +59,7 @@ HOST: Final = Host(
         **dict.fromkeys(("checkpointing", "structured_output_json_schema", "hooks_pre_tool_use"), EMULATED),
     },
     extensions=(*EXTENSIONS, "session/1", "input/1", "interrupt/1"),
-    heeds=tuple(OF_HOST),
+    heeds=OF_AGENT,
 )
 
 ARGUMENTS: Final = ("web", "--no-open", "--port", "0")

@@ -63,6 +63,7 @@ ROOMS = {
         "sandbox.credentials upstream.presets workspace"
     ),
     "api": f"{SHAPES} config runtime",
+    "providers": f"{SHAPES} agents config dialects process protocol receipts redact runtime",
     # the far side: the kit of a host, and what hosts drive
     "host": f"{SHAPES} policy process protocol",
     "tools": f"{SHAPES} ir policy process protocol upstream.decompress",
@@ -79,8 +80,8 @@ ROOMS = {
     "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",
     "__init__": f"{SHAPES} api config runtime",
     "cli": (
-        f"{SHAPES} __init__ config conform dialects policy process protocol receipts receipts.build redact resources "
-        "routing routing.compare routing.driver runtime sandbox sandbox.credentials schemas serve upstream "
+        f"{SHAPES} __init__ config conform dialects policy process protocol providers receipts receipts.build redact "
+        "resources routing routing.compare routing.driver runtime sandbox sandbox.credentials schemas serve upstream "
         "upstream.cost upstream.presets view workspace"
     ),
     "__main__": "cli",

@@ -15,7 +15,7 @@ from backplane.config import Settings
 from backplane.contract import envelope as wire
 from backplane.contract.capability import NATIVE
 from backplane.contract.events import Warned
-from backplane.contract.work import OF_HOST, ContextPacket, RuntimeConfig, Snippet, WorkOrder
+from backplane.contract.work import OF_AGENT, OF_HOST, ContextPacket, RuntimeConfig, Snippet, WorkOrder
 from backplane.host import Host
 from backplane.runtime.backends import Backend, ProcessBackend, find
 from backplane.runtime.run import Run
@@ -38,12 +38,23 @@ ASKED: dict[str, dict[str, Any]] = {
     "max_turns": {"config": RuntimeConfig(max_turns=1)},
     "max_budget_usd": {"config": RuntimeConfig(max_budget_usd=1e-6)},
     "context": {"context": ContextPacket(snippets=(Snippet("note", WORD),))},
+    "history": {"config": RuntimeConfig(vendor={"abp": {"history": [{"role": "user", "content": WORD}]}})},
+    "system": {"config": RuntimeConfig(vendor={"abp": {"system": WORD}})},
+    "sampling": {"config": RuntimeConfig(vendor={"abp": {"sampling": {"max_tokens": 7}}})},
     "session": {"config": RuntimeConfig(vendor={"abp": {"session": {"keep": True}}})},
     "mcp_servers": {"config": RuntimeConfig(vendor={"abp": {"mcp_servers": [{"name": "x", "command": "true"}]}})},
     "output_schema": {"config": RuntimeConfig(vendor={"abp.output_schema": SCHEMA})},
     "mode": {"config": RuntimeConfig(vendor={"abp": {"mode": "passthrough"}})},
 }
-NOTHING: dict[str, Any] = {"session": {}, "mcp_servers": [], "output_schema": None, "mode": "mapped"}
+NOTHING: dict[str, Any] = {
+    "history": [],
+    "system": "",
+    "sampling": {},
+    "session": {},
+    "mcp_servers": [],
+    "output_schema": None,
+    "mode": "mapped",
+}
 """The same settings where they ask for nothing."""
 
 EXAMPLES = {
@@ -117,8 +128,10 @@ async def test_the_api_host_heeds_or_refuses(name: str, backplane_home: Path, ro
     match name:
         case "model":
             assert sent[0]["model"] == "m-2"
-        case "context":
+        case "context" | "history" | "system":
             assert WORD in shown
+        case "sampling":
+            assert 7 in (sent[0].get("max_tokens"), sent[0].get("max_completion_tokens"))
         case "output_schema":
             assert '\\"integer\\"' in shown
         case "mcp_servers":
@@ -131,7 +144,7 @@ async def test_the_api_host_heeds_or_refuses(name: str, backplane_home: Path, ro
 
 def test_what_the_driven_agents_heed_is_tried_with_the_real_ones() -> None:
     assert {name: table.HEEDS[name] for name in ("claude", "codex", "acp")} == dict.fromkeys(
-        ("claude", "codex", "acp"), tuple(OF_HOST)
+        ("claude", "codex", "acp"), OF_AGENT
     )
     assert {"model and environment", "max turns", "resume, usage of this run alone", "structured output right",
             "passthrough keeps every message"} <= set(CASES)  # fmt: skip

@@ -96,6 +96,12 @@ def test_the_python_program_of_the_readme_runs_an_order(sample: Path, env: dict[
     assert re.search(r"^(complete|failed) [0-9a-f]{64}$", output, re.M), output
 
 
+def test_the_session_of_the_readme_answers_twice(sample: Path, env: dict[str, str]) -> None:
+    program = next(block for block in blocks("python") if "ProviderRegistry" in block)
+    output = run(f"{sys.executable} - <<'END'\n{program}\nEND", sample, env)
+    assert re.search(r"end_turn None \(.*dropped: history", output), output
+
+
 def test_the_host_of_the_readme_answers_an_order(sample: Path, env: dict[str, str], tmp_path: Path) -> None:
     host = tmp_path / "hello.py"
     host.write_text(next(block for block in blocks("python") if "main(Host(" in block))

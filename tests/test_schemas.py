@@ -44,9 +44,9 @@ def test_every_schema_has_an_example() -> None:
     assert {path.parent.name for path in GOOD} == set(build.names())
 
 
-def test_only_a_policy_and_a_configuration_refuse_unknown_members() -> None:
+def test_only_a_policy_a_configuration_and_a_session_refuse_unknown_members() -> None:
     closed = {name for name in build.names() if b'"additionalProperties": false' in build.load_schema(name)}
-    assert closed == {"policy", "configuration"} & set(build.names())
+    assert closed == {"policy", "configuration", "session"} & set(build.names())
 
 
 def test_an_order_needs_its_task_alone_and_is_written_whole() -> None:

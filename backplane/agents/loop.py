@@ -14,7 +14,7 @@ from typing import Any, Final
 import anyio.abc
 import msgspec
 
-from backplane.agents.order import RunSpec, budget_of, price_from, server_rows, shape_of
+from backplane.agents.order import RunSpec, budget_of, price_from, read_history, sampling_of, server_rows, shape_of
 from backplane.agents.program import first_of
 from backplane.agents.session import AgentRun, Ending, limited
 from backplane.config import child_environment
@@ -74,6 +74,8 @@ class Task(msgspec.Struct, frozen=True):
     parameters: dict[str, Any]
     system: str
     spec: RunSpec
+    history: tuple[Message, ...] = ()
+    """What was said before this order."""
 
 
 def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
@@ -96,8 +98,8 @@ def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
         fact = f"max_budget_usd cannot be held: what {model!r} costs here is not known"
         raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
     shape = shape_of(run)
-    words = (SYSTEM, own.get("system"), shape.request() if shape is not None else None)
-    parameters = {name: value for name, value in own.items() if name != "system"}
+    words = (SYSTEM, own.get("system"), run.order.abp("system"), shape.request() if shape is not None else None)
+    parameters = {name: value for name, value in own.items() if name != "system"} | sampling_of(run)
     if service.max_output_tokens is not None:
         parameters = {"max_tokens": service.max_output_tokens, **parameters}
     return Task(
@@ -111,6 +113,7 @@ def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
             budget_micros=budget,
             turns_max=TURNS_MAX if config.max_turns is None else config.max_turns,
         ),
+        history=read_history(run),
     )
 
 
@@ -149,7 +152,7 @@ class Agent:
         self._run = session.run
         self._conversation = Conversation(
             dialect=model.dialect, model=task.model, tools=(*SPECS, *servers.specs), options=task.parameters,
-            messages=(Message(role="system", parts=(Text(text=task.system),), flat=True),),
+            messages=(Message(role="system", parts=(Text(text=task.system),), flat=True), *task.history),
         )  # fmt: skip
         self._reported: dict[str, Any] = {}
         self._named: str | None = None

@@ -17,6 +17,8 @@ from backplane.agents.shipped import STATE
 from backplane.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
+    from backplane import ir
+    from backplane.contract import conversation as said
     from backplane.contract.canonical import Json
     from backplane.host import Given
     from backplane.tools.structured import Shape
@@ -265,6 +267,75 @@ def shape_of(run: Given) -> Shape | None:
     from backplane.tools.structured import Shape
 
     return Shape(schema)
+
+
+SAMPLING: Final = ("max_tokens", "temperature")
+
+
+def sampling_of(run: Given) -> dict[str, Any]:
+    """The order's own parameters of the model, `config.vendor.abp.sampling`. Raises ConfigError: `config_invalid`."""
+    asked = run.order.abp("sampling") or {}
+    if not isinstance(asked, dict) or not set(asked) <= set(SAMPLING):
+        fix = f"it has {' and '.join(SAMPLING)}"
+        raise ConfigError("config_invalid", "config.vendor.abp.sampling cannot be read", hint=fix)
+    return dict(asked)
+
+
+NO_RESULT: Final = "No result of this call was recorded: whether it ran is unknown. Look before you repeat it."
+
+
+def read_history(run: Given) -> tuple[ir.Message, ...]:
+    """What was said before this order, `config.vendor.abp.history`; calls without a result get one that says so.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    from backplane import ir
+    from backplane.contract import conversation as said
+
+    try:
+        messages = msgspec.convert(run.order.abp("history") or (), tuple[said.Message, ...])
+    except msgspec.ValidationError as error:
+        fix = "a list of messages, see contracts/sessions.md"
+        raise ConfigError("config_invalid", f"config.vendor.abp.history: {error}", hint=fix) from error
+    unknown = {call.id for call in said.unresolved(messages)}
+    made: list[ir.Message] = []
+    for message in messages:
+        if isinstance(message, said.UserMessage):
+            made.append(ir.Message(role="user", parts=(ir.Text(text=message.content),), flat=True))
+        elif isinstance(message, said.ToolResultMessage):
+            made.append(_results((message.tool_call_id, message.content, message.is_error)))
+        else:
+            made.append(_assistant(message))
+            lost = [(call.id, NO_RESULT, True) for call in message.tool_calls if call.id in unknown]
+            made += [_results(*lost)] if lost else []
+    return tuple(_joined(made))
+
+
+def _assistant(message: said.AssistantMessage) -> ir.Message:
+    from backplane import ir
+
+    thinking = [ir.Thinking(text=part.text, signature=part.signature) for part in message.thinking if part.signature]
+    text = [ir.Text(text=message.content)] if message.content or not message.tool_calls else []
+    calls = [ir.ToolUse(id=call.id, name=call.name, input=call.arguments) for call in message.tool_calls]
+    return ir.Message(role="assistant", parts=(*thinking, *text, *calls))
+
+
+def _results(*rows: tuple[str, str, bool]) -> ir.Message:
+    from backplane import ir
+
+    parts = [ir.ToolResult(id=id, content=(ir.Text(text=text),), is_error=bad, flat=True) for id, text, bad in rows]
+    return ir.Message(role="tool", parts=tuple(parts))
+
+
+def _joined(messages: list[ir.Message]) -> list[ir.Message]:
+    """Results that follow each other as one message, as a turn's calls are answered together."""
+    made: list[ir.Message] = []
+    for message in messages:
+        if made and message.role == "tool" == made[-1].role:
+            message = msgspec.structs.replace(message, parts=(*made.pop().parts, *message.parts))
+        made.append(message)
+    return made
 
 
 def is_strict(schema: Any) -> bool:

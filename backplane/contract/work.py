@@ -69,14 +69,16 @@ SETTINGS: Final = frozenset(
         "checkpoints",
         "credentials",
         "enforcement",
+        "history",
         "hooks",
         "isolation",
         "lenient",
         "mcp_servers",
         "mode",
         "output_schema",
+        "parent",
     }
-    | {"remote_root", "route", "seccomp", "session", "unheard"}
+    | {"remote_root", "route", "sampling", "seccomp", "session", "system", "unheard"}
 )
 """Ours under `config.vendor.abp`: what `WorkOrder.abp` is asked for."""
 OTHERS_SETTINGS: Final = frozenset(
@@ -91,12 +93,18 @@ OF_HOST: Final = {
     "max_turns": "config.max_turns",
     "max_budget_usd": "config.max_budget_usd",
     "context": "context",
+    "history": "config.vendor.abp.history",
+    "system": "config.vendor.abp.system",
+    "sampling": "config.vendor.abp.sampling",
     "session": "config.vendor.abp.session",
     "mcp_servers": "config.vendor.abp.mcp_servers",
     "output_schema": "config.vendor.abp.output_schema",
     "mode": "config.vendor.abp.mode",
 }
 """Settings that have an effect only where the host heeds them, as its hello lists them, and where each stands."""
+
+OF_AGENT: Final = tuple(name for name in OF_HOST if name not in ("history", "system", "sampling"))
+"""What the host of an agent with conversations of its own heeds: what was said before is the agent's to know."""
 
 
 class WorkOrder(msgspec.Struct, frozen=True):
@@ -126,7 +134,7 @@ class WorkOrder(msgspec.Struct, frozen=True):
             "max_turns": config.max_turns is not None,
             "max_budget_usd": config.max_budget_usd is not None,
             "context": bool(context.files or context.snippets),
-            "session": bool(self.abp("session")),
+            **{name: bool(self.abp(name)) for name in ("history", "system", "sampling", "session")},
             "mcp_servers": bool(self.abp("mcp_servers")),
             "output_schema": self.abp("output_schema") is not None,
             "mode": self.abp("mode") == "passthrough",

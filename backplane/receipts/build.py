@@ -441,6 +441,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
             members["session"] = {"id": session["id"]}
         if self.folded.retry_after_ms is not None:
             members["retry_after_ms"] = self.folded.retry_after_ms
+        if (parent := self.order.abp("parent")) is not None:
+            members["parent"] = parent
         if self._losses:
             members["losses"] = list(self._losses)
         members["counts"] = {name: count for name, count in sorted(self.counts.items()) if count}

@@ -40,6 +40,15 @@ CLIENTS_MAX: Final = 16
 Function = Callable[..., Any]
 
 
+class Offered(typing.Protocol):
+    """A tool that says itself what it is; `Tool` makes one of a function's signature."""
+
+    @property
+    def name(self) -> str: ...
+    def row(self) -> Json: ...
+    async def call(self, arguments: Json, redactor: Redactor) -> Json: ...
+
+
 class Tool:
     """One function, plain or `async`, with the schema that its signature makes.
 
@@ -90,8 +99,8 @@ class Tool:
 
 
 @asynccontextmanager
-async def served(functions: Sequence[Function], secrets: Iterable[str] = ()) -> AsyncIterator[Json]:
-    """Serve functions to whoever connects; give the row of the server for `config.vendor.abp.mcp_servers`.
+async def served(functions: Sequence[Function | Offered], secrets: Iterable[str] = ()) -> AsyncIterator[Json]:
+    """Serve functions and tools to whoever connects; give the row of the server for `config.vendor.abp.mcp_servers`.
 
     Args:
         secrets: kept out of what is said of an exception.
@@ -99,7 +108,7 @@ async def served(functions: Sequence[Function], secrets: Iterable[str] = ()) -> 
     Raises:
         ConfigError: `config_invalid`, one cannot be a tool, or two have one name.
     """
-    tools = {tool.name: tool for tool in map(Tool, functions)}
+    tools = {tool.name: tool for tool in map(offered, functions)}
     if len(tools) < len(functions):
         raise _invalid("two of the functions have one name", "give each a name of its own")
     redactor = Redactor(secrets)
@@ -119,8 +128,13 @@ async def served(functions: Sequence[Function], secrets: Iterable[str] = ()) -> 
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def offered(tool: Function | Offered) -> Offered:
+    """Return a tool as it is, and a function as one. Raises ConfigError as `Tool`."""
+    return typing.cast("Offered", tool) if hasattr(tool, "row") and hasattr(tool, "call") else Tool(tool)
+
+
 async def _accept(
-    listener: socket.socket, tools: dict[str, Tool], redactor: Redactor, tasks: anyio.abc.TaskGroup
+    listener: socket.socket, tools: dict[str, Offered], redactor: Redactor, tasks: anyio.abc.TaskGroup
 ) -> None:
     places = anyio.CapacityLimiter(CLIENTS_MAX)
     while True:
@@ -133,7 +147,7 @@ async def _accept(
 
 
 async def _talk(
-    client: socket.socket, tools: dict[str, Tool], redactor: Redactor, places: anyio.CapacityLimiter
+    client: socket.socket, tools: dict[str, Offered], redactor: Redactor, places: anyio.CapacityLimiter
 ) -> None:
     async def answer(asked: Request) -> Json | Fault:
         if asked.method == "initialize":

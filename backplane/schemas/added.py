@@ -90,7 +90,10 @@ BACKPLANE: Final[Json] = _object(
         receipt_sha256=_SHA256,
         with_patch={"type": "boolean"},
     ),
-    parent={"description": "The run of an outer plane that this run belongs to.", **_TEXT_OR_OBJECT},
+    parent={
+        "description": "The session and run before this one, or the outer plane's run.",
+        **_TEXT_OR_OBJECT,
+    },
     session=_object("The conversation that the order has kept: its id, for resuming.", ["id"], id={"type": "string"}),
     inner=_object("The receipt of a plane inside: its hash, whether that verified, and what it had added."),
     capabilities=_object("Abilities and levels of the manifest that the contract does not have, as they were sent."),

@@ -3,7 +3,7 @@
 `python -m backplane.schemas` writes `schemas/`, `--check` only compares. A plain name is what a
 reader takes (defaults may be left out); a name that ends in `_written`, or begins with `cli_` for
 what a command prints, is what we write: every member there. Unknown members are allowed, but not
-in a policy or a configuration, where they are mistakes. What our reader forgives beyond that (an
+in a policy, a configuration or a session, where they are mistakes. What our reader forgives beyond that (an
 unknown event type, say) is no promise and stands in no schema.
 """
 
@@ -23,6 +23,7 @@ from backplane import resources
 from backplane.config import Settings
 from backplane.contract import envelope
 from backplane.contract.canonical import Json
+from backplane.contract.conversation import SessionFile
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import CONTRACT_VERSION, Receipt
 from backplane.contract.work import PolicyProfile, WorkOrder
@@ -81,6 +82,7 @@ SHAPES: Final[dict[str, Any]] = {
     "backplane": None,
     "policy": PolicyProfile,
     "configuration": Settings,
+    "session": SessionFile,
     **{f"envelope_{name}": kind for name, kind in _ENVELOPES.items()},
     "envelope_run_written": envelope.Run,
     **_PRINTED,
@@ -109,7 +111,8 @@ def build(name: str) -> Json:
     definitions = {key: _tidy(body) for key, body in found.items()}
     for (owner, field), more in (FIELDS | FIELDS_WRITTEN if written else FIELDS).items():
         owner = kind.__name__ if owner == name else owner
-        if owner in definitions:
+        # A session's messages have names of events, and other members.
+        if field in definitions.get(owner, {}).get("properties", ()):
             definitions[owner]["properties"][field] |= more
     for owner, body in definitions.items():
         if written:

@@ -18,6 +18,7 @@ import msgspec
 from backplane.config import BackendSettings, read_toml
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
+from backplane.contract.conversation import FORMAT
 from backplane.contract.events import AgentEvent, Failed
 from backplane.contract.receipt import Receipt, read_receipt, receipt_hash, verify_bytes
 from backplane.contract.unheard import Unheard, is_lenient, unheard_settings, unknown_members
@@ -190,6 +191,8 @@ def _recognise(value: Json) -> str:
     if "t" in members:
         t = value["t"]
         return f"envelope_{t}" if isinstance(t, str) and t in _ENVELOPES else "envelope"
+    if value.get("format") == FORMAT:
+        return "session"
     if "type" in members and ("ts" in members or not members & _ORDER):
         return "event"
     if len(members & _RECEIPT) >= 2:

@@ -1,0 +1,156 @@
+"""A conversation in neutral words: the provider interface's messages, and the file that a session is kept in.
+
+The same shapes travel in an order (`config.vendor.abp.history`), lie in a session's file, and are what a program
+gets from `get_history`. They name no vendor.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from backplane.contract.canonical import Json
+
+FORMAT: Final = "backplane.session"
+VERSION: Final = 1
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "user_interrupt", "error"]
+"""Why a turn ended: the six of `contracts/sessions.md`."""
+
+
+class _Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A member that nobody knows would be lost in silence, so it is refused."""
+
+
+class ToolCall(_Value, frozen=True):
+    """A call that the agent made."""
+
+    id: str
+    name: str
+    arguments: Json = None
+
+
+class Thinking(_Value, frozen=True):
+    """What the model thought."""
+
+    text: str = ""
+    signature: str | None = None
+    """The vendor's proof; it goes back only to the provider and model that made it."""
+
+
+class UserMessage(_Value, frozen=True, tag_field="role", tag="user"):
+    """What the user said, context items included, in words."""
+
+    content: str
+
+
+class AssistantMessage(_Value, frozen=True, tag_field="role", tag="assistant"):
+    """What the agent said and which calls it made then."""
+
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    thinking: tuple[Thinking, ...] = ()
+
+
+class ToolResultMessage(_Value, frozen=True, tag_field="role", tag="tool"):
+    """What a call gave back."""
+
+    tool_call_id: str
+    content: str
+    is_error: bool = False
+
+
+Message = UserMessage | AssistantMessage | ToolResultMessage
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class TokenUsage(_Value, frozen=True):
+    """Tokens and money of one turn or of several; None is unknown, never zero."""
+
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    cache_read_tokens: Count | None = None
+    cache_write_tokens: Count | None = None
+    cost_usd_micros: Count | None = None
+    """Millionths of a US dollar."""
+    cache_in_input: bool = True
+    """Whether `input_tokens` has the cached tokens inside."""
+
+    @property
+    def total_tokens(self) -> int | None:
+        """All tokens, cached ones once; None where a part is unknown."""
+        if self.input_tokens is None or self.output_tokens is None:
+            return None
+        return self.input_tokens + self.output_tokens
+
+    def plus(self, other: TokenUsage) -> TokenUsage:
+        """Add another turn's; what one of them does not know stays unknown."""
+
+        def summed(one: int | None, two: int | None) -> int | None:
+            return None if one is None or two is None else one + two
+
+        return TokenUsage(
+            input_tokens=summed(self.input_tokens, other.input_tokens),
+            output_tokens=summed(self.output_tokens, other.output_tokens),
+            cache_read_tokens=summed(self.cache_read_tokens, other.cache_read_tokens),
+            cache_write_tokens=summed(self.cache_write_tokens, other.cache_write_tokens),
+            cost_usd_micros=summed(self.cost_usd_micros, other.cost_usd_micros),
+        )
+
+
+NOTHING: Final = TokenUsage(
+    input_tokens=0, output_tokens=0, cache_read_tokens=0, cache_write_tokens=0, cost_usd_micros=0
+)
+"""Of a session before its first turn."""
+
+
+class SessionTurn(_Value, frozen=True):
+    """One turn of a session: the run that it was, and what was said in it."""
+
+    run_id: str
+    provider: str
+    model: str | None = None
+    """As it was asked for; None is the backend's own choice."""
+    receipt_sha256: str | None = None
+    """None while the turn is under way, or where its run was cut off before it was sealed."""
+    stop_reason: StopReason | None = None
+    """None likewise."""
+    messages: tuple[Message, ...] = ()
+    usage: TokenUsage = TokenUsage()
+    conversation: str | None = None
+    """Id of the conversation that the provider itself keeps, after this turn."""
+
+
+class SessionFile(_Value, frozen=True, omit_defaults=False):
+    """A session as it lies on disk: no secret, no vendor's form, nothing that is run when it is read."""
+
+    format: Literal["backplane.session"]
+    version: Literal[1]
+    id: str
+    created_at: str
+    provider: str
+    model: str | None = None
+    system_prompt: str | None = None
+    max_tokens: Count | None = None
+    temperature: Any = None
+    max_turns: Count | None = None
+    root: str | None = None
+    """Folder that it works on; None is a folder of its own, empty at the start of each turn."""
+    mode: Literal["staged", "pass_through"] = "staged"
+    lane: Literal["patch_first", "workspace_first"] = "workspace_first"
+    cleared: Count = 0
+    """Turns before this one are no part of the conversation any more; their receipts stay."""
+    parent: str | None = None
+    """The session that this one was forked from."""
+    turns: tuple[SessionTurn, ...] = ()
+    losses: tuple[str, ...] = ()
+    """What could not be carried, told once each."""
+
+
+def unresolved(messages: tuple[Message, ...]) -> tuple[ToolCall, ...]:
+    """Return the calls without a recorded result: whether they ran is unknown."""
+    answered = {message.tool_call_id for message in messages if isinstance(message, ToolResultMessage)}
+    calls = [call for message in messages if isinstance(message, AssistantMessage) for call in message.tool_calls]
+    return tuple(call for call in calls if call.id not in answered)

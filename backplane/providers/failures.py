@@ -1,0 +1,56 @@
+"""What the provider interface calls a failure: seven codes, seven types, and whether it is worth going on."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from backplane.errors import CODES, BackplaneError
+
+ErrorType = Literal[
+    "rate_limit",
+    "authentication",
+    "invalid_request",
+    "model_overloaded",
+    "network_error",
+    "internal_error",
+    "usage_limit_reached",
+]
+
+TYPES: Final[dict[str, ErrorType]] = {
+    "authentication_failed": "authentication",
+    "rate_limited": "rate_limit",
+    "context_length_exceeded": "invalid_request",
+    "invalid_request": "invalid_request",
+    "model_unavailable": "invalid_request",
+    "network_error": "network_error",
+    "unknown": "internal_error",
+}
+"""Code of the provider interface → type of the unified interface."""
+
+KINDS: Final[dict[str, ErrorType]] = {"overloaded": "model_overloaded", "quota": "usage_limit_reached"}
+"""`ext.kind` of `backend_rate_limited` → its type."""
+
+
+class ProviderError(Exception):
+    """A turn failed.
+
+    Attributes:
+        provider: the backend's name.
+        code: one of the seven codes of the provider interface.
+        cause: the failure under its code of ours, with the next step.
+        error_type: one of the seven types of the unified interface.
+        recoverable: whether the same turn may succeed when it is tried again; nothing here tries by itself.
+    """
+
+    def __init__(self, provider: str, cause: BackplaneError, kind: str | None = None) -> None:
+        super().__init__(cause.message)
+        self.__cause__ = cause
+        self.provider = provider
+        self.cause = cause
+        self.code = CODES[cause.code].provider_code
+        self.error_type: ErrorType = KINDS.get(kind or "", TYPES[self.code])
+        self.recoverable = cause.retryable
+
+    @property
+    def message(self) -> str:
+        return self.cause.message

@@ -1,0 +1,257 @@
+"""One turn of a session as an order: what a host heeds has its own place, the rest is words, each loss is named.
+
+Pure: a session and what its host said of itself go in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.contract.conversation import (
+    AssistantMessage,
+    Message,
+    SessionTurn,
+    ToolCall,
+    ToolResultMessage,
+    UserMessage,
+    unresolved,
+)
+from backplane.contract.envelope import Hello
+from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.errors import BackendError, ConfigError
+from backplane.providers.reading import PREFIX, text_of
+from backplane.providers.tools import Tool
+from backplane.runtime.hooks import Hook
+from backplane.runtime.inbound import OnAsk
+
+SESSION: Final = "session/1"
+INTERRUPT: Final = "interrupt/1"
+INPUT: Final = "input/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionConfig:
+    """What a session is to be: the members of both interfaces, and where and how its agent works."""
+
+    model: str | None = None
+    """None is the backend's own choice."""
+    max_tokens: int | None = None
+    """Of one answer of the model."""
+    temperature: float | None = None
+    system_prompt: str | None = None
+    tools: Sequence[Tool] = ()
+    session_id: str | None = None
+    """A saved session to go on with."""
+    initial_prompt: str | None = None
+    """Sent as the first turn, before anything else."""
+    max_turns: int | None = None
+    """Turns of the model in one turn of the session."""
+    root: str | None = None
+    """Folder to work on; None is a folder of the session's own, empty at its start and gone at its end."""
+    mode: str = "staged"
+    lane: str = "workspace_first"
+    """Here the result of each complete turn goes into the folder, so that the next turn finds it."""
+    policy: PolicyProfile | str | None = None
+    on_ask: OnAsk | None = None
+    """Answers approvals; None leaves them to `send_input` where `receive_events` is used, else to the ask's default."""
+    hooks: Sequence[Hook] = ()
+    save: bool = True
+    """Keep the session in the state folder, so that another process can go on with it."""
+
+
+class Abilities(msgspec.Struct, frozen=True):
+    """What a host said of itself."""
+
+    heeds: frozenset[str]
+    extensions: frozenset[str]
+    levels: dict[str, Any]
+    reads: bool = True
+    """Words beside the task reach a model: a host that heeds no context may take the task for a command."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the host keeps conversations itself."""
+        return "session" in self.heeds and SESSION in self.extensions
+
+    @property
+    def forks(self) -> bool:
+        """Whether it can go on with a copy of one."""
+        return self.keeps and self.levels.get("session_fork") in ("native", "emulated")
+
+
+def abilities(hello: Hello) -> Abilities:
+    """Read a hello; a host that does not say what it heeds is taken to heed nothing but the order's words."""
+    heeds = () if hello.heeds is msgspec.UNSET else hello.heeds
+    reads = hello.heeds is msgspec.UNSET or "context" in heeds
+    return Abilities(frozenset(heeds), frozenset(hello.extensions), hello.capabilities, reads)
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What one turn says."""
+
+    config: Any
+    words: str
+    can: Abilities
+    provider: str
+    turns: tuple[SessionTurn, ...] = ()
+    """What was said before."""
+    native: str | None = None
+    """Id of the host's own conversation to go on with."""
+    forks: bool = False
+    system_known: bool = False
+    """The host's own conversation has the system prompt already."""
+    parent: Json = None
+    tools: Json = None
+    """The row of the server of the session's functions."""
+    names: frozenset[str] = frozenset()
+    """Names of these functions."""
+    root: str
+    policy: PolicyProfile
+    fresh: bool = False
+    """Calls without a result are asked about: this turn comes after one that was cut off."""
+
+
+class Composed(msgspec.Struct, frozen=True):
+    order: WorkOrder
+    losses: tuple[str, ...]
+
+
+def compose(wanted: Wanted) -> Composed:
+    """Make the order of one turn.
+
+    Raises:
+        BackendError: `capability_unsupported`, the session has tools and the host takes no MCP servers.
+    """
+    losses: list[str] = []
+    heeds, config = wanted.can.heeds, wanted.config
+    if wanted.tools is not None and "mcp_servers" not in heeds:
+        fact = f"{wanted.provider!r} takes no tools of the program"
+        raise BackendError("capability_unsupported", fact, hint="leave `tools` empty, or choose another provider")
+    own: dict[str, Json] = {"parent": wanted.parent} if wanted.parent is not None else {}
+    words = [*_system(wanted, own, losses), *_history(wanted, own, losses), wanted.words]
+    sampling = {"max_tokens": config.max_tokens, "temperature": config.temperature}
+    asked = {name: value for name, value in sampling.items() if value is not None}
+    if asked and "sampling" in heeds:
+        own["sampling"] = asked
+    losses += [] if "sampling" in heeds else [f"dropped: {name}, the provider has no such setting" for name in asked]
+    given = {"model": config.model, "max_turns": config.max_turns}
+    for name, value in list(given.items()):
+        if value is not None and name not in heeds:
+            losses.append(f"dropped: {name}, the provider has no such setting")
+            given[name] = None
+    if wanted.tools is not None:
+        own["mcp_servers"] = [wanted.tools]
+    order = WorkOrder(
+        "\n\n".join(words),
+        lane=config.lane,
+        workspace=WorkspaceSpec(root=wanted.root, mode=config.mode),
+        policy=wanted.policy,
+        config=RuntimeConfig(vendor={"abp": own} if own else {}, **given),
+    )
+    return Composed(order, tuple(losses))
+
+
+def _system(wanted: Wanted, own: dict[str, Json], losses: list[str]) -> list[str]:
+    system = wanted.config.system_prompt
+    if not system:
+        return []
+    if "system" in wanted.can.heeds:
+        own["system"] = system
+        return []
+    if not wanted.can.reads:
+        losses.append("dropped: system_prompt, the provider does what the task says and reads nothing else")
+        return []
+    losses.append("emulated: system_prompt, it is said in the user's words")
+    return [] if wanted.system_known else [f"Instructions for this whole conversation:\n{system}"]
+
+
+QUESTION: Final = (
+    "First, a question about what went before: no result was recorded of the calls below, so whether they ran is "
+    "unknown. Find out by looking, and do not repeat any of them before you know that it did not run."
+)
+
+
+def _history(wanted: Wanted, own: dict[str, Json], losses: list[str]) -> list[str]:
+    said = [(turn, message) for turn in wanted.turns for message in turn.messages]
+    cut = unresolved(wanted.turns[-1].messages) if wanted.turns else ()
+    question = ["\n".join([QUESTION, *map(_shown_call, cut)])] if cut and wanted.fresh and wanted.can.reads else []
+    if wanted.can.keeps:
+        own["session"] = {"fork" if wanted.forks else "resume": wanted.native} if wanted.native else {"keep": True}
+    if wanted.native or not said:
+        return question
+    messages = [_carried(turn, message, wanted, losses) for turn, message in said]
+    if "history" in wanted.can.heeds:
+        own["history"] = msgspec.to_builtins(messages)
+        return question
+    if not wanted.can.reads:
+        losses.append("dropped: history, the provider does what the task says and reads nothing else")
+        return []
+    losses.append("emulated: history, it is said in the user's words")
+    losses += ["dropped: thinking of earlier turns"] if any(_thinks(message) for message in messages) else []
+    unknown = {call.id for call in unresolved(tuple(messages))}
+    record = [_shown(message, unknown) for message in messages]
+    return [*question, "\n".join(["What was said before in this conversation, as a record:", *record])]
+
+
+def _carried(turn: SessionTurn, message: Message, wanted: Wanted, losses: list[str]) -> Message:
+    """A message as this provider may have it: proofs go back to who made them alone."""
+    if not isinstance(message, AssistantMessage):
+        return message
+    thinking = message.thinking
+    if (turn.provider, turn.model) != (wanted.provider, wanted.config.model):
+        if any(part.signature for part in thinking):
+            losses.append(f"dropped: signatures of thinking, which only {turn.provider} can read")
+        if thinking:
+            losses.append("dropped: thinking of another provider or model")
+        thinking = ()
+    elif any(not part.signature for part in thinking) and "history" in wanted.can.heeds:
+        losses.append("dropped: thinking without a signature")
+    calls = tuple(
+        msgspec.structs.replace(call, name=PREFIX + call.name) if call.name in wanted.names else call
+        for call in message.tool_calls
+    )
+    return msgspec.structs.replace(message, thinking=thinking, tool_calls=calls)
+
+
+def _thinks(message: Message) -> bool:
+    return isinstance(message, AssistantMessage) and bool(message.thinking)
+
+
+def _shown(message: Message, unknown: Collection[str]) -> str:
+    if isinstance(message, UserMessage):
+        return f"User: {message.content}"
+    if isinstance(message, ToolResultMessage):
+        return f"{'Error' if message.is_error else 'Result'} of {message.tool_call_id}: {message.content}"
+    said = [f"Assistant: {message.content}"] if message.content else []
+    calls = [_shown_call(call) + " (no result was recorded)" * (call.id in unknown) for call in message.tool_calls]
+    return "\n".join([*said, *calls])
+
+
+def _shown_call(call: ToolCall) -> str:
+    return f"Call {call.id}: {call.name} {text_of(call.arguments)}"
+
+
+def tightened(base: PolicyProfile, turn: PolicyProfile) -> PolicyProfile:
+    """Return a session's policy with what one turn forbids beside it; a turn cannot allow more.
+
+    Raises:
+        ConfigError: `config_invalid`, the turn allows what the session does not.
+    """
+    merged: dict[str, tuple[str, ...]] = {}
+    for name in PolicyProfile.__struct_fields__:
+        ours: tuple[str, ...] = getattr(base, name)
+        theirs: tuple[str, ...] = getattr(turn, name)
+        if not name.startswith("allow"):
+            merged[name] = (*ours, *(rule for rule in theirs if rule not in ours))
+            continue
+        more = [rule for rule in theirs if ours and rule not in ours]
+        if more:
+            fact = f"the turn's policy has {more[0]!r} in {name}, and the session's has not"
+            raise ConfigError("config_invalid", fact, hint="a turn's policy only tightens the session's")
+        merged[name] = theirs or ours
+    return PolicyProfile(**merged)

@@ -1,0 +1,263 @@
+"""Providers: the backends there are, each with a face for conversations. A registry is a value, never a global."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import anyio.to_thread
+import msgspec
+
+from backplane.config import Settings
+from backplane.contract.conversation import Message, SessionFile, SessionTurn
+from backplane.errors import BackendError, BackplaneError
+from backplane.providers import store
+from backplane.providers.orders import INTERRUPT, Abilities, SessionConfig, abilities
+from backplane.providers.session import Session, new_file
+from backplane.providers.unified import ProviderCapabilities
+from backplane.runtime import backends
+from backplane.runtime.backends import Backend
+from backplane.runtime.hello import ask_hello
+from backplane.runtime.plane import ControlPlane
+
+LEVELS: Final = {
+    "supports_mcp": "mcp_client",
+    "supports_hooks": "hooks_pre_tool_use",
+    "supports_streaming": "streaming",
+    "supports_file_editing": "tool_edit",
+    "supports_shell_exec": "tool_bash",
+    "supports_web_search": "tool_web_search",
+    "supports_reasoning": "extended_thinking",
+}
+"""Member of `ProviderCapabilities` → ability of the manifest; one that is not listed there is unknown."""
+
+
+class Provider:
+    """A backend that conversations are held with.
+
+    Attributes:
+        name: of the backend.
+        display_name: for people.
+    """
+
+    def __init__(self, plane: ControlPlane, backend: Backend | str, display_name: str | None = None) -> None:
+        self.plane = plane
+        self._backend = backend
+        self.name = backend if isinstance(backend, str) else backend.id
+        self.display_name = display_name or self.name
+        self._can: Abilities | None = None
+
+    @property
+    def backend(self) -> Backend:
+        """Raises BackendError: `backend_not_found`, `backend_unavailable`."""
+        return self.plane.find_backend(self._backend)
+
+    @property
+    def can(self) -> Abilities:
+        """What its host said of itself; `prepare` asks it."""
+        return self._can or Abilities(frozenset(), frozenset(), {})
+
+    async def prepare(self) -> Abilities:
+        """Ask the host once what it can; no order is sent, and no model is asked.
+
+        Raises:
+            BackendError: `backend_not_found`, `backend_unavailable`, `backend_crashed`.
+            ProtocolError: `protocol_handshake_failed`.
+        """
+        if self._can is None:
+            limits = self.backend.limits or self.plane.settings.limits
+            self._can = abilities(await ask_hello(self.backend, self.plane.environ, limits))
+        return self._can
+
+    async def validate(self) -> bool:
+        """Tell whether its program is there and says a valid hello. Keys are not tried: only a turn can do that."""
+        try:
+            await self.prepare()
+        except BackplaneError:
+            return False
+        return True
+
+    def capabilities(self) -> ProviderCapabilities:
+        """Return what the manifest says; unknown is None, as it is before the first session."""
+        can = self._can
+        if can is None:
+            return ProviderCapabilities()
+        found: dict[str, Any] = {name: _level(can.levels.get(ability)) for name, ability in LEVELS.items()}
+        tools = "mcp_servers" in can.heeds
+        return ProviderCapabilities(supports_tools=tools, supports_interrupts=INTERRUPT in can.extensions, **found)
+
+    async def create_session(self, config: SessionConfig | None = None) -> Session:
+        """Begin a session, or go on with the one that `config.session_id` names.
+
+        Raises:
+            ConfigError: `config_invalid`, a tool cannot be one, there is no such session, or it is open elsewhere.
+            BackendError, ProtocolError: as `prepare`; `capability_unsupported`, it cannot take the session's tools.
+            StoreError: `receipt_store_failed`.
+        """
+        config = config or SessionConfig()
+        await self.prepare()
+        if config.tools and "mcp_servers" not in self.can.heeds:
+            fact = f"{self.name!r} takes no tools of the program"
+            raise BackendError("capability_unsupported", fact, hint="leave `tools` empty, or choose another provider")
+        if config.session_id is not None:
+            return await self.resume(config.session_id, config)
+        return await self._opened(config, new_file(config, self.name))
+
+    async def resume(self, session_id: str, config: SessionConfig | None = None) -> Session:
+        """Go on with a saved session, also one of another provider: that is a handover.
+
+        Args:
+            config: its tools, callbacks and hooks count, and each other member that is not its default.
+
+        Raises:
+            As `create_session`.
+        """
+        await self.prepare()
+        saved = await anyio.to_thread.run_sync(store.create, self.plane.home, session_id)
+        try:
+            file = await anyio.to_thread.run_sync(self._read, store.path_of(self.plane.home, session_id))
+        except BaseException:
+            saved.close()
+            raise
+        return await self._goes_on(file, saved, config)
+
+    async def load(self, path: str | os.PathLike[str], config: SessionConfig | None = None) -> Session:
+        """Go on with a copy of a session's file, wherever it was written.
+
+        Raises:
+            As `create_session`.
+        """
+        await self.prepare()
+        file = await anyio.to_thread.run_sync(self._read, Path(path))
+        return await self._copied(file, config)
+
+    async def fork(self, session_id: str, *, at: int | None = None, config: SessionConfig | None = None) -> Session:
+        """Go on with a copy of a saved session, which stays as it is.
+
+        Args:
+            at: number of messages that the copy has; None takes all.
+
+        Raises:
+            As `create_session`.
+        """
+        await self.prepare()
+        file = await anyio.to_thread.run_sync(self._read, store.path_of(self.plane.home, session_id))
+        return await self._copied(cut(file, at) if at is not None else file, config)
+
+    def _read(self, path: Path) -> SessionFile:
+        return store.settled(store.read(path), self.plane.keeper.store())
+
+    async def _copied(self, file: SessionFile, config: SessionConfig | None) -> Session:
+        fresh = new_file(SessionConfig(), self.name, file.id)
+        copy = msgspec.structs.replace(file, id=fresh.id, created_at=fresh.created_at, parent=file.id)
+        saved = await anyio.to_thread.run_sync(store.create, self.plane.home, copy.id)
+        return await self._goes_on(copy, saved, config, copied=True)
+
+    async def _goes_on(
+        self, file: SessionFile, saved: store.Saved, config: SessionConfig | None, *, copied: bool = False
+    ) -> Session:
+        whole, session = _config_of(file, config), None
+        try:
+            session = Session(
+                self if file.provider == self.name else Provider(self.plane, file.provider), whole, saved, file
+            )
+            session.goes_on(copied=copied)
+            if file.provider != self.name:
+                await session.handover(self, model=config.model if config is not None else None)
+        except BaseException:
+            saved.close()
+            raise
+        return session
+
+    async def _opened(self, config: SessionConfig, file: SessionFile) -> Session:
+        saved = None
+        if config.save:
+            saved = await anyio.to_thread.run_sync(store.create, self.plane.home, file.id)
+        try:
+            return Session(self, config, saved, file)
+        except BaseException:
+            if saved is not None:
+                saved.close()
+            raise
+
+
+def _level(level: object) -> bool | None:
+    return None if level is None else level != "unsupported"
+
+
+def _config_of(file: SessionFile, config: SessionConfig | None) -> SessionConfig:
+    """A saved session's configuration, with what is given over it."""
+    given, default = config or SessionConfig(), SessionConfig()
+    names = ("model", "system_prompt", "max_tokens", "temperature", "max_turns", "root", "mode", "lane")
+    kept = {name: getattr(file, name) for name in names if getattr(given, name) == getattr(default, name)}
+    return replace(given, **kept)
+
+
+def cut(file: SessionFile, at: int) -> SessionFile:
+    """Return a session with so many of its messages, counted over the turns that are part of the conversation."""
+    turns: list[SessionTurn] = []
+    left = at
+    for turn in file.turns[file.cleared :]:
+        messages: tuple[Message, ...] = turn.messages[:left]
+        left -= len(messages)
+        if messages:
+            whole = len(messages) == len(turn.messages)
+            # The vendor's own conversation goes on beyond this message, so it is not part of the copy.
+            turns.append(turn if whole else msgspec.structs.replace(turn, messages=messages, conversation=None))
+    return msgspec.structs.replace(file, turns=tuple(turns), cleared=0)
+
+
+class ProviderRegistry:
+    """The providers of one control plane: every backend that is configured or shipped, and those registered here.
+
+    Use it as an async context manager; sessions are closed before it.
+
+    Args:
+        settings, home, environ: as `ControlPlane`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        home: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.plane = ControlPlane(settings, home, environ)
+        self._providers: dict[str, Provider] = {}
+
+    async def __aenter__(self) -> ProviderRegistry:
+        await self.plane.__aenter__()
+        return self
+
+    async def __aexit__(self, *how: object) -> None:
+        await self.plane.__aexit__(*how)
+
+    def register(self, backend: Backend, display_name: str | None = None) -> Provider:
+        """Add a backend of the program's own; one of the same name is replaced here."""
+        provider = self._providers[backend.id] = Provider(self.plane, backend, display_name)
+        return provider
+
+    def get(self, name: str | None = None) -> Provider:
+        """Return a provider; None is the configured default.
+
+        Raises:
+            BackendError: `backend_not_found`, with the names there are; `backend_unavailable`, a key is missing.
+            ConfigError: `config_invalid`, there is no default.
+        """
+        wanted = name or self.plane.settings.default_backend
+        if wanted is not None and wanted in self._providers:
+            return self._providers[wanted]
+        if wanted is not None and wanted not in self.list():
+            fact, names = f"no provider {wanted!r}", ", ".join(self.list())
+            raise BackendError("backend_not_found", fact, hint=f"choose one of: {names}")
+        found = self.plane.find_backend(wanted)
+        provider = self._providers[found.id] = Provider(self.plane, found.id)
+        return provider
+
+    def list(self) -> tuple[str, ...]:
+        """Return the names, sorted; whether one is ready is found by `validate`."""
+        known = (status.id for status in backends.known(self.plane.settings, self.plane.environ))
+        return tuple(sorted({*known, *self._providers}))

@@ -1,0 +1,677 @@
+"""A session: a conversation over any backend, in which every turn is an order with a receipt.
+
+The caller pulls: nothing is read from the host faster than its events are taken. Nothing is tried again here: the
+host owns retries, because only it knows what a request had already done.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from backplane.contract.approval import Decision
+from backplane.contract.canonical import timestamp_at
+from backplane.contract.conversation import (
+    NOTHING,
+    AssistantMessage,
+    Message,
+    SessionFile,
+    SessionTurn,
+    StopReason,
+    TokenUsage,
+    ToolResultMessage,
+    UserMessage,
+)
+from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered
+from backplane.contract.receipt import Receipt
+from backplane.contract.work import PolicyProfile
+from backplane.errors import BackendError, BackplaneError, ConfigError
+from backplane.process.aio import OwnTask
+from backplane.providers import reading, unified
+from backplane.providers.events import ErrorEvent, MessageDoneEvent, StreamEvent
+from backplane.providers.failures import ProviderError
+from backplane.providers.orders import INPUT, INTERRUPT, SessionConfig, Wanted, compose, tightened
+from backplane.providers.tools import Tool, Toolset
+from backplane.runtime.functions import served
+from backplane.runtime.orders import make_order, read_policy
+from backplane.runtime.run import Run
+
+if TYPE_CHECKING:
+    from backplane.providers.registry import Provider
+    from backplane.providers.store import Saved
+
+EventT = TypeVar("EventT")
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that was waited for."""
+
+    text: str
+    """The agent's last message."""
+    message: AssistantMessage
+    stop_reason: StopReason
+    usage: TokenUsage
+    receipt: Receipt | None
+    """None while calls are handed to the caller, as the turn goes on then."""
+    error: ProviderError | None = None
+
+    def check(self) -> Turn:
+        """Return this turn if it did not fail. Raises ProviderError."""
+        if self.error is not None:
+            raise self.error
+        return self
+
+
+class _Open:
+    """A turn under way."""
+
+    def __init__(self, block: OwnTask[Run], run: Run, words: str | None) -> None:
+        self.block, self.run = block, run
+        self.words = words
+        self.transcript = reading.Transcript()
+        self.batches = run.batches()
+        self.rest: Iterator[AgentEvent] = iter(())
+        """What was read and is not told yet, as the caller has to run a tool first."""
+        self.calls: dict[str, str] = {}
+        """Calls that the caller runs, without their results: id → name."""
+        self.answers: dict[str, tuple[anyio.Event, list[Decision]]] = {}
+        """Approvals that wait for `send_input`."""
+
+    def waiting(self, id: str) -> tuple[anyio.Event, list[Decision]]:
+        """The answer to come to one of them."""
+        return self.answers.setdefault(id, (anyio.Event(), []))
+
+
+class Session:
+    """A conversation. Use it as an async context manager, or call `close`.
+
+    Attributes:
+        id: of the session; its file has this name.
+        losses: what could not be carried as it was, each told once: `dropped: …` or `emulated: …`.
+    """
+
+    def __init__(self, provider: Provider, config: SessionConfig, saved: Saved | None, file: SessionFile) -> None:
+        self._provider, self._config, self._saved = provider, config, saved
+        self._file = file
+        self._tools = Toolset(config.tools)
+        self._policy = read_policy(config.policy or provider.plane.settings.policy or PolicyProfile())
+        self._open: _Open | None = None
+        self._folder: str | None = None
+        self._native: str | None = None
+        self._forks = self._system_known = self._closed = False
+        self._initial = config.initial_prompt
+        self._told_start = self._asks = False
+        self._fresh = True
+        """No turn has come to its end in this process: an earlier one may have been cut off."""
+        self.receipt: Receipt | None = None
+        """Of the last turn."""
+
+    @property
+    def id(self) -> str:
+        return self._file.id
+
+    @property
+    def provider(self) -> str:
+        """Name of the backend."""
+        return self._provider.name
+
+    @property
+    def model(self) -> str | None:
+        """As it was asked for; None is the backend's own choice."""
+        return self._config.model
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        return self._file.losses
+
+    @property
+    def file(self) -> SessionFile:
+        """The session as it is saved."""
+        return self._file
+
+    async def __aenter__(self) -> Session:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # What it is set to ------------------------------------------------------------------------------------------------
+
+    def set_tools(self, tools: Sequence[Tool]) -> None:
+        """Give the agent other tools from the next turn on.
+
+        Raises:
+            ConfigError: `config_invalid`, one cannot be a tool, or two have one name.
+        """
+        self._tools = Toolset(tools)
+
+    def set_system_prompt(self, prompt: str | None) -> None:
+        """Give the agent another system prompt from the next turn on."""
+        self._config = replace(self._config, system_prompt=prompt)
+        self._file = msgspec.structs.replace(self._file, system_prompt=prompt)
+        self._system_known = False
+
+    def get_history(self) -> tuple[Message, ...]:
+        """Return what was said, oldest first; also what a turn under way has said so far."""
+        return tuple(message for turn in self._turns() for message in turn.messages)
+
+    def clear_history(self) -> None:
+        """Begin anew: the agent knows nothing of what was said. The receipts stay.
+
+        Raises:
+            ConfigError: `config_invalid`, a turn is under way.
+        """
+        self._require_rest()
+        self._file = msgspec.structs.replace(self._file, cleared=len(self._file.turns))
+        self._native, self._system_known = None, False
+
+    def get_usage(self) -> TokenUsage:
+        """Return the counters of all ended turns together; what one of them does not know is unknown."""
+        total = NOTHING
+        for turn in self._file.turns:
+            total = total.plus(turn.usage)
+        return total
+
+    def metadata(self) -> unified.SessionMetadata:
+        """Return what the session is."""
+        return unified.SessionMetadata(
+            session_id=self.id,
+            provider=self.provider,
+            created_at=self._file.created_at,
+            model=self.model,
+            capabilities=self._provider.capabilities(),
+            turns_completed=self.turns_completed,
+            keeps_conversations=self._provider.can.keeps,
+        )
+
+    @property
+    def turns_completed(self) -> int:
+        """Turns that ended and did not fail."""
+        return sum(turn.stop_reason not in (None, "error", "user_interrupt") for turn in self._file.turns)
+
+    # The first interface ----------------------------------------------------------------------------------------------
+
+    def send_message(
+        self,
+        message: str | UserMessage | ToolResultMessage | Sequence[ToolResultMessage],
+        *,
+        model: str | None = None,
+        root: str | None = None,
+        policy: PolicyProfile | None = None,
+    ) -> Stream[StreamEvent]:
+        """Say something, and iterate over what comes; results of calls that were handed to you go on with the turn.
+
+        A stream that is left early is ended in order by the next call. A failure of the turn is an `error` event.
+
+        Args:
+            model: for this turn and those after it.
+            root: the folder, for this turn alone.
+            policy: for this turn alone; it only tightens.
+
+        Raises:
+            ConfigError: `config_invalid`, from the first event on: the session is closed, a result belongs to no
+                call, or the policy allows more than the session's.
+            BackendError: `capability_unsupported`, the provider cannot take the session's tools.
+        """
+        reader = reading.StreamReader(self.provider)
+
+        def done(open: _Open, failure: ProviderError | None, stop: StopReason) -> list[StreamEvent]:
+            last, used = open.transcript.last(), TokenUsage() if stop == "tool_use" else self._file.turns[-1].usage
+            ended: list[StreamEvent] = [MessageDoneEvent(message=last, usage=used, stop_reason=stop)]
+            return [ErrorEvent(error=failure), *ended] if failure is not None else ended
+
+        begin = self._beginning(message, model, root, policy)
+        return Stream(self, begin, reader.read, done)
+
+    async def run(self, message: str | UserMessage | ToolResultMessage, **given: Any) -> Turn:
+        """Say something and wait for the end of the turn; arguments and errors as `send_message`."""
+        failure: ProviderError | None = None
+        async for event in self.send_message(message, **given):
+            if isinstance(event, ErrorEvent):
+                failure = event.error
+            elif isinstance(event, MessageDoneEvent):
+                return Turn(
+                    text=event.message.content,
+                    message=event.message,
+                    stop_reason=event.stop_reason,
+                    usage=event.usage,
+                    receipt=None if event.stop_reason == "tool_use" else self.receipt,
+                    error=failure if event.stop_reason == "error" else None,
+                )
+        raise BackendError("internal", "a turn ended without its last event")
+
+    # The second interface ---------------------------------------------------------------------------------------------
+
+    async def send_input(self, input: unified.UserInput | str) -> None:
+        """Say something, or answer a request; what comes is read by `receive_events`.
+
+        Raises:
+            ConfigError: `config_invalid`, a turn is under way, or no request of this id waits.
+            BackendError: `capability_unsupported`, a patch cannot be modified.
+        """
+        if isinstance(input, unified.ToolApproval | unified.PatchApproval):
+            self._answer(input)
+            return
+        if isinstance(input, unified.Review):
+            self._lose("emulated: review, it is asked for in words")
+            words = f"Review the changes in this folder, and change nothing. {input.text}".rstrip()
+        else:
+            words = input if isinstance(input, str) else input.words()
+        if self._open is None:
+            await self._begin(words, None, None, None, asks=True)
+            return
+        if INPUT not in self._provider.can.extensions:
+            self._require_rest()
+        self._open.run.input(words)
+
+    def receive_events(self) -> Stream[unified.AgentEvent]:
+        """Iterate over what the turn under way tells, to its `TurnComplete`; nothing comes while none is.
+
+        Requests for approval wait for `send_input` while this is read, unless the session has an `on_ask`.
+        """
+        reader = reading.UnifiedReader(self.provider, self._is_asked)
+
+        def done(open: _Open, failure: ProviderError | None, stop: StopReason) -> list[unified.AgentEvent]:
+            ended: list[unified.AgentEvent] = [unified.TurnComplete(stop_reason=stop)]
+            if failure is None:
+                return ended
+            kind, recoverable = failure.error_type, failure.recoverable
+            return [unified.Error(message=failure.message, error_type=kind, recoverable=recoverable), *ended]
+
+        async def begin() -> list[unified.AgentEvent]:
+            if self._open is None and self._initial is not None:
+                await self._begin("", None, None, None, asks=True)
+            told, self._told_start = self._told_start, True
+            return [] if told else [unified.SessionStarted(session_id=self.id, provider=self.provider)]
+
+        return Stream(self, begin, reader.read, done)
+
+    def _is_asked(self, id: str) -> bool:
+        return self._open is not None and id in self._open.answers
+
+    async def interrupt(self) -> None:
+        """Stop the turn and not the session; go on reading for its last events."""
+        if self._open is None:
+            return
+        for event, answers in self._open.answers.values():
+            answers.append(Decision("deny", "the user interrupted"))
+            event.set()
+        if INTERRUPT in self._provider.can.extensions and not self._open.run.is_ending:
+            try:
+                self._open.run.interrupt()
+            except BackplaneError:  # Not announced by this one, or over already.
+                await self._open.run.cancel("interrupted by the user")
+        else:
+            await self._open.run.cancel("interrupted by the user")
+
+    async def close(self) -> None:
+        """End the session in order: a turn under way is cancelled, its file stays."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._abandon()
+        finally:
+            with anyio.CancelScope(shield=True):
+                if self._saved is not None:
+                    await anyio.to_thread.run_sync(self._saved.close)
+                if self._folder is not None:
+                    await anyio.to_thread.run_sync(shutil.rmtree, self._folder, True)
+
+    async def handover(self, provider: Provider, *, model: str | None = None) -> tuple[str, ...]:
+        """Go on with another provider; return what cannot be carried to it, as far as it is known before the turn.
+
+        The next turn has the whole transcript; calls without a recorded result stand first in it, as a question.
+
+        Args:
+            model: None is the provider's own choice, as names of models mean nothing elsewhere.
+
+        Raises:
+            BackendError, ProtocolError: as `Provider.create_session`.
+        """
+        await self._abandon()
+        await provider.prepare()
+        losses = ["dropped: the provider's own state of the conversation"] if self._native else []
+        losses += [f"dropped: model {self.model}"] if self.model and model is None else []
+        self._provider, self._native = provider, None
+        self._system_known, self._fresh = False, True
+        self._config = replace(self._config, model=model)
+        self._file = msgspec.structs.replace(self._file, provider=provider.name, model=model)
+        before = self.losses
+        wanted = self._wanted("…", PolicyProfile(), "/", None)
+        for loss in (*losses, *compose(wanted).losses):
+            self._lose(loss)
+        await self._save()
+        return tuple(loss for loss in self.losses if loss not in before)
+
+    def goes_on(self, *, copied: bool) -> None:
+        """Take up what was saved: the provider's own conversation, where it keeps one.
+
+        Args:
+            copied: go on with a copy of that conversation.
+        """
+        turns = self._file.turns[self._file.cleared :]
+        native = turns[-1].conversation if turns and turns[-1].provider == self.provider else None
+        self._native = None if copied and not self._provider.can.forks else native
+        self._forks, self._system_known = copied and self._native is not None, self._native is not None
+
+    # A turn -----------------------------------------------------------------------------------------------------------
+
+    def _turns(self) -> tuple[SessionTurn, ...]:
+        turns = self._file.turns[self._file.cleared :]
+        if self._open is None:
+            return turns
+        return (*turns[:-1], msgspec.structs.replace(turns[-1], messages=self._said(self._open)))
+
+    def _said(self, open: _Open) -> tuple[Message, ...]:
+        words = (UserMessage(content=open.words),) if open.words is not None else ()
+        return (*words, *open.transcript.messages())
+
+    def _require_rest(self) -> None:
+        if self._open is not None:
+            fact = "a turn of this session is under way"
+            raise ConfigError("config_invalid", fact, hint="read it to its end, or `await session.interrupt()`")
+
+    def _lose(self, loss: str) -> None:
+        if loss not in self.losses:
+            self._file = msgspec.structs.replace(self._file, losses=(*self.losses, loss))
+
+    def _beginning(
+        self,
+        message: str | UserMessage | ToolResultMessage | Sequence[ToolResultMessage],
+        model: str | None,
+        root: str | None,
+        policy: PolicyProfile | None,
+    ) -> Callable[[], Any]:
+        async def begin() -> list[Any]:
+            if isinstance(message, str | UserMessage):
+                words = message if isinstance(message, str) else message.content
+                await self._begin(words, model, root, policy)
+            else:
+                for result in (message,) if isinstance(message, ToolResultMessage) else message:
+                    self._give(result)
+            return []
+
+        return begin
+
+    def _give(self, result: ToolResultMessage) -> None:
+        name = self._open.calls.pop(result.tool_call_id, None) if self._open is not None else None
+        if name is None:
+            fact = f"no call {result.tool_call_id[:80]!r} waits for a result"
+            raise ConfigError("config_invalid", fact, hint="`tool_use_end` names the calls of tools without a handler")
+        self._tools.give(name, result)
+
+    async def _begin(
+        self,
+        words: str,
+        model: str | None,
+        root: str | None,
+        policy: PolicyProfile | None,
+        *,
+        asks: bool = False,
+    ) -> None:
+        if self._closed:
+            raise ConfigError("config_invalid", "the session is closed", hint="resume it by its session_id")
+        await self._abandon()
+        await self._provider.prepare()
+        words = "\n\n".join(part for part in (self._initial, words) if part)
+        self._initial, self._asks = None, asks
+        if model is not None and model != self.model:
+            self._config = replace(self._config, model=model)
+            self._file = msgspec.structs.replace(self._file, model=model)
+        whole = self._policy if policy is None else tightened(self._policy, policy)
+        where = root or self._config.root or await self._own_folder()
+        run_id = str(uuid.uuid4())
+        block = OwnTask(self._started(words, whole, where, run_id))
+        turn = SessionTurn(run_id=run_id, provider=self.provider, model=self.model, messages=_of_user(words))
+        before = self._file
+        self._file = msgspec.structs.replace(self._file, turns=(*self._file.turns, turn))
+        try:
+            await self._save()  # First: whoever finds it after a crash can ask the store what became of the run.
+            run = await block.__aenter__()
+        except BaseException:
+            self._file = before
+            with anyio.CancelScope(shield=True):
+                await self._save()
+            raise
+        self._open = _Open(block, run, words)
+
+    @asynccontextmanager
+    async def _started(self, words: str, policy: PolicyProfile, root: str, run_id: str) -> AsyncIterator[Run]:
+        config, plane = self._config, self._provider.plane
+        async with AsyncExitStack() as opened:
+            row = None
+            if self._tools.offered:
+                row = await opened.enter_async_context(served(self._tools.offered, self._provider.backend.secrets))
+            composed = compose(self._wanted(words, policy, root, row))
+            for loss in composed.losses:
+                self._lose(loss)
+            order = make_order(composed.order)
+            on_ask = config.on_ask or (self._on_ask if self._asks else None)
+            starting = plane.start(
+                order, self._provider.backend, on_ask=on_ask, hooks=tuple(config.hooks), run_id=run_id
+            )
+            yield await opened.enter_async_context(starting)
+
+    def _wanted(self, words: str, policy: PolicyProfile, root: str, row: Any) -> Wanted:
+        turns = tuple(turn for turn in self._file.turns[self._file.cleared :] if turn.stop_reason is not None)
+        last = next((turn for turn in reversed(turns) if turn.receipt_sha256 is not None), None)
+        parent = {"session": self.id} | (
+            {"run_id": last.run_id, "receipt_sha256": last.receipt_sha256} if last is not None else {}
+        )
+        return Wanted(
+            config=self._config,
+            words=words,
+            can=self._provider.can,
+            provider=self.provider,
+            turns=turns,
+            native=self._native,
+            forks=self._forks,
+            system_known=self._system_known,
+            parent=parent,
+            tools=row,
+            names=self._tools.names,
+            root=root,
+            policy=policy,
+            fresh=self._fresh,
+        )
+
+    async def _own_folder(self) -> str:
+        if self._folder is None:
+            self._folder = await anyio.to_thread.run_sync(tempfile.mkdtemp, "", "backplane-session-")
+        return self._folder
+
+    async def _abandon(self) -> None:
+        """End a turn that its reader has left."""
+        if self._open is None:
+            return
+        await self._open.run.cancel("its reader has left")
+        while self._open is not None:
+            await self._more()
+
+    async def _more(self) -> tuple[_Open, list[AgentEvent], ProviderError | None, StopReason | None] | None:
+        """The next events; with why the turn stopped where it did. None where no turn is under way."""
+        open = self._open
+        if open is None:
+            return None
+        taken: list[AgentEvent] = []
+        for event in open.rest:
+            open.transcript.take(event)
+            taken.append(event)
+            if self._tools.handed and reading.handed(event, self._tools.handed):
+                return self._hand_over(open, event, taken)
+        if taken:
+            return open, taken, None, None
+        async for batch in open.batches:
+            open.rest = iter(batch.events)
+            if self._asks:
+                self._note_asked(open, batch.events)
+            return open, [], None, None
+        failure = await self._end(open)
+        return open, [], failure, self._file.turns[-1].stop_reason
+
+    def _note_asked(self, open: _Open, batch: Sequence[AgentEvent]) -> None:
+        """Expect answers to the approvals that the policy did not decide at once."""
+        decided = {str(event.body.get("id")) for event in batch if isinstance(event, ApprovalAnswered)}
+        for event in batch:
+            if isinstance(event, Approval) and self._config.on_ask is None:
+                id = str(event.body.get("id"))
+                if id not in decided:
+                    open.waiting(id)
+
+    def _hand_over(
+        self, open: _Open, event: Any, taken: list[AgentEvent]
+    ) -> tuple[_Open, list[AgentEvent], None, StopReason]:
+        open.calls[event.tool_use_id or event.tool_name] = reading.own_name(event.tool_name)
+        return open, taken, None, "tool_use"
+
+    async def _end(self, open: _Open) -> ProviderError | None:
+        """Close a turn that has ended, and keep what was said in it."""
+        run, failure = open.run, None
+        try:
+            await open.block.__aexit__(None, None, None)
+        finally:
+            self._open = None
+            if run.is_sealed:
+                failure = self._keep(open, run)
+            self._fresh = failure is not None
+            with anyio.CancelScope(shield=True):
+                await self._save()
+        return failure
+
+    def _keep(self, open: _Open, run: Run) -> ProviderError | None:
+        self.receipt = receipt = run.receipt
+        stop = reading.stop_of(receipt, open.transcript.stop)
+        cause = reading.failure_of(receipt, run.error) if stop == "error" else None
+        if self._provider.can.keeps and open.transcript.conversation is not None:
+            self._native, self._forks = open.transcript.conversation, False
+            self._system_known = True
+        *before, last = self._file.turns
+        turn = msgspec.structs.replace(
+            last,
+            receipt_sha256=receipt.receipt_sha256,
+            stop_reason=stop,
+            messages=self._said(open),
+            usage=reading.usage_of(receipt),
+            conversation=self._native,
+        )
+        self._file = msgspec.structs.replace(self._file, turns=(*before, turn))
+        return ProviderError(self.provider, cause) if cause is not None else None
+
+    async def _save(self) -> None:
+        if self._saved is not None:
+            await anyio.to_thread.run_sync(self._saved.write, self._file, self._provider.backend.secrets)
+
+    # Approvals --------------------------------------------------------------------------------------------------------
+
+    async def _on_ask(self, asked: Approval) -> Decision:
+        """Wait for `send_input`, where somebody reads `receive_events`; the run's own limit bounds the wait."""
+        id, open = str(asked.body.get("id")), self._open
+        if open is None:
+            return Decision("deny", "the turn is over")
+        event, answers = open.waiting(id)
+        await event.wait()
+        open.answers.pop(id, None)
+        return answers[0]
+
+    def _answer(self, input: unified.ToolApproval | unified.PatchApproval) -> None:
+        if isinstance(input, unified.PatchApproval) and input.decision == "modify":
+            fact = "a patch cannot be modified: no host takes a changed one"
+            raise BackendError("capability_unsupported", fact, hint="reject it, and say in words what to change")
+        waiting = self._open.answers.get(input.request_id) if self._open is not None else None
+        if waiting is None or waiting[1]:
+            fact = f"no request {input.request_id[:80]!r} waits for an answer"
+            raise ConfigError("config_invalid", fact, hint="`request_id` is that of the event; each is answered once")
+        event, answers = waiting
+        answers.append(_decision(input))
+        event.set()
+
+
+def _of_user(words: str) -> tuple[Message, ...]:
+    return (UserMessage(content=words),)
+
+
+def _decision(input: unified.ToolApproval | unified.PatchApproval) -> Decision:
+    if isinstance(input, unified.PatchApproval):
+        return Decision("allow" if input.decision == "accept" else "deny", input.reason)
+    if not input.approved:
+        return Decision("deny", input.reason)
+    if input.modified_input is not msgspec.UNSET:
+        return Decision("modify", input.reason, input.modified_input)
+    return Decision("allow", input.reason, text=input.text, remember=input.remember)
+
+
+class Stream(Generic[EventT]):
+    """What one turn tells, in the words of one interface."""
+
+    __slots__ = ("_begin", "_done", "_over", "_read", "_rest", "_session")
+
+    def __init__(
+        self,
+        session: Session,
+        begin: Callable[[], Any],
+        read: Callable[[AgentEvent], list[EventT]],
+        done: Callable[[_Open, ProviderError | None, StopReason], list[EventT]],
+    ) -> None:
+        self._session = session
+        self._begin: Callable[[], Any] | None = begin
+        self._read, self._done = read, done
+        self._rest: Iterator[EventT] = iter(())
+        self._over = False
+
+    def __aiter__(self) -> Stream[EventT]:
+        return self
+
+    async def __anext__(self) -> EventT:
+        while True:
+            for event in self._rest:
+                return event
+            if self._over:
+                raise StopAsyncIteration
+            if self._begin is not None:
+                begin, self._begin = self._begin, None
+                self._rest = iter(await begin())
+                continue
+            self._rest = iter(await self._next())
+
+    async def _next(self) -> list[EventT]:
+        more = await self._session._more()
+        if more is None:
+            self._over = True
+            return []
+        open, taken, failure, stop = more
+        out = [said for event in taken for said in self._read(event)]
+        if stop is not None:
+            self._over = True
+            out += self._done(open, failure, stop)
+        return out
+
+
+def new_file(config: SessionConfig, provider: str, parent: str | None = None) -> SessionFile:
+    """Return the file of a session that has said nothing yet."""
+    return SessionFile(
+        format="backplane.session",
+        version=1,
+        id=str(uuid.uuid4()),
+        created_at=timestamp_at(time.time_ns()),
+        provider=provider,
+        model=config.model,
+        system_prompt=config.system_prompt,
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
+        max_turns=config.max_turns,
+        root=config.root,
+        mode=config.mode,  # type: ignore[arg-type]
+        lane=config.lane,  # type: ignore[arg-type]
+        parent=parent,
+    )

@@ -1,0 +1,210 @@
+"""Sessions on disk: one file each, `HOME/sessions/ID.json`, that one process at a time writes.
+
+A file is data: it is bounded and checked against its shape when it is read, and nothing in it is run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract import canonical
+from backplane.contract.conversation import AssistantMessage, Message, SessionFile, SessionTurn, Thinking
+from backplane.errors import BackplaneError, ConfigError, StoreError
+from backplane.process.locks import try_lock
+from backplane.providers import reading
+from backplane.receipts.store import Store
+from backplane.redact.secrets import Redactor
+
+FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of a session's file: four times the longest order, in which its history has to go."""
+
+FOLDER: Final = "sessions"
+
+
+class Saved:
+    """The file of a session that this process may write, until `close`."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path, self._lock = path, lock
+
+    def write(self, file: SessionFile, secrets: Iterable[str] = ()) -> None:
+        """Write the file anew: whole, or not at all.
+
+        Raises:
+            StoreError: `receipt_store_failed`, the disk failed, or the file would be over `FILE_BYTES_MAX`.
+        """
+        data = canonical.encode(clean(file, Redactor(secrets)))
+        if len(data) > FILE_BYTES_MAX:
+            fact = f"the session {file.id} would be over {FILE_BYTES_MAX} bytes"
+            raise StoreError("receipt_store_failed", fact, hint="`clear_history`, or begin another session")
+        fresh = self.path.with_suffix(".new")  # One writer, so one such name.
+        try:
+            fd = os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            with open(fd, "wb") as out:
+                out.write(data)
+                out.flush()
+                os.fsync(fd)
+            os.replace(fresh, self.path)
+        except OSError as error:
+            raise StoreError("receipt_store_failed", f"{self.path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Let others write it."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def clean(file: SessionFile, redactor: Redactor) -> Any:
+    """Return the file as JSON values without secrets; a signed block that this would change is left out and listed."""
+    turns, dropped = [], False
+    for turn in file.turns:
+        messages = tuple(_without_changed(message, redactor) for message in turn.messages)
+        dropped = dropped or messages != turn.messages
+        turns.append(msgspec.structs.replace(turn, messages=messages))
+    losses = (*file.losses, SIGNED) if dropped and SIGNED not in file.losses else file.losses
+    file = msgspec.structs.replace(file, turns=tuple(turns), losses=losses)
+    return redactor.json(msgspec.to_builtins(file))[0]
+
+
+SIGNED: Final = "dropped: signed thinking with a secret in it, as redaction would break its signature"
+
+
+def _without_changed(message: Message, redactor: Redactor) -> Message:
+    if not isinstance(message, AssistantMessage) or not message.thinking:
+        return message
+    kept = tuple(part for part in message.thinking if not (part.signature and _changes(part, redactor)))
+    return message if len(kept) == len(message.thinking) else msgspec.structs.replace(message, thinking=kept)
+
+
+def _changes(part: Thinking, redactor: Redactor) -> bool:
+    return any(redactor.text(text)[1] for text in (part.text, part.signature or ""))
+
+
+def create(home: Path, id: str) -> Saved:
+    """Take a session's name for writing.
+
+    Raises:
+        ConfigError: `config_invalid`, another process has it, or the id is none.
+        StoreError: `receipt_store_failed`, the folder cannot be written.
+    """
+    path = path_of(home, id)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise StoreError("receipt_store_failed", f"{path.parent}: {error.strerror}") from error
+    if not try_lock(lock):
+        os.close(lock)
+        fact = f"the session {id} is open in another process, or a second time in this one"
+        raise ConfigError("config_invalid", fact, hint=f"backplane sessions fork {id}")
+    return Saved(path, lock)
+
+
+def is_open(home: Path, id: str) -> bool:
+    """Tell whether a process has the session open."""
+    try:
+        lock = os.open(path_of(home, id).with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def path_of(home: Path, id: str) -> Path:
+    """Return a session's file. Raises ConfigError: `config_invalid`, the id is no UUID."""
+    try:
+        return home / FOLDER / f"{uuid.UUID(id)}.json"
+    except ValueError:
+        fact = f"{id[:80]!r} is no id of a session"
+        raise ConfigError("config_invalid", fact, hint="backplane sessions list") from None
+
+
+def read(path: Path) -> SessionFile:
+    """Read a session's file, wherever it lies.
+
+    Raises:
+        ConfigError: `config_invalid`, it is not there, too long, of another version, or no such file.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError("config_invalid", f"{path}: {error.strerror}", hint="backplane sessions list") from error
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError("config_invalid", f"{path} is over {FILE_BYTES_MAX} bytes")
+    try:
+        value = canonical.decode(data)
+        version = value.get("version") if isinstance(value, dict) else None
+        if version not in (None, 1):
+            fact = f"{path} is a session of version {str(version)[:20]}, and this program knows 1"
+            raise ConfigError("config_invalid", fact, hint="use the program that wrote it")
+        return msgspec.convert(value, SessionFile)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("config_invalid", f"{path} is no session: {error}"[:400]) from error
+
+
+def find(home: Path, name: str) -> str:
+    """Return the id of the session that this is a beginning of, or of the newest for `last`.
+
+    Raises:
+        ConfigError: `config_invalid`, none or several are.
+    """
+    ids = [path.stem for path in _files(home)]
+    found = ids[:1] if name == "last" else [id for id in ids if name and id.startswith(name)]
+    if len(found) != 1:
+        fact = f"{len(found) or 'no'} sessions begin with {name[:80]!r}" if name != "last" else "no session is saved"
+        raise ConfigError("config_invalid", fact, hint="backplane sessions list")
+    return found[0]
+
+
+def _files(home: Path) -> list[Path]:
+    """The files of sessions, the last written first."""
+    folder = home / FOLDER
+    found = [path for path in folder.glob("*.json") if not path.is_symlink()] if folder.is_dir() else []
+    return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def listed(home: Path) -> Iterator[SessionFile | BackplaneError]:
+    """Yield each saved session, the last written first; one that cannot be read as its error."""
+    for path in _files(home):
+        try:
+            yield read(path)
+        except BackplaneError as error:
+            yield error
+
+
+def settled(file: SessionFile, store: Store) -> SessionFile:
+    """Return the file with what the receipts say of turns that were cut off before they were written down."""
+    turns = tuple(turn if turn.stop_reason is not None else _settled(turn, store) for turn in file.turns)
+    return msgspec.structs.replace(file, turns=turns)
+
+
+def _settled(turn: SessionTurn, store: Store) -> SessionTurn:
+    try:
+        receipt = store.load(turn.run_id)
+    except BackplaneError:  # It was never begun, or its receipt was pruned: what was said is all that is known.
+        return msgspec.structs.replace(turn, stop_reason="error")
+    transcript = reading.Transcript()
+    for event in receipt.trace:
+        transcript.take(reading.typed(event))
+    return msgspec.structs.replace(
+        turn,
+        receipt_sha256=receipt.receipt_sha256,
+        stop_reason=reading.stop_of(receipt, transcript.stop),
+        messages=(*turn.messages, *transcript.messages()),
+        usage=reading.usage_of(receipt),
+        conversation=transcript.conversation,
+    )

@@ -1,0 +1,98 @@
+"""Tools of the calling program: functions, definitions with a handler, and calls that are handed to the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.contract.conversation import ToolResultMessage
+from backplane.errors import ConfigError
+from backplane.protocol.mcp import text_result
+from backplane.redact.secrets import Redactor
+from backplane.runtime.functions import Offered, offered
+from backplane.runtime.hook_calls import call_function, log_raised
+
+
+class ToolResult(msgspec.Struct, frozen=True):
+    """What a handler may give in place of a plain value."""
+
+    output: str
+    is_error: bool = False
+
+
+class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that says its own schema; for most, a Python function is enough."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """JSON Schema of the input, an object; it is shown to the model, and the input is not checked against it."""
+    handler: Callable[[Any], Any] | None = None
+    """Plain or `async`, from the input to a text, a `ToolResult` or JSON; None hands each call to the caller."""
+
+
+Tool = ToolDefinition | Callable[..., Any]
+
+
+class Toolset:
+    """The tools of a session, and the results that its caller gave to calls."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self.offered: list[Offered] = [
+            _Defined(tool, self) if isinstance(tool, ToolDefinition) else offered(tool) for tool in tools
+        ]
+        self.names = frozenset(tool.name for tool in self.offered)
+        self.handed = frozenset(tool.name for tool in tools if isinstance(tool, ToolDefinition) and not tool.handler)
+        """Names of those that the caller runs."""
+        if len(self.names) < len(self.offered):
+            raise ConfigError("config_invalid", "two of the tools have one name", hint="give each a name of its own")
+        self._results: dict[str, list[ToolResultMessage]] = {}
+        self._changed = anyio.Event()
+
+    def give(self, name: str, result: ToolResultMessage) -> None:
+        """Take the caller's result of a call of this tool."""
+        self._results.setdefault(name, []).append(result)
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def result(self, name: str) -> ToolResultMessage:
+        """Wait for the caller's next result of this tool; the run's own limits bound the wait."""
+        while not self._results.get(name):
+            await self._changed.wait()
+        return self._results[name].pop(0)
+
+
+class _Defined:
+    """A definition as the server of functions wants it."""
+
+    def __init__(self, definition: ToolDefinition, tools: Toolset) -> None:
+        if not definition.name.isidentifier():
+            fix = "letters, digits and _"
+            raise ConfigError("config_invalid", f"{definition.name[:80]!r} is no name for a tool", hint=fix)
+        self._definition = definition
+        self._tools = tools
+
+    @property
+    def name(self) -> str:
+        return self._definition.name
+
+    def row(self) -> Json:
+        made = self._definition
+        return {"name": made.name, "description": made.description, "inputSchema": made.parameters}
+
+    async def call(self, arguments: Json, redactor: Redactor) -> Json:
+        handler = self._definition.handler
+        if handler is None:
+            given = await self._tools.result(self.name)
+            return text_result(given.content, is_error=given.is_error)
+        try:
+            value = await call_function(handler, {} if arguments is None else arguments)
+            if isinstance(value, ToolResult):
+                return text_result(value.output, is_error=value.is_error)
+            return text_result(value if isinstance(value, str) else msgspec.json.encode(value).decode())
+        except Exception as error:  # The caller's own code: the agent is told, and its author finds the line.
+            return text_result(log_raised("tool", handler, error, redactor), is_error=True)

@@ -1,0 +1,63 @@
+"""What a host says of itself, asked without an order: its abilities, and which settings it heeds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+import anyio
+
+from backplane.config import Limits
+from backplane.contract import envelope as wire
+from backplane.contract.work import WorkOrder
+from backplane.errors import BackendError, ProtocolError
+from backplane.process.once import in_time
+from backplane.protocol.control import ControlEnd
+from backplane.redact.secrets import Redactor
+from backplane.runtime.backends import Backend, Link
+from backplane.runtime.inbound import now
+
+READ_BYTES_MAX: Final = 64 * 1024
+"""One read: the size of a pipe's buffer."""
+
+WORDS_CHARS_MAX: Final = 400
+"""Of a host's stderr in an error: its last lines."""
+
+
+async def ask_hello(backend: Backend, environ: Mapping[str, str], limits: Limits) -> wire.Hello:
+    """Start a host, take its hello, and stop it; no order is sent.
+
+    Args:
+        limits: `hello_s`, `line_bytes_max` and `cancel_grace_s` count.
+
+    Raises:
+        BackendError: `backend_unavailable`, `sidecar_spawn_failed`; `backend_crashed`, it ended first.
+        ProtocolError: `protocol_handshake_failed`, no valid hello within `hello_s`.
+    """
+    line = ControlEnd(now=now, line_bytes_max=limits.line_bytes_max, redactor=Redactor(backend.secrets))
+    async with backend.open(WorkOrder("hello"), environ) as link:
+
+        async def read() -> None:
+            await _read_hello(line, link)
+
+        came = await in_time(read, limits.hello_s)
+        await link.stop(grace_s=limits.cancel_grace_s)
+        words = link.stderr_tail.decode("utf-8", "replace")[-WORDS_CHARS_MAX:]
+    if line.hello is not None:
+        return line.hello
+    if came:
+        fact = f"{backend.id!r} ended before it said a valid hello"
+        raise BackendError("backend_crashed", fact, hint="backplane conform -- COMMAND", evidence=words or None)
+    fact = f"{backend.id!r} said no hello within {limits.hello_s:g} s"
+    raise ProtocolError("protocol_handshake_failed", fact, hint="raise hello_s", evidence=words or None)
+
+
+async def _read_hello(line: ControlEnd, link: Link) -> None:
+    """Read until the hello is there, or the host's output ends."""
+    while line.hello is None:
+        await anyio.wait_readable(link.stdout)
+        data = os.read(link.stdout, READ_BYTES_MAX)
+        if not data:
+            return
+        line.receive(data)

@@ -1,0 +1,478 @@
+"""Sessions over each kind of backend: it keeps conversations, takes a history, or has words alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import anyio
+import msgspec
+import pytest
+
+from backplane.config import BackendSettings, Settings
+from backplane.contract.conversation import StopReason
+from backplane.contract.work import PolicyProfile
+from backplane.errors import CODES, BackendError, BackplaneError, ConfigError, from_code
+from backplane.providers import (
+    AssistantMessage,
+    ErrorEvent,
+    MessageDoneEvent,
+    ProviderError,
+    ProviderRegistry,
+    SessionConfig,
+    StreamEvent,
+    TextDeltaEvent,
+    ToolDefinition,
+    ToolResultEvent,
+    ToolResultMessage,
+    ToolUseEndEvent,
+    UserMessage,
+    unified,
+)
+from backplane.providers.failures import ErrorType
+from backplane.receipts.store import Store
+from backplane.runtime.backends import ProcessBackend
+from backplane.testing import Call, ModelServer, Turn, Usage
+from tests.api_agent import KEY, LIMITS, PRICES
+from tests.peers import PYTHON, ROOT
+
+pytestmark = pytest.mark.anyio
+
+HOST = """
+import json, sys
+from backplane.contract.capability import NATIVE
+from backplane.host import EXTENSIONS, Done, Host, main
+from backplane.contract.receipt import Usage
+
+async def work(run):
+    task = run.order.task
+    if task.startswith("ask"):
+        decision = await run.may("deploy", {"to": "prod"}, command="deploy prod")
+        await run.message(json.dumps([decision.decision, decision.reason]))
+    elif task.startswith("wait"):
+        import anyio
+        await run.delta("waiting")
+        await anyio.sleep_forever()
+    elif task.startswith("die"):
+        import os
+        await run.tool_call("charge", {"usd": 5}, "c-1")
+        os._exit(9)
+    else:
+        await run.message(json.dumps({"task": task, "abp": run.order.config.vendor.get("abp")}))
+    if "session" in HEEDS:
+        await run.carry("session", {"id": "native-1"}, "session")
+    return Done(usage=Usage(input_tokens=3, output_tokens=2))
+
+HEEDS = tuple(sys.argv[1:])
+more = ("session/1",) if "session" in HEEDS else ()
+levels = {"streaming": NATIVE, "session_fork": NATIVE}
+main(Host(id="keeps", capabilities=levels, extensions=(*EXTENSIONS, *more), heeds=HEEDS), work)
+"""
+
+
+class Ground:
+    """A registry over a scripted model and scripted hosts."""
+
+    def __init__(self, home: Path, folder: Path) -> None:
+        self.home, self.folder = home, folder
+        (folder / "host.py").write_text(HOST)
+
+    def host(self, id: str, *heeds: str) -> ProcessBackend:
+        return ProcessBackend(id=id, argv=(*PYTHON, str(self.folder / "host.py"), *heeds), limits=LIMITS)
+
+    @asynccontextmanager
+    async def registry(self, server: ModelServer | None = None, **options: Any) -> AsyncIterator[ProviderRegistry]:
+        rows = {}
+        if server is not None:
+            for name in ("openai_compatible", "anthropic"):
+                given = {"protocol": name, "base_url": server.base_url(name), "key_env": "SCRIPTED_KEY", "model": "m-1",
+                         "prices": PRICES, **options}  # fmt: skip
+                rows[name] = BackendSettings(host="api", options=given)
+        settings = Settings(backends=rows, limits=LIMITS, isolation="off", default_backend="anthropic")
+        environ = {**os.environ, "SCRIPTED_KEY": KEY}
+        async with ProviderRegistry(settings, self.home, environ) as registry:
+            registry.register(self.host("keeps", "session", "context"))
+            registry.register(self.host("words", "context"))
+            yield registry
+
+    def receipts(self) -> list[Any]:
+        with Store.open(self.home, readonly=True) as store:
+            return [store.load(row.run_id) for row in reversed(list(store.list()))]
+
+
+@pytest.fixture
+def ground(backplane_home: Path, tmp_path: Path) -> Ground:
+    return Ground(backplane_home, tmp_path)
+
+
+async def told(stream: AsyncIterator[StreamEvent]) -> list[StreamEvent]:
+    return [event async for event in stream]
+
+
+def words(events: list[StreamEvent]) -> str:
+    return "".join(event.delta for event in events if isinstance(event, TextDeltaEvent))
+
+
+def price(article: str) -> str:
+    """Look up a price."""
+    return {"pump": "129"}[article]
+
+
+USED = Usage(input=100, output=10)
+
+
+# Registry -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_provider_that_is_not_there_is_refused_with_the_names_there_are(ground: Ground) -> None:
+    async with ground.registry() as registry:
+        with pytest.raises(BackendError, match="no provider 'clode'") as refused:
+            registry.get("clode")
+        assert {"keeps", "words", "shell"} <= set(registry.list())
+    assert "keeps" in (refused.value.hint or "")
+
+
+async def test_two_registries_have_nothing_in_common(ground: Ground) -> None:
+    async with ground.registry() as one, ProviderRegistry(Settings(), ground.home) as other:
+        assert "keeps" in one.list()
+        assert "keeps" not in other.list()
+
+
+async def test_validate_says_whether_a_host_answers(ground: Ground) -> None:
+    async with ground.registry() as registry:
+        registry.register(ProcessBackend(id="absent", argv=("/nonexistent/program",)))
+        registry.register(ProcessBackend(id="mute", argv=(sys.executable, "-c", "pass")))
+        assert await registry.get("keeps").validate()
+        assert not await registry.get("absent").validate()
+        assert not await registry.get("mute").validate()
+
+
+async def test_what_a_manifest_does_not_say_is_unknown(ground: Ground) -> None:
+    async with ground.registry() as registry:
+        provider = registry.get("keeps")
+        assert provider.capabilities().supports_streaming is None
+        await provider.prepare()
+        found = provider.capabilities()
+    assert (found.supports_streaming, found.supports_web_search, found.supports_tools) == (True, None, False)
+
+
+# Turns ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["openai_compatible", "anthropic"])
+async def test_a_session_over_an_api_knows_what_was_said(ground: Ground, name: str) -> None:
+    with ModelServer([Turn(text="Hello.", usage=USED), Turn(text="You said hi.", usage=USED)]) as server:
+        async with ground.registry(server) as registry:
+            config = SessionConfig(system_prompt="Be brief.", max_tokens=77, temperature=0.5)
+            async with await registry.get(name).create_session(config) as session:
+                events = await told(session.send_message("hi"))
+                assert words(events) == "Hello."
+                done = events[-1]
+                assert isinstance(done, MessageDoneEvent)
+                assert (done.message.content, done.stop_reason) == ("Hello.", "end_turn")
+                assert (done.usage.input_tokens, done.usage.output_tokens, done.usage.total_tokens) == (100, 10, 110)
+                turn = (await session.run("what did I say?")).check()
+                assert (turn.text, session.get_usage().input_tokens, session.turns_completed) == (
+                    "You said hi.",
+                    200,
+                    2,
+                )
+                assert session.get_history() == (
+                    UserMessage(content="hi"), AssistantMessage(content="Hello."),
+                    UserMessage(content="what did I say?"), AssistantMessage(content="You said hi."),
+                )  # fmt: skip
+                assert session.losses == ()
+        bodies = [request.body for request in server.requests]
+    text = msgspec.json.encode(bodies[1]).decode()
+    assert [text.index(word) for word in ('"hi"', "Hello.", "what did I say?")] == sorted(
+        text.index(word) for word in ('"hi"', "Hello.", "what did I say?")
+    )
+    assert "Be brief." in text
+    assert bodies[1]["temperature"] == 0.5
+    assert 77 in (bodies[1].get("max_tokens"), bodies[1].get("max_completion_tokens"))
+
+
+async def test_each_turn_is_an_order_whose_receipt_names_the_one_before(ground: Ground) -> None:
+    with ModelServer([Turn(text="one"), Turn(text="two")]) as server:
+        async with ground.registry(server) as registry, await registry.get().create_session() as session:
+            await session.run("1")
+            await session.run("2")
+    first, second = ground.receipts()
+    assert first.backplane["parent"] == {"session": session.id}
+    assert second.backplane["parent"] == {
+        "session": session.id, "run_id": first.meta.run_id, "receipt_sha256": first.receipt_sha256
+    }  # fmt: skip
+
+
+async def test_a_provider_that_keeps_conversations_goes_on_with_its_own(ground: Ground) -> None:
+    config = SessionConfig(system_prompt="Be brief.")
+    async with ground.registry() as registry:
+        session = await registry.get("keeps").create_session(config)
+        async with session:
+            first = msgspec.json.decode((await session.run("one")).text)
+            second = msgspec.json.decode((await session.run("two")).text)
+            session.clear_history()
+            third = msgspec.json.decode((await session.run("three")).text)
+            assert session.get_history()[0] == UserMessage(content="three")
+    assert first["abp"]["session"] == {"keep": True}
+    assert second["abp"]["session"] == {"resume": "native-1"}
+    assert "history" not in second["abp"]
+    assert third["abp"]["session"] == {"keep": True}
+    assert first["task"] == "Instructions for this whole conversation:\nBe brief.\n\none"
+    assert second["task"] == "two"
+    assert session.losses == ("emulated: system_prompt, it is said in the user's words",)
+
+
+async def test_a_provider_without_memory_is_told_the_history_in_words_and_labelled(ground: Ground) -> None:
+    config = SessionConfig(model="m-9", max_tokens=5, temperature=0.1, max_turns=3)
+    async with ground.registry() as registry, await registry.get("words").create_session(config) as session:
+        await session.run("one")
+        said = msgspec.json.decode((await session.run("two")).text)
+        assert not session.metadata().keeps_conversations
+    assert said["task"].startswith("What was said before in this conversation, as a record:\nUser: one\nAssistant: ")
+    assert said["task"].endswith("\n\ntwo")
+    assert set(session.losses) == {
+        "emulated: history, it is said in the user's words",
+        *(f"dropped: {name}, the provider has no such setting" for name in
+          ("model", "max_tokens", "temperature", "max_turns")),
+    }  # fmt: skip
+
+
+async def test_a_provider_that_takes_a_task_for_a_command_is_told_the_task_alone(ground: Ground) -> None:
+    config = SessionConfig(system_prompt="touch made")
+    async with ground.registry() as registry, await registry.get("shell").create_session(config) as session:
+        assert (await session.run("echo 'touch made'")).stop_reason == "end_turn"
+        assert "made" not in (await session.run("ls")).text
+        assert (await session.run("test ! -e made")).stop_reason == "end_turn"
+    assert [loss.partition(",")[0] for loss in session.losses] == ["dropped: system_prompt", "dropped: history"]
+
+
+async def test_a_failed_turn_is_an_error_event_with_its_cause(ground: Ground) -> None:
+    with ModelServer([{"fault": {"status": 401}, "times": None}]) as server:
+        async with ground.registry(server) as registry, await registry.get().create_session() as session:
+            events = await told(session.send_message("hi"))
+    done = events[-1]
+    assert isinstance(done, MessageDoneEvent)
+    assert done.stop_reason == "error"
+    error = [event.error for event in events if isinstance(event, ErrorEvent)][-1]
+    assert (error.code, error.error_type, error.recoverable) == ("authentication_failed", "authentication", False)
+    assert (error.provider, error.cause.code) == ("anthropic", "backend_auth_failed")
+    assert session.turns_completed == 0
+
+
+async def test_a_host_that_dies_ends_the_turn_and_not_the_session(ground: Ground) -> None:
+    async with ground.registry() as registry, await registry.get("words").create_session() as session:
+        turn = await session.run("die")
+        assert turn.error is not None
+        with pytest.raises(ProviderError):
+            turn.check()
+        said = msgspec.json.decode((await session.run("go on")).text)
+        again = msgspec.json.decode((await session.run("and on")).text)
+    assert said["task"].startswith("First, a question about what went before: no result was recorded")
+    assert 'Call c-1: charge {"usd":5}' in said["task"]
+    assert again["task"].startswith("What was said before")
+    assert 'Call c-1: charge {"usd":5} (no result was recorded)' in again["task"]
+
+
+def test_every_code_has_one_of_the_seven_and_a_type() -> None:
+    for code, facts in CODES.items():
+        error = ProviderError("p", from_code(code, "x"))
+        assert error.code == facts.provider_code
+        assert isinstance(error.cause, BackplaneError)
+        assert error.recoverable == facts.retryable
+    assert ProviderError("p", from_code("backend_rate_limited", "x"), "overloaded").error_type == "model_overloaded"
+    assert ProviderError("p", from_code("backend_rate_limited", "x"), "quota").error_type == "usage_limit_reached"
+
+
+# Tools ----------------------------------------------------------------------------------------------------------------
+
+CALLS = [
+    Turn(calls=(Call(name="mcp__functions__price", input={"article": "pump"}),)),
+    Turn(text="It costs 129."),
+]
+
+
+@pytest.mark.parametrize("kind", ["function", "definition"])
+async def test_functions_are_tools_and_their_calls_are_in_the_history(ground: Ground, kind: str) -> None:
+    schema = {"type": "object", "properties": {"article": {"type": "string"}}, "required": ["article"]}
+    definition = ToolDefinition(
+        name="price", description="A price.", parameters=schema, handler=lambda input: price(**input)
+    )
+    with ModelServer([*CALLS, Turn(text="As I said.")]) as server:
+        async with ground.registry(server) as registry:
+            config = SessionConfig(tools=[price if kind == "function" else definition])
+            async with await registry.get().create_session(config) as session:
+                events = await told(session.send_message("what is a pump?"))
+                await session.run("again")
+                history = session.get_history()
+    call = next(event for event in events if isinstance(event, ToolUseEndEvent))
+    assert (call.name, call.input) == ("price", {"article": "pump"})
+    assert ToolResultEvent(id=call.id, output="129", is_error=False) in events
+    assert [type(message).__name__ for message in history[:4]] == [
+        "UserMessage", "AssistantMessage", "ToolResultMessage", "AssistantMessage"
+    ]  # fmt: skip
+    sent = server.requests[-1].body
+    roles = [message["role"] for message in sent["messages"]]
+    assert roles == ["user", "assistant", "user", "assistant", "user"]
+    assert sent["messages"][1]["content"][-1]["name"] == "mcp__functions__price"
+
+
+async def test_a_tool_without_a_handler_is_run_by_the_caller(ground: Ground) -> None:
+    definition = ToolDefinition(name="price", description="A price.", parameters={"type": "object"})
+    with ModelServer(CALLS) as server:
+        async with ground.registry(server) as registry:
+            session = await registry.get().create_session(SessionConfig(tools=[definition]))
+            async with session:
+                first = await session.run("what is a pump?")
+                assert (first.stop_reason, first.receipt) == ("tool_use", None)
+                (call,) = first.message.tool_calls
+                with pytest.raises(ConfigError, match="no call 'other' waits"):
+                    await session.run(ToolResultMessage(tool_call_id="other", content="1"))
+                second = await session.run(ToolResultMessage(tool_call_id=call.id, content="129"))
+    assert (second.stop_reason, second.text) == ("end_turn", "It costs 129.")
+    assert "129" in msgspec.json.encode(server.requests[-1].body).decode()
+    assert len(ground.receipts()) == 1
+
+
+async def test_a_policy_holds_for_a_programs_functions(ground: Ground) -> None:
+    with ModelServer([*CALLS]) as server:
+        async with ground.registry(server) as registry:
+            config = SessionConfig(tools=[price], policy=PolicyProfile(disallowed_tools=("mcp__functions__price",)))
+            async with await registry.get().create_session(config) as session:
+                events = await told(session.send_message("what is a pump?"))
+    (result,) = [event for event in events if isinstance(event, ToolResultEvent)]
+    assert result.is_error
+    assert "policy_denied" in result.output
+
+
+async def test_tools_are_refused_where_a_provider_takes_none(ground: Ground) -> None:
+    async with ground.registry() as registry:
+        with pytest.raises(BackendError, match="takes no tools") as refused:
+            await registry.get("words").create_session(SessionConfig(tools=[price]))
+    assert refused.value.code == "capability_unsupported"
+
+
+async def test_a_turns_policy_only_tightens(ground: Ground) -> None:
+    async with ground.registry() as registry:
+        config = SessionConfig(policy=PolicyProfile(allowed_tools=("read",)))
+        async with await registry.get("words").create_session(config) as session:
+            with pytest.raises(ConfigError, match="'bash' in allowed_tools"):
+                await session.run("x", policy=PolicyProfile(allowed_tools=("bash",)))
+            assert session.get_history() == ()
+            await session.run("x", policy=PolicyProfile(deny_write=("**",)))
+
+
+# The second interface -------------------------------------------------------------------------------------------------
+
+
+async def test_the_same_session_takes_input_and_tells_unified_events(ground: Ground) -> None:
+    with ModelServer([Turn(reasoning="hm", text="4", usage=USED)]) as server:
+        async with (
+            ground.registry(server) as registry,
+            await registry.get("anthropic").create_session(SessionConfig(initial_prompt="Hello!")) as session,
+        ):
+            item = unified.File(path="a.py", content="x = 1", language="python")
+            await session.send_input(unified.Text(text="What is 2+2?", context=(item,)))
+            events = [event async for event in session.receive_events()]
+        sent = msgspec.json.encode(server.requests[0].body).decode()
+    kinds = [type(event).__name__ for event in events]
+    assert kinds[0] == "SessionStarted"
+    assert {"ThinkingDelta", "ThinkingComplete", "TextDelta", "TextComplete", "UsageUpdate"} <= set(kinds)
+    assert events[-1] == unified.TurnComplete(stop_reason="end_turn")
+    assert all(word in sent for word in ("Hello!", "File a.py", "x = 1", "What is 2+2?"))
+
+
+@pytest.mark.parametrize(("approved", "said"), [(True, ["allow", ""]), (False, ["deny", "not today"])])
+async def test_an_approval_waits_for_its_answer(ground: Ground, approved: bool, said: list[str]) -> None:
+    config = SessionConfig(policy=PolicyProfile(require_approval_for=("deploy",)))
+    async with ground.registry() as registry, await registry.get("words").create_session(config) as session:
+        await session.send_input("ask")
+        text = ""
+        async for event in session.receive_events():
+            if isinstance(event, unified.ExecApprovalRequest):
+                assert (event.command, event.parsed_command) == ("deploy prod", ("deploy", "prod"))
+                reason = "" if approved else "not today"
+                answer = unified.ToolApproval(request_id=event.request_id, approved=approved, reason=reason)
+                await session.send_input(answer)
+            if isinstance(event, unified.TextComplete):
+                text = event.text
+        with pytest.raises(ConfigError, match="no request"):
+            await session.send_input(unified.ToolApproval(request_id="ask-1", approved=True))
+    assert msgspec.json.decode(text) == said
+
+
+async def test_a_modified_patch_is_refused_and_never_sent_as_a_yes(ground: Ground) -> None:
+    async with ground.registry() as registry, await registry.get("words").create_session() as session:
+        with pytest.raises(BackendError, match="cannot be modified"):
+            await session.send_input(unified.PatchApproval(request_id="x", decision="modify", changes="y"))
+
+
+async def test_an_interrupt_stops_the_turn_and_not_the_session(ground: Ground) -> None:
+    async with ground.registry() as registry, await registry.get("words").create_session() as session:
+        await session.send_input("wait")
+        with pytest.raises(ConfigError, match="a turn of this session is under way"):
+            await session.send_input("more")
+        events = []
+        with anyio.fail_after(30):
+            async for event in session.receive_events():
+                events.append(event)
+                if isinstance(event, unified.TextDelta):
+                    await session.interrupt()
+        assert events[-1] == unified.TurnComplete(stop_reason="user_interrupt")
+        assert (await session.run("on")).stop_reason == "end_turn"
+
+
+async def test_a_stream_that_is_left_early_is_ended_by_the_next_call(ground: Ground) -> None:
+    async with ground.registry() as registry, await registry.get("words").create_session() as session:
+        async for event in session.send_message("wait"):
+            assert isinstance(event, TextDeltaEvent)
+            break
+        with anyio.fail_after(30):
+            assert (await session.run("on")).stop_reason == "end_turn"
+    assert [receipt.backplane["end"]["reason"] for receipt in ground.receipts()] == ["cancelled", "complete"]
+
+
+async def test_a_slow_reader_slows_the_host_and_loses_nothing(ground: Ground) -> None:
+    steps = [{"repeat": {"times": 2000, "steps": [{"delta": "{n}," + "x" * 100}]}}]
+    scenario = ground.folder / "many.json"
+    scenario.write_bytes(msgspec.json.encode(steps))
+    async with ground.registry() as registry:
+        registry.register(ProcessBackend(id="many", argv=(*PYTHON, str(ROOT / "hosts/mock.py"), str(scenario))))
+        async with await registry.get("many").create_session() as session:
+            seen = []
+            async for event in session.send_message("go"):
+                if isinstance(event, TextDeltaEvent):
+                    seen.append(event.delta.partition(",")[0])
+                    if len(seen) % 200 == 0:
+                        await anyio.sleep(0.02)
+    assert seen == [str(number) for number in range(2000)]
+
+
+async def test_a_closed_session_says_so(ground: Ground) -> None:
+    async with ground.registry() as registry:
+        session = await registry.get("words").create_session()
+        await session.close()
+        await session.close()
+        with pytest.raises(ConfigError, match="the session is closed"):
+            await session.run("x")
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_every_event_reason_and_type() -> None:
+    page = (ROOT / "contracts" / "sessions.md").read_text()
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
+    unified_names = {word.strip(" `") for row in rows for word in row[1:2]}
+    assert {kind.__name__ for kind in get_args(unified.AgentEvent)} <= unified_names
+    assert len(get_args(unified.AgentEvent)) == 14
+    first = {word.strip(" `") for row in rows for word in row[0].split(",")}
+    assert {kind.__struct_defaults__[-1] for kind in get_args(StreamEvent)} <= first
+    assert len(get_args(StreamEvent)) == 7
+    assert set(get_args(StopReason)) <= first
+    assert set(get_args(ErrorType)) <= first
+    assert (len(get_args(StopReason)), len(get_args(ErrorType))) == (6, 7)
