@@ -458,8 +458,7 @@ WORK: dict[str, Callable[..., Made]] = {
     made.__name__: made
     for made in (
         ours_stream, floor_stream, ours_paced, floor_paced, ours_ping, ours_ask, echo, sealing, pause, kept, idle,
-        fleet, routing,
-        fleet, rejudged,
+        fleet, routing, rejudged,
     )
 }  # fmt: skip
 

@@ -44,6 +44,7 @@ PRINTED: dict[str, list[tuple[str, ...]]] = {
     "receipts show": [("receipts", "show", "RUN", "--json")],
     "checkpoints": [("checkpoints", "RUN", "--json")],
     "conform": [("conform", "--json", "--", "false")],
+    "version": [("version", "--json")],
     "doctor": [
         ("doctor", "--json"),
         ("doctor", "--json", "--url", "http://127.0.0.1:9/v1", "--protocol", "openai_compatible"),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from backplane import __version__
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, did_you_mean
+from backplane.cli.parser import Options, Parser, add_json, did_you_mean
 
 
 def parser(name: str) -> Parser:
     """The options of `errors` or `version`."""
     if name == "version":
         made = Parser(f"backplane {name}", "Print the version.", "backplane version --json", _version)
-        made.add_argument("--json", action="store_true", help="version, contract and Python as one JSON object")
+        add_json(made, "version, contract and Python as one JSON object", "cli_version")
         return made
     made = Parser(
         f"backplane {name}",
@@ -25,13 +25,15 @@ def parser(name: str) -> Parser:
 
 def _version(options: Options) -> int:
     if options.json:
-        import json
         import platform
 
+        import msgspec
+
+        from backplane.cli.version import Version
         from backplane.contract.receipt import CONTRACT_VERSION
 
-        told = {"version": __version__, "contract": CONTRACT_VERSION, "python": platform.python_version()}
-        streams.write(json.dumps(told) + "\n")
+        told = Version(version=__version__, contract=CONTRACT_VERSION, python=platform.python_version())
+        streams.write_json(msgspec.json.encode(told) + b"\n")
     else:
         streams.write(f"backplane {__version__}\n")
     return 0

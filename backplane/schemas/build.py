@@ -68,6 +68,7 @@ _PRINTED: Final = {
     "cli_replay": "backplane.receipts.backtest:Rejudged",
     "cli_runs": "backplane.receipts.memory:Remembered",
     "cli_translate_loss": "backplane.ir:Loss",
+    "cli_version": "backplane.cli.version:Version",
     "cli_why": "backplane.view.why:Diagnosis",
 }
 """What commands print that is no shape of the contract, as places of types: only who writes schemas loads them."""
