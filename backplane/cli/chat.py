@@ -65,7 +65,7 @@ def _chat(options: Options) -> int:
 
 
 async def _open(
-    registry: ProviderRegistry, options: Options, on_ask: Callable[[Approval], Awaitable[Decision]]
+    registry: ProviderRegistry, options: Options, on_ask: Callable[[Approval], Awaitable[Decision]] | None
 ) -> Session:
     """Begin the session that the options ask for, or go on with it."""
     from backplane.providers import SessionConfig, store
