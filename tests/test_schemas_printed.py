@@ -42,6 +42,8 @@ PRINTED: dict[str, list[tuple[str, ...]]] = {
     "replay": [("replay", "--policy", "strict", "RUN", "--json")],
     "receipts list": [("receipts", "list", "--json")],
     "receipts show": [("receipts", "show", "RUN", "--json")],
+    "sessions list": [("sessions", "list", "--json")],
+    "sessions show": [("sessions", "show", "last", "--json")],
     "checkpoints": [("checkpoints", "RUN", "--json")],
     "conform": [("conform", "--json", "--", "false")],
     "version": [("version", "--json")],
@@ -119,6 +121,8 @@ def test_every_command_with_json_names_schemas_that_there_are_and_is_called_here
 @pytest.mark.parametrize("command", PRINTED)
 def test_what_a_command_prints_fits_a_schema_that_its_help_names(command: str, work: Path) -> None:
     run = stored_run(work) if command.startswith(("receipts", "checkpoints", "runs", "why", "replay")) else ""
+    if command.startswith("sessions"):
+        printed(work, "chat", "--backend", "shell", stdin=b"echo hello\n")
     seen = set()
     for words in PRINTED[command]:
         lines, complaints = printed(work, *(run if word == "RUN" else word for word in words))

@@ -52,6 +52,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "why": ("runs", "say what a run waits for, or why it failed, and the next step"),
     "replay": ("replay", "judge stored runs by another policy: each decision that would differ"),
     "receipts": ("receipts", "list, show, verify, compare and move receipts"),
+    "chat": ("chat", "hold a conversation in the terminal"),
+    "sessions": ("sessions", "find conversations again, go on, fork, hand over to another backend"),
     "serve": ("serve", "be a host: runs for programs in any language, on stdin and stdout"),
     "mcp": ("mcp", "be an MCP server: run, receipts and validate for agents"),
     "apply": ("apply", "apply a run's patch to the original workspace"),

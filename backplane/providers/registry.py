@@ -134,7 +134,9 @@ class Provider:
         file = await anyio.to_thread.run_sync(self._read, Path(path))
         return await self._copied(file, config)
 
-    async def fork(self, session_id: str, *, at: int | None = None, config: SessionConfig | None = None) -> Session:
+    async def fork_session(
+        self, session_id: str, *, at: int | None = None, config: SessionConfig | None = None
+    ) -> Session:
         """Go on with a copy of a saved session, which stays as it is.
 
         Args:

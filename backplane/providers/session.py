@@ -147,6 +147,11 @@ class Session:
 
     # What it is set to ------------------------------------------------------------------------------------------------
 
+    def set_model(self, model: str | None) -> None:
+        """Use another model from the next turn on; None is the backend's own choice."""
+        self._config = replace(self._config, model=model)
+        self._file = msgspec.structs.replace(self._file, model=model)
+
     def set_tools(self, tools: Sequence[Tool]) -> None:
         """Give the agent other tools from the next turn on.
 
@@ -328,6 +333,10 @@ class Session:
                 if self._folder is not None:
                     await anyio.to_thread.run_sync(shutil.rmtree, self._folder, True)
 
+    async def save(self) -> None:
+        """Write the session's file; every turn does it by itself. Raises StoreError: `receipt_store_failed`."""
+        await self._save()
+
     async def handover(self, provider: Provider, *, model: str | None = None) -> tuple[str, ...]:
         """Go on with another provider; return what cannot be carried to it, as far as it is known before the turn.
 
@@ -427,8 +436,8 @@ class Session:
         words = "\n\n".join(part for part in (self._initial, words) if part)
         self._initial, self._asks = None, asks
         if model is not None and model != self.model:
-            self._config = replace(self._config, model=model)
-            self._file = msgspec.structs.replace(self._file, model=model)
+            self.set_model(model)
+        await self._carry_folder()
         whole = self._policy if policy is None else tightened(self._policy, policy)
         where = root or self._config.root or await self._own_folder()
         run_id = str(uuid.uuid4())
@@ -445,6 +454,19 @@ class Session:
                 await self._save()
             raise
         self._open = _Open(block, run, words)
+
+    async def _carry_folder(self) -> None:
+        """Put what a turn did that was cut off where the next one finds it, as what was said tells of it."""
+        last = self._file.turns[-1] if self._file.turns else None
+        if not self._fresh or last is None or last.stop_reason not in ("error", "user_interrupt"):
+            return
+        if self._file.mode != "staged" or self._file.lane != "workspace_first" or last.receipt_sha256 is None:
+            return
+        try:
+            await self._provider.plane.apply(last.run_id)
+        except BackplaneError as error:
+            if error.code != "execution_workspace_error" or "applied already" not in error.message:
+                self._lose(f"dropped: the changes of run {last.run_id[:8]}, {error.message[:200]}")
 
     @asynccontextmanager
     async def _started(self, words: str, policy: PolicyProfile, root: str, run_id: str) -> AsyncIterator[Run]:
@@ -544,7 +566,7 @@ class Session:
             self._open = None
             if run.is_sealed:
                 failure = self._keep(open, run)
-            self._fresh = failure is not None
+            self._fresh = self._file.turns[-1].stop_reason in (None, "error", "user_interrupt")
             with anyio.CancelScope(shield=True):
                 await self._save()
         return failure

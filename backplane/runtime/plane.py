@@ -196,6 +196,20 @@ class ControlPlane:
         await run.end_unstarted(why)
         return run
 
+    async def apply(self, run_id: str) -> tuple[str, ...]:
+        """Put the result of an ended run into the folder that it was copied from; return the files.
+
+        Nothing is to be done for a run that worked in place, changed nothing, or is applied already.
+
+        Raises:
+            WorkspaceError: `execution_workspace_error`, a file has changed meanwhile, or a write failed.
+            PolicyError: `policy_denied`, the result violates the run's policy.
+            StoreError: there is no such run.
+        """
+        from backplane.runtime.results import apply_result
+
+        return await anyio.to_thread.run_sync(apply_result, self.keeper, run_id)
+
     async def _run(
         self,
         order: WorkOrder,

@@ -1,0 +1,298 @@
+"""`chat`: a conversation in the terminal. Ctrl-C stops the turn and not the session; `/help` lists the commands.
+
+Where there is no terminal each line of the input is one turn, and approvals are denied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from backplane.cli import streams
+from backplane.cli.parser import Options, Parser, add_config
+
+if TYPE_CHECKING:
+    from backplane.cli.keys import Key, Terminal
+    from backplane.contract.approval import Decision
+    from backplane.contract.events import Approval
+    from backplane.providers import ProviderRegistry, Session, SessionConfig
+
+EXAMPLE = """
+backplane chat --backend sonnet
+backplane chat --resume last
+"""
+
+PROMPT: Final = "> "
+
+
+def parser(name: str) -> Parser:
+    """The options of `chat`."""
+    made = Parser(f"backplane {name}", "Hold a conversation in the terminal.", EXAMPLE, _chat)
+    add = made.add_argument
+    add("--backend", metavar="NAME", help="a backend (see `backplane backends`)")
+    add("--resume", metavar="ID", help="go on with a session; `last` is the one that was used last")
+    add("--model", metavar="M", help="the model it should use")
+    add("--system", metavar="TEXT", help="instructions for the whole conversation")
+    add("--root", metavar="DIR", help="folder to work on (.)")
+    add("--mode", choices=("staged", "pass_through"), default="staged", help="in a copy, or in place (staged)")
+    add("--policy", metavar="FILE", help="policy as JSON, or `default`, `strict` or `ci`")
+    add("--max-turns", metavar="N", type=int, help="turns of the model in one turn of yours")
+    add("--on-ask", choices=("deny", "allow", "prompt"), help="its questions (prompt; deny without a terminal)")
+    add_config(made)
+    return made
+
+
+def resume(options: Options) -> int:
+    """Go on with a session as `sessions resume ID` says it."""
+    given = dict.fromkeys(("backend", "model", "system", "root", "policy", "max_turns"))
+    for name, value in {**given, "mode": "staged", "resume": options.id}.items():
+        setattr(options, name, value)
+    return _chat(options)
+
+
+def _chat(options: Options) -> int:
+    from backplane.cli.sessions import _with_registry
+
+    async def chat(registry: ProviderRegistry) -> int:
+        if not streams.is_interactive():
+            return await _by_lines(registry, options)
+        from backplane.cli.keys import Terminal
+
+        with Terminal(streams.STDIN).opened() as terminal:
+            return await _Chat(registry, options, terminal).hold()
+
+    return _with_registry(options, chat)
+
+
+async def _open(
+    registry: ProviderRegistry, options: Options, on_ask: Callable[[Approval], Awaitable[Decision]] | None
+) -> Session:
+    """Begin the session that the options ask for, or go on with it."""
+    from backplane.providers import SessionConfig, store
+
+    root = str(streams.folder() / options.root) if options.root else None
+    given: dict[str, Any] = {"model": options.model, "system_prompt": options.system, "policy": options.policy}
+    given |= {"max_turns": options.max_turns, "mode": options.mode, "on_ask": on_ask}
+    if options.resume is None:
+        return await registry.get(options.backend).create_session(
+            SessionConfig(root=root or str(streams.folder()), **given)
+        )
+    id = store.find(registry.plane.home, options.resume)
+    name = options.backend or store.read(store.path_of(registry.plane.home, id)).provider
+    config: SessionConfig = SessionConfig(root=root, **given)
+    return await registry.get(name).resume(id, config)
+
+
+async def _by_lines(registry: ProviderRegistry, options: Options) -> int:
+    import os
+
+    import anyio.to_thread
+
+    from backplane.cli import asking
+    from backplane.cli.talk import Teller
+
+    answer = asking.callback(options.on_ask if options.on_ask == "allow" else "deny", lambda: "", dict(os.environ))
+    code = 0
+    async with await _open(registry, options, answer) as session:
+        data = await anyio.to_thread.run_sync(streams.read_input, "-")
+        for line in filter(str.strip, data.decode("utf-8", "replace").splitlines()):
+            teller = Teller(streams.write)
+            async for event in session.send_message(line):
+                teller.tell(event)
+            code = 1 if teller.stop_reason == "error" else code
+        streams.complain(f"session {session.id}\n")
+    return code
+
+
+class _Chat:
+    """A session on a terminal."""
+
+    def __init__(self, registry: ProviderRegistry, options: Options, terminal: Terminal) -> None:
+        self._registry, self._options, self._terminal = registry, options, terminal
+        self._session: Session
+        self._waiting: list[Key] = []
+        """Lines that were typed while the agent worked."""
+        self._asking: Any = None
+        """Where the key goes that answers an approval; None while nothing is asked."""
+        self._code: int | None = None
+
+    async def hold(self) -> int:
+        """Talk until Ctrl-D or `/quit`; return the exit code."""
+        async with await _open(self._registry, self._options, self._on_ask) as self._session:
+            session = self._session
+            self._say(f"{session.provider}{f', {session.model}' if session.model else ''}; /help, Ctrl-D ends\n")
+            while self._code is None:
+                key = await self._next()
+                if key.kind == "end":
+                    self._say("\n")
+                    break
+                if key.kind == "line" and key.text.strip():
+                    await self._do(key)
+            self._say(f"backplane chat --resume {session.id[:8]}\n")
+        return self._code or 0
+
+    def _say(self, text: str) -> None:
+        # Line mode is off: a line's end is both characters. Output goes with the keys' echo, in one order.
+        self._terminal.write(text.replace("\n", "\r\n"))
+
+    async def _next(self) -> Key:
+        if self._waiting:
+            return self._waiting.pop(0)
+        self._say(PROMPT)
+        return await self._terminal.key()
+
+    async def _do(self, key: Key) -> None:
+        if key.text.startswith("/") and not key.pasted:
+            await self._command(key.text.strip())
+            return
+        from backplane.errors import BackplaneError
+
+        try:
+            await self._turn(key.text)
+        except BackplaneError as error:
+            self._say(f"{error.code}: {streams.one_line(error.message, 1000)}\n")
+            self._say(f"  {streams.one_line(error.hint, 1000)}\n" if error.hint else "")
+
+    # A turn -----------------------------------------------------------------------------------------------------------
+
+    async def _turn(self, words: str) -> None:
+        """Say something and show what comes, while keys are heard."""
+        import anyio
+
+        from backplane.cli.talk import Teller
+
+        teller, before = Teller(self._say), self._session.losses
+        self._terminal.shows = False
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._hear)
+                async for event in self._session.send_message(words):
+                    teller.tell(event)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._terminal.shows = True
+        for loss in self._session.losses:
+            if loss not in before:
+                self._say(f"not carried: {streams.one_line(loss)}\n")
+        self._say(f"({teller.usage_line})\n" if teller.usage_line else "")
+
+    async def _hear(self) -> None:
+        """Keys while the agent works: Ctrl-C stops the turn, an answer goes to its question, a line waits."""
+        while True:
+            key = await self._terminal.key()
+            if key.kind == "interrupt":
+                await self._session.interrupt()
+                if self._asking is not None:
+                    await self._asking.send(key)
+            elif self._asking is not None:
+                await self._asking.send(key)
+            elif key.kind == "end":
+                self._code = 0
+                await self._session.interrupt()
+            else:
+                self._waiting.append(key)
+
+    async def _on_ask(self, asked: Approval) -> Decision:
+        """Put an approval to whoever sits there; what was typed or pasted before it is no answer."""
+        import anyio
+
+        from backplane.cli import asking
+        from backplane.contract.approval import Decision
+
+        if self._options.on_ask in ("allow", "deny"):
+            return Decision(self._options.on_ask, f"--on-ask {self._options.on_ask}")
+        self._say("\n" + asking.question(asked.message, asked.body))
+        self._terminal.forget()
+        send, receive = anyio.create_memory_object_stream[Any](1)
+        self._asking, self._terminal.shows = send, True
+        is_question = asked.kind == "input"
+        try:
+            while True:
+                self._say("" if is_question else "[y]es, [n]o, [a]lways in this turn, or no and why: ")
+                key = await receive.receive()
+                if key.kind != "line":
+                    return Decision("deny", "the user stopped the turn")
+                if is_question:
+                    return Decision("allow", "a person answered", text=key.text)
+                if key.pasted:
+                    self._say("(a paste is no answer: type it)\n")
+                    continue
+                decision = asking.judge(key.text.strip())
+                if decision is not None:
+                    return decision
+        finally:
+            self._asking, self._terminal.shows = None, False
+            send.close()
+            receive.close()
+
+    # Commands ---------------------------------------------------------------------------------------------------------
+
+    async def _command(self, text: str) -> None:
+        name, _, rest = text[1:].partition(" ")
+        row = _COMMANDS.get(name)
+        if row is None:
+            self._say(f"no command /{streams.one_line(name, 40)}; /help lists them\n")
+            return
+        from backplane.errors import BackplaneError
+
+        try:
+            await row[1](self, rest.strip())
+        except BackplaneError as error:
+            self._say(f"{error.code}: {streams.one_line(error.message, 1000)}\n")
+
+    async def _help(self, _: str) -> None:
+        self._say("".join(f"/{name:<9} {about}\n" for name, (about, _) in _COMMANDS.items()))
+
+    async def _quit(self, _: str) -> None:
+        self._code = 0
+
+    async def _history(self, _: str) -> None:
+        from backplane.cli.sessions import _lines
+
+        for message in self._session.get_history():
+            self._say("".join(f"  {streams.printable(line)}\n" for line in _lines(message)))
+
+    async def _clear(self, _: str) -> None:
+        self._session.clear_history()
+        self._say("the agent knows nothing of what was said\n")
+
+    async def _usage(self, _: str) -> None:
+        used = self._session.get_usage()
+        cost = "unknown" if used.cost_usd_micros is None else f"${used.cost_usd_micros / 1e6:.4f}"
+        words = ("unknown" if count is None else str(count) for count in (used.input_tokens, used.output_tokens))
+        self._say("tokens in {}, out {}; cost {}\n".format(*words, cost))
+
+    async def _model(self, name: str) -> None:
+        self._session.set_model(name or None)
+        self._say(f"model {name or 'of the backend'} from the next turn on\n")
+
+    async def _system(self, text: str) -> None:
+        self._session.set_system_prompt(text or None)
+        self._say("from the next turn on\n")
+
+    async def _diff(self, _: str) -> None:
+        receipt = self._session.receipt
+        patch = receipt.verification.git_diff if receipt is not None else None
+        self._say("".join(f"{streams.printable(line)}\n" for line in (patch or "no changes").splitlines()))
+
+    async def _handover(self, name: str) -> None:
+        for loss in await self._session.handover(self._registry.get(name or None)):
+            self._say(f"not carried: {streams.one_line(loss)}\n")
+        self._say(f"with {self._session.provider} from here on\n")
+
+    async def _losses(self, _: str) -> None:
+        self._say("".join(f"{streams.one_line(loss)}\n" for loss in self._session.losses) or "nothing was lost\n")
+
+
+_COMMANDS: Final[dict[str, tuple[str, Callable[[_Chat, str], Awaitable[None]]]]] = {
+    "help": ("print this", _Chat._help),
+    "history": ("print what was said", _Chat._history),
+    "clear": ("begin anew; receipts stay", _Chat._clear),
+    "usage": ("tokens and cost of the session", _Chat._usage),
+    "diff": ("changes of the last turn", _Chat._diff),
+    "losses": ("what could not be carried", _Chat._losses),
+    "model": ("NAME: another model", _Chat._model),
+    "system": ("TEXT: other instructions", _Chat._system),
+    "handover": ("NAME: go on with another backend", _Chat._handover),
+    "quit": ("end; the session is kept", _Chat._quit),
+}

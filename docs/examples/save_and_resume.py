@@ -1,0 +1,18 @@
+"""Begin a session, or go on with one: `save_and_resume.py WORDS [BACKEND [SESSION]]`."""
+
+import asyncio
+import sys
+
+from backplane.providers import ProviderRegistry, SessionConfig
+
+
+async def main(words: str, name: str | None = None, id: str | None = None) -> None:
+    async with ProviderRegistry() as providers:
+        config = SessionConfig(session_id=id)
+        async with await providers.get(name).create_session(config) as session:
+            turn = (await session.run(words)).check()
+            print(turn.text)
+            print(session.id, *session.losses, sep="\n")
+
+
+asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,13 @@
+"""Ask one thing of the configured backend."""
+
+import asyncio
+
+from backplane.providers import ProviderRegistry
+
+
+async def main() -> None:
+    async with ProviderRegistry() as providers, await providers.get().create_session() as session:
+        print((await session.run("What is 2+2?")).check().text)
+
+
+asyncio.run(main())

@@ -1,0 +1,18 @@
+"""The same code over whichever backend is named: as an argument, else `default_backend` of the configuration."""
+
+import asyncio
+import sys
+
+from backplane.providers import ProviderRegistry, SessionConfig
+
+
+async def main(name: str | None) -> None:
+    async with ProviderRegistry() as providers:
+        provider = providers.get(name)
+        async with await provider.create_session(SessionConfig(system_prompt="Be brief.")) as session:
+            for words in ("My name is Ada.", "What is my name?"):
+                print(f"{session.provider}: {(await session.run(words)).check().text}")
+            print("not carried:", ", ".join(session.losses) or "nothing")
+
+
+asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else None))

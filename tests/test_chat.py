@@ -1,0 +1,243 @@
+"""`chat` through a real pseudo-terminal: turns, approvals, Ctrl-C, pastes, resize; and its keys as pure functions."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backplane.cli.keys import PASTE_BEGINS, PASTE_ENDS, Key, Keys
+from backplane.providers import store
+from tests.peers import PYTHON, ROOT
+
+WAIT_S = 30.0
+HOST = """
+import hashlib, json, os
+from backplane.contract.capability import NATIVE
+from backplane.host import Done, Host, main
+
+async def work(run):
+    task = run.order.task
+    last = task.rpartition("\\n\\n")[2] if task.startswith("What was said") else task
+    if last.startswith("ask"):
+        decision = await run.may("deploy", {"to": "prod"}, command="deploy prod")
+        await run.message(f"decided {decision.decision} {decision.reason}")
+    elif last == "wait":
+        import anyio
+        await run.delta("working...")
+        await anyio.sleep_forever()
+    elif last == "edit":
+        with open(os.path.join(run.order.workspace.root, "made.txt"), "w") as file:
+            file.write("made")
+        await run.message("edited")
+    else:
+        await run.message(f"heard {len(last)} {hashlib.sha256(last.encode()).hexdigest()[:12]}")
+    return Done()
+
+main(Host(id="talks", capabilities={"streaming": NATIVE}, heeds=("context",)), work)
+"""
+
+
+class Pty:
+    """A program on a terminal, key by key."""
+
+    def __init__(self, *words: str, cwd: Path) -> None:
+        self.main, end = pty.openpty()
+        self.resize(80, 24)
+        env = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+        self.child = subprocess.Popen(
+            [*PYTHON, "-m", "backplane", *words], stdin=end, stdout=end, stderr=end, env=env, cwd=cwd,
+            start_new_session=True,
+        )  # fmt: skip
+        os.close(end)
+        self.seen = ""
+        self.at = 0
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self.main, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def wait(self, words: str) -> str:
+        """Read until these words come, after those that were waited for before."""
+        ends = time.monotonic() + WAIT_S
+        while words not in self.seen[self.at :]:
+            assert time.monotonic() < ends, (words, self.seen[self.at :][-2000:])
+            if not select.select([self.main], [], [], 0.1)[0]:
+                assert self.child.poll() is None, (words, self.seen)
+                continue
+            try:
+                self.seen += os.read(self.main, 65536).decode("utf-8", "replace")
+            except OSError:
+                raise AssertionError((words, self.seen)) from None
+        began = self.at
+        self.at = self.seen.index(words, self.at) + len(words)
+        return self.seen[began : self.at]
+
+    def send(self, text: str) -> None:
+        """Type; what the program writes meanwhile is read, as a terminal does."""
+        data = text.encode()
+        while data:
+            readable, writable, _ = select.select([self.main], [self.main], [], WAIT_S)
+            if readable:
+                self.seen += os.read(self.main, 65536).decode("utf-8", "replace")
+            if writable:
+                data = data[os.write(self.main, data[:1024]) :]
+
+    def paste(self, text: str) -> None:
+        self.send(f"{PASTE_BEGINS}{text}{PASTE_ENDS}")
+
+    def end(self) -> int:
+        try:
+            return self.child.wait(WAIT_S)
+        finally:
+            os.close(self.main)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    work = tmp_path / "work"
+    work.mkdir()
+    (tmp_path / "talks.py").write_text(HOST)
+    row = f'[backends.talks]\ncommand = ["{sys.executable}", "{tmp_path}/talks.py"]\n'
+    (work / "backplane.toml").write_text(f'isolation = "off"\ndefault_backend = "talks"\n{row}')
+    (work / "policy.json").write_text('{"require_approval_for": ["deploy"]}')
+    return work
+
+
+@pytest.fixture
+def chat(folder: Path, backplane_home: Path) -> Iterator[Pty]:
+    made = Pty("chat", "--policy", "policy.json", cwd=folder)
+    try:
+        made.wait("> ")
+        yield made
+        made.send("/quit\r")
+        made.wait("backplane chat --resume")
+        assert made.end() == 0
+    finally:
+        if made.child.poll() is None:
+            made.child.kill()
+            made.child.wait(WAIT_S)
+
+
+def heard(text: str) -> str:
+    return f"heard {len(text)} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def test_a_turn_is_said_and_answered_and_its_session_kept(chat: Pty, backplane_home: Path) -> None:
+    chat.send("hello\r")
+    chat.wait(heard("hello"))
+    chat.wait("> ")
+    chat.send("/history\r")
+    assert "> hello" in chat.wait(heard("hello"))
+    chat.resize(40, 10)
+    chat.send("again\r")
+    chat.wait(heard("again"))
+    (file,) = store.listed(backplane_home)
+    assert not isinstance(file, Exception)
+    assert len(file.turns) >= 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\n".join(f"line {number}" for number in range(200)), "x" * 20_000, "ü😀" * 300],
+    ids=["lines", "long", "utf"],
+)
+def test_a_paste_arrives_whole_and_is_sent_by_enter_alone(chat: Pty, text: str) -> None:
+    chat.paste(text)
+    time.sleep(0.3)
+    chat.send("\r")
+    chat.wait(heard(text))
+
+
+def test_a_paste_that_ends_in_a_newline_answers_no_approval(chat: Pty) -> None:
+    chat.send("ask\r")
+    chat.wait("or no and why: ")
+    chat.paste("y\n")
+    chat.send("\r")
+    chat.wait("a paste is no answer")
+    chat.wait("or no and why: ")
+    chat.send("n not today\r")
+    chat.wait("decided deny not today")
+
+
+def test_what_was_typed_before_a_question_is_no_answer_to_it(chat: Pty) -> None:
+    chat.send("ask\ry\r")
+    chat.wait("or no and why: ")
+    chat.send("y\r")
+    chat.wait("decided allow")
+    chat.wait("> ")
+
+
+def test_ctrl_c_stops_the_turn_and_not_the_session(chat: Pty) -> None:
+    chat.send("wait\r")
+    chat.wait("working...")
+    chat.send("\x03")
+    chat.wait("ended: user_interrupt")
+    chat.wait("> ")
+    chat.send("ask\r")
+    chat.wait("or no and why: ")
+    chat.send("\x03")
+    chat.wait("> ")
+    chat.send("on\r")
+    chat.wait(heard("on"))
+
+
+def test_what_a_turn_changed_is_in_the_folder_and_shown(chat: Pty, folder: Path) -> None:
+    chat.send("edit\r")
+    chat.wait("edited")
+    chat.wait("> ")
+    chat.send("/diff\r")
+    chat.wait("+made")
+    assert (folder / "made.txt").read_text() == "made"
+    for command, said in (("/usage", "tokens in"), ("/nonsense", "no command /nonsense"), ("/help", "/handover"),
+                          ("/handover none", "backend_not_found"), ("/clear", "knows nothing")):  # fmt: skip
+        chat.send(f"{command}\r")
+        chat.wait(said)
+
+
+def test_the_terminal_is_as_before_at_the_end(folder: Path, backplane_home: Path) -> None:
+    main, end = pty.openpty()
+    before = termios.tcgetattr(end)
+    child = subprocess.Popen([*PYTHON, "-m", "backplane", "chat"], stdin=end, stdout=end, stderr=end, cwd=folder,
+                             env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    seen, ends = b"", time.monotonic() + WAIT_S
+    while b"> " not in seen and time.monotonic() < ends:
+        seen += os.read(main, 65536)
+    assert termios.tcgetattr(end) != before
+    os.write(main, b"\x04")
+    assert child.wait(WAIT_S) == 0
+    assert termios.tcgetattr(end) == before
+    while not seen.endswith(b"\x1b[?2004l"):
+        seen += os.read(main, 65536)
+    os.close(main)
+    os.close(end)
+
+
+# Keys -----------------------------------------------------------------------------------------------------------------
+
+TYPED = "hi\x7f\x7fho\r" + "\x1b[A" + f"{PASTE_BEGINS}a\r\nb{PASTE_ENDS}" + "!\r\x03ü\x15x\r\x04"
+EXPECTED = [
+    Key("line", "ho"), Key("line", "a\nb!", pasted=True), Key("interrupt"), Key("line", "x"), Key("end")
+]  # fmt: skip
+
+
+@given(st.lists(st.integers(0, len(TYPED.encode()))))
+def test_keys_are_the_same_however_their_bytes_are_cut(cuts: list[int]) -> None:
+    keys, data, found = Keys(), TYPED.encode(), []
+    places = [0, *sorted(cuts), len(data)]
+    for begin, end in itertools.pairwise(places):
+        found += keys.feed(data[begin:end])
+    assert found == EXPECTED

@@ -1,0 +1,371 @@
+"""Sessions that last: their files, going on in another process and with another backend, and after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backplane.contract.conversation import (
+    AssistantMessage,
+    SessionFile,
+    SessionTurn,
+    Thinking,
+    ToolCall,
+    ToolResultMessage,
+    UserMessage,
+    unresolved,
+)
+from backplane.errors import ConfigError
+from backplane.providers import ProviderRegistry, SessionConfig, store
+from backplane.redact.secrets import Redactor
+from backplane.runtime.backends import ProcessBackend
+from backplane.testing import Call, ModelServer, Turn
+from tests.api_agent import LIMITS
+from tests.peers import PYTHON, WAIT_S
+from tests.test_providers import Ground
+
+pytestmark = pytest.mark.anyio
+
+STEPS = 4
+WORKER = """
+import json, os, sys
+from backplane.contract.capability import NATIVE
+from backplane.host import Done, Host, main
+
+async def work(run):
+    root, die = run.order.workspace.root, int(sys.argv[1])
+    history, task = run.order.abp("history") or [], run.order.task
+    seen = {m["tool_call_id"] for m in history if m["role"] == "tool"}
+    asked = {c["id"] for m in history for c in m.get("tool_calls", ())}
+    emitted = 0
+    async def told():
+        nonlocal emitted
+        emitted += 1
+        if emitted == die:
+            os._exit(9)
+    for step in range(4):
+        id = f"step-{step}"
+        if id in seen or id in asked:  # Done, or unknown: never repeated by itself.
+            continue
+        await run.tool_call("work", {"step": step}, id)
+        await told()
+        with open(os.path.join(root, "effects"), "a") as file:
+            file.write(f"{step}\\n")
+        await run.tool_result("work", "done", id=id)
+        await told()
+    await run.message("finished")
+    return Done()
+
+main(Host(id="worker", capabilities={"streaming": NATIVE}, heeds=("context", "history")), work)
+"""
+
+
+@pytest.fixture
+def ground(backplane_home: Path, tmp_path: Path) -> Ground:
+    return Ground(backplane_home, tmp_path)
+
+
+def worker(ground: Ground, id: str, die: int) -> ProcessBackend:
+    path = ground.folder / "worker.py"
+    path.write_text(WORKER)
+    return ProcessBackend(id=id, argv=(*PYTHON, str(path), str(die)), limits=LIMITS)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a\n")
+    return folder
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+NAMES = st.text(max_size=8)
+MESSAGES = st.one_of(
+    st.builds(UserMessage, content=NAMES),
+    st.builds(ToolResultMessage, tool_call_id=NAMES, content=NAMES, is_error=st.booleans()),
+    st.builds(
+        AssistantMessage,
+        content=NAMES,
+        tool_calls=st.lists(st.builds(ToolCall, id=NAMES, name=NAMES, arguments=st.none() | NAMES)).map(tuple),
+        thinking=st.lists(st.builds(Thinking, text=NAMES, signature=st.none() | NAMES)).map(tuple),
+    ),
+)
+FILES = st.builds(
+    SessionFile,
+    format=st.just("backplane.session"), version=st.just(1), id=NAMES, created_at=NAMES, provider=NAMES,
+    cleared=st.integers(0, 5), losses=st.lists(NAMES).map(tuple),
+    turns=st.lists(
+        st.builds(SessionTurn, run_id=NAMES, provider=NAMES, messages=st.lists(MESSAGES, max_size=3).map(tuple))
+    ).map(tuple),
+)  # fmt: skip
+
+
+@given(FILES)
+def test_a_file_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, file: SessionFile) -> None:
+    home = tmp_path_factory.mktemp("sessions")
+    saved = store.create(home, "5f0c2f4e-6d1b-4c8e-9a57-0d9a3a1f7b11")
+    saved.write(file)
+    saved.close()
+    assert store.read(saved.path) == file
+    assert saved.path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 2}, "is a session of version 2, and this program knows 1"),
+        ({"format": "other"}, "is no session"),
+        ({"extra": 1}, "is no session"),
+        ({"turns": [{"run_id": 1}]}, "is no session"),
+    ],
+)
+def test_what_is_no_session_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    head = {"format": "backplane.session", "version": 1, "id": "x", "created_at": "", "provider": "p"}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**head, **change}))
+    with pytest.raises(ConfigError, match=said):
+        store.read(path)
+    path.write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="is no session"):
+        store.read(path)
+
+
+def test_secrets_stay_out_and_a_signed_block_with_one_is_dropped_whole(tmp_path: Path) -> None:
+    secret = "hunter2-hunter2-hunter2"
+    thinking = (Thinking(text=f"it is {secret}", signature="c2ln"), Thinking(text="fine", signature="c2ln"))
+    turn = SessionTurn(
+        run_id="r",
+        provider="p",
+        messages=(UserMessage(content=f"my word is {secret}"), AssistantMessage(content="ok", thinking=thinking)),
+    )
+    file = SessionFile(format="backplane.session", version=1, id="x", created_at="", provider="p", turns=(turn,))
+    told = store.clean(file, Redactor([secret]))
+    assert secret not in json.dumps(told)
+    assert [part["text"] for part in told["turns"][0]["messages"][1]["thinking"]] == ["fine"]
+    assert told["losses"] == [store.SIGNED]
+
+
+async def test_a_second_writer_is_refused_and_fork_offered(ground: Ground) -> None:
+    async with ground.registry() as registry:
+        async with await registry.get("words").create_session() as session:
+            await session.run("one")
+            assert store.is_open(ground.home, session.id)
+            with pytest.raises(ConfigError, match="is open in another process") as refused:
+                await registry.get("words").resume(session.id)
+            assert refused.value.hint == f"backplane sessions fork {session.id}"
+        assert not store.is_open(ground.home, session.id)
+        async with await registry.get("words").resume(session.id) as again:
+            assert again.get_history()[0] == UserMessage(content="one")
+
+
+# Going on -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["openai_compatible", "anthropic", "words", "keeps"])
+@pytest.mark.parametrize("source", ["openai_compatible", "anthropic"])
+async def test_a_session_goes_on_with_another_backend_and_lists_what_is_lost(
+    ground: Ground, source: str, target: str
+) -> None:
+    call = Call(name="read_file", input={"path": "none.txt"})
+    turns = [Turn(reasoning="I look.", text="Looking.", calls=(call,)), Turn(text="It is not there.")]
+    with ModelServer([*turns, Turn(text="As I said.", times=None)]) as server:
+        async with ground.registry(server) as registry:
+            async with await registry.get(source).create_session() as session:
+                await session.run("what is in none.txt?")
+                before = session.get_history()
+            async with await registry.get(target).resume(session.id) as session:
+                turn = (await session.run("and now?")).check()
+                assert session.get_history()[: len(before)] == before
+                assert session.provider == target
+        sent = msgspec.json.encode(server.requests[-1].body).decode()
+    shown = sent if target in ("openai_compatible", "anthropic") else turn.text
+    for words in ("what is in none.txt?", "Looking.", "none.txt", "It is not there.", "and now?"):
+        assert words in shown, words
+    thinks = any(isinstance(message, AssistantMessage) and message.thinking for message in before)
+    assert thinks
+    if "I look." not in shown:
+        assert any("thinking" in loss for loss in session.losses), session.losses
+
+
+async def test_a_proof_goes_back_to_the_provider_and_model_that_made_it_and_to_no_other(ground: Ground) -> None:
+    turns = [Turn(reasoning="I look.", signature="cHJvb2Y=", text="Yes."), Turn(text="x", times=None)]
+    with ModelServer(turns) as server:
+        async with ground.registry(server) as registry, await registry.get("anthropic").create_session() as session:
+            await session.run("one")
+            await session.run("two")
+            assert "cHJvb2Y=" in msgspec.json.encode(server.requests[-1].body).decode()
+            assert session.losses == ()
+            await session.run("three", model="m-2")
+            assert "cHJvb2Y=" not in msgspec.json.encode(server.requests[-1].body).decode()
+            assert "signatures" in " ".join(session.losses)
+
+
+async def test_a_fork_has_the_messages_up_to_a_point_and_leaves_the_original(ground: Ground) -> None:
+    with ModelServer([Turn(text="a"), Turn(text="b"), Turn(text="c", times=None)]) as server:
+        async with ground.registry(server) as registry:
+            provider = registry.get("anthropic")
+            async with await provider.create_session() as session:
+                await session.run("1")
+                await session.run("2")
+            async with await provider.fork_session(session.id, at=2) as fork:
+                assert [message.content for message in fork.get_history()] == ["1", "a"]
+                await fork.run("3")
+            texts = [message["content"] for message in server.requests[-1].body["messages"]]
+    assert fork.file.parent == session.id
+    assert len(texts) == 3
+    assert len(store.read(store.path_of(ground.home, session.id)).turns) == 2
+
+
+async def test_a_fork_of_a_kept_conversation_is_made_by_its_provider(ground: Ground) -> None:
+    async with ground.registry() as registry:
+        provider = registry.get("keeps")
+        async with await provider.create_session() as session:
+            await session.run("one")
+        async with await provider.fork_session(session.id) as fork:
+            said = msgspec.json.decode((await fork.run("two")).text)
+        async with await provider.fork_session(session.id, at=1) as fork:
+            again = msgspec.json.decode((await fork.run("two")).text)
+    assert said["abp"]["session"] == {"fork": "native-1"}
+    assert again["abp"]["session"] == {"keep": True}
+    assert again["task"].startswith("What was said before")
+
+
+# After a crash --------------------------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys, anyio
+from backplane.config import Settings
+from backplane.providers import ProviderRegistry, SessionConfig, ToolUseEndEvent
+from backplane.runtime.backends import ProcessBackend
+
+async def main():
+    async with ProviderRegistry(Settings(isolation="off"), sys.argv[1]) as registry:
+        provider = registry.register(ProcessBackend(id="words", argv=tuple(sys.argv[2:])))
+        async with await provider.create_session() as session:
+            print(session.id, flush=True)
+            async for event in session.send_message("wait for me"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+anyio.run(main)
+"""
+
+
+def killed(home: Path, *argv: str) -> str:
+    """Kill a program in the middle of a session's turn; the session's id."""
+    done = subprocess.run([*PYTHON, "-c", KILLED, str(home), *argv], capture_output=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    return done.stdout.decode().strip()
+
+
+async def test_a_session_whose_process_was_killed_has_what_its_receipt_says(ground: Ground) -> None:
+    argv = ground.host("words", "context").argv
+    id = killed(ground.home, *argv)
+    async with ground.registry() as registry, await registry.get("words").resume(id) as session:
+        (turn,) = session.file.turns
+        assert (turn.stop_reason, turn.messages) == ("user_interrupt", (UserMessage(content="wait for me"),))
+        assert turn.receipt_sha256
+        said = msgspec.json.decode((await session.run("go on")).text)
+    assert "User: wait for me" in said["task"]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("mode", ["staged", "pass_through"])
+@pytest.mark.parametrize("die", range(1, 9))
+async def test_a_successor_repeats_nothing_and_finishes_what_is_known(
+    ground: Ground, root: Path, die: int, mode: str
+) -> None:
+    async with ground.registry() as registry:
+        first = registry.register(worker(ground, "first", die))
+        second = registry.register(worker(ground, "second", 0))
+        config = SessionConfig(root=str(root), mode=mode)
+        async with await first.create_session(config) as session:
+            turn = await session.run("do the work")
+            assert turn.stop_reason == "error"
+            cut = unresolved(session.file.turns[-1].messages)
+        async with await second.resume(session.id) as session:
+            (await session.run("go on")).check()
+            order = ground.receipts()[-1]
+            history = session.get_history()
+    effects = (root / "effects").read_text().split() if (root / "effects").exists() else []
+    assert len(effects) == len(set(effects)), effects
+    assert len(cut) == die % 2
+    if not cut:
+        assert sorted(effects) == [str(step) for step in range(STEPS)]
+    assert order.backplane["parent"]["session"] == session.id
+    assert any(message == UserMessage(content="go on") for message in history)
+
+
+# The commands ---------------------------------------------------------------------------------------------------------
+
+
+class Shell:
+    def __init__(self, ground: Ground, root: Path) -> None:
+        self.root = root
+        path = ground.folder / "worker.py"
+        path.write_text(WORKER)
+        rows = [
+            f'[backends.{name}]\ncommand = ["{sys.executable}", "{path}", "{die}"]\n'
+            for name, die in (("first", 3), ("second", 0))
+        ]
+        (root / "backplane.toml").write_text('isolation = "off"\n' + "\n".join(rows))
+
+    def __call__(self, *words: str, code: int = 0, stdin: bytes = b"") -> str:
+        done = subprocess.run(
+            [*PYTHON, "-m", "backplane", *words],
+            cwd=self.root, input=stdin, capture_output=True, timeout=6 * WAIT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, (words, done.stdout, done.stderr)
+        return (done.stdout + done.stderr).decode()
+
+
+@pytest.fixture
+def shell(ground: Ground, root: Path) -> Shell:
+    return Shell(ground, root)
+
+
+def test_a_session_is_handed_over_by_command(shell: Shell, root: Path) -> None:
+    said = shell("chat", "--backend", "first", stdin=b"do the work\n", code=1)
+    assert "tool: work" in said
+    assert "backend_crashed" in said
+    listed = shell("sessions", "list")
+    assert "1 turns" in listed
+    assert "do the work" in listed
+    shown = shell("sessions", "show")
+    assert "no result was recorded of work (step-1)" in shown
+    said = shell("sessions", "handover", "last", "--to", "second")
+    assert "finished" in said
+    assert sorted((root / "effects").read_text().split()) == ["0", "2", "3"], "what is unknown is not repeated"
+    copy = shell("sessions", "fork", "last", "--at", "1").strip()
+    assert [len(file.turns) for file in map(store.read, [store.path_of(_home(), copy)])] == [1]
+    shell("sessions", "export", "last", "out.json")
+    assert "out.json: File exists" in shell("sessions", "export", "last", "out.json", code=2)
+    fresh = shell("sessions", "import", "out.json", "--backend", "second").split()[0]
+    assert "finished" in shell("sessions", "resume", fresh, "again")
+    rows = [json.loads(line) for line in shell("sessions", "list", "--json").splitlines()]
+    assert len(rows) == 3
+    assert "no session" in shell("sessions", "show", "zzz", code=2)
+    assert shell("validate", "out.json").count("session")
+
+
+def _home() -> Path:
+    return Path(os.environ["BACKPLANE_HOME"])
+
+
+async def test_a_registry_without_a_saved_session_writes_no_file(ground: Ground) -> None:
+    async with ground.registry() as registry:
+        async with await registry.get("words").create_session(SessionConfig(save=False)) as session:
+            await session.run("x")
+        assert list(store.listed(ground.home)) == []
+        assert isinstance(registry, ProviderRegistry)
