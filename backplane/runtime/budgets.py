@@ -87,7 +87,7 @@ def children_budget(order: WorkOrder) -> int | None:
 
 
 def reserve(store: Store, order: WorkOrder, run_id: str) -> tuple[WorkOrder, Reservation] | None:
-    """Take a child's share of its parent's budget; None for an order without a parent, or a conversation's turn. Blocks.
+    """Take a child's share of its parent's budget; None for an order without a parent, or a turn's. Blocks.
 
     A child takes its `max_budget_usd` and its own children's budget; without the former all that is left, which then
     is its `max_budget_usd`.
