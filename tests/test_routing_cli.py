@@ -80,8 +80,8 @@ def ran(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], di
     return done, receipt["usage_raw"]["backplane"]
 
 
-def stored(home: Path, backend: str, *, cost: float | None = None, ago_ms: int = 0, **changes: Any) -> None:
-    """A run as its control plane leaves it."""
+def stored(home: Path, backend: str, *, cost: float | None = None, ago_ms: int = 0, **changes: Any) -> str:
+    """A run as its control plane leaves it; gives its id."""
     run_id = str(uuid.uuid4())
     model, root = changes.pop("model", None), changes.pop("root", "/w")
     duration_ms = changes.pop("duration_ms", 1000)
@@ -95,6 +95,7 @@ def stored(home: Path, backend: str, *, cost: float | None = None, ago_ms: int =
             store.append(seal(replace(receipt, meta=meta)), journal)
         finally:
             journal.close()
+    return run_id
 
 
 # route ----------------------------------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ SETTINGS: Final = frozenset(
     {
         "backend",
         "checkpoints",
+        "children_budget_usd_micros",
         "credentials",
         "enforcement",
         "history",

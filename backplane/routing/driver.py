@@ -1,6 +1,6 @@
 """What the router decides on, read from where it lies: settings, manifests, prices, receipts and live runs.
 
-Nothing is started here, and nothing is written.
+Only `TaskRouter` starts anything; the rest reads.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import anyio.to_thread
 import msgspec
 
 from backplane.agents.shipped import Agent
@@ -29,6 +30,8 @@ from backplane.routing.router import MINUTE_MS, Candidate, Decision, Model, choo
 from backplane.routing.task import Strategy, TaskDescriptor, read_strategy
 from backplane.runtime import backends
 from backplane.runtime.hooks import CAPABILITY
+from backplane.runtime.orders import make_order
+from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.upstream import presets
 from backplane.upstream.cost import Price, read_price
@@ -274,7 +277,7 @@ class Attempts:
 
     Args:
         order: names no backend.
-        given: settings of the program that routes: configuration, environment and state folder.
+        strategy: in place of the order's own and the configured one; a function decides by itself.
 
     Raises:
         ConfigError: `config_invalid`, what the order asks of the router.
@@ -282,10 +285,18 @@ class Attempts:
         StoreError: `receipt_store_failed`.
     """
 
-    def __init__(self, order: WorkOrder, settings: Settings, environ: Mapping[str, str], home: Path) -> None:
+    def __init__(
+        self,
+        order: WorkOrder,
+        settings: Settings,
+        environ: Mapping[str, str],
+        home: Path,
+        strategy: Strategy | None = None,
+    ) -> None:
         self._order = order
         self._given = (settings, environ, home)
-        self.task, self._strategy, self._seed = task_of(order)
+        self.task, own, self._seed = task_of(order)
+        self._strategy = strategy or own
         self.tried: tuple[Attempt, ...] = ()
         self.decision = self._decide()
         self.decision.chosen()
@@ -339,3 +350,65 @@ def attempt_of(run: Run) -> Attempt:
         code=code,
         effect=first_effect(receipt.trace, patch_bytes=size if isinstance(size, int) else 0, applied=bool(lane)),
     )
+
+
+class TaskRouter:
+    """Runs orders on the backends that the router chooses, and moves on where one fails before any side effect.
+
+    Args:
+        plane: has the configuration with the backends, and the receipts that are measured.
+        strategy: a name, or a function; None takes the order's own, else the configured one.
+    """
+
+    def __init__(self, plane: ControlPlane, strategy: Strategy | None = None) -> None:
+        self._plane = plane
+        self._strategy = strategy
+
+    def select_provider(self, task: TaskDescriptor) -> Decision:
+        """Choose a backend and start nothing. Blocks.
+
+        Raises:
+            CapabilityError: `capability_unsupported`, nothing is eligible.
+            ConfigError, StoreError: as `look_around`.
+        """
+        plane = self._plane
+        decision = look_around(plane.settings, plane.environ, plane.home).choose(task, strategy=self._strategy)
+        decision.chosen()
+        return decision
+
+    async def run(self, order: WorkOrder | str, **wishes: Any) -> Run:
+        """Run an order to its end; the last attempt's run comes back.
+
+        Args:
+            wishes: members of `config.vendor.abp.route`, over the order's own.
+
+        Raises:
+            CapabilityError, ConfigError, StoreError: as `Attempts`, before anything is started.
+        """
+        whole = make_order(order)
+        if wishes:
+            own = whole.abp("route")
+            whole = whole.with_abp("route", {**(own if isinstance(own, dict) else {}), **wishes})
+        plane = self._plane
+        # Who was cut off before is sealed first, or its end would not be known here.
+        await anyio.to_thread.run_sync(plane.keeper.store)
+        attempts = await anyio.to_thread.run_sync(
+            lambda: Attempts(whole, plane.settings, plane.environ, plane.home, self._strategy)
+        )
+        while True:
+            async with plane.start(attempts.order, attempts.backend, route=attempts.route) as run:
+                await run.wait()
+            if not await anyio.to_thread.run_sync(attempts.after, run):
+                return run
+
+    async def simple_query(self, task: str) -> Run:
+        """Have a question answered by the cheapest backend."""
+        return await self.run(task, type="simple_query", preference="cost")
+
+    async def generate_code(self, task: str) -> Run:
+        """Have code written by the backend that the strategy prefers."""
+        return await self.run(task, type="code_generation")
+
+    async def review_code(self, task: str) -> Run:
+        """Have code reviewed by the best backend, as the configuration says; before others that wait."""
+        return await self.run(task, type="code_review", preference="quality", priority="high")

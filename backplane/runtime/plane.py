@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from backplane import config
 from backplane.config import Limits, Settings
@@ -32,6 +33,7 @@ from backplane.runtime.state import Keeper
 
 if TYPE_CHECKING:
     from backplane.receipts.signatures import Signer
+    from backplane.runtime.budgets import Reservation
     from backplane.sandbox.probe import Probe
 
 __all__ = ["ControlPlane", "Run"]
@@ -128,7 +130,12 @@ class ControlPlane:
             except Exception as error:
                 raise unforeseen(error) from error
             try:
-                run = await self._run(whole, chosen, on_ask, limits, run_id, output)
+                whole, own_id, held = await self._hold_budget(whole, run_id)
+                run = await self._run(whole, chosen, on_ask, limits, own_id, output)
+                if isinstance(held, BackplaneError):
+                    run.refuse(held)
+                elif held is not None:
+                    run.facts.added["budget"] = msgspec.structs.asdict(held)
                 if route is not None:
                     run.facts.added["route"] = run.facts.clean_json(route)
             except Exception as error:
@@ -147,6 +154,23 @@ class ControlPlane:
             return run
 
         return Block(begin, self._end)
+
+    async def _hold_budget(
+        self, order: WorkOrder, run_id: str | None
+    ) -> tuple[WorkOrder, str | None, Reservation | BackplaneError | None]:
+        """Take a child's share of its parent's budget, under the id that its run will have; or say why not."""
+        if order.abp("parent") is None or isinstance(order.abp("parent"), dict):  # A turn of a conversation.
+            return order, run_id, None
+        from backplane.runtime.budgets import reserve
+
+        if run_id is None or not await anyio.to_thread.run_sync(self.keeper.is_new, run_id):
+            run_id = str(uuid.uuid4())
+        try:
+            held = await anyio.to_thread.run_sync(lambda: reserve(self.keeper.store(), order, run_id))
+        except BackplaneError as error:
+            return order, run_id, error
+        assert held is not None
+        return held[0], run_id, held[1]
 
     def find_backend(self, named: Backend | str | None) -> Backend:
         """Return a backend by its name; None is the configured default.

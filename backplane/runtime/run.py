@@ -415,12 +415,16 @@ class Run:
             hooks: the caller's own.
         """
         try:
-            if self._admit(hooks):
+            if self.end is None and self._admit(hooks):
                 # Here, as it has to be left in the same task.
                 self._tasks = await anyio.create_task_group().__aenter__()
                 await in_order(self._start_host)
         except Exception as error:
             self.fail(error)
+
+    def refuse(self, error: BackplaneError) -> None:
+        """End the run before anything of it is started; `start` then starts nothing."""
+        self._decide("refused", error)
 
     def _start_soon(self, work: Callable[..., Awaitable[object]], *given: object) -> None:
         """Start a task of the run's: what it raises ends the run, and not the task that is in the block."""
