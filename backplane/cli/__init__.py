@@ -49,6 +49,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "answer": ("doors", "answer what a live run asks, from any terminal"),
     "cancel": ("doors", "end a live run in order, with its receipt"),
     "interrupt": ("doors", "stop the turn of a live run's agent"),
+    "report": ("report", "write a run as one HTML page, as Markdown or as a test report"),
     "why": ("runs", "say what a run waits for, or why it failed, and the next step"),
     "replay": ("replay", "judge stored runs by another policy: each decision that would differ"),
     "receipts": ("receipts", "list, show, verify, compare and move receipts"),

@@ -1,0 +1,44 @@
+"""HTML of foreign texts: what is `Html` was escaped here, and a type checker refuses anything else. Pure."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable
+from typing import Final, NewType
+
+from backplane.view.text import printable
+
+Html = NewType("Html", str)
+
+_ONE: Final = r"[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
+_MARKS: Final = f"({_ONE}{{8}}){_ONE}+"
+"""Marks drawn over one character: a thousand are drawn over the whole page."""
+
+
+def text(foreign: object) -> Html:
+    """Escape a text for a page; what a browser would act on or not show is written out."""
+    shown = re.sub(_MARKS, r"\1…", printable(str(foreign)))
+    return Html(html.escape(shown, quote=True))
+
+
+def join(parts: Iterable[Html], between: str = "") -> Html:
+    """Several pieces as one."""
+    return Html(between.join(parts))
+
+
+def tag(name: str, *inner: Html, **attributes: str | None) -> Html:
+    """An element; `class_` is its class, an attribute that is None is left out, one that is empty has no value."""
+    words = [name]
+    for key, value in attributes.items():
+        if value is not None:
+            spelt = key.rstrip("_").replace("_", "-")
+            words.append(f'{spelt}="{text(value)}"' if value else spelt)
+    return Html(f"<{' '.join(words)}>{''.join(inner)}</{name}>")
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[Html]], label: str) -> Html:
+    """A table with a caption that is read aloud."""
+    top = tag("tr", *(tag("th", text(name), scope="col") for name in head))
+    body = (tag("tr", *(tag("td", cell) for cell in row)) for row in rows)
+    return tag("div", tag("table", tag("caption", text(label)), tag("thead", top), tag("tbody", *body)), class_="wide")

