@@ -59,8 +59,8 @@ ROOMS = {
     ),
     "routing.compare": f"{SHAPES} config receipts routing routing.driver runtime view workspace",
     "runtime": (
-        f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build redact resources sandbox "
-        "sandbox.credentials upstream.presets workspace"
+        f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build redact resources routing "
+        "sandbox sandbox.credentials upstream.presets workspace"
     ),
     "api": f"{SHAPES} config runtime",
     "providers": f"{SHAPES} agents config dialects process protocol receipts redact runtime",

@@ -16,7 +16,7 @@ from backplane.contract.capability import Level, Manifest, Requirement, Requirem
 from backplane.errors import CapabilityError, ConfigError
 from backplane.policy.capabilities import Finding, negotiate
 from backplane.routing.estimates import Estimate, Measures
-from backplane.routing.task import PREFERENCES, SHARES, TYPES, Strategy, TaskDescriptor
+from backplane.routing.task import PREFERENCES, SHARES, TYPES, Custom, Strategy, TaskDescriptor
 
 MINUTE_MS: Final = 60_000
 
@@ -244,9 +244,7 @@ def choose(
     return Decision(task=task, strategy=name, seed=seed, option=picked, options=(*ordered, *refused))
 
 
-def _custom(
-    strategy: Callable[[TaskDescriptor, Sequence[Option]], int | None], task: TaskDescriptor, eligible: list[Option]
-) -> Option | None:
+def _custom(strategy: Custom, task: TaskDescriptor, eligible: list[Option]) -> Option | None:
     index = strategy(task, tuple(eligible)) if eligible else None
     if index is None:
         return None

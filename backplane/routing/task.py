@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -103,7 +103,7 @@ class TaskDescriptor(msgspec.Struct, frozen=True, kw_only=True):
         return (*self.capabilities, *(one for one in of_type if one not in self.capabilities))
 
 
-Custom = Callable[[TaskDescriptor, "Sequence[Option]"], int | None]
+Custom = Callable[[TaskDescriptor, "tuple[Option, ...]"], int | None]
 """Gets the task and the eligible options; returns the index of one, None for none."""
 
 Strategy = StrategyName | Custom

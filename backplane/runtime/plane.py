@@ -28,6 +28,7 @@ from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import Hook
 from backplane.runtime.inbound import OnAsk
 from backplane.runtime.orders import make_order
+from backplane.runtime.places import Places, rank_of
 from backplane.runtime.run import Run
 from backplane.runtime.state import Keeper
 
@@ -71,7 +72,7 @@ class ControlPlane:
         self.settings = settings or config.load(None, self.environ, Path.cwd())
         self.home = Path(home) if home is not None else config.home(self.environ)
         settings, home = self.settings, self.home
-        self._slots = anyio.Semaphore(settings.limits.runs_max)
+        self._slots = Places(settings.limits.runs_max)
         self.keeper = Keeper(home, _signer(settings.signing_key))
         self.layers: Probe | None = None
         """What contains hosts on this machine; None finds out when it is needed."""
@@ -126,7 +127,7 @@ class ControlPlane:
                 whole = make_order(order, output=output)
                 chosen = self.find_backend(backend)
                 self._check_room()
-                await self._slots.acquire()
+                await self._slots.acquire(rank_of(whole))
             except Exception as error:
                 raise unforeseen(error) from error
             try:
@@ -193,7 +194,7 @@ class ControlPlane:
 
     def _check_room(self) -> None:
         limits = self.settings.limits
-        if self._slots.statistics().tasks_waiting >= limits.waiting_max:
+        if self._slots.waiting >= limits.waiting_max:
             raise BackendError(
                 "rate_limit_exceeded",
                 f"{limits.waiting_max} runs wait for one of {limits.runs_max} places",
