@@ -436,6 +436,42 @@ async def test_a_stream_that_is_left_early_is_ended_by_the_next_call(ground: Gro
     assert [receipt.backplane["end"]["reason"] for receipt in ground.receipts()] == ["cancelled", "complete"]
 
 
+async def test_a_turn_that_is_cancelled_from_outside_leaves_nothing_running(ground: Ground) -> None:
+    async with ground.registry() as registry:
+        with anyio.move_on_after(2) as scope:
+            async with await registry.get("words").create_session() as session:
+                await session.run("wait")
+        assert scope.cancelled_caught
+        async with await registry.get("words").resume(session.id) as again:
+            assert again.file.turns[-1].stop_reason == "user_interrupt"
+            assert (await again.run("on")).stop_reason == "end_turn"
+
+
+async def test_a_session_tries_nothing_again_by_itself(ground: Ground) -> None:
+    with ModelServer([{"fault": {"status": 401}, "times": None}]) as server:
+        async with ground.registry(server) as registry, await registry.get().create_session() as session:
+            turn = await session.run("hi")
+            first = len(server.requests)
+            assert turn.stop_reason == "error"
+            await session.run("hi again")
+            assert len(server.requests) == 2 * first
+    assert len(ground.receipts()) == 2
+
+
+async def test_other_tools_count_from_the_next_turn_on(ground: Ground) -> None:
+    definition = ToolDefinition(name="price", description="A price.", parameters={"type": "object"})
+    with ModelServer([*CALLS, Turn(text="none")]) as server:
+        async with ground.registry(server) as registry, await registry.get().create_session() as session:
+            session.set_tools([definition])
+            first = await session.run("what is a pump?")
+            session.set_tools([])
+            call = first.message.tool_calls[0]
+            assert (await session.run(ToolResultMessage(tool_call_id=call.id, content="129"))).text == "It costs 129."
+            await session.run("and now?")
+        offered = [[tool["name"] for tool in request.body["tools"]] for request in server.requests]
+    assert ["mcp__functions__price" in names for names in offered] == [True, True, False]
+
+
 async def test_a_slow_reader_slows_the_host_and_loses_nothing(ground: Ground) -> None:
     steps = [{"repeat": {"times": 2000, "steps": [{"delta": "{n}," + "x" * 100}]}}]
     scenario = ground.folder / "many.json"

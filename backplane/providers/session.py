@@ -35,7 +35,7 @@ from backplane.contract.conversation import (
 from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile
-from backplane.errors import BackendError, BackplaneError, ConfigError
+from backplane.errors import BackendError, BackplaneError, ConfigError, StoreError
 from backplane.process.aio import OwnTask
 from backplane.providers import reading, unified
 from backplane.providers.events import ErrorEvent, MessageDoneEvent, StreamEvent
@@ -75,9 +75,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 class _Open:
     """A turn under way."""
 
-    def __init__(self, block: OwnTask[Run], run: Run, words: str | None) -> None:
+    def __init__(self, block: OwnTask[Run], run: Run, words: str, tools: Toolset) -> None:
         self.block, self.run = block, run
         self.words = words
+        self.tools = tools
+        """Those that this turn was begun with."""
         self.transcript = reading.Transcript()
         self.batches = run.batches()
         self.rest: Iterator[AgentEvent] = iter(())
@@ -383,8 +385,7 @@ class Session:
         return (*turns[:-1], msgspec.structs.replace(turns[-1], messages=self._said(self._open)))
 
     def _said(self, open: _Open) -> tuple[Message, ...]:
-        words = (UserMessage(content=open.words),) if open.words is not None else ()
-        return (*words, *open.transcript.messages())
+        return (UserMessage(content=open.words), *open.transcript.messages())
 
     def _require_rest(self) -> None:
         if self._open is not None:
@@ -414,11 +415,12 @@ class Session:
         return begin
 
     def _give(self, result: ToolResultMessage) -> None:
-        name = self._open.calls.pop(result.tool_call_id, None) if self._open is not None else None
-        if name is None:
+        open = self._open
+        name = open.calls.pop(result.tool_call_id, None) if open is not None else None
+        if open is None or name is None:
             fact = f"no call {result.tool_call_id[:80]!r} waits for a result"
             raise ConfigError("config_invalid", fact, hint="`tool_use_end` names the calls of tools without a handler")
-        self._tools.give(name, result)
+        open.tools.give(name, result)
 
     async def _begin(
         self,
@@ -441,6 +443,7 @@ class Session:
         whole = self._policy if policy is None else tightened(self._policy, policy)
         where = root or self._config.root or await self._own_folder()
         run_id = str(uuid.uuid4())
+        tools = self._tools
         block = OwnTask(self._started(words, whole, where, run_id))
         turn = SessionTurn(run_id=run_id, provider=self.provider, model=self.model, messages=_of_user(words))
         before = self._file
@@ -453,7 +456,7 @@ class Session:
             with anyio.CancelScope(shield=True):
                 await self._save()
             raise
-        self._open = _Open(block, run, words)
+        self._open = _Open(block, run, words, tools)
 
     async def _carry_folder(self) -> None:
         """Put what a turn did that was cut off where the next one finds it, as what was said tells of it."""
@@ -515,11 +518,18 @@ class Session:
 
     async def _abandon(self) -> None:
         """End a turn that its reader has left."""
-        if self._open is None:
+        open = self._open
+        if open is None:
             return
-        await self._open.run.cancel("its reader has left")
-        while self._open is not None:
-            await self._more()
+        try:
+            await open.run.cancel("its reader has left")
+            while self._open is not None:
+                await self._more()
+        except anyio.get_cancelled_exc_class():
+            # Not in a shield of ours: the run's own scopes lie outside of that one, and are left first.
+            if self._open is open:
+                await self._end(open)
+            raise
 
     async def _more(self) -> tuple[_Open, list[AgentEvent], ProviderError | None, StopReason | None] | None:
         """The next events; with why the turn stopped where it did. None where no turn is under way."""
@@ -530,7 +540,7 @@ class Session:
         for event in open.rest:
             open.transcript.take(event)
             taken.append(event)
-            if self._tools.handed and reading.handed(event, self._tools.handed):
+            if open.tools.handed and reading.handed(event, open.tools.handed):
                 return self._hand_over(open, event, taken)
         if taken:
             return open, taken, None, None
@@ -564,12 +574,19 @@ class Session:
             await open.block.__aexit__(None, None, None)
         finally:
             self._open = None
-            if run.is_sealed:
-                failure = self._keep(open, run)
+            failure = self._keep(open, run) if run.is_sealed else self._lost(open, run)
             self._fresh = self._file.turns[-1].stop_reason in (None, "error", "user_interrupt")
             with anyio.CancelScope(shield=True):
                 await self._save()
         return failure
+
+    def _lost(self, open: _Open, run: Run) -> ProviderError:
+        """Note a turn whose receipt could not be stored; the next start of a control plane seals it."""
+        *before, last = self._file.turns
+        turn = msgspec.structs.replace(last, stop_reason="error", messages=self._said(open))
+        self._file = msgspec.structs.replace(self._file, turns=(*before, turn))
+        fact = f"run {run.id} ended without a receipt"
+        return ProviderError(self.provider, run.error or StoreError("receipt_store_failed", fact))
 
     def _keep(self, open: _Open, run: Run) -> ProviderError | None:
         self.receipt = receipt = run.receipt
