@@ -79,6 +79,7 @@ def env(backplane_home: Path, tmp_path: Path) -> dict[str, str]:
     return {**os.environ, **own, "PATH": f"{scripts}:{os.environ['PATH']}"}
 
 
+@pytest.mark.timeout(300)
 def test_every_command_of_the_readme_prints_what_it_says(sample: Path, env: dict[str, str]) -> None:
     checked = 0
     for block in blocks("console"):

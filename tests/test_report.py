@@ -12,6 +12,7 @@ import sys
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,7 +93,7 @@ def seen(page: str) -> Seen:
 
 def shown(word: str) -> report.Shown:
     """A run that has a word wherever a foreign one can stand."""
-    events = [
+    events: list[Any] = [
         RunStarted(ts=TS, message=word),
         AssistantDelta(ts=TS, text=word),
         AssistantMessage(ts=TS, text=word),

@@ -211,7 +211,7 @@ async def test_runs_beyond_the_limit_wait_and_those_beyond_the_queue_are_refused
         for _ in range(5):
             tasks.start_soon(one)
         with anyio.fail_after(30):
-            while running < 2 or control._slots.statistics().tasks_waiting < 3:
+            while running < 2 or control._slots.waiting < 3:
                 await anyio.sleep(0.01)
         with pytest.raises(BackendError, match="3 runs wait") as refused:
             async with control.start(order(root), backend):

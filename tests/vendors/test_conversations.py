@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,13 @@ from tests.vendors.test_kimi import Kimi
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(240)]
 
-AGENTS = {"claude": Claude, "codex": Codex, "copilot": Copilot, "gemini": Gemini, "kimi": Kimi}
+AGENTS: dict[str, Callable[[], Agent]] = {
+    "claude": Claude,
+    "codex": Codex,
+    "copilot": Copilot,
+    "gemini": Gemini,
+    "kimi": Kimi,
+}
 
 
 @pytest.fixture(params=AGENTS)
