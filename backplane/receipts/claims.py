@@ -128,11 +128,20 @@ class Judge:
         if judge is not None:
             judge(self, number, event)
 
+    def is_in_time(self, second: int | None) -> bool:
+        """Whether an event may have happened then, by a clock that is ours, too."""
+        return not self._seen.far and second is not None and self._first <= second <= self._last
+
+    def take_times(self, count: int) -> None:
+        """Take in so many events that happened in time."""
+        if count:
+            self._counts.setdefault("event.ts", Counter())["true"] += count
+
     def take_time(self, number: int, second: int | None) -> None:
         """Judge when an event says that it happened, in whole seconds since 1970; None where nobody can read it."""
         if self._seen.far or second is None:
             self._add("event.ts", "unwitnessed")
-        elif self._first <= second <= self._last:
+        elif self.is_in_time(second):
             self._add("event.ts", "true")
         else:
             self._fail("event.ts", number, second, f"the run: {self._seen.started_s} to {self._seen.finished_s}")

@@ -96,19 +96,22 @@ def _seen(
 def _take_events(judge: Judge, trace: Trace, facts: Facts) -> None:
     """Every event by its time; those that claim more are decoded."""
     own, told_apart = set(facts.own_lines), len(facts.own_lines) < OWN_LINES_MAX
-    seconds: dict[bytes, int | None] = {}
+    in_time: dict[bytes, bool] = {}
+    count = 0
     for number, line in enumerate(trace.lines()):
         ours = number in own
         if not ours:
             start = line.rfind(_TIME) + len(_TIME)
             text = line[start : start + 19]  # To the second; the print form has no other zone than Z.
-            if text not in seconds:
-                if len(seconds) > 1000:
-                    seconds.clear()
-                seconds[text] = _second(text)
-            judge.take_time(number, seconds[text])
+            if text not in in_time:
+                in_time = {text: judge.is_in_time(_second(text))}  # Most are of one second, one after the other.
+            if in_time[text]:
+                count += 1
+            else:
+                judge.take_time(number, _second(text))
         if not line.endswith(_DELTA) or b'"ext"' in line:
             judge.take(number, _decode(line), ours=ours or not told_apart)
+    judge.take_times(count)
 
 
 def _second(text: bytes) -> int | None:
