@@ -42,6 +42,7 @@ ROOMS = {
     "sandbox.credentials": SHAPES,
     "sandbox": f"{SHAPES} config policy process process.guard resources sandbox.credentials workspace",
     "receipts.build": f"{SHAPES} policy protocol redact",
+    "receipts.claims": f"{SHAPES} policy",
     "receipts": f"{SHAPES} policy process receipts.build",
     "view": f"{SHAPES} receipts.build",
     "upstream.presets": "errors",
@@ -59,8 +60,8 @@ ROOMS = {
     ),
     "routing.compare": f"{SHAPES} config receipts routing routing.driver runtime view workspace",
     "runtime": (
-        f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build redact resources routing "
-        "sandbox sandbox.credentials upstream.presets workspace"
+        f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build receipts.claims redact "
+        "resources routing sandbox sandbox.credentials upstream.presets workspace"
     ),
     "api": f"{SHAPES} config runtime",
     "providers": f"{SHAPES} agents config dialects process protocol receipts redact runtime",
@@ -80,16 +81,19 @@ ROOMS = {
     "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",
     "__init__": f"{SHAPES} api config runtime",
     "cli": (
-        f"{SHAPES} __init__ config conform dialects policy process protocol providers receipts receipts.build redact "
-        "resources routing routing.compare routing.driver runtime sandbox sandbox.credentials schemas serve upstream "
-        "upstream.cost upstream.presets view workspace"
+        f"{SHAPES} __init__ config conform dialects policy process protocol providers receipts receipts.build "
+        "redact receipts.claims resources routing routing.compare routing.driver runtime sandbox "
+        "sandbox.credentials schemas serve upstream upstream.cost upstream.presets view workspace"
     ),
     "__main__": "cli",
 }
 """Room → the rooms that it may import. A module with a row of its own is a smaller room: pure, or a table."""
 
 GROUND = {"errors", "contract"}
-PURE = {"ir", "redact", "protocol", "policy", "dialects", "receipts.build", "routing", "upstream.cost", "view"}
+PURE = {
+    *("ir", "redact", "protocol", "policy", "dialects", "receipts.build", "receipts.claims"),
+    *("routing", "upstream.cost", "view"),
+}
 PURE_NEVER = {
     "os",
     "socket",

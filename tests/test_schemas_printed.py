@@ -41,6 +41,7 @@ PRINTED: dict[str, list[tuple[str, ...]]] = {
     "why": [("why", "RUN", "--json")],
     "replay": [("replay", "--policy", "strict", "RUN", "--json")],
     "receipts list": [("receipts", "list", "--json")],
+    "receipts audit": [("receipts", "audit", "RUN", "--json")],
     "receipts show": [("receipts", "show", "RUN", "--json")],
     "sessions list": [("sessions", "list", "--json")],
     "sessions show": [("sessions", "show", "last", "--json")],

@@ -58,6 +58,10 @@ def parser(name: str) -> Parser:
     part.add_argument("names", nargs="*", metavar="FILE-or-ID", help="a receipt's file; run id or its beginning")
     part.add_argument("--checkpoint", metavar="FILE", help="kept from earlier: shows a cut tail, too")
     part.add_argument("--key", metavar="PUB", help="what has no signature by this public key is a fault, too")
+    about = "hold what the host claimed against what was seen; exit code 1 where a claim is false"
+    part = add("audit", about, "backplane receipts audit 3f2a", _audit)
+    part.add_argument("id", metavar="RUN", help="run id or its beginning; `last`")
+    add_json(part, "the verdicts as one JSON object", "cli_receipts_audit")
     part = add(
         "diff", "compare two receipts; exit code 1 where they differ", "backplane receipts diff 3f2a 91bc", _diff
     )
@@ -307,6 +311,38 @@ def _receipt_file(name: str, called: str | None = None) -> Receipt:
     from backplane.receipts.bundle import RECEIPT_BYTES_MAX
 
     return parse_receipt(streams.read_input(name, RECEIPT_BYTES_MAX), called or streams.source(name))
+
+
+def _audit(options: Options) -> int:
+    """0 where no claim is false, 1 where one is, or where nothing was judged."""
+    import msgspec
+
+    from backplane.cli import show
+    from backplane.receipts.claims import audit
+
+    with _store(readonly=True) as store:
+        found = audit(store.load(options.id))
+    if options.json:
+        streams.write_json(msgspec.json.encode(found) + b"\n")
+        return 0 if found.verdict == "no_alarm" else 1
+    look = show.Look(streams.is_terminal(streams.STDOUT))
+    if found.verdict == "not_judged":
+        streams.write(f"{look.dress('yellow', 'not judged')}: {streams.one_line(found.why)}\n")
+        return 1
+    sums = {word: sum(one.get(word, 0) for one in found.counts.values()) for word in ("true", "false", "unwitnessed")}
+    word, colour = ("no claim is false", "green") if found.verdict == "no_alarm" else ("claims are false", "red")
+    told = f"{sums['true']} true, {sums['false']} false, {sums['unwitnessed']} unwitnessed"
+    streams.write(f"{look.dress(colour, word)}: {told}; seen by {', '.join(map(streams.one_line, found.layers))}\n")
+    for false in found.false:
+        place = f" (event {false.event})" if false.event is not None else ""
+        streams.write(
+            f"  {look.dress('red', 'false')}  {streams.one_line(false.kind)}{place}: "
+            f"claimed {streams.one_line(false.claimed, 100)}; seen: {streams.one_line(false.seen, 100)}\n"
+        )
+    for kind, counts in sorted(found.counts.items()):
+        verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+        streams.write(f"  {streams.one_line(kind):<24}{verdicts}\n")
+    return 0 if found.verdict == "no_alarm" else 1
 
 
 def _diff(options: Options) -> int:

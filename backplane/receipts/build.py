@@ -231,6 +231,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
     """What was asked for, the configuration's and the order's together."""
     contained: Mapping[str, Json] = _NONE
     """What held the host, as the cage's label has it; empty where nothing was put around it."""
+    plane: bool = False
+    """The host is a control plane: what it tells of asks and checkpoints may be its own."""
     replayed: bool = False
     """What the events tell was done in another run."""
     held_by_system: Mapping[Rule, str] = _NONE
@@ -267,6 +269,7 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
 
     def hello(self, hello: Hello, manifest: Manifest) -> None:
         self.said_hello = True
+        self.plane = hello.backends is not msgspec.UNSET
         self.manifest = manifest
         self.mode = hello.mode
         self.extensions = hello.extensions
@@ -670,3 +673,9 @@ def _tool(name: str) -> str:
 def _relative(path: str, root: str) -> str:
     """A path as the patch would write it, as far as its text tells."""
     return posixpath.relpath(path, root) if path.startswith("/") else posixpath.normpath(path)
+
+
+def workspace_path(path: str, root: str) -> str | None:
+    """A path as the patch would write it; None outside of the workspace, and in git's own folder."""
+    found = _relative(path, root)
+    return None if found.split("/", 1)[0] in ("..", "", ".git") or "\0" in found else found

@@ -89,6 +89,8 @@ def seal_run(
             keeper.let_go(workspace)
             workspace = None
     trace = journal.trace if journal is not None else Trace(b"", 0, 0)
+    if workspace is not None and not facts.replayed:
+        added["claimed"] = facts.clean_json(_claimed(facts, trace, workspace, patch, diff, status, duration_s))
     told = functools.partial(
         _seal,
         facts,
@@ -126,6 +128,26 @@ def seal_journal(keeper: Keeper, facts: Facts, journal: Journal | None, end: End
     (journal or keeper.journal(facts)).close()
     receipt = keeper.seal_failed(facts.run_id, end.code or "internal")
     return Sealed(receipt=receipt, end=msgspec.convert(receipt.backplane["end"], End), error=None, patch=None)
+
+
+def _claimed(
+    facts: Facts,
+    trace: Trace,
+    workspace: Workspace,
+    patch: Patch | None,
+    diff: str | None,
+    status: str | None,
+    duration_s: float,
+) -> dict[str, Json]:
+    """Hold what the host claims against what was seen; where the trace cannot be read, whoever seals it says so."""
+    from backplane.runtime.witness import judged
+
+    try:
+        own_trace = None if facts.claimed_events is None else not _compare_trace(facts, trace)
+        inner = _inner_holds(facts, trace) if facts.plane else None
+        return judged(facts, trace, workspace, patch, (diff, status), duration_s, own_trace=own_trace, inner=inner)
+    except StoreError as error:
+        return {"failed": error.message}
 
 
 def _seal(facts: Facts, end: End, trace: Trace, harness_ok: bool, *, added: dict[str, Json], **seen: Any) -> Receipt:

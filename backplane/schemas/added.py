@@ -61,6 +61,24 @@ BACKPLANE: Final[Json] = _object(
         violations=_JUDGED,
         attempts=_JUDGED,
     ),
+    claimed=_object(
+        "What the host claims, held against what was seen (contracts/claims.md): verdicts by kind, the layers in "
+        "force, and the false ones. Absent where nothing was sent, in a replay, and where recovery sealed the run.",
+        counts={"type": "object", "additionalProperties": _COUNTS},
+        layers={"type": "array", "items": {"enum": ["plane", "final", "inner", "diff", "tree"]}},
+        false={
+            "type": "array",
+            "items": _object(
+                "One false claim; `event` is its place in the trace.",
+                ["kind", "event", "claimed", "seen"],
+                kind={"type": "string"},
+                event={"type": ["integer", "null"]},
+                claimed={"type": "string"},
+                seen={"type": "string"},
+            ),
+        },
+        failed={"description": "Why nothing was judged.", "type": "string"},
+    ),
     losses={"description": "What a translation could not carry.", "type": "array"},
     unheard={"description": "JSON pointers of the order's members that had no effect.", **_STRINGS},
     lenient={"description": "The order was taken although some of its members are unknown, as it says.", "const": True},

@@ -62,6 +62,7 @@ _PRINTED: Final = {
     "cli_conform": "backplane.conform.runner:Report",
     "cli_cost": "backplane.routing.spend:Spend",
     "cli_doctor": "backplane.cli.doctor:Finding",
+    "cli_receipts_audit": "backplane.receipts.claims:Audited",
     "cli_receipts_checkpoint": "backplane.receipts:Checkpoint",
     "cli_receipts_list": "backplane.receipts.rows:Listed",
     "cli_route": "backplane.routing.router:Route",

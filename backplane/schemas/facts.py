@@ -109,6 +109,7 @@ FIELDS_WRITTEN: Final[dict[tuple[str, str], Json]] = {
     ("cli_backends", "manifest"): {"type": ["object", "null"], "additionalProperties": _LEVEL},
     ("cli_checkpoints", "at"): {"pattern": TIME_WRITTEN},
     ("cli_checkpoints", "tree"): {"pattern": "^[0-9a-f]{40}$"},
+    ("cli_receipts_audit", "run_id"): {"pattern": _UUID_WRITTEN},
     ("cli_receipts_checkpoint", "link"): _SHA256,
     ("cli_receipts_checkpoint", "time"): {"pattern": TIME_WRITTEN},
     ("cli_receipts_list", "run_id"): {"pattern": _UUID_WRITTEN},
