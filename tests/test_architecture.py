@@ -82,8 +82,8 @@ ROOMS = {
     "__init__": f"{SHAPES} api config runtime",
     "cli": (
         f"{SHAPES} __init__ config conform dialects policy process protocol providers receipts receipts.build redact "
-        "resources routing routing.compare routing.driver runtime sandbox sandbox.credentials scale schemas serve upstream "
-        "upstream.cost upstream.presets view workspace"
+        "resources routing routing.compare routing.driver runtime sandbox sandbox.credentials scale schemas serve "
+        "upstream upstream.cost upstream.presets view workspace"
     ),
     "__main__": "cli",
 }
