@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -48,8 +49,10 @@ class Postgres:
         subprocess.run([str(BINARIES[-1].with_name("initdb")), *words], check=True, capture_output=True, **self._as())
         self.server: subprocess.Popen[bytes] | None = None
 
-    def _as(self) -> dict[str, object]:
-        own = {"user": self.user.pw_uid, "group": self.user.pw_gid, "extra_groups": []} if os.getuid() == 0 else {}
+    def _as(self) -> dict[str, Any]:
+        own: dict[str, Any] = (
+            {"user": self.user.pw_uid, "group": self.user.pw_gid, "extra_groups": []} if os.getuid() == 0 else {}
+        )
         return {"cwd": self.folder, "env": {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}, **own}
 
     def start(self) -> None:
