@@ -78,12 +78,13 @@ ROOMS = {
     ),
     # the front doors
     "serve": f"{SHAPES} api config host policy process protocol receipts receipts.build runtime schemas workspace",
+    "scale": f"{SHAPES} process receipts runtime workspace",
     "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",
     "__init__": f"{SHAPES} api config runtime",
     "cli": (
         f"{SHAPES} __init__ config conform dialects policy process protocol providers receipts receipts.build "
-        "redact receipts.claims resources routing routing.compare routing.driver runtime sandbox "
-        "sandbox.credentials schemas serve upstream upstream.cost upstream.presets view workspace"
+        "receipts.claims redact resources routing routing.compare routing.driver runtime sandbox "
+        "sandbox.credentials scale schemas serve upstream upstream.cost upstream.presets view workspace"
     ),
     "__main__": "cli",
 }
@@ -129,6 +130,8 @@ THIRD_PARTY = {
     "httpx": {"upstream", "hosts", "tools", "agents"},
     "websockets": {"agents"},  # an extra: only where Kimi is driven
     "genai_prices": {"upstream"},  # an extra: prices beyond our own table
+    "dbos": {"scale"},  # an extra: only where orders go to a queue
+    "sqlalchemy": {"scale"},  # comes with it
     "cryptography": {"receipts", "cli"},  # an extra: only where something is signed
 }
 """Package → the rooms that may import it. One that is not in this table is not a dependency of ours."""

@@ -137,7 +137,7 @@ def spawn_guard(
             argv = [*cage.wrapper, *guard_command(), role, str(line), str(order.fileno())]
             started: subprocess.Popen[bytes] = subprocess.Popen(  # type: ignore[call-overload]
                 argv,
-                env=_loader_env(),
+                env=loader_env(),
                 cwd="/",
                 stdin=stdin,
                 stdout=stdout,
@@ -180,6 +180,6 @@ def _order_bytes(command: Command, pass_fds: tuple[int, ...], inside: dict[str, 
     return marshal.dumps((*raw(command), list(pass_fds), inside))
 
 
-def _loader_env() -> dict[str, str]:
-    # What our own interpreter may need to find its library, and nothing of the command's.
+def loader_env() -> dict[str, str]:
+    """Return what our own interpreter may need to find its library, and nothing of the command's."""
     return {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}

@@ -10,7 +10,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from backplane.sandbox.probe import Probe
 
 __all__ = ["ControlPlane", "Run"]
+
+NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
 
 
 def _signer(key: str | None) -> Signer | None:
@@ -101,6 +104,7 @@ class ControlPlane:
         run_id: str | None = None,
         output: Any = None,
         route: Json = None,
+        added: Mapping[str, Json] = NOTHING,
     ) -> AbstractAsyncContextManager[Run]:
         """Run one order; leaving the block early cancels the run in order.
 
@@ -116,6 +120,7 @@ class ControlPlane:
             run_id: a UUID for the run, taken unless a run has it already; None makes one.
             output: the type that `run.value` is to have; the order asks for its schema.
             route: why this backend was chosen, for the receipt.
+            added: members for the receipt's own part, `usage_raw.backplane`, from whoever stands above.
 
         Raises:
             BackendError: `rate_limit_exceeded` when too many runs are waiting already; `backend_not_found`.
@@ -132,7 +137,7 @@ class ControlPlane:
                 raise unforeseen(error) from error
             try:
                 whole, own_id, held = await self._hold_budget(whole, run_id)
-                run = await self._run(whole, chosen, on_ask, limits, own_id, output)
+                run = await self._run(whole, chosen, on_ask, limits, own_id, output, added)
                 if isinstance(held, BackplaneError):
                     run.refuse(held)
                 elif held is not None:
@@ -210,14 +215,21 @@ class ControlPlane:
             self._slots.release()
 
     async def end_unstarted(
-        self, order: WorkOrder, backend: Backend, why: str | BackplaneError, *, run_id: str | None = None
+        self,
+        order: WorkOrder,
+        backend: Backend,
+        why: str | BackplaneError,
+        *,
+        run_id: str | None = None,
+        added: Mapping[str, Json] = NOTHING,
     ) -> Run:
         """Give the receipt of a run that ended while it waited for its place: nothing of it was started.
 
         Args:
             why: in words when it was cancelled, else what went wrong.
+            added: as in `start`.
         """
-        run = await self._run(order, backend, None, None, run_id)
+        run = await self._run(order, backend, None, None, run_id, added=added)
         await run.end_unstarted(why)
         return run
 
@@ -243,7 +255,11 @@ class ControlPlane:
         limits: Limits | None,
         run_id: str | None,
         output: Any = None,
+        added: Mapping[str, Json] = NOTHING,
     ) -> Run:
         if run_id is None or not await anyio.to_thread.run_sync(self.keeper.is_new, run_id):
             run_id = str(uuid.uuid4())
-        return Run(self, order, backend, on_ask, limits or backend.limits or self.settings.limits, run_id, output)
+        limits = limits or backend.limits or self.settings.limits
+        run = Run(self, order, backend, on_ask, limits, run_id, output)
+        run.facts.added.update(added)
+        return run

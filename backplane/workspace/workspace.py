@@ -219,6 +219,21 @@ class Workspace:
             record_sha256=draft.record_sha256,
         )
 
+    def drop_ignored(self) -> int:
+        """Remove what git's rules ignore from the copy, as it is not to travel; how many files that were. Blocking.
+
+        Raises:
+            WorkspaceError: `workspace_staging_failed`, one cannot be removed.
+        """
+        assert self.mode == "staged", "an original is not written to"
+        dropped = [path for path, known in self._baseline.known.items() if not known.tracked]
+        for path in dropped:
+            try:
+                (self.root / path).unlink()
+            except OSError as error:
+                raise self._scope.cannot("leave out", path, error) from error
+        return len(dropped)
+
     def close(self) -> None:
         """Remove everything temporary; the run's folder stays. Raises WorkspaceError `execution_workspace_error`."""
         self._baseline.close()

@@ -1,0 +1,429 @@
+"""The engine on a database: DBOS on a SQLite file, or on Postgres with many machines; the same code.
+
+One order is one workflow with one step, and the step is the attempt. What DBOS is not asked for: taking over from
+dead workers (`ledger`, with its public calls alone), telemetry, its conductor, and pickle, which is never read.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Any, Final, NoReturn, TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+from dbos import DBOS, DBOSClient
+from dbos._serialization import DefaultSerializer, Serializer
+
+from backplane.errors import BackendError, BackplaneError, ConfigError, StoreError
+from backplane.process.watchdog import Watchdog
+from backplane.scale.engine import (
+    DEFAULT_LABEL,
+    PRIORITY_MAX,
+    Control,
+    Event,
+    Job,
+    Result,
+    Run,
+    State,
+    Status,
+    Worker,
+    check_label,
+    decode_job,
+    encode_job,
+    unknown_order,
+)
+from backplane.scale.ledger import BEAT_S, LEASE_S, Ledger
+
+NAME: Final = "backplane"
+"""Of the application and the beginning of its queues in the engine's tables."""
+VERSION: Final = "1"
+"""Of what lies in the queue; workers of the engine take orders of their own version only."""
+WORKFLOW: Final = "backplane.order"
+STREAM: Final = "events"
+POLL_S: Final = 1.0
+"""Between two looks of a worker for orders: with more than some 20 workers it is what the database feels."""
+FOLLOW_S: Final = 0.1
+"""Between two looks of a follower for events, and of a submitter for the end."""
+BATCH_EVENTS_MAX: Final = 1000
+"""Events in one row of the stream."""
+DRAIN_S_MAX: Final = 3600
+"""For running orders to end once a worker is told to go."""
+HURRY_S_MAX: Final = 15
+"""The same where it was taken for dead: the hosts' grace, diff and seal."""
+
+_WATCH_SHARE: Final = 0.75
+"""Of the lease: the watchdog kills us before anybody takes our orders over."""
+_STATES: Final[dict[str, State]] = {
+    "ENQUEUED": "waiting", "DELAYED": "waiting", "PENDING": "running", "SUCCESS": "done",
+}  # fmt: skip
+_OF_STATE: Final[dict[State, list[str]]] = {
+    "waiting": ["ENQUEUED", "DELAYED"],
+    "running": ["PENDING"],
+    "done": ["SUCCESS"],
+    "broken": ["ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"],
+}
+
+T = TypeVar("T")
+
+
+class JsonText(Serializer):
+    """The only form in which anything of ours goes into the engine's tables: JSON, errors by their words."""
+
+    def serialize(self, data: Any) -> str:
+        if isinstance(data, BaseException):
+            return json.dumps({"error": f"{type(data).__name__}: {data}"})
+        return json.dumps({"value": data})
+
+    def deserialize(self, serialized_data: str) -> Any:
+        read = json.loads(serialized_data)
+        return BackendError("internal", str(read["error"])) if "error" in read else read["value"]
+
+    def name(self) -> str:
+        return "backplane_json"
+
+
+def forbid_pickle() -> None:
+    """Have the engine refuse rows that say they are pickled: it reads such rows whatever serializer it was given."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise TypeError("a row of the queue is pickled, and pickles are never read here")
+
+    DefaultSerializer.deserialize = refuse  # type: ignore[method-assign,assignment]
+    DefaultSerializer.serialize = refuse  # type: ignore[method-assign,assignment]
+
+
+class DurableEngine:
+    """See `Engine`. Many in many processes may stand on one database; one of each process may `serve`.
+
+    Args:
+        url: `sqlite:///PATH` or `postgresql://…`, as SQLAlchemy has them.
+        lease_s, beat_s: see `ledger`; all workers of a queue need the same lease.
+        poll_s: see `POLL_S`.
+
+    Raises:
+        StoreError: `receipt_store_failed`, the database cannot be reached or prepared.
+    """
+
+    def __init__(self, url: str, *, lease_s: float = LEASE_S, beat_s: float = BEAT_S, poll_s: float = POLL_S) -> None:
+        forbid_pickle()
+        logging.getLogger("dbos").setLevel(logging.CRITICAL)
+        self.url = url
+        self.lease_s, self.beat_s, self.poll_s = lease_s, beat_s, poll_s
+        self._ledger = Ledger(url, lease_s=lease_s)
+        self._client_made: DBOSClient | None = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Let the connections go."""
+        self._ledger.close()
+        if self._client_made is not None:
+            self._client_made.destroy()
+
+    def prepare(self) -> None:
+        """Make the tables where they are missing. Blocks; raises StoreError `receipt_store_failed`."""
+        with self._lock:
+            if self._client_made is not None:
+                return
+            try:
+                DBOS.migrate(self.url)
+                self._ledger.prepare()
+                self._client_made = DBOSClient(
+                    system_database_url=self.url, serializer=JsonText(), application_name=NAME
+                )
+            except BackplaneError:
+                raise
+            except Exception as error:  # Of the engine, its database library and its driver.
+                fact = f"the queue's database cannot be used: {type(error).__name__}: {str(error)[:300]}"
+                hint = "sqlite:///FILE on a local disk, or postgresql://USER@HOST/DATABASE"
+                raise StoreError("receipt_store_failed", fact, hint=hint) from error
+
+    @property
+    def _client(self) -> DBOSClient:
+        self.prepare()
+        assert self._client_made is not None
+        return self._client_made
+
+    async def submit(self, job: Job, *, priority: int | None = None) -> bool:
+        if priority is not None and not 1 <= priority <= PRIORITY_MAX:
+            raise ConfigError(
+                "config_invalid", f"the priority is {priority}", hint=f"1 goes first, {PRIORITY_MAX} last"
+            )
+        return await anyio.to_thread.run_sync(self._submit, job, priority)
+
+    def _submit(self, job: Job, priority: int | None) -> bool:
+        text = encode_job(job)
+        options: Any = {
+            "workflow_name": WORKFLOW,
+            "queue_name": _queue(job.label),
+            "workflow_id": job.order.id,
+            "workflow_id_reuse_policy": "reject",
+        }
+        if priority is not None:
+            options["priority"] = priority
+        from dbos._error import DBOSWorkflowIDInUseError
+
+        try:
+            self._client.enqueue(options, text)
+            return True
+        except DBOSWorkflowIDInUseError:
+            found = self._client.list_workflows(workflow_ids=[job.order.id], load_output=False)
+            if not found or _argument(found[0].input) != [text]:
+                fact = f"another order has the id {job.order.id}"
+                raise ConfigError("config_invalid", fact, hint="take a new id") from None
+            return False
+
+    async def events(self, order_id: str, *, after: int = 0) -> AsyncIterator[Event]:
+        await self.status(order_id)
+        offset, skip = divmod(after, BATCH_EVENTS_MAX)
+        rows = self._client.read_stream_async(order_id, STREAM, offset=offset, polling_interval_sec=FOLLOW_S)
+        try:
+            async for row in rows:
+                for event in _events(row, offset)[skip:]:
+                    yield event
+                offset, skip = offset + 1, 0
+        finally:
+            await rows.aclose()
+
+    async def result(self, order_id: str, *, timeout_s: float | None = None) -> Result:
+        until = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+        while True:
+            row = await anyio.to_thread.run_sync(functools.partial(self._row, order_id, load_output=True))
+            state = _STATES.get(row.status, "broken")
+            if state == "done":
+                return msgspec.json.decode(row.output, type=Result)
+            if state == "broken":
+                raise BackendError("internal", f"order {order_id} ended without a receipt: {row.status} {row.error}")
+            if time.monotonic() >= until:
+                raise BackendError("backend_timeout", f"order {order_id} has not ended within {timeout_s:g} s")
+            await anyio.sleep(FOLLOW_S)
+
+    async def cancel(self, order_id: str, why: str = "cancelled") -> None:
+        if (await self.status(order_id)).state in ("waiting", "running"):
+            await anyio.to_thread.run_sync(self._ledger.cancel, order_id, why)
+
+    async def status(self, order_id: str) -> Status:
+        row = await anyio.to_thread.run_sync(self._row, order_id)
+        return (await anyio.to_thread.run_sync(self._statuses, [row]))[0]
+
+    async def list(self, *, limit: int = 50, state: State | None = None) -> Sequence[Status]:
+        def found() -> Sequence[Status]:
+            wanted: Any = _OF_STATE[state] if state is not None else None
+            rows = self._client.list_workflows(
+                name=WORKFLOW, status=wanted, limit=limit, sort_desc=True, load_input=False, load_output=False
+            )
+            return self._statuses(rows)
+
+        return await anyio.to_thread.run_sync(found)
+
+    async def workers(self) -> Sequence[Worker]:
+        """Who beats, and who has stopped doing so."""
+        await anyio.to_thread.run_sync(self.prepare)
+        return await anyio.to_thread.run_sync(self._ledger.workers)
+
+    def _row(self, order_id: str, load_output: bool = False) -> Any:
+        rows = self._client.list_workflows(workflow_ids=[order_id], load_input=False, load_output=load_output)
+        if not rows:
+            raise unknown_order(order_id)
+        return rows[0]
+
+    def _statuses(self, rows: Sequence[Any]) -> Sequence[Status]:
+        ids = [row.workflow_id for row in rows]
+        attempts, cancels, now_ms = self._ledger.attempts(ids), self._ledger.cancels(ids), time.time() * 1000
+        return [
+            Status(
+                row.workflow_id,
+                _STATES.get(row.status, "broken"),
+                str(row.queue_name).removeprefix(f"{NAME}."),
+                attempts.get(row.workflow_id, ()),
+                row.executor_id if row.status == "PENDING" else None,
+                cancels.get(row.workflow_id),
+                max(int(now_ms - (row.created_at or now_ms)), 0),
+                None if row.status in _STATES else f"{row.status} {row.error or ''}".strip(),
+            )
+            for row in rows
+        ]
+
+    async def serve(self, run: Run, *, slots: int, label: str = DEFAULT_LABEL) -> None:
+        """See `Engine`. When cancelled it takes no more orders and waits for those that run, `DRAIN_S_MAX` at most.
+
+        Raises:
+            BackendError: `backend_crashed`, the others took this worker for dead; it can be started anew.
+        """
+        check_label(label)
+        await anyio.to_thread.run_sync(self.prepare)
+        worker = _Worker(self, run, label, slots)
+        drain_s = 0
+        try:
+            await anyio.to_thread.run_sync(worker.start)
+            drain_s = DRAIN_S_MAX
+            while not worker.lost:
+                await anyio.sleep(FOLLOW_S)
+            drain_s = HURRY_S_MAX
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(worker.stop, drain_s)
+        raise BackendError("backend_crashed", worker.lost, hint="start it again: it is given a new name")
+
+
+def _argument(given: Any) -> list[Any]:
+    return list(given["args"]) if isinstance(given, dict) and "args" in given else []
+
+
+def _queue(label: str) -> str:
+    return f"{NAME}.{check_label(label)}"
+
+
+def _events(row: Any, offset: int) -> Sequence[Event]:
+    """The events of one row of a stream, which anybody may have written."""
+    try:
+        batch = json.loads(row)
+        return [
+            Event(
+                batch["attempt"],
+                batch["seq"] + place,
+                offset * BATCH_EVENTS_MAX + place + 1
+                if place < len(batch["records"]) - 1
+                else (offset + 1) * BATCH_EVENTS_MAX,
+                record.encode(),
+                batch.get("superseded") if place == 0 else None,
+            )
+            for place, record in enumerate(batch["records"])
+        ]
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError("config_invalid", f"a row of the queue holds no events of ours: {error}") from error
+
+
+class _Worker:
+    """One process's share of the queue: the engine's threads, the beat, and the attempts that run."""
+
+    def __init__(self, engine: DurableEngine, run: Run, label: str, slots: int) -> None:
+        self.id = f"{os.uname().nodename[:24]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self.lost = ""
+        """Why this worker does not count any more."""
+        self._engine, self._run, self._label, self._slots = engine, run, label, slots
+        self._ledger = engine._ledger
+        self._live: dict[str, tuple[str, Control]] = {}
+        """Attempt → its order, and how it is told to end."""
+        self._over = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="beat", daemon=True)
+        self._watchdog = Watchdog(engine.lease_s * _WATCH_SHARE)
+
+    def start(self) -> None:
+        """Become known, then take orders. Blocks."""
+        self._ledger.enter(self.id, self._label, self._slots)
+        self._beating.start()
+        config: Any = {
+            "name": NAME,
+            "system_database_url": self._engine.url,
+            "executor_id": self.id,
+            "application_version": VERSION,
+            "serializer": JsonText(),
+            "enable_otlp": False,
+            "log_level": "CRITICAL",
+            "run_migrations": False,
+        }
+        DBOS(config=config)
+
+        async def order(text: str) -> str:
+            return await DBOS.run_step_async({"name": "attempt"}, self._attempt, text)
+
+        DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)(order)
+        DBOS.listen_queues([_queue(self._label)])
+        DBOS.launch()
+        DBOS.register_queue(
+            _queue(self._label),
+            worker_concurrency=self._slots,
+            polling_interval_sec=self._engine.poll_s,
+            on_conflict="always_update",
+        )
+
+    def stop(self, drain_s: int) -> None:
+        """Take no more orders, wait for those that run, leave the rest to the others. Blocks."""
+        try:
+            DBOS.destroy(destroy_registry=True, workflow_completion_timeout_sec=drain_s)
+        finally:
+            self._over.set()
+            self._beating.join(self._engine.lease_s)
+            with suppress(Exception):  # A database that is away: the lease says it then.
+                if self._live or self.lost:
+                    self._ledger.leave(self.id)
+                else:
+                    self._ledger.forget(self.id)
+            self._watchdog.close()
+
+    async def _attempt(self, text: str) -> str:
+        order_id = str(DBOS.workflow_id)
+        job = decode_job(text)
+        attempt = await anyio.to_thread.run_sync(self._ledger.begin, order_id, str(uuid.uuid4()), self.id)
+        control, told = Control(), 0
+
+        async def emit(records: Sequence[bytes]) -> None:
+            nonlocal told
+            for start in range(0, len(records), BATCH_EVENTS_MAX):
+                part = [record.decode() for record in records[start : start + BATCH_EVENTS_MAX]]
+                batch: dict[str, Any] = {"attempt": attempt.id, "seq": told + 1, "records": part}
+                if attempt.earlier and not told:
+                    batch["superseded"] = attempt.earlier[-1]
+                await DBOS.write_stream_async(STREAM, json.dumps(batch))
+                told += len(part)
+
+        self._live[attempt.id] = (order_id, control)
+        try:
+            return msgspec.json.encode(await self._run(job, attempt, emit, control)).decode()
+        finally:
+            del self._live[attempt.id]
+
+    # The thread that beats.
+
+    def _beat(self) -> None:
+        reap_at = time.monotonic() + self._engine.lease_s / 4
+        while not self._over.wait(self._engine.beat_s):
+            began = time.monotonic()
+            try:
+                self._hear()
+                if time.monotonic() >= reap_at:
+                    self._take_over()
+                    reap_at = time.monotonic() + self._engine.lease_s / 4
+            except Exception:  # A database that is away for a while: no beat, and the watchdog counts.
+                continue
+            if time.monotonic() - began < self._engine.lease_s * (1 - _WATCH_SHARE) and not self.lost:
+                self._feed()
+
+    def _feed(self) -> None:
+        if not self._watchdog.is_alive:
+            self._watchdog.close()
+            self._watchdog = Watchdog(self._engine.lease_s * _WATCH_SHARE)
+        self._watchdog.feed()
+
+    def _hear(self) -> None:
+        live = dict(self._live)
+        news = self._ledger.beat(self.id, {order for order, _ in live.values()})
+        if not news.is_alive:
+            self.lost = f"worker {self.id} did not beat for {self._engine.lease_s:g} s, and others have taken over"
+        for attempt, (order, control) in live.items():
+            if self.lost or news.newest.get(order, attempt) != attempt:
+                control.fenced = self.lost or f"attempt {news.newest[order]} has taken over"
+            elif order in news.cancelled:
+                control.why = news.cancelled[order]
+
+    def _take_over(self) -> None:
+        pending = self._pending()
+        dead = self._ledger.claim_dead({row.executor_id for row in pending if row.executor_id})
+        for one in dead:
+            for row in self._pending(executor_id=one):
+                self._engine._client.resume_workflow(row.workflow_id, queue_name=row.queue_name)
+            self._ledger.forget(one)
+
+    def _pending(self, **which: Any) -> Sequence[Any]:
+        return self._engine._client.list_workflows(
+            name=WORKFLOW, status="PENDING", load_input=False, load_output=False, **which
+        )

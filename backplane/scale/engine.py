@@ -1,0 +1,218 @@
+"""What an engine is to those who submit orders and to those who run them. No I/O.
+
+An order is run by at least one attempt and has exactly one receipt. An attempt's id is the id of its run, and it
+stands on every event, so that a reader can tell the events of a lost attempt from those of the one that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+
+from backplane.contract.work import WorkOrder
+from backplane.errors import ConfigError
+
+OnLostWorker = Literal["rerun", "fail"]
+State = Literal["waiting", "running", "done", "broken"]
+
+DEFAULT_LABEL: Final = "default"
+LABEL_CHARS_MAX: Final = 64
+ATTEMPTS_MAX: Final = 5
+"""Attempts of one order: whatever loses five workers in turn is the order's own doing, and takes every worker along."""
+JOB_BYTES_MAX: Final = 8 * 1024 * 1024
+"""One order as JSON: it lies in a row of the database. Half the longest line of the protocol."""
+PRIORITY_MAX: Final = 2**31 - 1
+"""What the engine's column holds; 1 goes first, an order without a priority before all of them."""
+
+
+class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One order as it lies in the queue: JSON, no secret values, nothing that means something on one machine only."""
+
+    order: WorkOrder
+    on_lost_worker: OnLostWorker
+    """What follows when a worker is lost in the middle: another attempt, or a failed receipt "lost worker"."""
+    label: str = DEFAULT_LABEL
+    backend: str | None = None
+    tree: str | None = None
+    """SHA-256 of the workspace's archive in the content store; None is an empty workspace."""
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One try at an order."""
+
+    id: str
+    """A UUID, the id of its run."""
+    order_id: str
+    earlier: tuple[str, ...] = ()
+    """Attempts of the order that were lost, oldest first."""
+    cancelled: str | None = None
+    """Why the order was cancelled before this attempt began."""
+
+    @property
+    def number(self) -> int:
+        """1 for the first."""
+        return len(self.earlier) + 1
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One event of an order as a follower sees it."""
+
+    attempt: str
+    seq: int
+    """Counts from 1 within the attempt, without gaps."""
+    cursor: int
+    """To go on after this event: `events(order_id, after=cursor)`."""
+    record: bytes
+    """The event's canonical JSON."""
+    superseded: str | None = None
+    """On the first event of an attempt: the attempt before it, whose events do not count any more."""
+
+
+class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an order ended with."""
+
+    attempts: tuple[str, ...]
+    """All attempts, the one that counts last."""
+    receipt: str | None = None
+    """The sealed receipt of the attempt that counts, canonical JSON; None when it lies in the content store."""
+    receipt_content: str | None = None
+    """Its SHA-256 there."""
+    patch: str | None = None
+    """SHA-256 of the patch in the content store; None when it stands in the receipt, or there is none."""
+
+
+class Status(msgspec.Struct, frozen=True):
+    """Where an order is."""
+
+    order_id: str
+    state: State
+    """`broken`: the engine ended it without a receipt, which is a fault; `error` says which."""
+    label: str
+    attempts: tuple[str, ...] = ()
+    worker: str | None = None
+    cancelled: str | None = None
+    waiting_ms: int = 0
+    """Since it was submitted."""
+    error: str | None = None
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """One worker that beats."""
+
+    id: str
+    label: str
+    slots: int
+    age_ms: int
+    """Since its last beat, by the database's clock."""
+
+
+class Control:
+    """How a running attempt learns that it is to end. Set from any thread."""
+
+    __slots__ = ("fenced", "why")
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+        """Cancelled, and why."""
+        self.fenced: str | None = None
+        """The attempt does not count any more: it ends at once, and nobody waits for its receipt."""
+
+
+Emit = Callable[[Sequence[bytes]], Awaitable[None]]
+"""Passes on events of an attempt, in canonical bytes, and returns once they are safe."""
+Run = Callable[[Job, Attempt, Emit, Control], Awaitable[Result]]
+"""Runs one attempt. It raises only for what no receipt can tell."""
+
+
+class Engine(Protocol):
+    """A queue of orders with their events and results."""
+
+    async def submit(self, job: Job, *, priority: int | None = None) -> bool:
+        """Put an order into the queue, once for its id.
+
+        Returns:
+            False where an order of this id was there already; it stays as it is.
+
+        Raises:
+            ConfigError: `config_invalid`: too large, or another order has this id.
+        """
+        ...
+
+    def events(self, order_id: str, *, after: int = 0) -> AsyncIterator[Event]:
+        """Follow an order to its end: all events after this cursor, those that were, then those that come."""
+        ...
+
+    async def result(self, order_id: str, *, timeout_s: float | None = None) -> Result:
+        """Wait for an order's end.
+
+        Raises:
+            BackendError: `backend_timeout`; `internal` when the engine ended it without a receipt.
+            ConfigError: `config_invalid`, no such order.
+        """
+        ...
+
+    async def cancel(self, order_id: str, why: str = "cancelled") -> None:
+        """Ask for an order's end. It has a receipt all the same; one that is done stays as it is.
+
+        Raises:
+            ConfigError: `config_invalid`, no such order.
+        """
+        ...
+
+    async def status(self, order_id: str) -> Status:
+        """Where one order is. Raises ConfigError `config_invalid`, no such order."""
+        ...
+
+    async def list(self, *, limit: int = 50, state: State | None = None) -> Sequence[Status]:
+        """The newest orders first."""
+        ...
+
+    async def serve(self, run: Run, *, slots: int, label: str = DEFAULT_LABEL) -> None:
+        """Be a worker: run orders of this label, at most `slots` at once, until cancelled."""
+        ...
+
+
+def default_on_lost(order: WorkOrder) -> OnLostWorker:
+    """What an order that does not say so wants: `rerun` only where a second attempt cannot do anything twice.
+
+    That is a staged order whose policy closes the whole network, and that brings no MCP server.
+    """
+    closed = bool({"*", "**"} & set(order.policy.deny_network)) and not order.abp("mcp_servers")
+    return "rerun" if closed and order.workspace.mode == "staged" else "fail"
+
+
+def check_label(label: str) -> str:
+    """Return the label.
+
+    Raises:
+        ConfigError: `config_invalid`, not letters, digits, `-`, `_` or `.`, or too long.
+    """
+    plain = label.replace("-", "").replace("_", "").replace(".", "")
+    if not plain.isascii() or not plain.isalnum() or len(label) > LABEL_CHARS_MAX:
+        hint = f"letters, digits, -, _ and ., at most {LABEL_CHARS_MAX}"
+        raise ConfigError("config_invalid", f"{label[:80]!r} is no label", hint=hint)
+    return label
+
+
+def encode_job(job: Job) -> str:
+    """The JSON text of a job. Raises ConfigError `config_invalid` over `JOB_BYTES_MAX`."""
+    data = msgspec.json.encode(job, order="deterministic")
+    if len(data) > JOB_BYTES_MAX:
+        fact = f"the order has {len(data)} bytes as JSON, over {JOB_BYTES_MAX}"
+        raise ConfigError("config_invalid", fact, hint="name files of the workspace in place of long texts")
+    return data.decode()
+
+
+def decode_job(text: Any) -> Job:
+    """Read a job from a row that anybody may have written. Raises ConfigError `config_invalid`."""
+    try:
+        return msgspec.json.decode(text, type=Job)
+    except (TypeError, ValueError) as error:
+        raise ConfigError("config_invalid", f"a row of the queue is no order of ours: {error}") from error
+
+
+def unknown_order(order_id: str) -> ConfigError:
+    """The error for an id that the queue does not know."""
+    return ConfigError("config_invalid", f"the queue has no order {order_id[:80]!r}", hint="backplane queue list")

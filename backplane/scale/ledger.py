@@ -1,0 +1,172 @@
+"""Workers and attempts, in three small tables beside the engine's own, by the database's clock alone.
+
+A worker beats; one whose last beat is older than the lease is dead, and one of the others claims what it had. The
+engine's fence is what keeps a second receipt away: a wrong suspicion costs an attempt. Everything here blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+import msgspec
+import sqlalchemy as sa
+
+from backplane.errors import StoreError
+from backplane.scale.engine import Attempt, Worker
+
+BEAT_S: Final = 2.0
+"""Between two beats, which is also how soon a cancel is seen: one small transaction each."""
+LEASE_S: Final = 20.0
+"""Without a beat a worker is dead: ten beats, so that a database away for a few seconds costs nobody's work."""
+LOCK_WAIT_S: Final = 30.0
+"""For a SQLite file that others write to; their transactions take milliseconds."""
+
+_TABLES: Final = (
+    "CREATE TABLE IF NOT EXISTS backplane_worker (id VARCHAR(64) PRIMARY KEY, label VARCHAR(64) NOT NULL, "
+    "slots INTEGER NOT NULL, beat_ms BIGINT NOT NULL, claimed_ms BIGINT NOT NULL DEFAULT 0)",
+    "CREATE TABLE IF NOT EXISTS backplane_attempt (order_id VARCHAR(64) NOT NULL, number INTEGER NOT NULL, "
+    "id VARCHAR(64) NOT NULL, worker VARCHAR(64) NOT NULL, begun_ms BIGINT NOT NULL, PRIMARY KEY (order_id, number))",
+    "CREATE TABLE IF NOT EXISTS backplane_cancel (order_id VARCHAR(64) PRIMARY KEY, why VARCHAR(1000) NOT NULL)",
+)
+_CLOCKS: Final = {
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
+    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
+}
+
+
+class News(msgspec.Struct, frozen=True):
+    """What a beat brings back."""
+
+    is_alive: bool
+    """False: the others took this worker for dead, and what it does does not count any more."""
+    cancelled: dict[str, str]
+    """Of the orders asked about: why they are to end."""
+    newest: dict[str, str]
+    """Of the same: the id of the newest attempt."""
+
+
+class Ledger:
+    """The three tables.
+
+    Args:
+        url: of the database, for SQLAlchemy.
+        lease_s: see `LEASE_S`; all workers of a queue need the same.
+    """
+
+    def __init__(self, url: str, *, lease_s: float = LEASE_S) -> None:
+        self.lease_ms = int(lease_s * 1000)
+        wait = {"connect_args": {"timeout": LOCK_WAIT_S}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+        self._engine: sa.Engine = sa.create_engine(url, pool_size=2, max_overflow=0, **wait)
+        self._now = _CLOCKS[self._engine.dialect.name]
+
+    def close(self) -> None:
+        """Let the connections go."""
+        self._engine.dispose()
+
+    def prepare(self) -> None:
+        """Make the tables where they are missing. Raises StoreError `receipt_store_failed`."""
+        try:
+            with self._engine.begin() as connection:
+                for statement in _TABLES:
+                    connection.execute(sa.text(statement))
+        except sa.exc.SQLAlchemyError as error:
+            # Two that make them at once meet in the catalogue of Postgres: then they are there.
+            if not sa.inspect(self._engine).has_table("backplane_cancel"):
+                raise StoreError("receipt_store_failed", f"the queue's tables cannot be made: {error}") from error
+
+    def enter(self, worker: str, label: str, slots: int) -> None:
+        """Make a worker known, before it takes its first order."""
+        insert = f"INSERT INTO backplane_worker (id, label, slots, beat_ms) VALUES (:id, :label, :slots, {self._now})"
+        self._do(insert, id=worker, label=label, slots=slots)
+
+    def leave(self, worker: str) -> None:
+        """Have the others take over at once what this worker still has: it beats no more."""
+        self._do("UPDATE backplane_worker SET beat_ms = 0 WHERE id = :id", id=worker)
+
+    def forget(self, worker: str) -> None:
+        """Remove the row of a worker that has nothing any more."""
+        self._do("DELETE FROM backplane_worker WHERE id = :id", id=worker)
+
+    def beat(self, worker: str, orders: Collection[str]) -> News:
+        """Say that this worker is alive, and hear of its orders."""
+        with self._engine.begin() as connection:
+            update = f"UPDATE backplane_worker SET beat_ms = {self._now} WHERE id = :id AND claimed_ms = 0"
+            alive = connection.execute(sa.text(update), {"id": worker}).rowcount == 1
+            if not orders:
+                return News(alive, {}, {})
+            asked = {"ids": list(orders)}
+            cancels = sa.text("SELECT order_id, why FROM backplane_cancel WHERE order_id IN :ids")
+            numbered = sa.text("SELECT order_id, id FROM backplane_attempt WHERE order_id IN :ids ORDER BY number")
+            ids: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
+            cancelled = {row[0]: row[1] for row in connection.execute(cancels.bindparams(ids), asked)}
+            newest = {row[0]: row[1] for row in connection.execute(numbered.bindparams(ids), asked)}
+            return News(alive, cancelled, newest)
+
+    def workers(self) -> Sequence[Worker]:
+        """All workers, dead ones that nobody has taken over from included."""
+        select = f"SELECT id, label, slots, {self._now} - beat_ms FROM backplane_worker ORDER BY id"
+        return [Worker(*row) for row in self._all(select)]
+
+    def claim_dead(self, owners: Collection[str]) -> Sequence[str]:
+        """Claim the dead whose orders are to be resumed; each is claimed by one worker, once a lease.
+
+        Args:
+            owners: workers that hold orders by the engine's word. One that has no row here is given a lease from now.
+        """
+        known = {worker.id for worker in self.workers()}
+        for owner in set(owners) - known:
+            self.enter(owner, "?", 0)
+        claim = (
+            f"UPDATE backplane_worker SET claimed_ms = {self._now} WHERE id = :id "
+            f"AND beat_ms < {self._now} - :lease AND claimed_ms < {self._now} - :lease"
+        )
+        dead = [worker.id for worker in self.workers() if worker.age_ms > self.lease_ms]
+        return [one for one in dead if self._do(claim, id=one, lease=self.lease_ms) == 1]
+
+    def begin(self, order_id: str, attempt: str, worker: str) -> Attempt:
+        """Note a new attempt; it knows those before it, and whether the order was cancelled."""
+        with self._engine.begin() as connection:
+            select = "SELECT id FROM backplane_attempt WHERE order_id = :order ORDER BY number"
+            earlier = tuple(row[0] for row in connection.execute(sa.text(select), {"order": order_id}))
+            insert = (
+                "INSERT INTO backplane_attempt (order_id, number, id, worker, begun_ms) "
+                f"VALUES (:order, :number, :id, :worker, {self._now})"
+            )
+            row = {"order": order_id, "number": len(earlier) + 1, "id": attempt, "worker": worker}
+            connection.execute(sa.text(insert), row)
+            why = connection.execute(
+                sa.text("SELECT why FROM backplane_cancel WHERE order_id = :order"), {"order": order_id}
+            ).scalar()
+            return Attempt(attempt, order_id, earlier, why)
+
+    def attempts(self, orders: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """The attempts of these orders, oldest first."""
+        found: dict[str, tuple[str, ...]] = {}
+        for order_id, attempt in self._in("SELECT order_id, id FROM backplane_attempt", orders, "ORDER BY number"):
+            found[order_id] = (*found.get(order_id, ()), attempt)
+        return found
+
+    def cancels(self, orders: Collection[str]) -> dict[str, str]:
+        """Why these orders are to end, those of them that are."""
+        return dict(self._in("SELECT order_id, why FROM backplane_cancel", orders))
+
+    def cancel(self, order_id: str, why: str) -> None:
+        """Have an order end; the first reason stays."""
+        insert = "INSERT INTO backplane_cancel (order_id, why) VALUES (:id, :why) ON CONFLICT (order_id) DO NOTHING"
+        self._do(insert, id=order_id, why=why[:1000])
+
+    def _in(self, select: str, orders: Collection[str], order: str = "") -> Sequence[Any]:
+        if not orders:
+            return []
+        statement = sa.text(f"{select} WHERE order_id IN :ids {order}").bindparams(sa.bindparam("ids", expanding=True))
+        with self._engine.begin() as connection:
+            return list(connection.execute(statement, {"ids": list(orders)}))
+
+    def _do(self, statement: str, **values: Any) -> int:
+        with self._engine.begin() as connection:
+            return connection.execute(sa.text(statement), values).rowcount
+
+    def _all(self, statement: str) -> Sequence[Any]:
+        with self._engine.begin() as connection:
+            return list(connection.execute(sa.text(statement)))

@@ -1,0 +1,167 @@
+"""What a submitter does: make an order ready to travel, and keep what comes back in a store of his own, verified."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.contract.work import WorkOrder
+from backplane.errors import ConfigError, StoreError
+from backplane.receipts import Row, Store, import_bundle, parse_receipt
+from backplane.receipts.bundle import RECEIPT
+from backplane.receipts.journal import PATCH
+from backplane.scale.content import ContentStore
+from backplane.scale.engine import DEFAULT_LABEL, Job, OnLostWorker, Result, check_label, default_on_lost
+from backplane.workspace import Quota, archive, open_workspace
+
+SETTINGS: Final = ("on_lost_worker", "secrets")
+"""Ours under `config.vendor.abp` that a queue alone heeds: they are taken out before the run."""
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_REFERENCE: Final = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+
+def make_job(
+    order: WorkOrder,
+    content: ContentStore,
+    home: Path,
+    quota: Quota,
+    *,
+    backend: str | None = None,
+    label: str = DEFAULT_LABEL,
+    ignored: bool = False,
+) -> Job:
+    """Make an order ready for another machine: its workspace goes into the content store. Blocks.
+
+    Args:
+        home: the state folder, for the copy in the making.
+        quota: of the workspace.
+        ignored: take files along that git's rules ignore.
+
+    Raises:
+        ConfigError: `config_invalid`: a secret's value, a mode or lane that has no effect there, a malformed setting.
+        WorkspaceError: `workspace_init_failed`, `workspace_staging_failed`.
+    """
+    check_secrets(order)
+    asked = on_lost_worker(order)
+    check_label(label)
+    spec = order.workspace
+    if spec.mode != "staged":
+        fact = "an order of mode pass_through works in its own folder, which no other machine has"
+        raise ConfigError("config_invalid", fact, hint="leave out --mode, or use `backplane run`")
+    if order.lane != "patch_first":
+        fact = "the lane workspace_first has no effect in a queue: nobody may be there when the order ends"
+        raise ConfigError("config_invalid", fact, hint="`backplane queue show ORDER` keeps the patch; apply it then")
+    tree = _pack(order, content, home, quota, ignored)
+    spec = msgspec.structs.replace(spec, root=".", include=(), exclude=())
+    order = msgspec.structs.replace(order, workspace=spec)
+    return Job(order, asked or default_on_lost(order), label, backend, tree)
+
+
+def _pack(order: WorkOrder, content: ContentStore, home: Path, quota: Quota, ignored: bool) -> str:
+    spec = order.workspace
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    archive.sweep(home)
+    with archive.incoming(home) as folder:
+        run_dir, stage = folder / "run", folder / "stage"
+        run_dir.mkdir()
+        workspace = open_workspace(
+            spec.root, mode="staged", include=spec.include, exclude=spec.exclude, run_dir=run_dir, stage_dir=stage,
+            tree=stage / "tree", quota=quota, state=home, unread=order.policy.deny_read,
+        )  # fmt: skip
+        try:
+            if not ignored:
+                workspace.drop_ignored()
+            return content.put(archive.pack(workspace.root, quota))
+        finally:
+            workspace.close()
+
+
+def on_lost_worker(order: WorkOrder) -> OnLostWorker | None:
+    """What the order says. Raises ConfigError `config_invalid` where it is neither of the two."""
+    asked: Any = order.abp("on_lost_worker")
+    if asked not in (None, "rerun", "fail"):
+        raise ConfigError("config_invalid", "config.vendor.abp.on_lost_worker is neither 'rerun' nor 'fail'")
+    return asked  # type: ignore[no-any-return]  # one of the two, or None
+
+
+def secret_names(order: WorkOrder) -> tuple[str, ...]:
+    """Variables that a worker is to supply. Raises ConfigError `config_invalid` for what is no list of names."""
+    names = order.abp("secrets") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
+        fact = "config.vendor.abp.secrets is no list of names of variables"
+        raise ConfigError("config_invalid", fact, hint='for example ["SERVICE_KEY"]; the workers have the values')
+    return tuple(names)
+
+
+def check_secrets(order: WorkOrder) -> None:
+    """Refuse an order that carries values of secrets: what lies in a database is read by more than one.
+
+    Raises:
+        ConfigError: `config_invalid`, with the place, never the value.
+    """
+    secret_names(order)
+    if order.config.env:
+        fact = f"config.env has values ({', '.join(sorted(order.config.env))[:200]}), and a queue keeps none"
+        hint = "name them: --env NAME (config.vendor.abp.secrets); the workers have the values in their environment"
+        raise ConfigError("config_invalid", fact, hint=hint)
+    for server, kind, name, value in _server_values(order):
+        if not isinstance(value, str) or not _REFERENCE.fullmatch(value):
+            fact = f"the MCP server {server!r} has a value in {kind}.{name}, and a queue keeps none"
+            raise ConfigError("config_invalid", fact, hint=f'write "${name}"; the worker puts its own variable there')
+
+
+def _server_values(order: WorkOrder) -> list[tuple[str, str, str, Json]]:
+    servers = order.abp("mcp_servers")
+    return [
+        (str(server.get("name")), kind, name, value)
+        for server in (servers if isinstance(servers, list) else [])
+        if isinstance(server, dict)
+        for kind in ("env", "headers")
+        if isinstance(server.get(kind), dict)
+        for name, value in server[kind].items()
+    ]
+
+
+def result_bytes(result: Result, content: ContentStore, folder: Path) -> bytes:
+    """The receipt of a result, wherever it lies. Blocks; raises as `ContentStore.fetch`."""
+    if result.receipt is not None:
+        return result.receipt.encode()
+    path = folder / "fetched"
+    content.fetch(str(result.receipt_content), path)
+    data = path.read_bytes()
+    path.unlink()
+    return data
+
+
+def keep(store: Store, order_id: str, result: Result, content: ContentStore) -> Row:
+    """Keep an order's receipt and patch in the submitter's own store, after both were verified. Blocks.
+
+    Raises:
+        ContractError: `contract_invalid_receipt`.
+        StoreError: `receipt_hash_mismatch`, also where it is another order's; `receipt_store_failed`.
+        WorkspaceError: `workspace_staging_failed`, what travelled is not there.
+    """
+    with archive.incoming(store.home) as folder:
+        data = result_bytes(result, content, folder)
+        receipt = parse_receipt(data, f"the receipt of order {order_id}")
+        run_id = receipt.meta.run_id
+        if receipt.meta.work_order_id != order_id or run_id != result.attempts[-1]:
+            fact = f"what came back for order {order_id} is the receipt of another order or attempt"
+            raise StoreError("receipt_hash_mismatch", fact)
+        if store.has(run_id):
+            row = store.find(run_id)
+            if row.sha256 != receipt.receipt_sha256:
+                raise StoreError("receipt_hash_mismatch", f"run {run_id} is stored here with another receipt")
+            return row
+        bundle = folder / "bundle"
+        bundle.mkdir()
+        (bundle / RECEIPT).write_bytes(data)
+        if result.patch is not None:
+            content.fetch(result.patch, bundle / PATCH)
+        elif receipt.verification.git_diff:
+            (bundle / PATCH).write_bytes(receipt.verification.git_diff.encode())
+        return import_bundle(store, bundle)

@@ -1,0 +1,203 @@
+"""What a worker does with one order: fetch its workspace, run it on this machine's control plane, send all back.
+
+Whatever goes wrong with the order is told by a receipt. Only a fenced attempt raises: its receipt stays in this
+worker's store, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.contract.work import WorkOrder
+from backplane.errors import BackendError, BackplaneError, ConfigError
+from backplane.runtime.backends import Backend, from_command
+from backplane.runtime.plane import ControlPlane, Run
+from backplane.scale.content import ContentStore
+from backplane.scale.engine import ATTEMPTS_MAX, Attempt, Control, Emit, Job, Result
+from backplane.scale.orders import SETTINGS, check_secrets, secret_names
+from backplane.workspace import Quota, archive
+
+LOOK_S: Final = 0.1
+"""Between two looks whether the attempt is to end."""
+FENCED_GRACE_S: Final = 0.2
+"""For the host of a fenced attempt: another attempt may be at work already."""
+RECEIPT_BYTES_MAX: Final = 1024 * 1024
+"""Of a receipt in the engine's database; a longer one goes into the content store."""
+
+
+class Runner:
+    """Runs attempts on one control plane; see `engine.Run`.
+
+    Args:
+        content: where workspaces come from and patches go.
+    """
+
+    def __init__(self, plane: ControlPlane, content: ContentStore) -> None:
+        self._plane = plane
+        self._content = content
+
+    async def __call__(self, job: Job, attempt: Attempt, emit: Emit, control: Control) -> Result:
+        """Run one attempt to its receipt.
+
+        Raises:
+            BackendError: `stream_closed`, the attempt was fenced.
+            BackplaneError: of the engine, where events could not be passed on.
+        """
+        order, backend = _bare(job.order), self._backend(job)
+        added: dict[str, Json] = {"queue": _place(job, attempt)}
+        why = self._refusal(job, attempt)
+        if why is not None:
+            run = await self._plane.end_unstarted(order, backend, why, run_id=attempt.id, added=added)
+            return await self._result(run, attempt)
+        async with self._incoming() as folder:
+            try:
+                order = await anyio.to_thread.run_sync(self._arrived, job, order, folder)
+            except BackplaneError as error:
+                run = await self._plane.end_unstarted(order, backend, error, run_id=attempt.id, added=added)
+                return await self._result(run, attempt)
+            starting = self._plane.start(order, backend, run_id=attempt.id, added=added)
+            async with starting as run, anyio.create_task_group() as tasks:
+                tasks.start_soon(_watch, run, control)
+                async for batch in run.batches():
+                    await emit(batch.records)
+                tasks.cancel_scope.cancel()
+            if control.fenced is not None:
+                raise BackendError("stream_closed", control.fenced)
+            return await self._result(run, attempt)
+
+    def _refusal(self, job: Job, attempt: Attempt) -> str | BackplaneError | None:
+        """Why this attempt is not begun; None when it is."""
+        if attempt.cancelled is not None:
+            return attempt.cancelled
+        if attempt.earlier and job.on_lost_worker == "fail":
+            fact = f"lost worker: attempt {attempt.earlier[-1]} ended with its worker, and the order forbids another"
+            return BackendError("backend_crashed", fact, hint="config.vendor.abp.on_lost_worker = rerun allows one")
+        if attempt.number > ATTEMPTS_MAX:
+            return BackendError("backend_crashed", f"lost worker: {ATTEMPTS_MAX} attempts ended with their workers")
+        try:
+            check_secrets(job.order)
+            self._plane.find_backend(job.backend or _named(job.order))
+        except BackplaneError as error:
+            return error
+        return None
+
+    def _backend(self, job: Job) -> Backend:
+        name = job.backend or _named(job.order)
+        try:
+            return self._plane.find_backend(name)
+        except BackplaneError:
+            # Nothing is started on it: it gives the name for the receipt that says so.
+            return from_command((name or "none",), cwd=self._plane.home, limits=self._plane.settings.limits)
+
+    @asynccontextmanager
+    async def _incoming(self) -> AsyncIterator[Path]:
+        opened = archive.incoming(self._plane.home)
+        folder = await anyio.to_thread.run_sync(opened.__enter__)
+        try:
+            yield folder
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(opened.__exit__, None, None, None)
+
+    def _arrived(self, job: Job, order: WorkOrder, folder: Path) -> WorkOrder:
+        """The order as it is run here: its workspace unpacked, its secrets filled in."""
+        limits, root = self._plane.settings.limits, folder / "tree"
+        if job.tree is None:
+            root.mkdir(mode=0o700)
+        else:
+            packed = folder / "tree.tar"
+            self._content.fetch(job.tree, packed)
+            quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
+            archive.unpack(packed, root, quota)
+            packed.unlink()
+        spec = msgspec.structs.replace(order.workspace, root=str(root), mode="staged", include=(), exclude=())
+        return _filled(msgspec.structs.replace(order, workspace=spec), job, self._plane.environ)
+
+    async def _result(self, run: Run, attempt: Attempt) -> Result:
+        attempts = (*attempt.earlier, attempt.id)
+
+        def gathered() -> Result:
+            patch = None
+            if run.patch is not None and run.receipt.verification.git_diff is None and run.patch.is_file():
+                patch = self._content.put(archive.read_pieces(run.patch))
+            data = b"".join(run.receipt_chunks())
+            if len(data) <= RECEIPT_BYTES_MAX:
+                return Result(attempts, data.decode(), None, patch)
+            return Result(attempts, None, self._content.put(iter((data,))), patch)
+
+        return await anyio.to_thread.run_sync(gathered)
+
+
+async def _watch(run: Run, control: Control) -> None:
+    while control.why is None and control.fenced is None:
+        await anyio.sleep(LOOK_S)
+    if control.fenced is not None:
+        await run.cancel(control.fenced, grace_s=FENCED_GRACE_S)
+    else:
+        await run.cancel(control.why or "cancelled")
+        while control.fenced is None:
+            await anyio.sleep(LOOK_S)
+        run.hurry()
+
+
+def _named(order: WorkOrder) -> str | None:
+    name = order.abp("backend")
+    return name if isinstance(name, str) else None
+
+
+def _place(job: Job, attempt: Attempt) -> Json:
+    return {
+        "attempt": attempt.number,
+        "lost": list(attempt.earlier),
+        "on_lost_worker": job.on_lost_worker,
+        "label": job.label,
+    }
+
+
+def _bare(order: WorkOrder) -> WorkOrder:
+    """The order without what the queue alone heeds."""
+    vendor = {name: value for name, value in order.config.vendor.items() if name.removeprefix("abp.") not in SETTINGS}
+    own = vendor.get("abp")
+    if isinstance(own, dict):
+        vendor["abp"] = {name: value for name, value in own.items() if name not in SETTINGS}
+    return msgspec.structs.replace(order, config=msgspec.structs.replace(order.config, vendor=vendor))
+
+
+def _filled(order: WorkOrder, job: Job, environ: Mapping[str, str]) -> WorkOrder:
+    """The order with this worker's values of the secrets that it names.
+
+    Raises:
+        ConfigError: `config_invalid`, this worker has no such variable.
+    """
+    env = {name: _value(name, environ) for name in secret_names(job.order)}
+    servers: Any = order.abp("mcp_servers")
+    if isinstance(servers, list):
+        order = order.with_abp("mcp_servers", [_server(server, environ, env) for server in servers])
+    return msgspec.structs.replace(order, config=msgspec.structs.replace(order.config, env=env))
+
+
+def _server(server: Json, environ: Mapping[str, str], env: dict[str, str]) -> Json:
+    if not isinstance(server, dict):
+        return server
+    filled = dict(server)
+    for kind in ("env", "headers"):
+        if isinstance(server.get(kind), dict):
+            filled[kind] = {name: _value(value[1:], environ) for name, value in server[kind].items()}
+            # Named in the order's environment, too: then they are known as secrets, and kept out of the receipt.
+            env.update({value[1:]: _value(value[1:], environ) for value in server[kind].values()})
+    return filled
+
+
+def _value(name: str, environ: Mapping[str, str]) -> str:
+    if name not in environ:
+        fact = f"the order needs the variable {name}, and this worker does not have it"
+        raise ConfigError("config_invalid", fact, hint="set it where the worker is started, or use another label")
+    return environ[name]

@@ -1,0 +1,330 @@
+"""Orders in a queue: one receipt each whatever happens to their workers, and the same record as a local run's."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.errors import BackplaneError
+from backplane.receipts import Store
+from backplane.scale.content import ContentStore
+from backplane.scale.engine import Attempt, Control, Emit, Event, Job, Result, default_on_lost
+from backplane.scale.memory import MemoryEngine
+from backplane.scale.orders import keep, make_job
+from backplane.workspace import Quota
+
+pytest.importorskip("dbos")
+from backplane.scale.durable import DurableEngine
+
+LEASE_S = 4.0
+QUOTA = Quota(bytes_max=1 << 20, files_max=100)
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Queue:
+    """A queue in a folder of the test's own, with workers as real processes."""
+
+    def __init__(self, folder: Path, url: str | None = None) -> None:
+        self.folder = folder
+        self.url = url or f"sqlite:///{folder / 'queue.sqlite'}"
+        self.home = folder / "home"
+        self.content = ContentStore(folder / "content")
+        self.engine = DurableEngine(self.url, lease_s=LEASE_S)
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def command(self, *words: str) -> list[str]:
+        shared = ["--engine", self.url, "--content", str(self.content.folder)]
+        return [sys.executable, "-m", "backplane", *words, *shared]
+
+    def env(self, home: Path, **more: str) -> dict[str, str]:
+        return {**os.environ, "BACKPLANE_HOME": str(home), "PYTHONPATH": str(ROOT), **more}
+
+    def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*words), env=self.env(self.home), cwd=self.folder, capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+
+    def worker(self, *words: str, **more: str) -> subprocess.Popen[bytes]:
+        home, log = self.folder / f"worker{len(self.workers)}", self.folder / f"worker{len(self.workers)}.log"
+        words = ("worker", "--lease", str(LEASE_S), "--poll", "0.2", *words)
+        with log.open("wb") as file:
+            started = subprocess.Popen(self.command(*words), env=self.env(home, **more), stdout=file, stderr=file)
+        self.workers.append(started)
+        return started
+
+    def job(self, task: str, **given: object) -> Job:
+        root = self.folder / "workspace"
+        root.mkdir(exist_ok=True)
+        (root / "calc.py").write_text("a - b\n")
+        abp = {name: value for name, value in given.items() if value is not None}
+        order = WorkOrder(task, workspace=WorkspaceSpec(root=str(root)), config=RuntimeConfig(vendor={"abp": abp}))
+        return make_job(order, self.content, self.home, QUOTA, backend="shell")
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+            worker.wait(10)
+        self.engine.close()
+
+
+@contextmanager
+def a_queue(folder: Path, url: str | None = None) -> Iterator[Queue]:
+    queue = Queue(folder, url)
+    try:
+        yield queue
+    finally:
+        queue.close()
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    with a_queue(tmp_path) as opened:
+        yield opened
+
+
+async def followed(engine: DurableEngine | MemoryEngine, order_id: str) -> Sequence[Event]:
+    return [event async for event in engine.events(order_id)]
+
+
+def check_events(events: Sequence[Event], winner: str) -> None:
+    """The winner's events are all there, once, in order, and last."""
+    assert events[-1].attempt == winner
+    for attempt in {event.attempt for event in events}:
+        numbers = [event.seq for event in events if event.attempt == attempt]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+def until(true: object, limit_s: float = 30.0) -> None:
+    ends = time.monotonic() + limit_s
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < ends, "it did not come to pass"
+        time.sleep(0.05)
+
+
+# Without any process --------------------------------------------------------------------------------------------------
+
+
+async def _echo(job: Job, attempt: Attempt, emit: Emit, control: Control) -> Result:
+    await emit([b'{"n":1}', b'{"n":2}'])
+    return Result((*attempt.earlier, attempt.id), receipt=job.order.task)
+
+
+def test_an_order_submitted_twice_is_run_once() -> None:
+    async def main() -> None:
+        engine, job = MemoryEngine(), Job(WorkOrder("a task"), "rerun")
+        assert [await engine.submit(job), await engine.submit(job)] == [True, False]
+        with pytest.raises(BackplaneError, match="another order has the id"):
+            await engine.submit(Job(WorkOrder("another", id=job.order.id), "rerun"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: engine.serve(_echo, slots=2))
+            result = await engine.result(job.order.id, timeout_s=5)
+            events = await followed(engine, job.order.id)
+            tasks.cancel_scope.cancel()
+        assert result.receipt == "a task"
+        check_events(events, result.attempts[-1])
+        assert [event async for event in engine.events(job.order.id, after=1)] == events[1:]
+
+    anyio.run(main)
+
+
+def test_only_a_closed_network_allows_another_attempt_by_itself() -> None:
+    closed = PolicyProfile(deny_network=("*",))
+    assert default_on_lost(WorkOrder("t")) == "fail"
+    assert default_on_lost(WorkOrder("t", policy=closed)) == "rerun"
+    assert default_on_lost(WorkOrder("t", policy=closed, workspace=WorkspaceSpec(mode="pass_through"))) == "fail"
+    assert default_on_lost(WorkOrder("t", policy=closed).with_abp("mcp_servers", [{"name": "x"}])) == "fail"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RuntimeConfig(env={"KEY": "hunter2-hunter2"}),
+        RuntimeConfig(vendor={"abp": {"mcp_servers": [{"name": "m", "headers": {"Auth": "hunter2-hunter2"}}]}}),
+        RuntimeConfig(vendor={"abp": {"secrets": ["not a name"]}}),
+    ],
+)
+def test_values_of_secrets_never_go_into_the_queue(config: RuntimeConfig, tmp_path: Path) -> None:
+    with pytest.raises(BackplaneError) as caught:
+        make_job(WorkOrder("t", config=config), ContentStore(tmp_path / "c"), tmp_path / "h", QUOTA)
+    assert caught.value.code == "config_invalid"
+    assert "hunter2" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_content_that_was_changed_is_refused(tmp_path: Path) -> None:
+    store = ContentStore(tmp_path / "c")
+    name = store.put(iter((b"as it was",)))
+    (store.folder / name).write_bytes(b"as it is")
+    with pytest.raises(BackplaneError, match="is not what its name says"):
+        store.fetch(name, tmp_path / "out")
+
+
+def test_ignored_files_do_not_travel(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    for name, text in ((".gitignore", "*.key\n"), ("service.key", "hunter2-hunter2"), ("kept", "x")):
+        (root / name).write_text(text)
+    content = ContentStore(tmp_path / "c")
+    job = make_job(WorkOrder("t", workspace=WorkspaceSpec(root=str(root))), content, tmp_path / "h", QUOTA)
+    packed = (content.folder / str(job.tree)).read_bytes()
+    assert b"hunter2" not in packed
+    assert b"kept" in packed
+
+
+# With workers ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_order_comes_back_verified_with_its_patch(queue: Queue) -> None:
+    queue.worker("--slots", "2")
+    done = queue.cli("submit", "sed -i 's/-/+/' calc.py", "--backend", "shell", "--root", ".", "--wait")
+    assert done.returncode == 1, done  # There is no calc.py in this folder.
+    queue.job("true")  # Makes the workspace.
+    done = queue.cli("submit", "sed -i 's/-/+/' calc.py", "--backend", "shell", "--root", "workspace", "--wait")
+    assert (done.returncode, done.stderr) == (0, "")
+    order_id = done.stdout.split()[0]
+    assert "complete\nrun " in queue.cli("queue", "show", order_id).stdout
+    assert '"seq":1' in queue.cli("queue", "events", order_id, "--follow").stdout
+    assert "done     2" in queue.cli("queue", "status").stdout
+    with Store.open(queue.home) as store:
+        row = next(row for row in store.list() if row.outcome == "complete")
+        receipt = store.load(row.run_id)
+        assert receipt.backplane["queue"] == {
+            "attempt": 1, "lost": [], "on_lost_worker": "fail", "label": "default",
+        }  # fmt: skip
+        patch = store.patch(row)
+        assert patch is not None
+        assert b"+a + b" in patch.read_bytes()
+        assert not store.verify_all().findings
+
+
+def test_a_worker_without_the_secret_says_so_and_one_with_it_gives_it(queue: Queue) -> None:
+    async def main() -> tuple[Result, Result]:
+        poor, rich = queue.job('test -n "$KEY"', secrets=["KEY"]), queue.job('test "$KEY" = abcdefgh', secrets=["KEY"])
+        await queue.engine.submit(poor)
+        first = queue.worker()
+        ended = await queue.engine.result(poor.order.id, timeout_s=40)
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(20) == 0
+        queue.worker(KEY="abcdefgh")
+        await queue.engine.submit(rich)
+        return ended, await queue.engine.result(rich.order.id, timeout_s=40)
+
+    missing, given = anyio.run(main)
+    assert "this worker does not have it" in str(missing.receipt)
+    assert '"outcome":"complete"' in str(given.receipt)
+
+
+@pytest.mark.parametrize("rule", ["rerun", "fail"])
+def test_orders_of_a_killed_worker_are_taken_over_or_failed(queue: Queue, rule: str) -> None:
+    async def main() -> None:
+        job = queue.job("for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 0.25; done", on_lost_worker=rule)
+        await queue.engine.submit(job)
+        worker = queue.worker()
+        with anyio.fail_after(40):
+            while len((await queue.engine.status(job.order.id)).attempts) < 1:
+                await anyio.sleep(0.1)
+        await anyio.sleep(0.5)
+        worker.kill()
+        queue.worker()
+        result = await queue.engine.result(job.order.id, timeout_s=60)
+        assert len(result.attempts) == 2
+        with Store.open(queue.home) as store:
+            row = await anyio.to_thread.run_sync(keep, store, job.order.id, result, queue.content)
+            receipt = store.load(row.run_id)
+        assert receipt.backplane["queue"]["lost"] == [result.attempts[0]]
+        if rule == "rerun":
+            assert receipt.outcome == "complete"
+            check_events(await followed(queue.engine, job.order.id), result.attempts[-1])
+        else:
+            assert receipt.outcome == "failed"
+            assert receipt.backplane["error"]["code"] == "backend_crashed"
+            assert "lost worker" in receipt.backplane["error"]["message"]
+
+    anyio.run(main)
+
+
+def test_a_stopped_worker_and_its_children_are_killed_before_others_take_over(queue: Queue) -> None:
+    marks = queue.folder / "marks"
+    line = f"for i in $(seq 60); do echo $$ $(date +%s%N) >> {marks}; sleep 0.1; done"
+
+    async def main() -> None:
+        job = queue.job(line, on_lost_worker="rerun", isolation="off")
+        await queue.engine.submit(job)
+        # The marks lie outside of the workspace, where a contained host could not write.
+        worker = queue.worker(BACKPLANE_ISOLATION="off")
+        await anyio.to_thread.run_sync(until, marks.exists)
+        worker.send_signal(signal.SIGSTOP)
+        queue.worker(BACKPLANE_ISOLATION="off")
+        result = await queue.engine.result(job.order.id, timeout_s=60)
+        assert worker.wait(5) == -signal.SIGKILL
+        assert len(result.attempts) == 2
+
+    anyio.run(main)
+    lines = [row.split() for row in marks.read_text().splitlines()]
+    first, second = lines[0][0], lines[-1][0]
+    assert first != second
+    # Not one line of the first attempt after the second has begun.
+    assert max(int(when) for who, when in lines if who == first) < min(
+        int(when) for who, when in lines if who == second
+    )
+
+
+def test_a_cancelled_order_has_a_cancelled_receipt(queue: Queue) -> None:
+    async def main() -> None:
+        running, waiting = queue.job("sleep 60"), queue.job("sleep 60")
+        await queue.engine.submit(running)
+        queue.worker()
+        with anyio.fail_after(40):
+            while (await queue.engine.status(running.order.id)).state != "running":
+                await anyio.sleep(0.1)
+        await queue.engine.submit(waiting)
+        for job in (waiting, running):
+            await queue.engine.cancel(job.order.id, "not needed")
+        for job in (running, waiting):
+            result = await queue.engine.result(job.order.id, timeout_s=40)
+            assert '"cancel_reason":"not needed"' in str(result.receipt)
+
+    anyio.run(main)
+
+
+def test_a_pickled_row_is_never_read(queue: Queue) -> None:
+    mark = queue.folder / "mark"
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (mark,))
+
+    async def main() -> None:
+        planted, other = queue.job("true"), queue.job("true")
+        await queue.engine.submit(planted)
+        row = base64.b64encode(pickle.dumps(Evil())).decode()
+        with sqlite3.connect(queue.folder / "queue.sqlite") as connection:
+            tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            for table in tables:
+                columns = {column[1] for column in connection.execute(f"PRAGMA table_info({table})")}
+                for column in {"inputs", "input"} & columns:
+                    connection.execute(f"UPDATE {table} SET {column} = ?", (row,))
+                if "serialization" in columns:
+                    connection.execute(f"UPDATE {table} SET serialization = 'py_pickle'")
+        connection.close()
+        await queue.engine.submit(other)
+        queue.worker("--slots", "2")
+        result = await queue.engine.result(other.order.id, timeout_s=40)
+        assert '"outcome":"complete"' in str(result.receipt)
+
+    anyio.run(main)
+    assert not mark.exists()
