@@ -79,7 +79,7 @@ SETTINGS: Final = frozenset(
         "output_schema",
         "parent",
     }
-    | {"remote_root", "route", "sampling", "seccomp", "session", "system", "unheard"}
+    | {"on_lost_worker", "remote_root", "route", "sampling", "seccomp", "secrets", "session", "system", "unheard"}
 )
 """Ours under `config.vendor.abp`: what `WorkOrder.abp` is asked for."""
 OTHERS_SETTINGS: Final = frozenset(

