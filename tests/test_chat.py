@@ -86,6 +86,14 @@ class Pty:
         self.at = self.seen.index(words, self.at) + len(words)
         return self.seen[began : self.at]
 
+    def meanwhile(self, seconds: float) -> str:
+        """What it writes in this time, after the words that were waited for."""
+        ends = time.monotonic() + seconds
+        while (left := ends - time.monotonic()) > 0:
+            if select.select([self.main], [], [], left)[0]:
+                self.seen += os.read(self.main, 65536).decode("utf-8", "replace")
+        return self.seen[self.at :]
+
     def send(self, text: str) -> None:
         """Type; what the program writes meanwhile is read, as a terminal does."""
         data = text.encode()
@@ -157,7 +165,7 @@ def test_a_turn_is_said_and_answered_and_its_session_kept(chat: Pty, backplane_h
 )
 def test_a_paste_arrives_whole_and_is_sent_by_enter_alone(chat: Pty, text: str) -> None:
     chat.paste(text)
-    time.sleep(0.3)
+    assert "heard" not in chat.meanwhile(0.5)
     chat.send("\r")
     chat.wait(heard(text))
 

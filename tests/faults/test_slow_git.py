@@ -85,7 +85,7 @@ def hurried(ground: Ground, running: Running, number: signal.Signals) -> Ended:
 def test_git_dies_with_a_control_plane_that_is_killed(slow: Ground, begun: Callable[[Ground], Running]) -> None:
     running = begun(slow)
     kill_9(running)
-    running.end()
+    assert running.end().left == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
