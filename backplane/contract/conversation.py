@@ -6,7 +6,7 @@ gets from `get_history`. They name no vendor.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -134,7 +134,7 @@ class SessionFile(_Value, frozen=True, omit_defaults=False):
     model: str | None = None
     system_prompt: str | None = None
     max_tokens: Count | None = None
-    temperature: Any = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     max_turns: Count | None = None
     root: str | None = None
     """Folder that it works on; None is a folder of its own, empty at the start of each turn."""
