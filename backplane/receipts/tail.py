@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Final
 
 import msgspec
@@ -34,14 +33,6 @@ class Tail:
     def __init__(self, folder: Path) -> None:
         self._head = _Lines(folder / HEAD)
         self._trace = _Lines(folder / TRACE)
-
-    def __enter__(self) -> Tail:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self._head.close()

@@ -77,7 +77,10 @@ class Trace(Sequence[AgentEvent]):
                 if not line:
                     raise self._short()
                 left_bytes -= len(line)
-                yield line[:-1] if line.endswith(b"\n") else line
+                if line.endswith(b"\n"):
+                    line = line[:-1]
+                yield line
+                line = b""  # A long one is not kept beside the next.
 
     def __len__(self) -> int:
         return self._count

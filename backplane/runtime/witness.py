@@ -109,8 +109,10 @@ def _take_events(judge: Judge, trace: Trace, facts: Facts) -> None:
                 count += 1
             else:
                 judge.take_time(number, _second(text))
-        if not line.endswith(_DELTA) or b'"ext"' in line:
+        claims = b'"modify"' in line if ours else not line.endswith(_DELTA) or b'"ext"' in line
+        if claims:
             judge.take(number, _decode(line), ours=ours or not told_apart)
+        line = b""  # A long one is not kept beside the next.
     judge.take_times(count)
 
 

@@ -140,7 +140,7 @@ final(); rest()
 """
     ended = ground.start("run", "do it", "--sidecar", ground.host(body), *options).end()
     assert (ended.code, ended.left) == (0, [])
-    assert ended.peak_bytes - ground.base_bytes < 80 << 20
+    assert ended.peak_bytes - ground.base_bytes < 64 << 20
 
 
 # F58: limits ----------------------------------------------------------------------------------------------------------
