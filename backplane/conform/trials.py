@@ -332,6 +332,9 @@ async def prove(
     if not provable(backend):
         fix = "only agents whose model has an address of its own setting can be tried"
         raise BackplaneError("capability_unsupported", f"nothing of {name!r} can be tried", hint=fix)
+    missing = backends.missing_program(backend, environ)
+    if missing is not None:
+        raise missing
     with tempfile.TemporaryDirectory(prefix="backplane-trials-", ignore_cleanup_errors=True) as folder:
         found = await _try_all(name, declared, environ, Path(folder), settings.isolation, progress)
     manifest = next((trial.manifest for trial, _ in found if trial.manifest is not None), None)
