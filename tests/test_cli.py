@@ -19,6 +19,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -1360,6 +1361,36 @@ def test_the_trials_of_an_agent_say_which_one_they_are_at(work: Path) -> None:
     assert code == 1
     assert "\r\x1b[K… mine: tool_read\r\x1b[K… mine: ".encode() in seen
     assert re.search(rb"\r\x1b\[Kmine .*\r\n  streaming +native +FALSE CLAIM: not seen", seen), seen
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("-b", "nosuch", "x"), "backend_not_found"),
+        (("x", "--timeout", "soon"), "config_invalid"),
+        (("x", "--tumeout", "1s"), "config_invalid"),
+        (("--order", "/no/such"), "config_invalid"),
+        (("x", "-b", "shell", "--receipt", "/no/a-secret-value/r.json", "--env", "A=a-secret-value"), "config_invalid"),
+        (("x", "-b", "shell"), "receipt_store_failed"),
+    ],
+)
+def test_what_goes_wrong_before_a_json_run_is_one_fatal_of_no_run(cli: Cli, words: tuple[str, ...], code: str) -> None:
+    home = {"BACKPLANE_HOME": "/proc/none"} if code == "receipt_store_failed" else {}
+    plain, told = cli("run", *words, env=home), cli("run", *words, "--json", env=home)
+    assert (told.returncode, told.stderr, plain.stdout) == (plain.returncode, plain.stderr, b"")
+    (line,) = told.stdout.splitlines()
+    fatal = json.loads(line)
+    jsonschema.validate(fatal, json.loads((ROOT / "schemas" / "envelope_fatal.json").read_bytes()))
+    assert (fatal["ref_id"], fatal["error_code"]) == (None, code)
+    assert plain.stderr.decode().startswith(f"{code}: {fatal['error'].partition('; ')[0]}")
+    assert b"a-secret-value" not in told.stdout + told.stderr
+
+
+def test_an_agent_that_is_not_there_is_not_called_a_liar(cli: Cli, work: Path) -> None:
+    (work / "backplane.toml").write_text('[backends.mine]\nhost = "claude"\noptions = { program = "/no/such" }\n')
+    done = cli("backends", "--probe", "mine")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"backend_unavailable: /no/such is not found")
 
 
 @pytest.mark.parametrize("command", ["serve", "mcp"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def test_a_pruned_run_keeps_its_place_without_its_task(backplane_home: Path) -> 
 
 def test_a_growing_journal_is_read_a_whole_line_at_a_time(backplane_home: Path) -> None:
     journal = open_journal(backplane_home)
-    with Tail(journal.folder) as tail:
+    with closing(Tail(journal.folder)) as tail:
         assert [fact["fact"] for fact in tail.facts()] == ["order"]
         assert tail.events() == []
         whole = line(delta("one")) + line(delta("two"))

@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from backplane import __version__
@@ -107,21 +108,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     streams.repair()
     interrupts = streams.Interrupts()
+    name, arguments = "", list(sys.argv[1:] if argv is None else argv)
     try:
         with interrupts:
-            return _command(list(sys.argv[1:] if argv is None else argv))
+            config, rest = _global_options(arguments)
+            if rest is None:
+                return DONE
+            name, *arguments = rest
+            return _command(name, arguments, config)
     except SystemExit as end:  # argparse's way to say that the help was printed
         return end.code if isinstance(end.code, int) else USAGE
     except BaseException as error:  # the outermost edge: whatever it is, it becomes words and a code
-        code = _report(error)
+        code = _report(error, as_message=name == "run" and "--json" in arguments)
         return 128 + interrupts.number if code == INTERRUPTED else code
 
 
-def _command(words: list[str]) -> int:
-    config, rest = _global_options(words)
-    if rest is None:
-        return DONE
-    name, *arguments = rest
+def _command(name: str, arguments: list[str], config: str | None) -> int:
     if name == "help":
         if not arguments:
             streams.write(help_text())
@@ -178,16 +180,20 @@ def _usage(fact: str, near: str = "") -> Exception:
     return ConfigError("config_invalid", fact, hint=near + "backplane --help")
 
 
-def _report(error: BaseException) -> int:
-    """Say what ended the command, in three lines at most, and give its exit code."""
+def _report(error: BaseException, *, as_message: bool) -> int:
+    """Say what ended the command, in three lines at most, and give its exit code.
+
+    Args:
+        as_message: say it on stdout, too, as the `fatal` of no run.
+    """
     try:
-        return _explain(error)
+        return _explain(error, as_message)
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _explain(error: BaseException) -> int:
-    from backplane.errors import leaves, unforeseen
+def _explain(error: BaseException, as_message: bool) -> int:
+    from backplane.errors import BackplaneError, leaves, unforeseen
 
     found = leaves(error)
     if any(isinstance(leaf, streams.ReaderGone) for leaf in found):
@@ -201,4 +207,9 @@ def _explain(error: BaseException) -> int:
 
         streams.complain("".join(traceback.format_exception(found[0])))
     streams.error(known)
+    if as_message:
+        from backplane.serve.messages import fatal_of_no_run
+
+        with suppress(streams.ReaderGone, BackplaneError):  # Where stdout cannot take it, stderr has it.
+            streams.write_bytes(fatal_of_no_run(known))
     return known.facts.exit_code

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_config, add_json
+from backplane.cli.parser import Options, Parser, add_config, add_json, add_task
 
 if TYPE_CHECKING:
     from backplane.contract.work import WorkOrder
@@ -24,9 +24,8 @@ def parser(name: str) -> Parser:
     """The options of `compare`."""
     about = "Run one order on several backends from the same tree; nothing is applied."
     made = Parser(f"backplane {name}", about, EXAMPLE, _compare)
-    made.several = "; a TASK of several words stands in quotes"
     add = made.add_argument
-    add("task", metavar="TASK", help="what to do, in words")
+    add_task(made)
     add("-b", "--backend", metavar="NAME[/MODEL]", action="append", default=[], help="a backend, two at least")
     add("--check", metavar="CMD", help="run in a copy with each patch; exit code 0 passes")
     add("--repeat", metavar="N", type=int, default=1, help="rounds (1); three are the least for a verdict")

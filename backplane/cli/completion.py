@@ -90,6 +90,11 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
+def _places(found: list[Words]) -> str:
+    """A pattern of the shell: each path of commands, as it is typed."""
+    return "|".join(_quoted(" " + " ".join(words.path)) for words in found if words.path)
+
+
 # Bash -----------------------------------------------------------------------------------------------------------------
 
 
@@ -99,7 +104,7 @@ def _bash(found: list[Words]) -> Iterator[str]:
     yield "  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} place= i words= files="
     yield "  for ((i = 1; i < COMP_CWORD; i++)); do"
     yield '    case "$place ${COMP_WORDS[i]}" in'
-    yield f"      {'|'.join(_quoted(' ' + ' '.join(words.path)) for words in found if words.path)})"
+    yield f"      {_places(found)})"
     yield '        place="$place ${COMP_WORDS[i]}" ;;'
     yield "    esac"
     yield "  done"
@@ -130,7 +135,7 @@ def _zsh(found: list[Words]) -> Iterator[str]:
     yield "  local -a offered"
     yield "  for ((i = 2; i < CURRENT; i++)); do"
     yield '    case "$place $words[i]" in'
-    yield f"      {'|'.join(_quoted(' ' + ' '.join(words.path)) for words in found if words.path)})"
+    yield f"      {_places(found)})"
     yield '        place="$place $words[i]" ;;'
     yield "    esac"
     yield "  done"

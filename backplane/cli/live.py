@@ -19,6 +19,7 @@ import msgspec
 
 from backplane.cli import DONE, FAILED, PARTIAL, READER_GONE, REFUSED, asking, route, show, streams
 from backplane.cli.copies import Copy
+from backplane.cli.order import told_without
 from backplane.cli.outlet import Outlet
 from backplane.config import Settings
 from backplane.contract.approval import Decision
@@ -62,7 +63,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(plan: Plan) -> int:
-    """Do the run and say how it ended; gives the exit code."""
+    """Do the run and say how it ended; gives the exit code. Raises only where it has said no last message."""
     live = _Live(plan)
     try:
         with _layers_tried(plan):
@@ -95,7 +96,8 @@ def _end(plan: Plan, live: _Live) -> int:
         return FAILED
     saved, failure = False, None
     try:
-        saved = _save(plan, ended)
+        with told_without(plan.order.config.env):
+            saved = _save(plan, ended)
     except StoreError as error:  # The end is told all the same.
         failure = error
     if not live.outlet.gone:
@@ -105,7 +107,8 @@ def _end(plan: Plan, live: _Live) -> int:
     if ended.error is not None and (failure is not None or not left):
         streams.error(ended.error)
     if failure is not None:
-        raise failure
+        streams.error(failure)
+        return failure.facts.exit_code
     if left:
         return READER_GONE
     return 128 + live.signal if live.signal is not None else exit_code(ended)

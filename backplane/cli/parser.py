@@ -108,6 +108,35 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="configuration instead of ./backplane.toml or the user's")
 
 
+def add_task(parser: Parser, *, or_order: bool = False) -> None:
+    """The task in words.
+
+    Args:
+        or_order: a file with the order may stand for it.
+    """
+    parser.several = "; a TASK of several words stands in quotes"
+    add = parser.add_argument
+    add("task", nargs="?" if or_order else None, metavar="TASK", help="what to do, in words")
+    if or_order:
+        add("--order", metavar="FILE", help="work order as JSON instead of TASK; - for stdin; options go over it")
+
+
+def add_requirements(parser: argparse._ActionsContainer, model: str) -> None:
+    """What the backend has to bring.
+
+    Args:
+        model: the help of `--model`.
+    """
+    parser.add_argument("--model", metavar="M", help=model)
+    parser.add_argument(
+        "--require",
+        metavar="CAP[=LEVEL]",
+        action="append",
+        default=[],
+        help="an ability it must have: native, emulated (if no level is given) or any",
+    )
+
+
 def add_json(parser: argparse._ActionsContainer, what: str, *schemas: str) -> None:
     """The option `--json`; its help names the schemas of what is printed then."""
     parser.add_argument("--json", action="store_true", help=f"{what}; schema: {', '.join(schemas)}")

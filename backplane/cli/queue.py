@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_config
+from backplane.cli.parser import Options, Parser, add_config, add_requirements, add_task
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -33,10 +33,7 @@ backplane submit --order order.json --engine postgresql://me@db/work --content /
 """
     made = Parser("backplane submit", about, example, _submit)
     made.usage = "backplane submit [options] (TASK | --order FILE)"
-    made.several = "; a TASK of several words stands in quotes"
-    add = made.add_argument
-    add("task", nargs="?", metavar="TASK", help="what to do, in words")
-    add("--order", metavar="FILE", help="work order as JSON instead of TASK; - for stdin; options go over it")
+    add_task(made, or_order=True)
     add_config(made)
     _add_engine(made)
     queue = made.add_argument_group("the queue").add_argument
@@ -46,10 +43,9 @@ backplane submit --order order.json --engine postgresql://me@db/work --content /
     queue("--wait", action="store_true", help="wait for its end and keep its receipt")
     queue("--with-ignored", action="store_true", help="take files along that git ignores")
     queue("--secret", metavar="NAME", action="append", default=[], help="a variable that the worker gives the agent")
-    who = made.add_argument_group("who does it").add_argument
-    who("--backend", metavar="NAME", help="a backend of the worker's")
-    who("--model", metavar="M", help="the model it should use")
-    who("--require", metavar="CAP[=LEVEL]", action="append", default=[], help="an ability it must have")
+    who = made.add_argument_group("who does it")
+    who.add_argument("-b", "--backend", metavar="NAME", help="a backend of the worker's")
+    add_requirements(who, "the model it should use")
     where = made.add_argument_group("the workspace").add_argument
     where("--root", metavar="DIR", help="folder whose copy travels (.)")
     where("--include", metavar="GLOB", action="append", default=[], help="only these files")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from backplane.cli import streams
@@ -68,7 +69,7 @@ def _shown(store: Store, name: str) -> Shown:
     run = find(store, name)
     picture, story, sealed = Picture(run_id=run.run_id), Story(), None
     folder = store.folder(run.run_id)
-    with Tail(folder) as tail:
+    with closing(Tail(folder)) as tail:
         for fact in tail.facts():
             picture.begin(fact)
         if run.state == "ended":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_config, add_json
+from backplane.cli.parser import Options, Parser, add_config, add_json, add_requirements, add_task
 
 if TYPE_CHECKING:
     import argparse
@@ -40,17 +40,9 @@ def parser(name: str) -> Parser:
         return made
     about = "Say which backend an order would get, and why; nothing is started."
     made = Parser(f"backplane {name}", about, ROUTE_EXAMPLE, _route)
-    made.several = "; a TASK of several words stands in quotes"
-    made.add_argument("task", metavar="TASK", help="what to do, in words")
+    add_task(made)
     made.add_argument("--explain", action="store_true", help="say of every other backend why not, and what would help")
-    made.add_argument("--model", metavar="M", help="the one model that will do")
-    made.add_argument(
-        "--require",
-        metavar="CAP[=LEVEL]",
-        action="append",
-        default=[],
-        help="an ability it must have: native, emulated (if no level is given) or any",
-    )
+    add_requirements(made, "the one model that will do")
     add_wishes(made)
     add_config(made)
     add_json(made, "the decision as one JSON object", "cli_route")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_config, add_json, seconds
+from backplane.cli.parser import Options, Parser, add_config, add_json, add_requirements, add_task, seconds
 from backplane.cli.route import add_wishes, wishes
 
 if TYPE_CHECKING:
@@ -28,10 +28,7 @@ def parser(name: str) -> Parser:
     """The options of `run`."""
     made = Parser(f"backplane {name}", "Run one work order, from start to receipt.", EXAMPLE, _run)
     made.usage = "backplane run [options] (TASK | --order FILE)"
-    made.several = "; a TASK of several words stands in quotes"
-    add = made.add_argument
-    add("task", nargs="?", metavar="TASK", help="what to do, in words")
-    add("--order", metavar="FILE", help="work order as JSON instead of TASK; - for stdin; options go over it")
+    add_task(made, or_order=True)
     add_config(made)
     where = made.add_argument_group("who does it")
     one = where.add_mutually_exclusive_group()
@@ -40,14 +37,7 @@ def parser(name: str) -> Parser:
     routed = made.add_argument_group("where no backend is named, the router chooses one (`backplane route`)")
     add_wishes(routed)
     where.add_argument("--with-patch", action="store_true", help="with the backend `replay:RUN`: its patch, too")
-    where.add_argument("--model", metavar="M", help="the model it should use")
-    where.add_argument(
-        "--require",
-        metavar="CAP[=LEVEL]",
-        action="append",
-        default=[],
-        help="an ability it must have: native, emulated (if no level is given) or any",
-    )
+    add_requirements(where, "the model it should use")
     _add_conversation(made)
     _add_workspace(made)
     _add_permissions(made)

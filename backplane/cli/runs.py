@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from argparse import SUPPRESS
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -224,7 +225,7 @@ def picture_of(store: Store, run: Remembered) -> Picture:
     from backplane.view.picture import Picture
 
     picture = Picture(run_id=run.run_id)
-    with Tail(store.folder(run.run_id)) as tail:
+    with closing(Tail(store.folder(run.run_id))) as tail:
         for fact in tail.facts():
             picture.begin(fact)
         if run.state == "ended":

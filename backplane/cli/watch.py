@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final
 
 from backplane.cli import streams
@@ -71,7 +71,7 @@ class _Watch:
 
         folder: Path = self._store.folder(self._run.run_id)
         state: str = self._run.state
-        with Tail(folder) as tail:
+        with closing(Tail(folder)) as tail:
             self._say_what_it_is(tail)
             while True:
                 # First how it stands, then what it has said: what it said last is shown before its end.
@@ -226,7 +226,7 @@ class _Board:
         from backplane.view.picture import Picture
 
         if run.run_id not in self._seen:
-            tail = self._opened.enter_context(Tail(self._store.folder(run.run_id)))
+            tail = self._opened.enter_context(closing(Tail(self._store.folder(run.run_id))))
             self._seen[run.run_id] = Picture(run_id=run.run_id, started_at=run.started_at, backend=run.backend), tail
         picture, tail = self._seen[run.run_id]
         for fact in tail.facts():

@@ -39,6 +39,8 @@ DENIED: Final = 2
 LOOK_EXIT_S: Final = 60.0
 """How long one wait for its end lasts; the end itself wakes it."""
 
+_as_lines: Final = msgspec.json.Encoder().encode_lines
+
 
 class HookFailed(Exception):
     """A hook gave no answer that counts; the words say why."""
@@ -136,7 +138,7 @@ async def ask_command(
     try:
         async with open_child(command, stderr_bytes_max=4 * REASON_CHARS_MAX) as child:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(feed, child, msgspec.json.encode(question) + b"\n")
+                tasks.start_soon(feed, child, _as_lines([question]))
                 said = await _listen(child)
                 tasks.cancel_scope.cancel()
             await child.stop(grace_s=0.0)

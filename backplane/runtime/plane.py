@@ -208,11 +208,12 @@ class ControlPlane:
 
     async def _end(self, run: Run) -> None:
         try:
-            await run.leave()
+            try:
+                await run.leave()
+            finally:
+                self._slots.release()
         except Exception as error:
             run.fail(error)
-        finally:
-            self._slots.release()
 
     async def end_unstarted(
         self,

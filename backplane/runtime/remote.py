@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import anyio
 import msgspec
 
 from backplane.config import Limits
@@ -30,6 +32,18 @@ PATCH_NAME: Final = "remote.diff"
 """What came back, in the run's own folder."""
 
 _RESULT: Final = "execution_workspace_error"
+
+
+@asynccontextmanager
+async def incoming(home: Path) -> AsyncIterator[Path]:
+    """A folder for what travels; making and removing it may take a while, and others run meanwhile."""
+    opened = archive.incoming(home)
+    folder = await anyio.to_thread.run_sync(opened.__enter__)
+    try:
+        yield folder
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(opened.__exit__, None, None, None)
 
 
 class Remote:

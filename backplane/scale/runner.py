@@ -6,8 +6,7 @@ worker's store, and nobody waits for it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.plane import ControlPlane, Run
+from backplane.runtime.remote import incoming
 from backplane.scale.content import ContentStore
 from backplane.scale.engine import ATTEMPTS_MAX, Attempt, Control, Emit, Job, Result
 from backplane.scale.orders import SETTINGS, check_secrets, secret_names
@@ -57,7 +57,7 @@ class Runner:
         if why is not None:
             run = await self._plane.end_unstarted(order, backend, why, run_id=attempt.id, added=added)
             return await self._result(run, attempt)
-        async with self._incoming() as folder:
+        async with incoming(self._plane.home) as folder:
             try:
                 order = await anyio.to_thread.run_sync(self._arrived, job, order, folder)
             except BackplaneError as error:
@@ -96,16 +96,6 @@ class Runner:
         except BackplaneError:
             # Nothing is started on it: it gives the name for the receipt that says so.
             return from_command((name or "none",), cwd=self._plane.home, limits=self._plane.settings.limits)
-
-    @asynccontextmanager
-    async def _incoming(self) -> AsyncIterator[Path]:
-        opened = archive.incoming(self._plane.home)
-        folder = await anyio.to_thread.run_sync(opened.__enter__)
-        try:
-            yield folder
-        finally:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(opened.__exit__, None, None, None)
 
     def _arrived(self, job: Job, order: WorkOrder, folder: Path) -> WorkOrder:
         """The order as it is run here: its workspace unpacked, its secrets filled in."""

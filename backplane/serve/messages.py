@@ -72,7 +72,12 @@ def ending(ended: Run, *, ref_id: str, line_bytes_max: int) -> Iterator[bytes]:
         yield b"\n" + line if begun else line  # Half a line is no message; this one begins anew.
 
 
-def _fatal(ref_id: str, error: str, code: str) -> bytes:
+def fatal_of_no_run(fault: BackplaneError) -> bytes:
+    """The line of what went wrong before there was a run."""
+    return _fatal(None, _words(fault), fault.code) + b"}\n"
+
+
+def _fatal(ref_id: str | None, error: str, code: str) -> bytes:
     """A `fatal` that is open for another member."""
     return msgspec.json.encode({"t": "fatal", "ref_id": ref_id, "error": error, "error_code": code})[:-1]
 

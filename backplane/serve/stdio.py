@@ -8,8 +8,8 @@ sidecar, and a backplane can be another backplane's host.
 from __future__ import annotations
 
 import fcntl
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +34,7 @@ from backplane.runtime import backends
 from backplane.runtime.backends import Backend
 from backplane.runtime.inbound import OnAsk
 from backplane.runtime.plane import ControlPlane
+from backplane.runtime.remote import incoming
 from backplane.runtime.run import Run
 from backplane.serve import messages
 from backplane.workspace import Quota, archive
@@ -135,11 +136,11 @@ class _Server:
         if above.tree is None and (stages or above.names_root):
             return await self._run_here(above, order, backend)
         if above.tree is None:
-            async with self._incoming() as folder:
+            async with incoming(self.plane.home) as folder:
                 empty = folder / "empty"
                 empty.mkdir()
                 return await self._run_here(above, _at(order, empty), backend)
-        async with self._incoming() as folder:
+        async with incoming(self.plane.home) as folder:
             try:
                 root = await self._unpacked(above, above.tree, folder)
             except BackplaneError as error:
@@ -153,17 +154,6 @@ class _Server:
             ended = await self._run_here(above, order, backend)
             await self._send_patch(above, ended)
             return ended
-
-    @asynccontextmanager
-    async def _incoming(self) -> AsyncIterator[Path]:
-        """A folder for what travels; making and removing it may take a while, and others run meanwhile."""
-        opened = archive.incoming(self.plane.home)
-        folder = await anyio.to_thread.run_sync(opened.__enter__)
-        try:
-            yield folder
-        finally:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(opened.__exit__, None, None, None)
 
     async def _unpacked(self, above: sidecar.HostRun, tree: MemoryObjectReceiveStream[wire.Tree], folder: Path) -> Path:
         """The workspace that came with a run.

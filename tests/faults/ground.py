@@ -79,6 +79,12 @@ class Ended:
         return word if word in CODES else None
 
     @property
+    def fatal(self) -> str | None:
+        """The code of the one message of `--json` where there was no run."""
+        alone = len(self.messages) == 1 and self.messages[0]["t"] == "fatal" and self.messages[0]["ref_id"] is None
+        return str(self.messages[0]["error_code"]) if alone else None
+
+    @property
     def receipt(self) -> dict[str, Any]:
         """As the last message of `--json` carries it."""
         found: dict[str, Any] = self.messages[-1]["receipt"]

@@ -179,7 +179,7 @@ def test_a_copy_to_stdout_comes_after_what_is_there(ground: Ground, name: str) -
 @pytest.mark.parametrize("name", ["/dev/stdout", "-"])
 def test_a_copy_never_comes_between_the_messages_of_json(ground: Ground, name: str) -> None:
     ended = ground.run(hosts.GOOD, "--receipt", name)
-    assert (ended.code, ended.error, ended.messages) == (2, "config_invalid", [])
+    assert (ended.code, ended.error, ended.fatal) == (2, "config_invalid", "config_invalid")
     assert b"--json" in ended.stderr
 
 
@@ -187,7 +187,7 @@ def test_a_copy_never_comes_between_the_messages_of_json(ground: Ground, name: s
 def test_a_copy_into_a_pipe_without_a_reader_is_refused_before_the_work(ground: Ground, option: str) -> None:
     os.mkfifo(ground.folder / "pipe")
     ended = ground.run(hosts.GOOD, option, str(ground.folder / "pipe"))
-    assert (ended.code, ended.error, ended.messages, ended.left) == (2, "config_invalid", [], [])
+    assert (ended.code, ended.error, ended.fatal, ended.left) == (2, "config_invalid", "config_invalid", [])
     assert b"nobody reads it" in ended.stderr
 
 
