@@ -14,6 +14,7 @@ import anyio
 import msgspec
 
 from backplane.cli import streams
+from backplane.cli.show import Look, diff_line
 from backplane.contract.approval import Decision
 from backplane.contract.events import Approval
 from backplane.errors import ConfigError
@@ -198,7 +199,8 @@ def question(message: str, body: dict[str, Any]) -> str:
             lines.append(f"  {name}: {streams.one_line(body[name])}")
     shown = body.get("diff")
     if isinstance(shown, str):
-        lines += ["  " + streams.printable(line) for line in shown.splitlines()[:SHOWN_LINES_MAX]]
+        look = Look.here()
+        lines += ["  " + diff_line(line, look) for line in shown.splitlines()[:SHOWN_LINES_MAX]]
     elif isinstance(body.get("input"), dict) and "command" not in body:
         lines += [f"  {streams.one_line(key, 40)}: {streams.one_line(value)}" for key, value in body["input"].items()]
     options = body.get("options")

@@ -94,7 +94,7 @@ def _probe(found: list[BackendStatus], settings: Settings, environ: dict[str, st
     for status in found:
         if not options.names and not (status.ready and trials.provable(backends.find(status.id, settings, environ))):
             continue
-        with _live_line(status.id, streams.is_terminal(streams.STDOUT) and not options.json) as progress:
+        with _live_line(status.id, streams.is_painted(streams.STDOUT) and not options.json) as progress:
             told = anyio.run(trials.prove, status.id, settings, environ, home, progress)
         failed = failed or any(finding.is_false for finding in told.findings)
         if options.json:

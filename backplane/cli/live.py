@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,7 @@ from backplane.cli.copies import Copy
 from backplane.cli.order import told_without
 from backplane.cli.outlet import Outlet
 from backplane.config import Settings
+from backplane.contract import canonical
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
 from backplane.contract.events import Approval
@@ -37,10 +39,12 @@ from backplane.runtime.run import Run
 from backplane.serve import messages
 
 if TYPE_CHECKING:
+    from backplane.cli.foot import Foot
     from backplane.routing.driver import Attempts
+    from backplane.view.picture import Picture
 
-LIVE_S: Final = 1.0
-"""How often the live line is drawn anew; a run shorter than this never shows one."""
+FRAME_S: Final = 0.1
+"""Between two frames on a terminal, at least: nobody reads faster."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +61,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     on_ask: str | tuple[str, ...]
     """One of `asking.WORDS`, or the words of a command."""
     json: bool
+    plain: bool
+    """Nothing is painted over, whatever stdout is."""
     receipt: Copy | None
     """Takes a copy of the receipt, None for no copy; `patch` likewise."""
     patch: Copy | None
@@ -131,24 +137,23 @@ class _Live:
         self.plan = plan
         self.run: Run | None = None
         self.signal: int | None = None
-        terminal = not plan.json and streams.is_terminal(streams.STDOUT)
-        self.look = show.Look(terminal, sessions=plan.order.abp("session") is not None)
+        sessions = plan.order.abp("session") is not None
+        self.look = show.Look(False) if plan.json else show.Look.here(plain=plan.plain, sessions=sessions)
+        self._foot = _foot(plan, self.look)
         self.outlet = Outlet()
         self.left_behind: tuple[str, ...] = ()
         """What was found of runs that were cut off, a line each."""
         self._desk = Desk(asking.callback(plan.on_ask, self.clear, plan.environ))
-        self._asks_open = 0
         self._scope: anyio.CancelScope | None = None
-        self._began = time.monotonic()
-        self._drawn = False
 
     async def drive(self) -> None:
         with anyio.CancelScope() as self._scope:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(self._watch_signals)
                 tasks.start_soon(self._guarded, self._watch_reader)
-                if self.look.terminal:
-                    tasks.start_soon(self._guarded, self._draw)
+                if self._foot is not None:
+                    tasks.start_soon(self._guarded, partial(self._paint, self._foot))
+                    tasks.start_soon(self._heed_continue, self._foot)
                 await self._follow()
                 tasks.cancel_scope.cancel()
 
@@ -180,8 +185,9 @@ class _Live:
         self, plane: ControlPlane, order: WorkOrder, backend: Backend | str, route: dict[str, Json] | None
     ) -> None:
         start = plane.start(order, backend, on_ask=self._on_ask, hooks=self.plan.hooks, route=route)
-        self._began = time.monotonic()
         async with start as self.run, anyio.create_task_group() as beside:
+            if self._foot is not None:
+                self._foot.picture = _picture(order, self.run.backend_id, self.run.id)
             beside.start_soon(self._guarded, self._open_door)
             await self._tell(self.run)
             beside.cancel_scope.cancel()
@@ -206,21 +212,27 @@ class _Live:
             if self.signal is not None or self.outlet.gone:
                 await self._cancel()
             async for batch in run.batches():
-                await self.outlet.write(self._json(batch) if self.plan.json else self._text(batch))
+                await self._write(batch)
                 if self.outlet.gone:
                     await self._cancel()
         except BackplaneError:  # Of the output: the caller has left.
             raise
         except Exception as error:
             run.fail(error)
-        self._began = float("inf")
 
-    def _json(self, batch: Events) -> bytes:
-        return messages.events(batch.ref_id, batch.records)
-
-    def _text(self, batch: Events) -> bytes:
+    async def _write(self, batch: Events) -> None:
+        if self.plan.json:
+            await self.outlet.write(messages.events(batch.ref_id, batch.records))
+            return
         text = "".join([self.look.event(event) for event in batch.events])
-        return (self.clear() + text).encode("utf-8", "backslashreplace") if text else b""
+        if self._foot is not None:
+            self._foot.add(text, batch.events)
+            text = self._foot.frame() if self._foot.is_full else ""
+        await self._put(text)
+
+    async def _put(self, text: str) -> None:
+        if text:
+            await self.outlet.write(text.encode("utf-8", "backslashreplace"))
 
     async def _cancel(self) -> None:
         if self.run is not None:
@@ -249,11 +261,10 @@ class _Live:
             await self._cancel()
 
     async def _on_ask(self, ask: Approval) -> Decision:
-        self._asks_open += 1
-        try:
+        if self._foot is None or self.plan.on_ask != "prompt":
             return await self._desk.answer(ask)
-        finally:
-            self._asks_open -= 1
+        with self._foot.away():
+            return await self._desk.answer(ask)
 
     async def _open_door(self) -> None:
         """Let other terminals answer, cancel and interrupt; a run goes on without that."""
@@ -264,22 +275,35 @@ class _Live:
             fact = f"no other terminal can answer or cancel this run: no socket in {self.plan.home}: {error.strerror}"
             self.left_behind += (fact,)
 
-    async def _draw(self) -> None:
-        """The live line of a terminal: how long it has been going."""
+    async def _paint(self, foot: Foot) -> None:
         while True:
-            await anyio.sleep(LIVE_S)
-            seconds = time.monotonic() - self._began
-            # Not where text stands that has no end yet, be it the agent's or what a person is typing.
-            if seconds >= LIVE_S and not self.look.open_line and not self._asks_open:
-                self._drawn = True
-                backend = self.run.backend_id if self.run is not None else self.plan.backend.id
-                line = self.look.dress("dim", f"… {int(seconds)} s  {streams.one_line(backend)}")
-                await self.outlet.write(f"\r\x1b[K{line}".encode())
+            await anyio.sleep(FRAME_S)
+            if foot.is_due:
+                await self._put(foot.frame())
+
+    async def _heed_continue(self, foot: Foot) -> None:
+        with anyio.open_signal_receiver(signal.SIGCONT) as continued:
+            async for _ in continued:
+                foot.continued()
 
     def clear(self) -> str:
-        """What removes the live line, where one is drawn."""
-        drawn, self._drawn = self._drawn, False
-        return "\r\x1b[K" if drawn else ""
+        """What removes the foot of a terminal, where one is painted."""
+        return self._foot.clear() if self._foot is not None else ""
+
+
+def _foot(plan: Plan, look: show.Look) -> Foot | None:
+    if not look.terminal:
+        return None
+    from backplane.cli.foot import Foot
+
+    return Foot(look, _picture(plan.order, plan.backend.id, ""))
+
+
+def _picture(order: WorkOrder, backend: str, run_id: str) -> Picture:
+    from backplane.view.picture import Picture
+
+    now = canonical.timestamp_at(time.time_ns())
+    return Picture(run_id=run_id, backend=backend, task=order.task, model=order.config.model, started_at=now)
 
 
 # After the end --------------------------------------------------------------------------------------------------------

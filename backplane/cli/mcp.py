@@ -35,7 +35,7 @@ def _mcp(options: Options) -> int:
     from backplane.errors import ConfigError
     from backplane.serve import mcp
 
-    if streams.is_terminal(0):
+    if streams.is_terminal(streams.STDIN):
         streams.complain("mcp reads messages of the protocol from stdin; end it with Ctrl-D\n")
     streams.require_descriptors()
     environ, cwd = dict(os.environ), streams.folder()

@@ -140,3 +140,10 @@ def add_requirements(parser: argparse._ActionsContainer, model: str) -> None:
 def add_json(parser: argparse._ActionsContainer, what: str, *schemas: str) -> None:
     """The option `--json`; its help names the schemas of what is printed then."""
     parser.add_argument("--json", action="store_true", help=f"{what}; schema: {', '.join(schemas)}")
+
+
+def add_plain(parser: argparse._ActionsContainer) -> None:
+    """The option `--plain`."""
+    parser.add_argument(
+        "--plain", action="store_true", help="only lines, none painted over, as for a screen reader (or set ACCESSIBLE)"
+    )

@@ -150,7 +150,7 @@ def _show(options: Options) -> int:
                 streams.write_bytes(chunk)
             streams.write("\n")
             return 0
-        look = show.Look(streams.is_terminal(streams.STDOUT))
+        look = show.Look.here()
         for event in receipt.trace:
             streams.write(look.event(_typed(event)))
         name = backend_name(store.folder(row.run_id))
@@ -325,7 +325,7 @@ def _audit(options: Options) -> int:
     if options.json:
         streams.write_json(msgspec.json.encode(found) + b"\n")
         return 0 if found.verdict == "no_alarm" else 1
-    look = show.Look(streams.is_terminal(streams.STDOUT))
+    look = show.Look.here()
     if found.verdict == "not_judged":
         streams.write(f"{look.dress('yellow', 'not judged')}: {streams.one_line(found.why)}\n")
         return 1

@@ -44,7 +44,7 @@ def _replay(options: Options) -> int:
     if bool(options.runs) == options.all:
         raise ConfigError("config_invalid", "name a RUN or more, or --all", hint="backplane replay --help")
     profile = read_policy(options.policy)
-    look = Look(streams.is_terminal(streams.STDOUT))
+    look = Look.here()
     runs = decisions = differing = unjudged = 0
     with open_store() as store:
         rejudge = Rejudge(store, profile, _files)

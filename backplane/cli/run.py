@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_config, add_json, add_requirements, add_task, seconds
+from backplane.cli.parser import Options, Parser, add_config, add_json, add_plain, add_requirements, add_task, seconds
 from backplane.cli.route import add_wishes, wishes
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def parser(name: str) -> Parser:
     _add_permissions(made)
     _add_limits(made)
     output = made.add_argument_group("output")
+    add_plain(output)
     add_json(output, "the protocol's own messages, one a line", "envelope_event", "envelope_final", "envelope_fatal")
     output.add_argument("--receipt", metavar="FILE", help="write the receipt there, too; - for stdout")
     output.add_argument("--patch", metavar="FILE", help="write the patch there, too; - for stdout")
@@ -187,6 +188,7 @@ def _run(options: Options) -> int:
             environ=environ,
             on_ask=on_ask,
             json=options.json,
+            plain=options.plain,
             receipt=receipt,
             patch=patch,
         )

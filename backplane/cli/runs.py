@@ -119,7 +119,7 @@ def _list(options: Options) -> int:
 
     if not 0 <= options.limit <= ROWS_MAX:
         raise _wrong(f"--limit {options.limit} is no number of runs", "0 lists none of them")
-    look = Look(streams.is_terminal(streams.STDOUT))
+    look = Look.here()
     with open_store() as store:
         for run in islice(_chosen(store, options), options.limit):
             if options.json:
@@ -252,7 +252,7 @@ def _show(options: Options) -> int:
             streams.write_json(msgspec.json.encode(run) + b"\n")
             return 0
         picture = picture_of(store, run)
-    look = Look(streams.is_terminal(streams.STDOUT))
+    look = Look.here()
     for line in _told(run, picture, look):
         streams.write(line + "\n")
     return 0
@@ -336,7 +336,7 @@ def _why(options: Options) -> int:
     if options.json:
         streams.write_json(msgspec.json.encode(found) + b"\n")
         return 0
-    look = Look(streams.is_terminal(streams.STDOUT))
+    look = Look.here()
     task = streams.one_line(run.task, 120) if run.task is not None else "(its task is not known here)"
     streams.write(look.dress("dim", f"{run.run_id[:ID_CHARS]}  {streams.one_line(run.backend)}  {task}") + "\n")
     since = f", for {lasting(found.since_ms)}" if found.since_ms is not None else ""

@@ -31,7 +31,7 @@ def _serve(options: Options) -> int:
     from backplane import config
     from backplane.serve import stdio
 
-    if streams.is_terminal(0):
+    if streams.is_terminal(streams.STDIN):
         streams.complain("serve reads messages of the protocol from stdin; end it with Ctrl-D\n")
     streams.require_descriptors()
     environ, cwd = dict(os.environ), streams.folder()

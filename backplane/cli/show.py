@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from backplane.cli.streams import one_line, printable
+from backplane.cli.streams import STDOUT, is_coloured, is_painted, one_line, printable
 from backplane.contract import events as kinds
 from backplane.contract.canonical import Json
 from backplane.contract.deltas import taken_back
@@ -20,6 +20,10 @@ from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Receipt
 from backplane.view.text import in_workspace
 from backplane.view.values import about, words_of
+
+if TYPE_CHECKING:
+    from backplane.view.columns import Line
+    from backplane.view.markdown import Markdown
 
 PREVIEW_LINES_MAX: Final = 10
 """Lines of a command's output shown: enough for the error at its end."""
@@ -60,18 +64,33 @@ class _Call(msgspec.Struct, eq=False):
 class Look:
     """How text is dressed: on a terminal with marks and colours, elsewhere in words."""
 
-    def __init__(self, terminal: bool, *, sessions: bool = False) -> None:
+    def __init__(self, terminal: bool, *, colours: bool | None = None, sessions: bool = False) -> None:
         self.terminal = terminal
+        self.colours = terminal if colours is None else colours
         self.sessions = sessions
         """Whether a conversation's id is of use after the run."""
+        self.written = ""
+        """The line that the agent has begun and not ended; on a terminal it goes out when it is whole."""
+        self._written_as: Callable[[str], str] = printable
+        self._markdown: Markdown | None = None
         self._streamed = ""
         self._live_output = False
         self._calls: list[_Call] = []
         """Calls whose command was shown and that are not over, oldest first."""
         self.open_line = False
 
+    @classmethod
+    def here(cls, *, plain: bool = False, sessions: bool = False) -> Look:
+        """As the terminal on stdout and the environment want it."""
+        terminal = not plain and is_painted(STDOUT)
+        return cls(terminal, colours=is_coloured(STDOUT), sessions=sessions)
+
     def dress(self, colour: str, text: str) -> str:
-        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self.terminal else text
+        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self.colours else text
+
+    def dress_line(self, line: Line) -> str:
+        """A line with the colours of its parts."""
+        return "".join(self.dress(span.colour, span.text) if span.colour else span.text for span in line)
 
     def event(self, event: AgentEvent) -> str:
         """The event as text to write; empty when there is nothing to see."""
@@ -86,15 +105,37 @@ class Look:
         return f"{self.end_line()}{text}\n" if text else ""
 
     def end_line(self) -> str:
-        """A newline where streamed text has left a line open."""
+        """What ends the line that streamed text has left open."""
+        rest, self.written = self.written, ""
         ended, self.open_line = ("\n" if self.open_line else ""), False
-        return ended
+        return (self._written_as(rest) if rest else "") + ended
+
+    def _stream(self, text: str, dressed: Callable[[str], str]) -> str:
+        """Text as it comes: at once, or line by line where the line that has no end yet is painted apart."""
+        if not text:
+            return ""
+        self.open_line = not text.endswith("\n")
+        if not self.terminal:
+            return dressed(text)
+        *whole, rest = text.split("\n")
+        if whole:
+            whole[0] = self.written + whole[0]
+            self.written = ""
+        self.written += rest
+        self._written_as = dressed
+        return "".join([f"{dressed(line)}\n" for line in whole])
 
     def _delta(self, text: str) -> str:
         self._streamed = (self._streamed + text)[-TEXT_CHARS_MAX:]
-        if text:
-            self.open_line = not text.endswith("\n")
-        return printable(text)
+        return self._stream(text, self._words if self.terminal and self.colours else printable)
+
+    def _words(self, line: str) -> str:
+        """A line of the agent's words; without colours its marks stay."""
+        if self._markdown is None:
+            from backplane.view.markdown import Markdown
+
+            self._markdown = Markdown()
+        return self.dress_line(self._markdown.line(printable(line)))
 
     def forget(self) -> None:
         """Expect the words that were streamed in no message any more."""
@@ -103,15 +144,18 @@ class Look:
     def _message(self, text: str) -> str:
         """The whole message; only what of it was not streamed before."""
         streamed, self._streamed = self._streamed, ""
+        ended, self._markdown = self.end_line(), None
         if streamed and text.strip()[-TEXT_CHARS_MAX:].endswith(streamed.strip()):
-            return self.end_line()
-        return f"{self.end_line()}{printable(text.rstrip())}\n"
+            return ended
+        if not (self.terminal and self.colours):
+            return f"{ended}{printable(text.rstrip())}\n"
+        whole = "".join([f"{self._words(line)}\n" for line in text.rstrip().split("\n")])
+        self._markdown = None
+        return ended + whole
 
     def _output(self, text: str) -> str:
         self._live_output = True
-        if text:
-            self.open_line = not text.endswith("\n")
-        return self.dress("dim", printable(text)) if text else ""
+        return self._stream(text, lambda line: self.dress("dim", printable(line)) if line else "")
 
     def preview(self, text: str) -> list[str]:
         """The end of a command's output, unless it was shown while it came."""
@@ -224,6 +268,11 @@ def _note(look: Look, event: Any) -> str:
     return look._line("·", "note", "dim", one_line(event.message))
 
 
+def _task(look: Look, event: Any) -> str:
+    # A plan stands at the foot of a terminal as it is now.
+    return "" if look.terminal and isinstance(event.body.get("plan"), list) else _note(look, event)
+
+
 def _retry(look: Look, event: Any) -> str:
     if taken_back(event):
         look.forget()
@@ -247,7 +296,7 @@ _SHOWN: Final[dict[type[Any], Callable[[Look, Any], str]]] = {
     kinds.Warned: _warning,
     kinds.Failed: _failed,
     kinds.ApprovalAnswered: _answer,
-    kinds.TaskReported: _note,
+    kinds.TaskReported: _task,
     kinds.RetryReported: _retry,
     kinds.LossReported: _note,
     kinds.SessionNamed: _session,
@@ -332,12 +381,17 @@ _DIFF_COLOURS: Final = (
 )
 
 
+def diff_line(text: str, look: Look) -> str:
+    """A line of a patch, coloured by what it begins with."""
+    line = printable(text)
+    colour = next((colour for start, colour in _DIFF_COLOURS if line.startswith(start)), None)
+    return look.dress(colour, line) if colour else line
+
+
 def diff(path: Path, look: Look, lines_max: int = DIFF_LINES_MAX) -> Iterator[str]:
     """A patch file as coloured lines, cut to `lines_max`."""
     with path.open("rb") as file:
         for raw in islice(file, lines_max):
-            line = printable(raw[:4096].decode("utf-8", "replace").rstrip("\n"))
-            colour = next((colour for start, colour in _DIFF_COLOURS if line.startswith(start)), None)
-            yield (look.dress(colour, line) if colour else line) + "\n"
+            yield diff_line(raw[:4096].decode("utf-8", "replace").rstrip("\n"), look) + "\n"
         if file.readline():
             yield look.dress("dim", f"… cut after {lines_max} lines; the whole is in {one_line(path)}") + "\n"

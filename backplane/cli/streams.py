@@ -171,7 +171,7 @@ def complain(text: str) -> None:
 
 def error(fault: BackplaneError) -> None:
     """Say an error on stderr: code and fact, evidence line by line, next step."""
-    red, plain = ("\x1b[31m", "\x1b[0m") if is_terminal(STDERR) else ("", "")
+    red, plain = ("\x1b[31m", "\x1b[0m") if is_coloured(STDERR) else ("", "")
     code = one_line(fault.foreign_code, CODE_CHARS_MAX) if fault.foreign_code else fault.code
     lines = [f"{red}{code}{plain}: {one_line(fault.message)}"]
     if fault.evidence and fault.evidence.strip():
@@ -252,8 +252,23 @@ def require_descriptors() -> None:
 
 
 def is_terminal(fd: int) -> bool:
-    """Whether colour and cursor movements are wanted there."""
-    return os.isatty(fd) and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+    """Whether a person may sit there."""
+    return os.isatty(fd)
+
+
+def is_painted(fd: int) -> bool:
+    """Whether a terminal is there whose lines may be painted over: not in CI logs, and not for a screen reader."""
+    watched = not (os.environ.get("CI") or os.environ.get("ACCESSIBLE"))
+    return watched and os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def is_coloured(fd: int) -> bool:
+    """Whether colours are wanted there, by NO_COLOR, FORCE_COLOR, else by what is there."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR", "0") != "0":
+        return True
+    return os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def is_interactive() -> bool:

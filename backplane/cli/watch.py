@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser
+from backplane.cli.parser import Options, Parser, add_plain
 from backplane.cli.runs import ID_CHARS, open_store
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from backplane.cli.foot import Foot
     from backplane.cli.show import Look
     from backplane.receipts import Store
     from backplane.receipts.memory import Remembered
     from backplane.receipts.tail import Tail
+    from backplane.view.columns import Line
     from backplane.view.picture import Picture, Question
 
 LOOK_S: Final = 0.1
@@ -34,10 +36,12 @@ def parser(name: str) -> Parser:
         about = "Show all live runs, those that wait for an answer first; on a terminal until Ctrl-C, else once."
         made = Parser(f"backplane {name}", about, "backplane top", _top)
         made.add_argument("--once", action="store_true", help="show them once, also on a terminal")
+        add_plain(made)
         return made
     about = "Follow a run as its own terminal shows it, and answer what it asks. Ctrl-C leaves, and ends nothing."
     made = Parser(f"backplane {name}", about, "backplane watch\nbackplane watch 3f2a1b0c", _watch)
     made.add_argument("run", metavar="RUN", nargs="?", default="last", help="run id or its beginning, `last` (last)")
+    add_plain(made)
     return made
 
 
@@ -49,19 +53,20 @@ def _watch(options: Options) -> int:
 
     with open_store() as store:
         run = find(store, options.run)
-        return _Watch(store, run).follow()
+        return _Watch(store, run, plain=options.plain).follow()
 
 
 class _Watch:
     """One run, followed to its end."""
 
-    def __init__(self, store: Store, run: Remembered) -> None:
+    def __init__(self, store: Store, run: Remembered, *, plain: bool) -> None:
         from backplane.cli.show import Look
         from backplane.view.picture import Picture
 
         self._store, self._run = store, run
-        self._look = Look(streams.is_terminal(streams.STDOUT), sessions=True)
+        self._look = Look.here(plain=plain, sessions=True)
         self._picture = Picture(run_id=run.run_id)
+        self._foot = self._made_foot() if self._look.terminal else None
         self._asked: str | None = None
         """The question that stands on this terminal."""
 
@@ -71,7 +76,7 @@ class _Watch:
 
         folder: Path = self._store.folder(self._run.run_id)
         state: str = self._run.state
-        with closing(Tail(folder)) as tail:
+        with closing(Tail(folder)) as tail, self._continued():
             self._say_what_it_is(tail)
             while True:
                 # First how it stands, then what it has said: what it said last is shown before its end.
@@ -81,7 +86,38 @@ class _Watch:
                     return self._end(state)
                 if not seen:
                     self._ask()
+                if self._foot is not None and self._asked is None and self._foot.is_due:
+                    streams.write(self._foot.frame())
+                if not seen:
                     time.sleep(LOOK_S) if self._asked is None else self._heed_keys()
+
+    def _made_foot(self) -> Foot:
+        from backplane.cli.foot import Foot
+
+        return Foot(self._look, self._picture)
+
+    @contextmanager
+    def _continued(self) -> Iterator[None]:
+        """Paint anew after a stop: the shell has written meanwhile."""
+        import signal
+
+        foot = self._foot
+        if foot is None:
+            yield
+            return
+        before = signal.signal(signal.SIGCONT, lambda *_: foot.continued())
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGCONT, before)
+            streams.write(foot.clear())
+
+    def _write(self, text: str) -> None:
+        """Write text of whole lines, above what is painted."""
+        if self._foot is None:
+            streams.write(text)
+        else:
+            self._foot.add(text, ())
 
     def _state(self) -> str:
         from backplane.receipts.recovery import is_live
@@ -95,7 +131,7 @@ class _Watch:
             self._picture.begin(fact)
         task = streams.one_line(self._run.task, DOING_CHARS_MAX) if self._run.task is not None else ""
         head = f"{self._run.run_id[:ID_CHARS]}  {streams.one_line(self._run.backend)}  {task}"
-        streams.write(self._look.dress("dim", head) + "\n")
+        self._write(self._look.dress("dim", head) + "\n")
 
     def _show(self, tail: Tail) -> bool:
         from backplane.contract.events import carried
@@ -105,9 +141,10 @@ class _Watch:
         for event in events:
             self._picture.take(event)
             text += self._look.event(carried(event))
+        if text and self._asked is not None:
+            text, self._asked = f"\n{text}", None
         if text:
-            streams.write(("\n" if self._asked is not None else "") + text)
-            self._asked = None
+            self._write(text)
         return bool(events)
 
     def _ask(self) -> None:
@@ -117,7 +154,8 @@ class _Watch:
         waits = self._picture.waits
         if waits is None or self._asked == waits.id:
             return
-        streams.write(self._look.end_line() + asking.question(waits.message, waits.body))
+        self._write(self._look.end_line() + asking.question(waits.message, waits.body))
+        streams.write(self._foot.clear() if self._foot is not None else "")
         if streams.is_terminal(streams.STDIN) and streams.is_terminal(streams.STDOUT):
             streams.write(asking.KEYS if waits.kind != "input" else "")
         else:
@@ -163,7 +201,8 @@ class _Watch:
         from backplane.cli import DONE, FAILED, PARTIAL, REFUSED, show
         from backplane.receipts.journal import PATCH
 
-        streams.write(self._look.end_line())
+        self._write(self._look.end_line())
+        streams.write(self._foot.clear() if self._foot is not None else "")
         if state == "cut_off":
             streams.write("cut off: its control plane is gone; the next run seals it\n")
             return FAILED
@@ -180,20 +219,19 @@ class _Watch:
 
 
 def _top(options: Options) -> int:
+    from backplane.cli.painter import Painter
     from backplane.cli.show import Look
 
-    terminal = streams.is_terminal(streams.STDOUT)
-    look, drawn = Look(terminal), 0
+    look = Look.here(plain=options.plain)
+    painter = Painter(look)
     with open_store() as store, ExitStack() as opened:
         board = _Board(store, opened)
         while True:
             lines = list(board.lines(look))
-            up = f"\x1b[{drawn}A" if drawn else ""
-            streams.write(up + "".join(f"{line}\x1b[K\n" if terminal else f"{line}\n" for line in lines))
-            if not terminal or options.once:
+            if not look.terminal or options.once:
+                streams.write("".join(f"{look.dress_line(line)}\n" for line in lines))
                 return 0
-            streams.write("\x1b[J")
-            drawn = len(lines)
+            streams.write(painter.frame(lines, streams.columns()))
             time.sleep(TOP_S)
 
 
@@ -204,22 +242,23 @@ class _Board:
         self._store, self._opened = store, opened
         self._seen: dict[str, tuple[Picture, Tail]] = {}
 
-    def lines(self, look: Look) -> Iterator[str]:
+    def lines(self, look: Look) -> Iterator[Line]:
         """A line a live run, at most as many as the terminal has; one line where there is none."""
         from backplane.receipts.memory import unsettled
+        from backplane.view.columns import Span
 
         live = [run for run in unsettled(self._store) if run.state == "live"]
         pictures = [self._picture(run) for run in live]
         for gone in self._seen.keys() - {run.run_id for run in live}:
             self._seen.pop(gone)[1].close()
         waiting = sum(picture.state == "waiting" for picture in pictures)
-        yield look.dress("dim", f"{streams.count(len(live), 'live run')}, {waiting} waiting for you")
+        yield (Span(f"{streams.count(len(live), 'live run')}, {waiting} waiting for you", "dim"),)
         order = sorted(pictures, key=lambda picture: (picture.state != "waiting", picture.started_at))
         room = max(streams.rows() - 2, 1) if look.terminal else len(order)
         for picture in order[:room]:
             yield _line(picture, look)
         if len(order) > room:
-            yield f"and {len(order) - room} more"
+            yield (Span(f"and {len(order) - room} more"),)
 
     def _picture(self, run: Remembered) -> Picture:
         from backplane.receipts.tail import Tail
@@ -236,25 +275,22 @@ class _Board:
         return picture
 
 
-def _line(picture: Picture, look: Look) -> str:
-    from backplane.view.columns import fitted, padded, width
+def _line(picture: Picture, look: Look) -> Line:
+    from backplane.view.columns import Span, fitted_line, padded
     from backplane.view.figures import count, lasting, milliseconds, money
 
     started_ms = milliseconds(picture.started_at)
     lasted = lasting(time.time_ns() // 1_000_000 - started_ms) if started_ms is not None else "?"
     colour = {"waiting": "yellow", "working": "green"}.get(picture.state, "cyan")
     usage = picture.usage
-    cells = [
-        padded(picture.run_id[:ID_CHARS], ID_CHARS),
-        look.dress(colour, padded(picture.state, 8)),
-        padded(lasted, 10),
-        padded(streams.one_line(picture.backend), 9),
-        f"{count(usage.input_tokens):>6}/{count(usage.output_tokens):<6}",
-        f"{money(picture.cost_usd_micros):>7}",
-    ]
-    used = width(picture.run_id[:ID_CHARS]) + 8 + 10 + 9 + 13 + 7 + 2 * len(cells)
-    doing = streams.one_line(_doing(picture), DOING_CHARS_MAX)
-    return "  ".join([*cells, fitted(doing, max(streams.columns() - used, 0)) if look.terminal else doing])
+    numbers = f"{count(usage.input_tokens):>6}/{count(usage.output_tokens):<6}  {money(picture.cost_usd_micros):>7}"
+    line = (
+        Span(padded(picture.run_id[:ID_CHARS], ID_CHARS) + "  "),
+        Span(padded(picture.state, 8), colour),
+        Span(f"  {padded(lasted, 10)}  {padded(streams.one_line(picture.backend), 9)}  {numbers}  "),
+        Span(streams.one_line(_doing(picture), DOING_CHARS_MAX)),
+    )
+    return fitted_line(line, streams.columns() - 1) if look.terminal else line
 
 
 def _doing(picture: Picture) -> str:

@@ -5,8 +5,21 @@ from __future__ import annotations
 import unicodedata
 from typing import Final
 
+import msgspec
+
 COMBINING_MAX: Final = 8
 """Marks drawn over one character; writing systems need four, and a thousand are drawn over the whole screen."""
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Printable text in one colour, by its name; empty for the terminal's own."""
+
+    text: str
+    colour: str = ""
+
+
+Line = tuple[Span, ...]
+"""One line of a terminal."""
 
 
 def width(text: str) -> int:
@@ -48,3 +61,32 @@ def padded(text: str, columns: int) -> str:
     """Printable text in a column of exactly this width."""
     text = fitted(text, columns)
     return text + " " * (columns - width(text))
+
+
+def fitted_line(line: Line, columns: int) -> Line:
+    """A line cut to so many columns."""
+    shown: list[Span] = []
+    for span in line:
+        if columns <= 0:
+            break
+        text = fitted(span.text, columns)
+        shown.append(Span(text, span.colour))
+        if text != span.text:
+            break
+        columns -= width(text)
+    return tuple(shown)
+
+
+def tail(text: str, columns: int, rows: int) -> list[str]:
+    """The end of a printable text that has no end yet, as the last rows that it takes on a terminal."""
+    cut = text[-columns * rows :] if columns > 0 else ""
+    found: list[str] = [""]
+    used = 0
+    for character in cut:
+        takes = _columns(character) if character != "\t" else 1
+        if used + takes > columns:
+            found.append("")
+            used = 0
+        found[-1] += " " if character == "\t" else character
+        used += takes
+    return found[-rows:]

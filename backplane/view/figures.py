@@ -31,6 +31,11 @@ def lasting(ms: int) -> str:
     return f"{seconds} s"
 
 
+def elapsed(seconds: int) -> str:
+    """A span of time that goes on, in whole seconds: `4 s`, `3 min 5 s`."""
+    return f"{max(seconds, 0)} s" if seconds < 60 else lasting(seconds * 1000)
+
+
 def ago(ms: int) -> str:
     """How long ago something was, in one unit, as `5 min ago`; a time to come is `now`."""
     seconds = ms // 1000

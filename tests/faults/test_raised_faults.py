@@ -59,6 +59,7 @@ EDGES = frozenset(
         "protocol/messages.py:Events.records < …",
         "runtime/run.py:Run._guarded < …",
         "runtime/backends.py:_MemoryLink.run < …",
+        "runtime/hook_calls.py:call_function < runtime/hook_calls.py:_function",
         "process/readable.py:Readable._on_readable < …",
         "process/readable.py:Readable._unregister < process/readable.py:Readable._on_readable",
         "process/alarm.py:Alarm._call < …",
@@ -68,7 +69,7 @@ EDGES = frozenset(
     }
 )
 """Where the program or the loop itself calls, a flag of two lines is set, or a block is left: no frame of ours is
-around what raises, or nobody could leave that block a second time."""
+around what raises, or nobody could leave that block a second time; or what raises is a function of the caller's."""
 
 REAPS_MAX, REAP_POLL_S = 100, 0.02
 """Two seconds: a trial takes some ten milliseconds."""
@@ -366,7 +367,7 @@ def door_faults(done: subprocess.CompletedProcess[bytes], folder: Path, place: s
     said = done.stdout + done.stderr
     if SECRET.encode() in said:
         yield "a secret is in it"
-    if b"Traceback" in done.stderr and not place.startswith("host/"):  # The kit prints one for its host's author.
+    if b"Traceback" in done.stderr and "host/" not in place:  # The kit prints one for its host's author.
         yield "a traceback"
     lines = list(messages(done.stdout))
     ends = [line for line in lines if line["t"] in ("final", "fatal") and line.get("ref_id")]

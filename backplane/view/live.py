@@ -1,0 +1,114 @@
+"""What a live run does, as a few lines at the foot of a terminal. Pure: a picture in, lines out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from backplane.view.columns import Line, Span, fitted_line, tail
+from backplane.view.figures import count, elapsed, milliseconds, money
+from backplane.view.picture import Call, Picture, Step
+from backplane.view.text import in_workspace, one_line
+
+WRITTEN_ROWS_MAX: Final = 3
+"""Of the line that is being written: what is above it stands in the terminal already, once it has its end."""
+
+CALLS_MAX: Final = 3
+STEPS_MAX: Final = 6
+FILES_MAX: Final = 8
+
+ROWS_LEFT: Final = 2
+"""Rows of the terminal that stay free, so that nothing scrolls while it is drawn."""
+
+_MARKS: Final = {"done": ("✓", "green"), "doing": ("▸", "yellow"), "open": ("·", "dim")}
+_STATES: Final = {"waiting": "yellow", "working": "green"}
+
+
+FIRST_MS: Final = 1000
+"""A run shorter than this shows only what is being written."""
+
+
+def block(picture: Picture, *, now_ms: int, written: str, columns: int, rows: int) -> list[Line]:
+    """The foot of a live run's terminal.
+
+    Args:
+        now_ms: the time now, in milliseconds since 1970.
+        written: the line that the agent has begun and not ended; printable.
+        columns: width of the terminal.
+        rows: height of the terminal; the block leaves `ROWS_LEFT` of them.
+    """
+    columns -= 1  # A line that fills its row makes some terminals begin another.
+    head: list[Line] = [(Span(text),) for text in tail(written, columns, WRITTEN_ROWS_MAX)] if written.strip() else []
+    began_ms = milliseconds(picture.started_at)
+    lasted_ms = now_ms - began_ms if began_ms is not None else 0
+    foot = [] if lasted_ms < FIRST_MS else list(_foot(picture, now_ms, lasted_ms))
+    room = max(rows - ROWS_LEFT, 1)
+    return [fitted_line(line, columns) for line in [*head, *foot][-room:]]
+
+
+def _foot(picture: Picture, now_ms: int, lasted_ms: int) -> Iterator[Line]:
+    yield from _calls(picture, now_ms)
+    yield from _plan(picture.plan)
+    yield from _files(picture)
+    yield _status(picture, lasted_ms)
+
+
+def _calls(picture: Picture, now_ms: int) -> Iterator[Line]:
+    """The calls that have been open for a second, the newest last; what they print stands above."""
+    calls = [
+        (call, _since_s(call, now_ms)) for call in sorted(picture.open_calls.values(), key=lambda call: call.number)
+    ]
+    slow = [(call, seconds) for call, seconds in calls if seconds >= 1]
+    if len(slow) > CALLS_MAX:
+        yield (Span(f"→ {len(slow) - CALLS_MAX} more calls at work", "dim"),)
+    for call, seconds in slow[-CALLS_MAX:]:
+        yield (Span("→ ", "cyan"), Span(_about(call)), Span(f"  {elapsed(seconds)}", "dim"))
+
+
+def _since_s(call: Call, now_ms: int) -> int:
+    began = milliseconds(call.ts)
+    return (now_ms - began) // 1000 if began is not None else 0
+
+
+def _about(call: Call) -> str:
+    return f"{one_line(call.tool)} {one_line(in_workspace(call.about), 200)}".rstrip()
+
+
+def _plan(plan: tuple[Step, ...]) -> Iterator[Line]:
+    """The steps around the one that is being done."""
+    at = next((number for number, step in enumerate(plan) if step.state != "done"), len(plan))
+    first = max(0, min(at - 1, len(plan) - STEPS_MAX))
+    shown = plan[first : first + STEPS_MAX]
+    for step in shown:
+        mark, colour = _MARKS[step.state]
+        yield (Span(f"{mark} ", colour), Span(one_line(step.text, 200), "dim" if step.state == "done" else ""))
+    if len(plan) > len(shown):
+        yield (Span(f"  {len(plan) - len(shown)} more steps", "dim"),)
+
+
+def _files(picture: Picture) -> Iterator[Line]:
+    """What the agent says it has changed; what has changed is known at the end."""
+    names = [one_line(in_workspace(path), 80) for path in picture.files]
+    if names:
+        more = f" and {len(names) - FILES_MAX} more" if len(names) > FILES_MAX else ""
+        yield (Span("✎ ", "yellow"), Span(", ".join(names[-FILES_MAX:]) + more))
+
+
+def _status(picture: Picture, lasted_ms: int) -> Line:
+    state = "repeating" if picture.retry is not None and picture.state == "working" else picture.state
+    parts = [elapsed(lasted_ms // 1000), one_line(picture.backend, 40)]
+    if picture.model:
+        parts.append(one_line(picture.model, 40))
+    usage = picture.usage
+    if usage.input_tokens is not None or usage.output_tokens is not None:
+        parts.append(f"{count(usage.input_tokens)} in {count(usage.output_tokens)} out")
+    if picture.cost_usd_micros is not None:
+        parts.append(money(picture.cost_usd_micros))
+    if picture.plan:
+        parts.append(f"{sum(step.state == 'done' for step in picture.plan)} of {len(picture.plan)} steps")
+    if picture.retry is not None:
+        parts.append(one_line(picture.retry.message, 120))
+    waits = picture.waits
+    if waits is not None:
+        parts.append(f"backplane answer {picture.run_id[:8]} {one_line(waits.id, 40)} allow|deny")
+    return (Span(state, _STATES.get(state, "cyan")), Span("  " + "  ".join(parts), "dim"))
