@@ -27,7 +27,7 @@ from backplane.contract.canonical import uuid_text
 from backplane.contract.capability import Level, Manifest, read_manifest
 from backplane.contract.events import Approval
 from backplane.contract.work import OF_HOST, WorkOrder
-from backplane.errors import BackendError, BackplaneError, WorkspaceError
+from backplane.errors import BackendError, BackplaneError, WorkspaceError, unforeseen
 from backplane.policy.capabilities import negotiate
 from backplane.receipts.manifests import kept_manifest
 from backplane.runtime import backends
@@ -125,6 +125,8 @@ class _Server:
         self._orders_bytes += order_bytes
         try:
             ended = await self._run_below(above)
+        except Exception as error:  # The kit prints a traceback for a host's author; this one goes to whoever asked.
+            raise unforeseen(error) from error
         finally:
             self._orders_bytes -= order_bytes
         return sidecar.Told(messages.ending(ended, ref_id=above.id, line_bytes_max=self._line_bytes_max))

@@ -60,6 +60,7 @@ EDGES = frozenset(
         "runtime/run.py:Run._guarded < …",
         "runtime/backends.py:_MemoryLink.run < …",
         "runtime/hook_calls.py:call_function < runtime/hook_calls.py:_function",
+        "runtime/hook_calls.py:call_function < runtime/inbound.py:Intake._ask_caller",
         "process/readable.py:Readable._on_readable < …",
         "process/readable.py:Readable._unregister < process/readable.py:Readable._on_readable",
         "process/alarm.py:Alarm._call < …",
