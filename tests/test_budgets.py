@@ -106,7 +106,7 @@ with Store.open(Path(home)) as store:
             total += taken(store, child(parent, (1 + (number * 7 + int(seed)) % 30) / 1000)).reserved_usd_micros
         except PolicyError:
             break
-print(total)
+print(total, flush=True)
 sys.stdin.read()
 """
 """A process that takes shares until one is refused, says how much it got, and lives until it may go."""

@@ -118,10 +118,10 @@ say("fatal", ref_id=RUN["id"], error=E, error_code="backend_crashed")
 
 
 def _raw(data: bytes) -> set[str]:
-    """Control characters of a text that a terminal would act on, our own colours taken out."""
+    """Control characters of a text that a terminal would act on; what colours and paints the foot is taken out."""
     import re
 
-    text = re.sub(r"\x1b\[[0-9;]*[mK]", "", data.decode())
+    text = re.sub(r"\x1b\[([0-9;]*[mAJK]|\?2026[hl])", "", data.decode())
     return {
         char
         for char in text
