@@ -143,6 +143,13 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     models: dict[str, ModelSettings] = {}
 
 
+class WebSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[web]`: what the page of `backplane web` may do."""
+
+    roots: tuple[str, ...] = ()
+    """Folders that an order may be started in from the page, absolute after `load`; none starts none."""
+
+
 HOOK_MS: Final = 30_000
 """For a hook's answer, where nothing else is said: a linter or a small test takes seconds."""
 
@@ -178,6 +185,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hooks: tuple[HookSettings, ...] = ()
     """Asked about the tools of every run."""
     routing: RoutingSettings = RoutingSettings()
+    web: WebSettings = WebSettings()
 
     def limits_of(self, backend: str) -> Limits:
         """The limits of one backend: its own where it has some."""
@@ -205,7 +213,7 @@ def tighter(configured: Isolation, asked: object) -> Isolation:
 
 
 _LIMITS: Final = {field.name: field.type for field in msgspec.structs.fields(Limits)}
-_TABLES: Final = ("backends", "limits", "hooks", "routing")
+_TABLES: Final = ("backends", "limits", "hooks", "routing", "web")
 _PLAIN: Final = {field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in _TABLES}
 SINGLE: Final[dict[str, Any]] = {**_PLAIN, **_LIMITS}
 """Settings that a flag or a variable can give, by their name; the variable is `BACKPLANE_` and the name in capitals."""
@@ -298,8 +306,11 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
     hooks = tuple(
         replace(hook, command=absolute_command(hook.command, folder)) if hook.command else hook for hook in own.hooks
     )
-    key = _key_place(own.signing_key, folder)
-    return replace(own, backends=named, policy=_policy_place(own.policy, folder), signing_key=key, hooks=hooks)
+    key, web = (
+        _key_place(own.signing_key, folder),
+        WebSettings(roots=tuple(str(folder / root) for root in own.web.roots)),
+    )
+    return replace(own, backends=named, policy=_policy_place(own.policy, folder), signing_key=key, hooks=hooks, web=web)
 
 
 def read_toml(data: bytes) -> dict[str, Any]:

@@ -78,13 +78,15 @@ ROOMS = {
     ),
     # the front doors
     "serve": f"{SHAPES} api config host policy process protocol receipts receipts.build runtime schemas workspace",
+    "shown": f"{SHAPES} receipts view",
+    "web": f"{SHAPES} api config process receipts runtime shown view",
     "scale": f"{SHAPES} process receipts runtime workspace",
     "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",
     "__init__": f"{SHAPES} api config runtime",
     "cli": (
         f"{SHAPES} __init__ config conform dialects policy process protocol providers receipts receipts.build "
         "receipts.claims redact resources routing routing.compare routing.driver runtime sandbox "
-        "sandbox.credentials scale schemas serve upstream upstream.cost upstream.presets view workspace"
+        "sandbox.credentials scale schemas serve shown upstream upstream.cost upstream.presets view web workspace"
     ),
     "__main__": "cli",
 }
@@ -132,6 +134,8 @@ THIRD_PARTY = {
     "genai_prices": {"upstream"},  # an extra: prices beyond our own table
     "dbos": {"scale"},  # an extra: only where orders go to a queue
     "sqlalchemy": {"scale"},  # comes with it
+    "starlette": {"web"},  # an extra: only where a page is served
+    "uvicorn": {"web"},
     "cryptography": {"receipts", "cli"},  # an extra: only where something is signed
 }
 """Package → the rooms that may import it. One that is not in this table is not a dependency of ours."""

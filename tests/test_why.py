@@ -19,7 +19,6 @@ import msgspec
 import pytest
 
 import backplane
-from backplane.cli.runs import picture_of
 from backplane.contract import canonical
 from backplane.contract.events import AgentEvent, CommandExecuted, Failed, ToolCall, ToolResult, carry
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
@@ -27,6 +26,7 @@ from backplane.host import Done
 from backplane.receipts import Journal, Store, head_fact
 from backplane.receipts.memory import find
 from backplane.runtime.backends import ProcessBackend
+from backplane.shown import picture_of
 from backplane.view.why import HEALTHY, Diagnosis, Moment, diagnose
 from tests.receipt_writer import ORDER, delta, line, open_journal
 from tests.runs import memory, mock_backend, order, plane, script

@@ -59,6 +59,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "receipts": ("receipts", "list, show, verify, compare and move receipts"),
     "chat": ("chat", "hold a conversation in the terminal"),
     "sessions": ("sessions", "find conversations again, go on, fork, hand over to another backend"),
+    "web": ("web", "show runs in a browser: followed, answered, cancelled, started"),
     "serve": ("serve", "be a host: runs for programs in any language, on stdin and stdout"),
     "mcp": ("mcp", "be an MCP server: run, receipts and validate for agents"),
     "apply": ("apply", "apply a run's patch to the original workspace"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 from backplane.cli import streams
@@ -11,10 +9,7 @@ from backplane.cli.parser import Options, Parser
 from backplane.cli.runs import open_store
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from backplane.receipts import Store
-    from backplane.view.report import Shown
+    pass
 
 SIDES = 2
 
@@ -38,6 +33,8 @@ def parser(name: str) -> Parser:
 
 def _report(options: Options) -> int:
     from backplane.errors import ConfigError
+    from backplane.receipts.memory import find
+    from backplane.shown import shown_of
     from backplane.view import report
 
     as_page = not (options.summary or options.junit)
@@ -46,69 +43,8 @@ def _report(options: Options) -> int:
     if as_page and streams.is_terminal(streams.STDOUT):
         raise ConfigError("config_invalid", "a page on a terminal helps nobody", hint="backplane report RUN > run.html")
     with open_store() as store:
-        shown = [_shown(store, name) for name in options.runs]
+        shown = [shown_of(store, find(store, name)) for name in options.runs]
     make = report.junit if options.junit else report.markdown if options.summary else report.page
     for piece in make(shown):
         streams.write_bytes(piece.encode("utf-8", "replace"))
     return 0
-
-
-def _shown(store: Store, name: str) -> Shown:
-    import time
-
-    import msgspec
-
-    from backplane.receipts.journal import PATCH, boot_id
-    from backplane.receipts.memory import find
-    from backplane.receipts.pieces import canonical_chunks
-    from backplane.receipts.tail import Tail
-    from backplane.view.picture import Picture
-    from backplane.view.report import RECEIPT_BYTES_MAX, Shown, Story
-    from backplane.view.why import Moment, diagnose
-
-    run = find(store, name)
-    picture, story, sealed = Picture(run_id=run.run_id), Story(), None
-    folder = store.folder(run.run_id)
-    with closing(Tail(folder)) as tail:
-        for fact in tail.facts():
-            picture.begin(fact)
-        if run.state == "ended":
-            receipt = store.load(run.run_id)
-            events: Iterator[object] = iter(receipt.trace)
-        else:
-            events = (event for batch in iter(tail.events, []) for event in batch)
-        for event in events:
-            picture.take(event)  # type: ignore[arg-type]
-            story.take(event)  # type: ignore[arg-type]
-        if run.state == "ended":
-            picture.end(receipt)
-            sealed = _bounded(
-                canonical_chunks(msgspec.structs.replace(receipt, receipt_sha256=None)), RECEIPT_BYTES_MAX
-            )
-    now = Moment(now_ms=time.time_ns() // 1_000_000, state=run.state, boot_id=boot_id())
-    return Shown(
-        picture=picture, diagnosis=diagnose(picture, now), story=story, patch=_patch(folder / PATCH), sealed=sealed
-    )
-
-
-def _bounded(chunks: Iterator[bytes], most: int) -> bytes | None:
-    whole = bytearray()
-    for chunk in chunks:
-        whole += chunk
-        if len(whole) > most:
-            return None
-    return bytes(whole)
-
-
-def _patch(path: Path) -> str | None:
-    from backplane.receipts.trace import open_plain
-
-    try:
-        with open_plain(path) as file:
-            return file.read(PATCH_BYTES_MAX).decode("utf-8", "replace")
-    except OSError:
-        return None
-
-
-PATCH_BYTES_MAX = 8 * 1024 * 1024
-"""Of a patch; a page has fewer lines than that."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from argparse import SUPPRESS
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -215,36 +214,12 @@ def standing(run: Remembered) -> tuple[str, str]:
 # One run --------------------------------------------------------------------------------------------------------------
 
 
-def picture_of(store: Store, run: Remembered) -> Picture:
-    """The picture of a run as it is now.
-
-    Raises:
-        StoreError: `receipt_store_failed`, also where its content was pruned.
-    """
-    from backplane.receipts.tail import Tail
-    from backplane.view.picture import Picture
-
-    picture = Picture(run_id=run.run_id)
-    with closing(Tail(store.folder(run.run_id))) as tail:
-        for fact in tail.facts():
-            picture.begin(fact)
-        if run.state == "ended":
-            receipt = store.load(run.run_id)
-            for event in receipt.trace:
-                picture.take(event)
-            picture.end(receipt)
-            return picture
-        while events := tail.events():
-            for event in events:
-                picture.take(event)
-    return picture
-
-
 def _show(options: Options) -> int:
     import msgspec
 
     from backplane.cli.show import Look
     from backplane.receipts.memory import find
+    from backplane.shown import picture_of
 
     with open_store() as store:
         run = find(store, options.run)
@@ -324,15 +299,14 @@ def _why(options: Options) -> int:
     import msgspec
 
     from backplane.cli.show import Look
-    from backplane.receipts.journal import boot_id
     from backplane.receipts.memory import find
+    from backplane.shown import diagnosis_of, picture_of
     from backplane.view.figures import lasting
-    from backplane.view.why import HEALTHY, Moment, diagnose
+    from backplane.view.why import HEALTHY
 
     with open_store() as store:
         run = find(store, options.run)
-        picture = picture_of(store, run)
-    found = diagnose(picture, Moment(now_ms=_now_ms(), state=run.state, boot_id=boot_id()))
+        found = diagnosis_of(picture_of(store, run), run)
     if options.json:
         streams.write_json(msgspec.json.encode(found) + b"\n")
         return 0

@@ -57,23 +57,31 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """The canonical bytes that were hashed; None where they are longer than `RECEIPT_BYTES_MAX`."""
 
 
-class _Row(msgspec.Struct):
+class Row(msgspec.Struct):
+    """One row of a story."""
+
     kind: str
     """bad, warn or nothing."""
     head: Html
     body: Html = NOTHING
     is_open: bool = False
 
+    def drawn(self) -> Html:
+        """What stands in the row."""
+        if not self.body:
+            return self.head
+        return tag("details", tag("summary", self.head), self.body, open="" if self.is_open else None)
+
 
 class Story(msgspec.Struct):
     """A run's events as rows: what was streamed is merged, a result stands with its call."""
 
-    rows: list[_Row] = []
+    rows: list[Row] = []
     decisions: list[tuple[str, str, str, str, str]] = []
     """Tool, about, decision, by, reason."""
     left_out: int = 0
     _said: str = ""
-    _calls: dict[str, _Row] = {}
+    _calls: dict[str, Row] = {}
     _asked: dict[str, tuple[str, str]] = {}
     _number: int = 0
 
@@ -88,8 +96,8 @@ class Story(msgspec.Struct):
         if add is not None:
             add(self, event)
 
-    def _put(self, head: Html, body: Html = NOTHING, kind: str = "", *, is_open: bool = False) -> _Row:
-        row = _Row(kind, join((tag("span", text(self._number), class_="no mono"), head)), body, is_open)
+    def _put(self, head: Html, body: Html = NOTHING, kind: str = "", *, is_open: bool = False) -> Row:
+        row = Row(kind, join((tag("span", text(self._number), class_="no mono"), head)), body, is_open)
         if len(self.rows) < ROWS_MAX:
             self.rows.append(row)
         else:
@@ -192,10 +200,7 @@ def _json(value: Json) -> str:
 
 def page(runs: Sequence[Shown]) -> Iterator[str]:
     """The whole page of one run, or of two side by side, in pieces."""
-    policy = (
-        f"default-src 'none'; script-src '{_hash(JS)}'; style-src '{_hash(CSS)}'; img-src data:; base-uri 'none'; "
-        "form-action 'none'"
-    )
+    policy = policy_of(JS, CSS)
     title = " and ".join(_title(run) for run in runs)
     yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{text(policy)}">'
@@ -213,6 +218,12 @@ def page(runs: Sequence[Shown]) -> Iterator[str]:
         yield from _parts(run, f"r{number}")
         yield "</article>"
     yield f"</main><script>{JS}</script></body></html>\n"
+
+
+def policy_of(script: str, style: str, more: str = "") -> str:
+    """The policy of a page in which nothing runs but this script, and nothing is fetched beyond `more`."""
+    own = f"script-src '{_hash(script)}'; style-src '{_hash(style)}'"
+    return f"default-src 'none'; {own}; img-src data:; base-uri 'none'; form-action 'none'{more}"
 
 
 def _hash(whole: str) -> str:
@@ -310,10 +321,7 @@ def _diff(patch: str | None) -> Html:
 def _story(story: Story) -> Html:
     rows = []
     for row in story.rows:
-        inner = row.head
-        if row.body:
-            inner = tag("details", tag("summary", row.head), row.body, open="" if row.is_open else None)
-        rows.append(tag("div", inner, class_=f"row {row.kind}".strip(), tabindex="-1"))
+        rows.append(tag("div", row.drawn(), class_=f"row {row.kind}".strip(), tabindex="-1"))
     more = tag("p", text(f"{story.left_out} more rows: backplane receipts show RUN"), class_="dim")
     return tag("section", tag("h2", text("What happened")), *rows, more if story.left_out else NOTHING)
 

@@ -1,0 +1,100 @@
+"""Who may ask the page's server anything: programs of this machine that have the token, from the page itself.
+
+No cookie: one would be handed to every other port of this machine. The token comes in a header, which neither an
+address, nor another origin's page, nor a name that was bound to this address anew can send.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Final
+
+import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+BODY_BYTES_MAX: Final = 1 << 20
+STREAMS_MAX: Final = 32
+"""Runs that are followed at once, by all pages together."""
+
+HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
+"""On every answer, beside the policy of the page."""
+
+
+class Guard:
+    """Refuses what does not come from the page, before anything reads it.
+
+    Args:
+        app: what is behind.
+        port: that the server listens on.
+        token: that the page was opened with.
+        policy: the page's Content-Security-Policy.
+    """
+
+    def __init__(self, app: ASGIApp, *, port: int, token: str, policy: str) -> None:
+        self._app = app
+        self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
+        self._token = token
+        self._headers = {**HEADERS, "Content-Security-Policy": policy}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, refused or not."""
+        if scope["type"] != "http":
+            return
+        refusal = self._refused(scope)
+        if refusal is not None:
+            await self._refuse(send, *refusal)
+            return
+
+        async def dressed(message: dict[str, object]) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.lower().encode(), value.encode()) for name, value in self._headers.items()]
+                message["headers"] = [*message["headers"], *own]  # type: ignore[misc]
+            await send(message)
+
+        await self._app(scope, receive, dressed)  # type: ignore[arg-type]
+
+    def _refused(self, scope: Scope) -> tuple[int, str] | None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        host, origin, method = headers.get("host", ""), headers.get("origin"), scope["method"]
+        if host not in self._hosts:
+            return 421, "the Host is not this server's address"
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            return 403, "another site asks"
+        if origin is not None and origin != f"http://{host}":
+            return 403, "the Origin is another one"
+        if method not in ("GET", "POST"):
+            return 405, "only GET and POST"
+        if b"token=" in scope["query_string"]:
+            return 400, "a token does not belong into an address"
+        if not scope["path"].startswith("/api/"):
+            return None
+        if not hmac.compare_digest(headers.get("authorization", "").encode(), f"Bearer {self._token}".encode()):
+            return 401, "the token is missing or wrong: open the address that the terminal printed"
+        if method == "POST":
+            return _refused_post(headers)
+        return None
+
+    async def _refuse(self, send: Send, status: int, fact: str) -> None:
+        body = msgspec.json.encode({"code": "policy_denied", "message": fact})
+        headers = {**self._headers, "Content-Type": "application/json", "Connection": "close"}
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": raw})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _refused_post(headers: dict[str, str]) -> tuple[int, str] | None:
+    if "origin" not in headers:
+        return 403, "there is no Origin"
+    if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        return 415, "the body is not said to be JSON"
+    length = headers.get("content-length", "")
+    if not length.isascii() or not length.isdigit() or len(length) > 9 or int(length) > BODY_BYTES_MAX:
+        return 413, f"the body has no length, or is over {BODY_BYTES_MAX} bytes"
+    return None

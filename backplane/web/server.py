@@ -1,0 +1,79 @@
+"""The page's server: loopback alone, one token, until it is interrupted."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import anyio
+import uvicorn
+
+from backplane.config import Settings
+from backplane.errors import ConfigError
+from backplane.runtime.plane import ControlPlane
+from backplane.web.app import POLICY, Pages
+from backplane.web.guard import Guard
+
+CONNECTIONS_MAX: Final = 200
+HEAD_BYTES_MAX: Final = 64 * 1024
+GRACE_S: Final = 2
+
+
+def serve(
+    settings: Settings,
+    home: Path,
+    environ: Mapping[str, str],
+    *,
+    port: int,
+    read_only: bool,
+    ready: Callable[[str], None],
+) -> tuple[str, ...]:
+    """Serve until SIGINT or SIGTERM; the runs that were started here end in order then.
+
+    Args:
+        port: 0 takes any that is free.
+        ready: is told the page's address with its token, once somebody listens there.
+
+    Returns:
+        What was found of runs that were cut off, a line each.
+
+    Raises:
+        ConfigError: `config_invalid`, the port is taken.
+    """
+    try:
+        listener = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        fact = f"port {port} of 127.0.0.1 cannot be had: {error.strerror}"
+        raise ConfigError("config_invalid", fact, hint="--port 0 takes any") from error
+    with listener:
+        return anyio.run(_serve, listener, settings, home, environ, read_only, ready)
+
+
+async def _serve(
+    listener: socket.socket,
+    settings: Settings,
+    home: Path,
+    environ: Mapping[str, str],
+    read_only: bool,
+    ready: Callable[[str], None],
+) -> tuple[str, ...]:
+    number, token = listener.getsockname()[1], secrets.token_urlsafe(32)
+    async with ControlPlane(settings, home, dict(environ)) as plane, anyio.create_task_group() as tasks:
+        pages = Pages(plane, tasks, environ, read_only=read_only)
+        config = uvicorn.Config(
+            Guard(pages.app(), port=number, token=token, policy=POLICY),
+            lifespan="off",
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS_MAX,
+            h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+        ready(f"http://127.0.0.1:{number}/#token={token}")
+        await uvicorn.Server(config).serve(sockets=[listener])
+        tasks.cancel_scope.cancel()
+    return plane.keeper.notes + plane.keeper.problems
