@@ -268,3 +268,30 @@ def test_without_the_token_the_page_says_what_to_do(served: Callable[..., Page],
     tab.goto(page.origin)
     tab.wait_for_selector("text=open the address with its token")
     tab.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_checker_of_accessibility_finds_nothing(
+    served: Callable[..., Page], tmp_path: Path, browser: Any, npm_programs: Callable[..., Path], scheme: str
+) -> None:
+    checker = (npm_programs("axe-core@4.14.1").parent / "axe-core" / "axe.min.js").read_text()
+    page = served()
+    run_id = begun(page, tmp_path / "work")
+    tab = browser.new_page(color_scheme=scheme)
+    tab.goto(page.address)
+    tab.wait_for_selector("tbody tr")
+
+    def findings() -> list[str]:
+        tab.evaluate(checker)
+        return [f"{one['id']}: {one['nodes'][0]['html'][:100]}" for one in tab.evaluate("axe.run()")["violations"]]
+
+    assert findings() == []
+    tab.click("tbody a")
+    tab.wait_for_selector("section.ask")
+    assert findings() == []
+    tab.get_by_role("button", name="deny").click()
+    tab.wait_for_selector(".chip:text('complete')")
+    (tmp_path / "report.html").write_bytes(page.client.get("/api/report", params={"runs": run_id}).content)
+    tab.goto((tmp_path / "report.html").as_uri())
+    assert findings() == []
+    tab.close()

@@ -24,7 +24,7 @@ button { border: 1px solid var(--line); border-radius: 6px; background: var(--bo
   cursor: pointer; }
 .ask { border: 2px solid var(--warn); border-radius: 8px; padding: .6rem .8rem; margin: .8rem 0; }
 .said { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
-#note { min-height: 1.5rem; } td.cut { max-width: 32rem; }
+#note { margin: .5rem 0; color: var(--bad); } td.cut { max-width: 32rem; }
 """
 )
 
@@ -102,7 +102,7 @@ JS: Final = r"""
   function draw(table, runs) {
     var focused = document.activeElement && document.activeElement.id;
     var made = el('table'), head = el('tr'), body = el('tbody');
-    add(made, el('caption', runs.length + ' runs, those that wait for you first'), add(el('thead'), head), body);
+    add(made, el('caption', runs.length + ' runs, live ones first'), add(el('thead'), head), body);
     ['', 'run', 'when', 'state', 'backend', 'cost', 'task'].forEach(function (name) {
       var cell = el('th', name || 'pick', name ? '' : 'dim'); cell.scope = 'col'; add(head, cell);
     });

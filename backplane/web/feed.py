@@ -130,20 +130,20 @@ class Follower:
     def _state(self, state: str) -> dict[str, Any]:
         picture = self.picture
         ended = picture.ended
-        word, tone = _standing(state, ended.outcome if ended else None, ended.reason if ended else None)
-        if state == "live":
+        if state == "cut_off" or ended is not None:
+            word, tone = _standing(state, ended.outcome if ended else None, ended.reason if ended else None)
+        else:  # Live, or its last events are still being read.
             word, tone = picture.state, _TONES.get(picture.state, "dim")
+        calls = picture.open_calls.values() if ended is None else ()
         run = msgspec.structs.replace(self._run, state=state)
         found = diagnosis_of(picture, run) if state != "live" else None
         return {
             "task": printable(picture.task[:TEXT_CHARS_MAX]),
             "standing": word,
             "tone": tone,
-            "ended": state != "live",
+            "ended": state == "cut_off" or ended is not None,
             "facts": "  ·  ".join(self._facts()),
-            "doing": [one_line(f"{call.tool} {in_workspace(call.about)}", 200) for call in picture.open_calls.values()][
-                -5:
-            ],
+            "doing": [one_line(f"{call.tool} {in_workspace(call.about)}", 200) for call in calls][-5:],
             "plan": [f"{_MARKS[step.state]} {one_line(step.text, 200)}" for step in picture.plan],
             "asks": [_ask(ask) for ask in picture.open_asks.values()] if state == "live" else [],
             "message": printable(picture.message[-TEXT_CHARS_MAX:]),
