@@ -1470,3 +1470,36 @@ def test_a_state_folder_that_cannot_be_had_is_an_error_with_its_code(
     if command.startswith("run"):
         assert done.returncode in (1, 2)
         assert words.startswith(("receipt_store_failed: ", "config_invalid: ")), words
+
+
+# A first configuration ------------------------------------------------------------------------------------------------
+
+
+def test_init_writes_a_configuration_that_works_and_overwrites_none(cli: Cli, work: Path) -> None:
+    made = cli("init", "--backend", "shell", "--policy", "ci", "--yes")
+    assert made.returncode == 0, made.stderr
+    assert (work / "backplane.toml").read_bytes() in made.stdout
+    assert cli("run", "echo hello").returncode == 0
+    assert cli("validate", "backplane.toml").returncode == 0
+    again = cli("init", "--yes")
+    assert (again.returncode, b"is there already" in again.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [((), b"--yes"), (("--yes", "--backend", "nosuch"), b"one of: "), (("--yes", "--policy", "lax"), b"strict")],
+)
+def test_init_says_what_is_wrong_and_writes_nothing(cli: Cli, work: Path, words: tuple[str, ...], said: bytes) -> None:
+    done = cli("init", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (work / "backplane.toml").exists()
+
+
+@pytest.mark.parametrize(("last", "code"), [(b"y\n", 0), (b"n\n", 1)])
+def test_init_asks_on_a_terminal_and_shows_before_it_writes(work: Path, last: bytes, code: int) -> None:
+    answers = {b"that name none": b"shell\n", b"policy [default]: ": b"lax\n", b"one of: default": b"strict\n"}
+    ended, seen = on_terminal(["init"], work, {**answers, b"[Y/n]": last})
+    assert ended == code, seen
+    assert b'policy = "strict"' in seen
+    assert (work / "backplane.toml").exists() is (code == 0)

@@ -39,6 +39,7 @@ EXITS: Final[dict[int, str]] = {
 """Every exit code, of every command."""
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "init": ("init", "write a first backplane.toml here, from what is ready on this machine"),
     "run": ("run", "run one work order, from start to receipt"),
     "route": ("route", "say which backend an order would get, and why"),
     "compare": ("compare", "run one order on several backends from the same tree"),

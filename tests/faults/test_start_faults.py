@@ -214,7 +214,7 @@ COMMANDS = [
     ("version",), ("runs",), ("watch", "ffff"), ("top",), ("answer", "ffff", "1", "allow"), ("cancel", "ffff"),
     ("interrupt", "ffff"), ("report", "ffff"), ("why", "ffff"), ("completion", "bash"), ("route", "x"),
     ("cost",), ("compare", "true", "-b", "shell", "-b", "mock"), ("replay", "ffff", "--policy", "strict"), ("chat",),
-    ("sessions", "list"), ("web",), ("submit", "x"), ("queue", "list"), ("worker", "--engine", "x"),
+    ("sessions", "list"), ("web",), ("init", "--yes"), ("submit", "x"), ("queue", "list"), ("worker", "--engine", "x"),
 ]  # fmt: skip
 """Each in a form that needs nothing."""
 

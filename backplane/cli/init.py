@@ -1,0 +1,112 @@
+"""`init`: a first `backplane.toml`, from what is ready on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from backplane.cli import streams
+from backplane.cli.parser import Options, Parser
+
+if TYPE_CHECKING:
+    from backplane.runtime.backends import BackendStatus
+
+POLICIES: Final = {
+    "default": "git's hooks and configuration are not written",
+    "strict": "the same, no keys or .env files are read, and no network beyond the model",
+    "ci": "as strict, and the agent has no tool to ask a person",
+}
+
+FALLBACK: Final = "shell"
+"""Where no agent is ready: it needs no key and no network."""
+
+SCRIPTED: Final = (FALLBACK, "mock")
+"""Backends that no agent is behind."""
+
+
+def parser(name: str) -> Parser:
+    """The options of `init`."""
+    about = "Write a first backplane.toml here: which backend takes orders that name none, and under which policy."
+    made = Parser(
+        f"backplane {name}", about, "backplane init\nbackplane init --backend shell --policy ci --yes", _init
+    )
+    made.add_argument("--backend", metavar="NAME", help="taken without a question (see `backplane backends`)")
+    made.add_argument("--policy", choices=tuple(POLICIES), help="taken without a question")
+    made.add_argument("-y", "--yes", action="store_true", help="ask nothing: the first that is ready, and `default`")
+    return made
+
+
+def _init(options: Options) -> int:
+    import os
+
+    from backplane import config
+    from backplane.errors import ConfigError
+    from backplane.runtime import backends
+
+    path = streams.folder() / config.FILE_NAME
+    if os.path.lexists(path):
+        raise ConfigError("config_invalid", f"{path} is there already", hint=f"edit it, or: backplane validate {path}")
+    asks = not options.yes and streams.is_interactive()
+    if not asks and not options.yes:
+        raise ConfigError("config_invalid", "nobody is here to be asked", hint="backplane init --yes")
+    found = backends.known(config.Settings(), dict(os.environ))
+    backend = options.backend or (_asked_backend(found) if asks else _ready(found)[0])
+    if backend not in {status.id for status in found}:
+        there = ", ".join(status.id for status in found)
+        raise ConfigError("config_invalid", f"there is no backend {backend!r}", hint=f"one of: {there}")
+    policy = options.policy or (_asked_policy() if asks else "default")
+    text = _text(backend, policy)
+    streams.write(text)
+    if asks and _line(f"write this to {streams.one_line(path)}? [Y/n] ").lower() not in ("", "y", "yes"):
+        streams.write("nothing was written\n")
+        return 1
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError("config_invalid", f"{path} cannot be written: {error.strerror}") from error
+    streams.write(f'written: {streams.one_line(path)}; next: backplane run "…", backplane doctor\n')
+    return 0
+
+
+def _ready(found: list[BackendStatus]) -> list[str]:
+    """The backends that are ready, agents first."""
+    ready = [status.id for status in found if status.ready]
+    return sorted(ready, key=lambda id: (id in SCRIPTED, ready.index(id))) or [FALLBACK]
+
+
+def _asked_backend(found: list[BackendStatus]) -> str:
+    ready = _ready(found)
+    streams.write(f"ready here: {', '.join(ready)}\n")
+    for status in found:
+        if not status.ready and status.fix:
+            streams.write(f"  {status.id}: {streams.one_line(status.fix)}\n")
+    return _line(f"backend for orders that name none [{ready[0]}]: ") or ready[0]
+
+
+def _asked_policy() -> str:
+    for name, about in POLICIES.items():
+        streams.write(f"  {name:<8} {about}\n")
+    while (word := _line("policy [default]: ") or "default") not in POLICIES:
+        streams.write(f"one of: {', '.join(POLICIES)}\n")
+    return word
+
+
+def _line(prompt: str) -> str:
+    import sys
+
+    streams.write(prompt)
+    line = sys.stdin.readline()
+    if not line:
+        raise KeyboardInterrupt
+    return line.strip()
+
+
+def _text(backend: str, policy: str) -> str:
+    return (
+        "# What `backplane` does where an order says nothing. Every setting: backplane schema configuration\n"
+        f'default_backend = "{backend}"\n'
+        f'policy = "{policy}"\n'
+        "\n"
+        "[limits]\n"
+        "run_s = 3600 # a whole run, in seconds\n"
+    )
