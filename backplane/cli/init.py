@@ -26,9 +26,7 @@ SCRIPTED: Final = (FALLBACK, "mock")
 def parser(name: str) -> Parser:
     """The options of `init`."""
     about = "Write a first backplane.toml here: which backend takes orders that name none, and under which policy."
-    made = Parser(
-        f"backplane {name}", about, "backplane init\nbackplane init --backend shell --policy ci --yes", _init
-    )
+    made = Parser(f"backplane {name}", about, "backplane init\nbackplane init --backend shell --policy ci --yes", _init)
     made.add_argument("--backend", metavar="NAME", help="taken without a question (see `backplane backends`)")
     made.add_argument("--policy", choices=tuple(POLICIES), help="taken without a question")
     made.add_argument("-y", "--yes", action="store_true", help="ask nothing: the first that is ready, and `default`")
@@ -71,7 +69,8 @@ def _init(options: Options) -> int:
 def _ready(found: list[BackendStatus]) -> list[str]:
     """The backends that are ready, agents first."""
     ready = [status.id for status in found if status.ready]
-    return sorted(ready, key=lambda id: (id in SCRIPTED, ready.index(id))) or [FALLBACK]
+    agents = [id for id in ready if id not in SCRIPTED]
+    return agents + [id for id in SCRIPTED if id in ready]
 
 
 def _asked_backend(found: list[BackendStatus]) -> str:
