@@ -248,6 +248,10 @@ def schema(args: list[str]) -> NoReturn:
     become(environment(), "-P", "-m", "backplane.schemas", *args)
 
 
+def pictures(args: list[str]) -> NoReturn:
+    become(environment(), os.path.join(ROOT, "tests", "pictures.py"), *args)
+
+
 def stats(args: list[str]) -> NoReturn:
     become(sys.executable, os.path.join(ROOT, "tests", "stats.py"), *args)
 
@@ -337,6 +341,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
         vendors,
         "install the real agents that tests drive: all, or those named; --table: what each does",
     ),
+    "pictures": (pictures, "draw docs/pictures/ anew, by Debian's chromium"),
     "stats": (stats, "the shape of the code in numbers"),
 }
 

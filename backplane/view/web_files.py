@@ -24,7 +24,11 @@ button { border: 1px solid var(--line); border-radius: 6px; background: var(--bo
   cursor: pointer; }
 .ask { border: 2px solid var(--warn); border-radius: 8px; padding: .6rem .8rem; margin: .8rem 0; }
 .said { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
-#note { margin: .5rem 0; color: var(--bad); } td.cut { max-width: 32rem; }
+#note { margin: .5rem 0; color: var(--bad); } main > .wide th, main > .wide td { white-space: nowrap; }
+main > .wide td.cut { max-width: 32rem; white-space: normal; }
+@media (max-width: 40rem) { main > .wide :is(th, td):is(:nth-child(1), :nth-child(3), :nth-child(5), :nth-child(6))
+  { display: none; } main > .wide :is(th, td) { padding: .2rem .3rem; } }
+section.ask h2 { margin-top: .2rem; } p > button { margin-right: .5rem; }
 """
 )
 
