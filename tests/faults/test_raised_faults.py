@@ -374,7 +374,8 @@ def door_faults(done: subprocess.CompletedProcess[bytes], folder: Path, place: s
     ends = [line for line in lines if line["t"] in ("final", "fatal") and line.get("ref_id")]
     begun = any((folder / "home" / "runs").glob("*-*"))
     if not begun:
-        if ends and ends[0]["t"] == "final":
+        # One that was cancelled before it began has nothing to keep; it is told as failed.
+        if ends and ends[0]["t"] == "final" and ends[0]["receipt"]["outcome"] != "failed":
             yield f"a final without a run, {list((folder / 'home').rglob('*'))}"
         return
     with Store.open(folder / "home") as store:
