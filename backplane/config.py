@@ -306,10 +306,8 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
     hooks = tuple(
         replace(hook, command=absolute_command(hook.command, folder)) if hook.command else hook for hook in own.hooks
     )
-    key, web = (
-        _key_place(own.signing_key, folder),
-        WebSettings(roots=tuple(str(folder / root) for root in own.web.roots)),
-    )
+    key = _key_place(own.signing_key, folder)
+    web = WebSettings(roots=tuple(str(folder / root) for root in own.web.roots))
     return replace(own, backends=named, policy=_policy_place(own.policy, folder), signing_key=key, hooks=hooks, web=web)
 
 

@@ -12,11 +12,72 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 WAIT_S = 30
 _TOKEN = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|([\r\n])|(\x1b.?)|([^\x1b\r\n]+)", re.S)
+
+
+class Window:
+    """A command in a pseudo-terminal, typed to while it runs, whose size changes."""
+
+    def __init__(self, words: Sequence[str], *, columns: int = 100) -> None:
+        self.main, end = pty.openpty()
+        self.resize(columns)
+        self.child = subprocess.Popen(
+            _command(words), stdin=end, stdout=end, stderr=end, env=_environ({}), start_new_session=True
+        )
+        os.close(end)
+        os.set_blocking(self.main, False)
+        self.text = ""
+
+    def resize(self, columns: int, rows: int = 24) -> None:
+        _resize(self.main, columns, rows)
+
+    def type(self, keys: str) -> None:
+        os.write(self.main, keys.encode())
+
+    def shows(self, words: str) -> bool:
+        """Whether this has been written up to now."""
+        try:
+            while block := os.read(self.main, 65536):
+                self.text += block.decode("utf-8", "replace")
+        except OSError:  # Nothing more for now, or nobody holds the other end any more.
+            pass
+        return words in self.text
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Read until this holds."""
+        ends = time.monotonic() + WAIT_S
+        while not done():
+            assert time.monotonic() < ends, self.text
+            select.select([self.main], [], [], 0.05)
+            self.shows("")
+
+    def ends(self) -> int:
+        """Read to the end; the exit code."""
+        self.until(lambda: self.child.poll() is not None)
+        self.shows("")
+        os.close(self.main)
+        return self.child.wait(WAIT_S)
+
+
+def _command(words: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "backplane", *words]
+
+
+def _environ(env: dict[str, str]) -> dict[str, str]:
+    """Of a plain terminal; what a machine says of colours does not count."""
+    environ = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(Path(__file__).resolve().parent.parent), **env}
+    for name in ("NO_COLOR", "FORCE_COLOR", "CI", "ACCESSIBLE"):
+        if name not in env:
+            environ.pop(name, None)
+    return environ
+
+
+def _resize(fd: int, columns: int, rows: int) -> None:
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 def typed(
@@ -24,13 +85,10 @@ def typed(
 ) -> tuple[int, str]:
     """Run a command in a terminal of this size; its exit code and every byte that it wrote, as text."""
     main, child_end = pty.openpty()
-    fcntl.ioctl(child_end, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    environ = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(Path(__file__).resolve().parent.parent), **env}
-    for name in ("NO_COLOR", "FORCE_COLOR", "CI", "ACCESSIBLE"):
-        if name not in env:
-            environ.pop(name, None)
-    command = [sys.executable, "-m", "backplane", *words]
-    child = subprocess.Popen(command, stdin=child_end, stdout=child_end, stderr=child_end, env=environ, cwd=cwd)
+    _resize(child_end, columns, rows)
+    child = subprocess.Popen(
+        _command(words), stdin=child_end, stdout=child_end, stderr=child_end, env=_environ(env), cwd=cwd
+    )
     os.close(child_end)
     os.write(main, keys)
     data, ends = b"", time.monotonic() + WAIT_S

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import signal
 import subprocess
@@ -23,6 +21,7 @@ from backplane.contract.events import Approval
 from backplane.errors import ConfigError
 from backplane.runtime.door import Answer, Desk
 from tests.receipt_writer import TS
+from tests.terminal import Window
 
 WAIT_S = 30
 CALL = {"tool": {"name": "bash", "input": {"command": "echo hi > made.txt"}}}
@@ -158,41 +157,10 @@ def test_a_door_works_where_the_state_folder_has_a_long_name_and_a_dead_one_is_t
     assert list((home / "doors").iterdir()) == []
 
 
-class Terminal:
-    """A command in a pseudo-terminal, typed to while it runs."""
-
-    def __init__(self, *words: str, cwd: Path | None = None) -> None:
-        self.main, end = pty.openpty()
-        environ = {**os.environ, "TERM": "xterm"}
-        command = [sys.executable, "-m", "backplane", *words]
-        self.child = subprocess.Popen(
-            command, stdin=end, stdout=end, stderr=end, env=environ, cwd=cwd, start_new_session=True
-        )
-        os.close(end)
-        os.set_blocking(self.main, False)
-        self.text = ""
-
-    def shows(self, words: str) -> bool:
-        try:
-            while block := os.read(self.main, 65536):
-                self.text += block.decode("utf-8", "replace")
-        except OSError:
-            pass
-        return words in self.text
-
-    def type(self, keys: str) -> None:
-        os.write(self.main, keys.encode())
-
-    def ends(self) -> int:
-        until(lambda: self.shows("\0") or self.child.poll() is not None)
-        self.shows("")
-        return self.child.wait(WAIT_S)
-
-
 def test_keys_in_watch_answer_and_a_slip_of_the_finger_denies_nothing(tmp_path: Path, backplane_home: Path) -> None:
     with running(tmp_path, [CALL, {"say": "bye"}], "--on-ask", "wait") as child:
         asked()
-        watch = Terminal("watch")
+        watch = Window(["watch"])
         until(lambda: watch.shows("[?]: "))
         watch.type("yse\n")
         until(lambda: watch.shows("allow this tool until the run ends"))
@@ -208,7 +176,7 @@ def test_keys_in_watch_answer_and_a_slip_of_the_finger_denies_nothing(tmp_path: 
 def test_ctrl_c_in_watch_leaves_and_ends_nothing(tmp_path: Path, backplane_home: Path) -> None:
     with running(tmp_path, [{"say": "hello"}, {"sleep_s": 3}, {"say": "bye"}], policy=False) as child:
         until(lambda: "1 live run" in cli("top").stdout)
-        watch = Terminal("watch")
+        watch = Window(["watch"])
         until(lambda: watch.shows("hello"))
         watch.child.send_signal(signal.SIGINT)
         assert watch.ends() == 130

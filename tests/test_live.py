@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +26,7 @@ from backplane.view.markdown import Markdown
 from backplane.view.picture import Picture
 from tests.peers import ROOT
 from tests.runs import HELLO, PRELUDE
-from tests.terminal import screen, typed
+from tests.terminal import Window, screen, typed
 
 BODY = """
 from datetime import datetime, timezone
@@ -133,43 +128,6 @@ def test_plain_is_an_option_and_colours_are_its_own_question(words: Words) -> No
     assert set(MOVES.findall(done.stdout)) == {"m"}
 
 
-class Window:
-    """A command on a terminal whose size changes."""
-
-    def __init__(self, words: list[str]) -> None:
-        self.ours, theirs = pty.openpty()
-        self.resize(100)
-        environ = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
-        for name in ("NO_COLOR", "FORCE_COLOR", "CI", "ACCESSIBLE"):
-            environ.pop(name, None)
-        command = [sys.executable, "-m", "backplane", *words]
-        self.child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
-        os.close(theirs)
-        self.text = ""
-
-    def resize(self, columns: int) -> None:
-        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-
-    def until(self, done: Callable[[], bool]) -> None:
-        ends = time.monotonic() + 20
-        while not done() and time.monotonic() < ends:
-            if select.select([self.ours], [], [], 0.05)[0]:
-                self.text += self._read()
-        assert done(), self.text
-
-    def _read(self) -> str:
-        try:
-            return os.read(self.ours, 65536).decode("utf-8", "replace")
-        except OSError:  # EIO: nobody holds the other end any more
-            return ""
-
-    def end(self) -> int:
-        while more := self._read():
-            self.text += more
-        os.close(self.ours)
-        return self.child.wait(10)
-
-
 def test_a_narrower_window_is_painted_anew_and_a_stop_in_between_too(words: Words) -> None:
     window = Window(words(lines=12))
     window.until(lambda: "working" in window.text)
@@ -182,7 +140,7 @@ def test_a_narrower_window_is_painted_anew_and_a_stop_in_between_too(words: Word
     at = len(window.text)
     window.until(lambda: "working" in window.text[at:])
     assert "A" not in MOVES.findall(window.text[at:].split("working")[0])  # What the shell wrote is left alone.
-    assert window.end() == 0
+    assert window.ends() == 0
     assert window.text.count("line 11") == 1
 
 
@@ -196,7 +154,7 @@ def test_watch_paints_the_same_foot_and_ctrl_c_leaves_its_text_alone(words: Word
         window = Window(["watch"])
         window.until(lambda: "working" in window.text)
         window.child.send_signal(signal.SIGINT)
-        assert window.end() == 130
+        assert window.ends() == 130
         assert run.poll() is None
         left = screen(window.text)
         assert not any(line.startswith("working") for line in left)

@@ -139,7 +139,7 @@ def _chosen(store: Store, options: Options) -> Iterator[Remembered]:
     folder = os.path.realpath(options.folder) if options.folder is not None else None
     since = since_ms(options.since)
     for run in remembered(store):
-        if options.failed and run.outcome in (None, "complete"):
+        if options.failed and not run.has_failed:
             continue
         if options.live and run.state != "live":
             continue
@@ -181,7 +181,7 @@ def row(run: Remembered, look: Look, now_ms: int) -> str:
     from backplane.view.columns import fitted, padded, width
     from backplane.view.figures import ago, milliseconds, money
 
-    word, colour = standing(run)
+    word, colour = _standing(run)
     started_ms = milliseconds(run.started_at)
     when = ago(now_ms - started_ms) if started_ms is not None else "?"
     columns = streams.columns() if look.terminal else ROW_COLUMNS
@@ -202,13 +202,15 @@ def row(run: Remembered, look: Look, now_ms: int) -> str:
     return "  ".join([*cells.values(), text])
 
 
-def standing(run: Remembered) -> tuple[str, str]:
+def _standing(run: Remembered) -> tuple[str, str]:
     """How a run stands in a word, and that word's colour."""
-    if run.state != "ended":
-        return ("running", "cyan") if run.state == "live" else ("cut off", "red")
-    colour = {"complete": "green", "partial": "yellow"}.get(run.outcome or "", "red")
-    word = run.reason if run.reason not in (None, "", run.outcome) else run.outcome
-    return streams.one_line(word), colour
+    from backplane.view.figures import standing
+
+    word, tone = standing(run.state, run.outcome, run.reason)
+    return word, _COLOURS[tone]
+
+
+_COLOURS: Final = {"good": "green", "warn": "yellow", "bad": "red", "live": "cyan"}
 
 
 # One run --------------------------------------------------------------------------------------------------------------
@@ -242,7 +244,7 @@ def _told(run: Remembered, picture: Picture, look: Look) -> Iterator[str]:
     started_ms = milliseconds(run.started_at)
     when = ago(_now_ms() - started_ms) if started_ms is not None else "at an unknown time"
     took = f", took {lasting(run.duration_ms)}" if run.duration_ms is not None else ""
-    word, colour = standing(run)
+    word, colour = _standing(run)
     yield line("run", f"{streams.one_line(run.run_id)}  ({when}{took})")
     yield line("task", streams.one_line(run.task, 4000) if run.task is not None else "(not known here)")
     if run.root is not None:

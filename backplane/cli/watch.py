@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from backplane.view.columns import Line
     from backplane.view.picture import Picture, Question
 
-LOOK_S: Final = 0.1
-"""Between two looks at a journal: an idle one costs some microseconds."""
-
 TOP_S: Final = 1.0
 
 DOING_CHARS_MAX: Final = 200
@@ -72,7 +69,8 @@ class _Watch:
 
     def follow(self) -> int:
         """Show all of it; gives the exit code of the run."""
-        from backplane.receipts.tail import Tail
+        from backplane.receipts.memory import state_of
+        from backplane.receipts.tail import LOOK_S, Tail
 
         folder: Path = self._store.folder(self._run.run_id)
         state: str = self._run.state
@@ -80,7 +78,7 @@ class _Watch:
             self._say_what_it_is(tail)
             while True:
                 # First how it stands, then what it has said: what it said last is shown before its end.
-                state = self._state() if state == "live" else state
+                state = state_of(self._store, self._run.run_id) if state == "live" else state
                 seen = self._show(tail)
                 if state != "live" and not seen:
                     return self._end(state)
@@ -110,7 +108,7 @@ class _Watch:
             yield
         finally:
             signal.signal(signal.SIGCONT, before)
-            streams.write(foot.clear())
+            self._clear()
 
     def _write(self, text: str) -> None:
         """Write text of whole lines, above what is painted."""
@@ -119,12 +117,10 @@ class _Watch:
         else:
             self._foot.add(text, ())
 
-    def _state(self) -> str:
-        from backplane.receipts.recovery import is_live
-
-        if is_live(self._store.home, self._run.run_id):
-            return "live"
-        return "ended" if self._store.has(self._run.run_id) else "cut_off"
+    def _clear(self) -> None:
+        """Leave the text alone on the terminal, nothing painted."""
+        if self._foot is not None:
+            streams.write(self._foot.clear())
 
     def _say_what_it_is(self, tail: Tail) -> None:
         for fact in tail.facts():
@@ -155,7 +151,7 @@ class _Watch:
         if waits is None or self._asked == waits.id:
             return
         self._write(self._look.end_line() + asking.question(waits.message, waits.body))
-        streams.write(self._foot.clear() if self._foot is not None else "")
+        self._clear()
         if streams.is_terminal(streams.STDIN) and streams.is_terminal(streams.STDOUT):
             streams.write(asking.KEYS if waits.kind != "input" else "")
         else:
@@ -166,6 +162,8 @@ class _Watch:
         """Take a typed line as the answer to the question that stands here, should one come."""
         import select
         import sys
+
+        from backplane.receipts.tail import LOOK_S
 
         waits = self._picture.waits
         if not streams.is_terminal(streams.STDIN) or waits is None:
@@ -202,7 +200,7 @@ class _Watch:
         from backplane.receipts.journal import PATCH
 
         self._write(self._look.end_line())
-        streams.write(self._foot.clear() if self._foot is not None else "")
+        self._clear()
         if state == "cut_off":
             streams.write("cut off: its control plane is gone; the next run seals it\n")
             return FAILED

@@ -15,7 +15,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts.journal import HEAD, HEAD_BYTES_MAX, TRACE
-from backplane.receipts.recovery import is_abandoned, is_run_id
+from backplane.receipts.recovery import is_abandoned, is_live, is_run_id
 from backplane.receipts.rows import Row
 from backplane.receipts.store import AMBIGUOUS_SHOWN, Store, steps_back
 from backplane.receipts.trace import open_plain
@@ -68,6 +68,11 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     """The conversation that it kept."""
     retry_after_ms: int | None = None
     """The pause that its model's service asked for before another request."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended and is not complete."""
+        return self.outcome not in (None, "complete")
 
 
 Found = list[Remembered]
@@ -147,6 +152,13 @@ def unsettled(store: Store) -> Found:
         key=lambda run: (run.state == "live", run.started_at, run.run_id),
         reverse=True,
     )
+
+
+def state_of(store: Store, run_id: str) -> State:
+    """How a run stands now."""
+    if is_live(store.home, run_id):
+        return "live"
+    return "ended" if store.has(run_id) else "cut_off"
 
 
 def of_folder(folder: Path) -> Remembered | None:

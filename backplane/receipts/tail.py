@@ -11,6 +11,9 @@ from backplane.contract.events import AgentEvent
 from backplane.receipts.journal import HEAD, TRACE, disk_error
 from backplane.receipts.trace import open_plain
 
+LOOK_S: Final = 0.1
+"""Between two looks of who follows a run: an idle one costs some microseconds."""
+
 READ_BYTES_MAX: Final = 4 << 20
 """Read of one file at one look; more of it comes with the next."""
 

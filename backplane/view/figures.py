@@ -6,8 +6,22 @@ import re
 from datetime import datetime
 from typing import Final
 
+from backplane.view.text import one_line
+
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _UNIT_S: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400}
+
+
+def standing(state: str, outcome: str | None, reason: str | None) -> tuple[str, str]:
+    """How a run stands in a word, and its tone: good, warn, bad, or live.
+
+    Args:
+        state: live, cut_off or ended; the outcome and the reason of its end count in the last alone.
+    """
+    if state != "ended":
+        return ("running", "live") if state == "live" else ("cut off", "bad")
+    word = reason if reason not in (None, "", outcome) else outcome
+    return one_line(word), {"complete": "good", "partial": "warn"}.get(outcome or "", "bad")
 
 
 def milliseconds(timestamp: str) -> int | None:

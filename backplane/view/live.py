@@ -20,9 +20,9 @@ FILES_MAX: Final = 8
 ROWS_LEFT: Final = 2
 """Rows of the terminal that stay free, so that nothing scrolls while it is drawn."""
 
-_MARKS: Final = {"done": ("✓", "green"), "doing": ("▸", "yellow"), "open": ("·", "dim")}
+MARKS: Final = {"done": ("✓", "green"), "doing": ("▸", "yellow"), "open": ("·", "dim")}
+"""Of a step of a plan, by its state, with the colour."""
 _STATES: Final = {"waiting": "yellow", "working": "green"}
-
 
 FIRST_MS: Final = 1000
 """A run shorter than this shows only what is being written."""
@@ -80,7 +80,7 @@ def _plan(plan: tuple[Step, ...]) -> Iterator[Line]:
     first = max(0, min(at - 1, len(plan) - STEPS_MAX))
     shown = plan[first : first + STEPS_MAX]
     for step in shown:
-        mark, colour = _MARKS[step.state]
+        mark, colour = MARKS[step.state]
         yield (Span(f"{mark} ", colour), Span(one_line(step.text, 200), "dim" if step.state == "done" else ""))
     if len(plan) > len(shown):
         yield (Span(f"  {len(plan) - len(shown)} more steps", "dim"),)

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from backplane.errors import BackplaneError, ConfigError, unforeseen
 from backplane.receipts.memory import Remembered, find
 from backplane.receipts.store import Store
+from backplane.receipts.tail import LOOK_S
 from backplane.runtime import backends
 from backplane.runtime.door import Answer, Cancel, Desk, Door, knock
 from backplane.runtime.orders import make_order
@@ -27,9 +28,6 @@ from backplane.view import report
 from backplane.view.web_files import BODY, CSS, JS
 from backplane.web import feed
 from backplane.web.guard import STREAMS_MAX
-
-LOOK_S: Final = 0.1
-"""Between two looks at a journal: an idle one costs some microseconds."""
 
 SIDES: Final = 2
 

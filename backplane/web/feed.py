@@ -10,12 +10,12 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract import canonical
-from backplane.receipts.memory import Remembered, mentions, remembered
-from backplane.receipts.recovery import is_live
+from backplane.receipts.memory import Remembered, mentions, remembered, state_of
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
 from backplane.shown import diagnosis_of
-from backplane.view.figures import ago, count, elapsed, lasting, milliseconds, money
+from backplane.view.figures import ago, count, elapsed, lasting, milliseconds, money, standing
+from backplane.view.live import MARKS
 from backplane.view.picture import Picture, Question
 from backplane.view.report import Story
 from backplane.view.text import in_workspace, one_line, printable
@@ -29,14 +29,15 @@ TEXT_CHARS_MAX: Final = 4000
 ASK_CHARS_MAX: Final = 16 * 1024
 """Of what is asked about: a diff that is longer is looked at in a terminal."""
 
-_TONES: Final = {"complete": "good", "partial": "warn", "running": "dim", "waiting": "warn"}
+_TONES: Final = {"live": "dim"}
+"""The page's words for tones, where they are others."""
 
 
 def rows(store: Store, *, text: str, failed: bool, live: bool) -> list[dict[str, Any]]:
     """The newest runs, the live ones first."""
     found = []
     for run in remembered(store):
-        if (failed and run.outcome in (None, "complete")) or (live and run.state != "live"):
+        if (failed and not run.has_failed) or (live and run.state != "live"):
             continue
         if mentions(store, run, text.split()):
             found.append(_row(run))
@@ -47,25 +48,17 @@ def rows(store: Store, *, text: str, failed: bool, live: bool) -> list[dict[str,
 
 def _row(run: Remembered) -> dict[str, Any]:
     began = milliseconds(run.started_at)
-    word, tone = _standing(run.state, run.outcome, run.reason)
+    word, tone = standing(run.state, run.outcome, run.reason)
     return {
         "run_id": run.run_id,
         "when": ago(_now_ms() - began) if began is not None else "?",
         "standing": word,
-        "tone": tone,
+        "tone": _TONES.get(tone, tone),
         "backend": one_line(run.backend),
         "cost": money(run.cost_usd_micros),
         "task": one_line(run.task, 200) if run.task is not None else None,
         "cause": one_line(run.cause, 200) if run.cause is not None else None,
     }
-
-
-def _standing(state: str, outcome: str | None, reason: str | None) -> tuple[str, str]:
-    if state != "ended":
-        word = "running" if state == "live" else "cut off"
-        return word, _TONES.get(word, "bad")
-    told = reason if reason not in (None, "", outcome) else outcome
-    return one_line(told), _TONES.get(outcome or "", "bad")
 
 
 def _now_ms() -> int:
@@ -94,8 +87,8 @@ class Follower:
     def look(self) -> list[bytes]:
         """What is new since the last look, as lines; at the end the last one says `over`."""
         first, state = self._told is None, self._run.state
-        if state == "live" and not is_live(self._store.home, self._run.run_id):
-            state = "ended" if self._store.has(self._run.run_id) else "cut_off"
+        if state == "live":
+            state = state_of(self._store, self._run.run_id)
         for fact in self._tail.facts():
             self.picture.begin(fact)
         events = self._tail.events()
@@ -109,8 +102,7 @@ class Follower:
         line: dict[str, Any] = {"over": True} if self.is_over else {}
         if first:
             line["fresh"] = True
-        changed = list(self._changed())
-        if changed:
+        if events and (changed := list(self._changed())):
             line["rows"] = changed
         if now != self._told:
             line["state"] = self._told = now
@@ -131,9 +123,9 @@ class Follower:
         picture = self.picture
         ended = picture.ended
         if state == "cut_off" or ended is not None:
-            word, tone = _standing(state, ended.outcome if ended else None, ended.reason if ended else None)
+            word, tone = standing(state, ended.outcome if ended else None, ended.reason if ended else None)
         else:  # Live, or its last events are still being read.
-            word, tone = picture.state, _TONES.get(picture.state, "dim")
+            word, tone = picture.state, "warn" if picture.state == "waiting" else "dim"
         calls = picture.open_calls.values() if ended is None else ()
         run = msgspec.structs.replace(self._run, state=state)
         found = diagnosis_of(picture, run) if state != "live" else None
@@ -144,7 +136,7 @@ class Follower:
             "ended": state == "cut_off" or ended is not None,
             "facts": "  ·  ".join(self._facts()),
             "doing": [one_line(f"{call.tool} {in_workspace(call.about)}", 200) for call in calls][-5:],
-            "plan": [f"{_MARKS[step.state]} {one_line(step.text, 200)}" for step in picture.plan],
+            "plan": [f"{MARKS[step.state][0]} {one_line(step.text, 200)}" for step in picture.plan],
             "asks": [_ask(ask) for ask in picture.open_asks.values()] if state == "live" else [],
             "message": printable(picture.message[-TEXT_CHARS_MAX:]),
             "verdict": one_line(found.verdict) if found is not None and found.kind not in HEALTHY else None,
@@ -161,9 +153,6 @@ class Follower:
         yield f"{count(picture.usage.input_tokens)} tokens in, {count(picture.usage.output_tokens)} out"
         yield money(picture.cost_usd_micros)
         yield f"run {picture.run_id}"
-
-
-_MARKS: Final = {"done": "✓", "doing": "▸", "open": "·"}
 
 
 def _ask(ask: Question) -> dict[str, Any]:

@@ -41,7 +41,10 @@ class Guard:
         self._app = app
         self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
         self._token = token
-        self._headers = {**HEADERS, "Content-Security-Policy": policy}
+        self._headers = [
+            (name.lower().encode(), value.encode())
+            for name, value in {**HEADERS, "Content-Security-Policy": policy}.items()
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, refused or not."""
@@ -54,8 +57,7 @@ class Guard:
 
         async def dressed(message: dict[str, object]) -> None:
             if message["type"] == "http.response.start":
-                own = [(name.lower().encode(), value.encode()) for name, value in self._headers.items()]
-                message["headers"] = [*message["headers"], *own]  # type: ignore[misc]
+                message["headers"] = [*message["headers"], *self._headers]  # type: ignore[misc]
             await send(message)
 
         await self._app(scope, receive, dressed)  # type: ignore[arg-type]
@@ -83,9 +85,8 @@ class Guard:
 
     async def _refuse(self, send: Send, status: int, fact: str) -> None:
         body = msgspec.json.encode({"code": "policy_denied", "message": fact})
-        headers = {**self._headers, "Content-Type": "application/json", "Connection": "close"}
-        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": status, "headers": raw})
+        headers = [*self._headers, (b"content-type", b"application/json"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
 
