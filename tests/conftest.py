@@ -44,6 +44,10 @@ for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         with suppress(ValueError):  # not in a main thread
             signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
+# What a machine says of its screen: a build server sets CI, and then nothing is painted.
+for _name in ("CI", "NO_COLOR", "FORCE_COLOR", "ACCESSIBLE"):
+    os.environ.pop(_name, None)
+
 PROBES = {
     # Being there is not enough for these two: a container may forbid namespaces or tracing.
     "bwrap": ["--ro-bind", "/", "/", "--unshare-user", "true"],

@@ -68,12 +68,8 @@ def _command(words: Sequence[str]) -> list[str]:
 
 
 def _environ(env: dict[str, str]) -> dict[str, str]:
-    """Of a plain terminal; what a machine says of colours does not count."""
-    environ = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(Path(__file__).resolve().parent.parent), **env}
-    for name in ("NO_COLOR", "FORCE_COLOR", "CI", "ACCESSIBLE"):
-        if name not in env:
-            environ.pop(name, None)
-    return environ
+    """Of a plain terminal."""
+    return {**os.environ, "TERM": "xterm", "PYTHONPATH": str(Path(__file__).resolve().parent.parent), **env}
 
 
 def _resize(fd: int, columns: int, rows: int) -> None:
