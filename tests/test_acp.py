@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from backplane import api
-from backplane.agents.acp.agent import choose, read_session
+from backplane.agents.acp.agent import choose, read_session, words_of
 from backplane.agents.acp.reader import EventReader, exit_code_of, read_usage
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.events import (
@@ -29,7 +29,7 @@ from backplane.contract.events import (
 from backplane.contract.receipt import Receipt, Usage
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError
-from backplane.protocol.jsonrpc import Notification
+from backplane.protocol.jsonrpc import Fault, Notification
 from backplane.runtime.backends import find, known
 from backplane.runtime.run import Run
 from tests.vendors.found import referee
@@ -71,6 +71,11 @@ def test_text_comes_as_deltas_and_then_whole() -> None:
     assert told.closed_with_words
 
 
+@pytest.mark.parametrize("data", ["status 401", {"message": "status 401"}, {"details": "status 401"}])
+def test_a_refusal_is_told_with_its_details(data: Any) -> None:
+    assert words_of(Fault(-32603, "Internal error", data)) == "Internal error; status 401"
+
+
 def test_thoughts_are_reasoning_and_no_answer() -> None:
     told = new_reader()
     (event,) = read(told, chunk("hm", "agent_thought_chunk"))
@@ -103,6 +108,16 @@ def test_a_command_streams_its_output_and_ends_with_its_exit_code() -> None:
     assert outputs == ["a\n", "b\n"]
     (command,) = [event for event in events if isinstance(event, CommandExecuted)]
     assert (command.command, command.exit_code, command.output_preview) == ("x", 3, "a\nb\n")
+
+
+def test_a_description_shown_before_the_command_ran_is_no_output() -> None:
+    told = new_reader()
+    shown = [{"type": "content", "content": {"type": "text", "text": "make a file"}}]
+    start = call("in_progress", kind="execute", title="bash", content=shown)
+    events = read(told, {**start, "rawInput": {"command": "x", "description": "make a file"}})
+    events += read(told, call("completed", rawOutput={"output": "", "metadata": {"exit": 0}}))
+    assert kinds(events) == ["ToolCall", "CommandExecuted", "ToolResult"]
+    assert next(event.output_preview for event in events if isinstance(event, CommandExecuted)) == ""
 
 
 def test_a_question_without_a_call_before_it_tells_the_call() -> None:

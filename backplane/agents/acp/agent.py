@@ -248,7 +248,8 @@ class Agent:
         """Tokens of the turn, from where this agent tells them; what it tells of a part alone stays unknown."""
         where = self.profile.usage
         is_whole = where == "turn" or (where == "last_call" and not self.reader.acted)
-        return read_usage(self._result.get("usage")) if is_whole else None
+        usage = self._result.get("usage") or mapping(self._result.get("_meta")).get("usage")
+        return read_usage(usage) if is_whole else None
 
     # Its questions ----------------------------------------------------------------------------------------------------
 
@@ -340,7 +341,7 @@ def text_block(text: Json) -> Json:
 
 def words_of(fault: Fault) -> str:
     """All that a refusal says, in one line."""
-    details = mapping(fault.data)
+    details = {"message": fault.data} if isinstance(fault.data, str) else mapping(fault.data)
     words = [str(details[name]) for name in ("details", "message", "statusCode") if details.get(name)]
     return "; ".join(dict.fromkeys([fault.message, *words]))
 

@@ -295,7 +295,9 @@ class EventReader:
             call.kind = "execute"  # Whatever the agent takes the command for: `cat` is none the less one.
         if "rawOutput" in update:
             call.output = update["rawOutput"]
-        call.text = texts(update.get("content")) or call.text
+        text = texts(update.get("content"))
+        if text != call.input.get("description"):  # Grok shows it of a command before it runs.
+            call.text = text or call.text
         diffs = [block for block in mappings(update.get("content")) if block.get("type") == "diff"]
         call.paths += [block["path"] for block in diffs if isinstance(block.get("path"), str)]
         places = mappings(update.get("locations"))
