@@ -38,44 +38,62 @@ EXITS: Final[dict[int, str]] = {
 }
 """Every exit code, of every command."""
 
-COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "init": ("init", "write a first backplane.toml here, from what is ready on this machine"),
-    "run": ("run", "run one work order, from start to receipt"),
-    "route": ("route", "say which backend an order would get, and why"),
-    "compare": ("compare", "run one order on several backends from the same tree"),
-    "cost": ("route", "say what runs have cost, by provider, model, day, session or folder"),
-    "backends": ("backends", "list the backends, ready or why not"),
-    "runs": ("runs", "find runs again, live and ended ones: task, state, cause, cost"),
-    "watch": ("watch", "follow a run from any terminal, answer what it asks; leaving ends nothing"),
-    "top": ("watch", "all live runs at a glance, those that wait for you first"),
-    "answer": ("doors", "answer what a live run asks, from any terminal"),
-    "cancel": ("doors", "end a live run in order, with its receipt"),
-    "interrupt": ("doors", "stop the turn of a live run's agent"),
-    "report": ("report", "write a run as one HTML page, as Markdown or as a test report"),
-    "why": ("runs", "say what a run waits for, or why it failed, and the next step"),
-    "replay": ("replay", "judge stored runs by another policy: each decision that would differ"),
-    "submit": ("queue", "put a work order into a queue, for a worker on any machine"),
-    "queue": ("queue", "look into a queue: list, show, cancel, events, status"),
-    "worker": ("queue", "take orders of a queue and run them here"),
-    "receipts": ("receipts", "list, show, verify, compare and move receipts"),
-    "chat": ("chat", "hold a conversation in the terminal"),
-    "sessions": ("sessions", "find conversations again, go on, fork, hand over to another backend"),
-    "web": ("web", "show runs in a browser: followed, answered, cancelled, started"),
-    "serve": ("serve", "be a host: runs for programs in any language, on stdin and stdout"),
-    "mcp": ("mcp", "be an MCP server: run, receipts and validate for agents"),
-    "apply": ("apply", "apply a run's patch to the original workspace"),
-    "checkpoints": ("checkpoints", "list the states of a run's workspace that were kept"),
-    "rewind": ("checkpoints", "take a workspace from a run's result back to one of these"),
-    "validate": ("checks", "check work orders, receipts, policies and other files"),
-    "schema": ("checks", "print a JSON Schema"),
-    "translate": ("translate", "say one vendor's request, response or stream in another's dialect"),
-    "conform": ("checks", "check any program that claims to be a host"),
-    "doctor": ("doctor", "say what this machine and configuration can do"),
-    "completion": ("completion", "print what completes commands and options in your shell"),
-    "errors": ("about", "explain the error codes"),
-    "version": ("about", "print the version"),
+GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "begin": {
+        "init": ("init", "write a first backplane.toml here, from what is ready on this machine"),
+        "doctor": ("doctor", "say what this machine and configuration can do"),
+        "backends": ("backends", "list the backends, ready or why not"),
+    },
+    "run work": {
+        "run": ("run", "run one work order, from start to receipt"),
+        "route": ("route", "say which backend an order would get, and why"),
+        "compare": ("compare", "run one order on several backends from the same tree"),
+        "apply": ("apply", "apply a run's patch to the original workspace"),
+        "checkpoints": ("checkpoints", "list the states of a run's workspace that were kept"),
+        "rewind": ("checkpoints", "take a workspace from a run's result back to one of these"),
+    },
+    "converse": {
+        "chat": ("chat", "hold a conversation in the terminal"),
+        "sessions": ("sessions", "find conversations again, go on, fork, hand over to another backend"),
+    },
+    "see and steer runs": {
+        "runs": ("runs", "find runs again, live and ended ones: task, state, cause, cost"),
+        "top": ("watch", "all live runs at a glance, those that wait for you first"),
+        "watch": ("watch", "follow a run from any terminal, answer what it asks; leaving ends nothing"),
+        "why": ("runs", "say what a run waits for, or why it failed, and the next step"),
+        "answer": ("doors", "answer what a live run asks, from any terminal"),
+        "interrupt": ("doors", "stop the turn of a live run's agent"),
+        "cancel": ("doors", "end a live run in order, with its receipt"),
+        "report": ("report", "write a run as one HTML page, as Markdown or as a test report"),
+        "web": ("web", "show runs in a browser: followed, answered, cancelled, started"),
+        "cost": ("route", "say what runs have cost, by provider, model, day, session or folder"),
+    },
+    "the record": {
+        "receipts": ("receipts", "list, show, verify, compare and move receipts"),
+        "replay": ("replay", "judge stored runs by another policy: each decision that would differ"),
+    },
+    "many machines": {
+        "submit": ("queue", "put a work order into a queue, for a worker on any machine"),
+        "worker": ("queue", "take orders of a queue and run them here"),
+        "queue": ("queue", "look into a queue: list, show, cancel, events, status"),
+    },
+    "for programs": {
+        "serve": ("serve", "be a host: runs for programs in any language, on stdin and stdout"),
+        "mcp": ("mcp", "be an MCP server: run, receipts and validate for agents"),
+        "validate": ("checks", "check work orders, receipts, policies and other files"),
+        "schema": ("checks", "print a JSON Schema"),
+        "translate": ("translate", "say one vendor's request, response or stream in another's dialect"),
+        "conform": ("checks", "check any program that claims to be a host"),
+    },
+    "about": {
+        "errors": ("about", "explain the error codes"),
+        "completion": ("completion", "print what completes commands and options in your shell"),
+        "version": ("about", "print the version"),
+    },
 }
-"""Command → the file of its group here, and one line for the help."""
+"""Heading of the help → its commands → the file of each one here, and its line for the help."""
+
+COMMANDS: Final = {name: row for group in GROUPS.values() for name, row in group.items()}
 
 HELP: Final = """\
 usage: backplane [--config FILE] COMMAND …
@@ -83,7 +101,6 @@ usage: backplane [--config FILE] COMMAND …
 Run any coding agent through one contract: a work order in, events and one
 sealed receipt out.
 
-commands:
 {commands}
 
 options:
@@ -171,7 +188,10 @@ def _global_options(words: list[str]) -> tuple[str | None, list[str] | None]:
 
 def help_text() -> str:
     """What `backplane --help` prints."""
-    commands = "\n".join(f"  {name:<12} {line}" for name, (_, line) in COMMANDS.items())
+    commands = "\n".join(
+        "\n".join([f"{heading}:", *(f"  {name:<12} {line}" for name, (_, line) in rows.items())])
+        for heading, rows in GROUPS.items()
+    )
     exits = "\n".join(f"  {code:<4} {line}" for code, line in EXITS.items())
     return HELP.format(commands=commands, exits=exits)
 
