@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +19,8 @@ from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
 from backplane.receipts.trace import open_plain
 from backplane.view.picture import Picture
-from backplane.view.report import RECEIPT_BYTES_MAX, Shown, Story
+from backplane.view.report import PACKED_BYTES_MAX, RECEIPT_BYTES_MAX, Shown
+from backplane.view.story import Story
 from backplane.view.why import Diagnosis, Moment, diagnose
 
 PATCH_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -34,20 +36,23 @@ def picture_of(store: Store, run: Remembered) -> Picture:
     return _folded(store, run, None)[0]
 
 
-def shown_of(store: Store, run: Remembered) -> Shown:
+def shown_of(store: Store, run: Remembered, story: Story | None = None) -> Shown:
     """A run as a report shows it.
+
+    Args:
+        story: takes its events; None draws the first rows and leaves out nothing.
 
     Raises:
         StoreError: as `picture_of`.
     """
-    story = Story()
-    picture, sealed = _folded(store, run, story)
+    story = story or Story()
+    picture, packed = _folded(store, run, story)
     return Shown(
         picture=picture,
         diagnosis=diagnosis_of(picture, run),
         story=story,
         patch=patch_of(store, run.run_id),
-        sealed=sealed,
+        packed=packed,
     )
 
 
@@ -67,8 +72,8 @@ def patch_of(store: Store, run_id: str) -> str | None:
 
 
 def _folded(store: Store, run: Remembered, story: Story | None) -> tuple[Picture, bytes | None]:
-    """The picture, and with a story also the bytes that the receipt's hash is of."""
-    picture, sealed = Picture(run_id=run.run_id), None
+    """The picture, and with a story also the bytes that the receipt's hash is of, packed."""
+    picture, packed = Picture(run_id=run.run_id), None
     with closing(Tail(store.folder(run.run_id))) as tail:
         for fact in tail.facts():
             picture.begin(fact)
@@ -83,15 +88,17 @@ def _folded(store: Store, run: Remembered, story: Story | None) -> tuple[Picture
                 story.take(event)
         if run.state == "ended":
             picture.end(receipt)
-            if story is not None:
-                sealed = _bounded(canonical_chunks(msgspec.structs.replace(receipt, receipt_sha256=None)))
-    return picture, sealed
+            if story is not None and not story.omit:
+                packed = _packed(canonical_chunks(msgspec.structs.replace(receipt, receipt_sha256=None)))
+    return picture, packed
 
 
-def _bounded(chunks: Iterator[bytes]) -> bytes | None:
-    whole = bytearray()
+def _packed(chunks: Iterator[bytes]) -> bytes | None:
+    packer = zlib.compressobj(3, wbits=31)  # 31: as gzip, which browsers can read.
+    packed, whole = bytearray(), 0
     for chunk in chunks:
-        whole += chunk
-        if len(whole) > RECEIPT_BYTES_MAX:
+        whole += len(chunk)
+        packed += packer.compress(chunk)
+        if whole > RECEIPT_BYTES_MAX or len(packed) > PACKED_BYTES_MAX:
             return None
-    return bytes(whole)
+    return bytes(packed + packer.flush())

@@ -29,35 +29,16 @@ from backplane.view import report
 from backplane.view.html import text
 from backplane.view.picture import Picture
 from backplane.view.report_files import CSS, JS
+from backplane.view.story import Story, cut
 from backplane.view.why import Diagnosis, Evidence
+from tests.hostile import HOSTILE
 from tests.receipt_writer import TS
 
-HOSTILE = (
-    "<script>boom()</script>",
-    "</script><script>boom()</script>",
-    "</style></title></textarea><img src=x onerror=boom()>",
-    '" autofocus onfocus="boom()',
-    "' ontoggle='boom()",
-    "<!--<script>",
-    "javascript:boom()",
-    "<svg/onload=boom()>",
-    "<math><mtext></mtext></math>",
-    '<iframe srcdoc="&lt;script&gt;boom()&lt;/script&gt;">',
-    "<base href=//evil.example/>",
-    "<meta http-equiv=refresh content='0;url=//evil.example'>",
-    "<form action=//evil.example><input>",
-    "@import url(//evil.example)",
-    "{{7*7}}",
-    "\x1b]8;;http://evil.example\x1b\\link\x1b]52;c;Ym9vbQ==\x07",
-    "\u202egnp.exe\u2066\u200b\u2028",
-    "a" + "\u0301" * 1000,
-    "\x00\x85\x9b",
-)
 TAGS = frozenset(
     re.findall(
         r"\w+",
         "html head meta title style body div input span main article p h1 h2 dl dt dd section b ul li table caption "
-        "thead tbody tr th td code pre details summary svg text rect button script",
+        "thead tbody tr th td code pre details summary svg text rect button script i",
     )
 )
 
@@ -102,7 +83,7 @@ def shown(word: str) -> report.Shown:
         FileChanged(ts=TS, path=word, summary=word),
         Failed(ts=TS, message=word, error_code=word),
     ]
-    picture, story = Picture(run_id=word, task=word, root=word, model=word, backend=word), report.Story()
+    picture, story = Picture(run_id=word, task=word, root=word, model=word, backend=word), Story()
     for event in events:
         picture.take(event)
         story.take(event)
@@ -111,7 +92,7 @@ def shown(word: str) -> report.Shown:
         run_id=word, kind="crashed", sure=True, verdict=word, since_ms=None, evidence=(Evidence(word),), next=(word,)
     )
     patch = f"diff --git a/{word} b/{word}\n--- a/x\n+++ b/x\n@@ -0,0 +1 @@\n+{word}\n"
-    return report.Shown(picture=picture, diagnosis=found, story=story, patch=patch, sealed=None)
+    return report.Shown(picture=picture, diagnosis=found, story=story, patch=patch, packed=None)
 
 
 @pytest.mark.parametrize("word", HOSTILE)
@@ -146,8 +127,8 @@ def test_the_pages_policy_lets_run_what_stands_in_it_and_nothing_else() -> None:
 
 def test_text_of_any_length_is_cut_with_its_length_said() -> None:
     whole = "x" * 50_000_000
-    assert len(report.cut(whole)) < 20_000
-    assert "characters are left out" in report.cut(whole)
+    assert len(cut(whole)) < 20_000
+    assert "characters are left out" in cut(whole)
     assert text("<&\"'>") == "&lt;&amp;&quot;&#x27;&gt;"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,8 +17,8 @@ import pytest
 from tests.peers import ROOT
 from tests.runs import HELLO, PRELUDE
 
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
+pytest.importorskip("starlette", reason="needs starlette: not installed")
+pytest.importorskip("uvicorn", reason="needs uvicorn: not installed")
 
 HOSTILE = '<img src=x onerror="window.owned=1"><script>window.owned=2</script>\x1b]0;x\x07'
 ASKING = f"""
@@ -210,18 +209,6 @@ def test_a_taken_port_and_a_wrong_one_are_said(served: Callable[..., Page], tmp_
 
 
 # In a browser ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("needs chromium: not installed")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=program, args=["--disable-dev-shm-usage"])
-        yield made
-        made.close()
 
 
 def test_a_click_answers_and_a_terminal_beside_it_sees_it(

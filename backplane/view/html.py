@@ -7,19 +7,42 @@ import re
 from collections.abc import Iterable
 from typing import Final, NewType
 
+from backplane.view.columns import Span
+from backplane.view.markdown import Markdown
 from backplane.view.text import printable
 
 Html = NewType("Html", str)
 
+_PLAIN: Final = re.compile(r"[\n\t !#-%(-;=?-~]*")
+"""What needs no escaping, and is most of what there is: the other way takes five times as long."""
+
 _ONE: Final = r"[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
-_MARKS: Final = f"({_ONE}{{8}}){_ONE}+"
+_MARKS: Final = re.compile(f"({_ONE}{{8}}){_ONE}+")
 """Marks drawn over one character: a thousand are drawn over the whole page."""
 
 
 def text(foreign: object) -> Html:
     """Escape a text for a page; what a browser would act on or not show is written out."""
-    shown = re.sub(_MARKS, r"\1…", printable(str(foreign)))
+    whole = str(foreign)
+    if _PLAIN.fullmatch(whole):
+        return Html(whole)
+    shown = _MARKS.sub(r"\1…", printable(whole))
     return Html(html.escape(shown, quote=True))
+
+
+def said(words: str) -> Html:
+    """What an agent has said, its Markdown drawn; a link in it is text like any other."""
+    drawn = Markdown()
+    return Html("\n".join("".join(map(_span, drawn.line(line))) for line in words.split("\n")))
+
+
+def _span(span: Span) -> Html:
+    name = _NAMES.get(span.colour)
+    return tag(name, text(span.text)) if name is not None else text(span.text)
+
+
+_NAMES: Final = {"bold": "b", "cyan": "code", "dim": "i"}
+"""Elements for the colours of a terminal."""
 
 
 def join(parts: Iterable[Html], between: str = "") -> Html:

@@ -7,42 +7,34 @@ but the script that stands here, and nothing be fetched.
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import html
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from backplane.contract import events as kinds
-from backplane.contract.canonical import Json
-from backplane.contract.events import AgentEvent, carried
+from backplane.view.charts import timeline, tokens
 from backplane.view.diff import changes, lines
 from backplane.view.figures import count, lasting, money
-from backplane.view.html import Html, join, table, tag, text
+from backplane.view.html import Html, join, said, table, tag, text
 from backplane.view.picture import Picture
 from backplane.view.report_files import CSS, JS
+from backplane.view.story import DECISIONS_MAX, NOTHING, Story, cut, tone
 from backplane.view.text import in_workspace, printable
-from backplane.view.values import about, words_of
 from backplane.view.why import Diagnosis
 
-ROWS_MAX: Final = 2_000
-"""Rows of a run's story; what is left out is said."""
-
-OUTPUT_CHARS_MAX: Final = 16 * 1024
-"""Of a text: half from its beginning, half from its end."""
-
 DIFF_LINES_MAX: Final = 5_000
-DECISIONS_MAX: Final = 500
 
-RECEIPT_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Longest receipt that is in the page, to be hashed there."""
+RECEIPT_BYTES_MAX: Final = 128 * 1024 * 1024
+PACKED_BYTES_MAX: Final = 6 * 1024 * 1024
+"""Longest receipt that is in the page, to be hashed there: as it is, which a browser holds in memory, and packed."""
 
-CHART_COLUMNS: Final = 320
+FALSE_MAX: Final = 20
+"""False claims that are shown; `receipts audit` has more."""
 
-
-NOTHING: Final = Html("")
+OMISSIBLE: Final = ("outputs", "prompts", "paths")
+"""What a page that is sent to others may leave out; its receipt's bytes have all of it, and go with any."""
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,146 +45,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     story: Story
     patch: str | None
     """None where it was pruned, or nothing was changed."""
-    sealed: bytes | None
-    """The canonical bytes that were hashed; None where they are longer than `RECEIPT_BYTES_MAX`."""
-
-
-class Row(msgspec.Struct):
-    """One row of a story."""
-
-    kind: str
-    """bad, warn or nothing."""
-    head: Html
-    body: Html = NOTHING
-    is_open: bool = False
-
-    def drawn(self) -> Html:
-        """What stands in the row."""
-        if not self.body:
-            return self.head
-        return tag("details", tag("summary", self.head), self.body, open="" if self.is_open else None)
-
-
-class Story(msgspec.Struct):
-    """A run's events as rows: what was streamed is merged, a result stands with its call."""
-
-    rows: list[Row] = []
-    decisions: list[tuple[str, str, str, str, str]] = []
-    """Tool, about, decision, by, reason."""
-    left_out: int = 0
-    _said: str = ""
-    _calls: dict[str, Row] = {}
-    _asked: dict[str, tuple[str, str]] = {}
-    _number: int = 0
-
-    def take(self, event: AgentEvent) -> None:
-        """Add the next event."""
-        event = carried(event)
-        self._number += 1
-        if isinstance(event, kinds.AssistantDelta):
-            self._said = (self._said + event.text)[-OUTPUT_CHARS_MAX:]
-            return
-        add = _TOLD.get(type(event))
-        if add is not None:
-            add(self, event)
-
-    def _put(self, head: Html, body: Html = NOTHING, kind: str = "", *, is_open: bool = False) -> Row:
-        row = Row(kind, join((tag("span", text(self._number), class_="no mono"), head)), body, is_open)
-        if len(self.rows) < ROWS_MAX:
-            self.rows.append(row)
-        else:
-            self.left_out += 1
-        return row
-
-    def _message(self, event: kinds.AssistantMessage) -> None:
-        self._said = ""
-        self._put(tag("span", text(cut(event.text)), class_="message"))
-
-    def _called(self, event: kinds.ToolCall) -> None:
-        what = in_workspace(about(event.input))
-        head = join((tag("b", text(event.tool_name)), tag("code", text(what[:200]))), " ")
-        row = self._put(head, _pre(_json(event.input)) if event.input not in ({}, None) else NOTHING)
-        self._calls[event.tool_use_id or event.tool_name] = row
-
-    def _resulted(self, event: kinds.ToolResult) -> None:
-        row = self._calls.pop(event.tool_use_id or event.tool_name, None)
-        words = _pre(cut(words_of(event.output)))
-        mark = tag("span", text("failed" if event.is_error else "done"), class_="bad" if event.is_error else "good")
-        if row is None:
-            row = self._put(join((tag("b", text(event.tool_name)), mark), " "))
-        else:
-            row.head = join((row.head, mark), " ")
-        row.body = join((row.body, words))
-        if event.is_error:
-            row.kind, row.is_open = "bad", True
-
-    def _ran(self, event: kinds.CommandExecuted) -> None:
-        good = event.exit_code == 0
-        code = "ended by a signal" if event.exit_code is None else f"exit {event.exit_code}"
-        head = join(
-            (tag("code", text(in_workspace(event.command)[:400])), tag("span", text(code), class_=_tone(good))), " "
-        )
-        shown = _pre(cut(event.output_preview)) if event.output_preview else NOTHING
-        self._put(head, shown, "" if good else "bad", is_open=not good)
-
-    def _changed(self, event: kinds.FileChanged) -> None:
-        self._put(join((text("file"), tag("code", text(in_workspace(event.path))), text(event.summary)), " "))
-
-    def _asks(self, event: kinds.Approval) -> None:
-        what = in_workspace(about(event.body.get("input")) or str(event.body.get("question") or event.message))
-        self._asked[str(event.body.get("id"))] = str(event.body.get("name") or event.body.get("kind") or ""), what
-        self._put(text(f"{event.message}: {what}"[:400]), kind="warn")
-
-    def _answered(self, event: kinds.ApprovalAnswered) -> None:
-        tool, what = self._asked.pop(str(event.body.get("id")), ("", ""))
-        decision, by = str(event.body.get("decision")), str(event.body.get("by"))
-        if len(self.decisions) < DECISIONS_MAX:
-            self.decisions.append((tool, what[:400], decision, by, str(event.body.get("reason") or "")))
-        self._put(text(event.message), kind="warn" if decision == "deny" else "")
-
-    def _failed(self, event: kinds.Failed) -> None:
-        self._put(tag("span", text(event.message), class_="bad"), kind="bad")
-
-    def _noted(self, event: Any) -> None:
-        self._put(tag("span", text(event.message), class_="dim"))
-
-
-_TOLD: Final[dict[type[Any], Any]] = {
-    kinds.AssistantMessage: Story._message,
-    kinds.ToolCall: Story._called,
-    kinds.ToolResult: Story._resulted,
-    kinds.CommandExecuted: Story._ran,
-    kinds.FileChanged: Story._changed,
-    kinds.Approval: Story._asks,
-    kinds.ApprovalAnswered: Story._answered,
-    kinds.Failed: Story._failed,
-    kinds.RunStarted: Story._noted,
-    kinds.RunCompleted: Story._noted,
-    kinds.RetryReported: Story._noted,
-    kinds.CheckpointReported: Story._noted,
-    kinds.LossReported: Story._noted,
-    kinds.Warned: Story._noted,
-}
-
-
-def cut(whole: str) -> str:
-    """A long text's beginning and end, with what is left out between them counted."""
-    half = OUTPUT_CHARS_MAX // 2
-    if len(whole) <= OUTPUT_CHARS_MAX:
-        return whole
-    return f"{whole[:half]}\n… {len(whole) - 2 * half} characters are left out …\n{whole[-half:]}"
-
-
-def _tone(good: bool) -> str:
-    return "good" if good else "bad"
-
-
-def _pre(words: str) -> Html:
-    return tag("pre", text(words)) if words.strip() else NOTHING
-
-
-def _json(value: Json) -> str:
-    return cut(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    packed: bytes | None
+    """The canonical bytes that were hashed, as gzip; None where they are too long for a page, or not to be told."""
 
 
 # The page -------------------------------------------------------------------------------------------------------------
@@ -231,7 +85,7 @@ def _hash(whole: str) -> str:
 
 
 def _title(run: Shown) -> str:
-    return f"{run.picture.task[:80] or 'a run'} — {_verdict(run.picture)[0]}"
+    return f"{_task(run)[:80]} — {_verdict(run.picture)[0]}"
 
 
 def _verdict(picture: Picture) -> tuple[str, str]:
@@ -243,15 +97,18 @@ def _verdict(picture: Picture) -> tuple[str, str]:
 
 
 def _parts(run: Shown, place: str) -> Iterator[Html]:
-    yield _head(run)
-    yield _why(run)
-    yield _section("What it said", tag("div", text(cut(run.picture.message)), class_="message"), run.picture.message)
-    yield _section("What it changed", _diff(run.patch), run.patch or "")
-    yield _story(run.story)
-    yield _section("Decisions", _decisions(run.story), run.story.decisions)
-    yield _section("Claimed and seen", _claims(run), run.picture.ended)
+    hidden, end = run.story.hidden, run.picture.ended
+    yield hidden(_head(run))
+    yield hidden(_why(run))
+    message = "" if "prompts" in run.story.omit else cut(in_workspace(run.picture.message))
+    yield hidden(_section("What it said", tag("div", said(message), class_="message"), message))
+    yield hidden(_section("What it changed", _diff(run.patch), run.patch or ""))
+    yield _section("When", _when(run), run.story.bars)
+    yield from _story(run.story, place)
+    yield hidden(_section("Decisions", _decisions(run.story), run.story.decisions))
+    yield hidden(_section("Claimed and seen", _claims(run), end))
     yield _section("Usage", _usage(run), "always")
-    yield _section("What held it", _enforcement(run), run.picture.ended)
+    yield hidden(_section("What held it", _enforcement(run), end))
     yield _receipt(run, place)
 
 
@@ -276,10 +133,16 @@ def _head(run: Shown) -> Html:
     return join(
         (
             tag("p", tag("span", text(word), class_=f"chip {tone}")),
-            tag("h1", text(cut(picture.task) or "(its task is not known here)")),
+            tag("h1", text(_task(run))),
             tag("dl", *rows, class_="facts"),
         )
     )
+
+
+def _task(run: Shown) -> str:
+    if "prompts" in run.story.omit:
+        return "(its task is left out)"
+    return cut(run.picture.task) or "(its task is not known here)"
 
 
 def _why(run: Shown) -> Html:
@@ -318,12 +181,34 @@ def _diff(patch: str | None) -> Html:
     return join((table(("file", "added", "removed"), files, "Changed files"), tag("pre", *shown, class_="diff"), rest))
 
 
-def _story(story: Story) -> Html:
-    rows = []
+def _when(run: Shown) -> Html:
+    story, end = run.story, run.picture.ended
+    if story.began_ms is None or story.last_ms is None:
+        return NOTHING
+    lasted_ms = end.duration_ms if end is not None and end.duration_ms is not None else 0
+    # Events whose times are made up must not squeeze the rest: the chart ends with the last of them.
+    last_ms = max(story.last_ms, story.began_ms)
+    if 0 < last_ms - story.began_ms < lasted_ms:
+        last_ms = story.began_ms + lasted_ms
+    return timeline(story.bars, story.began_ms, last_ms)
+
+
+def _story(story: Story, place: str) -> Iterator[Html]:
+    yield Html(f'<section class="story"><h2>What happened</h2><div id="{place}-rows">')
     for row in story.rows:
-        rows.append(tag("div", row.drawn(), class_=f"row {row.kind}".strip(), tabindex="-1"))
-    more = tag("p", text(f"{story.left_out} more rows: backplane receipts show RUN"), class_="dim")
-    return tag("section", tag("h2", text("What happened")), *rows, more if story.left_out else NOTHING)
+        yield tag("div", row.drawn(), class_=f"row {row.kind}".strip(), tabindex="-1")
+    yield Html("</div>")
+    if story.beyond:
+        packed = Html(story.packed())
+        yield tag("p", text(f"{story.beyond} more rows are packed in this page: "), _more(story, place))
+        yield Html(f'<script type="application/gzip" id="{place}-rest">{packed}</script>')
+    yield Html("</section>")
+
+
+def _more(story: Story, place: str) -> Html:
+    note = "the search finds them; for paper: backplane report --full"
+    button = tag("button", text("show more"), type="button", class_="screen", data_more=place)
+    return join((button, Html(" "), tag("span", text(note), class_="dim")))
 
 
 def _decisions(story: Story) -> Html:
@@ -331,7 +216,7 @@ def _decisions(story: Story) -> Html:
         (
             text(tool),
             tag("code", text(what)),
-            tag("b", text(decision), class_=_tone(decision != "deny")),
+            tag("b", text(decision), class_=tone(decision != "deny")),
             text(by),
             text(reason),
         )
@@ -341,38 +226,41 @@ def _decisions(story: Story) -> Html:
 
 
 def _claims(run: Shown) -> Html:
-    end = run.picture.ended
-    found = end.added.get("reconciliation") if end is not None else None
-    if not isinstance(found, dict) or not found:
-        return NOTHING
-    rows = [
+    """What the agent says and what was seen, each in a column of its own."""
+    added = run.picture.ended.added if run.picture.ended is not None else {}
+    claimed, found = _object(added.get("claimed")), _object(added.get("reconciliation"))
+    verdicts = ("true", "false", "unwitnessed")
+    counts = [
+        (text(kind), *(text(_member(by, verdict) or "0") for verdict in verdicts))
+        for kind, by in _object(claimed.get("counts")).items()
+    ]
+    false = [
+        (
+            text(_member(row, "kind")),
+            text(_member(row, "event")),
+            text(_member(row, "claimed")),
+            text(_member(row, "seen")),
+        )
+        for row in _list(claimed.get("false"))[:FALSE_MAX]
+    ]
+    differ = [
         (text(name.replace("_", " ")), text(", ".join(map(str, value[:50])) if isinstance(value, list) else value))
         for name, value in found.items()
     ]
-    return table(("what", "which"), rows, "What the agent says it changed, beside what was seen")
+    tables = (
+        (
+            ("kind of claim", "seen to be true", "seen to be false", "nobody saw it"),
+            counts,
+            "Claims of the agent, counted",
+        ),
+        (("kind", "event", "claimed", "seen"), false, "Claims that are false"),
+        (("what", "which"), differ, "Where the agent's word and the files differ"),
+    )
+    return join(table(head, rows, label) for head, rows, label in tables if rows)
 
 
 def _usage(run: Shown) -> Html:
-    usage = run.picture.usage
-    bars = [
-        ("input", usage.input_tokens),
-        ("output", usage.output_tokens),
-        ("read from cache", usage.cache_read_tokens),
-        ("written to cache", usage.cache_write_tokens),
-    ]
-    most = max((value or 0 for _, value in bars), default=0)
-    drawn = []
-    for number, (name, value) in enumerate(bars):
-        wide = round(CHART_COLUMNS * (value or 0) / most) if most else 0
-        drawn.append(
-            f'<text x="0" y="{14 + 20 * number}">{text(name)}</text>'
-            f'<rect x="110" y="{4 + 20 * number}" width="{wide}" height="12"></rect>'
-            f'<text x="{116 + wide}" y="{14 + 20 * number}">{text(count(value))}</text>'
-        )
-    chart = Html(
-        f'<svg role="img" viewBox="0 0 {CHART_COLUMNS + 180} 84" width="{CHART_COLUMNS + 180}" height="84">'
-        f"<title>tokens by kind; the table has the same</title>{''.join(drawn)}</svg>"
-    )
+    chart, bars = tokens(run.picture.usage)
     rows = [(text(name), text("?" if value is None else value)) for name, value in bars]
     rows.append((text("cost"), text(money(run.picture.cost_usd_micros))))
     return join((chart, table(("tokens", "count"), rows, "Unknown is ?, and not nothing")))
@@ -415,6 +303,14 @@ def _enforcement(run: Shown) -> Html:
     )
 
 
+def _object(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
 def _member(value: object, name: str) -> str:
     found = value.get(name) if isinstance(value, dict) else None
     return "" if found is None else str(found)
@@ -426,10 +322,11 @@ def _receipt(run: Shown, place: str) -> Html:
         return NOTHING
     short = run.picture.run_id[:8]
     said = tag("p", text("sealed: "), tag("code", text(end.sha256)))
-    if run.sealed is None:
-        note = f"the receipt is too long for this page; backplane receipts verify {short}"
+    if run.packed is None:
+        why = "has what is left out here" if run.story.omit else "is too long for this page"
+        note = f"the receipt {why}; backplane receipts verify {short}"
         return tag("section", tag("h2", text("Receipt")), said, tag("p", text(note), class_="dim"))
-    packed = base64.b64encode(gzip.compress(run.sealed, mtime=0)).decode()
+    packed = base64.b64encode(run.packed).decode()
     check = tag("button", text("hash it here"), type="button", data_check=place, data_sealed=end.sha256)
     told = tag("span", id=f"{place}-told", role="status")
     copy = Html(f'<script type="application/gzip" id="{place}">{packed}</script>')

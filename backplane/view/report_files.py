@@ -38,8 +38,12 @@ caption { text-align: left; color: var(--dim); } th, td { text-align: left; vert
 .hunk, .meta { color: var(--dim); } .file { font-weight: 700; }
 input[type=search] { width: 100%; padding: .4rem .6rem; font: inherit; color: inherit; background: var(--box);
   border: 1px solid var(--line); border-radius: 6px; }
-button { font: inherit; padding: .3rem .8rem; }
-svg text { fill: var(--ink); font: 12px system-ui, sans-serif; } svg rect { fill: var(--accent); }
+.message code { background: var(--box); padding: 0 .15rem; } .message i { color: var(--dim); font-style: normal; }
+button { font: inherit; padding: .3rem .8rem; color: var(--ink); background: var(--box); cursor: pointer;
+  border: 1px solid var(--line); border-radius: 6px; }
+svg.time { width: 100%; height: auto; max-height: 12rem; } svg rect.warn { fill: var(--warn); }
+svg rect.bad { fill: var(--bad); }
+svg text { fill: var(--ink); font: 12px system-ui, sans-serif; } svg rect.call { fill: var(--accent); }
 [hidden] { display: none !important; }
 @media print { pre { max-height: none; } .screen { display: none; }
   details:not([open]) > :not(summary) { display: none; } }
@@ -50,7 +54,53 @@ JS: Final = """
 (function () {
   var search = document.getElementById('search'), count = document.getElementById('count');
   var rows = Array.prototype.slice.call(document.querySelectorAll('.row'));
-  var texts = null;
+  var texts = null, rests = [], timer = 0;
+
+  // Rows beyond the first are packed: drawn a piece at a time, or where a search finds them.
+  function unpacked(id) {
+    var packed = atob(document.getElementById(id).textContent.trim());
+    var bytes = Uint8Array.from(packed, function (c) { return c.charCodeAt(0); });
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip')));
+  }
+  function drawn(line, into) {
+    var told = JSON.parse(line), row = document.createElement('div');
+    row.className = 'row ' + told[0]; row.tabIndex = -1; row.innerHTML = told[1];
+    into.appendChild(row); return row;
+  }
+  function plain(line) { return line.replace(/<[^>]*>/g, '').toLowerCase(); }
+  Array.prototype.forEach.call(document.querySelectorAll('[data-more]'), function (button) {
+    var rest = { id: button.dataset.more, lines: null, at: 0, texts: null, found: [] };
+    rests.push(rest);
+    rest.load = function () {
+      if (rest.lines) return Promise.resolve(rest);
+      return unpacked(rest.id + '-rest').text().then(function (text) {
+        rest.lines = text.split('\\n').slice(0, -1); return rest;
+      });
+    };
+    button.addEventListener('click', function () {
+      rest.load().then(function () {
+        var into = document.getElementById(rest.id + '-rows'), end = Math.min(rest.at + 2000, rest.lines.length);
+        for (; rest.at < end; rest.at++) rows.push(drawn(rest.lines[rest.at], into));
+        texts = null; button.hidden = rest.at === rest.lines.length;
+      }).catch(function (error) { count.textContent = 'this browser cannot unpack the rest: ' + error; });
+    });
+  });
+  function packedHits(words) {
+    var found = 0;
+    rests.forEach(function (rest) {
+      rest.found.forEach(function (row) { row.remove(); });
+      rest.found = [];
+      if (!rest.lines || !words.length) return;
+      rest.texts = rest.texts || rest.lines.map(plain);
+      var into = document.getElementById(rest.id + '-rows');
+      for (var i = rest.at; i < rest.lines.length; i++) {
+        if (!words.every(function (word) { return rest.texts[i].indexOf(word) >= 0; })) continue;
+        found++;
+        if (rest.found.length < 200) rest.found.push(drawn(rest.lines[i], into));
+      }
+    });
+    return found;
+  }
   function look() {
     var words = search.value.toLowerCase().split(/\\s+/).filter(Boolean), seen = 0;
     texts = texts || rows.map(function (row) { return row.textContent.toLowerCase(); });
@@ -58,9 +108,15 @@ JS: Final = """
       var fits = words.every(function (word) { return texts[i].indexOf(word) >= 0; });
       row.hidden = !fits; seen += fits;
     });
-    count.textContent = words.length ? seen + ' of ' + rows.length + ' rows' : '';
+    Promise.all(rests.map(function (rest) { return words.length ? rest.load() : null; })).catch(function () {})
+      .then(function () {
+        var total = rows.length;
+        rests.forEach(function (rest) { total += (rest.lines || []).length - rest.at; });
+        seen += packedHits(words);
+        count.textContent = words.length ? seen + ' of ' + total + ' rows' : '';
+      });
   }
-  search.addEventListener('input', look);
+  search.addEventListener('input', function () { clearTimeout(timer); timer = setTimeout(look, 80); });
   document.addEventListener('keydown', function (event) {
     if (event.target === search) { if (event.key === 'Escape') { search.value = ''; look(); search.blur(); } return; }
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -73,10 +129,7 @@ JS: Final = """
   Array.prototype.forEach.call(document.querySelectorAll('[data-check]'), function (button) {
     var told = document.getElementById(button.dataset.check + '-told');
     button.addEventListener('click', function () {
-      var packed = atob(document.getElementById(button.dataset.check).textContent.trim());
-      var bytes = Uint8Array.from(packed, function (c) { return c.charCodeAt(0); });
-      var plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
-      new Response(plain).arrayBuffer().then(function (data) {
+      unpacked(button.dataset.check).arrayBuffer().then(function (data) {
         return crypto.subtle.digest('SHA-256', data);
       }).then(function (sum) {
         var hex = Array.from(new Uint8Array(sum), function (b) { return b.toString(16).padStart(2, '0'); }).join('');

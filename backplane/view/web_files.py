@@ -132,11 +132,12 @@ JS: Final = r"""
   function run(id) {
     var head = el('h1', '\u2026'), chip = el('span', '', 'chip'), facts = el('p', '', 'dim'), doing = el('ul');
     var asks = el('div'), plan = el('ul'), story = el('section'), rows = [], shown = {}, buttons = el('p');
-    var api = '/api/runs/' + id, spoken = null;
+    var beyond = el('p', '', 'dim'), api = '/api/runs/' + id, spoken = null;
     add(buttons, button('report', function () { report([id], id.slice(0, 8) + '.html'); }));
     var stop = button('cancel', function () { ask(api + '/cancel', {}).catch(fail); });
     stop.id = 'cancel'; add(buttons, stop);
-    add(main, add(el('p'), chip), head, facts, buttons, asks, doing, plan, add(story, el('h2', 'What happened')));
+    add(main, add(el('p'), chip), head, facts, buttons, asks, doing, plan);
+    add(main, add(story, el('h2', 'What happened')), beyond);
     function state(now) {
       head.textContent = now.task || '(its task is not known here)';
       chip.textContent = now.standing; chip.className = 'chip ' + now.tone;
@@ -147,6 +148,7 @@ JS: Final = r"""
       Object.keys(shown).forEach(function (key) { if (!open[key]) { shown[key].remove(); delete shown[key]; } });
       var words = now.asks.length ? 'asks: ' + now.asks[0].message : now.ended ? now.standing : now.message;
       if (words && words !== spoken) { spoken = words; said.textContent = words; }
+      beyond.textContent = now.beyond ? now.beyond + ' more rows are in the report' : '';
       if (now.verdict && !story.verdict) { story.verdict = add(main, el('p', now.verdict, 'dim')); }
     }
     function question(one) {

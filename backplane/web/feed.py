@@ -17,13 +17,16 @@ from backplane.shown import diagnosis_of
 from backplane.view.figures import ago, count, elapsed, lasting, milliseconds, money, standing
 from backplane.view.live import MARKS
 from backplane.view.picture import Picture, Question
-from backplane.view.report import Story
+from backplane.view.story import Story
 from backplane.view.text import in_workspace, one_line, printable
 from backplane.view.values import about
 from backplane.view.why import HEALTHY
 
 RUNS_MAX: Final = 200
 """Of a list: who looks for another one searches."""
+
+ROWS_MAX: Final = 10_000
+"""Of a run on the page; what comes then is in its report."""
 
 TEXT_CHARS_MAX: Final = 4000
 ASK_CHARS_MAX: Final = 16 * 1024
@@ -76,8 +79,7 @@ class Follower:
     def __init__(self, store: Store, run: Remembered) -> None:
         self._store, self._run = store, run
         self._tail = Tail(store.folder(run.run_id))
-        self.picture, self._story = Picture(run_id=run.run_id), Story()
-        self._drawn: list[tuple[object, object]] = []
+        self.picture, self._story = Picture(run_id=run.run_id), Story(rows_max=ROWS_MAX)
         self._told: dict[str, Any] | None = None
         self.is_over = False
 
@@ -110,14 +112,10 @@ class Follower:
 
     def _changed(self) -> Iterator[tuple[int, str, str]]:
         """Rows that are new, or to which a result has come."""
-        for number, row in enumerate(self._story.rows):
-            now = (row.head, row.body)
-            if number == len(self._drawn):
-                self._drawn.append(now)
-            elif self._drawn[number] == now:
-                continue
-            self._drawn[number] = now
+        for number in sorted(self._story.touched):
+            row = self._story.rows[number]
             yield number, row.kind, row.drawn()
+        self._story.touched.clear()
 
     def _state(self, state: str) -> dict[str, Any]:
         picture = self.picture
@@ -139,6 +137,7 @@ class Follower:
             "plan": [f"{MARKS[step.state][0]} {one_line(step.text, 200)}" for step in picture.plan],
             "asks": [_ask(ask) for ask in picture.open_asks.values()] if state == "live" else [],
             "message": printable(picture.message[-TEXT_CHARS_MAX:]),
+            "beyond": self._story.beyond,
             "verdict": one_line(found.verdict) if found is not None and found.kind not in HEALTHY else None,
         }
 

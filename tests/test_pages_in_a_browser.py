@@ -1,0 +1,194 @@
+"""Reports in a real browser: how fast they open, what hostile texts do there, what is left without a script."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backplane.view import report
+from tests.hostile import HOSTILE
+from tests.runs import HELLO, PRELUDE
+from tests.test_report import shown
+
+LONG = """
+hello()
+run = take()
+for n in range(COUNT // 5):
+    number = str(n)
+    command = "sed -n 1,200p src/file_%d.py" % n
+    put(
+        event(run, type="assistant_delta", text="word %d of what it says, and some more" % n),
+        event(run, type="assistant_message", text="step **%d**: I look at `file_%d.py`" % (n, n)),
+        event(run, type="tool_call", tool_name="bash", tool_use_id=number, input={"command": command}),
+        event(run, type="command_executed", command=command, exit_code=0, output_preview="line %d\\n" % n * 10),
+        event(run, type="tool_result", tool_name="bash", tool_use_id=number, output=OUTPUT(n), is_error=False),
+    )
+put(final(run))
+end()
+"""
+SHORT, HUGE = '"def f_%d(): return 1\\n" % n * 12', '"x" * (1 << 20)'
+SLOW = 3
+"""What a loaded machine may take of the goals, which are those of a quiet one."""
+
+
+def cli(*words: str, cwd: Path) -> bytes:
+    command = [sys.executable, "-m", "backplane", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, check=True, timeout=100).stdout
+
+
+def long_report(folder: Path, count: int, output: str = SHORT, *words: str) -> Path:
+    host = folder / "long.py"
+    body = LONG.replace("COUNT", str(count)).replace("OUTPUT(n)", output)
+    host.write_text(PRELUDE.format(hello=json.dumps(HELLO)) + body)
+    work = folder / "work"
+    work.mkdir()
+    cli("run", "a long task", "--root", "work", "--json", "--sidecar", f"{sys.executable} {host}", cwd=folder)
+    page = folder / "report.html"
+    page.write_bytes(cli("report", "last", *words, cwd=folder))
+    return page
+
+
+def opened(browser: Any, page: Path) -> tuple[float, float]:
+    """Milliseconds to the first paint and to the end of loading, the best of three."""
+    seen = []
+    for _ in range(3):
+        tab = browser.new_page()
+        tab.goto(page.as_uri())
+        paint = tab.evaluate("performance.getEntriesByName('first-paint')[0].startTime")
+        seen.append((paint, tab.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")))
+        tab.close()
+    return min(paint for paint, _ in seen), min(loaded for _, loaded in seen)
+
+
+@pytest.mark.parametrize(
+    ("count", "output", "size_max", "opens_ms"),
+    [(10_000, SHORT, 2e6, 1000), (100_000, SHORT, 12e6, 2000), (250, HUGE, 2e6, 1000)],
+    ids=["10,000 events", "100,000 events", "50 MB of output"],
+)
+def test_a_long_run_opens_fast_and_all_of_it_is_found(
+    tmp_path: Path, backplane_home: Path, browser: Any, count: int, output: str, size_max: float, opens_ms: float
+) -> None:
+    page = long_report(tmp_path, count, output)
+    assert page.stat().st_size <= size_max
+    paint, loaded = opened(browser, page)
+    assert paint < 300 * SLOW
+    assert loaded < opens_ms * SLOW
+    tab = browser.new_page()
+    tab.goto(page.as_uri())
+    tab.click("[data-check]")
+    tab.wait_for_selector("text=intact: the copy in this page hashes to")
+    rows = count // 5 * 3
+    if rows > 2000:
+        last = count // 5 - 1
+        tab.fill("#search", f"file_{last}.py")
+        tab.locator(f"#count:text('3 of {rows} rows')").wait_for()
+        assert tab.locator(f"summary:visible:has-text('file_{last}.py')").count() == 2
+        tab.fill("#search", "")
+        tab.locator("#count:text('rows')").wait_for(state="hidden")
+        assert tab.locator(".row").count() == 2000
+        tab.click("[data-more]")
+        tab.locator(".row").nth(min(rows, 4000) - 1).wait_for(state="attached")
+    tab.close()
+
+
+def test_a_changed_receipt_is_seen_in_the_page(tmp_path: Path, backplane_home: Path, browser: Any) -> None:
+    page = long_report(tmp_path, 10)
+    text = page.read_text()
+    sealed = re.search(r'data-sealed="([0-9a-f]{64})"', text)
+    assert sealed is not None
+    page.write_text(text.replace(f'data-sealed="{sealed[1]}"', f'data-sealed="{"0" * 64}"'))
+    tab = browser.new_page()
+    tab.goto(page.as_uri())
+    tab.click("[data-check]")
+    tab.wait_for_selector("text=ALTERED")
+    tab.close()
+
+
+def test_without_a_script_and_on_paper_the_report_is_read(tmp_path: Path, backplane_home: Path, browser: Any) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "a.txt").write_text("one\n")
+    cli("run", "-b", "shell", "echo two >> a.txt && echo said", cwd=work)
+    page = tmp_path / "report.html"
+    page.write_bytes(cli("report", "last", cwd=work))
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(page.as_uri())
+    words = ("complete", "echo two >> a.txt", "+two", "What happened", "What held it", "sealed: ")
+    text = tab.inner_text("body")
+    assert not [word for word in words if word not in text]
+    tab.click("summary")
+    assert "said" in tab.inner_text("details[open]")
+    # On paper: no search, no buttons, the same words.
+    tab.emulate_media(media="print")
+    paper = tab.inner_text("body")
+    assert not [word for word in words if word not in paper]
+    assert not tab.locator("input, button").filter(visible=True).count()
+    (tmp_path / "report.pdf").write_bytes(tab.pdf())
+    assert (tmp_path / "report.pdf").stat().st_size > 5_000
+    context.close()
+
+
+def test_a_full_report_has_every_row_and_an_omitting_one_none_of_what_is_left_out(
+    tmp_path: Path, backplane_home: Path
+) -> None:
+    page = long_report(tmp_path, 4000, SHORT, "--full").read_text()
+    assert page.count('class="row') == 2400
+    assert 'data-more="' not in page
+    sent = cli("report", "last", "--omit", "outputs,prompts,paths", cwd=tmp_path).decode()
+    assert "file_7.py" in sent
+    for left_out in ("a long task", "def f_7", "I look at", str(tmp_path), 'application/gzip" id="r0"'):
+        assert left_out not in sent, left_out
+    assert "has what is left out here" in sent
+    done = subprocess.run(
+        [sys.executable, "-m", "backplane", "report", "last", "--omit", "secrets"], capture_output=True, text=True,
+        cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "one of: outputs, prompts, paths" in done.stderr
+
+
+def test_hostile_texts_in_every_place_run_nothing_and_fetch_nothing(tmp_path: Path, browser: Any) -> None:
+    assert len(HOSTILE) >= 100
+    page = tmp_path / "report.html"
+    tab = browser.new_page()
+    asked: list[str] = []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("dialog", lambda dialog: asked.append("dialog"))
+    for at in range(0, len(HOSTILE), 20):
+        words = HOSTILE[at : at + 20]
+        for policed in (True, False):  # Escaping alone has to hold: the policy is the net below it.
+            pages = "".join(piece for word in words for piece in report.page([shown(word)]))
+            if not policed:
+                pages = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", pages)
+            page.write_text(pages, errors="replace")
+            asked.clear()
+            tab.goto(page.as_uri())
+            for button in tab.locator("[data-more]").all()[:1]:
+                button.click()
+            tab.locator("summary").first.focus()
+            tab.wait_for_timeout(100)
+            assert asked == [page.as_uri()]
+            assert tab.evaluate("window.owned") is None
+            assert tab.url == page.as_uri()
+    tab.close()
+
+
+def test_the_test_of_hostile_texts_bites(tmp_path: Path, browser: Any) -> None:
+    page, ran = tmp_path / "raw.html", 0
+    tab = browser.new_page()
+    tab.route(re.compile("^https?:"), lambda route: route.abort())
+    for word in HOSTILE[::2]:
+        body = f"<!doctype html><div>{word}</div><input value=\"{word}\"><div title='{word}'></div>"
+        page.write_text(body, errors="replace")
+        tab.goto(page.as_uri(), wait_until="commit")
+        tab.wait_for_load_state("load")
+        ran += tab.evaluate("window.owned") is not None
+    tab.close()
+    assert ran >= 20
