@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, TypedDict, Unpack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import anyio
 import anyio.from_thread
@@ -25,6 +25,13 @@ from backplane.runtime.inbound import OnAsk
 from backplane.runtime.orders import make_order
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
+
+if TYPE_CHECKING:
+    from backplane.routing.driver import Attempts
+
+
+_OF_ORDER: Final = ("root", "model", "policy", "lane", "max_turns", "max_budget_usd")
+"""Arguments that go over the order's members."""
 
 
 @asynccontextmanager
@@ -51,7 +58,8 @@ async def start(
 
     Args:
         order: a work order, or just the task. What is given by name goes over its members.
-        backend: a name, or a backend of your own; None takes the configured default.
+        backend: a name, or a backend of your own; None takes the configured default, else the router's choice. Where
+            that fails, `run` goes on with the next choice; a stream of events is one attempt.
         root: the folder to work on.
         policy: a profile, the name of a shipped one, or the path of a file; None takes the configured one.
         lane: `patch_first` keeps the original as it is until `apply`; `workspace_first` puts the patch in at the end.
@@ -69,19 +77,15 @@ async def start(
         ConfigError: `config_invalid`.
         PolicyError: `policy_invalid`.
         BackendError: `backend_not_found`, `backend_unavailable`, `rate_limit_exceeded`.
+        CapabilityError: `capability_unsupported`, no backend was named and none is eligible.
     """
-    async with ControlPlane(settings, home) as plane:
-        whole = make_order(
-            order, root=root, model=model, policy=policy, lane=lane, max_turns=max_turns,
-            max_budget_usd=max_budget_usd, configured_policy=plane.settings.policy,
-        )  # fmt: skip
-        whole, own = taken(whole)
-        async with AsyncExitStack() as opened:
-            if tools:
-                row = await opened.enter_async_context(served(tools, whole.config.env.values()))
-                whole = whole.with_abp("mcp_servers", [*(whole.abp("mcp_servers") or ()), row])
-            starting = plane.start(whole, backend, on_ask=on_ask, hooks=(*own, *hooks), output=output)
-            yield await opened.enter_async_context(starting)
+    given = _Given(
+        backend=backend, root=root, model=model, policy=policy, lane=lane, max_turns=max_turns,
+        max_budget_usd=max_budget_usd, output=output, on_ask=on_ask, hooks=hooks, tools=tools, settings=settings,
+        home=home,
+    )  # fmt: skip
+    async with attempting(order, **given) as attempts, attempts.begin() as run:
+        yield run
 
 
 class _Given(TypedDict, total=False):
@@ -136,8 +140,55 @@ def _inside_a_loop() -> bool:
 
 
 async def _run(order: WorkOrder | str, on_event: Callable[[AgentEvent], object] | None, given: _Given) -> Run:
-    async with start(order, **given) as run:
-        async for event in run:
-            if on_event is not None:
-                on_event(event)
-    return run
+    async with attempting(order, **given) as attempts:
+        while True:
+            async with attempts.begin() as run:
+                async for event in run:
+                    if on_event is not None:
+                        on_event(event)
+            if not await attempts.goes_on(run):
+                return run
+
+
+class Attempting:
+    """One order, and the runs that are made of it: one where its backend is named, else as the router goes on."""
+
+    def __init__(
+        self, plane: ControlPlane, attempts: Attempts | None, begun: Callable[..., AbstractAsyncContextManager[Run]]
+    ) -> None:
+        self._plane, self._attempts, self._begun = plane, attempts, begun
+
+    def begin(self) -> AbstractAsyncContextManager[Run]:
+        """Start the next run."""
+        if self._attempts is None:
+            return self._begun()
+        return self._begun(self._attempts.order, self._attempts.backend, route=self._attempts.route)
+
+    async def goes_on(self, run: Run) -> bool:
+        """Whether there is to be another run after one that has ended."""
+        return self._attempts is not None and await self._attempts.after(self._plane, run)
+
+
+@asynccontextmanager
+async def attempting(order: WorkOrder | str, **given: Unpack[_Given]) -> AsyncIterator[Attempting]:
+    """Prepare the runs of one order; arguments and errors as `start`."""
+    for name in given:
+        if name not in _Given.__annotations__:
+            raise TypeError(f"unexpected keyword argument {name!r}")
+    backend, tools = given.get("backend"), given.get("tools", ())
+    async with ControlPlane(given.get("settings"), given.get("home")) as plane:
+        named: dict[str, Any] = {name: given.get(name) for name in _OF_ORDER}
+        whole = make_order(order, configured_policy=plane.settings.policy, **named)
+        whole, own = taken(whole)
+        async with AsyncExitStack() as opened:
+            if tools:
+                row = await opened.enter_async_context(served(tools, whole.config.env.values()))
+                whole = whole.with_abp("mcp_servers", [*(whole.abp("mcp_servers") or ()), row])
+            attempts = None
+            if backend is None and plane.settings.default_backend is None:
+                from backplane.routing.driver import attempts_for  # Who names a backend need not wait for it.
+
+                attempts = await attempts_for(plane, whole)
+            hooks = (*own, *given.get("hooks", ()))
+            start = functools.partial(plane.start, on_ask=given.get("on_ask"), hooks=hooks, output=given.get("output"))
+            yield Attempting(plane, attempts, start if attempts else functools.partial(start, whole, backend))

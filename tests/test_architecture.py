@@ -56,14 +56,16 @@ ROOMS = {
     "agents.shipped": "agents.options errors",
     "routing": f"{SHAPES} policy",
     "routing.driver": (
-        f"{SHAPES} agents.shipped config policy receipts routing runtime upstream upstream.cost upstream.presets view"
+        f"{SHAPES} agents.shipped config policy providers receipts routing routing.handover runtime upstream "
+        "upstream.cost upstream.presets view"
     ),
+    "routing.handover": f"{SHAPES} providers runtime",
     "routing.compare": f"{SHAPES} config receipts routing routing.driver runtime view workspace",
     "runtime": (
         f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build receipts.claims redact "
         "resources routing sandbox sandbox.credentials upstream.presets workspace"
     ),
-    "api": f"{SHAPES} config runtime",
+    "api": f"{SHAPES} config routing.driver runtime",
     "providers": f"{SHAPES} agents config dialects process protocol receipts redact runtime",
     # the far side: the kit of a host, and what hosts drive
     "host": f"{SHAPES} policy process protocol",
@@ -77,7 +79,10 @@ ROOMS = {
         "upstream.presets"
     ),
     # the front doors
-    "serve": f"{SHAPES} api config host policy process protocol receipts receipts.build runtime schemas workspace",
+    "serve": (
+        f"{SHAPES} api config host policy process protocol receipts receipts.build routing.driver runtime schemas "
+        "workspace"
+    ),
     "shown": f"{SHAPES} receipts view",
     "web": f"{SHAPES} api config process receipts runtime shown view",
     "scale": f"{SHAPES} process receipts runtime workspace",

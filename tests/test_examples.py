@@ -28,13 +28,24 @@ def folder(tmp_path: Path) -> Path:
     return work
 
 
+ROUTING = """
+[routing]
+quality = ["other", "one"]
+
+[routing.models.wide]
+context_tokens = 1_000_000
+"""
+
+
 def configure(folder: Path, server: ModelServer) -> None:
     rows = []
-    for name, protocol in (("one", "anthropic"), ("other", "openai_compatible")):
+    for name, protocol, model in (("one", "anthropic", "m"), ("other", "openai_compatible", "wide")):
         prices = ", ".join(f"{key} = {json.dumps(value)}" for key, value in PRICES.items())
-        options = f'protocol = "{protocol}", base_url = "{server.base_url(protocol)}", model = "m", key_env = "KEY"'  # type: ignore[arg-type]
+        options = (
+            f'protocol = "{protocol}", base_url = "{server.base_url(protocol)}", model = "{model}", key_env = "KEY"'  # type: ignore[arg-type]
+        )
         rows.append(f'[backends.{name}]\nhost = "api"\noptions = {{ {options}, prices = {{ {prices} }} }}\n')
-    (folder / "backplane.toml").write_text('default_backend = "one"\n' + "\n".join(rows))
+    (folder / "backplane.toml").write_text('default_backend = "one"\n' + "\n".join(rows) + ROUTING)
 
 
 def run(folder: Path, turns: Sequence[Turn], name: str, *words: str) -> tuple[str, ModelServer]:
@@ -43,7 +54,7 @@ def run(folder: Path, turns: Sequence[Turn], name: str, *words: str) -> tuple[st
         done = subprocess.run(
             [sys.executable, EXAMPLES / name, *words],
             cwd=folder, env={**os.environ, "KEY": KEY, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-            timeout=6 * WAIT_S, check=False,
+            timeout=12 * WAIT_S, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout, server
@@ -106,3 +117,35 @@ def test_a_session_goes_on_in_another_process_with_another_backend(folder: Path)
     said, server = run(folder, [Turn(text="Zebra.")], "save_and_resume.py", "which word?", "other", id)
     assert said.splitlines()[:2] == ["Zebra.", id]
     assert "the word is zebra" in msgspec.json.encode(server.requests[-1].body).decode()
+
+
+def test_tasks_go_where_the_router_sends_them_and_say_why(folder: Path) -> None:
+    said, _ = run(folder, [Turn(text="A toml.", usage=USED), Turn(text="Fine.", usage=USED)], "unified_routing.py")
+    lines = said.splitlines()
+    assert lines[:2] == ["simple_query: one: A toml.", "code_review: one: Fine."]
+    assert "  not other: tool_read required, and it never said hello here -> run it once with --backend other" in lines
+    assert any(line.startswith("  not shell: shell does not think") for line in lines)
+
+
+def test_the_forms_of_the_router_go_by_cost_by_strategy_and_by_quality(folder: Path) -> None:
+    turns = [Turn(text=text, usage=USED) for text in ("A lock.", "Written.", "Good.", "Hello.")]
+    said, server = run(folder, turns, "task_router.py")
+    assert said.splitlines()[:3] == ["asked: A lock.", "written: Written.", "reviewed: Good."]
+    assert re.fullmatch(r"would take: (one/m|other/wide)\n(one|other): Hello.\n", said.split("Good.\n")[1])
+    assert [request.body["model"] for request in server.requests][:3] == ["m", "m", "m"]  # `other` never said hello.
+
+
+def test_a_strategy_of_ones_own_decides(folder: Path) -> None:
+    said, _ = run(folder, [Turn(text="Long.", usage=USED)], "custom_strategy.py")
+    assert said == "other by custom: Long.\n"
+
+
+def test_two_backends_are_compared_and_no_winner_is_made_up(folder: Path) -> None:
+    call = Call(name="write_file", input={"path": "word.txt", "content": "hello\n"})
+    turns = [Turn(calls=(call,), usage=USED), Turn(text="Done.", usage=USED)] * 2
+    said, _ = run(folder, turns, "claude_vs_codex.py", "one", "other", "1")
+    for name in ("one", "other"):
+        assert f"{name}: 1 of 1 passed, $0.000240 a run, 1 different patches" in said
+    assert "success: nothing can be said" in said
+    assert "cost: nothing can be said" in said
+    assert not (folder / "word.txt").exists()

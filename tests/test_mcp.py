@@ -181,7 +181,7 @@ def test_a_run_that_fails_is_an_error_with_its_reason(client: Client) -> None:
         ("run", {"task": "x", "root": "a\0b"}, "names no folder"),
         ("run", {"task": "x", "root": "loop"}, "names no folder" if sys.version_info < (3, 13) else "no backend"),
         ("run", {"task": "x", "backend": "nobody"}, "no backend"),
-        ("run", {"task": "x"}, "no backend was named"),
+        ("run", {"task": "x"}, "no backend can take this order"),
         ("receipts", {"id": "ffff"}, "ffff"),
         ("receipts", {"limit": "many"}, "limit"),
         ("validate", {}, "missing required field `document`"),

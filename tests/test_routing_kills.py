@@ -11,12 +11,16 @@ from pathlib import Path
 import anyio
 import pytest
 
+import backplane
 from backplane.config import BackendSettings, RoutingSettings, Settings
+from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.errors import CapabilityError, ConfigError
 from backplane.routing import TaskDescriptor
 from backplane.routing.driver import TaskRouter
 from backplane.runtime.plane import ControlPlane
+from backplane.runtime.run import Run
+from tests.peers import PYTHON, ROOT
 from tests.runs import HELLO, PRELUDE, QUICK
 
 KILLED = """
@@ -116,6 +120,137 @@ def test_no_effect_is_repeated_whenever_a_host_is_killed(tmp_path: Path) -> None
     assert sum(ended.values()) == 24
     assert ended.get("complete elsewhere", 0) > 3
     assert ended.get("stopped after its effect", 0) > 0
+
+
+STEPS = 4
+WORKER = """
+import json, os, sys
+from backplane.contract.capability import NATIVE
+from backplane.host import Done, Host, main
+
+async def work(run):
+    die = json.loads(os.environ["DIES"]).get(sys.argv[1], 0)
+    root, history = run.order.workspace.root, run.order.abp("history") or []
+    seen = {m["tool_call_id"] for m in history if m["role"] == "tool"}
+    asked = {c["id"] for m in history for c in m.get("tool_calls", ())}
+    told = 0
+    async def may_die():
+        nonlocal told
+        told += 1
+        if told == die:
+            os._exit(9)
+    await run.message("I begin")
+    await may_die()
+    for step in range(4):
+        id = f"step-{step}"
+        if id in seen or id in asked:  # Done, or unknown: never repeated by itself.
+            continue
+        await run.tool_call("work", {"step": step}, id)
+        await may_die()
+        with open(os.path.join(root, "effects"), "a") as file:
+            file.write(f"{step}\\n")
+        await may_die()
+        await run.tool_result("work", "done", id=id)
+        await may_die()
+    await run.message("finished")
+    return Done()
+
+main(Host(id="worker", capabilities={"streaming": NATIVE}, heeds=("context", "history")), work)
+"""
+"""Does four things, each once; ends at the `die`th moment: before its first effect, at a call, an effect, a result."""
+
+
+def handed_over(folder: Path, mode: str, dies: dict[str, int]) -> tuple[Run, list[str]]:
+    """Run an order that wants to be handed over, on workers that die; the last run, and what was done to its folder."""
+    path, root = folder / "worker.py", folder / "work"
+    root.mkdir(parents=True)
+    path.write_text(WORKER)
+    rows = {
+        name: BackendSettings(command=(*PYTHON, str(path), name), env={"DIES": json.dumps(dies)})
+        for name in ("one", "two", "three")
+    }
+    routing = RoutingSettings(strategy="first_available")
+    settings = Settings(backends=rows, routing=routing, isolation="off", limits=QUICK)
+    spec = WorkspaceSpec(str(root), mode=mode)  # type: ignore[arg-type]
+
+    async def whole() -> Run:
+        async with ControlPlane(settings, folder / "state", {**os.environ, "PYTHONPATH": str(ROOT)}) as plane:
+            order = WorkOrder("do the work", lane="workspace_first", workspace=spec)
+            return await TaskRouter(plane).run(order, after_effect="hand_over")
+
+    return anyio.run(whole), lines_of(root / "effects")
+
+
+def check_handed_over(run: Run, effects: list[str], dies: dict[str, int]) -> str:
+    """What must hold of such a run, whenever its workers died; in which of the declared ways it ended."""
+    assert len(effects) == len(set(effects)), effects
+    tried = run.receipt.backplane["route"].get("tried", [])
+    assert [attempt["backend"] for attempt in tried] == list(dies)[: len(tried)]
+    assert all(attempt["code"] == "backend_crashed" for attempt in tried)
+    if len(dies) == 3:
+        assert (run.receipt.outcome, len(tried)) == ("failed", 2)
+        return "three attempts"
+    assert run.receipt.outcome == "complete"
+    before = [attempt for attempt in tried if "effect" in attempt]
+    # A call that died with its worker has no result: who follows is asked to look, and these do not do it again.
+    open_calls = sum(dies[attempt["backend"]] % 3 != 1 for attempt in before)
+    assert len(effects) >= STEPS - open_calls
+    assert open_calls or sorted(effects) == [str(step) for step in range(STEPS)]
+    return "handed over" if before else "complete elsewhere" if tried else "complete"
+
+
+DEATHS = [
+    *(({"one": first}, "staged") for first in (1, 2, 3, 4, 6, 13)),
+    *(({"one": first}, "pass_through") for first in (2, 3, 4)),
+    ({"one": 4, "two": 2}, "staged"),
+    ({"one": 1, "two": 7}, "pass_through"),
+    ({"one": 2, "two": 3, "three": 2}, "staged"),
+]
+
+
+@pytest.mark.parametrize(("dies", "mode"), DEATHS)
+def test_the_router_hands_over_after_an_effect_and_repeats_none(
+    tmp_path: Path, dies: dict[str, int], mode: str
+) -> None:
+    run, effects = handed_over(tmp_path / "one", mode, dies)
+    way = check_handed_over(run, effects, dies)
+    assert way == (
+        "three attempts" if len(dies) == 3 else "complete elsewhere" if dies == {"one": 1} else "handed over"
+    )
+
+
+@pytest.mark.anyio
+async def test_the_python_door_asks_the_router_and_goes_on(backplane_home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "worker.py"
+    path.write_text(WORKER)
+    dies = {"DIES": json.dumps({"one": 1}), "PYTHONPATH": str(ROOT)}
+    rows = {name: BackendSettings(command=(*PYTHON, str(path), name), env=dies) for name in ("one", "two")}
+    settings = Settings(backends=rows, routing=RoutingSettings(strategy="first_available"), isolation="off")
+    wanted = Requirements((Requirement("streaming", "native"),))  # Nobody was ever heard: both are asked for a hello.
+    order = WorkOrder("work", workspace=WorkspaceSpec(str(tmp_path)), requirements=wanted)
+    run = backplane.run(order, settings=settings, home=backplane_home)
+    assert (run.backend_id, run.receipt.outcome) == ("two", "complete")
+    assert [one["backend"] for one in run.receipt.backplane["route"]["tried"]] == ["one"]
+
+
+@pytest.mark.anyio
+async def test_a_session_begins_with_the_backend_of_its_task(backplane_home: Path, tmp_path: Path) -> None:
+    settings = Settings(backends=backends(tmp_path), isolation="off", limits=QUICK)
+    async with ControlPlane(settings, backplane_home, os.environ) as plane:
+        router = TaskRouter(plane, lambda _, options: len(options) - 1)
+        session, provider = await router.create_session_for_task(TaskDescriptor(type="simple_query"))
+        async with session:
+            assert (session.provider, provider.name) == ("four", "four")
+
+
+@pytest.mark.anyio
+async def test_an_order_that_leaves_its_results_in_a_copy_is_not_handed_over(tmp_path: Path) -> None:
+    async with ControlPlane(Settings(isolation="off"), tmp_path / "state", os.environ) as plane:
+        with pytest.raises(ConfigError, match="would stay in a copy of its own") as refused:
+            await TaskRouter(plane).run(
+                WorkOrder("x", workspace=WorkspaceSpec(str(tmp_path))), after_effect="hand_over"
+            )
+    assert "workspace_first" in (refused.value.hint or "")
 
 
 def test_a_router_in_python_runs_by_type_and_by_a_function(

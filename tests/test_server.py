@@ -275,7 +275,8 @@ def test_without_a_name_some_one_backend_must_satisfy_all(root: Path, tmp_path: 
         assert "audio" in final["receipt"]["capabilities"]
         child.send(mock("r2", root, requirements=needing("audio", "image_input"), config=scenario))
         fatal = ends(until_ended(child, "r2"))["r2"]
-        assert (fatal["t"], fatal["error_code"]) == ("fatal", "backend_not_found")
+        assert (fatal["t"], fatal["error_code"]) == ("fatal", "capability_unsupported")
+        assert final["receipt"]["usage_raw"]["backplane"]["route"]["chosen"]["backend"] == "ears"
 
 
 def test_a_backend_that_is_not_there_is_one_fatal_that_names_those_that_are(root: Path) -> None:

@@ -175,7 +175,7 @@ class _Live:
                     return
                 self._say_choice(attempts)
                 await self._attempt(plane, attempts.order, plan.backend, attempts.route)
-                while await self._goes_on(attempts):
+                while await self._goes_on(plane, attempts):
                     self._say_choice(attempts)
                     await self._attempt(plane, attempts.order, attempts.backend, attempts.route)
             finally:
@@ -192,19 +192,23 @@ class _Live:
             await self._tell(self.run)
             beside.cancel_scope.cancel()
 
-    async def _goes_on(self, attempts: Attempts) -> bool:
+    async def _goes_on(self, plane: ControlPlane, attempts: Attempts) -> bool:
         """Whether the run that has ended goes on elsewhere; nobody who stopped it or left wants that."""
         run = self.run
         if run is None or not run.is_sealed or self.signal is not None or self.outlet.gone:
             return False
-        return await anyio.to_thread.run_sync(attempts.after, run)
+        goes_on = await attempts.after(plane, run)
+        if attempts.stopped is not None:
+            streams.complain(streams.one_line(f"not handed over: {attempts.stopped.message}") + "\n")
+        return goes_on
 
     def _say_choice(self, attempts: Attempts) -> None:
         """Name the backend that was chosen, and what sent the order there, on stderr: stdout is the run's."""
         why = route.summary(attempts.decision)
         if attempts.tried:
             failed = attempts.tried[-1]
-            why = f"{failed.backend} failed before it changed anything: {failed.code}; {why}"
+            when = "before it changed anything" if failed.effect is None else f"after {failed.effect}, and hands over"
+            why = f"{failed.backend} failed {when}: {failed.code}; {why}"
         streams.complain(streams.one_line(f"backend {attempts.backend} ({why})") + "\n")
 
     async def _tell(self, run: Run) -> None:

@@ -60,6 +60,7 @@ def add_wishes(made: argparse._ActionsContainer) -> None:
     add("--max-cost-usd", metavar="X", type=float, help="most that the run is to cost, by earlier runs or prices")
     add("--max-latency", metavar="S", type=float, help="seconds that the run is to last at most, by earlier runs")
     add("--allow-unknown", action="store_true", help="a cost or latency that nobody knows satisfies these two")
+    add("--after-effect", choices=("stop", "hand_over"), help="where it fails after it changed something (stop)")
     add("--seed", metavar="N", type=int, help="spreads orders over equal instances (0)")
 
 
@@ -77,6 +78,7 @@ def wishes(options: Options) -> dict[str, Json]:
         "max_cost_usd_micros": _scaled(options.max_cost_usd, 1_000_000, "--max-cost-usd"),
         "max_latency_ms": _scaled(options.max_latency, 1000, "--max-latency"),
         "allow_unknown": options.allow_unknown or None,
+        "after_effect": options.after_effect,
         "seed": options.seed,
     }
     return {name: value for name, value in said.items() if value is not None}

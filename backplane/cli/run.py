@@ -12,11 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from backplane.config import Settings
     from backplane.contract.canonical import Json
-    from backplane.contract.work import WorkOrder
-    from backplane.routing.driver import Attempts
-
 
 EXAMPLE = """
 backplane run "make test" --backend shell --root ~/project
@@ -171,7 +167,11 @@ def _run(options: Options) -> int:
         if missing is not None:
             raise missing
     else:
-        attempts = _attempts(work, settings, environ, home)
+        import anyio
+
+        from backplane.routing.driver import first_choice
+
+        attempts = anyio.run(first_choice, work, settings, environ, home)
         backend = backends.find(attempts.backend, settings, environ)
     with ExitStack() as opened, order.told_without(work.config.env):
         receipt, patch = (
@@ -212,23 +212,6 @@ def _router_asked(options: Options) -> dict[str, Json]:
 
 def _object(value: Json) -> dict[str, Json]:
     return value if isinstance(value, dict) else {}
-
-
-def _attempts(work: WorkOrder, settings: Settings, environ: Mapping[str, str], home: Path) -> Attempts:
-    """The router's choice for an order that names no backend, and the next ones where that fails.
-
-    Raises:
-        ConfigError: `config_invalid`, a conversation lies with one backend, and the order does not say with which.
-        CapabilityError: `capability_unsupported`, no backend is eligible.
-    """
-    from backplane.errors import ConfigError
-    from backplane.routing.driver import Attempts
-
-    kept = _object(work.abp("session"))
-    if "resume" in kept or "fork" in kept:
-        fact = "a conversation goes on where it was begun, and no backend is named"
-        raise ConfigError("config_invalid", fact, hint="name its backend with --backend")
-    return Attempts(work, settings, environ, home)
 
 
 def _on_ask(options: Options, cwd: Path, environ: Mapping[str, str]) -> str | tuple[str, ...]:

@@ -5,11 +5,13 @@ Only `TaskRouter` starts anything; the rest reads.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio.to_thread
 import msgspec
@@ -23,12 +25,14 @@ from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, ConfigError
 from backplane.policy.capabilities import supplied
 from backplane.receipts import Store, kept_manifest
+from backplane.receipts.manifests import keep_manifest
 from backplane.receipts.memory import Remembered, remembered
 from backplane.routing.estimates import Measures, Observation, circuit_until, limited_until
 from backplane.routing.failover import Attempt, first_effect, moves_on
 from backplane.routing.router import MINUTE_MS, Candidate, Decision, Model, choose
 from backplane.routing.task import Strategy, TaskDescriptor, read_strategy
 from backplane.runtime import backends
+from backplane.runtime.hello import ask_hello
 from backplane.runtime.hooks import CAPABILITY
 from backplane.runtime.orders import make_order
 from backplane.runtime.plane import ControlPlane
@@ -38,8 +42,16 @@ from backplane.upstream.cost import Price, read_price
 from backplane.upstream.prices import ModelFacts, facts_of
 from backplane.view.figures import milliseconds
 
+if TYPE_CHECKING:
+    from backplane.providers.orders import SessionConfig
+    from backplane.providers.registry import Provider
+    from backplane.providers.session import Session
+
 RUNS_MAX: Final = 500
 """Newest receipts that are measured: some 0.1 s to read, and older ones hardly count."""
+
+HELLOS_MAX: Final = 8
+"""Hosts that are asked at once what they can, each a process."""
 
 _HERE: Final = (*CAPABILITY.values(), "checkpointing")
 """Abilities that the control plane supplies to every backend on this machine."""
@@ -225,6 +237,8 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     allow_unknown: bool = False
     input_tokens: int | None = None
     output_tokens: int | None = None
+    after_effect: Literal["stop", "hand_over"] = "stop"
+    """What follows a failure after a side effect."""
     seed: int = 0
 
 
@@ -247,7 +261,7 @@ def task_of(order: WorkOrder) -> tuple[TaskDescriptor, Strategy | None, int]:
     said: dict[str, Any] = {
         name: value
         for name, value in msgspec.structs.asdict(wishes).items()
-        if value is not None and name not in ("strategy", "seed")
+        if value is not None and name not in ("strategy", "seed", "after_effect")
     }
     said["capabilities"] = [msgspec.to_builtins(one) for one in order.requirements.required]
     if order.config.model is not None:
@@ -279,9 +293,13 @@ class Attempts:
         order: names no backend.
         strategy: in place of the order's own and the configured one; a function decides by itself.
 
+    Attributes:
+        tried: those that failed, oldest first.
+        stopped: why a failed order was not handed over, though it wanted that; None where that is not so.
+
     Raises:
-        ConfigError: `config_invalid`, what the order asks of the router.
-        CapabilityError: `capability_unsupported`, nothing is eligible.
+        ConfigError: `config_invalid`, what the order asks of the router; or a conversation lies with one backend, and
+            the order does not say with which.
         StoreError: `receipt_store_failed`.
     """
 
@@ -293,13 +311,23 @@ class Attempts:
         home: Path,
         strategy: Strategy | None = None,
     ) -> None:
-        self._order = order
+        kept = order.abp("session")
+        if isinstance(kept, dict) and ("resume" in kept or "fork" in kept):
+            fact = "a conversation goes on where it was begun, and no backend is named"
+            raise ConfigError("config_invalid", fact, hint="name its backend")
+        self._order = self._next = order
         self._given = (settings, environ, home)
         self.task, own, self._seed = task_of(order)
         self._strategy = strategy or own
+        self._hands_over = read_wishes(order.abp("route")).after_effect == "hand_over"
+        if self._hands_over:
+            from backplane.routing.handover import check_place
+
+            check_place(order)
         self.tried: tuple[Attempt, ...] = ()
+        self._had_effect: tuple[Run, ...] = ()
+        self.stopped: BackplaneError | None = None
         self.decision = self._decide()
-        self.decision.chosen()
 
     def _decide(self) -> Decision:
         tried = frozenset(one.backend for one in self.tried)
@@ -309,7 +337,7 @@ class Attempts:
     @property
     def order(self) -> WorkOrder:
         """The order as it goes to the backend that was chosen."""
-        return as_chosen(self._order, self.decision)
+        return as_chosen(self._next, self.decision)
 
     @property
     def backend(self) -> str:
@@ -322,17 +350,69 @@ class Attempts:
         wire = self.decision.to_wire()
         return {**wire, "tried": [msgspec.to_builtins(one) for one in self.tried]} if self.tried else wire
 
-    def after(self, run: Run) -> bool:
-        """Choose the next backend after a run that has ended; False where that was the order's end. Blocks."""
-        failed = attempt_of(run)
-        if run.receipt.outcome == "complete" or not moves_on(len(self.tried) + 1, failed):
+    async def after(self, plane: ControlPlane, run: Run) -> bool:
+        """Choose the next backend after a run that has ended; False where that was the order's end."""
+        failed = await anyio.to_thread.run_sync(attempt_of, run)
+        if run.receipt.outcome == "complete":
+            return False
+        if not moves_on(len(self.tried) + 1, failed, hands_over=self._hands_over):
             return False
         self.tried = (*self.tried, failed)
-        decision = self._decide()
+        decision = await anyio.to_thread.run_sync(self._decide)
         if decision.option is None:
             return False
+        if failed.effect is not None:
+            from backplane.routing.handover import hand_over
+
+            self._had_effect = (*self._had_effect, run)
+            try:
+                self._next = await hand_over(plane, self._order, self._had_effect, decision.option.candidate.name)
+            except BackplaneError as error:
+                self.stopped = error
+                return False
         self.decision = decision
         return True
+
+
+async def first_choice(
+    order: WorkOrder, settings: Settings, environ: Mapping[str, str], home: Path, strategy: Strategy | None = None
+) -> Attempts:
+    """Choose a backend for an order that names none.
+
+    Where nobody is eligible, those that were only never heard are asked for their hello; no order is sent for that.
+
+    Raises:
+        ConfigError, StoreError: as `Attempts`.
+        CapabilityError: `capability_unsupported`, nothing is eligible.
+    """
+    attempts = await anyio.to_thread.run_sync(lambda: Attempts(order, settings, environ, home, strategy))
+    if attempts.decision.option is None:
+        strangers = {
+            option.candidate.name: None
+            for option in attempts.decision.options
+            if {one.kind for one in option.obstacles} == {"manifest_unknown"}
+        }
+        async with anyio.create_task_group() as tasks:
+            for name in list(strangers)[:HELLOS_MAX]:
+                tasks.start_soon(_hear, name, settings, environ, home)
+        if strangers:
+            attempts = await anyio.to_thread.run_sync(lambda: Attempts(order, settings, environ, home, strategy))
+    attempts.decision.chosen()
+    return attempts
+
+
+async def _hear(name: str, settings: Settings, environ: Mapping[str, str], home: Path) -> None:
+    with suppress(BackplaneError):  # One that says none stays unknown.
+        backend = backends.find(name, settings, environ)
+        hello = await ask_hello(backend, environ, backend.limits or settings.limits)
+        keep_manifest(home, backend.key, hello.capabilities)
+
+
+async def attempts_for(plane: ControlPlane, order: WorkOrder, strategy: Strategy | None = None) -> Attempts:
+    """The first choice, with the settings of a control plane. Raises as `first_choice`."""
+    # Who was cut off before is sealed first, or its end would not be known here.
+    await anyio.to_thread.run_sync(plane.keeper.store)
+    return await first_choice(order, plane.settings, plane.environ, plane.home, strategy)
 
 
 def attempt_of(run: Run) -> Attempt:
@@ -353,7 +433,7 @@ def attempt_of(run: Run) -> Attempt:
 
 
 class TaskRouter:
-    """Runs orders on the backends that the router chooses, and moves on where one fails before any side effect.
+    """Runs orders on the backends that the router chooses, and moves on where one fails, as the order says.
 
     Args:
         plane: has the configuration with the backends, and the receipts that are measured.
@@ -390,16 +470,30 @@ class TaskRouter:
             own = whole.abp("route")
             whole = whole.with_abp("route", {**(own if isinstance(own, dict) else {}), **wishes})
         plane = self._plane
-        # Who was cut off before is sealed first, or its end would not be known here.
-        await anyio.to_thread.run_sync(plane.keeper.store)
-        attempts = await anyio.to_thread.run_sync(
-            lambda: Attempts(whole, plane.settings, plane.environ, plane.home, self._strategy)
-        )
+        attempts = await attempts_for(plane, whole, self._strategy)
         while True:
             async with plane.start(attempts.order, attempts.backend, route=attempts.route) as run:
                 await run.wait()
-            if not await anyio.to_thread.run_sync(attempts.after, run):
+            if not await attempts.after(plane, run):
                 return run
+
+    async def create_session_for_task(
+        self, task: TaskDescriptor, config: SessionConfig | None = None
+    ) -> tuple[Session, Provider]:
+        """Begin a conversation with the backend that is chosen for a task; the session is closed by the caller.
+
+        Raises:
+            BackplaneError: as `select_provider` and `Provider.create_session`.
+        """
+        from backplane.providers.orders import SessionConfig
+        from backplane.providers.registry import Provider
+
+        option = (await anyio.to_thread.run_sync(self.select_provider, task)).chosen()
+        provider = Provider(self._plane, option.candidate.name)
+        config = config or SessionConfig()
+        if not option.is_default and config.model is None:
+            config = dataclasses.replace(config, model=option.model.name)
+        return await provider.create_session(config), provider
 
     async def simple_query(self, task: str) -> Run:
         """Have a question answered by the cheapest backend."""

@@ -29,7 +29,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: str | None = None
     """Why it did not complete."""
     effect: str | None = None
-    """The first side effect that was seen."""
+    """The first side effect that was seen; where there is one, the order was handed over."""
 
 
 def effect_of(event: AgentEvent) -> str | None:
@@ -60,11 +60,12 @@ EFFECT_CHARS_MAX: Final = 200
 """Of a side effect's text in a receipt: enough to know it again."""
 
 
-def moves_on(attempts: int, failed: Attempt) -> bool:
+def moves_on(attempts: int, failed: Attempt, *, hands_over: bool = False) -> bool:
     """Whether the order goes on to another backend.
 
     Args:
         attempts: that were made, the failed one included.
+        hands_over: whether the order wants to go on after a side effect, too.
     """
     retryable = failed.code in CODES and CODES[failed.code].retryable
-    return retryable and failed.effect is None and attempts < ATTEMPTS_MAX
+    return retryable and (hands_over or failed.effect is None) and attempts < ATTEMPTS_MAX

@@ -105,7 +105,7 @@ TOOLS: Final[tuple[dict[str, Any], ...]] = (
         "inputSchema": _schema(
             ("task",),
             task=_text("what to do, in words"),
-            backend=_text("which agent; the configured default without one"),
+            backend=_text("which agent; without one the configured default, else the one that the router chooses"),
             root=_text("folder to work on, in or below this server's folder; the server's folder without one"),
             mode=_text("in a copy, or in place", "staged", "pass_through"),
             lane=_text("leave the result as a patch, or apply it when complete", "patch_first", "workspace_first"),
@@ -226,19 +226,21 @@ class Server:
         order = self._order(given, settings.policy)
         tell = self._progress(asked)
         answer = error = None
-        with ExitStack() as after:  # As a run is to be cancelled until all of it has ended.
-            async with (
-                api.start(order, backend=given.backend, settings=settings, home=config.home(self._environ)) as run,
-                anyio.create_task_group() as tasks,
-            ):
-                self._runs.append(run)
-                after.callback(self._runs.remove, run)
-                tasks.start_soon(self._end_with_client, run)
-                async for event in run:
-                    answer = event.text if isinstance(event, AssistantMessage) else answer
-                    error = event.message if isinstance(event, Failed) else error
-                    await tell(event)
-                tasks.cancel_scope.cancel()
+        home = config.home(self._environ)
+        async with api.attempting(order, backend=given.backend, settings=settings, home=home) as attempts:
+            while True:
+                with ExitStack() as after:  # As a run is to be cancelled until all of it has ended.
+                    async with attempts.begin() as run, anyio.create_task_group() as tasks:
+                        self._runs.append(run)
+                        after.callback(self._runs.remove, run)
+                        tasks.start_soon(self._end_with_client, run)
+                        async for event in run:
+                            answer = event.text if isinstance(event, AssistantMessage) else answer
+                            error = event.message if isinstance(event, Failed) else error
+                            await tell(event)
+                        tasks.cancel_scope.cancel()
+                if self._signal is not None or not await attempts.goes_on(run):
+                    break
         said = {**told(run.receipt, run.backend_id), "answer": _cut(answer), "error": error}
         return _result(said, is_error=run.receipt.outcome == "failed")
 
@@ -419,5 +421,6 @@ def _result(content: dict[str, Json], *, is_error: bool = False) -> Json:
 
 
 def _failed(error: BackplaneError) -> Json:
-    said = {"error": error.message, "code": error.code, **({"hint": error.hint} if error.hint else {})}
+    said = {"error": error.message, "code": error.code}
+    said |= {name: value for name in ("evidence", "hint") if (value := getattr(error, name))}
     return _result(said, is_error=True)

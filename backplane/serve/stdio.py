@@ -23,12 +23,11 @@ from backplane import host as sidecar
 from backplane.config import Settings
 from backplane.contract import envelope as wire
 from backplane.contract.approval import Decision
-from backplane.contract.canonical import uuid_text
+from backplane.contract.canonical import Json, uuid_text
 from backplane.contract.capability import Level, Manifest, read_manifest
 from backplane.contract.events import Approval
 from backplane.contract.work import OF_HOST, WorkOrder
 from backplane.errors import BackendError, BackplaneError, WorkspaceError, unforeseen
-from backplane.policy.capabilities import negotiate
 from backplane.receipts.manifests import kept_manifest
 from backplane.runtime import backends
 from backplane.runtime.backends import Backend
@@ -134,14 +133,14 @@ class _Server:
     async def _run_below(self, above: sidecar.HostRun) -> Run:
         stages = "stage/1" in above.extensions
         order = above.order if stages else _in_place(above.order)
-        backend = choose(order, self.plane.settings, self.plane.home, self.plane.environ)
+        order, backend, route = await choose(order, self.plane)
         if above.tree is None and (stages or above.names_root):
-            return await self._run_here(above, order, backend)
+            return await self._run_here(above, order, backend, route)
         if above.tree is None:
             async with incoming(self.plane.home) as folder:
                 empty = folder / "empty"
                 empty.mkdir()
-                return await self._run_here(above, _at(order, empty), backend)
+                return await self._run_here(above, _at(order, empty), backend, route)
         async with incoming(self.plane.home) as folder:
             try:
                 root = await self._unpacked(above, above.tree, folder)
@@ -153,7 +152,7 @@ class _Server:
                     return await self.plane.end_unstarted(order, backend, why, run_id=_as_uuid(above.id))
             spec = msgspec.structs.replace(order.workspace, root=str(root), mode="staged", include=(), exclude=())
             order = msgspec.structs.replace(order, workspace=spec, lane="patch_first")
-            ended = await self._run_here(above, order, backend)
+            ended = await self._run_here(above, order, backend, route)
             await self._send_patch(above, ended)
             return ended
 
@@ -202,11 +201,11 @@ class _Server:
             while (chunk := await anyio.to_thread.run_sync(next, pieces, None)) is not None:
                 await above.patch(chunk.seq, chunk.data, chunk.end)
 
-    async def _run_here(self, above: sidecar.HostRun, order: WorkOrder, backend: Backend) -> Run:
+    async def _run_here(self, above: sidecar.HostRun, order: WorkOrder, backend: Backend, route: Json) -> Run:
         run_id = _as_uuid(above.id)
         run: Run | None = None
         try:
-            async with self.plane.start(order, backend, on_ask=_asking(above), run_id=run_id) as run:
+            async with self.plane.start(order, backend, on_ask=_asking(above), run_id=run_id, route=route) as run:
                 # From here on the run itself is told to end, and tells what happened until then.
                 with anyio.CancelScope(shield=True):
                     try:
@@ -276,22 +275,17 @@ def _at(order: WorkOrder, folder: Path) -> WorkOrder:
     return msgspec.structs.replace(order, workspace=msgspec.structs.replace(order.workspace, root=str(folder)))
 
 
-def choose(order: WorkOrder, settings: Settings, home: Path, environ: Mapping[str, str]) -> Backend:
-    """The backend an order names, else the default, else the first ready one that is known to fit.
+async def choose(order: WorkOrder, plane: ControlPlane) -> tuple[WorkOrder, Backend, Json]:
+    """The backend that an order names, else the default, else the router's choice; with the order for it, and why.
 
     Raises:
         BackendError: `backend_not_found`, `backend_unavailable`.
+        CapabilityError, ConfigError, StoreError: as `attempts_for`.
     """
-    named = order.abp("backend", settings.default_backend)
+    named = order.abp("backend", plane.settings.default_backend)
     if isinstance(named, str):
-        return backends.find(named, settings, environ)
-    ready = [status.id for status in backends.known(settings, environ) if status.ready]
-    for name in ready:
-        fits = negotiate(order.requirements, _manifest(name, settings, home, environ)).satisfied
-        if fits and name not in backends.NEVER_CHOSEN:
-            return backends.find(name, settings, environ)
-    raise BackendError(
-        "backend_not_found",
-        "the order names no backend and none is known to fit",
-        hint=f"set config.vendor.abp.backend; ready here: {', '.join(ready) or 'none'}",
-    )
+        return order, backends.find(named, plane.settings, plane.environ), None
+    from backplane.routing.driver import attempts_for  # Who names a backend need not wait for it.
+
+    attempts = await attempts_for(plane, order)
+    return attempts.order, backends.find(attempts.backend, plane.settings, plane.environ), attempts.route

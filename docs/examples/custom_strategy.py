@@ -1,0 +1,21 @@
+"""A strategy of one's own: of the backends that could take the task, the one with the widest window."""
+
+import asyncio
+
+from backplane import ControlPlane
+from backplane.routing import Option, TaskDescriptor
+from backplane.routing.driver import TaskRouter
+
+
+def widest(task: TaskDescriptor, options: tuple[Option, ...]) -> int | None:
+    """Get the eligible options only; None would refuse the order."""
+    return max(range(len(options)), key=lambda place: options[place].model.context_tokens or 0, default=None)
+
+
+async def main() -> None:
+    async with ControlPlane() as plane:
+        run = (await TaskRouter(plane, widest).run("Summarise the whole log.")).check()
+        print(f"{run.backend_id} by {run.receipt.backplane['route']['strategy']}: {run.text}")
+
+
+asyncio.run(main())
