@@ -402,6 +402,13 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str
     size_chars: int | None = None
     """Length of the value as JSON."""
+    chunk: int | None = None
+    """Of a stream: the chunk that was lost or that said it, counted from 0.
+
+    `path` points into the answer that the chunks add up to, or to the chunk where it is of no part of the answer.
+    """
+    chunk_type: str | None = None
+    """The type of that chunk, where its vendor gives chunks one."""
 
     @property
     def is_material(self) -> bool:

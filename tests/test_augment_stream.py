@@ -234,10 +234,11 @@ def test_geminis_text_so_far_is_said_once_as_by_the_host_api(sent: list[str]) ->
     assert "".join(line["text"] for line in render("gemini", chunks)) == expected
 
 
-def test_arguments_that_are_no_object_are_put_into_one_and_named() -> None:
+@pytest.mark.parametrize(("sent", "shown"), [("[1]", [{"input": [1]}]), ("[1", [])])
+def test_arguments_that_are_no_object_are_put_into_one_and_cut_ones_are_no_call(sent: str, shown: list[Any]) -> None:
     stream = augment.ChunkStream("openai")
-    lines: list[Any] = [line for chunk in chat(called("f", "[1")) for line in stream.feed(chunk)]
-    assert json.loads(nodes(lines, 5)[0]["tool_use"]["input_json"]) == {"input": "[1"}
+    lines: list[Any] = [line for chunk in chat(called("f", sent)) for line in stream.feed(chunk)]
+    assert [json.loads(node["tool_use"]["input_json"]) for node in nodes(lines, 5)] == shown
     assert "arguments" in {loss.code for loss in stream.losses}
 
 

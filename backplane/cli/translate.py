@@ -205,7 +205,10 @@ def _for_people(losses: Sequence[Any], *, every: bool) -> Iterator[str]:
     for place, loss in enumerate(losses):
         own = (str(place),) if every else ()
         key = (not loss.is_material, loss.kind, loss.code, "".join((loss.reason, *("\0" + one for one in own))))
-        groups.setdefault(key, []).append(loss.path or "/")
+        chunk = "" if loss.chunk is None else f" in chunk {loss.chunk}"
+        groups.setdefault(key, []).append(
+            (loss.path or "/") + chunk + (f" ({loss.chunk_type})" if loss.chunk_type else "")
+        )
     for (is_form, kind, code, reason), paths in sorted(groups.items(), key=lambda group: group[0][0]):
         shown = ", ".join(paths[:PLACES_SHOWN])
         more = f" and {len(paths) - PLACES_SHOWN} more (--all shows them)" if len(paths) > PLACES_SHOWN else ""

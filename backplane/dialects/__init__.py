@@ -17,7 +17,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.dialects import framing
 from backplane.dialects.agent_events import end_events
-from backplane.dialects.codec import Ledger
+from backplane.dialects.codec import Ledger, kind_of
 from backplane.dialects.losses import lose_empty, lose_forms, lose_words
 from backplane.dialects.streams import Accumulator
 from backplane.errors import TranslationError
@@ -144,7 +144,7 @@ class StreamTranslation:
         if found:
             self._began = self._began or any(type(event) is not Kept for event in found)
         out = [made for event in found for made in self.writer.write(event)]
-        if self.writer.ledger.losses:
+        if self.writer.ledger.losses or self.reader.losses:
             self._name(chunk)
         self._count += 1
         return out
@@ -158,17 +158,20 @@ class StreamTranslation:
         return out
 
     def _name(self, chunk: Json) -> None:
-        """Keep the new losses, each once; one without a place is of this chunk."""
-        for loss in self.writer.ledger.losses:
-            if not loss.path and chunk is not None:
-                loss = msgspec.structs.replace(loss, path=f"/{self._count}")
-            self._losses.setdefault((loss.code, loss.reason, loss.path if loss.path.count("/") > 1 else ""), loss)
+        """Keep the new losses, each once, with the chunk that said it."""
+        for loss in (*self.reader.losses, *self.writer.ledger.losses):
+            key = (loss.code, loss.reason, loss.path if loss.path.count("/") > 1 else "")
+            if key not in self._losses:
+                said: dict[str, Any] = {} if chunk is None else {"chunk": self._count, "chunk_type": kind_of(chunk)}
+                said["path"] = loss.path or ("" if chunk is None else f"/{self._count}")
+                self._losses[key] = msgspec.structs.replace(loss, target=self.writer.ledger.target, **said)
+        self.reader.losses.clear()
         self.writer.ledger.losses.clear()
 
     @property
     def losses(self) -> tuple[Loss, ...]:
-        """What was lost so far."""
-        return (*self.reader.losses, *self._losses.values())
+        """What was lost so far; each names its chunk, the first where many say the same."""
+        return tuple(self._losses.values())
 
 
 def sum_stream(chunks: Iterable[Json], source: str) -> Translated[Answer]:
@@ -204,6 +207,7 @@ def loss_event(loss: Loss, now: str) -> AgentEvent:
         "path": loss.path, "dialect": loss.dialect, "target": loss.target, "kind": loss.kind, "code": loss.code,
         "reason": loss.reason,
     }  # fmt: skip
-    if loss.size_chars is not None:
-        body["size_chars"] = loss.size_chars
+    for name in ("size_chars", "chunk", "chunk_type"):
+        if (value := getattr(loss, name)) is not None:
+            body[name] = value
     return events.carry("loss", body, ts=now, message=f"{loss.kind} {loss.path or '/'}: {loss.reason}")

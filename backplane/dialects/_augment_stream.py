@@ -15,6 +15,7 @@ from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects._augment_nodes import NAME, RAW_RESPONSE, THINKING, TOKEN_USAGE, TOOL_USE, TOOL_USE_START
 from backplane.dialects.codec import json_text, parse_json
+from backplane.dialects.limits import CUT_CALL
 from backplane.dialects.outcome import has_cut_call
 from backplane.dialects.streams import BlockWriter, Key
 
@@ -109,6 +110,9 @@ class ChunkWriter(BlockWriter):
         return [self._chunk("", self._node(THINKING, thinking={"summary": part.text}))] if part.text else []
 
     def _whole_call(self, part: ir.ToolUse, key: Key) -> list[Json]:
+        if part.is_cut:
+            self.ledger.drop(part.at, "arguments", CUT_CALL)
+            return []
         text = self._arguments(part)
         if (part.id, part.name, text) in self.calls:
             return []

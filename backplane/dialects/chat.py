@@ -473,6 +473,8 @@ class Chat:
                 put_ext(part, {}, ledger)
             elif isinstance(part, ir.Media) and part.kind == "audio" and (part.file_id or part.transcript):
                 self._write_spoken(part, out, ledger)
+            elif isinstance(part, ir.Media) and part.text is None and not ledger.is_home:
+                lose_part(part, ledger, "an assistant says only text here")
             elif isinstance(part, ir.Opaque) and part.label.startswith("call of type") and ledger.is_home:
                 calls.append(part.payload)
             else:

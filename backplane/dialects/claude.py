@@ -100,8 +100,9 @@ TOOL: Final = {"name": "name", "description": "description", "schema": "input_sc
 """Field of a tool → its member."""
 
 LIMITS: Final = Limits(
-    call_id=Spelling("[a-zA-Z0-9_-]"), tool_name=Spelling("[a-zA-Z0-9_-]", 128), takes_empty_text=False, needs_user=True
-)
+    call_id=Spelling("[a-zA-Z0-9_-]"), tool_name=Spelling("[a-zA-Z0-9_-]", 128), takes_empty_text=False,
+    takes_objects=True, needs_user=True,
+)  # fmt: skip
 """docs.anthropic.com, messages: patterns of ids and names, texts must not be empty; read 2026-11."""
 
 MAX_TOKENS_MADE: Final = 4096
@@ -477,20 +478,19 @@ def _special(conversation: ir.Conversation) -> dict[str, Writer]:
             made["name"] = value["name"]
         out["tool_choice"] = {**out.get("tool_choice", {}), **made}
 
+    def parallel(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+        chosen = conversation.options.get("tool_choice", {}).get("mode")
+        if value and not ledger.is_home and chosen is None:
+            ledger.degrade(at, "shape", "several calls in one turn are the rule here")
+        elif chosen == "none" and not ledger.is_home:
+            ledger.degrade(at, "shape", "no calls are wanted at all")
+        else:
+            out.setdefault("tool_choice", {"type": "auto"})["disable_parallel_tool_use"] = not value
+
     return {
-        "tool_choice": choice, "parallel_tool_calls": _write_parallel, "reasoning_budget": _write_budget,
+        "tool_choice": choice, "parallel_tool_calls": parallel, "reasoning_budget": _write_budget,
         "reasoning_effort": _write_effort, "response_format": _write_format,
     }  # fmt: skip
-
-
-def _write_parallel(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if value and not ledger.is_home and "tool_choice" not in out:
-        ledger.degrade(at, "shape", "several calls in one turn are the rule here")
-        return
-    if out.get("tool_choice", {}).get("type") == "none" and not ledger.is_home:
-        ledger.degrade(at, "shape", "no calls are wanted at all")
-        return
-    out.setdefault("tool_choice", {"type": "auto"})["disable_parallel_tool_use"] = not value
 
 
 def _write_budget(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:

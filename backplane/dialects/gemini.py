@@ -104,7 +104,9 @@ PLACES: Final = {
     "signature": "thoughtSignature", "candidates": "candidates", "response_format": "generationConfig",
     "tool_choice": "toolConfig",
 }  # fmt: skip
-LIMITS: Final = Limits(tool_name=Spelling("[a-zA-Z0-9_.:-]", 64, "[a-zA-Z_]"), takes_empty_text=False, needs_user=True)
+LIMITS: Final = Limits(
+    tool_name=Spelling("[a-zA-Z0-9_.:-]", 64, "[a-zA-Z_]"), takes_empty_text=False, takes_objects=True, needs_user=True
+)
 """ai.google.dev, function declarations and contents, read 2026-11."""
 
 MEDIA_TYPES: Final = {"image": "image/png", "audio": "audio/wav", "video": "video/mp4"}

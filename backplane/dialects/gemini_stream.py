@@ -15,6 +15,7 @@ from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects import gemini
 from backplane.dialects.codec import Calls, Members, json_text
+from backplane.dialects.limits import CUT_CALL
 from backplane.dialects.streams import BlockReader, BlockWriter, Key
 
 NAME: Final = gemini.NAME
@@ -425,6 +426,9 @@ class GeminiWriter(BlockWriter):
     def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
         if isinstance(part, ir.Text | ir.Refusal) and not part.text:
             return []
+        if isinstance(part, ir.ToolUse) and part.is_cut and not self.ledger.is_home:
+            self.ledger.drop(part.at, "arguments", CUT_CALL)
+            return self._in_turn(key, [])
         count = len(self.ledger.losses)
         written = gemini.write_part(part, {}, self.ledger)
         made = [] if written is None else self._parts(key[0], [written])

@@ -13,8 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from backplane.dialects.codec import Ledger, put_ext
+from backplane.dialects.outcome import RUNNABLE, has_cut_call
 from backplane.dialects.pairing import paired
-from backplane.ir import Conversation, Message, Part, Text, ToolResult, ToolSpec, ToolUse
+from backplane.ir import Answer, Conversation, Message, Part, Text, ToolResult, ToolSpec, ToolUse
 
 DIGEST_CHARS: Final = 8
 """Letters of the digest that tells two shortened names apart; 2**32 names of one prefix are never in one request."""
@@ -54,6 +55,8 @@ class Limits(msgspec.Struct, frozen=True):
     call_id: Spelling = ANY_WORD
     tool_name: Spelling = ANY_WORD
     takes_empty_text: bool = True
+    takes_objects: bool = False
+    """Arguments of a call are an object, so that a client takes those that were cut for whole ones."""
     needs_user: bool = False
     """The system text stands outside of the messages, and one message at least is not the system's."""
 
@@ -82,6 +85,26 @@ def fitted(conversation: Conversation, limits: Limits, ledger: Ledger) -> Conver
     if choice is not None and "name" in choice and (name := limits.tool_name.fit(choice["name"])) != choice["name"]:
         changes["options"] = {**options, "tool_choice": {**choice, "name": name}}
     return msgspec.structs.replace(conversation, messages=messages, tools=tools, **changes)
+
+
+CUT_CALL: Final = "a call whose arguments were cut would be run as a whole one here"
+
+
+def runnable(answer: Answer, limits: Limits, ledger: Ledger) -> Answer:
+    """Return an answer without the calls that were cut, where the target's clients would run them."""
+    if not limits.takes_objects or not any(has_cut_call(one.message.parts) for one in answer.candidates):
+        return answer
+    candidates = []
+    for one in answer.candidates:
+        kept = tuple(part for part in one.message.parts if not (isinstance(part, ToolUse) and part.is_cut))
+        for part in one.message.parts:
+            if isinstance(part, ToolUse) and part.is_cut:
+                ledger.drop(part.at, "arguments", CUT_CALL, part.input)
+        changes: dict[str, Any] = {"message": msgspec.structs.replace(one.message, parts=kept)}
+        if len(kept) < len(one.message.parts) and one.stop in RUNNABLE:
+            changes |= {"stop": "max_tokens", "stop_raw": None}
+        candidates.append(msgspec.structs.replace(one, **changes))
+    return msgspec.structs.replace(answer, candidates=tuple(candidates))
 
 
 def _with_tools(conversation: Conversation, ledger: Ledger) -> dict[str, Any]:

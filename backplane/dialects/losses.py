@@ -6,6 +6,7 @@ named again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -412,11 +413,13 @@ class Comparison:
             native = message.native_role
             if native is not None and (other is None or native != other.native_role) and native == "developer":
                 self._note("degraded", f"{message.at}/role", "role", f"the role {native} became {message.role}")
+                self._note("degraded", self.listed, "shape", "it is a system text now, which may be part of the head")
             if message.flat and other is not None and len(other.parts) > 1:
                 self._note("degraded", message.parts[0].at, "shape", "a text is one block of a list here")
-            if message.flat is False and other is not None and other.flat is not False and len(message.parts) < 2:
-                at = message.parts[0].at.rpartition("/")[0] if message.parts else message.at
-                self._note("degraded", at, "shape", "a list of one block is not told from a text here")
+            if message.flat is False and other is not None and other.flat is not False:
+                lists = Counter(part.at.rpartition("/")[0] for part in message.parts) or Counter((message.at,))
+                for at in (at for at, count in lists.items() if count == 1 and at != self.listed):
+                    self._note("degraded", at, "shape", "a list of one block is not told from a text here")
 
     def _order(
         self, before: list[tuple[str, list[Any]]], after: list[tuple[str, list[Any]]], source: tuple[ir.Message, ...]

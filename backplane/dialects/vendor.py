@@ -13,7 +13,7 @@ from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
 from backplane.dialects import agent_events
 from backplane.dialects.codec import Calls, Kin, Ledger
-from backplane.dialects.limits import Limits, fitted
+from backplane.dialects.limits import Limits, fitted, runnable
 from backplane.dialects.losses import Comparison, check_meaning
 from backplane.dialects.streams import BlockReader
 from backplane.ir import Answer, Conversation, ToolSpec, Translated
@@ -121,7 +121,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         ledger = Ledger(answer.dialect, self.NAME, self.kin)
         if ledger.is_home and answer.raw is not None and self.response_to_ir(answer.raw).value == answer:
             return Translated(answer.raw)
-        written = self.write_answer(answer, ledger)
+        written = self.write_answer(answer if ledger.is_home else runnable(answer, self.limits, ledger), ledger)
         if not ledger.is_home and (answer.candidates or answer.error is None):
             self._comparison(ledger).answers(answer, self.response_to_ir(written).value)
         return Translated(written, ledger.done())

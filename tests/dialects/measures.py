@@ -1,7 +1,8 @@
 """The six measures of the translation, over the corpus; run as a program it prints them.
 
-M1 there and back through the neutral form · M2 no silent loss · M3 a stream adds up as the vendor's SDK says ·
-M4 the same across · M5 read, not replayed · M6 to another vendor and back.
+M1 there and back through the neutral form · M2 no silent loss, and nothing that the target's types or its server's
+documented rules refuse · M3 a stream adds up as the vendor's SDK says · M4 the same across · M5 read, not replayed ·
+M6 to another vendor and back.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 from backplane import ir
 from backplane.dialects import StreamTranslation, dialect, sum_stream, translate
 from backplane.errors import TranslationError
-from tests.dialects import differ, referees
+from tests.dialects import differ, referees, rules
 from tests.dialects.dialect_corpus import CONTRACTS, KINDS, NAMES, PAIRS, Corpus, canonical
 
 Finding = tuple[str, str | None]
@@ -80,6 +81,8 @@ def m2(corpus: Corpus = CONTRACTS, *, with_types: bool = True) -> Iterator[Findi
                 if with_types and "error" not in done.value:
                     why = referees.invalid(target, kind, done.value)
                     bad = f"invalid: {why}" if why else bad
+                if kind == "request" and (broke := rules.broken(target, done.value)):
+                    bad = f"refused by the server: {broke}"
                 yield where, bad
 
 

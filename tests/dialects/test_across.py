@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backplane import ir
-from backplane.dialects import StreamTranslation, sum_stream, translate
+from backplane.dialects import StreamTranslation, dialect, sum_stream, translate
 from tests.dialects.dialect_corpus import NAMES
 
 CHATS = ("openai", "kimi", "copilot")
@@ -182,14 +182,35 @@ def test_a_call_that_a_limit_cut_keeps_its_half_and_the_reason(target: str) -> N
     stream = StreamTranslation("claude", target)
     made = [out for chunk in cut_call() for out in stream.feed(chunk)] + stream.finish()
     (candidate,) = sum_stream(made, target).value.candidates
-    (call,) = [part for part in candidate.message.parts if isinstance(part, ir.ToolUse)]
+    calls = [part for part in candidate.message.parts if isinstance(part, ir.ToolUse)]
     assert candidate.stop == "max_tokens"
-    if target == "gemini":  # takes only objects; that they are none is named
-        assert call.input == {"arguments": HALF}
+    if target == "gemini":  # takes only objects: as one the half would be a call that can be run
+        assert calls == []
         assert [loss.path for loss in stream.losses if loss.code == "arguments"] == ["/content/0"]
     else:
-        assert call.is_cut
-        assert call.input == HALF
+        assert [(call.is_cut, call.input) for call in calls] == [(True, HALF)]
+
+
+@pytest.mark.parametrize("finish", ["length", "tool_calls", None])
+@pytest.mark.parametrize("target", ["claude", "gemini"])
+def test_no_answer_makes_a_whole_call_of_a_cut_one(target: str, finish: str | None) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "rm", "arguments": HALF}}
+    message = {"role": "assistant", "content": "I delete.", "tool_calls": [call]}
+    answer = {"id": "a", "model": "m", "choices": [{"index": 0, "message": message, "finish_reason": finish}]}
+    done = translate(answer, "openai", target, "response")
+    (candidate,) = dialect(target).response_to_ir(done.value).value.candidates
+    assert [type(part) for part in candidate.message.parts] == [ir.Text]
+    assert candidate.stop == "max_tokens"
+    assert "/choices/0/message/tool_calls/0" in {loss.path for loss in done.losses if loss.is_material}
+
+
+def test_a_picture_of_the_models_is_no_content_of_a_chat_assistant() -> None:
+    shown = {"inlineData": {"mimeType": "image/png", "data": "QUJD"}}
+    contents = [{"role": "user", "parts": [{"text": "draw"}]}, {"role": "model", "parts": [{"text": "so"}, shown]},
+                {"role": "user", "parts": [{"text": "bluer"}]}]  # fmt: skip
+    done = translate({"contents": contents}, "gemini", "openai")
+    assert done.value["messages"][1] == {"role": "assistant", "content": "so"}
+    assert ("/contents/1/parts/1", "media") in {(loss.path, loss.code) for loss in done.losses}
 
 
 def test_a_call_that_a_limit_cut_is_no_complete_item() -> None:

@@ -211,7 +211,7 @@ def test_what_a_stream_loses_is_named_once_with_its_chunk(target: str) -> None:
     _, done = through("claude", target, [start, *[unknown] * 50, {"type": "message_stop"}])
     if target != "claude":
         found = [loss for loss in done.losses if "from_the_future" in loss.reason]
-        assert [loss.path for loss in found] == ["/1"]
+        assert [(loss.path, loss.chunk, loss.chunk_type) for loss in found] == [("/1", 1, "from_the_future")]
 
 
 # The editor's wire ----------------------------------------------------------------------------------------------------
