@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -12,16 +13,24 @@ from typing import Final
 import msgspec
 
 from backplane.contract.events import AgentEvent
-from backplane.receipts.journal import PATCH, boot_id
+from backplane.errors import StoreError
+from backplane.process.table import Process
+from backplane.receipts.journal import PATCH, WORDS, boot_id
 from backplane.receipts.memory import Remembered
 from backplane.receipts.pieces import canonical_chunks
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
 from backplane.receipts.trace import open_plain
-from backplane.view.picture import Picture
+from backplane.view.picture import Host, Picture
 from backplane.view.report import PACKED_BYTES_MAX, RECEIPT_BYTES_MAX, Shown
 from backplane.view.story import Story
 from backplane.view.why import Diagnosis, Moment, diagnose
+
+WORDS_BYTES_MAX: Final = 64 * 1024
+"""Of what a live host said on stderr; `runtime` keeps less."""
+
+CHECKED_BYTES_MAX: Final = 32 << 20
+"""Longest trace whose hash is recomputed where somebody asks why; it takes 30 ms."""
 
 PATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 """Of a patch; a page has fewer lines than that."""
@@ -49,16 +58,89 @@ def shown_of(store: Store, run: Remembered, story: Story | None = None) -> Shown
     picture, packed = _folded(store, run, story)
     return Shown(
         picture=picture,
-        diagnosis=diagnosis_of(picture, run),
+        diagnosis=diagnosis_of(store, picture, run),
         story=story,
         patch=patch_of(store, run.run_id),
         packed=packed,
     )
 
 
-def diagnosis_of(picture: Picture, run: Remembered) -> Diagnosis:
-    """What a run waits for now, or why it failed."""
-    return diagnose(picture, Moment(now_ms=time.time_ns() // 1_000_000, state=run.state, boot_id=boot_id()))
+def diagnosis_of(store: Store, picture: Picture, run: Remembered) -> Diagnosis:
+    """What a run waits for now, or why it failed.
+
+    Raises:
+        StoreError: `receipt_store_failed`.
+    """
+    return diagnose(picture, moment_of(store, picture, run))
+
+
+def why(store: Store, run: Remembered, more: Callable[[Picture, Moment, Diagnosis], Moment] | None = None) -> Diagnosis:
+    """What a run waits for now, or why it failed, also where its receipt cannot be read any more.
+
+    Args:
+        more: what else is known where the kind asks for it: the moment with that in it, or as it was.
+
+    Raises:
+        StoreError: `receipt_store_failed`: pruned, or the disk fails.
+    """
+    try:
+        picture = picture_of(store, run)
+        moment = moment_of(store, picture, run)
+    except StoreError as error:
+        faults = tuple(one.fact for one in store.verify(run.run_id)) if run.state == "ended" else ()
+        if not faults:
+            raise
+        picture = Picture(run_id=run.run_id)
+        moment = Moment(now_ms=0, state="ended", faults=(error.message, *faults))
+    found = diagnose(picture, moment)
+    fuller = more(picture, moment, found) if more is not None else moment
+    return found if fuller is moment else diagnose(picture, fuller)
+
+
+def moment_of(store: Store, picture: Picture, run: Remembered) -> Moment:
+    """What is known of a run now beside its journal and receipt. Blocks for two looks at a live run's processes.
+
+    Raises:
+        StoreError: `receipt_store_failed`.
+    """
+    host = picture.host
+    return Moment(
+        now_ms=time.time_ns() // 1_000_000,
+        state=run.state,
+        boot_id=boot_id(),
+        processes=_processes(host) if run.state == "live" and host is not None else (),
+        words=_words(store, run) if run.state != "ended" else "",
+        free_bytes=_free_bytes(store) if run.state == "cut_off" else None,
+        faults=_faults(store, run) if run.state == "ended" else (),
+    )
+
+
+def _processes(host: Host) -> tuple[Process, ...]:
+    from backplane.process.snapshot import snapshot
+
+    return snapshot(host.pid, host.start)
+
+
+def _words(store: Store, run: Remembered) -> str:
+    try:
+        with open_plain(store.folder(run.run_id) / WORDS) as file:
+            return file.read(WORDS_BYTES_MAX).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _free_bytes(store: Store) -> int | None:
+    try:
+        seen = os.statvfs(store.home)
+    except OSError:
+        return None
+    return seen.f_bavail * seen.f_frsize
+
+
+def _faults(store: Store, run: Remembered) -> tuple[str, ...]:
+    """What of a receipt is not as it was sealed; a long trace is left to `verify`, as it takes a second a gigabyte."""
+    row = store.find(run.run_id)
+    return () if row.trace_bytes > CHECKED_BYTES_MAX else tuple(one.fact for one in store.verify(run.run_id))
 
 
 def patch_of(store: Store, run_id: str) -> str | None:

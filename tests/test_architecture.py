@@ -36,7 +36,8 @@ ROOMS = {
     # doors to the world
     "resources": "errors",
     "process.guard": "",
-    "process": f"{SHAPES} process.guard protocol redact",
+    "process.table": "",
+    "process": f"{SHAPES} process.guard process.table protocol redact",
     "config": f"{SHAPES} resources",
     "workspace": f"{SHAPES} policy process",
     "sandbox.credentials": SHAPES,
@@ -44,7 +45,7 @@ ROOMS = {
     "receipts.build": f"{SHAPES} policy protocol redact",
     "receipts.claims": f"{SHAPES} policy",
     "receipts": f"{SHAPES} policy process receipts.build",
-    "view": f"{SHAPES} receipts.build",
+    "view": f"{SHAPES} process.table receipts.build",
     "upstream.presets": "errors",
     "upstream.cost": f"{SHAPES} ir",
     "upstream.decompress": "",
@@ -83,7 +84,7 @@ ROOMS = {
         f"{SHAPES} api config host policy process protocol receipts receipts.build routing.driver runtime schemas "
         "workspace"
     ),
-    "shown": f"{SHAPES} receipts view",
+    "shown": f"{SHAPES} process process.table receipts view",
     "web": f"{SHAPES} api config process receipts runtime shown view",
     "scale": f"{SHAPES} process receipts runtime workspace",
     "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",

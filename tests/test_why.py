@@ -202,7 +202,7 @@ async def test_a_cancelled_run_is_told_by_who_did_it(backplane_home: Path, tmp_p
 
 @contextmanager
 def live(
-    home: Path, *events: AgentEvent, begun_s: float = 100, facts: tuple[str, ...] = ("held", "hello")
+    home: Path, *events: AgentEvent, begun_s: float = 100, facts: tuple[str, ...] = ("held", "hello", "sent")
 ) -> Iterator[str]:
     """A journal that somebody holds open, begun so long before now."""
     run_id = str(uuid.uuid4())
@@ -241,16 +241,16 @@ def again(text: str, times: int, *, failed: bool) -> list[AgentEvent]:
 
 PRINTED = carry("output", {"text": "cc a.c\n"}, ts=at(1), message="cc")
 LIVE: dict[str, tuple[list[AgentEvent], tuple[str, ...]]] = {
-    "approval_waits": ([asked(20, deadline_ms=300_000)], ("held", "hello")),
-    "question_waits": ([asked(20, kind="input", name=None, question="which?")], ("held", "hello")),
+    "approval_waits": ([asked(20, deadline_ms=300_000)], ("held", "hello", "sent")),
+    "question_waits": ([asked(20, kind="input", name=None, question="which?")], ("held", "hello", "sent")),
     "staging": ([], ()),
     "no_hello": ([], ("held",)),
-    "model_silent": ([delta("x"), called("bash", "make", 90), resulted("fine", 80)], ("held", "hello")),
-    "tool_quiet": ([called("bash", "make", 90)], ("held", "hello")),
-    "tool_works": ([called("bash", "make", 90), PRINTED], ("held", "hello")),
-    "asked_again": ([carry("retry", {"status": 529}, ts=at(9), message="overloaded")], ("held", "hello")),
-    "same_failure": (again("not found", 3, failed=True), ("held", "hello")),
-    "same_call": (again("nothing new", 3, failed=False), ("held", "hello")),
+    "model_silent": ([delta("x"), called("bash", "make", 90), resulted("fine", 80)], ("held", "hello", "sent")),
+    "tool_quiet": ([called("bash", "make", 90)], ("held", "hello", "sent")),
+    "tool_works": ([called("bash", "make", 90), PRINTED], ("held", "hello", "sent")),
+    "asked_again": ([carry("retry", {"status": 500}, ts=at(9), message="it broke")], ("held", "hello", "sent")),
+    "same_failure": (again("not found", 3, failed=True), ("held", "hello", "sent")),
+    "same_call": (again("nothing new", 3, failed=False), ("held", "hello", "sent")),
 }  # fmt: skip
 
 

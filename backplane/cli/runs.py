@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from backplane.receipts import Store
     from backplane.receipts.memory import Remembered
     from backplane.view.picture import Picture
+    from backplane.view.why import Diagnosis, Moment
 
 ROWS_SHOWN: Final = 30
 """Runs of a list without --limit: a screen."""
@@ -294,6 +295,39 @@ def _files(picture: Picture, look: Look) -> Iterator[tuple[str, str]]:
         yield "", f"and {len(found) - FILES_SHOWN} more"
 
 
+def _more_known(picture: Picture, moment: Moment, found: Diagnosis) -> Moment:
+    """What this machine says of a refused key, or of a model that nobody knows."""
+    import msgspec
+
+    if found.kind == "model_unknown":
+        from backplane.upstream.cost import known_models
+
+        return msgspec.structs.replace(moment, models=known_models())
+    return msgspec.structs.replace(moment, logins=_logins(picture.backend)) if found.kind == "key_refused" else moment
+
+
+def _logins(backend: str) -> tuple[str, ...]:
+    """Key and kept logins that the agent of a backend may take, as far as they are here."""
+    import os
+    from pathlib import Path
+
+    from backplane import config
+    from backplane.errors import BackplaneError
+    from backplane.runtime import backends
+    from backplane.sandbox.credentials import store_of
+
+    try:
+        named = backends.find(backend, config.load(None, os.environ, Path.cwd()), os.environ)
+    except BackplaneError:  # Named by a configuration that is not here any more.
+        return ()
+    agent = named.agent
+    if agent is None:
+        return ()
+    key = [f"the variable {agent.key_env}"] if agent.key_env and agent.key_env in {**os.environ, **named.env} else []
+    login = store_of(agent.row)
+    return (*key, f"the login in {login}") if login is not None else tuple(key)
+
+
 # Why ------------------------------------------------------------------------------------------------------------------
 
 
@@ -302,13 +336,13 @@ def _why(options: Options) -> int:
 
     from backplane.cli.show import Look
     from backplane.receipts.memory import find
-    from backplane.shown import diagnosis_of, picture_of
+    from backplane.shown import why
     from backplane.view.figures import lasting
     from backplane.view.why import HEALTHY
 
     with open_store() as store:
         run = find(store, options.run)
-        found = diagnosis_of(picture_of(store, run), run)
+        found = why(store, run, _more_known)
     if options.json:
         streams.write_json(msgspec.json.encode(found) + b"\n")
         return 0

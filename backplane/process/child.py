@@ -99,6 +99,8 @@ class Child:
         """The guard did not see it through, whatever was said in its name: who left session and parents may live."""
         self.on_exit: Callable[[], None] | None = None
         """Called once when the exit is known."""
+        self.on_words: Callable[[], None] | None = None
+        """Called when something came on its stderr."""
         self.fault: Exception | None = None
         """Raised while the child was watched, and foreseen by nobody: its exit may never be known then."""
         self._leader = leader  # The guard, or the program where there is none.
@@ -381,6 +383,8 @@ class Child:
             self.stderr_dropped += max(0, min(len(chunk), excess))
             if excess > LOOK_BYTES:
                 del self._tail[: excess - LOOK_BYTES]
+            if self.on_words is not None:
+                self.on_words()
         elif chunk is not None:
             self._stderr_ended = True
             self._announce()

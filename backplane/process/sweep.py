@@ -48,7 +48,7 @@ def remains(traces: Traces) -> dict[int, int]:
     if host is None or host[START] == traces.start:
         # Unless the number is a stranger's by now, who has it as group or session is of the child's making.
         roots |= {pid for pid, row in table.items() if traces.host in (pid, row[GROUP], row[SESSION])}
-    found = _descendants(table, roots) - {os.getpid(), traces.guard}
+    found = descendants(table, roots) - {os.getpid(), traces.guard}
     if traces.ends:
         # Who was there before the child, a terminal's server say, was handed the pipe and is not the child's.
         found |= {pid for pid, row in table.items() if row[START] >= traces.start and _holds(pid, traces.ends)}
@@ -89,7 +89,8 @@ def far_end(fd: int) -> tuple[FileId, int] | None:
     return _file_id(os.fstat(fd)), stat.S_IWUSR if we_read else stat.S_IRUSR
 
 
-def _descendants(table: Table, roots: set[int]) -> set[int]:
+def descendants(table: Table, roots: set[int]) -> set[int]:
+    """These processes and all that descend from them."""
     children: dict[int, list[int]] = {}
     for pid, row in table.items():
         children.setdefault(row[PARENT], []).append(pid)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,8 @@ from backplane.receipts.trace import Trace, open_plain
 HEAD: Final = "head.jsonl"
 TRACE: Final = "trace.jsonl"
 PATCH: Final = "patch.diff"
+WORDS: Final = "stderr"
+"""What a live run's host said last on its stderr; gone once the receipt has it."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 """Events hold the user's text: nobody else reads them."""
@@ -64,6 +66,20 @@ def applied_fact(files: int) -> Facts:
 def held_fact(held: Json) -> Facts:
     """The fact of what holds the host, as the receipt has it under `enforcement`."""
     return {"fact": "held", "enforcement": held}
+
+
+def host_fact(pid: int, start: int) -> Facts:
+    """The fact of which process the host is, or what stands around it: for who looks at a live run.
+
+    Args:
+        start: when it began, in clock ticks since the machine did: tells it from a stranger with its number.
+    """
+    return {"fact": "host", "pid": pid, "start": start, "plane": os.getpid()}
+
+
+def hooks_fact(ask: str, names: Sequence[str]) -> Facts:
+    """The fact that hooks take long over an ask; no names once they have answered."""
+    return {"fact": "hooks", "ask": ask, "names": list(names)}
 
 
 def failed_fact(code: str) -> Facts:
@@ -136,6 +152,22 @@ class Journal:
     def note_sealed(self, body: bytes) -> None:
         """Add the sealed receipt, its canonical bytes with an empty trace, as the last fact."""
         self._write(self._head, b'{"fact":"sealed","receipt":' + body + b"}\n")
+
+    def keep_words(self, words: bytes) -> None:
+        """Keep what the host said last on its stderr, in place of what was kept before."""
+        with _disk(str(self.folder)):
+            fresh = self.folder / f".{WORDS}.new"
+            fd = os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+            try:
+                os.write(fd, words)
+            finally:
+                os.close(fd)
+            os.rename(fresh, self.folder / WORDS)
+
+    def drop_words(self) -> None:
+        """Remove them: the receipt has them."""
+        with suppress(OSError):
+            os.unlink(self.folder / WORDS)
 
     def keep_patch(self, patch: bytes) -> None:
         """Write the patch that belongs to a copied run."""

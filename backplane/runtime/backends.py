@@ -54,6 +54,8 @@ class Link(Protocol):
     guard_lost: bool
     on_exit: Callable[[], None] | None
     """Called once when the exit is known."""
+    on_words: Callable[[], None] | None
+    """Called when something came on its stderr."""
     fault: Exception | None
     """Raised while it was watched, and foreseen by nobody; its exit may never be known then."""
 
@@ -260,6 +262,7 @@ class _MemoryLink:
         self.swept = 0
         self.guard_lost = False
         self.on_exit: Callable[[], None] | None = None
+        self.on_words: Callable[[], None] | None = None
         self.fault: Exception | None = None
         self.scope = anyio.CancelScope()
         self._tail = b""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +19,7 @@ import anyio.to_thread
 from backplane.config import Isolation, Limits, tighter
 from backplane.contract.canonical import Json
 from backplane.contract.work import Mode
-from backplane.errors import BackplaneError, CageError, WorkspaceError
+from backplane.errors import BackplaneError, CageError, StoreError, WorkspaceError
 from backplane.receipts.build import Facts
 from backplane.runtime.backends import Backend, Link, Opener, ProcessBackend
 from backplane.runtime.state import Keeper, Preparation
@@ -192,6 +192,22 @@ class Premises:
         from backplane.receipts import held_fact
 
         journal.note(held_fact(self._facts.redactor.json(self._facts.held())[0]))
+
+    def note_host(self, pid: int) -> None:
+        """Note which process it is, for who looks at the live run; a function of this process has none of its own."""
+        from backplane.process.sweep import start_of
+        from backplane.receipts.journal import host_fact
+
+        if self.journal is not None and pid != os.getpid():
+            self.journal.note(host_fact(pid, start_of(pid)))
+
+    def note_hooks(self, ask: str, names: Sequence[str]) -> None:
+        """Note that hooks take long over an ask; no names once they have answered."""
+        from backplane.receipts.journal import hooks_fact
+
+        if self.journal is not None:
+            with suppress(StoreError):  # For a look at it alone.
+                self.journal.note(hooks_fact(self._facts.redactor.text(ask)[0], names))
 
     @property
     def holds_host(self) -> bool:

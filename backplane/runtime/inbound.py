@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import anyio
@@ -60,6 +60,9 @@ REMEMBERED_MAX: Final = 1000
 
 REMEMBERED_CHARS_MAX: Final = 4000
 """Length of such a tool's name and the reason together; a longer one is not kept, and asked about again."""
+
+HOOKS_SLOW_S: Final = 1.0
+"""Hooks that take longer are noted in the journal, so that `why` can name them; most answer in milliseconds."""
 
 OnAsk = Callable[[Approval], Awaitable[Decision] | Decision]
 
@@ -115,6 +118,8 @@ class Intake:
         """Pings that wait for their answer."""
         self.hooks: Hooks | None = None
         """Who is asked after the policy and before anybody else; None for nobody."""
+        self.note_hooks: Callable[[str, Sequence[str]], None] | None = None
+        """Notes that hooks take long over an ask, by its id; None where there are none."""
         self.checkpoints = RunCheckpoints(
             False, now, functools.partial(self.report, "checkpoint"), self._keep_checkpoints
         )
@@ -394,7 +399,7 @@ class Intake:
         """The ask as its hooks left it, and what they or the policy say to it then."""
         assert self.hooks is not None
         assert self._facts.policy is not None
-        with anyio.move_on_after(self._limits.ask_s):
+        with anyio.move_on_after(self._limits.ask_s), self._noted_if_slow(ask, hooks):
             heard = await self.hooks.hear(ask, hooks, self._facts.root, self._reread)
             if heard.decision is not None:
                 return heard.ask, heard.decision, "hook", heard.changed_by
@@ -402,6 +407,27 @@ class Intake:
             return heard.ask, verdict, "policy", heard.changed_by
         reason = f"no answer of the hooks within {self._limits.ask_s:g} s"
         return ask, Decision(decision="deny", reason=reason), "default", ""
+
+    @contextmanager
+    def _noted_if_slow(self, ask: wire.Ask, hooks: tuple[Hook, ...]) -> Iterator[None]:
+        """Have it noted, once these hooks have taken long, and when they have answered then."""
+        assert self._start_soon is not None
+        at_work, noted = True, False
+
+        async def note() -> None:
+            nonlocal noted
+            await anyio.sleep(HOOKS_SLOW_S)
+            if at_work and self.note_hooks is not None:
+                noted = True
+                self.note_hooks(ask.id, [hook.name for hook in hooks])
+
+        self._start_soon(note)
+        try:
+            yield
+        finally:
+            at_work = False
+            if noted and self.note_hooks is not None:
+                self.note_hooks(ask.id, ())
 
     async def _put_above(self, ask: wire.Ask) -> Decision:
         """A hook that lies with the caller: he is asked as for what the policy leaves open."""

@@ -86,6 +86,12 @@ HURRIED_S_MAX: Final = 1.0
 LADDER_S_MAX: Final = 8.0
 """For the stop ladder beyond its grace: more than all its steps may take; then the host is killed without it."""
 
+WORDS_S: Final = 0.2
+"""Between a host's words on stderr and their being kept for others: of a chatty one five times a second."""
+
+WORDS_BYTES_MAX: Final = 4096
+"""Of its last words kept for a look at a live run."""
+
 _NEVER: Final = float("inf")
 
 _BY_HAND: Final = "it said nothing on stderr: `backplane conform -- COMMAND…` shows how far it gets"
@@ -115,7 +121,7 @@ class Run:
         "_alarm", "_backend", "_begun", "_deadlines", "_drained", "_exited", "_fault", "_finished", "_gone",
         "_hurried_at", "_intake", "_limits", "_line", "_link", "_opened", "_outbox", "_output", "_plane", "_premises",
         "_queue", "_readable", "_reads", "_receipt", "_remote", "_rest", "_sealed", "_sealing_since", "_sent",
-        "_stopping", "_tasks", "_terms", "end", "error", "facts", "id", "order", "patch",
+        "_stopping", "_tasks", "_terms", "_words_due", "end", "error", "facts", "id", "order", "patch",
     )  # fmt: skip
     # Without them its table is 1.5 KiB, as more than thirty names are in it.
 
@@ -170,6 +176,8 @@ class Run:
         )
         self._remote: Remote | None = None
         self._begun = False
+        self._words_due = False
+        """The host's last words are about to be kept."""
         self._reads = False
         """A task waits for the host's output."""
         self._fault: BackplaneError | None = None
@@ -447,6 +455,8 @@ class Run:
             except CageError as error:
                 await self._enter(await self._premises.reopen(self._backend, self._plane.environ, error))
             self._premises.prepare(self._start_soon, self._mode())
+            if self._link is not None:
+                self._premises.note_host(self._link.pid)
         except BackplaneError as error:
             self._fail(await self._premises.cause(error))
 
@@ -509,6 +519,7 @@ class Run:
         hooks = (*configured(self._plane.settings.hooks), *given, *above(self.order))
         if hooks:
             intake.hooks = Hooks(hooks, self.id, self._plane.environ, self.facts.redactor, intake.put_above)
+            intake.note_hooks = self._premises.note_hooks
         terms = Terms(self.facts, self.backend_id, hooks, remote=remote)
         intake.checkpoints.auto = terms.checkpoints
         self._remote = self._way_there(terms.order) if remote else None
@@ -549,6 +560,22 @@ class Run:
         self._intake.connect(self._outbox, self._start_soon)
         self._alarm = Alarm(self._start_soon, self._look)
         link.on_exit = self._alarm.ring
+        link.on_words = self._heard_words
+
+    def _heard_words(self) -> None:
+        if not self._words_due and not self._stopping:
+            self._words_due = True
+            self._start_soon(self._keep_words)
+
+    async def _keep_words(self) -> None:
+        """Keep what the host said last on its stderr where another program can read it."""
+        await anyio.sleep(WORDS_S)
+        self._words_due = False
+        journal = self._premises.journal
+        if journal is not None and self._link is not None and not self._stopping:
+            words = self.facts.redactor.data(self._link.stderr_tail)[0]
+            with suppress(StoreError):  # For a look at it; the receipt has them all the same.
+                journal.keep_words(words[-WORDS_BYTES_MAX:])
 
     def _mode(self) -> Mode | None:
         """How the place to work in is made; None when it is not here."""
@@ -612,6 +639,8 @@ class Run:
     def _send_run(self, order: WorkOrder, extensions: tuple[str, ...]) -> None:
         self._say(self._line.send(wire.Run(id=self.id, work_order=order, extensions=extensions)))
         self._sent = True
+        assert self._premises.journal is not None
+        self._premises.journal.note({"fact": "sent"})
         self._deadlines.restart()
         self._report_unheard()
 
@@ -948,6 +977,8 @@ class Run:
             if self._intake.hooks is not None:
                 self.facts.added["hooks"] = self._intake.hooks.to_wire()
             self.facts.ended(link.stderr_tail, link.stderr_dropped, link.swept)
+            if self._premises.journal is not None:
+                self._premises.journal.drop_words()
             if link.guard_lost:
                 self.facts.added["guard"] = "lost"
         if self.error is not None:

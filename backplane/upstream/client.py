@@ -6,6 +6,7 @@ twice here, and no document is understood: what to do next is `ladder`'s, what w
 
 from __future__ import annotations
 
+import errno
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -331,6 +332,21 @@ def is_silence(error: Exception) -> bool:
     return isinstance(error, httpx.ReadTimeout)
 
 
+_CAUSES_MAX: Final = 10
+
+
+def _system_word(error: BaseException) -> str:
+    """The system's name for what lies beneath an error of the HTTP library, as ` (ECONNREFUSED)`; empty for none."""
+    inner: BaseException | None = error
+    for _ in range(_CAUSES_MAX):
+        if isinstance(inner, BaseExceptionGroup):
+            inner = inner.exceptions[0]
+        if isinstance(inner, OSError) and (name := errno.errorcode.get(inner.errno or 0)) is not None:
+            return f" ({name})"
+        inner = (inner.__cause__ or inner.__context__) if inner is not None else None
+    return ""
+
+
 def _translated(error: Exception, endpoint: Endpoint) -> Failure:
     """Say an exception of the HTTP library as a failure."""
     import httpx
@@ -349,5 +365,6 @@ def _translated(error: Exception, endpoint: Endpoint) -> Failure:
         return Failure(code="backend_timeout", message=f"no word from {where} in time", may_pass=True)
     words = clean(str(error) or type(error).__name__, endpoint.key)
     if isinstance(error, httpx.ConnectError | httpx.ProxyError):
-        return Failure(code="backend_unavailable", message=f"no connection to {where}: {words}", may_pass=True)
+        text = f"no connection to {where}: {words}{_system_word(error)}"
+        return Failure(code="backend_unavailable", message=text, may_pass=True)
     return Failure(code="stream_closed", message=f"the connection to {where} broke: {words}", may_pass=True)

@@ -132,6 +132,11 @@ def price_of(model: str) -> Price | None:
 _NAMES: Final = ("input", "output", "cache_read", "cache_write")
 
 
+def known_models() -> tuple[str, ...]:
+    """Names of the models that the table knows."""
+    return tuple(_TABLE)
+
+
 def read_price(value: object, where: str) -> Price:
     """Read prices from a configuration: dollars for a million tokens, as numbers or texts.
 

@@ -6,6 +6,7 @@ they came: whoever draws makes them harmless for its own medium.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -38,6 +39,14 @@ STEPS_MAX: Final = 200
 TEXT_CHARS_MAX: Final = 16 * 1024
 """Kept of a text: what is shown at once is shorter."""
 
+ANNOUNCED_CHARS_MAX: Final = 2000
+"""Of the end of a message, where it says what comes next."""
+
+_ANNOUNCES: Final = re.compile(
+    r"\b(I'll|I’ll|I will|I am going to|I'm going to|let me(?! know)|let's|next,? I)\b", re.IGNORECASE
+)
+_KINDS: Final = ("type", "subtype", "method", "kind", "name")
+_COMPACTED: Final = re.compile(r"\b(compact(ed|ion|ing)|summari[sz]ed the conversation)\b", re.IGNORECASE)
 _PLANS: Final = ("todos", "plan", "entries")
 _STEP_TEXTS: Final = ("content", "step", "text", "title", "activeForm")
 _DONE: Final = frozenset({"completed", "complete", "done"})
@@ -54,6 +63,8 @@ class Call(msgspec.Struct, frozen=True):
     ts: str
     parent: str | None = None
     input_sha256: str = ""
+    tokens: int = 0
+    """Used by the run when it began."""
     failed: bool | None = None
     """Whether its result was an error; None while it is open."""
     output: str = ""
@@ -114,6 +125,7 @@ class Command(msgspec.Struct, frozen=True):
     number: int
     command: str
     exit_code: int | None
+    output: str = ""
 
 
 class Repeat(msgspec.Struct, frozen=True):
@@ -128,6 +140,16 @@ class Repeat(msgspec.Struct, frozen=True):
 
 
 NO_REPEAT: Final = Repeat("", "", 0, 0)
+
+
+class Host(msgspec.Struct, frozen=True):
+    """The process of the run's host, or what stands around it."""
+
+    pid: int
+    start: int
+    """In clock ticks since the machine began."""
+    plane: int
+    """The process that holds the run."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +174,14 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """The patch as the receipt has it; None where it is too long or holds a secret."""
 
 
+class Spent(msgspec.Struct, frozen=True):
+    """Tokens that one report of usage added to the one before."""
+
+    input: int = 0
+    cached: int = 0
+    """Of these, read from the service's cache."""
+
+
 class Picture(msgspec.Struct, eq=False, kw_only=True):
     """A run so far; filled by `begin`, `take` and `end`, and by nothing else."""
 
@@ -165,6 +195,8 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     started_at: str = ""
     boot_id: str | None = None
     said_hello: bool = False
+    is_sent: bool = False
+    """The order went to the host: its workspace stands, and the agent may begin."""
     has_stage: bool = False
     """What holds the host is known, and its host was started."""
     events: int = 0
@@ -194,6 +226,8 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     message: str = ""
     """The last whole message of the agent."""
     messages: int = 0
+    announces: bool = False
+    """The last message of this turn says what the agent will do, and no call has come since."""
     output: str = ""
     """The end of what the open command has printed."""
     faults: list[Fault] = []
@@ -202,6 +236,21 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     checkpoints: int = 0
     same_call: Repeat = NO_REPEAT
     same_failure: Repeat = NO_REPEAT
+    only_announced: Repeat = NO_REPEAT
+    """Turns in a row that say what the agent will do, and call nothing."""
+    compactions: Repeat = NO_REPEAT
+    """How often the conversation was shortened since a file was changed last."""
+    spent: tuple[Spent, ...] = ()
+    """The last two additions to the usage, the older first."""
+    parents: dict[str, int] = {}
+    """Calls that other calls name as theirs: those of sub-agents. Id → how many."""
+    hooks: dict[str, tuple[str, ...]] = {}
+    """Asks over which hooks take long, and these hooks."""
+    servers: tuple[str, ...] = ()
+    """MCP servers of the order."""
+    context: int = 0
+    """Files and texts that the order gave along."""
+    host: Host | None = None
     ended: Ended | None = None
 
     @property
@@ -237,6 +286,19 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
                 self.has_stage = True
             case "hello":
                 self.said_hello = True
+            case "sent":
+                self.is_sent = True
+            case "host":
+                pid, start, plane = (_number(fact.get(name)) or 0 for name in ("pid", "start", "plane"))
+                self.host = Host(pid, start, plane)
+            case "hooks":
+                self._hooked(_text(fact.get("ask")), fact.get("names"))
+
+    def _hooked(self, ask: str, names: Json) -> None:
+        if isinstance(names, list) and names and len(self.hooks) < OPEN_MAX:
+            self.hooks[ask] = tuple(map(str, names))
+        else:
+            self.hooks.pop(ask, None)
 
     def _order(self, fact: dict[str, Any]) -> None:
         order = _object(fact.get("order"))
@@ -248,13 +310,18 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         self.task = _text(order.get("task"))
         self.root, self.mode = _text(workspace.get("root")), _text(workspace.get("mode"))
         self.model = _text(config.get("model")) or None
+        packet = _object(order.get("context"))
+        self.context = sum(len(rows) for name in ("files", "snippets") if isinstance(rows := packet.get(name), list))
+        servers = _object(_object(config.get("vendor")).get("abp")).get("mcp_servers")
+        rows = servers if isinstance(servers, list) else []
+        self.servers = tuple(_text(_object(row).get("name")) for row in rows)
 
     def take(self, event: AgentEvent) -> None:
         """Add the next event."""
         event = carried(event)
         self.events += 1
         self.last_ts = event.ts
-        self.said_hello = True
+        self.said_hello = self.is_sent = True
         add = _TAKE.get(type(event))
         if add is not None:
             add(self, event)
@@ -295,12 +362,17 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     def _message(self, event: kinds.AssistantMessage) -> None:
         self.message, self.streamed, self.retry = event.text[-TEXT_CHARS_MAX:], "", None
         self.messages += 1
+        self.announces = bool(_ANNOUNCES.search(event.text[-ANNOUNCED_CHARS_MAX:]))
 
     def _called(self, event: kinds.ToolCall) -> None:
         self.calls += 1
         self.retry, self.output = None, ""
         sha256 = canonical.sha256_hex(canonical.encode([event.input]))
-        call = Call(self.events, event.tool_name, about(event.input), event.ts, event.parent_tool_use_id, sha256)
+        self.only_announced, self.announces = NO_REPEAT, False
+        parent = event.parent_tool_use_id
+        if parent is not None and (parent in self.parents or len(self.parents) < OPEN_MAX):
+            self.parents[parent] = self.parents.get(parent, 0) + 1
+        call = Call(self.events, event.tool_name, about(event.input), event.ts, parent, sha256, self.tokens)
         if len(self.open_calls) < OPEN_MAX:
             self.open_calls[event.tool_use_id or f"#{self.events}"] = call
         if isinstance(event.input, dict):
@@ -332,9 +404,12 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
 
     def _ran(self, event: kinds.CommandExecuted) -> None:
         self.commands += 1
-        self.last_command = Command(self.events, event.command, event.exit_code)
+        self.last_command = Command(
+            self.events, event.command, event.exit_code, (event.output_preview or self.output)[-ERROR_CHARS_MAX:]
+        )
 
     def _changed(self, event: kinds.FileChanged) -> None:
+        self.compactions = NO_REPEAT
         if len(self.files) < FILES_MAX:
             self.files[event.path] = event.summary
 
@@ -359,11 +434,27 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         self.denied = [*self.denied[1 - KEPT_MAX :], Denial(self.events, tool, what, by, reason)]
 
     def _counted(self, event: kinds.UsageReported) -> None:
+        before = self.usage
         self.folded = fold(self.folded, event)
+        after = self.usage
+        added = (after.input_tokens or 0) - (before.input_tokens or 0)
+        if added > 0:
+            cached = (after.cache_read_tokens or 0) - (before.cache_read_tokens or 0)
+            self.spent = (*self.spent[-1:], Spent(added, max(cached, 0)))
+
+    @property
+    def tokens(self) -> int:
+        """All that it has used; what nobody tells counts as nothing."""
+        return (self.usage.input_tokens or 0) + (self.usage.output_tokens or 0)
 
     def _turned(self, event: kinds.TurnEnded) -> None:
         self.turns += 1
         self.folded = fold(self.folded, event)
+        if self.announces:
+            self.only_announced = _again(self.only_announced, self.message, "announced", self.events)
+        else:
+            self.only_announced = NO_REPEAT
+        self.announces = False
 
     def _told(self, event: kinds.TaskReported) -> None:
         self._plan(event.body.get("plan"))
@@ -388,6 +479,11 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
 
     def _warned(self, event: kinds.Warned) -> None:
         self.warnings += 1
+        raw = event.ext.get("raw_message") if isinstance(event.ext, dict) else None
+        named = raw if isinstance(raw, dict) else {}
+        # Agents call it so in a member of their own message, or in the words that a host puts beside that.
+        if any("compact" in _text(named.get(name)).lower() for name in _KINDS) or _COMPACTED.search(event.message):
+            self.compactions = _again(self.compactions, event.message, "compacted", self.events)
 
 
 _TAKE: Final[dict[type[Any], Callable[[Picture, Any], None]]] = {

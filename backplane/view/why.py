@@ -11,9 +11,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from backplane.contract.unheard import nearest_name
 from backplane.errors import CODES
-from backplane.view.figures import lasting, milliseconds
-from backplane.view.picture import Denial, Ended, Picture, Question
+from backplane.process.table import Process
+from backplane.view.figures import count, lasting, milliseconds
+from backplane.view.picture import Call, Denial, Ended, Picture, Question
 from backplane.view.text import one_line
 
 ALSO_MAX: Final = 3
@@ -33,6 +35,27 @@ QUIET_MS: Final = 30_000
 
 STAGING_MS: Final = 5_000
 """A start that takes longer than this is told as one."""
+
+HANGS_MS: Final = 5_000
+"""What seems to wait for a person, or to be stuck, is told after so long without an event; sooner it may work."""
+
+FIRST_TURN_MS: Final = 15_000
+"""Until its first word an agent may start its servers; a model that is asked answers in less."""
+
+SPENT_TOKENS_MIN: Final = 20_000
+"""Spent by sub-agents of one open call: less is a usual question to one."""
+
+CACHED_TOKENS_MIN: Final = 1_000
+"""Services cache no prefix that is shorter."""
+
+SLACK_MS: Final = 1_500
+"""Processes are dated from when the machine began, which the system tells in whole seconds."""
+
+FREE_BYTES_MIN: Final = 1 << 20
+"""Of a disk: with less than this left no receipt can be kept."""
+
+WAITS_LONG_MS: Final = 3_600_000
+"""A service that asks to wait longer than this says that a quota is used up."""
 
 Kind = str
 
@@ -83,6 +106,20 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["live", "cut_off", "ended"]
     boot_id: str | None = None
     """Of this start of the machine."""
+    processes: tuple[Process, ...] = ()
+    """Those of a live run's host, parents first; empty where nobody looked."""
+    words: str = ""
+    """What a live run's host said last on its stderr."""
+    free_bytes: int | None = None
+    """Left on the disk of the state folder; None where nobody looked."""
+    faults: tuple[str, ...] = ()
+    """What is not as it was sealed."""
+    logins: tuple[str, ...] = ()
+    """Ways in which the agent may log in that are all there."""
+    models: tuple[str, ...] = ()
+    """Known names of models."""
+    places: tuple[int, int] | None = None
+    """Runs at work in the process that holds this one, and its limit of them."""
 
 
 Rule = Callable[[Picture, Moment], Cause | None]
@@ -149,13 +186,274 @@ def _answer_by(picture: Picture, ask: Question, is_input: bool) -> str:
     return f"backplane answer {_short(picture)} {ask.id} {words}"
 
 
-def _starts(picture: Picture, moment: Moment) -> Cause | None:
-    if picture.said_hello or _age_ms(picture, moment) < STAGING_MS:
+def _stopped(picture: Picture, moment: Moment) -> Cause | None:
+    found = [one for one in moment.processes if one.is_stopped]
+    if not found:
         return None
-    if picture.has_stage:
+    return Cause(
+        kind="stopped",
+        verdict="a process of it was stopped, and does nothing until it is continued",
+        evidence=[Evidence(f"process {one.pid} is stopped: {one.command}") for one in found],
+        next=[f"kill -CONT {' '.join(str(one.pid) for one in found[:5])}"],
+        since=picture.last_ts or picture.started_at,
+    )
+
+
+def _hook_hangs(picture: Picture, moment: Moment) -> Cause | None:
+    for id, names in picture.hooks.items():
+        ask = picture.open_asks.get(id)
+        if ask is not None:
+            return Cause(
+                kind="hook_hangs",
+                verdict=f"a hook has not answered yet: {', '.join(names)}",
+                evidence=[Evidence(f"asked about {ask.tool}: {ask.about}", ask.number)],
+                next=["wait for its limit (timeout_ms of the hook)", "or mend the hook: it answers in milliseconds"],
+                since=ask.ts,
+            )
+    return None
+
+
+def _last_words(words: str) -> list[Evidence]:
+    return [Evidence(f"stderr: {line}") for line in words.strip().splitlines()[-3:]]
+
+
+_LOGIN: Final = re.compile(
+    r"\b(log ?in|sign ?in|authori[sz]e|authenticate|(device|verification|user|one-time) code|enter (the|this) code)\b",
+    re.IGNORECASE,
+)
+_ADDRESS: Final = re.compile(r"https?://\S+|\b[A-Z0-9]{4}-[A-Z0-9]{4}\b")
+
+
+def _has_begun(picture: Picture) -> bool:
+    """Whether the agent has said or done anything yet."""
+    return bool(picture.messages or picture.calls or picture.streamed)
+
+
+def _login_wanted(picture: Picture, moment: Moment) -> Cause | None:
+    if _age_ms(picture, moment) < HANGS_MS or picture.open_calls or _has_begun(picture):
+        return None
+    if not (_LOGIN.search(moment.words) and _ADDRESS.search(moment.words)):
+        return None
+    return Cause(
+        kind="login_wanted",
+        verdict="the agent waits for somebody to log in",
+        evidence=_last_words(moment.words),
+        next=["log in with the agent's own program, then run it again", "or give it a key: backplane doctor"],
+        since=picture.started_at,
+    )
+
+
+_RESETS: Final = re.compile(
+    r"\b(resets?|renews?|try again|available again|retry)\b.{0,40}?"
+    r"(\d{4}-\d\d-\d\d|\d{1,2}:\d\d|\d{1,2} ?[ap]m\b|\d+ ?(h|hours?|days?)\b"
+    r"|\b(mon|tues|wednes|thurs|fri|satur|sun)day|\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]* \d)",
+    re.IGNORECASE | re.DOTALL,
+)
+_LIMITED: Final = re.compile(r"\b(limit|quota|usage|credits?)\b", re.IGNORECASE)
+
+
+def _quota(text: str, after_ms: int | None, rows: Sequence[Evidence]) -> Cause | None:
+    """A limit that no short pause lifts: its text names a date, or the service asks to wait long."""
+    found = _RESETS.search(text) if _LIMITED.search(text) else None
+    long = after_ms is not None and after_ms >= WAITS_LONG_MS
+    if found is None and not long:
+        return None
+    until = f"until then: {found[0]}" if found is not None else f"for {lasting(after_ms or 0)}"
+    return Cause(
+        kind="quota",
+        verdict=f"the account's quota is used up, {until}",
+        evidence=rows,
+        next=["another login, model or backend", "or wait until then"],
+    )
+
+
+def _quota_used_up(picture: Picture, moment: Moment) -> Cause | None:
+    retry = picture.retry
+    if retry is None:
+        return None
+    found = _quota(retry.message, picture.folded.retry_after_ms, [Evidence(retry.message, retry.number)])
+    return msgspec.structs.replace(found, since=picture.last_ts) if found is not None else None
+
+
+def _compaction_loop(picture: Picture, moment: Moment) -> Cause | None:
+    found = picture.compactions
+    if found.times < REPEATS_MIN or (picture.ended is not None and picture.ended.outcome == "complete"):
+        return None
+    return Cause(
+        kind="compaction_loop",
+        verdict=f"the conversation was shortened {found.times} times, and no file was changed in between",
+        evidence=[Evidence(found.what, found.number)],
+        next=["stop it, and give a smaller task", "or a model with a larger window"],
+        sure=False,
+    )
+
+
+def _talks_only(picture: Picture, moment: Moment) -> Cause | None:
+    found = picture.only_announced
+    if found.times < REPEATS_MIN:
+        return None
+    return Cause(
+        kind="talks_only",
+        verdict=f"it says what it will do, and calls no tool: {found.times} turns in a row",
+        evidence=[Evidence(found.what.strip(), found.number)],
+        next=["another model: this one may not know how to call tools here"],
+        sure=False,
+    )
+
+
+def _queued(picture: Picture, moment: Moment) -> Cause | None:
+    if picture.is_sent or picture.has_stage or moment.places is None or moment.places[0] < moment.places[1]:
+        return None
+    taken, limit = moment.places
+    return Cause(
+        kind="queued",
+        verdict="it waits until another run has ended",
+        evidence=[Evidence(f"{taken} runs are at work, and {limit} may be")],
+        next=["wait", "or raise runs_max of [limits]"],
+        since=picture.started_at,
+    )
+
+
+def _newest_call(picture: Picture) -> Call | None:
+    return max(picture.open_calls.values(), key=lambda call: call.number, default=None)
+
+
+def _of_call(picture: Picture, moment: Moment) -> list[Process]:
+    """The processes that were started since the newest open call was."""
+    call = _newest_call(picture)
+    began_ms = milliseconds(call.ts) if call is not None else None
+    if began_ms is None:
+        return []
+    return [one for one in moment.processes if one.started_ms >= began_ms - SLACK_MS]
+
+
+def _of_tool(picture: Picture, moment: Moment, found: Sequence[Process], kind: Kind, **told: Any) -> Cause | None:
+    call = _newest_call(picture)
+    if call is None or not found or _age_ms(picture, moment) < HANGS_MS:
+        return None
+    seen = [Evidence(f"process {one.pid}: {one.command}" + _ports(one)) for one in found[:2]]
+    rows = [Evidence(f"{call.tool}: {call.about}", call.number), *seen]
+    return Cause(kind=kind, evidence=rows, since=call.ts, **told)
+
+
+def _ports(process: Process) -> str:
+    return f" (listens on {', '.join(map(str, process.listens[:5]))})" if process.listens else ""
+
+
+def _tool_wants_input(picture: Picture, moment: Moment) -> Cause | None:
+    found = [one for one in _of_call(picture, moment) if one.waits == "input"]
+    next_ = [
+        "stop it, and have the command ask nothing (-y, --no-input, --batch)",
+        "or give it its input in the command",
+    ]
+    verdict = "the tool's command waits for input that nobody will type"
+    return _of_tool(picture, moment, found, "tool_wants_input", verdict=verdict, next=next_)
+
+
+def _server_in_foreground(picture: Picture, moment: Moment) -> Cause | None:
+    own = _of_call(picture, moment)
+    found = [one for one in own if one.listens]
+    if any(one.is_busy for one in own):
+        return None
+    next_ = ["stop it, and have the server started in the background (&), with its output in a file"]
+    verdict = "the tool started a server, and waits for its end"
+    return _of_tool(picture, moment, found, "server_in_foreground", verdict=verdict, next=next_, sure=False)
+
+
+_STDIN: Final = re.compile(r"additional input|(reading|waiting).{0,30}\b(stdin|standard input)\b", re.IGNORECASE)
+
+
+def _agent_reads_stdin(picture: Picture, moment: Moment) -> Cause | None:
+    if _has_begun(picture) or _age_ms(picture, moment) < HANGS_MS or not _STDIN.search(moment.words):
+        return None
+    if any(one.is_busy for one in moment.processes):
+        return None
+    return Cause(
+        kind="agent_reads_stdin",
+        verdict="the agent reads its standard input, and nobody will write there",
+        evidence=_last_words(moment.words),
+        next=["have its host close it: start the agent with </dev/null"],
+        since=picture.last_ts or picture.started_at,
+        sure=any(one.waits == "input" for one in moment.processes),
+    )
+
+
+def _server_hangs(picture: Picture, moment: Moment) -> Cause | None:
+    if not picture.servers or _has_begun(picture) or not picture.is_sent or picture.retry is not None:
+        return None
+    # An agent that has reached its model's service waits for that, and not for a server.
+    if _age_ms(picture, moment) < FIRST_TURN_MS or not moment.processes:
+        return None
+    if any(one.is_connected or one.is_busy for one in moment.processes):
+        return None
+    seen = [Evidence(f"process {one.pid}: {one.command}") for one in moment.processes[-2:]]
+    return Cause(
+        kind="mcp_hangs",
+        verdict="the agent has not begun: an MCP server may hang at its start",
+        evidence=[
+            Evidence(f"MCP servers of the order: {', '.join(picture.servers)}"),
+            *seen,
+            *_last_words(moment.words),
+        ],
+        next=["leave out that server (--mcp), or start it by hand and see what it says"],
+        since=picture.last_ts or picture.started_at,
+        sure=False,
+    )
+
+
+def _sub_agent_spends(picture: Picture, moment: Moment) -> Cause | None:
+    for id, call in picture.open_calls.items():
+        spent = picture.tokens - call.tokens
+        if picture.parents.get(id) and spent >= SPENT_TOKENS_MIN:
+            inner = picture.parents[id]
+            return Cause(
+                kind="sub_agent_spends",
+                verdict=f"a sub-agent works, and has spent {count(spent)} tokens",
+                evidence=[Evidence(f"{call.tool}: {call.about}", call.number), Evidence(f"{inner} calls of its own")],
+                next=["wait", "or stop it; --max-budget-usd bounds what it may spend"],
+                since=call.ts,
+            )
+    return None
+
+
+def _nobody_reads(picture: Picture, moment: Moment) -> Cause | None:
+    own = _of_call(picture, moment)
+    found = [one for one in moment.processes if one.waits == "output" and one not in own]
+    if not found or _age_ms(picture, moment) < HANGS_MS:
+        return None
+    return Cause(
+        kind="nobody_reads",
+        verdict="its host cannot write: nobody reads what the run tells",
+        evidence=[Evidence(f"process {one.pid} waits for its reader: {one.command}") for one in found],
+        next=["let the program go on that reads the run's output (a pager, a pipe, a stopped terminal)"],
+        since=picture.last_ts or picture.started_at,
+    )
+
+
+def _cache_lost(picture: Picture, moment: Moment) -> Cause | None:
+    if len(picture.spent) < 2:
+        return None
+    before, last = picture.spent
+    if before.cached < CACHED_TOKENS_MIN or last.cached or last.input * 2 < before.input:
+        return None
+    return Cause(
+        kind="cache_lost",
+        verdict="the service's cache was lost: what it knew is paid for in full again",
+        evidence=[Evidence(f"{count(before.cached)} of {count(before.input)} tokens from the cache, then 0 of "
+                           f"{count(last.input)}")],
+        next=["see what changed at its beginning: tools, servers, system text, model; or a long pause"],
+        sure=False,
+    )  # fmt: skip
+
+
+def _starts(picture: Picture, moment: Moment) -> Cause | None:
+    if picture.is_sent or _age_ms(picture, moment) < STAGING_MS:
+        return None
+    if picture.has_stage and not picture.said_hello:
         return Cause(
             kind="no_hello",
             verdict="its host was started and has said nothing yet",
+            evidence=_last_words(moment.words),
             next=["wait for its limit (--hello-timeout)", f"backplane doctor, for the backend {picture.backend!r}"],
             since=picture.started_at,
             sure=False,
@@ -196,24 +494,32 @@ def _is_retried(picture: Picture, moment: Moment) -> Cause | None:
     if retry is None:
         return None
     code = f" ({retry.code})" if retry.code else ""
+    limited = retry.code in _LIMITS
+    after_ms = picture.folded.retry_after_ms
+    pause = [Evidence(f"it asks for a pause of {lasting(after_ms)}")] if after_ms is not None else []
     return Cause(
-        kind="asked_again",
-        verdict=f"the model's service failed, and is asked again{code}",
-        evidence=[Evidence(retry.message, retry.number), Evidence(f"{picture.retries} times in this run")],
+        kind="overloaded" if limited else "asked_again",
+        verdict=f"the model's service {_LIMITS.get(retry.code or '', 'failed')}, and is asked again{code}",
+        evidence=[Evidence(retry.message, retry.number), *pause, Evidence(f"{picture.retries} times in this run")],
         next=["wait; where it goes on, another model or backend"],
         since=picture.last_ts,
     )
 
 
+_LIMITS: Final = {"429": "asks to slow down", "529": "is overloaded", "503": "is overloaded"}
+
+
 def _tool_works(picture: Picture, moment: Moment) -> Cause | None:
-    if not picture.open_calls:
+    call = _newest_call(picture)
+    if call is None:
         return None
-    call = max(picture.open_calls.values(), key=lambda call: call.number)
     rows = [Evidence(f"{call.tool}: {call.about}", call.number)]
     if picture.output.strip():
         rows.append(Evidence(f"its last line: {picture.output.strip().splitlines()[-1]}"))
     age_ms = _age_ms(picture, moment)
-    if age_ms >= QUIET_MS:
+    busy = [one for one in _of_call(picture, moment) if one.is_busy]
+    rows += [Evidence(f"process {one.pid} is at work: {one.command}") for one in busy[:2]]
+    if age_ms >= QUIET_MS and not busy:
         return Cause(
             kind="tool_quiet",
             verdict=f"{call.tool} runs and has said nothing for {lasting(age_ms)}",
@@ -227,19 +533,41 @@ def _tool_works(picture: Picture, moment: Moment) -> Cause | None:
 
 def _model_silent(picture: Picture, moment: Moment) -> Cause | None:
     age_ms = _age_ms(picture, moment)
-    if picture.open_calls or not picture.said_hello or age_ms < QUIET_MS:
+    if picture.open_calls or not picture.is_sent or age_ms < QUIET_MS:
         return None
     return Cause(
         kind="model_silent",
         verdict=f"no tool runs, and the agent has said nothing for {lasting(age_ms)}",
-        evidence=[Evidence(f"the last event was {picture.last or 'none'}", picture.events or None)],
+        evidence=[
+            Evidence(f"the last event was {picture.last or 'none'}", picture.events or None),
+            *_connection(moment),
+            *_last_words(moment.words),
+        ],
         next=["wait: the run ends by itself after --idle-timeout", "Ctrl-C where it runs"],
         since=picture.last_ts or picture.started_at,
         sure=False,
     )
 
 
+def _connection(moment: Moment) -> list[Evidence]:
+    if not moment.processes:
+        return []
+    up = any(one.is_connected for one in moment.processes)
+    return [Evidence("it has a connection: the model may still answer" if up else "it has no connection to anywhere")]
+
+
 # A run that was cut off -----------------------------------------------------------------------------------------------
+
+
+def _disk_is_full(picture: Picture, moment: Moment) -> Cause | None:
+    if moment.free_bytes is None or moment.free_bytes >= FREE_BYTES_MIN:
+        return None
+    return _full_disk([Evidence(f"{moment.free_bytes} bytes are left where the runs are kept")])
+
+
+def _full_disk(rows: Sequence[Evidence]) -> Cause:
+    next_ = ["make room on that disk", "backplane receipts prune --keep 100, which removes what older runs keep"]
+    return Cause(kind="disk_full", verdict="the disk is full", evidence=rows, next=next_)
 
 
 def _cut_off(picture: Picture, moment: Moment) -> Cause | None:
@@ -272,7 +600,65 @@ def _ended_badly(picture: Picture, moment: Moment) -> Cause | None:
         return None
     if end.reason in _REASONS:
         return _REASONS[end.reason](picture, end)
-    return _by_code(picture, end) if end.code is not None else _by_agent(picture, end)
+    if end.code is None:
+        return _by_agent(picture, end)
+    refine = _REFINED.get(end.code)
+    return (refine(picture, end, moment) if refine is not None else None) or _by_code(picture, end)
+
+
+def _altered(picture: Picture, moment: Moment) -> Cause | None:
+    if not moment.faults:
+        return None
+    return Cause(
+        kind="altered",
+        verdict="its receipt is not what was sealed: nothing it says can be relied on",
+        evidence=[Evidence(fault) for fault in moment.faults],
+        next=[
+            f"backplane receipts verify {_short(picture)}",
+            "backplane receipts import, from an export that still verifies",
+        ],
+    )
+
+
+_FULL: Final = re.compile(r"ENOSPC|EDQUOT|no space left|disk quota exceeded|disk( is)? full", re.IGNORECASE)
+
+
+def _ended_without_room(picture: Picture, moment: Moment) -> Cause | None:
+    end = picture.ended
+    if end is None or end.outcome == "complete":
+        return None
+    calls = [Evidence(f"{one.tool}: {one.output}", one.number) for one in picture.recent[-1:] if one.failed]
+    faults = [Evidence(fault.message, fault.number) for fault in picture.faults[-1:]]
+    last = picture.last_command
+    commands = [Evidence(f"{last.command}: {last.output}", last.number)] if last is not None and last.exit_code else []
+    rows = [row for row in (*_said(end), *faults, *commands, *calls, *_words(end)) if _FULL.search(row.text)]
+    return _full_disk(rows) if rows else None
+
+
+_BY_US: Final = ("policy", "hook")
+
+
+def _rule_blocks(picture: Picture, moment: Moment) -> Cause | None:
+    """A rule of ours kept it from something, and it did not get to its end."""
+    end = picture.ended
+    if end is None or end.outcome == "complete" or end.reason not in ("failed", "partial"):
+        return None
+    refusals = _object(end.added.get("network")).get("refusals")
+    rows = [Evidence(f"{text} (held by the sandbox)") for text in (refusals if isinstance(refusals, list) else [])[:3]]
+    denied = [row for row in picture.denied if row.by in _BY_US]
+    rows += [Evidence(f"{row.tool} {row.about}: {row.reason} (by the {row.by})", row.number) for row in denied[-3:]]
+    if not rows:
+        return None
+    return Cause(
+        kind="rule_blocks",
+        verdict="a rule of ours kept it from what it needed",
+        evidence=rows,
+        next=[
+            "allow that in the policy (--policy), if it may do so",
+            f"backplane replay {_short(picture)}, to try a rule",
+        ],
+        sure=False,
+    )
 
 
 def _interrupted(picture: Picture, end: Ended) -> Cause:
@@ -313,10 +699,17 @@ def _turns(picture: Picture, end: Ended) -> Cause:
 
 def _cancelled(picture: Picture, end: Ended) -> Cause:
     reason = str(end.added.get("cancel_reason") or "")
-    by = "nobody read its output any more" if "reads the output" in reason else "it was cancelled"
+    by = next((words for mark, words in _CANCELLED_BY if mark in reason), "it was cancelled")
     rows = [Evidence(reason)] if reason else []
     next_ = ["run the order again; its conversation, if it was kept: run --resume last"]
     return Cause(kind="cancelled", verdict=by, evidence=rows, next=next_)
+
+
+_CANCELLED_BY: Final = (
+    ("reads the output", "nobody read its output any more"),
+    ("interrupted by SIG", "a signal ended it"),
+    ("(from process", "somebody cancelled it from another terminal"),
+)
 
 
 def _crashed(picture: Picture, end: Ended) -> Cause:
@@ -395,6 +788,87 @@ _CODES: Final[dict[str, tuple[Kind, str, str]]] = {
     "receipt_hash_mismatch": ("altered", "the receipt is not what was sealed", "backplane receipts verify RUN"),
 }
 """Code → kind, verdict and what to do where the error itself says nothing better."""
+
+
+_NETWORK: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
+    (what, re.compile(pattern, re.IGNORECASE))
+    for what, pattern in (
+        ("its name is not found (DNS)", r"name or service not known|getaddrinfo|ENOTFOUND|EAI_AGAIN|name resolution"
+         r"|no address associated|could not resolve|nodename nor servname"),
+        ("its certificate is not accepted (TLS)", r"certificate|\bssl\b|\btls\b"),
+        ("a proxy is in the way", r"\bproxy\b"),
+        ("nobody listens there", r"refused|ECONNREFUSED"),
+        ("there is no way to it", r"unreachable|no route|EHOSTUNREACH|ENETUNREACH|ETIMEDOUT|timed out"
+         r"|connection (attempts )?failed"),
+    )
+)  # fmt: skip
+
+
+def _unavailable(picture: Picture, end: Ended, moment: Moment) -> Cause | None:
+    rows = [*_said(end), *_words(end)]
+    text = " ".join(row.text for row in rows)
+    what = next((words for words, pattern in _NETWORK if pattern.search(text)), None)
+    if what is None:
+        return None
+    next_ = [end.hint, "backplane doctor --url ADDRESS, which tries it step by step"]
+    verdict = f"the model's service cannot be reached: {what}"
+    return Cause(kind="no_network", verdict=verdict, evidence=rows, next=[step for step in next_ if step])
+
+
+def _limited(picture: Picture, end: Ended, moment: Moment) -> Cause | None:
+    rows = [*_said(end), *_words(end)]
+    return _quota(" ".join(row.text for row in rows), picture.folded.retry_after_ms, rows)
+
+
+def _key(picture: Picture, end: Ended, moment: Moment) -> Cause | None:
+    if len(moment.logins) < 2:
+        return None
+    return Cause(
+        kind="key_and_login",
+        verdict="the key was refused, and there is more than one way to log in: the agent may have taken the wrong one",
+        evidence=[*_said(end), *(Evidence(f"{one} is there") for one in moment.logins)],
+        next=["leave one of them: unset the variable, or log out of the program", "backplane doctor"],
+        sure=False,
+    )
+
+
+def _model(picture: Picture, end: Ended, moment: Moment) -> Cause | None:
+    near = nearest_name(picture.model, moment.models) if picture.model else None
+    found = _by_code(picture, end)
+    if near is None or near == picture.model:
+        return None
+    return msgspec.structs.replace(found, next=[f"did you mean --model {near}?", *found.next])
+
+
+def _too_long(picture: Picture, end: Ended, moment: Moment) -> Cause | None:
+    found = _by_code(picture, end)
+    given = f"{picture.context} files and texts were given along, {picture.calls} calls gave results"
+    return msgspec.structs.replace(found, evidence=[*found.evidence, Evidence(given)])
+
+
+_MOVED: Final = re.compile(r"changed since the run began|conflict|has changed meanwhile", re.IGNORECASE)
+
+
+def _conflict(picture: Picture, end: Ended, moment: Moment) -> Cause | None:
+    if not _MOVED.search(end.message):
+        return None
+    return Cause(
+        kind="conflict",
+        verdict="the folder was changed while it worked: its result does not fit any more",
+        evidence=_said(end),
+        next=[f"backplane apply {_short(picture)} --merge", "or run it again on what is there now"],
+    )
+
+
+_REFINED: Final[dict[str, Callable[[Picture, Ended, Moment], Cause | None]]] = {
+    "backend_unavailable": _unavailable,
+    "backend_rate_limited": _limited,
+    "backend_auth_failed": _key,
+    "backend_model_not_found": _model,
+    "backend_context_length": _too_long,
+    "execution_workspace_error": _conflict,
+}
+"""Codes of which more can be said than `_CODES` does; None where the code's own row stands."""
 
 
 def _by_policy(picture: Picture, moment: Moment) -> Cause | None:
@@ -500,6 +974,10 @@ def _done_but_unchanged(picture: Picture, moment: Moment) -> Cause | None:
     )
 
 
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 _TESTS: Final = re.compile(r"\b(test|tests|pytest|unittest|tox|nox|check|ctest|vitest|jest|mocha|rspec|phpunit)\b")
 """Commands whose failure is news; a search that finds nothing fails, too."""
 
@@ -517,11 +995,16 @@ def _done_but_red(picture: Picture, moment: Moment) -> Cause | None:
     )
 
 
-LIVE: Final[tuple[Rule, ...]] = (_question_waits, _repeats, _is_retried, _tool_works, _starts, _model_silent)
-CUT_OFF: Final[tuple[Rule, ...]] = (_cut_off,)
+LIVE: Final[tuple[Rule, ...]] = (
+    *(_stopped, _hook_hangs, _question_waits, _login_wanted, _quota_used_up, _is_retried),
+    *(_repeats, _compaction_loop, _talks_only, _queued, _starts, _agent_reads_stdin, _nobody_reads),
+    *(_tool_wants_input, _server_in_foreground, _sub_agent_spends, _tool_works),
+    *(_server_hangs, _model_silent, _cache_lost),
+)
+CUT_OFF: Final[tuple[Rule, ...]] = (_disk_is_full, _cut_off)
 OVER: Final[tuple[Rule, ...]] = (
-    *(_by_policy, _ended_badly, _repeats),
-    *(_done_but_denied, _done_but_ignored, _done_but_unchanged, _done_but_red),
+    *(_altered, _by_policy, _ended_without_room, _rule_blocks, _ended_badly, _repeats, _compaction_loop),
+    *(_done_but_denied, _done_but_ignored, _done_but_unchanged, _done_but_red, _talks_only, _cache_lost),
 )
 HEALTHY: Final = frozenset({"nothing", "tool_works"})
 """Kinds that are no trouble."""
@@ -532,5 +1015,5 @@ def _fine(picture: Picture, moment: Moment) -> Cause:
     if end is not None:
         lasted = f" after {lasting(end.duration_ms)}" if end.duration_ms is not None else ""
         return Cause(kind="nothing", verdict=f"nothing is wrong: it is {end.outcome}{lasted}")
-    doing = "the agent writes" if picture.streamed else "the model thinks" if picture.said_hello else "it starts"
+    doing = "the agent writes" if picture.streamed else "the model thinks" if picture.is_sent else "it starts"
     return Cause(kind="nothing", verdict=f"nothing is wrong: {doing}", since=picture.last_ts or picture.started_at)

@@ -126,7 +126,7 @@ class Follower:
             word, tone = picture.state, "warn" if picture.state == "waiting" else "dim"
         calls = picture.open_calls.values() if ended is None else ()
         run = msgspec.structs.replace(self._run, state=state)
-        found = diagnosis_of(picture, run) if state != "live" else None
+        found = diagnosis_of(self._store, picture, run) if state != "live" else None
         return {
             "task": printable(picture.task[:TEXT_CHARS_MAX]),
             "standing": word,

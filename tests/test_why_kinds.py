@@ -1,0 +1,472 @@
+"""`why`: the kinds that need a living process, a model's service or a disk, each made to happen.
+
+A host of a few lines does what goes wrong; its processes are real, and only the clock of the diagnosis is put forward,
+as nobody shall wait for minutes. What no test can make happen is told from a written snapshot, and counted apart.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+import pytest
+
+import backplane
+from backplane import Hook
+from backplane.contract.events import Approval
+from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.host import Done
+from backplane.process.table import Process
+from backplane.receipts import Store
+from backplane.receipts.memory import find
+from backplane.runtime.backends import Backend
+from backplane.shown import moment_of, picture_of, why
+from backplane.testing import Fault, Turn
+from backplane.view.why import HEALTHY, Diagnosis, Moment, diagnose
+from tests import test_why
+from tests.api_agent import job, solve
+from tests.runs import memory, mock_backend, order, plane, script
+from tests.test_why import CODES, ENDS, LIVE, called, diagnosed, live
+
+WAIT_S = 20
+LATER_MS = 120_000
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+
+TELL = """
+def tell(run, type, **members):
+    put({"t": "event", "ref_id": run["id"], "event": {"ts": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+         "type": type, **members}})
+def carry(run, name, body, message="m"):
+    tell(run, "warning", message=message, ext={name: body})
+def call(run, id="c1", **members):
+    tell(run, "tool_call", tool_name="bash", tool_use_id=id, input={"command": "make"}, **members)
+def usage(run, **counts): carry(run, "usage", counts)
+def child(*words, **options):
+    import subprocess
+    return subprocess.Popen(words, **{"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, **options})
+hello()
+run = take()
+"""
+SLEEP = "\ntime.sleep(600)\n"
+PYTHON = repr(sys.executable)
+
+Ready = Callable[[Any, Moment], bool]
+
+
+def _seen(home: Path, ready: Ready, later_ms: int) -> Diagnosis | None:
+    """The diagnosis of the newest run, once it is as far; the clock put forward."""
+    try:
+        with Store.open(home, readonly=True) as store:
+            run = find(store, "last")
+            picture = picture_of(store, run)
+            moment = moment_of(store, picture, run)
+    except backplane.BackplaneError:  # Its folder is not there yet.
+        return None
+    if run.state != "live" or not ready(picture, moment):
+        return None
+    return diagnose(picture, msgspec.structs.replace(moment, now_ms=moment.now_ms + later_ms))
+
+
+async def while_live(
+    home: Path,
+    work: WorkOrder,
+    backend: Backend,
+    ready: Ready,
+    *,
+    later_ms: int = LATER_MS,
+    on_ask: Any = None,
+    hooks: tuple[Hook, ...] = (),
+    reads: bool = True,
+) -> Diagnosis:
+    """What `why` says of a run while it lives, seen from beside."""
+    found: list[Diagnosis] = []
+    async with (
+        plane(home, idle_s=60, line_bytes_max=1 << 20) as control,
+        control.start(work, backend, on_ask=on_ask, hooks=hooks) as run,
+        anyio.create_task_group() as tasks,
+    ):
+        if reads:
+            tasks.start_soon(run.wait)
+        else:  # A consumer that takes the first event, and no other.
+            await anext(aiter(run))
+        with anyio.fail_after(WAIT_S):
+            while not found:
+                seen = await anyio.to_thread.run_sync(_seen, home, ready, later_ms)
+                found += [seen] if seen is not None else []
+                await anyio.sleep(0.05)
+        await run.cancel("seen", grace_s=0.1)
+    return found[0]
+
+
+async def never(_: Approval) -> Any:
+    await anyio.sleep_forever()
+
+
+def began(picture: Any, _: Moment) -> bool:
+    return bool(picture.events)
+
+
+def settled(picture: Any, moment: Moment) -> bool:
+    return picture.is_sent and len(moment.processes) > 1 and not any(one.is_busy for one in moment.processes)
+
+
+def heard(picture: Any, moment: Moment) -> bool:
+    return bool(picture.is_sent and moment.words)
+
+
+def waits(what: str) -> Ready:
+    return lambda picture, moment: picture.is_sent and any(one.waits == what for one in moment.processes)
+
+
+def again(line: str, times: int) -> str:
+    return "".join(f"{line}\n" for _ in range(times))
+
+
+READS = f"child({PYTHON}, '-c', 'import sys; sys.stdin.buffer.readline()')"
+LISTENS = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); time.sleep(600)"
+SERVES = f"child({PYTHON}, '-c', {LISTENS!r})"
+SPINS = f"child({PYTHON}, '-c', 'while True: pass')"
+LOGIN = r"sys.stderr.write('To sign in open https://example.invalid/device and enter the code ABCD-1234\n')"
+MORE = r"sys.stderr.write('Reading additional input from stdin...\n'); sys.stderr.flush(); "
+RETRY = "carry(run, 'retry', {{'status': {}, 'retry_after_ms': 4000}}, {!r})"
+SPENT = "usage(run, input_tokens={}, cache_read_tokens={})"
+
+HOSTS: dict[str, tuple[str, Ready]] = {
+    "model_silent": ("tell(run, 'assistant_delta', text='hm')", began),
+    "overloaded": (RETRY.format(529, "overloaded, try 2"), began),
+    "quota": (RETRY.format(429, "usage limit reached, resets 2026-12-01"), began),
+    "tool_works": (f"call(run); {SPINS}", lambda _, moment: any(one.is_busy for one in moment.processes[1:])),
+    "tool_quiet": ("call(run)", began),
+    "tool_wants_input": (f"call(run); {READS}", waits("input")),
+    "server_in_foreground": (
+        f"call(run); {SERVES}",
+        lambda *seen: settled(*seen) and any(one.listens for one in seen[1].processes)),
+    "agent_reads_stdin": (f"{MORE}{READS}", lambda *seen: heard(*seen) and waits("input")(*seen)),
+    "login_wanted": (f"{LOGIN}; sys.stderr.flush()", heard),
+    "mcp_hangs": (f"child({PYTHON}, '-c', 'import time; time.sleep(600)')", settled),
+    "same_call": (
+        "\n".join(f"call(run, 'c{n}'); tell(run, 'tool_result', tool_name='bash', tool_use_id='c{n}', output='x', "
+                  "is_error=False)" for n in range(3)), lambda picture, _: picture.same_call.times == 3),
+    "same_failure": (
+        "\n".join(f"call(run, 'c{n}'); tell(run, 'tool_result', tool_name='bash', tool_use_id='c{n}', "
+                  "output='not found', is_error=True)" for n in range(3)),
+        lambda picture, _: picture.calls_failed == 3),
+    "compaction_loop": (
+        again("carry(run, 'raw_message', {'type': 'system', 'subtype': 'compact_boundary'})", 3),
+        lambda picture, _: picture.compactions.times == 3),
+    "talks_only": (
+        again("tell(run, 'assistant_message', text='I will now edit the file.'); carry(run, 'turn', {})", 3),
+        lambda picture, _: picture.turns == 3),
+    "sub_agent_spends": (
+        "call(run, 'c1'); usage(run, input_tokens=1000); call(run, 'c2', parent_tool_use_id='c1'); "
+        "tell(run, 'tool_result', tool_name='bash', tool_use_id='c2', output='x', is_error=False); "
+        "usage(run, input_tokens=90000)", lambda picture, _: picture.tokens == 90000),
+    "cache_lost": (
+        f"{SPENT.format(10_000, 0)}; {SPENT.format(22_000, 11_000)}; {SPENT.format(34_000, 11_000)}",
+        lambda picture, _: picture.tokens == 34_000),
+}  # fmt: skip
+"""Kind → what its host does, and how it is seen that it is as far."""
+
+SOON = {"cache_lost"}
+"""Kinds that are told while the run goes on; the others once nothing has come for a while."""
+
+
+@pytest.mark.parametrize("kind", HOSTS)
+async def test_what_a_live_run_waits_for_is_seen_in_its_processes(
+    kind: str, backplane_home: Path, tmp_path: Path, anyio_backend: str
+) -> None:
+    body, ready = HOSTS[kind]
+    host = script(tmp_path, TELL + body + SLEEP, hello=hello_of())
+    abp = {"mcp_servers": [{"name": "docs", "command": "docs"}]} if kind == "mcp_hangs" else {}
+    work = order(tmp_path, config=RuntimeConfig(vendor={"abp": abp}))
+    found = await while_live(backplane_home, work, host, ready, later_ms=0 if kind in SOON else LATER_MS)
+    assert found.kind == kind, found
+    assert found.next
+    assert found.since_ms is not None or kind in SOON or kind.startswith(("same_", "compaction", "talks"))
+
+
+def hello_of() -> dict[str, Any]:
+    """Of a host that takes MCP servers."""
+    capabilities = {"streaming": "native", "mcp_client": "native"}
+    return {
+        "t": "hello",
+        "contract_version": "abp/v0.1",
+        "backend": {"id": "script"},
+        "capabilities": capabilities,
+        "heeds": ["mcp_servers"],
+    }
+
+
+ANY = PolicyProfile(require_approval_for=("*",))
+TOOL: dict[str, Any] = {"tool": {"name": "grep", "input": {"pattern": "x"}, "output": "a.txt"}}
+
+
+def open_ask(picture: Any, _: Moment) -> bool:
+    return bool(picture.open_asks)
+
+
+async def test_an_approval_and_a_question_wait(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
+    for kind, step, policy in (
+        ("approval_waits", TOOL, ANY),
+        ("question_waits", {"ask": {"question": "which?"}}, PolicyProfile()),
+    ):
+        work = order(tmp_path, step, policy=policy)
+        found = await while_live(backplane_home, work, mock_backend("process"), open_ask, on_ask=never, later_ms=0)
+        assert found.kind == kind, found
+
+
+async def test_a_hook_that_hangs_is_named(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
+    hook = Hook("pre_tool", (sys.executable, "-c", "import time; time.sleep(600)"), name="slow one", timeout_ms=60_000)
+    ready: Ready = lambda picture, _: bool(picture.hooks)  # noqa: E731
+    found = await while_live(
+        backplane_home, order(tmp_path, TOOL), mock_backend("process"), ready, hooks=(hook,), later_ms=0
+    )
+    assert found.kind == "hook_hangs", found
+    assert "slow one" in found.verdict
+
+
+async def test_a_host_whose_words_nobody_reads(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
+    body = TELL + "while True: tell(run, 'assistant_delta', text='x' * 1000)\n"
+    host = script(tmp_path, body)
+    found = await while_live(backplane_home, order(tmp_path), host, waits("output"), reads=False)
+    assert found.kind == "nobody_reads", found
+
+
+async def test_a_host_that_was_stopped(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
+    host = script(tmp_path, TELL + "tell(run, 'assistant_delta', text='x'); os.kill(os.getpid(), signal.SIGSTOP)\n")
+    found = await while_live(
+        backplane_home, order(tmp_path), host, lambda _, moment: any(one.is_stopped for one in moment.processes)
+    )
+    assert found.kind == "stopped", found
+    assert found.next[0].startswith("kill -CONT ")
+
+
+async def test_a_host_that_says_no_hello(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
+    host = script(tmp_path, "sys.stderr.write('loading\\n'); sys.stderr.flush(); time.sleep(600)\n")
+    found = await while_live(
+        backplane_home, order(tmp_path), host, lambda _, moment: bool(moment.words), later_ms=6_000
+    )
+    assert found.kind == "no_hello", found
+    assert found.evidence[0].text == "stderr: loading"
+
+
+async def test_a_workspace_that_is_being_copied(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
+    root = tmp_path / "big"
+    for number in range(6_000):
+        (root / str(number % 50)).mkdir(parents=True, exist_ok=True)
+        (root / str(number % 50) / f"{number}.txt").write_text("x")
+    ready: Ready = lambda picture, _: picture.has_stage and picture.said_hello  # noqa: E731
+    found = await while_live(
+        backplane_home, order(root, mode="staged"), script(tmp_path, TELL + SLEEP), ready, later_ms=10_000
+    )
+    assert found.kind == "staging", found
+
+
+# Runs that have ended -------------------------------------------------------------------------------------------------
+
+SERVICE: dict[str, tuple[Fault, str]] = {
+    "key_refused": (Fault(status=401, message="invalid api key"), ""),
+    "model_unknown": (Fault(status=404, message="the model does not exist"), "claude-sonet-5"),
+    "too_long": (Fault(status=400, message="prompt is too long: 300000 tokens"), ""),
+    "filtered": (Fault(status=400, message="flagged by the safety system"), ""),
+    "quota": (Fault(status=400, message="monthly usage limit reached, resets 2026-12-01"), ""),
+}
+
+
+@pytest.mark.parametrize("kind", SERVICE)
+async def test_what_a_model_s_service_refuses_is_told(
+    kind: str, backplane_home: Path, tmp_path: Path, anyio_backend: str
+) -> None:
+    fault, model = SERVICE[kind]
+    work = job(tmp_path, config=RuntimeConfig(model=model or None))
+    await solve(backplane_home, [Turn(fault=fault, times=None)], work)
+    found = diagnosed(backplane_home)
+    assert found.kind == kind, found
+    if kind == "model_unknown":
+        from backplane.cli.runs import _more_known
+
+        with Store.open(backplane_home, readonly=True) as store:
+            told = why(store, find(store, "last"), _more_known)
+        assert told.next[0] == "did you mean --model claude-sonnet-5?"
+
+
+NETWORK = {
+    "nobody listens there": "http://127.0.0.1:9/v1",
+    "its name is not found (DNS)": "https://no-such-name.invalid/v1",
+}
+
+
+@pytest.mark.parametrize("what", NETWORK)
+async def test_a_service_that_cannot_be_reached_is_told_by_what_is_in_the_way(
+    what: str, backplane_home: Path, tmp_path: Path, anyio_backend: str
+) -> None:
+    url = NETWORK[what]
+    await solve(backplane_home, [], job(tmp_path), base_url=url)
+    found = diagnosed(backplane_home)
+    assert found.kind == "no_network", found
+    assert what in found.verdict
+    assert any("doctor --url" in step for step in found.next)
+
+
+def test_a_full_disk_is_told_by_the_agent_s_own_words(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
+    backplane.run("dd if=/dev/zero of=/dev/full count=1", backend="shell", root=tmp_path)
+    found = diagnosed(backplane_home)
+    assert found.kind == "disk_full", found
+    assert "No space left" in found.evidence[0].text
+    assert found.evidence[0].event is not None
+
+
+def test_a_folder_that_was_changed_meanwhile_is_a_conflict(
+    backplane_home: Path, tmp_path: Path, anyio_backend: str
+) -> None:
+    original = tmp_path / "a.txt"
+    original.write_text("one\n")
+
+    async def work(run: Any) -> Any:
+        test_why.write(run, "a.txt")
+        original.write_text("somebody else's\n")
+        return Done()
+
+    given = WorkOrder("go", workspace=WorkspaceSpec(root=str(tmp_path)), lane="workspace_first")
+    backplane.run(given, backend=memory(work))
+    found = diagnosed(backplane_home)
+    assert found.kind == "conflict", found
+    assert "--merge" in found.next[0]
+
+
+def test_a_rule_of_ours_that_stops_the_work_is_told(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
+    steps = (TOOL, {"error": {"message": "I may not search"}}, {"outcome": "failed"})
+    work = order(tmp_path, *steps, policy=PolicyProfile(disallowed_tools=("grep",)))
+    backplane.run(work, backend=mock_backend("memory"))
+    found = diagnosed(backplane_home)
+    assert found.kind == "rule_blocks", found
+    assert "is forbidden by" in found.evidence[0].text
+    assert "(by the policy)" in found.evidence[0].text
+
+
+@pytest.mark.parametrize("where", ["row", "trace", "cut"])
+def test_an_altered_receipt_is_told_first(where: str, backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
+    run = backplane.run(order(tmp_path, {"say": "hello"}), backend=mock_backend("memory"))
+    trace = backplane_home / "runs" / run.id / "trace.jsonl"
+    if where == "row":
+        with sqlite3.connect(backplane_home / "receipts.sqlite") as connection:
+            names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")]
+            for name in names:
+                connection.execute(f"DROP TRIGGER {name}")
+            connection.execute("UPDATE receipts SET body = replace(CAST(body AS TEXT), 'complete', 'partial ')")
+    elif where == "trace":
+        trace.write_bytes(trace.read_bytes().replace(b"hello", b"jello"))
+    else:
+        trace.write_bytes(trace.read_bytes()[:-10])
+    with Store.open(backplane_home, readonly=True) as store:
+        found = why(store, find(store, run.id))
+    assert found.kind == "altered", found
+    assert "verify" in found.next[0]
+
+
+def test_a_run_whose_control_plane_was_killed(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
+    import subprocess
+
+    scenario = 'mock.scenario=[{"say":"hello"},{"stderr":"working\\n"},{"sleep_s":600}]'
+    command = [sys.executable, "-m", "backplane", "run", "go", "--backend", "mock", "--param", scenario]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        while "hello" not in child.stdout.readline():
+            pass
+        child.kill()
+    with Store.open(backplane_home, readonly=True) as store:
+        ends = time.monotonic() + WAIT_S
+        while (run := find(store, "last")).state == "live" and time.monotonic() < ends:
+            time.sleep(0.05)
+        found = why(store, run)
+    assert found.kind == "interrupted", found
+    assert "was killed" in found.verdict
+
+
+# From a written snapshot ----------------------------------------------------------------------------------------------
+
+
+def snapshot_of(home: Path, **seen: Any) -> Diagnosis:
+    """The diagnosis of the newest run, with this of the machine."""
+    with Store.open(home, readonly=True) as store:
+        run = find(store, "last")
+        picture = picture_of(store, run)
+        moment = msgspec.structs.replace(moment_of(store, picture, run), now_ms=test_why.NOW_NS // 1_000_000)
+        return diagnose(picture, msgspec.structs.replace(moment, **seen))
+
+
+def test_a_run_that_waits_for_a_place(backplane_home: Path, anyio_backend: str) -> None:
+    with live(backplane_home, facts=()):
+        assert snapshot_of(backplane_home, places=(8, 8)).kind == "queued"
+        assert snapshot_of(backplane_home, places=(7, 8)).kind == "staging"
+
+
+def test_a_key_beside_a_login(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
+    step = {"fail": {"code": "backend_auth_failed", "message": "no"}}
+    backplane.run(order(tmp_path, step), backend=mock_backend("memory"))
+    both = ("the variable KEY", "the login in ~/.agent/auth.json")
+    found = snapshot_of(backplane_home, logins=both)
+    assert found.kind == "key_and_login"
+    assert snapshot_of(backplane_home, logins=both[:1]).kind == "key_refused"
+
+
+def test_a_disk_that_is_full_where_runs_are_kept(backplane_home: Path, anyio_backend: str) -> None:
+    with live(backplane_home, called("bash", "make", 5)):
+        pass
+    assert snapshot_of(backplane_home, free_bytes=0).kind == "disk_full"
+
+
+def test_a_machine_that_was_started_anew(backplane_home: Path, anyio_backend: str) -> None:
+    with live(backplane_home, called("bash", "make", 5)):
+        pass
+    found = snapshot_of(backplane_home, boot_id=test_why.BOOT)
+    assert (found.kind, "went down" in found.verdict) == ("interrupted", True)
+
+
+def test_a_pipeline_and_a_talker_are_no_trouble(backplane_home: Path, anyio_backend: str) -> None:
+    """Processes that look like trouble in a run that is well."""
+    tool = Process(
+        pid=2, command="server", started_ms=test_why.NOW_NS // 1_000_000 - 2_000, listens=(80,), is_busy=True
+    )
+    host = Process(pid=1, command="host", started_ms=0, waits="input")
+    with live(backplane_home, called("bash", "make", 3)):
+        assert snapshot_of(backplane_home, processes=(host, tool)).kind in HEALTHY
+
+
+# All of them ----------------------------------------------------------------------------------------------------------
+
+TABLE = (
+    *("approval_waits", "question_waits", "nobody_asked", "queued", "staging", "model_silent", "overloaded", "quota"),
+    *("tool_works", "tool_wants_input", "server_in_foreground", "agent_reads_stdin", "mcp_hangs", "login_wanted"),
+    *("hook_hangs", "nobody_reads", "stopped", "same_call", "same_failure", "compaction_loop", "talks_only"),
+    *("sub_agent_spends", "cache_lost", "idle_limit", "deadline", "budget", "max_turns", "cancelled", "interrupted"),
+    *("crashed", "out_of_memory", "not_started", "no_handshake", "bad_line", "key_refused", "key_and_login"),
+    *("model_unknown", "too_long", "no_network", "rule_blocks", "refused", "done_but_denied", "done_but_unchanged"),
+    *("done_but_red", "only_ignored", "wrong_shape", "conflict", "disk_full", "breaker_open", "altered"),
+)
+"""The kinds that were promised, in their order."""
+
+WRITTEN = {"queued", "key_and_login", "breaker_open"}
+"""Those that no test makes happen: another run's place, somebody's login, a router's circuit."""
+
+
+def test_all_fifty_kinds_are_tested(anyio_backend: str) -> None:
+    here = Path(__file__).read_text() + Path(test_why.__file__).read_text()
+    assert len(TABLE) == len(set(TABLE)) == 50
+    missing = [
+        kind for kind in TABLE if f'"{kind}"' not in here.partition("\nTABLE = ")[0] + here.rpartition("# All")[2]
+    ]
+    assert missing == []
+    assert {*HOSTS, *SERVICE, *ENDS, *CODES.values(), *LIVE} - set(TABLE) <= {
+        *("tool_quiet", "asked_again", "no_hello", "filtered", "unavailable", "rate_limited"),
+        *("agent_failed", "ir_invalid"),
+    }  # fmt: skip
+    assert len(set(TABLE) - WRITTEN) == 47
