@@ -64,8 +64,9 @@ ROOMS = {
     "routing.compare": f"{SHAPES} config receipts routing routing.driver runtime view workspace",
     "runtime": (
         f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build receipts.claims redact "
-        "resources routing sandbox sandbox.credentials upstream.presets workspace"
+        "resources routing sandbox sandbox.credentials telemetry upstream.presets workspace"
     ),
+    "telemetry": f"{SHAPES} receipts.build",
     "api": f"{SHAPES} config routing.driver runtime",
     "providers": f"{SHAPES} agents config dialects process protocol receipts redact runtime",
     # the far side: the kit of a host, and what hosts drive
@@ -92,7 +93,7 @@ ROOMS = {
     "cli": (
         f"{SHAPES} __init__ config conform dialects policy process protocol providers receipts receipts.build "
         "receipts.claims redact resources routing routing.compare routing.driver runtime sandbox "
-        "sandbox.credentials scale schemas serve shown upstream upstream.cost upstream.presets view web workspace"
+        "sandbox.credentials scale schemas serve shown telemetry upstream upstream.cost upstream.presets view web workspace"
     ),
     "__main__": "cli",
 }
@@ -101,7 +102,7 @@ ROOMS = {
 GROUND = {"errors", "contract"}
 PURE = {
     *("ir", "redact", "protocol", "policy", "dialects", "receipts.build", "receipts.claims"),
-    *("routing", "upstream.cost", "view"),
+    *("process.table", "routing", "upstream.cost", "view"),
 }
 PURE_NEVER = {
     "os",
@@ -138,6 +139,7 @@ THIRD_PARTY = {
     "httpx": {"upstream", "hosts", "tools", "agents"},
     "websockets": {"agents"},  # an extra: only where Kimi is driven
     "genai_prices": {"upstream"},  # an extra: prices beyond our own table
+    "opentelemetry": {"telemetry"},  # an extra: only where a collector is named
     "dbos": {"scale"},  # an extra: only where orders go to a queue
     "sqlalchemy": {"scale"},  # comes with it
     "starlette": {"web"},  # an extra: only where a page is served

@@ -41,6 +41,7 @@ from backplane.serve import messages
 if TYPE_CHECKING:
     from backplane.cli.foot import Foot
     from backplane.routing.driver import Attempts
+    from backplane.telemetry.sender import Sender
     from backplane.view.picture import Picture
 
 FRAME_S: Final = 0.1
@@ -78,6 +79,8 @@ def run(plan: Plan) -> int:
     finally:
         for line in live.left_behind:
             streams.complain(streams.one_line(line) + "\n")
+        if live.sender is not None:
+            live.sender.leave()
 
 
 def _layers_tried(plan: Plan) -> AbstractContextManager[None]:
@@ -143,6 +146,8 @@ class _Live:
         self.outlet = Outlet()
         self.left_behind: tuple[str, ...] = ()
         """What was found of runs that were cut off, a line each."""
+        self.sender: Sender | None = None
+        """Sends telemetry, where that is wanted; waited for once all is said."""
         self._desk = Desk(asking.callback(plan.on_ask, self.clear, plan.environ))
         self._scope: anyio.CancelScope | None = None
 
@@ -179,6 +184,7 @@ class _Live:
                     self._say_choice(attempts)
                     await self._attempt(plane, attempts.order, attempts.backend, attempts.route)
             finally:
+                self.sender, plane.sender = plane.sender, None
                 self.left_behind += plane.keeper.notes + plane.keeper.problems
 
     async def _attempt(

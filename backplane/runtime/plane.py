@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from backplane.receipts.signatures import Signer
     from backplane.runtime.budgets import Reservation
     from backplane.sandbox.probe import Probe
+    from backplane.telemetry.sender import Sender
 
 __all__ = ["ControlPlane", "Run"]
 
@@ -49,6 +50,21 @@ def _signer(key: str | None) -> Signer | None:
     from backplane.receipts.signatures import Signer  # Needs a library that most do without.
 
     return Signer(key)
+
+
+def _sender(environ: Mapping[str, str]) -> Sender | None:
+    """What sends runs to a collector; None where the environment names none, or the extra is not installed."""
+    if not any(name.startswith("OTEL_EXPORTER_OTLP_") for name in environ):
+        return None
+    from importlib.util import find_spec
+
+    from backplane.telemetry.context import is_wanted
+
+    if not is_wanted(environ) or any(find_spec(name) is None for name in ("opentelemetry", "opentelemetry.exporter")):
+        return None
+    from backplane.telemetry.sender import Sender
+
+    return Sender(environ)
 
 
 class ControlPlane:
@@ -77,6 +93,8 @@ class ControlPlane:
         settings, home = self.settings, self.home
         self._slots = Places(settings.limits.runs_max)
         self.keeper = Keeper(home, _signer(settings.signing_key))
+        self.sender = _sender(self.environ)
+        """Sends ended runs to a collector; None for none. Who takes it away waits for it to `leave` in our stead."""
         self.layers: Probe | None = None
         """What contains hosts on this machine; None finds out when it is needed."""
 
@@ -92,6 +110,8 @@ class ControlPlane:
     async def _close(self) -> None:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.keeper.close)
+            if self.sender is not None:
+                await anyio.to_thread.run_sync(self.sender.leave)
 
     def start(
         self,
@@ -212,8 +232,26 @@ class ControlPlane:
                 await run.leave()
             finally:
                 self._slots.release()
+            if self.sender is not None and run.is_sealed:
+                self._send(self.sender, run)
         except Exception as error:
             run.fail(error)
+
+    def _send(self, sender: Sender, run: Run) -> None:
+        from backplane.telemetry.spans import About
+
+        about = About(
+            backend=run.backend_id, model=run.order.config.model, task=run.order.task, is_remote=run.is_remote
+        )
+        sender.send(run.receipt, about)
+
+    def environ_of(self, run_id: str) -> Mapping[str, str]:
+        """What a run's host has its environment chosen from: with telemetry, the run is its parent."""
+        if self.sender is None:
+            return self.environ
+        from backplane.telemetry.context import TRACEPARENT, traceparent
+
+        return {**self.environ, TRACEPARENT: traceparent(run_id)}
 
     async def end_unstarted(
         self,

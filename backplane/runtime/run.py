@@ -265,6 +265,11 @@ class Run:
         return self._backend.id
 
     @property
+    def is_remote(self) -> bool:
+        """Whether it works on another machine."""
+        return self._remote is not None
+
+    @property
     def folder(self) -> Path | None:
         """The run's own folder in the state directory; None when nothing was started."""
         journal = self._premises.journal
@@ -453,7 +458,7 @@ class Run:
             try:
                 await self._enter(opening)
             except CageError as error:
-                await self._enter(await self._premises.reopen(self._backend, self._plane.environ, error))
+                await self._enter(await self._premises.reopen(self._backend, self._plane.environ_of(self.id), error))
             self._premises.prepare(self._start_soon, self._mode())
             if self._link is not None:
                 self._premises.note_host(self._link.pid)
@@ -538,7 +543,9 @@ class Run:
         if self._remote is not None:
             # Here is only the way there: what has to hold the agent holds it where it works.
             return self._backend.open(self.order, plane.environ)
-        return await self._premises.open(self._backend, plane.environ, plane.settings.isolation, plane.layers)
+        return await self._premises.open(
+            self._backend, plane.environ_of(self.id), plane.settings.isolation, plane.layers
+        )
 
     def _fail(self, error: BackplaneError) -> None:
         """End a run that did not come to its order."""

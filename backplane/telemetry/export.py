@@ -1,0 +1,168 @@
+"""Hand spans and measurements to OpenTelemetry's SDK: the only file that knows it. Extra `backplane[otel]`.
+
+Blocks as long as the exporter does; whoever calls it stands in a thread of his own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from opentelemetry import metrics as api_metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricReader
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+
+from backplane.telemetry import spans as ours
+from backplane.telemetry.context import trace_id
+
+SERVICE: Final = "backplane"
+
+TIMEOUT: Final = "OTEL_EXPORTER_OTLP_TIMEOUT"
+
+SEND_S_MAX: Final = 1
+"""For a collector to take a batch, where the environment sets no other limit: most take milliseconds."""
+
+BATCH_SPANS: Final = 512
+"""Sent at once, as the SDK does."""
+
+
+def _version() -> str:
+    """Of this package, the scope's; empty where it runs from a folder and is not installed."""
+    try:
+        return version(SERVICE)
+    except PackageNotFoundError:
+        return ""
+
+
+class _Ids(IdGenerator):
+    """The ids that we have chosen: exporting a run twice gives the same spans."""
+
+    def __init__(self, trace: int) -> None:
+        self._trace = trace
+        self.next_span = 1
+
+    def generate_trace_id(self) -> int:
+        return self._trace
+
+    def generate_span_id(self) -> int:
+        return self.next_span
+
+
+def resource() -> Resource:
+    """Who we are; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` go over it."""
+    # Not `Resource.create`, which looks through all that is installed for detectors, in threads: a second of work.
+    return Resource({"service.name": SERVICE}).merge(OTELResourceDetector().detect())
+
+
+def send(told: ours.Told, run_id: str, processor: SpanProcessor, parent: tuple[int, int] | None = None) -> None:
+    """Give a run's spans to a processor, and let it finish.
+
+    Args:
+        parent: trace and span that the run was started in; the run's own span links to it.
+    """
+    ids = _Ids(trace_id(run_id))
+    provider = TracerProvider(resource=resource(), id_generator=ids, shutdown_on_exit=False)
+    provider.add_span_processor(processor)
+    tracer = provider.get_tracer(SERVICE, _version())
+    contexts: dict[int, Any] = {}
+    for span in told.spans:
+        ids.next_span = span.id
+        made = tracer.start_span(
+            span.name,
+            context=contexts[span.parent] if span.parent is not None else _nothing(),
+            kind=SpanKind.CLIENT if span.kind == "client" else SpanKind.INTERNAL,
+            attributes=span.attributes,
+            links=list(_links(parent)) if span.parent is None else None,
+            start_time=span.start_ns,
+        )
+        contexts[span.id] = set_span_in_context(made)
+        for note in span.notes:
+            made.add_event(note.name, note.attributes, note.time_ns)
+        if span.error is not None:
+            made.set_status(Status(StatusCode.ERROR, span.error))
+        made.end(span.end_ns)
+    provider.shutdown()
+
+
+def _nothing() -> Any:
+    """A context without a span in it: what the program around us traces is no parent of a run."""
+    return set_span_in_context(NonRecordingSpan(SpanContext(0, 0, is_remote=False)))
+
+
+def _links(parent: tuple[int, int] | None) -> Iterator[Link]:
+    if parent is not None:
+        trace, span = parent
+        yield Link(SpanContext(trace, span, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)))
+
+
+def measure(told: ours.Told, reader: MetricReader) -> None:
+    """Give a run's measurements to a reader."""
+    meter = MeterProvider([reader], resource=resource(), shutdown_on_exit=False).get_meter(SERVICE, _version())
+    instruments: dict[str, api_metrics.Histogram] = {}
+    for one in told.measures:
+        counts = one.metric == ours.TOKENS_METRIC
+        if one.metric not in instruments:
+            instruments[one.metric] = meter.create_histogram(one.metric, unit="{token}" if counts else "s")
+        instruments[one.metric].record(one.value if counts else one.value / 1e9, one.attributes)
+
+
+class _Collected(SpanProcessor):
+    """Ended spans, kept to be sent together; the SDK's own batches have a thread each."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.spans.append(span)
+
+
+def exporters() -> tuple[Callable[..., SpanExporter], Callable[..., MetricExporter]]:
+    """Load what sends over HTTP."""
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter, OTLPMetricExporter
+
+
+def export(told: ours.Told, run_id: str, parent: tuple[int, int] | None) -> None:
+    """Send a run to the collector that the standard variables name. Raises what the exporter does."""
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    # Its warnings of a collector that does not answer would stand on the terminal of whoever has set up no log.
+    logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
+    of_spans, of_metrics = exporters()
+    # Their own limit is 10 s, and somebody may wait for the end of this.
+    limit = {} if TIMEOUT in os.environ else {"timeout": SEND_S_MAX}
+    collected, exporter = _Collected(), of_spans(**limit)
+    send(told, run_id, collected, parent)
+    for first in range(0, len(collected.spans), BATCH_SPANS):
+        if exporter.export(collected.spans[first : first + BATCH_SPANS]) is not SpanExportResult.SUCCESS:
+            return log(f"the collector took no spans of run {run_id}")
+    reader = InMemoryMetricReader()
+    measure(told, reader)
+    data = reader.get_metrics_data()
+    if data is not None:
+        of_metrics(**limit).export(data)
+    return None
+
+
+def log(fact: str) -> None:
+    """Say what went wrong to whoever has set up a log."""
+    logging.getLogger("backplane").info(fact)
