@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
     from backplane.errors import BackplaneError
     from backplane.runtime.backends import Backend
-    from backplane.runtime.hook_calls import Call
+    from backplane.runtime.hook_calls import HookCall
     from backplane.runtime.hooks import Hook
     from backplane.runtime.plane import ControlPlane
     from backplane.runtime.run import Run
@@ -48,13 +48,13 @@ __all__ = [
     "AssistantMessage",
     "Backend",
     "BackplaneError",
-    "Call",
     "CommandExecuted",
     "ControlPlane",
     "Decision",
     "Failed",
     "FileChanged",
     "Hook",
+    "HookCall",
     "PolicyProfile",
     "Reasoning",
     "Receipt",
@@ -76,7 +76,7 @@ __all__ = [
 _HOME: Final[dict[str, str]] = {
     "BackplaneError": "errors",
     "Backend": "runtime.backends",
-    "Call": "runtime.hook_calls",
+    "HookCall": "runtime.hook_calls",
     "ControlPlane": "runtime.plane",
     "Decision": "contract.approval",
     "Hook": "runtime.hooks",

@@ -16,7 +16,7 @@ import msgspec
 from backplane.agents.options import Config, Profile
 from backplane.agents.order import (
     KEPT,
-    Place,
+    AgentFolders,
     RunSpec,
     budget_of,
     found,
@@ -36,7 +36,7 @@ from backplane.errors import BackendError, ConfigError
 from backplane.host import EXTENSIONS, Done, Given, Host, HostRun, main
 
 if TYPE_CHECKING:
-    from backplane.agents.begin import Program, Started
+    from backplane.agents.begin import BegunProgram, Started
     from backplane.agents.session import AgentRun
     from backplane.process import Child
 
@@ -72,7 +72,7 @@ def require_effect(run: HostRun, id: str, profile: Profile) -> None:
         raise ConfigError("config_invalid", fact, hint=fix)
 
 
-def prepare(run: Given, profile: Profile, place: Place) -> tuple[tuple[str, ...], dict[str, str]]:
+def prepare(run: Given, profile: Profile, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
     """The command and its environment; the session's own folders are made.
 
     Raises:
@@ -141,7 +141,7 @@ async def drive(run: HostRun, id: str, profile: Profile) -> Done:
     from backplane.agents import program
 
     require_effect(run, id, profile)
-    spec, places = spec_of(run, profile), list[Place]()
+    spec, places = spec_of(run, profile), list[AgentFolders]()
 
     def start(run: Given, state: str) -> Started:
         places.append(place_of(run, state, own=profile.own_state, conversations=KEPT))
@@ -149,7 +149,7 @@ async def drive(run: HostRun, id: str, profile: Profile) -> Done:
             require_same_folder(run, places[0])
         return prepare(run, profile, places[0])
 
-    def speak(run: HostRun, child: Child, begun: Program) -> AgentRun:
+    def speak(run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
         from backplane.agents.acp.agent import Agent
         from backplane.agents.session import AgentRun
 

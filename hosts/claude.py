@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from backplane.agents.begin import Program, Started, serve
+from backplane.agents.begin import BegunProgram, Started, serve
 from backplane.agents.options import Claude as Options
 from backplane.agents.order import (
-    Place,
+    AgentFolders,
     RunSpec,
     found,
     own_settings,
@@ -73,7 +73,7 @@ EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 # What the order says, as the program takes it -------------------------------------------------------------------------
 
 
-def prepare(run: Given, options: Options, place: Place) -> tuple[tuple[str, ...], dict[str, str]]:
+def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
     """The command and its environment. Raises BackendError: `backend_unavailable`, the program is not there."""
     temporary = os.path.join(place.state, "tmp")
     env = {**os.environ, **QUIET, "TMPDIR": temporary, "CLAUDE_CODE_TMPDIR": temporary}
@@ -89,7 +89,7 @@ def prepare(run: Given, options: Options, place: Place) -> tuple[tuple[str, ...]
     return (found(options.program, options.install, env), *arguments(run, options, place)), env
 
 
-def arguments(run: Given, options: Options, place: Place) -> list[str]:
+def arguments(run: Given, options: Options, place: AgentFolders) -> list[str]:
     """The order in the program's own words."""
     order, asked, own = run.order, read_conversation(run), own_settings(run, "claude", SETTINGS)
     if own.get("effort") not in (None, *EFFORTS):
@@ -147,7 +147,7 @@ def settings_of(run: Given) -> dict[str, Any]:
     return {"disableAllHooks": True, "permissions": {"deny": deny}, "sandbox": {"enabled": False}}
 
 
-def written(place: Place, name: str, value: dict[str, Any]) -> str:
+def written(place: AgentFolders, name: str, value: dict[str, Any]) -> str:
     """Write JSON into a file of the agent's state; its path."""
     path = os.path.join(place.state, name)
     with open(path, "wb") as file:
@@ -169,7 +169,7 @@ def start(options: Options, run: Given, state: str) -> Started:
     return prepare(run, options, place)
 
 
-def speak(options: Options, run: HostRun, child: Child, begun: Program) -> AgentRun:
+def speak(options: Options, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
     """Make the run with the agent's program. Raises ConfigError."""
     from backplane.agents.claude import agent
     from backplane.agents.session import AgentRun

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from backplane.agents.begin import Program, Started, serve
+from backplane.agents.begin import BegunProgram, Started, serve
 from backplane.agents.options import Codex as Options
 from backplane.agents.order import (
-    Place,
+    AgentFolders,
     RunSpec,
     found,
     is_strict,
@@ -80,7 +80,7 @@ SETTINGS: Final = ("effort", "summary", "system", "verbosity")
 # What the order says, as the program takes it -------------------------------------------------------------------------
 
 
-def prepare(options: Options, place: Place, given: dict[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+def prepare(options: Options, place: AgentFolders, given: dict[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """The command and its environment. Raises BackendError: `backend_unavailable`, the program is not there."""
     env = {**os.environ, "TMPDIR": os.path.join(place.state, "tmp")}
     env.pop(STATE, None)
@@ -159,7 +159,7 @@ def mcp_servers(run: Given, options: Options) -> dict[str, Any]:
     }
 
 
-class Hooks(msgspec.Struct, frozen=True):
+class HookNeeds(msgspec.Struct, frozen=True):
     """Which hooks the agent needs, so that ours have their effect."""
 
     before: bool
@@ -168,7 +168,7 @@ class Hooks(msgspec.Struct, frozen=True):
     """Somebody is to see results before the model does."""
 
 
-def hooks_of(run: Given, options: Options) -> Hooks:
+def hooks_of(run: Given, options: Options) -> HookNeeds:
     """What the order's hooks ask for. Raises BackendError: `capability_unsupported`, they could not be kept."""
     events = {row.get("event") for row in run.order.abp("hooks") or () if isinstance(row, dict)}
     after = "post_tool" in events
@@ -183,7 +183,7 @@ def hooks_of(run: Given, options: Options) -> Hooks:
     if facts:
         fix = "take either out, or another backend"
         raise BackendError("capability_unsupported", f"hooks after tools: {facts[0]}; {fix}")
-    return Hooks(after or (before and not options.own_state), after)
+    return HookNeeds(after or (before and not options.own_state), after)
 
 
 def spec_of(run: Given, options: Options) -> RunSpec:
@@ -230,7 +230,7 @@ def first_words(options: Options, run: Given, env: dict[str, str]) -> bytes:
     return opening(*thread_of(run, options, env)) if settled else b""
 
 
-def speak(options: Options, run: HostRun, child: Child, begun: Program) -> AgentRun:
+def speak(options: Options, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
     """Make the run with the agent's program. Raises ConfigError, BackendError."""
     from backplane.agents.codex.agent import Agent
     from backplane.agents.session import AgentRun

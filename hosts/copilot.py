@@ -11,10 +11,10 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from backplane.agents.begin import Program, Started, serve
+from backplane.agents.begin import BegunProgram, Started, serve
 from backplane.agents.options import Copilot as Options
 from backplane.agents.order import (
-    Place,
+    AgentFolders,
     RunSpec,
     found,
     is_strict,
@@ -65,7 +65,7 @@ SETTINGS: Final = ("effort", "system")
 # What the order says, as the program takes it -------------------------------------------------------------------------
 
 
-def prepare(run: Given, options: Options, place: Place) -> tuple[tuple[str, ...], dict[str, str]]:
+def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
     """The command and its environment.
 
     Raises:
@@ -166,7 +166,7 @@ def start(options: Options, run: Given, state: str) -> Started:
     return prepare(run, options, place)
 
 
-def speak(options: Options, run: HostRun, child: Child, begun: Program) -> AgentRun:
+def speak(options: Options, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
     """Make the run with the agent's program. Raises ConfigError, BackendError."""
     from backplane.agents.copilot import agent
     from backplane.agents.session import AgentRun

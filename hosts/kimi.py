@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from backplane.agents import hook
-from backplane.agents.begin import Program, Started, serve
+from backplane.agents.begin import BegunProgram, Started, serve
 from backplane.agents.options import Kimi as Options
 from backplane.agents.order import (
     KEPT,
-    Place,
+    AgentFolders,
     RunSpec,
     found,
     own_settings,
@@ -92,7 +92,7 @@ def require_effect(run: Given, options: Options) -> None:
         raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
 
 
-def prepare(run: Given, options: Options, place: Place) -> tuple[tuple[str, ...], dict[str, str]]:
+def prepare(run: Given, options: Options, place: AgentFolders) -> tuple[tuple[str, ...], dict[str, str]]:
     """The command and its environment; the agent's settings are written.
 
     Raises:
@@ -115,7 +115,7 @@ def write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def secrets_of(place: Place) -> Path:
+def secrets_of(place: AgentFolders) -> Path:
     return Path(str(place.config), "config.toml")
 
 
@@ -165,14 +165,14 @@ def start(options: Options, run: Given, state: str) -> Started:
     return prepare(run, options, place)
 
 
-def speak(options: Options, run: HostRun, child: Child, begun: Program) -> AgentRun:
+def speak(options: Options, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
     """Make the run with the agent's program. Raises ConfigError, BackendError."""
     from backplane.agents.kimi import agent
     from backplane.agents.session import AgentRun
 
     own = own_settings(run, "kimi", SETTINGS)
     names = {"system": "system_prompt", "thinking": "thinking"}
-    place = Place(begun.state, begun.env["KIMI_CODE_HOME"])
+    place = AgentFolders(begun.state, begun.env["KIMI_CODE_HOME"])
     made = agent.Options(
         model=MODEL,
         agent={names[name]: value for name, value in own.items() if value is not None},

@@ -36,10 +36,10 @@ CAPABILITIES: dict[str, Level] = {
 HEEDS = ("model", "max_turns", "max_budget_usd", "context")
 """A scenario says what the agent does, whatever model, limits and context it was given."""
 
-Step = Callable[["Script", Any], Awaitable[None]]
+Step = Callable[["Scenario", Any], Awaitable[None]]
 
 
-class Script:
+class Scenario:
     """One run of a scenario."""
 
     def __init__(self, run: HostRun) -> None:
@@ -161,7 +161,7 @@ class Script:
 
 
 STEPS: dict[str, Step] = {
-    name: getattr(Script, name)
+    name: getattr(Scenario, name)
     for name in (
         "say", "delta", "think", "write", "delete", "read", "tool", "ask", "sleep_s", "repeat", "usage",
         "outcome", "error", "fail", "stderr", "raw", "exit", "kill", "hang",
@@ -191,7 +191,7 @@ def work_of(path: str | None = None) -> Callable[[HostRun], Awaitable[Done]]:
     """The work of a mock that plays one scenario; None takes the order's."""
 
     async def work(run: HostRun) -> Done:
-        script = Script(run)
+        script = Scenario(run)
         await script.play(_scenario(run, path))
         return script.done
 

@@ -18,7 +18,7 @@ from backplane.contract.work import WorkOrder
 from backplane.runtime import backends
 from backplane.runtime.backends import Backend
 from backplane.runtime.run import Run
-from backplane.testing import Call, ModelServer, Turn, Usage
+from backplane.testing import Call, ModelServer, ScriptUsage, Turn
 from backplane.upstream.presets import Protocol
 from tests.runs import QUICK, go, order, plane
 
@@ -65,5 +65,5 @@ def call(tool: str, **input: Any) -> Call:
     return Call(name=tool, input=input)
 
 
-LOOP = Turn(calls=(call("bash", command="echo x >> count"),), usage=Usage(input=100, output=10), times=None)
+LOOP = Turn(calls=(call("bash", command="echo x >> count"),), usage=ScriptUsage(input=100, output=10), times=None)
 """A model that never ends; a turn costs 120 millionths of a dollar."""

@@ -56,11 +56,11 @@ def options_of(agent: str, url: str) -> str:
 
 
 @contextlib.contextmanager
-def ground() -> Iterator[tuple[ModelServer, wire.Run]]:
+def ground() -> Iterator[tuple[ModelServer, wire.RunMessage]]:
     """A scripted model, and an order in an empty folder."""
     with tempfile.TemporaryDirectory() as root, ModelServer([*SIDE_TURNS, Turn(text="one")]) as server:
         order = WorkOrder("say one word", workspace=WorkspaceSpec(root=root, mode="pass_through"))
-        yield server, wire.Run(id=str(uuid.uuid4()), work_order=order)
+        yield server, wire.RunMessage(id=str(uuid.uuid4()), work_order=order)
 
 
 @contextlib.contextmanager
@@ -109,7 +109,7 @@ def bare(agent: str) -> Json:
             return {"ms": (time.perf_counter() - began) * 1000, "cpu_ms": 0.0}
 
 
-async def ready(agent: str, server: ModelServer, message: wire.Run, state: Path) -> tuple[Started, Speak]:
+async def ready(agent: str, server: ModelServer, message: wire.RunMessage, state: Path) -> tuple[Started, Speak]:
     """The command that our host would start, and what says its words."""
     run = Given(message)
     options: Any = read_options(HOSTS[agent].__file__, agent, options_of(agent, server.url), HOSTS[agent].Options)

@@ -108,7 +108,7 @@ async def opened(root: str, protocol: str) -> AsyncIterator[Callable[[], Awaitab
     from backplane.contract.canonical import timestamp_at
     from backplane.ir import Conversation, Message, Text
     from backplane.upstream.client import Upstream
-    from backplane.upstream.completion import Model
+    from backplane.upstream.completion import ModelClient
     from backplane.upstream.endpoint import PROTOCOLS, Endpoint
 
     heard: list[Any] = []
@@ -121,7 +121,7 @@ async def opened(root: str, protocol: str) -> AsyncIterator[Callable[[], Awaitab
         heard.append(event)
 
     async with Upstream(Endpoint(protocol=protocol, base_url=root + BASES[protocol], api_key=KEY)) as up:
-        model = Model(up)
+        model = ModelClient(up)
 
         async def ask() -> list[Any]:
             heard.clear()

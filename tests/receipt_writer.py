@@ -19,7 +19,7 @@ from backplane.contract.events import AgentEvent, AssistantDelta
 from backplane.contract.receipt import CONTRACT_VERSION, BackendIdentity, Receipt, RunMetadata, Usage, Verification
 from backplane.contract.work import RuntimeConfig, WorkOrder
 from backplane.errors import BackplaneError
-from backplane.receipts import Journal, Row, Store, head_fact, seal
+from backplane.receipts import Journal, ReceiptRow, Store, head_fact, seal
 
 TS = "2025-01-15T12:00:00.200Z"
 ORDER = WorkOrder(task="tidy up", config=RuntimeConfig(env={"API_KEY": "geheim-1234"}))
@@ -63,7 +63,7 @@ def open_journal(home: Path, run_id: str | None = None) -> Journal:
     )
 
 
-def stored_run(store: Store, texts: Sequence[str], **changes: Any) -> Row:
+def stored_run(store: Store, texts: Sequence[str], **changes: Any) -> ReceiptRow:
     """One whole run: journal, events, seal, append."""
     journal = open_journal(store.home)
     try:

@@ -7,7 +7,7 @@ import json
 import socket
 from typing import Any, NamedTuple, cast
 
-from backplane.testing import Call, ModelServer, Protocol, Turn, Usage
+from backplane.testing import Call, ModelServer, Protocol, ScriptUsage, Turn
 
 WAIT_S = 10.0
 PATHS: dict[Protocol, str] = {
@@ -88,13 +88,15 @@ TURNS = {
         reasoning="First this,\nthen that.",
         text="I look.",
         calls=(READ, Call(name="bash", input={"command": "ls -la"}, id="call_given")),
-        usage=Usage(input=1000, output=321, cache_read=600, cache_write=50, reasoning=200),
+        usage=ScriptUsage(input=1000, output=321, cache_read=600, cache_write=50, reasoning=200),
     ),
     "a call without arguments": Turn(calls=(Call(name="now"),)),
-    "an answer cut short": Turn(text="Once upon a", stop="max_tokens", usage=Usage(input=7, output=3)),
+    "an answer cut short": Turn(text="Once upon a", stop="max_tokens", usage=ScriptUsage(input=7, output=3)),
     "a refusal": Turn(refusal="I will not.", stop="refusal"),
     "a megabyte": Turn(
-        text="".join(f"{row:09d}\n" for row in range(MEGABYTE // 10)), pieces=1000, usage=Usage(input=9, output=250_000)
+        text="".join(f"{row:09d}\n" for row in range(MEGABYTE // 10)),
+        pieces=1000,
+        usage=ScriptUsage(input=9, output=250_000),
     ),
     "a megabyte of arguments": Turn(calls=(Call(name="write", input={"text": "x" * MEGABYTE}),), pieces=100),
 }
@@ -113,7 +115,7 @@ class Heard(NamedTuple):
 
 
 def expected(turn: Turn, protocol: Protocol) -> Heard:
-    usage = turn.usage or Usage()
+    usage = turn.usage or ScriptUsage()
     stops = {
         "openai_compatible": {"tool_use": "tool_calls", "max_tokens": "length", "end": "stop", "refusal": "stop"},
         "openai_responses": {"max_tokens": "max_output_tokens"},

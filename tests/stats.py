@@ -14,6 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN = 10
+SIBLINGS = ("agents", "dialects")
+"""Rooms with one file or folder a vendor; put two side by side and only the vendor differs."""
 
 
 def sources(folder: str) -> dict[Path, str]:
@@ -38,13 +40,18 @@ def functions(texts: dict[Path, str]) -> Iterator[tuple[int, str]]:
 
 
 def doubles(texts: dict[Path, str]) -> dict[str, list[str]]:
-    """Return the type names that are defined more than once, with their places."""
+    """Return the type names that are defined more than once, with their places.
+
+    Vendors' siblings count once: the rooms below `agents/`, with what they have in common, and the dialects.
+    """
     places: dict[str, list[str]] = defaultdict(list)
+    homes: dict[str, set[str]] = defaultdict(set)
     for path, text in texts.items():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path}:{node.lineno}")
-    return {name: found for name, found in sorted(places.items()) if len(found) > 1}
+                homes[node.name].add(path.parts[1] if path.parts[1] in SIBLINGS else f"{path}:{node.lineno}")
+    return {name: places[name] for name in sorted(places) if len(homes[name]) > 1}
 
 
 def public_names() -> list[str]:

@@ -29,7 +29,7 @@ from backplane.contract.events import (
 from backplane.contract.receipt import Receipt, Usage
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError
-from backplane.protocol.jsonrpc import Fault, Notification
+from backplane.protocol.jsonrpc import Notification, RpcError
 from backplane.runtime.backends import find, known
 from backplane.runtime.run import Run
 from tests.vendors.found import referee
@@ -73,7 +73,7 @@ def test_text_comes_as_deltas_and_then_whole() -> None:
 
 @pytest.mark.parametrize("data", ["status 401", {"message": "status 401"}, {"details": "status 401"}])
 def test_a_refusal_is_told_with_its_details(data: Any) -> None:
-    assert words_of(Fault(-32603, "Internal error", data)) == "Internal error; status 401"
+    assert words_of(RpcError(-32603, "Internal error", data)) == "Internal error; status 401"
 
 
 def test_thoughts_are_reasoning_and_no_answer() -> None:

@@ -23,7 +23,7 @@ from backplane.contract.events import (
 )
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet
 from backplane.runtime.run import Run
-from backplane.testing import Call, ModelServer, Turn, Usage
+from backplane.testing import Call, ModelServer, ScriptUsage, Turn
 from backplane.upstream.presets import PROTOCOLS, Protocol
 from tests.api_agent import KEY, LIMITS, LOOP, api, call, everything, job, of, raw, solve
 from tests.runs import backplane_of, ended, go, one_loop, plane, saying
@@ -43,7 +43,7 @@ TASK = (
             call("bash", command="python3 check.py; echo checked; exit 3"),
             call("write_file", path="../outside.py", content="x"),
         ),
-        usage=Usage(input=100, output=20, cache_read=40),
+        usage=ScriptUsage(input=100, output=20, cache_read=40),
     ),
     Turn(
         calls=(
@@ -51,9 +51,9 @@ TASK = (
             call("write_file", path="docs/notes.md", content="fixed\n"),
             call("read_file", path=".env"),
         ),
-        usage=Usage(input=200, output=30, cache_read=100),
+        usage=ScriptUsage(input=200, output=30, cache_read=100),
     ),
-    Turn(text="It adds now.", usage=Usage(input=300, output=10, cache_read=200)),
+    Turn(text="It adds now.", usage=ScriptUsage(input=300, output=10, cache_read=200)),
 )
 
 
@@ -119,7 +119,10 @@ async def test_what_is_sent_back_has_every_call_with_its_answer(
 async def test_a_service_without_streams_is_an_agent_too(
     protocol: Protocol, tmp_path: Path, backplane_home: Path
 ) -> None:
-    turns = [Turn(calls=(call("write_file", path="a", content="x"),), usage=Usage(input=3, output=2)), Turn(text="ok")]
+    turns = [
+        Turn(calls=(call("write_file", path="a", content="x"),), usage=ScriptUsage(input=3, output=2)),
+        Turn(text="ok"),
+    ]
     run, events, server = await solve(backplane_home, turns, job(tmp_path), protocol, stream=False)
     assert ended(run) == ("complete", None, "complete")
     assert not any(request.stream for request in server.requests)

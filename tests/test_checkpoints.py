@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import backplane
-from backplane import Call, Decision, Hook
+from backplane import Decision, Hook, HookCall
 from backplane.config import Settings
 from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.events import Approval, CheckpointReported, TurnEnded
@@ -349,7 +349,7 @@ async def test_the_shell_host_has_checkpoints_too_and_a_hook_may_go_back(backpla
     """A command's changes are undone by a hook that looks at its result."""
     holder: list[Run] = []
 
-    async def undo(call: Call) -> None:
+    async def undo(call: HookCall) -> None:
         await holder[0].rewind("c1")
 
     work = WorkOrder(

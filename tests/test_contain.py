@@ -38,7 +38,7 @@ from backplane.sandbox import cgroup, labels, landlock, mounts, proxy, seccomp
 from backplane.sandbox import resolver as names
 from backplane.sandbox.connections import Tally
 from backplane.sandbox.probe import Bubblewrap, Name, Probe, probe, trial_begun, without
-from backplane.sandbox.proxy import Judge, Refused
+from backplane.sandbox.proxy import ConnectionRefused, ConnectionRules
 from tests.peers import PYTHON, ROOT
 from tests.runs import QUICK, go, mock_backend, one_loop, order, script
 
@@ -1132,20 +1132,20 @@ async def test_the_shipped_and_the_foreign_hosts_work_in_the_cage(
 def test_a_name_that_is_allowed_opens_no_way_to_an_address_that_is_not(
     lists: dict[str, tuple[str, ...]], host: str, address: str, refused: bool
 ) -> None:
-    judge = Judge(compile_policy(policy(**lists)), ())
+    judge = ConnectionRules(compile_policy(policy(**lists)), ())
     assert judge.check_name(f"{host}:443") is False
     if refused:
-        with pytest.raises(Refused):
+        with pytest.raises(ConnectionRefused):
             judge.check_address(host, address, 443)
     else:
         judge.check_address(host, address, 443)
 
 
 def test_a_rule_with_the_scheme_of_a_tunnel_allows_the_tunnel() -> None:
-    judge = Judge(compile_policy(policy(allow_network=("https://a.example",))), ())
+    judge = ConnectionRules(compile_policy(policy(allow_network=("https://a.example",))), ())
     judge.check_name("a.example:443")
     for target in ("b.example:443", "a.example:80/x", "a.example@b.example:443", "http://a.example/"):
-        with pytest.raises(Refused):
+        with pytest.raises(ConnectionRefused):
             judge.check_name(target)
 
 
@@ -1169,7 +1169,7 @@ async def test_the_door_refuses_what_it_cannot_read_in_one_way_only(request_: by
     door = socket.create_server(("127.0.0.1", 0))
     door.setblocking(False)
     tally = Tally()
-    judge = Judge(compile_policy(policy(allow_network=("a.example",))), ())
+    judge = ConnectionRules(compile_policy(policy(allow_network=("a.example",))), ())
     with door, anyio.fail_after(ALLOWED_S):
         async with (
             proxy.serve(door, judge, tally),
@@ -1207,7 +1207,9 @@ async def _door() -> AsyncIterator[int]:
     """A proxy's port."""
     with socket.create_server(("127.0.0.1", 0)) as door:
         door.setblocking(False)
-        async with proxy.serve(door, Judge(compile_policy(policy(deny_network=("evil.example",))), ()), Tally()):
+        async with proxy.serve(
+            door, ConnectionRules(compile_policy(policy(deny_network=("evil.example",))), ()), Tally()
+        ):
             yield door.getsockname()[1]
 
 

@@ -620,14 +620,14 @@ def test_an_envelope_says_its_kind_first_and_leaves_out_what_is_not_set() -> Non
         (envelope.Fatal(error="e"), b'{"t":"fatal","ref_id":null,"error":"e"}'),
         (envelope.Final(ref_id="r", receipt=None), b'{"t":"final","ref_id":"r","receipt":null}'),
         (
-            envelope.Answer(ref_id="r", id="1", decision="deny"),
+            envelope.AnswerMessage(ref_id="r", id="1", decision="deny"),
             b'{"t":"answer","ref_id":"r","id":"1","decision":"deny"',
         ),
     ]
     for message, expected in written:
         assert msgspec.json.encode(message).startswith(expected)
         assert msgspec.json.decode(msgspec.json.encode(message), type=envelope.FromHost) == message
-    run = msgspec.json.encode(envelope.Run(id="r", work_order=order))
+    run = msgspec.json.encode(envelope.RunMessage(id="r", work_order=order))
     assert run.startswith(b'{"t":"run","id":"r","work_order":{"task"')
 
 

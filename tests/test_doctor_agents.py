@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backplane.cli.doctor import Finding, examine
+from backplane.cli.doctor import DoctorCheck, examine
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {"PATH": path, "HOME": str(tmp_path / "home"), "BACKPLANE_HOME": str(tmp_path / "state")}
 
 
-def told(environ: dict[str, str], folder: Path, configuration: str = "") -> Finding:
+def told(environ: dict[str, str], folder: Path, configuration: str = "") -> DoctorCheck:
     (folder / "work" / "backplane.toml").write_text(configuration)
     found = {finding.name: finding for finding in examine(environ, folder / "work", None)}
     return found["backend kimi"]

@@ -19,7 +19,7 @@ import pytest
 from backplane.contract.approval import Decision
 from backplane.contract.events import Approval
 from backplane.errors import ConfigError
-from backplane.runtime.door import Answer, Desk
+from backplane.runtime.door import AnswerCommand, Desk
 from tests.receipt_writer import TS
 from tests.terminal import Window
 
@@ -213,10 +213,10 @@ async def test_the_first_answer_counts_whoever_gives_it() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait)
         await anyio.wait_all_tasks_blocked()
-        desk.decide(Answer(ask="a", decision="deny", reason="no"), "from process 1")
+        desk.decide(AnswerCommand(ask="a", decision="deny", reason="no"), "from process 1")
     assert found == [Decision("deny", "no (from process 1)")]
     with pytest.raises(ConfigError, match="no open question has the id 'a1'"):
-        desk.decide(Answer(ask="a1", decision="deny"), "x")
+        desk.decide(AnswerCommand(ask="a1", decision="deny"), "x")
 
 
 @pytest.mark.anyio
@@ -227,11 +227,11 @@ async def test_a_question_in_words_wants_words() -> None:
         tasks.start_soon(desk.answer, ask("q2"))
         await anyio.wait_all_tasks_blocked()
         with pytest.raises(ConfigError, match="in words"):
-            desk.decide(Answer(ask="q1", decision="allow"), "x")
+            desk.decide(AnswerCommand(ask="q1", decision="allow"), "x")
         with pytest.raises(ConfigError, match="several"):
-            desk.decide(Answer(ask="q", decision="allow"), "x")
-        desk.decide(Answer(ask="q1", decision="allow", text="blue"), "x")
-        desk.decide(Answer(ask="q2", decision="allow"), "x")
+            desk.decide(AnswerCommand(ask="q", decision="allow"), "x")
+        desk.decide(AnswerCommand(ask="q1", decision="allow", text="blue"), "x")
+        desk.decide(AnswerCommand(ask="q2", decision="allow"), "x")
 
 
 @pytest.mark.anyio

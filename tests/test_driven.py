@@ -54,7 +54,7 @@ async def test_last_words_that_are_cut_begin_with_a_whole_word() -> None:
 
 def given(**vendor: Any) -> Given:
     order = WorkOrder("work", workspace=WorkspaceSpec(root="/"), config=RuntimeConfig(vendor=vendor))
-    return Given(wire.Run(id="r", work_order=order))
+    return Given(wire.RunMessage(id="r", work_order=order))
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backplane.testing import Call, ModelServer, Turn, Usage
+from backplane.testing import Call, ModelServer, ScriptUsage, Turn
 from tests.api_agent import KEY, PRICES
 from tests.peers import ROOT, WAIT_S
 
 EXAMPLES = ROOT / "docs" / "examples"
-USED = Usage(input=100, output=10)
+USED = ScriptUsage(input=100, output=10)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import backplane
-from backplane.runtime.functions import Tool, served
+from backplane.runtime.functions import FunctionTool, served
 from tests.peers import WAIT_S
 
 
@@ -86,7 +86,7 @@ def client(*functions: Callable[..., Any]) -> Iterator[Client]:
 
 
 def test_a_signature_is_the_schema_and_the_docstring_the_description() -> None:
-    row: Any = Tool(weather).row()
+    row: Any = FunctionTool(weather).row()
     assert (row["name"], row["description"]) == ("weather", "Say how the weather will be.")
     schema = row["inputSchema"]
     assert schema["type"] == "object"

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import backplane
-from backplane import Call, Decision, Hook
+from backplane import Decision, Hook, HookCall
 from backplane.config import Settings, parse
 from backplane.contract.capability import EMULATED, NATIVE, Requirement, Requirements
 from backplane.contract.events import ApprovalAnswered, ToolResult
@@ -79,9 +79,9 @@ def program(folder: Path, body: str, name: str = "hook.py") -> tuple[str, ...]:
 async def test_a_function_hook_is_told_of_the_tool_and_may_let_it_run(
     mock: Backend, backplane_home: Path, root: Path
 ) -> None:
-    seen: list[Call] = []
+    seen: list[HookCall] = []
 
-    def look(call: Call) -> None:
+    def look(call: HookCall) -> None:
         seen.append(call)
 
     run, events = await go(backplane_home, order(root, WRITE), mock, Hook("pre_tool", look))
@@ -101,7 +101,7 @@ async def test_a_function_hook_is_told_of_the_tool_and_may_let_it_run(
 async def test_an_async_function_hook_denies_and_the_agent_is_told_why(
     mock: Backend, backplane_home: Path, root: Path
 ) -> None:
-    async def never(call: Call) -> Decision:
+    async def never(call: HookCall) -> Decision:
         await anyio.lowlevel.checkpoint()
         return Decision(decision="deny", reason="not on a Sunday")
 
@@ -117,11 +117,11 @@ async def test_an_async_function_hook_denies_and_the_agent_is_told_why(
 
 
 async def test_hooks_change_the_input_one_after_the_other(mock: Backend, backplane_home: Path, root: Path) -> None:
-    def louder(call: Call) -> Decision:
+    def louder(call: HookCall) -> Decision:
         assert isinstance(call.input, dict)
         return Decision(decision="modify", input={**call.input, "content": call.input["content"] + "!"})
 
-    async def twice(call: Call) -> Decision:
+    async def twice(call: HookCall) -> Decision:
         return louder(call)
 
     run, events = await go(
@@ -140,7 +140,7 @@ async def test_a_hook_after_a_tool_changes_or_withholds_what_the_agent_sees(
     (root / "plain.txt").write_text("say nothing of 4711")
     (root / "secret.txt").write_text("private")
 
-    def sieve(call: Call) -> Decision | None:
+    def sieve(call: HookCall) -> Decision | None:
         assert call.is_error is False
         if "private" in str(call.output):
             return Decision(decision="deny", reason="private")
@@ -158,23 +158,23 @@ async def test_a_hook_after_a_tool_changes_or_withholds_what_the_agent_sees(
     assert run.receipt.capabilities["hooks_post_tool_use"] == "emulated"
 
 
-async def _fails(call: Call) -> Decision:
+async def _fails(call: HookCall) -> Decision:
     raise RuntimeError("a bug of the caller")
 
 
-async def _nonsense(call: Call) -> Any:
+async def _nonsense(call: HookCall) -> Any:
     return "yes"
 
 
-async def _no_json(call: Call) -> Decision:
+async def _no_json(call: HookCall) -> Decision:
     return Decision(decision="modify", input=object())
 
 
-async def _no_input(call: Call) -> Decision:
+async def _no_input(call: HookCall) -> Decision:
     return Decision(decision="modify")
 
 
-async def _too_long(call: Call) -> Decision:
+async def _too_long(call: HookCall) -> Decision:
     return Decision(decision="modify", input={"path": "b.txt", "content": "y" * 17 * 1024 * 1024})
 
 
@@ -185,27 +185,27 @@ def _nested(levels: int) -> Any:
     return value
 
 
-async def _too_deep_for_a_host(call: Call) -> Decision:
+async def _too_deep_for_a_host(call: HookCall) -> Decision:
     return Decision(decision="modify", input=_nested(128))
 
 
-async def _too_deep_for_anybody(call: Call) -> Decision:
+async def _too_deep_for_anybody(call: HookCall) -> Decision:
     return Decision(decision="modify", input=_nested(100_000))
 
 
-async def _too_large_a_number(call: Call) -> Decision:
+async def _too_large_a_number(call: HookCall) -> Decision:
     return Decision(decision="modify", input=10**400)
 
 
-async def _keys_that_are_no_text(call: Call) -> Decision:
+async def _keys_that_are_no_text(call: HookCall) -> Decision:
     return Decision(decision="modify", input={1: 2})
 
 
-async def _a_number_for_a_reason(call: Call) -> Decision:
+async def _a_number_for_a_reason(call: HookCall) -> Decision:
     return Decision(decision="deny", reason=5)  # type: ignore[arg-type]
 
 
-async def _bytes_for_a_text(call: Call) -> Decision:
+async def _bytes_for_a_text(call: HookCall) -> Decision:
     return Decision(decision="allow", text=b"fine")  # type: ignore[arg-type]
 
 
@@ -214,15 +214,15 @@ class _Wordless(Exception):
         raise RuntimeError("no words")
 
 
-async def _fails_without_words(call: Call) -> Decision:
+async def _fails_without_words(call: HookCall) -> Decision:
     raise _Wordless
 
 
-async def _gives_what_has_no_words(call: Call) -> Any:
+async def _gives_what_has_no_words(call: HookCall) -> Any:
     return _Wordless()
 
 
-async def _hangs(call: Call) -> None:
+async def _hangs(call: HookCall) -> None:
     await anyio.sleep_forever()
 
 
@@ -271,7 +271,7 @@ put(event(run, type="tool_result", tool_name="z" * 100_000, output="", is_error=
 put(final(run)); end()
 """
 
-    def talks(call: Call) -> Decision:
+    def talks(call: HookCall) -> Decision:
         return Decision(decision="deny", reason="r" * 100_000)
 
     hook = Hook("post_tool", talks, name="it", on_failure="allow")
@@ -285,7 +285,7 @@ put(final(run)); end()
 
 
 async def test_no_hook_is_asked_about_what_the_policy_denies(mock: Backend, backplane_home: Path, root: Path) -> None:
-    def yes(call: Call) -> Decision:
+    def yes(call: HookCall) -> Decision:
         raise AssertionError("nobody is to be asked")
 
     work = order(root, WRITE, policy=PolicyProfile(disallowed_tools=("write*",)))
@@ -295,7 +295,7 @@ async def test_no_hook_is_asked_about_what_the_policy_denies(mock: Backend, back
 
 
 async def test_a_changed_input_is_decided_again_by_the_policy(mock: Backend, backplane_home: Path, root: Path) -> None:
-    def elsewhere(call: Call) -> Decision:
+    def elsewhere(call: HookCall) -> Decision:
         return Decision(decision="modify", input={"path": "../outside.txt", "content": "x"})
 
     run, events = await go(backplane_home, order(root, WRITE), mock, Hook("pre_tool", elsewhere))
@@ -309,7 +309,7 @@ async def test_a_changed_input_is_decided_again_by_the_policy(mock: Backend, bac
 async def test_a_hook_that_allows_does_not_spare_the_question_to_a_person(
     mock: Backend, backplane_home: Path, root: Path
 ) -> None:
-    def stage(call: Call) -> Decision:
+    def stage(call: HookCall) -> Decision:
         return Decision(decision="modify", input={"to": "stage"})
 
     seen: list[Any] = []
@@ -406,7 +406,7 @@ async def test_a_command_gets_nothing_of_our_environment_and_does_not_stand_in_t
 
 @one_loop
 async def test_a_secret_in_a_hooks_words_stands_nowhere(mock: Backend, backplane_home: Path, root: Path) -> None:
-    def careless(call: Call) -> Decision:
+    def careless(call: HookCall) -> Decision:
         return Decision(decision="deny", reason="because of s3cr3t-value-of-it")
 
     work = order(root, WRITE, config=RuntimeConfig(env={"AGENT_KEY": "s3cr3t-value-of-it"}))
@@ -418,7 +418,7 @@ async def test_a_secret_in_a_hooks_words_stands_nowhere(mock: Backend, backplane
 SECRET = "s3cr3t-value-of-it-and-more"
 
 
-def clumsy(call: Call) -> Decision:
+def clumsy(call: HookCall) -> Decision:
     raise ValueError("x" * 185 + SECRET)
 
 
@@ -476,10 +476,10 @@ async def test_a_host_of_a_few_lines_on_the_kit_has_hooks_before_and_after(
         await run.tool_result("add", output, is_error=is_error)
         return Done()
 
-    def more(call: Call) -> Decision:
+    def more(call: HookCall) -> Decision:
         return Decision(decision="modify", input={"a": 10, "b": 20})
 
-    def words(call: Call) -> Decision:
+    def words(call: HookCall) -> Decision:
         return Decision(decision="modify", text=f"it is {call.output}")
 
     backend = memory(work, Host(id="adder", capabilities={"streaming": NATIVE}))
@@ -540,7 +540,7 @@ put(final(run)); end()
 async def test_a_tool_that_was_used_past_its_hook_ends_the_run(
     event: Any, backplane_home: Path, root: Path, tmp_path: Path
 ) -> None:
-    def ask(call: Call) -> None:
+    def ask(call: HookCall) -> None:
         raise AssertionError("nobody asked")
 
     hook = Hook(event, ask, tools=("bash",))
@@ -565,7 +565,7 @@ put(event(run, take()["decision"]), final(run)); end()
 """
     seen: list[Any] = []
 
-    def rewrite(call: Call) -> Decision:
+    def rewrite(call: HookCall) -> Decision:
         seen.append((call.tool, call.input))
         return Decision(decision="modify", input={})
 
@@ -588,7 +588,7 @@ async def test_the_hooks_of_an_outer_control_plane_hold_below_it(
     body = "print(json.dumps({'decision': 'modify', 'input': {'command': 'echo changed > out.txt'}}))"
     secret = Hook("pre_tool", program(tmp_path, body, "of-the-outer.py"))
 
-    def after(call: Call) -> Decision:
+    def after(call: HookCall) -> Decision:
         return Decision(decision="modify", text="seen above")
 
     work = order(root, task="echo plain > out.txt")

@@ -23,13 +23,13 @@ from backplane.protocol.jsonrpc import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     PARSE_ERROR,
-    Fault,
     FramedPeer,
     Malformed,
     Notification,
     Peer,
-    Reply,
     Request,
+    Response,
+    RpcError,
 )
 
 WAIT_S = 5.0
@@ -71,9 +71,9 @@ def received(text: str) -> Any:
         ('{"jsonrpc":"2.0","id":0,"method":"m","params":{"a":1}}', Request(0, "m", {"a": 1})),
         ('{"id":"x","method":"m"}', Request("x", "m", {})),
         ('{"method":"m","params":{}}', Notification("m", {})),
-        ('{"id":7,"result":null}', Reply(7, None)),
-        ('{"id":7,"error":{"code":5,"message":"no"}}', Reply(7, None, Fault(5, "no"))),
-        ('{"id":7,"error":{"code":"x"}}', Reply(7, None, Fault(-32603, "no reason was given"))),
+        ('{"id":7,"result":null}', Response(7, None)),
+        ('{"id":7,"error":{"code":5,"message":"no"}}', Response(7, None, RpcError(5, "no"))),
+        ('{"id":7,"error":{"code":"x"}}', Response(7, None, RpcError(-32603, "no reason was given"))),
     ],
 )
 def test_a_line_is_a_question_a_notification_or_an_answer(line: str, expected: Any) -> None:
@@ -144,7 +144,7 @@ async def joined(**options: Any) -> AsyncIterator[tuple[Pipe, Other]]:
         os.set_blocking(fd, False)
 
     async def answer(asked: Request) -> Any:
-        return asked.params if asked.method == "echo" else Fault(METHOD_NOT_FOUND, "no such method")
+        return asked.params if asked.method == "echo" else RpcError(METHOD_NOT_FOUND, "no such method")
 
     async def hear(told: Notification) -> None:
         return None
@@ -168,7 +168,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_each_answer_reaches_its_own_question() -> None:
     async with joined() as (pipe, other):
-        found: dict[str, Reply] = {}
+        found: dict[str, Response] = {}
 
         async def ask(name: str) -> None:
             found[name] = await pipe.call(name, {}, timeout_s=WAIT_S)

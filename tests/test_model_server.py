@@ -29,8 +29,8 @@ from backplane.testing import (
     ModelServer,
     Protocol,
     Script,
+    ScriptUsage,
     Turn,
-    Usage,
     When,
     read_script,
 )
@@ -278,7 +278,7 @@ def test_what_is_no_request_is_refused_and_the_next_client_served(sent: bytes, s
 
 
 def test_usage_is_exactly_what_the_script_says_or_absent() -> None:
-    counted = Turn(text="x", usage=Usage(input=100, output=30, cache_read=40, cache_write=10, reasoning=7))
+    counted = Turn(text="x", usage=ScriptUsage(input=100, output=30, cache_read=40, cache_write=10, reasoning=7))
     with ModelServer([counted, counted, counted, counted, counted, Turn(text="x", usage=None)]) as server:
         assert ask(server)["usage"]["prompt_tokens_details"] == {"cached_tokens": 40, "cache_write_tokens": 10}
         assert ask(server, "openai_responses")["usage"]["output_tokens_details"] == {"reasoning_tokens": 7}

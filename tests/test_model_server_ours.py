@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from backplane.ir import Conversation, Message, Text, ToolResult, ToolSpec
-from backplane.testing import PROTOCOLS, Call, Fault, ModelServer, Protocol, Request, Turn
+from backplane.testing import PROTOCOLS, Call, Fault, ModelServer, Protocol, RecordedRequest, Turn
 from tests.dialects import referees
 from tests.scripted import TURNS, Heard, expected
 from tests.test_model_server_sdks import DIALECTS, HEAR, KEY
@@ -99,7 +99,7 @@ def test_a_conversation_that_went_on_is_valid_by_the_vendors_types(protocol: Pro
     assert json.dumps(body).count('"found"') == 2
 
 
-def address(request: Request) -> tuple[str, str, dict[str, str]]:
+def address(request: RecordedRequest) -> tuple[str, str, dict[str, str]]:
     return request.method, request.path, request.query
 
 

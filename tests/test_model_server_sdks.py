@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from backplane.testing import PROTOCOLS, Failure, Fault, ModelServer, Protocol, Turn
-from backplane.testing.frames import Ask
+from backplane.testing.frames import RenderRequest
 from backplane.testing.plan import VENDORS
 from tests.dialects import referees
 from tests.scripted import READ, TURNS, Heard, expected
@@ -255,7 +255,7 @@ def test_a_failed_response_ends_with_the_scripts_code() -> None:
 def test_every_answer_and_chunk_is_valid_by_the_vendors_types(protocol: Protocol, case: str) -> None:
     dialect = DIALECTS[protocol]
     referees.need(dialect)
-    ask, vendor = Ask("m", 1), VENDORS[protocol]
+    ask, vendor = RenderRequest("m", 1), VENDORS[protocol]
     assert referees.invalid(dialect, "response", vendor.whole(TURNS[case], ask)) is None
     frames = vendor.stream(TURNS[case], ask)
     chunks = [frame.data for frame in frames if isinstance(frame.data, dict) and frame.label != "ping"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from backplane.contract.events import AssistantDelta, CommandExecuted, FileChanged, ToolCall
 from backplane.contract.work import PolicyProfile
 from backplane.errors import PolicyError
-from backplane.policy.paths import PATH_BYTES_MAX, PLACES_MAX, Place, locate
+from backplane.policy.paths import PATH_BYTES_MAX, PLACES_MAX, ComparablePath, locate
 from backplane.policy.rules import (
     AUDITED,
     POLICY_BYTES_MAX,
@@ -25,7 +25,7 @@ from backplane.policy.rules import (
     Policy,
     ReadPath,
     Rule,
-    ToolUse,
+    ToolAction,
     WritePath,
     compile_policy,
     enforcement,
@@ -112,32 +112,32 @@ def test_a_path_is_folded_and_placed_without_looking_at_any_file(path: str, expe
     if expected is None:
         assert place is None
     else:
-        assert place == Place(expected.removeprefix("!"), expected.startswith("!"))
+        assert place == ComparablePath(expected.removeprefix("!"), expected.startswith("!"))
 
 
 # path, root, cwd → place
-CWD_PLACES: list[tuple[str, str | None, str | None, Place]] = [
-    ("b", "/ws", "/ws/a", Place("a/b", False)),
-    ("../b", "/ws", "/ws/a", Place("b", False)),
-    ("../../b", "/ws", "/ws/a", Place("/b", True)),
-    ("b", "/ws", "a", Place("a/b", False)),
-    ("b", "/ws", "/tmp", Place("/tmp/b", True)),
-    ("../ws/b", "/ws", "/tmp", Place("b", False)),
-    ("b", None, "a", Place("a/b", False)),
-    ("../b", None, "a", Place("b", False)),
-    ("../../b", None, "a", Place("../b", True)),
-    ("..", None, None, Place("..", True)),
-    ("/ws/b", None, None, Place("/ws/b", True)),
-    ("b", ".", None, Place("b", False)),
-    ("/b", ".", None, Place("/b", True)),
-    ("/ws/a/../b", "/ws/./x/..", None, Place("b", False)),
-    ("/a", "/", None, Place("a", False)),
+CWD_PLACES: list[tuple[str, str | None, str | None, ComparablePath]] = [
+    ("b", "/ws", "/ws/a", ComparablePath("a/b", False)),
+    ("../b", "/ws", "/ws/a", ComparablePath("b", False)),
+    ("../../b", "/ws", "/ws/a", ComparablePath("/b", True)),
+    ("b", "/ws", "a", ComparablePath("a/b", False)),
+    ("b", "/ws", "/tmp", ComparablePath("/tmp/b", True)),
+    ("../ws/b", "/ws", "/tmp", ComparablePath("b", False)),
+    ("b", None, "a", ComparablePath("a/b", False)),
+    ("../b", None, "a", ComparablePath("b", False)),
+    ("../../b", None, "a", ComparablePath("../b", True)),
+    ("..", None, None, ComparablePath("..", True)),
+    ("/ws/b", None, None, ComparablePath("/ws/b", True)),
+    ("b", ".", None, ComparablePath("b", False)),
+    ("/b", ".", None, ComparablePath("/b", True)),
+    ("/ws/a/../b", "/ws/./x/..", None, ComparablePath("b", False)),
+    ("/a", "/", None, ComparablePath("a", False)),
 ]
 
 
 @pytest.mark.parametrize(("path", "root", "cwd", "expected"), CWD_PLACES)
 def test_a_relative_path_counts_from_where_the_agent_stands(
-    path: str, root: str | None, cwd: str | None, expected: Place
+    path: str, root: str | None, cwd: str | None, expected: ComparablePath
 ) -> None:
     assert locate(path, root, cwd) == expected
 
@@ -355,7 +355,7 @@ def test_a_tool_is_judged_by_all_its_names(
     for _ in range(2):  # the second answer is the remembered one
         decision = policy.decide_tool_call(name, inputs, root=ROOT, aliases=ALIASES)
         assert (decision.allowed, decision.rule) == (allowed, rule)
-    assert policy.decide(ToolUse(tool_names(name, ALIASES), inputs, ROOT)) == decision
+    assert policy.decide(ToolAction(tool_names(name, ALIASES), inputs, ROOT)) == decision
 
 
 def test_a_name_is_worked_out_anew_when_the_aliases_change() -> None:
@@ -717,7 +717,7 @@ def test_the_default_profile_lets_the_agent_use_its_own_repository() -> None:
         ReadPath(".git/config", ROOT),
         ReadPath(".env", ROOT),
         Connect("https://example.com/"),
-        ToolUse(("Bash",), {"command": "git commit"}),
+        ToolAction(("Bash",), {"command": "git commit"}),
     ]
     assert [policy.decide(action).allowed for action in allowed] == ["allow"] * len(allowed)
     assert policy.decide(WritePath("vendored/.git/hooks/post-checkout", ROOT)).allowed == "deny"
@@ -896,6 +896,9 @@ def test_no_text_makes_a_decision_fail(text: str) -> None:
         PolicyProfile(deny_read=("*x",), deny_network=("*.evil.example",), allow_network=("https://a/*",))
     )
     actions: list[Action] = [ReadPath(text, ROOT), WritePath(text, text), Connect(text), Connect(f"https://{text}/")]
-    actions += [ToolUse((text, "read_file"), {text: text, "path": text}), ToolUse(("web_fetch",), {"prompt": text})]
+    actions += [
+        ToolAction((text, "read_file"), {text: text, "path": text}),
+        ToolAction(("web_fetch",), {"prompt": text}),
+    ]
     for action in actions:
         assert policy.decide(action).allowed in ("allow", "deny")

@@ -73,7 +73,7 @@ def control(*run_ids: str, extensions: tuple[str, ...] = EXTENSIONS, **options: 
     end = ControlEnd(now=lambda: NOW, **options)
     end.receive(msgspec.json.encode(msgspec.structs.replace(HELLO, extensions=extensions)) + b"\n")
     for run_id in run_ids or ("r1",):
-        end.send(wire.Run(id=run_id, work_order=ORDER, extensions=EXTENSIONS))
+        end.send(wire.RunMessage(id=run_id, work_order=ORDER, extensions=EXTENSIONS))
     return end
 
 
@@ -82,7 +82,7 @@ def host(*run_ids: str, extensions: tuple[str, ...] = EXTENSIONS, **options: Any
     end = HostEnd(**options)
     end.send(HELLO)
     for run_id in run_ids or ("r1",):
-        end.receive(msgspec.json.encode(wire.Run(id=run_id, work_order=ORDER, extensions=extensions)) + b"\n")
+        end.receive(msgspec.json.encode(wire.RunMessage(id=run_id, work_order=ORDER, extensions=extensions)) + b"\n")
     return end
 
 
@@ -204,13 +204,13 @@ def test_a_line_at_the_limit_is_a_message_and_one_byte_more_is_not() -> None:
 
 
 def test_a_line_at_the_limit_is_written_and_one_byte_more_is_refused() -> None:
-    run = wire.Run(id="r1", work_order=ORDER)
+    run = wire.RunMessage(id="r1", work_order=ORDER)
     size = len(msgspec.json.encode(run))
     for limit, fits in ((size, True), (size - 1, False)):
         end = ControlEnd(now=lambda: NOW, line_bytes_max=limit)
         end.receive(msgspec.json.encode(HELLO) + b"\n")
         if fits:
-            assert isinstance(only(host("other", line_bytes_max=limit).receive(end.send(run))), wire.Run)
+            assert isinstance(only(host("other", line_bytes_max=limit).receive(end.send(run))), wire.RunMessage)
         else:
             with pytest.raises(ProtocolError, match="line_bytes_max"):
                 end.send(run)
@@ -614,7 +614,7 @@ def test_many_different_times_do_not_fill_the_memory() -> None:
 def test_any_json_travels_through_a_tool_call_unchanged(value: Any) -> None:
     end = host()
     sent = ToolCall(ts=TS, tool_name="x", input=value)
-    received = only(control().receive(end.send(wire.Event(ref_id="r1", event=sent))))
+    received = only(control().receive(end.send(wire.EventMessage(ref_id="r1", event=sent))))
     assert _same(value, json.loads(received.records[0], parse_int=int)["input"])
 
 
@@ -784,8 +784,8 @@ def test_an_extension_is_only_spoken_to_a_host_that_announced_it(t: str) -> None
         "input": wire.Input(ref_id="r1", text="more"),
         "interrupt": wire.Interrupt(ref_id="r1"),
         "ping": wire.Ping(seq=1),
-        "answer": wire.Answer(ref_id="r1", id="a", decision="allow"),
-        "tree": wire.Tree(ref_id="r1", seq=0, data=""),
+        "answer": wire.AnswerMessage(ref_id="r1", id="a", decision="allow"),
+        "tree": wire.TreeChunk(ref_id="r1", seq=0, data=""),
     }[t]
     control().send(message)
     with pytest.raises(ProtocolError, match="not announced"):
@@ -795,24 +795,24 @@ def test_an_extension_is_only_spoken_to_a_host_that_announced_it(t: str) -> None
 def test_a_host_that_asks_without_a_word_before_gets_its_answer() -> None:
     end = control(extensions=())
     end.receive(line({"t": "ask", "ref_id": "r1", "id": "a", "kind": "tool", "name": "x"}))
-    assert end.send(wire.Answer(ref_id="r1", id="a", decision="deny"))
+    assert end.send(wire.AnswerMessage(ref_id="r1", id="a", decision="deny"))
 
 
 def test_a_control_plane_says_nothing_before_the_hello() -> None:
     with pytest.raises(ProtocolError):
-        ControlEnd(now=lambda: NOW).send(wire.Run(id="r1", work_order=ORDER))
+        ControlEnd(now=lambda: NOW).send(wire.RunMessage(id="r1", work_order=ORDER))
 
 
 def test_a_host_says_things_in_order_and_only_of_open_runs() -> None:
     end = HostEnd()
     told = Warned(ts=TS, message="m")
     with pytest.raises(ProtocolError):
-        end.send(wire.Event(ref_id="r1", event=told))
+        end.send(wire.EventMessage(ref_id="r1", event=told))
     end.send(HELLO)
     with pytest.raises(ProtocolError):
         end.send(HELLO)
     with pytest.raises(ProtocolError):
-        end.send(wire.Event(ref_id="r1", event=told))
+        end.send(wire.EventMessage(ref_id="r1", event=told))
     with pytest.raises(ProtocolError):
         host(extensions=()).send(wire.Ask(ref_id="r1", id="a", kind="tool", name="bash"))
     end = host()
@@ -850,7 +850,7 @@ def test_a_host_goes_on_after_every_line_it_cannot_read() -> None:
     for data in bad:
         assert isinstance(only(end.receive(data)), Broken), data
     message = only(end.receive(line(run)))
-    assert isinstance(message, wire.Run)
+    assert isinstance(message, wire.RunMessage)
     assert message.work_order.task == "x"
     assert end.extensions("r2") == ()
     assert end.extensions("nobody") == ()
@@ -889,7 +889,7 @@ messages_of_both: st.SearchStrategy[Any] = st.one_of(
         wire.Cancel, ref_id=st.just("r1"), reason=st.none() | receipt_cases.texts, grace_ms=st.integers(0, 10**6)
     ),
     st.builds(
-        wire.Answer,
+        wire.AnswerMessage,
         ref_id=st.just("r1"),
         id=receipt_cases.texts,
         decision=st.sampled_from(["allow", "deny", "modify"]),

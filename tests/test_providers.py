@@ -36,7 +36,7 @@ from backplane.providers import (
 from backplane.providers.failures import ErrorType
 from backplane.receipts.store import Store
 from backplane.runtime.backends import ProcessBackend
-from backplane.testing import Call, ModelServer, Turn, Usage
+from backplane.testing import Call, ModelServer, ScriptUsage, Turn
 from tests.api_agent import KEY, LIMITS, PRICES
 from tests.peers import PYTHON, ROOT
 
@@ -122,7 +122,7 @@ def price(article: str) -> str:
     return {"pump": "129"}[article]
 
 
-USED = Usage(input=100, output=10)
+USED = ScriptUsage(input=100, output=10)
 
 
 # Registry -------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from backplane.contract.events import AssistantDelta, AssistantMessage, CommandExecuted, ToolCall, Warned, carried
 from backplane.redact.secrets import MARK, SECRET_CHARS_MIN, DeltaRedactor, Redactor
-from backplane.redact.tail import Tail
+from backplane.redact.tail import OutputTail
 
 TS = "2025-01-15T12:00:00Z"
 SECRET = 'p4ss/word+"quo\\te"é=&<x>it\'s'
@@ -449,7 +449,7 @@ def test_no_piece_of_a_secret_is_left_wherever_bytes_are_cut(secret: str) -> Non
         assert set(clean.replace(MARK.encode(), b"")) <= set(b". ")
         assert clean.count(MARK.encode()) == count
         if stop == len(data):
-            assert redactor.data(Tail(data[start:], data[:start])) == (clean, count)
+            assert redactor.data(OutputTail(data[start:], data[:start])) == (clean, count)
     assert redactor.part(data) == redactor.data(data)
 
 

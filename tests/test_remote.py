@@ -486,7 +486,7 @@ def test_a_parcel_arrives_as_it_left(tmp_path: Path, root: Path) -> None:
     arriving = parcel.Arriving(tmp_path / "spool", lambda size: None)
     for chunk in parcel.chunks(parcel.pack(root, QUOTA), 10_000):
         assert len(chunk.data) <= 9_000
-        arriving.take(wire.Tree(ref_id="r", seq=chunk.seq, data=chunk.data, end=chunk.end))
+        arriving.take(wire.TreeChunk(ref_id="r", seq=chunk.seq, data=chunk.data, end=chunk.end))
     parcel.unpack(arriving.path, tmp_path / "there", QUOTA)
     same = subprocess.run(
         ["diff", "-r", "--no-dereference", root, tmp_path / "there"], capture_output=True, check=False

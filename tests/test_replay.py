@@ -15,7 +15,7 @@ from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, 
 from backplane.contract.work import PolicyProfile, WorkOrder, WorkspaceSpec
 from backplane.policy.backtest import Backtest, Redecided
 from backplane.policy.rules import compile_policy
-from backplane.receipts import Journal, Row, Store, head_fact, seal
+from backplane.receipts import Journal, ReceiptRow, Store, head_fact, seal
 from backplane.receipts.backtest import Rejudge
 from tests.receipt_writer import TS, receipt_of
 from tests.test_runs import cli
@@ -43,7 +43,7 @@ def differing(events: Sequence[AgentEvent], after: PolicyProfile, before: Policy
     return list(test.differing())
 
 
-def stored(store: Store, events: Sequence[AgentEvent], policy: PolicyProfile = OPEN) -> Row:
+def stored(store: Store, events: Sequence[AgentEvent], policy: PolicyProfile = OPEN) -> ReceiptRow:
     run_id = str(uuid.uuid4())
     order = WorkOrder("work", workspace=WorkspaceSpec(ROOT, mode="pass_through"), policy=policy)
     journal = Journal.create(store.home, run_id, head_fact(order, run_id=run_id, started_at=TS, backend="mock"))

@@ -19,7 +19,7 @@ from backplane.contract import canonical
 from backplane.contract.events import Failed
 from backplane.contract.receipt import Usage
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.receipts import Journal, Row, Store, head_fact, seal
+from backplane.receipts import Journal, ReceiptRow, Store, head_fact, seal
 from backplane.receipts.memory import find, remembered
 from backplane.receipts.tail import Tail
 from backplane.view.columns import width
@@ -43,7 +43,7 @@ def ids(*words: str) -> list[str]:
 
 def stored(
     store: Store, task: str, *, root: str = "/w", backend: str = "mock", ago_ms: int = 0, said: str = "", **changes: Any
-) -> Row:
+) -> ReceiptRow:
     """A run as its control plane leaves it."""
     run_id = str(uuid.uuid4())
     order = WorkOrder(task, workspace=WorkspaceSpec(root), config=RuntimeConfig(model="m1"))

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from backplane.agents.events import Events
+from backplane.agents.events import EventFactory
 from backplane.agents.order import RunSpec
 from backplane.agents.session import AgentRun, Ending, failed, silent
 from backplane.contract.canonical import Json
@@ -21,7 +21,7 @@ from backplane.ir import Usage as Counted
 from backplane.protocol.jsonrpc import Notification, Request
 from backplane.runtime.backends import Backend
 from backplane.runtime.run import Run
-from backplane.tools.structured import Shape
+from backplane.tools.structured import AnswerSchema
 from backplane.upstream.cost import Price, Spent
 from tests.runs import ended, memory, order, plane, texts
 
@@ -39,7 +39,7 @@ class Reader:
     goes_on = at_work = False
 
     def __init__(self, run: HostRun) -> None:
-        self.make, self.spent = Events(run.now, "/"), Spent()
+        self.make, self.spent = EventFactory(run.now, "/"), Spent()
 
     def read(self, message: Notification) -> list[AgentEvent]:
         self.spent = self.spent.plus(Counted(input=1, output=1), PRICE)
@@ -131,7 +131,7 @@ async def test_an_answer_ends_the_run_and_its_conversation_is_named(backplane_ho
 
 
 async def test_an_answer_of_the_wrong_shape_is_asked_for_again(backplane_home: Path, root: Path) -> None:
-    run, events = await play(backplane_home, root, few("seven", '{"n": 7}', shape=Shape(SCHEMA)))
+    run, events = await play(backplane_home, root, few("seven", '{"n": 7}', shape=AnswerSchema(SCHEMA)))
     assert run.receipt is not None
     assert run.receipt.usage_raw["structured_output"] == {"n": 7}
     assert "does not satisfy" in said(run)[1]
@@ -139,7 +139,7 @@ async def test_an_answer_of_the_wrong_shape_is_asked_for_again(backplane_home: P
 
 
 async def test_an_answer_that_never_has_its_shape_fails(backplane_home: Path, root: Path) -> None:
-    run, events = await play(backplane_home, root, few("a", "b", "c", "d", shape=Shape(SCHEMA)))
+    run, events = await play(backplane_home, root, few("a", "b", "c", "d", shape=AnswerSchema(SCHEMA)))
     assert ended(run)[2] == "failed"
     assert [event.error_code for event in events if isinstance(event, Failed)] == ["validation_failed"]
     assert len(said(run)) == 3

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.contract import canonical
-from backplane.contract.envelope import Final, Run
+from backplane.contract.envelope import Final, RunMessage
 from backplane.contract.work import WorkOrder
 from backplane.protocol import Dropped, Events
 from backplane.protocol.control import ControlEnd
@@ -24,7 +24,7 @@ HELLO = b'{"t":"hello","contract_version":"abp/v0.1","backend":{"id":"x"},"capab
 def open_end(redactor: Redactor | None = None) -> ControlEnd:
     end = ControlEnd(now=lambda: "2026-01-01T00:00:00Z", redactor=redactor)
     end.receive(HELLO)
-    end.send(Run(id=RUN_ID, work_order=WorkOrder("x")))
+    end.send(RunMessage(id=RUN_ID, work_order=WorkOrder("x")))
     return end
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from backplane.errors import BackplaneError, StoreError
 from backplane.receipts import (
-    Checkpoint,
+    ChainCheckpoint,
     Store,
     is_intact,
     seal,
@@ -395,7 +395,7 @@ def test_a_refusal_under_the_id_of_a_run_at_work_does_not_take_the_place_of_its_
 def test_a_checkpoint_beyond_all_numbers_is_of_no_receipt_here(store: Store) -> None:
     stored_run(store, ["a"])
     for sequence in (10**20, -(10**20), 2**63 - 1, 0):
-        findings = store.verify_all(Checkpoint(sequence, "0" * 64, "2026-01-15T12:00:00Z")).findings
+        findings = store.verify_all(ChainCheckpoint(sequence, "0" * 64, "2026-01-15T12:00:00Z")).findings
         assert [finding.code for finding in findings] == ["receipt_chain_broken"]
 
 

@@ -20,7 +20,7 @@ from backplane.contract.canonical import sha256_hex
 from backplane.contract.receipt import BackendIdentity, Verification
 from backplane.errors import StoreError
 from backplane.receipts import (
-    Checkpoint,
+    ChainCheckpoint,
     Store,
     canonical_chunks,
     export,
@@ -164,7 +164,7 @@ def test_a_cut_tail_and_an_older_copy_are_seen_with_a_checkpoint_alone(six: Stor
     tamper(six, "DELETE FROM receipts WHERE sequence = 7")
     assert six.verify_all().findings == ()
     assert [finding.code for finding in six.verify_all(checkpoint).findings] == ["receipt_chain_broken"]
-    assert msgspec.json.decode(msgspec.json.encode(checkpoint), type=Checkpoint) == checkpoint
+    assert msgspec.json.decode(msgspec.json.encode(checkpoint), type=ChainCheckpoint) == checkpoint
 
 
 def test_the_patch_beside_a_receipt_is_checked(store: Store) -> None:

@@ -26,7 +26,7 @@ from backplane.contract.events import (
     carried,
 )
 from backplane.contract.work import RuntimeConfig, WorkOrder
-from backplane.runtime.hook_calls import Call as HookCall
+from backplane.runtime.hook_calls import HookCall
 from backplane.runtime.hooks import Hook
 from backplane.runtime.run import Run
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.contract import canonical, floats, structure
-from backplane.contract.envelope import Run
+from backplane.contract.envelope import RunMessage
 from backplane.contract.work import WorkOrder
 from backplane.protocol.control import ControlEnd
 
@@ -163,7 +163,7 @@ def test_a_long_line_of_containers_is_read_without_a_look_for_cycles_and_the_nex
 
     end = ControlEnd(now=now)
     end.receive(b'{"t":"hello","contract_version":"abp/v0.1","backend":{"id":"x"},"capabilities":{}}\n')
-    end.send(Run(id="r", work_order=WorkOrder("x")))
+    end.send(RunMessage(id="r", work_order=WorkOrder("x")))
     for count in (30_000, 1):
         end.receive(b'{"t":"event","ref_id":"r","event":{"type":"?","x":[%s0]}}\n' % (b"[]," * count))
     assert looks == [False, True]

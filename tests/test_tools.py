@@ -17,7 +17,7 @@ import pytest
 from backplane.errors import ConfigError
 from backplane.tools import SPECS, fault_in, structured
 from backplane.tools.keys import without
-from backplane.tools.structured import Shape
+from backplane.tools.structured import AnswerSchema
 from tests.runs import one_loop
 from tests.toolbox import box, run
 
@@ -265,7 +265,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 
 @pytest.mark.parametrize("text", ['{"n": 1}', ' \n{"n": 1}\n', 'Here:\n```json\n{"n": 1}\n```\nDone.'])
 def test_an_answer_of_the_shape_is_read(text: str) -> None:
-    assert Shape(SCHEMA).read(text) == ({"n": 1}, None)
+    assert AnswerSchema(SCHEMA).read(text) == ({"n": 1}, None)
 
 
 @pytest.mark.parametrize(
@@ -278,14 +278,14 @@ def test_an_answer_of_the_shape_is_read(text: str) -> None:
     ],
 )
 def test_what_is_wrong_with_an_answer_is_named(text: str, words: str) -> None:
-    _, fault = Shape(SCHEMA).read(text)
+    _, fault = AnswerSchema(SCHEMA).read(text)
     assert words in str(fault)
 
 
 @pytest.mark.parametrize("schema", [3, "x", {"type": "nothing"}, {"$ref": "https://example.com/s.json"}])
 def test_a_schema_that_is_none_or_leads_elsewhere_is_refused(schema: Any) -> None:
     with pytest.raises(ConfigError) as error:
-        Shape(schema)
+        AnswerSchema(schema)
     assert error.value.code == "config_invalid"
 
 
@@ -325,10 +325,12 @@ async def test_half_a_letter_in_a_path_is_an_answer(tmp_path: Path) -> None:
 
 
 def test_a_schema_that_leads_in_a_circle_or_nowhere_is_an_answer_or_named() -> None:
-    assert "deeper than can be checked" in (Shape({"$ref": "#"}).read("1")[1] or "")
+    assert "deeper than can be checked" in (AnswerSchema({"$ref": "#"}).read("1")[1] or "")
     with pytest.raises(ConfigError, match="names nothing"):
-        Shape({"$ref": "#/nope"}).read("1")
-    assert "\n" in (Shape({"type": "array", "items": {"type": "string"}}).read("[" + "1," * 100_000 + "1]")[1] or "")
+        AnswerSchema({"$ref": "#/nope"}).read("1")
+    assert "\n" in (
+        AnswerSchema({"type": "array", "items": {"type": "string"}}).read("[" + "1," * 100_000 + "1]")[1] or ""
+    )
 
 
 def test_a_check_that_lost_its_first_word_is_given_up_at_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,11 +379,11 @@ def test_a_schema_that_takes_for_ever_is_given_up(
 ) -> None:
     monkeypatch.setattr(structured, "CHECK_S_MAX", 0.2)
     before = signal.getsignal(signal.SIGVTALRM)
-    assert "cannot be checked" in (Shape(schema).read(answer)[1] or "")
+    assert "cannot be checked" in (AnswerSchema(schema).read(answer)[1] or "")
     assert signal.getsignal(signal.SIGVTALRM) == before
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
 def test_an_answer_is_checked_outside_of_a_main_thread_too() -> None:
     with ThreadPoolExecutor(1) as threads:
-        assert threads.submit(Shape(SCHEMA).read, '{"n": 1}').result(30) == ({"n": 1}, None)
+        assert threads.submit(AnswerSchema(SCHEMA).read, '{"n": 1}').result(30) == ({"n": 1}, None)

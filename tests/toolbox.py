@@ -8,7 +8,7 @@ from typing import Any
 
 from backplane.contract.work import PolicyProfile
 from backplane.policy.rules import compile_policy
-from backplane.tools import Result, Toolbox
+from backplane.tools import CallResult, Toolbox
 
 ENV = {"PATH": os.environ["PATH"], "GREETING": "hello"}
 
@@ -26,5 +26,5 @@ def box(root: Path, hear: Any = silent, **profile: Any) -> Toolbox:
     return Toolbox(str(root), policy, env=ENV, hear=hear, ask_user=answered)
 
 
-async def run(root: Path, name: str, hear: Any = silent, policy: Any = None, **input: Any) -> Result:
+async def run(root: Path, name: str, hear: Any = silent, policy: Any = None, **input: Any) -> CallResult:
     return await box(root, hear, **(policy or {})).run(name, input)

@@ -26,11 +26,11 @@ Open = Callable[[Given, dict[str, str]], bytes]
 """What is said to the program first, with its environment, where that does not depend on its answers; or nothing."""
 
 
-Speak = Callable[[HostRun, "Child", "Program"], "AgentRun"]
+Speak = Callable[[HostRun, "Child", "BegunProgram"], "AgentRun"]
 """Makes the run with a program that was started."""
 
 
-class Program(msgspec.Struct, frozen=True):
+class BegunProgram(msgspec.Struct, frozen=True):
     """An agent's program at work, and its state's folder; `driven.program` takes it over."""
 
     state: str
@@ -46,7 +46,7 @@ class Program(msgspec.Struct, frozen=True):
         await leave(self)
 
 
-def begin(run: Given, start: Start, open: Open | None = None, *, alone: bool = False) -> Program:
+def begin(run: Given, start: Start, open: Open | None = None, *, alone: bool = False) -> BegunProgram:
     """Start the program that `start` names, in the order's folder, and say what `open` says.
 
     Args:
@@ -61,7 +61,7 @@ def begin(run: Given, start: Start, open: Open | None = None, *, alone: bool = F
         command = Command(argv=argv, env=env, cwd=run.order.workspace.root)
         words = open(run, env) if open is not None else b""
         launched = launch(command, alone=alone)
-        return Program(state, env, launched, _say(launched.pipes[0], words))
+        return BegunProgram(state, env, launched, _say(launched.pipes[0], words))
     except BaseException:
         import shutil
 
@@ -91,7 +91,7 @@ def serve(host: Host, start: Start, speak: Speak, open: Open | None = None) -> N
 def early(start: Start, open: Open | None = None) -> Early:
     """What does the same before the event loop is loaded; for an order that starts nothing it begins nothing."""
 
-    def begin_early(run: Given) -> Program | None:
+    def begin_early(run: Given) -> BegunProgram | None:
         return None if run.order.config.max_turns == 0 else begin(run, start, open, alone=True)
 
     return begin_early

@@ -33,7 +33,7 @@ CUT_SHORT: Final = "the run ended before the tool did"
 SERVERS_GONE: Final = "the MCP server {name!r} is not there: {why}"
 
 
-class Events:
+class EventFactory:
     """Makes events, each with the time at which it is made.
 
     Args:
@@ -91,7 +91,7 @@ class Events:
         return carry(name, body, ts=self._now(), message=words)
 
 
-class Failure(msgspec.Struct, frozen=True):
+class TurnFailure(msgspec.Struct, frozen=True):
     """Why a turn failed, by the agent's own account."""
 
     words: str

@@ -25,12 +25,12 @@ from backplane.errors import BackendError, ConfigError
 from backplane.host import Done, HostRun
 from backplane.ir import Conversation, Message, Text, ToolResult, ToolUse, Usage
 from backplane.protocol.jsonrpc import Notification, Request
-from backplane.tools import SPECS, Result, Toolbox
+from backplane.tools import SPECS, CallResult, Toolbox
 from backplane.tools.keys import without
 from backplane.tools.mcp import Servers, open_servers
-from backplane.tools.places import Refused
+from backplane.tools.places import ToolRefused
 from backplane.upstream.client import Upstream
-from backplane.upstream.completion import Model, Turn
+from backplane.upstream.completion import ModelClient, ModelTurn
 from backplane.upstream.cost import Spent, price_of
 from backplane.upstream.endpoint import Endpoint
 from backplane.upstream.presets import VARIABLE, Service
@@ -130,8 +130,8 @@ def prompt_of(run: HostRun, toolbox: Toolbox) -> str:
 def _shown(toolbox: Toolbox, path: str) -> str:
     try:
         text = toolbox.tree.read(path).decode()
-    except (Refused, UnicodeDecodeError) as error:
-        return f"{path}: not shown ({error if isinstance(error, Refused) else 'no text'})"
+    except (ToolRefused, UnicodeDecodeError) as error:
+        return f"{path}: not shown ({error if isinstance(error, ToolRefused) else 'no text'})"
     cut = "" if len(text) <= CONTEXT_CHARS_MAX else f"\n[cut; the file has {len(text)} characters]"
     return f"{path}:\n{text[:CONTEXT_CHARS_MAX]}{cut}"
 
@@ -145,7 +145,7 @@ class Agent:
     keeps_calls = goes_on = at_work = False
     is_ours = True
 
-    def __init__(self, session: AgentRun, task: Task, model: Model, toolbox: Toolbox, servers: Servers) -> None:
+    def __init__(self, session: AgentRun, task: Task, model: ModelClient, toolbox: Toolbox, servers: Servers) -> None:
         self.session, self.reader = session, self
         self.model, self.toolbox, self.servers, self.task = model, toolbox, servers, task
         self.spent = Spent()
@@ -204,7 +204,7 @@ class Agent:
         messages = (*self._conversation.messages, message)
         self._conversation = msgspec.structs.replace(self._conversation, messages=messages)
 
-    def _ended(self, turn: Turn) -> Ending:
+    def _ended(self, turn: ModelTurn) -> Ending:
         if turn.stop in ("refusal", "content_filter"):
             fact = f"the model's service withheld the answer ({turn.stop_raw or turn.stop})"
             raise BackendError("backend_content_filtered", fact, hint="say the task in other words")
@@ -222,7 +222,7 @@ class Agent:
         else:
             await self._run.emit(event)
 
-    async def _count(self, turn: Turn) -> None:
+    async def _count(self, turn: ModelTurn) -> None:
         self.spent = self.spent.plus(turn.usage, self.task.spec.price)
         self._named = turn.model or self._named
         await self._report(self.spent)
@@ -256,11 +256,11 @@ class Agent:
         return answers
 
     async def _answer(self, call: ToolUse, refused: str | None) -> ToolResult:
-        result = Result(refused, is_error=True) if refused is not None else await self._call(call)
+        result = CallResult(refused, is_error=True) if refused is not None else await self._call(call)
         await self._run.tool_result(call.name, result.text, is_error=result.is_error, id=call.id)
         return ToolResult(id=call.id, content=(Text(text=result.text),), is_error=result.is_error, flat=True)
 
-    async def _call(self, call: ToolUse) -> Result:
+    async def _call(self, call: ToolUse) -> CallResult:
         name, input, root = call.name, call.input, self.toolbox.tree.root
         verdict = await self.session.may(name, input, None)
         refused = verdict.reason if verdict.decision == "deny" else None
@@ -269,7 +269,7 @@ class Agent:
             local = self._run.policy.decide_tool_call(name, input, root=root, cwd=root)
             refused = local.reason if local.allowed == "deny" else None
         if refused is not None:
-            return Result(f"policy_denied: {refused}", is_error=True)
+            return CallResult(f"policy_denied: {refused}", is_error=True)
         result = await (self.servers.call(name, input) if name in self.servers else self.toolbox.run(name, input))
         if result.ran is not None:
             await self._run.command_executed(result.ran.command, result.ran.exit_code, result.ran.output)
@@ -335,7 +335,7 @@ async def drive(run: HostRun, service: Service, keys: Mapping[str, str]) -> Done
 
 
 @asynccontextmanager
-async def _connected(service: Service, keys: Mapping[str, str]) -> AsyncIterator[Model]:
+async def _connected(service: Service, keys: Mapping[str, str]) -> AsyncIterator[ModelClient]:
     endpoint = Endpoint(
         protocol=service.protocol,
         base_url=service.base_url,
@@ -348,7 +348,7 @@ async def _connected(service: Service, keys: Mapping[str, str]) -> AsyncIterator
         idle_s=service.idle_s,
     )
     async with Upstream(endpoint) as upstream:
-        yield Model(upstream, parallel=service.parallel_tools, stream=service.stream, may_cut=service.may_cut)
+        yield ModelClient(upstream, parallel=service.parallel_tools, stream=service.stream, may_cut=service.may_cut)
 
 
 def _filled(value: str, keys: Mapping[str, str]) -> str:

@@ -95,7 +95,7 @@ class Kimi(_Vendor, frozen=True, forbid_unknown_fields=True):
     """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
 
 
-class Server(msgspec.Struct, frozen=True):
+class McpServer(msgspec.Struct, frozen=True):
     """The members of an MCP server's row that all agents have; an agent may have others."""
 
     name: str
@@ -106,7 +106,7 @@ class Server(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
 
 
-class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ModelOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How an agent is told its model."""
 
     variable: str | None = None
@@ -159,7 +159,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     config: Config | None = None
     own_server: str | None = None
     mode: str | None = None
-    model: Model = Model()
+    model: ModelOption = ModelOption()
     usage: Literal["chunks", "record", "turn", "last_call", "none"] = "none"
     tools: dict[str, str] = {}
     capabilities: dict[str, str] = msgspec.field(default_factory=lambda: {"streaming": "native"})

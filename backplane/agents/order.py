@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from backplane.contract import conversation as said
     from backplane.contract.canonical import Json
     from backplane.host import Given
-    from backplane.tools.structured import Shape
+    from backplane.tools.structured import AnswerSchema
     from backplane.upstream.cost import Price
 
 CONTEXT_BYTES_MAX: Final = 1024 * 1024
@@ -59,7 +59,7 @@ def read_options(file: str, row: str, options: str, kind: type[Options]) -> Opti
 # The conversation -----------------------------------------------------------------------------------------------------
 
 
-class Conversation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Continuation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an order asks of the conversation: one wish at most, and none that we do not know.
 
     In silence such an order would begin a conversation that nobody meant.
@@ -80,11 +80,11 @@ class Conversation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.keep or self.wanted is not None
 
 
-def read_conversation(run: Given) -> Conversation:
+def read_conversation(run: Given) -> Continuation:
     """Which conversation the order wants. Raises ConfigError: `config_invalid`."""
     said = run.order.abp("session")
     try:
-        asked = msgspec.convert({} if said is None else said, Conversation)
+        asked = msgspec.convert({} if said is None else said, Continuation)
         if asked.resume is not None and asked.fork is not None:
             raise ValueError("resume and fork exclude each other")
         wrong = [id for id in (asked.resume, asked.fork) if id is not None and not _ID.fullmatch(id)]
@@ -96,7 +96,7 @@ def read_conversation(run: Given) -> Conversation:
     return asked
 
 
-class Place(msgspec.Struct, frozen=True):
+class AgentFolders(msgspec.Struct, frozen=True):
     """Where the agent's state of this run lies."""
 
     state: str
@@ -105,7 +105,7 @@ class Place(msgspec.Struct, frozen=True):
     """Its configuration and conversations; None is the user's own."""
 
 
-def place_of(run: Given, state: str, *, own: bool, conversations: str) -> Place:
+def place_of(run: Given, state: str, *, own: bool, conversations: str) -> AgentFolders:
     """Make the folders, and look whether the conversation is there.
 
     Args:
@@ -120,7 +120,7 @@ def place_of(run: Given, state: str, *, own: bool, conversations: str) -> Place:
     os.mkdir(os.path.join(state, "tmp"))
     asked, kept = read_conversation(run), os.environ.get(STATE)
     if own:
-        return Place(state, None)
+        return AgentFolders(state, None)
     if asked.kept and not kept:
         raise BackendError("capability_unsupported", "there is no folder that conversations could be kept in")
     config = os.path.join(kept if kept and asked.kept else state, "config")
@@ -128,7 +128,7 @@ def place_of(run: Given, state: str, *, own: bool, conversations: str) -> Place:
     if asked.wanted is not None and not _any_below(config, conversations.format(asked.wanted)):
         fix = 'run with config.vendor.abp.session = {"keep": true} first; its event names the id'
         raise ConfigError("config_invalid", f"no conversation {asked.wanted} is kept here", hint=fix)
-    return Place(state, config)
+    return AgentFolders(state, config)
 
 
 def _any_below(folder: str, pattern: str) -> bool:
@@ -137,7 +137,7 @@ def _any_below(folder: str, pattern: str) -> bool:
     return any(Path(folder).glob(pattern))
 
 
-def keep_name(place: Place, id: str, root: str) -> None:
+def keep_name(place: AgentFolders, id: str, root: str) -> None:
     """Remember a kept conversation and where it works, where the agent's own files do not tell.
 
     `KEPT` is the pattern of conversations then.
@@ -157,7 +157,7 @@ def keep_name(place: Place, id: str, root: str) -> None:
 KEPT: Final = "conversations/{}"
 
 
-def require_same_folder(run: Given, place: Place) -> None:
+def require_same_folder(run: Given, place: AgentFolders) -> None:
     """Refuse a conversation that stays with its folder, where the run is elsewhere; `keep_name` said where it began.
 
     Raises:
@@ -185,8 +185,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The first words: a text, or blocks of a message."""
     silence_s: int = 0
     """How long the agent may say nothing while no tool runs; 0 where it is not watched."""
-    conversation: Conversation = Conversation()
-    shape: Shape | None = None
+    conversation: Continuation = Continuation()
+    shape: AnswerSchema | None = None
     """Of the answer."""
     again: str = AGAIN
     """Said to an answer of another shape; `{fault}` is what is wrong with it."""
@@ -249,7 +249,7 @@ def server_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[s
     made: dict[str, dict[str, Any]] = {}
     for row in (*configured, *ordered):
         try:
-            named = msgspec.convert(row, agent_options.Server)
+            named = msgspec.convert(row, agent_options.McpServer)
         except msgspec.ValidationError as error:
             fix = "it has name; command, args and env, or url and headers"
             raise ConfigError("config_invalid", f"an MCP server cannot be read: {error}", hint=fix) from error
@@ -259,14 +259,14 @@ def server_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[s
     return made
 
 
-def shape_of(run: Given) -> Shape | None:
+def shape_of(run: Given) -> AnswerSchema | None:
     """The shape that the answer has to have. Raises ConfigError: `config_invalid`."""
     schema = run.order.abp("output_schema")
     if schema is None:
         return None
-    from backplane.tools.structured import Shape
+    from backplane.tools.structured import AnswerSchema
 
-    return Shape(schema)
+    return AnswerSchema(schema)
 
 
 SAMPLING: Final = ("max_tokens", "temperature")

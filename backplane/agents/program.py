@@ -11,7 +11,7 @@ from typing import Final
 
 import anyio
 
-from backplane.agents.begin import Program, Speak, Start, begin
+from backplane.agents.begin import BegunProgram, Speak, Start, begin
 from backplane.errors import BackendError, BackplaneError
 from backplane.host import Done, HostRun
 from backplane.process import Child, take_over
@@ -60,7 +60,7 @@ async def drive(run: HostRun, start: Start, speak: Speak) -> Done:
         await _remove(begun.state)
 
 
-async def leave(begun: Program) -> None:
+async def leave(begun: BegunProgram) -> None:
     """End a program that no run took, and what it left."""
     with anyio.CancelScope(shield=True):
         with suppress(BackplaneError):

@@ -28,10 +28,10 @@ from backplane.contract.events import AgentEvent, carry
 from backplane.contract.receipt import Usage
 from backplane.errors import BackendError, ContractError
 from backplane.host import Done, HostRun
-from backplane.policy.rules import Decision
+from backplane.policy.rules import Ruling
 from backplane.process.jsonrpc import Hear, Pipe
 from backplane.process.once import SECOND_LOOK_S
-from backplane.protocol.jsonrpc import Fault, Malformed, Notification, Peer, Received, Reply, Request
+from backplane.protocol.jsonrpc import Malformed, Notification, Peer, Received, Request, Response, RpcError
 from backplane.upstream.cost import MICROS
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Agent(Protocol):
     async def stop(self) -> bool:
         """Stop the turn that goes on; False where none can be stopped."""
 
-    async def answer(self, request: Request) -> Json | Fault: ...
+    async def answer(self, request: Request) -> Json | RpcError: ...
 
     def raw(self) -> dict[str, Json]:
         """Return what the receipt keeps in the agent's own words."""
@@ -236,12 +236,12 @@ class AgentRun:
                 self.silence.heard()
         return withdrawn
 
-    def denied(self, tool: str, name: str, input: Json) -> Decision | None:
+    def denied(self, tool: str, name: str, input: Json) -> Ruling | None:
         """Return the policy's no to a call by either name of its tool, the agent's or the contract's; None for none."""
         decision = self.run.policy.decide_tool_call(tool, input, root=self.root, cwd=self.root, aliases={tool: name})
         return decision if decision.allowed == "deny" else None
 
-    async def may(self, name: str, input: Json, denied: Decision | None) -> approval.Decision:
+    async def may(self, name: str, input: Json, denied: Ruling | None) -> approval.Decision:
         """Put a call to whoever holds the policy; the agent's `denied` is put on record there, too."""
         if denied is not None:
             await self.record_denied(name, input)
@@ -459,7 +459,7 @@ class Silence:
             await anyio.sleep(wait_s)
 
 
-def result_of(reply: Reply, method: str) -> dict[str, Any]:
+def result_of(reply: Response, method: str) -> dict[str, Any]:
     """Return the result of a call that has to be had. Raises BackendError."""
     if reply.fault is not None and reply.fault.gone:
         raise BackendError("backend_crashed", f"the agent's program ended before it answered {method}")

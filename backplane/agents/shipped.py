@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from backplane.agents.options import Options, Profile, Server, read, rows_of
+from backplane.agents.options import McpServer, Options, Profile, read, rows_of
 from backplane.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ STATE: Final = "BACKPLANE_AGENT_STATE"
 """Variable that tells such a host the folder for what outlives a run: conversations that are kept."""
 
 
-class Agent(msgspec.Struct, frozen=True):
+class ShippedAgent(msgspec.Struct, frozen=True):
     """What its host will read: a row of the table, with a backend's options over it."""
 
     row: str
@@ -100,7 +100,7 @@ def servers_of(env: Mapping[str, str], ordered: object) -> dict[str, tuple[str, 
     found: dict[str, tuple[str, ...]] = {}
     for row in rows[:SERVERS_MAX]:
         with suppress(msgspec.ValidationError):
-            server = msgspec.convert(row, Server)
+            server = msgspec.convert(row, McpServer)
             lists = (part for value in server.env.values() for part in value.split(os.pathsep))
             words = (server.command, *server.args, *lists)
             found[server.name] = tuple(word for word in words[:WORDS_MAX] if word and "\0" not in word)
@@ -111,7 +111,7 @@ class _Configured(msgspec.Struct):
     mcp_servers: list[object] = []
 
 
-def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any], where: str) -> Agent | None:
+def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any], where: str) -> ShippedAgent | None:
     """The agent that a shipped host is to drive; None for a host that drives none.
 
     Args:
@@ -133,7 +133,7 @@ def agent_of(host: Path, arguments: tuple[str, ...], options: Mapping[str, Any],
         fix = f'give profile = one of {", ".join(rows)}; or program = "…" with its arguments'
         raise ConfigError("config_invalid", f"{where} name no agent", hint=fix)
     known = rows.get(row, {})
-    agent = Agent(row, read(host, rows, row, options), "trials" in known, known.get("trial_tokens"))
+    agent = ShippedAgent(row, read(host, rows, row, options), "trials" in known, known.get("trial_tokens"))
     if agent.base_url is not None and not (agent.base_url.startswith(("http://", "https://")) and agent.endpoints):
         fact = f"{where}: base_url {agent.base_url[:80]!r} is no address of a service"
         raise ConfigError(

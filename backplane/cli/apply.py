@@ -9,7 +9,7 @@ from backplane.cli.parser import Options, Parser
 
 if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
-    from backplane.workspace.patch import Saved
+    from backplane.workspace.patch import SavedPatch
 
 
 def parser(name: str) -> Parser:
@@ -28,7 +28,7 @@ def parser(name: str) -> Parser:
     return made
 
 
-def _at(options: Options) -> Saved:
+def _at(options: Options) -> SavedPatch:
     """What the run had changed at a checkpoint."""
     from backplane.cli.checkpoints import named
     from backplane.errors import WorkspaceError

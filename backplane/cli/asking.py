@@ -63,7 +63,7 @@ def callback(
     if how == "wait":
         return None
     if how == "stdin":
-        return _Lines(streams.STDIN).answer
+        return _AnswerLines(streams.STDIN).answer
     if isinstance(how, tuple):
         return _Command(how, environ).answer
     decision = Decision(decision="allow" if how == "allow" else "deny", reason=f"--on-ask {how}")
@@ -92,7 +92,7 @@ class _Command:
             return Decision("deny", f"--on-ask {self._argv[0]}: {error}")
 
 
-class _Lines:
+class _AnswerLines:
     """Reads `answer` lines, whichever question they belong to; one of those that wait for an answer reads for all."""
 
     def __init__(self, fd: int) -> None:

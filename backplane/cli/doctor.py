@@ -43,7 +43,7 @@ PROBE_S: Final = 10.0
 State = Literal["ok", "note", "missing"]
 
 
-class Finding(msgspec.Struct, frozen=True):
+class DoctorCheck(msgspec.Struct, frozen=True):
     """One thing that was looked at."""
 
     name: str
@@ -76,7 +76,7 @@ def _doctor(options: Options) -> int:
     if options.url is not None:
         from backplane.cli.services import check_url
 
-        findings = iter([Finding("service", one.state, one.fact, one.fix) for one in check_url(options, environ)])
+        findings = iter([DoctorCheck("service", one.state, one.fact, one.fix) for one in check_url(options, environ)])
     else:
         _refuse_alone(options)
         file = Path(options.config) if options.config else None
@@ -102,7 +102,7 @@ def _refuse_alone(options: Options) -> None:
 
 def examine(
     environ: Mapping[str, str], cwd: Path, file: Path | None, *, over_network: bool = False
-) -> Iterator[Finding]:
+) -> Iterator[DoctorCheck]:
     """Look at everything, in the order in which it matters."""
     yield _python()
     yield _git(environ)
@@ -113,21 +113,21 @@ def examine(
     yield from _configured(environ, cwd, file, over_network)
 
 
-def _python() -> Finding:
+def _python() -> DoctorCheck:
     fact = f"backplane {__version__} on Python {sys.version.split()[0]}, {sys.executable}"
     good = sys.version_info >= PYTHON_MIN
-    return Finding("python", "ok" if good else "missing", fact, "" if good else "install Python 3.11 or newer")
+    return DoctorCheck("python", "ok" if good else "missing", fact, "" if good else "install Python 3.11 or newer")
 
 
-def _git(environ: Mapping[str, str]) -> Finding:
+def _git(environ: Mapping[str, str]) -> DoctorCheck:
     fix = f"install git {'.'.join(map(str, GIT_MIN))} or newer"
     try:
         done = run_tool(["git", "--version"], env={"PATH": search_path(environ)}, timeout_s=PROBE_S)
     except BackplaneError as error:
-        return Finding("git", "missing", error.message, fix)
+        return DoctorCheck("git", "missing", error.message, fix)
     text = done.stdout.decode("utf-8", "replace").strip()
     good = done.code == 0 and _version(text) >= GIT_MIN
-    return Finding("git", "ok" if good else "missing", text or f"exit code {done.code}", "" if good else fix)
+    return DoctorCheck("git", "ok" if good else "missing", text or f"exit code {done.code}", "" if good else fix)
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in word.split(".")[:2] if part.isdigit())
 
 
-def _sqlite() -> Finding:
+def _sqlite() -> DoctorCheck:
     try:
         with (
             tempfile.TemporaryDirectory(prefix="backplane-doctor-") as folder,
@@ -145,40 +145,42 @@ def _sqlite() -> Finding:
             mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     except (OSError, sqlite3.Error) as error:
         fact = f"cannot be tried: {error.strerror if isinstance(error, OSError) and error.filename else error}"
-        return Finding("sqlite", "missing", fact, "set TMPDIR to a folder that can be written and has some space")
+        return DoctorCheck("sqlite", "missing", fact, "set TMPDIR to a folder that can be written and has some space")
     good = mode == "wal" and sqlite3.sqlite_version_info >= SQLITE_MIN
     fact = f"SQLite {sqlite3.sqlite_version}, journal mode {mode}"
-    return Finding("sqlite", "ok" if good else "missing", fact, "" if good else "use a Python with a newer SQLite")
+    return DoctorCheck("sqlite", "ok" if good else "missing", fact, "" if good else "use a Python with a newer SQLite")
 
 
 NAME_BYTES_MAX = 255
 """Of one part of a path, on every file system here."""
 
 
-def _home(environ: Mapping[str, str]) -> Iterator[Finding]:
+def _home(environ: Mapping[str, str]) -> Iterator[DoctorCheck]:
     home = config.home_path(environ)
     # `Path.exists` raises where a folder above may not be entered.
     place = next(folder for folder in (home, *home.parents) if os.path.exists(folder))
     if len(home.name.encode()) > NAME_BYTES_MAX:
         fix = f"set BACKPLANE_HOME to a folder whose name has at most {NAME_BYTES_MAX} bytes"
-        yield Finding("state", "missing", f"{str(home)[:200]}… is too long a name", fix)
+        yield DoctorCheck("state", "missing", f"{str(home)[:200]}… is too long a name", fix)
         return
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         fix = "set BACKPLANE_HOME to a folder that this user can write"
-        yield Finding("state", "missing", f"{home} cannot be written", fix)
+        yield DoctorCheck("state", "missing", f"{home} cannot be written", fix)
         return
     mode = place.stat().st_mode & 0o077 if home == place else 0
     fact = str(home) if os.path.exists(home) else f"{home} (made at the first run)"
     if mode:
-        yield Finding("state", "note", f"{home} is open to other users", f"chmod 700 {home}")
+        yield DoctorCheck("state", "note", f"{home} is open to other users", f"chmod 700 {home}")
     else:
-        yield Finding("state", "ok", fact)
+        yield DoctorCheck("state", "ok", fact)
     free = shutil.disk_usage(place).free
     few = free < FREE_BYTES_MIN
-    yield Finding("free space", "note" if few else "ok", f"{free / 2**30:.1f} GiB", "free some space" if few else "")
+    yield DoctorCheck(
+        "free space", "note" if few else "ok", f"{free / 2**30:.1f} GiB", "free some space" if few else ""
+    )
 
 
-def _left_behind(environ: Mapping[str, str]) -> Iterator[Finding]:
+def _left_behind(environ: Mapping[str, str]) -> Iterator[DoctorCheck]:
     home = config.home_path(environ)
     if not os.access(home, os.R_OK | os.X_OK):
         return  # Said already, or there is nothing yet.
@@ -186,26 +188,26 @@ def _left_behind(environ: Mapping[str, str]) -> Iterator[Finding]:
         with Store.open(home, readonly=True) as store:
             lines = left_behind(home, store)
     except BackplaneError as error:
-        yield Finding("store", "missing", error.message, error.hint or "")
+        yield DoctorCheck("store", "missing", error.message, error.hint or "")
         return
     for line in lines:
         fact, _, fix = line.partition("; ")
-        yield Finding("cut off", "note", fact, fix)
+        yield DoctorCheck("cut off", "note", fact, fix)
 
 
 # Containment layers: what the machine has, each tried. What a run had is in its receipt. ------------------------------
 
 
-def _layers(environ: Mapping[str, str]) -> Iterator[Finding]:
+def _layers(environ: Mapping[str, str]) -> Iterator[DoctorCheck]:
     guarded = "sweeps all that a host leaves behind" if GUARD_WORKS else "only Linux has it"
-    yield Finding("guard", "ok" if GUARD_WORKS else "note", guarded)
+    yield DoctorCheck("guard", "ok" if GUARD_WORKS else "note", guarded)
     for layer in probe(environ).layers():
         version = f", version {layer.version}" if layer.version else ""
         held = _HOLDS[layer.name]
         if layer.usable:
-            yield Finding(layer.name, "ok", f"works{version}; holds: {held}")
+            yield DoctorCheck(layer.name, "ok", f"works{version}; holds: {held}")
         else:
-            yield Finding(layer.name, "note", f"{layer.why}; not held without it: {held}", layer.fix)
+            yield DoctorCheck(layer.name, "note", f"{layer.why}; not held without it: {held}", layer.fix)
 
 
 _HOLDS: Final[Mapping[Name, str]] = {
@@ -220,49 +222,51 @@ _HOLDS: Final[Mapping[Name, str]] = {
 # Configuration and backends ------------------------------------------------------------------------------------------
 
 
-def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_network: bool) -> Iterator[Finding]:
+def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_network: bool) -> Iterator[DoctorCheck]:
     try:
         found = file or config.find_file(environ, cwd)
         settings = config.load(file, environ, cwd)
     except BackplaneError as error:
-        yield Finding("configuration", "missing", error.message, error.hint or "correct the file, or name another")
+        yield DoctorCheck("configuration", "missing", error.message, error.hint or "correct the file, or name another")
         return
-    yield Finding("configuration", "ok", str(found) if found else "none; the built-in settings are in force")
+    yield DoctorCheck("configuration", "ok", str(found) if found else "none; the built-in settings are in force")
     for variable in config.unknown_variables(environ):
-        yield Finding("environment", "note", f"{variable} is no setting of this version", f"unset {variable}")
+        yield DoctorCheck("environment", "note", f"{variable} is no setting of this version", f"unset {variable}")
     statuses = backends.known(settings, environ)
     if settings.default_backend is not None and settings.default_backend not in {status.id for status in statuses}:
         fix = f"declare [backends.{settings.default_backend}] or choose another default_backend"
-        yield Finding("default_backend", "missing", f"no backend {settings.default_backend!r}", fix)
+        yield DoctorCheck("default_backend", "missing", f"no backend {settings.default_backend!r}", fix)
     for status in statuses:
         # One that nobody configured is an offer; one that somebody did is a promise.
         needed = status.id in settings.backends or status.id == settings.default_backend
         if status.ready:
             yield _ready(status.id, settings, environ, needed=needed)
             continue
-        yield Finding(f"backend {status.id}", "missing" if needed else "note", status.why, status.fix)
+        yield DoctorCheck(f"backend {status.id}", "missing" if needed else "note", status.why, status.fix)
     yield from _services(settings, environ, over_network)
 
 
-def _ready(name: str, settings: config.Settings, environ: Mapping[str, str], *, needed: bool) -> Finding:
+def _ready(name: str, settings: config.Settings, environ: Mapping[str, str], *, needed: bool) -> DoctorCheck:
     """A backend that can be started; of an agent, which login it has, and what a first try costs."""
     backend = backends.find(name, settings, environ)
     agent = backend.agent if isinstance(backend, backends.ProcessBackend) else None
     if agent is None:
-        return Finding(f"backend {name}", "ok", "ready")
+        return DoctorCheck(f"backend {name}", "ok", "ready")
     key, login, cost = agent.key_env, store_of(agent.row), _cost(agent.first_tokens, agent.model)
     if agent.options.own_state:
         fact = f"your own login, {login}" if login else "your own login is to be used, and none is found"
         fix = f"log in with {agent.options.program}"
-        return Finding(f"backend {name}", "ok" if login else "note", f"ready; {fact}{cost}", fix)
+        return DoctorCheck(f"backend {name}", "ok" if login else "note", f"ready; {fact}{cost}", fix)
     given = settings.backends[name].env if name in settings.backends else {}
     if key is None or environ.get(key) or key in given:
-        return Finding(f"backend {name}", "ok", f"ready{f'; its key is in {key}' if key else ''}{cost}")
+        return DoctorCheck(f"backend {name}", "ok", f"ready{f'; its key is in {key}' if key else ''}{cost}")
     fact = f"the program is there, and no key in {key}"
     if login is None:
-        return Finding(f"backend {name}", "missing" if needed else "note", f"{fact}{cost}", f"export {key}=…")
+        return DoctorCheck(f"backend {name}", "missing" if needed else "note", f"{fact}{cost}", f"export {key}=…")
     fix = f"export {key}=…, or use your login: [backends.{name}] options = {{ own_state = true }}"
-    return Finding(f"backend {name}", "missing" if needed else "note", f"{fact}; your own login is {login}{cost}", fix)
+    return DoctorCheck(
+        f"backend {name}", "missing" if needed else "note", f"{fact}; your own login is {login}{cost}", fix
+    )
 
 
 def _cost(tokens: int | None, model: str | None) -> str:
@@ -274,10 +278,10 @@ def _cost(tokens: int | None, model: str | None) -> str:
     return f"; a try sends about {tokens:,} tokens{dollars}"
 
 
-def _services(settings: config.Settings, environ: Mapping[str, str], over_network: bool) -> Iterator[Finding]:
+def _services(settings: config.Settings, environ: Mapping[str, str], over_network: bool) -> Iterator[DoctorCheck]:
     if all(backend.host is None for backend in settings.backends.values()):
         return
     from backplane.cli.services import check_backends
 
     for name, check in check_backends(settings, environ, over_network=over_network):
-        yield Finding(f"service {name}", check.state, check.fact, check.fix)
+        yield DoctorCheck(f"service {name}", check.state, check.fact, check.fix)

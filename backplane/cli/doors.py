@@ -38,25 +38,25 @@ def parser(name: str) -> Parser:
 
 
 def _answer(options: Options) -> int:
-    from backplane.runtime.door import Answer
+    from backplane.runtime.door import AnswerCommand
 
     remember: Any = "run" if options.always else "once"
-    given = Answer(
+    given = AnswerCommand(
         ask=options.ask, decision=options.decision, reason=options.reason, text=options.text, remember=remember
     )
     return _knock(options.run, given)
 
 
 def _cancel(options: Options) -> int:
-    from backplane.runtime.door import Cancel
+    from backplane.runtime.door import CancelCommand
 
-    return _knock(options.run, Cancel(reason=options.reason))
+    return _knock(options.run, CancelCommand(reason=options.reason))
 
 
 def _interrupt(options: Options) -> int:
-    from backplane.runtime.door import Interrupt
+    from backplane.runtime.door import InterruptCommand
 
-    return _knock(options.run, Interrupt())
+    return _knock(options.run, InterruptCommand())
 
 
 def _knock(name: str, asked: Request) -> int:

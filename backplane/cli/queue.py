@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from backplane.receipts import Row
+    from backplane.receipts import ReceiptRow
     from backplane.scale.content import ContentStore
     from backplane.scale.durable import DurableEngine
     from backplane.scale.engine import Result, Status
@@ -215,7 +215,7 @@ def _kept(home: Path, order_id: str, result: Result, content: ContentStore) -> i
     return {"complete": 0, "partial": 3}.get(row.outcome, 1)
 
 
-def _ended(row: Row, result: Result) -> str:
+def _ended(row: ReceiptRow, result: Result) -> str:
     tries = f"  attempt {len(result.attempts)}" if len(result.attempts) > 1 else ""
     return f"{row.outcome}{tries}\nrun {row.run_id}  receipt {row.sha256}"
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey as PublicKey
 
     from backplane.contract.receipt import Receipt
-    from backplane.receipts import Checkpoint, Row, Store
+    from backplane.receipts import ChainCheckpoint, ReceiptRow, Store
 
 ROWS_SHOWN = 50
 """Rows of a list without --limit: a screen or two."""
@@ -208,7 +208,7 @@ def _verify_all(checkpoint: str | None, key: PublicKey | None) -> int:
     return 1 if audit.findings or unsigned else 0
 
 
-def _signature_faults(store: Store, row: Row, key: PublicKey | None) -> list[str]:
+def _signature_faults(store: Store, row: ReceiptRow, key: PublicKey | None) -> list[str]:
     from backplane.receipts import signatures
 
     if key is None:
@@ -217,7 +217,7 @@ def _signature_faults(store: Store, row: Row, key: PublicKey | None) -> list[str
     return [] if fault is None else [fault]
 
 
-def _read_checkpoint(name: str, key: PublicKey | None) -> Checkpoint:
+def _read_checkpoint(name: str, key: PublicKey | None) -> ChainCheckpoint:
     from backplane.receipts.signatures import read_checkpoint
 
     data = streams.read_input(name, CHECKPOINT_BYTES_MAX)

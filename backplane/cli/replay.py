@@ -11,7 +11,7 @@ from backplane.cli.parser import Options, Parser, add_json
 if TYPE_CHECKING:
     from backplane.cli.show import Look
     from backplane.policy.backtest import Judged
-    from backplane.receipts import Row, Store
+    from backplane.receipts import ReceiptRow, Store
     from backplane.receipts.backtest import Rejudged
 
 EXAMPLE = """
@@ -65,7 +65,7 @@ def _replay(options: Options) -> int:
     return 1 if differing or unjudged else 0
 
 
-def _rows(store: Store, options: Options) -> Iterator[Row]:
+def _rows(store: Store, options: Options) -> Iterator[ReceiptRow]:
     """The named runs, each once; names are looked up before anything is judged."""
     if options.all:
         return store.scan()

@@ -51,7 +51,7 @@ _CHARS_MAX: Final = 160
 _COLOURS: Final = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 
 
-class _Call(msgspec.Struct, eq=False):
+class _ShownCommand(msgspec.Struct, eq=False):
     """A tool's call that has shown a command."""
 
     tool: str
@@ -75,7 +75,7 @@ class Look:
         self._markdown: Markdown | None = None
         self._streamed = ""
         self._live_output = False
-        self._calls: list[_Call] = []
+        self._calls: list[_ShownCommand] = []
         """Calls whose command was shown and that are not over, oldest first."""
         self.open_line = False
 
@@ -170,9 +170,9 @@ class Look:
         """Remember the command of a call that is shown, so that it is shown once."""
         command = event.input.get("command", event.input.get("cmd")) if isinstance(event.input, dict) else None
         if isinstance(command, str):
-            self._calls = [*self._calls[1 - CALLS_MAX :], _Call(event.tool_name, event.tool_use_id, command)]
+            self._calls = [*self._calls[1 - CALLS_MAX :], _ShownCommand(event.tool_name, event.tool_use_id, command)]
 
-    def ran(self, event: kinds.CommandExecuted) -> _Call | None:
+    def ran(self, event: kinds.CommandExecuted) -> _ShownCommand | None:
         """The call that has shown this command; None where none has."""
         call = next((call for call in self._calls if call.command == event.command and not call.has_run), None)
         if call is not None:
@@ -180,7 +180,7 @@ class Look:
             self._forget(call)
         return call
 
-    def ended(self, event: kinds.ToolResult) -> _Call | None:
+    def ended(self, event: kinds.ToolResult) -> _ShownCommand | None:
         """The call that has shown the command with this result; None where none has."""
         call = next((call for call in self._calls if call.id == event.tool_use_id and not call.has_result), None)
         if call is not None:
@@ -188,7 +188,7 @@ class Look:
             self._forget(call)
         return call
 
-    def _forget(self, call: _Call) -> None:
+    def _forget(self, call: _ShownCommand) -> None:
         if call.has_run and call.has_result:
             self._calls.remove(call)
 

@@ -177,13 +177,13 @@ class _Watch:
     def _answer(self, waits: Question, line: str) -> None:
         from backplane.cli import asking
         from backplane.errors import BackplaneError
-        from backplane.runtime.door import Answer, knock
+        from backplane.runtime.door import AnswerCommand, knock
 
         decision = asking.reply(line) if waits.kind == "input" else asking.judge(line)
         if decision is None or decision.decision == "modify":
             streams.write(asking.HELP + asking.KEYS)
             return
-        given = Answer(
+        given = AnswerCommand(
             ask=waits.id,
             decision=decision.decision,
             reason=decision.reason,

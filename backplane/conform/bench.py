@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from backplane.conform.link import Line, Program, Wire, linked, order
+from backplane.conform.link import HostLine, Program, Wire, linked, order
 from backplane.conform.plain import ENDS
 from backplane.conform.verdict import Level, Unfit
 from backplane.contract.canonical import Json
@@ -50,7 +50,7 @@ class Bench(msgspec.Struct, frozen=True):
         return {"t": "run", "id": run_id, "work_order": asked, **announced}
 
 
-async def end(link: Wire, run_id: str = "r1", timeout_s: float | None = None) -> Line:
+async def end(link: Wire, run_id: str = "r1", timeout_s: float | None = None) -> HostLine:
     """The end of a run, and that it is one."""
     line = await link.until(
         lambda line: line.t in ENDS and line.get("ref_id") in (run_id, None), timeout_s or link.bounds.run_s

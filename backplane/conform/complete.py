@@ -11,7 +11,7 @@ import msgspec
 
 from backplane.conform.bench import Bench, Row, end, exits, terminated
 from backplane.conform.extended import announced
-from backplane.conform.link import Line, Wire
+from backplane.conform.link import HostLine, Wire
 from backplane.conform.plain import ENDS
 from backplane.conform.verdict import Unfit
 from backplane.contract.receipt import read_receipt
@@ -26,9 +26,9 @@ STOPPED_MS: Final = 1500
 """The grace of a cancel in these checks; the rule's own check has the usual one."""
 
 
-async def _ends(link: Wire, names: Sequence[str]) -> dict[str, Line]:
+async def _ends(link: Wire, names: Sequence[str]) -> dict[str, HostLine]:
     """The end of each of these runs; none twice, and nobody else's."""
-    found: dict[str, Line] = {}
+    found: dict[str, HostLine] = {}
     while len(found) < len(names):
         line = await link.until(lambda line: line.t in ENDS and line.get("ref_id") is not None, link.bounds.run_s)
         if line is None:
@@ -41,7 +41,7 @@ async def _ends(link: Wire, names: Sequence[str]) -> dict[str, Line]:
     return found
 
 
-def _final(line: Line) -> None:
+def _final(line: HostLine) -> None:
     if line.t != "final":
         raise Unfit(f"run {line.get('ref_id')!r:.60} ended with fatal: {line.get('error')!r:.200}", [line])
 
@@ -50,7 +50,7 @@ def _cancel(name: str, **members: Any) -> dict[str, Any]:
     return {"t": "cancel", "ref_id": name, "reason": "a check", "grace_ms": STOPPED_MS, **members}
 
 
-async def _cancelled(bench: Bench, *cancels: dict[str, Any]) -> tuple[Wire, Line]:
+async def _cancelled(bench: Bench, *cancels: dict[str, Any]) -> tuple[Wire, HostLine]:
     async with bench.greeted() as link:
         await link.send(bench.run("r1", SPOKEN))
         for cancel in cancels:
@@ -148,7 +148,7 @@ async def _answers_to_nobody(bench: Bench) -> str:
         return f"{line.t} came, and silence"
 
 
-async def _answering(link: Wire, answer: dict[str, Any], *, times: int = 1) -> Line:
+async def _answering(link: Wire, answer: dict[str, Any], *, times: int = 1) -> HostLine:
     """Answer every ask of a run, until its end."""
     while True:
         line = await link.until(lambda line: line.t == "ask" or line.t in ENDS, link.bounds.run_s)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from backplane.conform.bench import Bench, Check, Row, end, exits, final
-from backplane.conform.link import Line
+from backplane.conform.link import HostLine
 from backplane.conform.plain import ENDS
 from backplane.conform.verdict import Unasked, Unfit
 from backplane.contract.canonical import INT_MAX
@@ -101,7 +101,7 @@ async def _asks(bench: Bench) -> str:
             await link.send({"t": "answer", "ref_id": "r1", "id": seen[-1], "decision": "deny", "reason": "a check"})
 
 
-def _ask_id(line: Line, seen: Sequence[str]) -> str:
+def _ask_id(line: HostLine, seen: Sequence[str]) -> str:
     kind, ask_id = line.get("kind"), line.get("id")
     missing = [name for name in ASK_MEMBERS.get(str(kind), ("kind",)) if name not in line.value]
     if missing or line.get("ref_id") != "r1" or not isinstance(ask_id, str):

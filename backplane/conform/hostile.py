@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from backplane.conform.bench import Bench, Check, Row, end, final, terminated, unheard
-from backplane.conform.link import Line, Wire
+from backplane.conform.link import HostLine, Wire
 from backplane.conform.plain import ENDS
 from backplane.conform.verdict import Unfit
 from backplane.contract.canonical import Json
@@ -38,7 +38,7 @@ async def _second_run(bench: Bench) -> str:
         return "both runs ended with final"
 
 
-async def one_more(link: Wire, run: Json) -> Line | None:
+async def one_more(link: Wire, run: Json) -> HostLine | None:
     """The end of a run after another's; None when the host takes no more, as it may."""
     if not await link.send(run) or await link.child.wait(0) is not None:
         return None

@@ -29,7 +29,7 @@ LOOK_S: Final = 0.1
 """While writing: how often what the child writes meanwhile is taken, so that both pipes cannot be full."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class HostLine(msgspec.Struct, frozen=True):
     """One line of the host, read as far as it can be."""
 
     raw: bytes
@@ -74,7 +74,7 @@ class Wire:
     def __init__(self, child: Child, bounds: Bounds) -> None:
         self.child = child
         self.bounds = bounds
-        self.lines: list[Line] = []
+        self.lines: list[HostLine] = []
         self.handed = 0
         """How many of them were handed out; the others arrived with them and wait."""
         self.ended = False
@@ -83,10 +83,10 @@ class Wire:
         self.unended = False
         """Its last line has no newline."""
         self._framing = Lines()
-        self._queue: deque[Line] = deque()
+        self._queue: deque[HostLine] = deque()
         self._taken = 0
 
-    async def next(self, timeout_s: float) -> Line | None:
+    async def next(self, timeout_s: float) -> HostLine | None:
         """The next line; None when there is none in time, or none any more."""
         with anyio.move_on_after(timeout_s):
             while not self._queue and not self.ended:
@@ -97,7 +97,7 @@ class Wire:
         self.handed += 1
         return self._queue.popleft()
 
-    async def until(self, wanted: Callable[[Line], bool], timeout_s: float) -> Line | None:
+    async def until(self, wanted: Callable[[HostLine], bool], timeout_s: float) -> HostLine | None:
         """Read on to the first line that is wanted; None when it does not come in time."""
         with anyio.move_on_after(timeout_s):
             while (line := await self.next(timeout_s)) is not None:
@@ -146,15 +146,15 @@ class Wire:
             self._queue.append(line)
 
 
-def _read(raw: bytes) -> Line:
+def _read(raw: bytes) -> HostLine:
     if isinstance(raw, Overlong):
-        return Line(bytes(raw), None, OVERLONG)
+        return HostLine(bytes(raw), None, OVERLONG)
     if not raw.lstrip().startswith(b"{"):
-        return Line(raw)
+        return HostLine(raw)
     try:
-        return Line(raw, strict(raw))
+        return HostLine(raw, strict(raw))
     except (ValueError, RecursionError) as error:
-        return Line(raw, None, str(error))
+        return HostLine(raw, None, str(error))
 
 
 class Program(msgspec.Struct, frozen=True):

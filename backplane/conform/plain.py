@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.conform.link import OVERLONG, Line, Program, linked, order, vendor_of
+from backplane.conform.link import OVERLONG, HostLine, Program, linked, order, vendor_of
 from backplane.conform.verdict import Level, Unfit, printable
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
@@ -36,11 +36,11 @@ class Plain(msgspec.Struct, frozen=True):
     """The record: hello, a pause, `run`, stdin closed at once, everything until the exit."""
 
     order: dict[str, Any]
-    hello: tuple[Line, ...]
+    hello: tuple[HostLine, ...]
     """Lines up to the hello, or until the time for it was over."""
-    early: tuple[Line, ...]
+    early: tuple[HostLine, ...]
     """Lines between the hello and the run."""
-    answer: tuple[Line, ...]
+    answer: tuple[HostLine, ...]
     """Lines after the run, to the end of stdout."""
     how: Exit | None
     """How it ended by itself after all that; None when it had to be stopped."""
@@ -61,15 +61,15 @@ class Plain(msgspec.Struct, frozen=True):
         return self.hello[-1].value if self.hello and self.hello[-1].t == "hello" else {}
 
     @property
-    def lines(self) -> tuple[Line, ...]:
+    def lines(self) -> tuple[HostLine, ...]:
         return (*self.hello, *self.early, *self.answer)
 
     @property
-    def events(self) -> tuple[Line, ...]:
+    def events(self) -> tuple[HostLine, ...]:
         return tuple(line for line in self.answer if line.t == "event")
 
     @property
-    def ends(self) -> tuple[Line, ...]:
+    def ends(self) -> tuple[HostLine, ...]:
         return tuple(line for line in self.answer if line.t in ENDS)
 
     @property
@@ -110,7 +110,7 @@ async def record(program: Program, root: str, task: str) -> Plain:
         )  # fmt: skip
 
 
-Found = Iterator[tuple[str, tuple[Line, ...]]]
+Found = Iterator[tuple[str, tuple[HostLine, ...]]]
 """Each thing wrong, in words, with the lines that show it."""
 
 
@@ -392,7 +392,7 @@ def _changed_paths(plain: Plain) -> Found:
             yield f"path is {path!r:.80}, not relative to the root", (line,)
 
 
-def _bodies(plain: Plain) -> Iterator[tuple[Line, dict[str, Any]]]:
+def _bodies(plain: Plain) -> Iterator[tuple[HostLine, dict[str, Any]]]:
     for line in plain.events:
         event = line.get("event")
         if isinstance(event, dict):

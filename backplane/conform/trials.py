@@ -87,7 +87,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
 
 
-class Seen(msgspec.Struct):
+class TrialRun(msgspec.Struct):
     """One trial that has run."""
 
     events: list[AgentEvent] = []
@@ -108,7 +108,7 @@ class Seen(msgspec.Struct):
 class Way(msgspec.Struct, frozen=True, kw_only=True):
     """How an ability is tried."""
 
-    holds: Callable[[Seen], bool]
+    holds: Callable[[TrialRun], bool]
     wanted: str
     """What should have been seen, in words."""
     abp: dict[str, Json] = {}
@@ -171,7 +171,7 @@ AT_ONCE: Final = 2
 """Trials side by side: an agent waits for its own start for most of a trial."""
 
 
-class Trial:
+class AbilityTrial:
     """One ability of one backend, tried; a value for each ability.
 
     Args:
@@ -238,7 +238,7 @@ class Trial:
         answer: Decision | None = None,
         *,
         task: str = "a trial",
-    ) -> Seen:
+    ) -> TrialRun:
         """One run against a scripted model."""
 
         async def answered(ask: Approval) -> Decision:
@@ -254,7 +254,7 @@ class Trial:
             policy=policy or PolicyProfile(),
             config=RuntimeConfig(vendor={"abp": abp}),
         )
-        seen = Seen(events=[])
+        seen = TrialRun(events=[])
         with ModelServer([*SIDE_TURNS, *turns]) as server:
             backend = backends.find(self.name, self._settings(server.url), self._environ())
             async with api.start(
@@ -267,7 +267,7 @@ class Trial:
             seen.last = msgspec.json.encode(asked[-1].body).decode() if asked else ""
         return self._look(run, seen)
 
-    def _look(self, run: Any, seen: Seen) -> Seen:
+    def _look(self, run: Any, seen: TrialRun) -> TrialRun:
         seen.outcome, seen.patch = run.receipt.outcome, run.receipt.verification.git_diff or ""
         seen.raw = run.receipt.usage_raw if isinstance(run.receipt.usage_raw, dict) else {}
         if run.error is not None:
@@ -304,7 +304,7 @@ def _turn(row: dict[str, Any]) -> Turn:
     return Turn(calls=(msgspec.convert(row, Call),))
 
 
-def _finding(ability: str, holds: bool, wanted: str, seen: Seen) -> Finding:
+def _finding(ability: str, holds: bool, wanted: str, seen: TrialRun) -> Finding:
     if holds:
         return Finding(ability=ability, proof="proved")
     error = seen.raw.get("error")
@@ -357,16 +357,16 @@ async def _try_all(
     folder: Path,
     isolation: Isolation,
     progress: Callable[[str], object],
-) -> list[tuple[Trial, Finding | None]]:
+) -> list[tuple[AbilityTrial, Finding | None]]:
     """Every ability that has a trial, `AT_ONCE` of them side by side, told in their order."""
-    found: dict[str, tuple[Trial, Finding | None]] = {}
+    found: dict[str, tuple[AbilityTrial, Finding | None]] = {}
     room = anyio.CapacityLimiter(AT_ONCE)
 
     async def one(ability: str) -> None:
         async with room:
             progress(ability)
             (folder / ability).mkdir()
-            trial = Trial(name, declared, environ, folder / ability, isolation)
+            trial = AbilityTrial(name, declared, environ, folder / ability, isolation)
             found[ability] = trial, await trial.find(ability)
 
     async with anyio.create_task_group() as tasks:
@@ -402,7 +402,7 @@ def judge(
 def provable(backend: backends.Backend) -> bool:
     """Whether the agent's model can be a scripted one."""
     agent = getattr(backend, "agent", None)
-    return isinstance(agent, shipped.Agent) and (agent.base_url is not None or agent.is_tried)
+    return isinstance(agent, shipped.ShippedAgent) and (agent.base_url is not None or agent.is_tried)
 
 
 def kept_proof(name: str, home: Path) -> Proof | None:

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from backplane.conform.link import Line
+from backplane.conform.link import HostLine
 
 Level = Literal["speaks", "behaves", "robust", "complete"]
 LEVELS: Final[tuple[Level, ...]] = ("speaks", "behaves", "robust", "complete")
@@ -49,7 +49,7 @@ class Report(msgspec.Struct, frozen=True):
 class Unfit(Exception):
     """The host broke the rule that is being checked."""
 
-    def __init__(self, seen: str, lines: Sequence[Line] = ()) -> None:
+    def __init__(self, seen: str, lines: Sequence[HostLine] = ()) -> None:
         super().__init__(seen)
         self.seen = seen
         self.lines = tuple(lines)
@@ -59,7 +59,7 @@ class Unasked(Exception):
     """The check does not apply to this host."""
 
 
-def shown(lines: Sequence[Line]) -> tuple[str, ...]:
+def shown(lines: Sequence[HostLine]) -> tuple[str, ...]:
     """The last lines, cut and printable."""
     return tuple(printable(line.raw) for line in lines[-LINES_SHOWN:])
 

@@ -33,14 +33,14 @@ class Hello(_Envelope, frozen=True, kw_only=True, gc=False, tag="hello"):
     """Settings of an order that the host heeds, of `work.OF_HOST`; absent where it does not say."""
 
 
-class Run(_Envelope, frozen=True, kw_only=True, gc=False, tag="run"):
+class RunMessage(_Envelope, frozen=True, kw_only=True, gc=False, tag="run"):
     id: str
     """The run's id on this line; every answer repeats it as `ref_id`."""
     work_order: WorkOrder
     extensions: tuple[str, ...] = ()
 
 
-class Event(_Envelope, frozen=True, kw_only=True, gc=False, tag="event"):
+class EventMessage(_Envelope, frozen=True, kw_only=True, gc=False, tag="event"):
     ref_id: str
     event: AgentEvent
 
@@ -128,7 +128,7 @@ class Ask(_Envelope, frozen=True, kw_only=True, gc=False, tag="ask"):
             raise ValueError(f"an ask of kind `{self.kind}` without `{'`, `'.join(missing)}`")
 
 
-class Answer(_Envelope, frozen=True, kw_only=True, gc=False, tag="answer"):
+class AnswerMessage(_Envelope, frozen=True, kw_only=True, gc=False, tag="answer"):
     ref_id: str
     id: str
     decision: Literal["allow", "deny", "modify"]
@@ -145,7 +145,7 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sha256: str
 
 
-class Tree(_Envelope, frozen=True, kw_only=True, gc=False, tag="tree"):
+class TreeChunk(_Envelope, frozen=True, kw_only=True, gc=False, tag="tree"):
     """One chunk of the workspace, on its way to a host that works on another machine."""
 
     ref_id: str
@@ -156,7 +156,7 @@ class Tree(_Envelope, frozen=True, kw_only=True, gc=False, tag="tree"):
     """With the last chunk."""
 
 
-class Patch(_Envelope, frozen=True, kw_only=True, gc=False, tag="patch"):
+class PatchChunk(_Envelope, frozen=True, kw_only=True, gc=False, tag="patch"):
     """One chunk of a patch that is too long for the receipt, on its way back."""
 
     ref_id: str
@@ -165,5 +165,20 @@ class Patch(_Envelope, frozen=True, kw_only=True, gc=False, tag="patch"):
     end: Parcel | msgspec.UnsetType = msgspec.UNSET
 
 
-FromHost = Hello | Event | Final | Fatal | Ask | Pong | Run | Cancel | Input | Interrupt | Ping | Answer | Tree | Patch
+FromHost = (
+    Hello
+    | EventMessage
+    | Final
+    | Fatal
+    | Ask
+    | Pong
+    | RunMessage
+    | Cancel
+    | Input
+    | Interrupt
+    | Ping
+    | AnswerMessage
+    | TreeChunk
+    | PatchChunk
+)
 """Every known message; the ones a side must not send are decoded too, so that they can be named."""

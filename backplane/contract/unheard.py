@@ -51,23 +51,23 @@ class Unheard(msgspec.Struct, frozen=True):
         return f"{self.pointer} is no member of an order" + (f": {self.nearest}?" if self.nearest else "")
 
 
-class _Part(msgspec.Struct, frozen=True):
+class _StructPart(msgspec.Struct, frozen=True):
     """One struct of an order, and those below its members."""
 
     shape: type[msgspec.Struct]
-    parts: Mapping[str, _Part] = {}
+    parts: Mapping[str, _StructPart] = {}
     closed: bool = False
     """Every unknown member is refused: it would have said what the agent may do, or where."""
 
 
-_ORDER: Final = _Part(
+_ORDER: Final = _StructPart(
     WorkOrder,
     {
-        "workspace": _Part(WorkspaceSpec, closed=True),
-        "context": _Part(ContextPacket, {"snippets": _Part(Snippet)}),
-        "policy": _Part(PolicyProfile, closed=True),
-        "requirements": _Part(Requirements, {"required": _Part(Requirement, closed=True)}, closed=True),
-        "config": _Part(RuntimeConfig),
+        "workspace": _StructPart(WorkspaceSpec, closed=True),
+        "context": _StructPart(ContextPacket, {"snippets": _StructPart(Snippet)}),
+        "policy": _StructPart(PolicyProfile, closed=True),
+        "requirements": _StructPart(Requirements, {"required": _StructPart(Requirement, closed=True)}, closed=True),
+        "config": _StructPart(RuntimeConfig),
     },
 )
 
@@ -195,7 +195,7 @@ def unheard_pointers(vendor: Mapping[str, Any]) -> Iterator[str]:
     yield from (one.pointer for one in unheard_settings(vendor))
 
 
-def _unknown(value: Json, part: _Part, pointer: str) -> Iterator[tuple[Unheard, Json]]:
+def _unknown(value: Json, part: _StructPart, pointer: str) -> Iterator[tuple[Unheard, Json]]:
     if isinstance(value, list):
         for place, item in enumerate(value):
             yield from _unknown(item, part, f"{pointer}/{place}")

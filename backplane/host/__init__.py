@@ -56,9 +56,9 @@ __all__ = [
 
 async def serve(host: Host, work: Work, stdin: int, stdout: int, *, line_bytes_max: int | None = None) -> None:
     """Speak the protocol as `host` over two descriptors of this process; they stay the caller's to close."""
-    from backplane.host.link import Link
+    from backplane.host.link import HostLink
 
-    link = Link(host, work, stdin, stdout, _end(line_bytes_max), owns_process=False)
+    link = HostLink(host, work, stdin, stdout, _end(line_bytes_max), owns_process=False)
     await link.send(host.hello())
     await link.serve()
 
@@ -100,9 +100,9 @@ def speak(host: Host, work: Work, *, line_bytes_max: int | None = None, early: E
     first, begun = _begin(end, early) if early is not None else ([], None)
     import anyio
 
-    from backplane.host.link import Link
+    from backplane.host.link import HostLink
 
-    link = Link(host, work, 0, stdout, end, owns_process=True, first=first, begun=begun)
+    link = HostLink(host, work, 0, stdout, end, owns_process=True, first=first, begun=begun)
     anyio.run(link.serve)
     return link.signal
 
@@ -125,7 +125,7 @@ def _begin(end: HostEnd, early: Early) -> tuple[list[Received], Begun | None]:
         if not data:
             break
         first = end.receive(data)
-    if not first or not isinstance(first[0], wire.Run):
+    if not first or not isinstance(first[0], wire.RunMessage):
         return first, None
     try:
         return first, early(Given(first[0]))

@@ -51,7 +51,7 @@ HINT_CHARS_MAX: Final = 1024
 """Of that for the next step: a sentence, and a list of names where there is one."""
 
 
-class Link:
+class HostLink:
     """The host's end over two file descriptors."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Link:
         return self._stdin_open and "ask/1" in run.extensions and "ask/1" in self.host.extensions
 
     async def send(
-        self, message: wire.Hello | wire.Event | wire.Final | wire.Fatal | wire.Ask | wire.Pong | wire.Patch
+        self, message: wire.Hello | wire.EventMessage | wire.Final | wire.Fatal | wire.Ask | wire.Pong | wire.PatchChunk
     ) -> None:
         await self.write(self._end.send(message))
 
@@ -192,7 +192,7 @@ class Link:
                 return
 
     async def _take(self, received: Received) -> None:
-        if isinstance(received, wire.Run):
+        if isinstance(received, wire.RunMessage):
             await self._begin(received)
         elif isinstance(received, wire.Cancel):
             grace_s = received.grace_ms / 1000 if isinstance(received.grace_ms, int) else GRACE_S
@@ -203,13 +203,13 @@ class Link:
             self._steer(received)
         elif isinstance(received, wire.Ping):
             await self.send(wire.Pong(seq=received.seq))
-        elif isinstance(received, wire.Answer):
+        elif isinstance(received, wire.AnswerMessage):
             asking = self._runs.get(received.ref_id)
             waiting = asking.answers.get(received.id) if asking is not None else None
             if waiting is not None and not waiting[1]:
                 waiting[1].append(received)
                 waiting[0].set()
-        elif isinstance(received, wire.Tree):
+        elif isinstance(received, wire.TreeChunk):
             owner = self._runs.get(received.ref_id)
             if owner is not None and owner.tree_in is not None:
                 with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # The run has ended meanwhile.
@@ -231,7 +231,7 @@ class Link:
         """One bad message is one error; the runs that are open go on."""
         await self.write(self._end.refuse(broken))
 
-    async def _begin(self, message: wire.Run) -> None:
+    async def _begin(self, message: wire.RunMessage) -> None:
         begun, self._begun = self._begun, None
         try:
             run = HostRun(self, message, begun)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # Neither the hello nor what is begun early waits for them to
     import anyio
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-    from backplane.host.link import Link
+    from backplane.host.link import HostLink
     from backplane.policy.rules import Policy
 
 GRACE_S: Final = 2.0
@@ -132,7 +132,7 @@ def _placed(order: WorkOrder) -> WorkOrder:
 class Given:
     """What a run was given, all that is known of it before it begins. Raises PolicyError, see `compile_policy`."""
 
-    def __init__(self, message: wire.Run) -> None:
+    def __init__(self, message: wire.RunMessage) -> None:
         from backplane.policy.rules import compile_policy
 
         check_settings(message.work_order)
@@ -161,7 +161,7 @@ An error that it raises is not told: the run meets it again.
 class HostRun(Given):
     """One run, seen from the host: the order, and the ways to say what happens."""
 
-    def __init__(self, link: Link, message: wire.Run, begun: Begun | None = None) -> None:
+    def __init__(self, link: HostLink, message: wire.RunMessage, begun: Begun | None = None) -> None:
         import anyio
 
         super().__init__(message)
@@ -181,10 +181,10 @@ class HostRun(Given):
         self.mode: Literal["mapped", "passthrough"] = "mapped"
         """Whether events carry the agent's own messages; stands in the receipt."""
         self.scope = anyio.CancelScope()
-        self.answers: dict[str, tuple[anyio.Event, list[wire.Answer]]] = {}
-        self.tree: MemoryObjectReceiveStream[wire.Tree] | None = None
+        self.answers: dict[str, tuple[anyio.Event, list[wire.AnswerMessage]]] = {}
+        self.tree: MemoryObjectReceiveStream[wire.TreeChunk] | None = None
         """The workspace in chunks, when both ends speak `tree/1`; it ends early when stdin does."""
-        self.tree_in: MemoryObjectSendStream[wire.Tree] | None = None
+        self.tree_in: MemoryObjectSendStream[wire.TreeChunk] | None = None
         if "tree/1" in message.extensions and "tree/1" in link.host.extensions:
             self.tree_in, self.tree = anyio.create_memory_object_stream(CHUNKS_HELD_MAX)
         self.started_ns = time.time_ns()
@@ -208,7 +208,7 @@ class HostRun(Given):
 
     async def _send(self, event: AgentEvent) -> None:
         self.emitted += 1
-        await self._link.send(wire.Event(ref_id=self.id, event=event))
+        await self._link.send(wire.EventMessage(ref_id=self.id, event=event))
         if self.emitted % EMITS_PER_YIELD == 0:
             from anyio.lowlevel import checkpoint
 
@@ -249,7 +249,7 @@ class HostRun(Given):
 
     async def patch(self, seq: int, data: str, end: wire.Parcel | UnsetType) -> None:
         """Send one chunk of a patch that is too long for the receipt (`tree/1`)."""
-        await self._link.send(wire.Patch(ref_id=self.id, seq=seq, data=data, end=end))
+        await self._link.send(wire.PatchChunk(ref_id=self.id, seq=seq, data=data, end=end))
 
     def close_tree(self) -> None:
         for stream in (self.tree_in, self.tree):
@@ -317,7 +317,7 @@ class HostRun(Given):
         self._asked += 1
         ask = wire.Ask(ref_id=self.id, id=f"ask-{self._asked}", deadline_ms=int(ASK_S * 1000), **members)
         arrived: anyio.Event = anyio.Event()
-        answers: list[wire.Answer] = []
+        answers: list[wire.AnswerMessage] = []
         self.answers[ask.id] = (arrived, answers)
         try:
             await self._link.send(ask)

@@ -34,9 +34,9 @@ def judge(policy: Policy, ask: wire.Ask, *, root: str) -> Decision | None:
     return None
 
 
-def answer(ask: wire.Ask, decision: Decision) -> wire.Answer:
+def answer(ask: wire.Ask, decision: Decision) -> wire.AnswerMessage:
     """The message that carries a decision back."""
-    return wire.Answer(
+    return wire.AnswerMessage(
         ref_id=ask.ref_id,
         id=ask.id,
         decision=decision.decision,
@@ -60,7 +60,7 @@ def checked(decision: Decision) -> Decision:
     return msgspec.structs.replace(msgspec.convert(members, Decision), input=decision.input)
 
 
-def answered(answer: wire.Answer) -> Decision:
+def answered(answer: wire.AnswerMessage) -> Decision:
     """The decision that a message carries."""
     return Decision(
         decision=answer.decision,

@@ -14,7 +14,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, Warned
-from backplane.policy.rules import Decision, Policy, WritePath, tool_names
+from backplane.policy.rules import Policy, Ruling, WritePath, tool_names
 
 CALLS_OPEN_MAX: Final = 1000
 """Calls of one run that may still be asked about; agents have a few at once, and answer them in order."""
@@ -94,11 +94,11 @@ class Backtest:
         """The decisions that would differ, in the order of their events."""
         return (self._found[number] for number in sorted(self._found))
 
-    def _both(self, decide: Any) -> tuple[Decision, Decision]:
+    def _both(self, decide: Any) -> tuple[Ruling, Ruling]:
         before, after = self._policies
         return decide(before), decide(after)
 
-    def _keep(self, number: int, both: tuple[Decision, Decision], **place: Any) -> None:
+    def _keep(self, number: int, both: tuple[Ruling, Ruling], **place: Any) -> None:
         before, after = both
         if before.allowed == after.allowed:
             self._found.pop(number, None)
@@ -194,12 +194,12 @@ class Backtest:
         self._tool("command", self._event, "bash", {"command": event.command}, None)
 
 
-def _of_files(policy: Policy, files: list[str], root: str) -> Decision:
+def _of_files(policy: Policy, files: list[str], root: str) -> Ruling:
     decisions = [policy.decide(WritePath(path, root)) for path in files]
-    return next((it for it in decisions if it.allowed == "deny"), Decision("allow", "no rule forbids it"))
+    return next((it for it in decisions if it.allowed == "deny"), Ruling("allow", "no rule forbids it"))
 
 
-def _judged(decision: Decision) -> Judged:
+def _judged(decision: Ruling) -> Judged:
     rule = decision.rule
     name, pattern = (rule.name, rule.pattern) if rule is not None else (None, None)
     return Judged(decision.allowed, name, pattern, decision.reason)

@@ -36,7 +36,7 @@ _NEAREST_MIN: Final = 0.6
 """Least likeness (0 to 1) of a name worth suggesting; difflib's own default."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class RequirementCheck(msgspec.Struct, frozen=True):
     """One requirement and what became of it."""
 
     capability: str
@@ -47,7 +47,7 @@ class Finding(msgspec.Struct, frozen=True):
     """One line for people, whichever way it went."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class RequirementChange(msgspec.Struct, frozen=True):
     """One step of the smallest change: lower a threshold, or drop the requirement."""
 
     capability: str
@@ -66,8 +66,8 @@ class Change(msgspec.Struct, frozen=True):
 class Negotiation(msgspec.Struct, frozen=True):
     """The findings of one order against one manifest, in the order's own sequence."""
 
-    findings: tuple[Finding, ...]
-    smallest_change: tuple[Change, ...]
+    findings: tuple[RequirementCheck, ...]
+    smallest_change: tuple[RequirementChange, ...]
     """Empty when everything is satisfied. Taking it makes the order one that this manifest satisfies."""
 
     @property
@@ -75,7 +75,7 @@ class Negotiation(msgspec.Struct, frozen=True):
         return all(finding.satisfied for finding in self.findings)
 
     @property
-    def unmet(self) -> tuple[Finding, ...]:
+    def unmet(self) -> tuple[RequirementCheck, ...]:
         return tuple(finding for finding in self.findings if not finding.satisfied)
 
     @property
@@ -119,21 +119,23 @@ def refusal(negotiation: Negotiation, backend_id: str, kept_since: str | None = 
     )
 
 
-def _judge(requirement: Requirement, manifest: Manifest) -> Finding:
+def _judge(requirement: Requirement, manifest: Manifest) -> RequirementCheck:
     name, wanted = requirement.capability, requirement.min_support
     level = manifest.levels.get(name)
     if level is not None:
         satisfied = level.satisfies(wanted)
         verdict: Verdict = "missing" if level.name == "unsupported" else level.name
-        return Finding(name, wanted, verdict, satisfied, _level_reason(name, wanted, level, satisfied))
+        return RequirementCheck(name, wanted, verdict, satisfied, _level_reason(name, wanted, level, satisfied))
     if name not in CAPABILITIES:
-        return Finding(name, wanted, "missing", False, f"{name}: the contract has no such capability{_nearest(name)}")
+        return RequirementCheck(
+            name, wanted, "missing", False, f"{name}: the contract has no such capability{_nearest(name)}"
+        )
     if name not in manifest.unknown:
-        return Finding(
+        return RequirementCheck(
             name, wanted, "missing", False, f"{name}: the order wants {wanted}, the backend does not name it"
         )
     reason = f"{name}: the order wants {wanted}, the backend gives it a level that the contract does not have"
-    return Finding(name, wanted, "missing", wanted == "any", reason)
+    return RequirementCheck(name, wanted, "missing", wanted == "any", reason)
 
 
 def _level_reason(name: str, wanted: Threshold, level: Level, satisfied: bool) -> str:
@@ -147,13 +149,13 @@ def _nearest(name: str) -> str:
     return f"; the nearest name is {nearest}" if nearest else ""
 
 
-def _changes(findings: Iterable[Finding], manifest: Manifest) -> Iterable[Change]:
+def _changes(findings: Iterable[RequirementCheck], manifest: Manifest) -> Iterable[RequirementChange]:
     seen: set[tuple[str, Threshold]] = set()
     for finding in findings:
         key = (finding.capability, finding.min_support)
         if not finding.satisfied and key not in seen:
             seen.add(key)
-            yield Change(*key, _best_threshold(finding.capability, manifest))
+            yield RequirementChange(*key, _best_threshold(finding.capability, manifest))
 
 
 def _best_threshold(name: str, manifest: Manifest) -> Threshold | None:

@@ -24,7 +24,7 @@ _DEPTH_MAX: Final = 16
 """How deep a tool's input is searched. Real inputs nest paths two deep."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class ComparablePath(msgspec.Struct, frozen=True):
     """A path made comparable."""
 
     path: str
@@ -32,7 +32,7 @@ class Place(msgspec.Struct, frozen=True):
     outside: bool
 
 
-def locate(path: str, root: str | None = None, cwd: str | None = None) -> Place | None:
+def locate(path: str, root: str | None = None, cwd: str | None = None) -> ComparablePath | None:
     """Fold a path to its shortest form and place it in or outside the root, without looking at any file.
 
     Args:
@@ -47,7 +47,7 @@ def locate(path: str, root: str | None = None, cwd: str | None = None) -> Place 
         return None
     if path[0] == "~" and (path == "~" or "/" in path):
         # Many tools expand it to a home folder; a workspace folder of that name is rarer than that.
-        return Place(path, True)
+        return ComparablePath(path, True)
     base = root if root is not None and root.startswith("/") else None
     full = path if path[0] == "/" else f"{cwd}/{path}" if cwd else path
     if full[0] != "/" and base is not None:
@@ -56,7 +56,7 @@ def locate(path: str, root: str | None = None, cwd: str | None = None) -> Place 
         place = _below(fold(full, absolute=True), base)
     else:
         parts = fold(full, absolute=False)
-        place = Place("/".join(parts) or ".", parts[:1] == [".."])
+        place = ComparablePath("/".join(parts) or ".", parts[:1] == [".."])
     return None if too_long(place.path) else place
 
 
@@ -65,11 +65,11 @@ def too_long(path: str) -> bool:
     return len(path) * 4 > PATH_BYTES_MAX and len(path.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX
 
 
-def _below(parts: list[str], base: str | None) -> Place:
+def _below(parts: list[str], base: str | None) -> ComparablePath:
     base_parts = fold(base, absolute=True) if base is not None else None
     if base_parts is None or parts[: len(base_parts)] != base_parts:
-        return Place("/" + "/".join(parts), True)
-    return Place("/".join(parts[len(base_parts) :]) or ".", False)
+        return ComparablePath("/" + "/".join(parts), True)
+    return ComparablePath("/".join(parts[len(base_parts) :]) or ".", False)
 
 
 def fold(path: str, *, absolute: bool) -> list[str]:
@@ -85,7 +85,7 @@ def fold(path: str, *, absolute: bool) -> list[str]:
     return parts
 
 
-class Shape(msgspec.Struct, frozen=True):
+class ToolShape(msgspec.Struct, frozen=True):
     """What a tool does with the paths and URLs of its input."""
 
     reads: bool = False
@@ -101,18 +101,18 @@ class Shape(msgspec.Struct, frozen=True):
     """Members that hold paths though their names do not end like one."""
 
 
-TOOLS: Final[dict[str, Shape]] = {
-    "read_file": Shape(reads=True, names_place=True),
-    "write_file": Shape(writes=True, names_place=True),
-    "edit_file": Shape(reads=True, writes=True, names_place=True),
-    "multi_edit": Shape(reads=True, writes=True, names_place=True),
-    "apply_patch": Shape(reads=True, writes=True, names_place=True, patch=True),
-    "list_files": Shape(reads=True),
-    "glob": Shape(reads=True),
-    "grep": Shape(reads=True, members=("glob", "include")),
-    "bash": Shape(),
-    "web_fetch": Shape(connects=True, names_place=True, free_text=True),
-    "web_search": Shape(connects=True),
+TOOLS: Final[dict[str, ToolShape]] = {
+    "read_file": ToolShape(reads=True, names_place=True),
+    "write_file": ToolShape(writes=True, names_place=True),
+    "edit_file": ToolShape(reads=True, writes=True, names_place=True),
+    "multi_edit": ToolShape(reads=True, writes=True, names_place=True),
+    "apply_patch": ToolShape(reads=True, writes=True, names_place=True, patch=True),
+    "list_files": ToolShape(reads=True),
+    "glob": ToolShape(reads=True),
+    "grep": ToolShape(reads=True, members=("glob", "include")),
+    "bash": ToolShape(),
+    "web_fetch": ToolShape(connects=True, names_place=True, free_text=True),
+    "web_search": ToolShape(connects=True),
 }
 """Neutral tool names. What a command does to files or the network is not in its text: `bash` has no places."""
 
@@ -157,7 +157,7 @@ _ESCAPE: Final = re.compile(r"\\([0-7]{3}|.)")
 _ESCAPED: Final = {"a": "\a", "b": "\b", "t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
 
 
-def touched(shape: Shape, value: Json) -> Touched:
+def touched(shape: ToolShape, value: Json) -> Touched:
     """Collect the paths and URLs of a tool's input, wherever in it they stand."""
     paths: list[str] = []
     urls: list[str] = []

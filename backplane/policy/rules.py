@@ -22,7 +22,7 @@ from backplane.contract.unheard import nearest_name
 from backplane.contract.work import PolicyProfile
 from backplane.errors import PolicyError
 from backplane.policy.globs import Globs, compile_globs
-from backplane.policy.paths import SECOND_SPELLINGS, SPELLINGS, TOOLS, Shape, locate, touched
+from backplane.policy.paths import SECOND_SPELLINGS, SPELLINGS, TOOLS, ToolShape, locate, touched
 
 if TYPE_CHECKING:  # Ten expressions to compile, for who has network rules.
     from backplane.policy.urls import NetworkRule
@@ -70,7 +70,7 @@ class Rule(msgspec.Struct, frozen=True):
     pattern: str | None = None
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Ruling(msgspec.Struct, frozen=True):
     """The answer to one action."""
 
     allowed: Allowed
@@ -80,7 +80,7 @@ class Decision(msgspec.Struct, frozen=True):
     """None when nothing matched."""
 
 
-class ToolUse(msgspec.Struct, frozen=True):
+class ToolAction(msgspec.Struct, frozen=True):
     """A tool call: tool, path and network rules at once, the strictest wins."""
 
     names: tuple[str, ...]
@@ -114,7 +114,7 @@ class Connect(msgspec.Struct, frozen=True):
     target: str | None
 
 
-Action = ToolUse | ReadPath | WritePath | Connect
+Action = ToolAction | ReadPath | WritePath | Connect
 
 _PATTERN: Final = re.compile(r"[*?\[\]{}\\]")
 _MEANT: Final = dict.fromkeys(("shell", "sh", "terminal", "exec", "command", "run_command", "cmd"), "bash")
@@ -122,10 +122,10 @@ _MEANT: Final = dict.fromkeys(("shell", "sh", "terminal", "exec", "command", "ru
 
 _NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
 
-ALLOWED: Final = Decision("allow", "no rule forbids it")
+ALLOWED: Final = Ruling("allow", "no rule forbids it")
 _OUTSIDE: Final = Rule("workspace")
 _MALFORMED: Final = Rule("malformed")
-_UNKNOWN_TOOL: Final = Shape()
+_UNKNOWN_TOOL: Final = ToolShape()
 _COMMAND_NAMES: Final = ("bash", SECOND_SPELLINGS["bash"])
 
 
@@ -133,8 +133,8 @@ class _KnownTool(msgspec.Struct, frozen=True):
     """What can be said about a tool by its names alone."""
 
     names: tuple[str, ...]
-    shape: Shape
-    verdict: Decision
+    shape: ToolShape
+    verdict: Ruling
     has_places: bool
     """Whether the input has to be looked at too."""
 
@@ -173,7 +173,7 @@ class Policy:
         self._aliases: Mapping[str, str] = _NO_ALIASES
         self._known: dict[str, _KnownTool] = {}
 
-    def decide(self, action: Action) -> Decision:
+    def decide(self, action: Action) -> Ruling:
         """Allow, deny or ask, with the rule that decided. Deny wins; an empty allow list restricts nothing."""
         return _DECIDE[type(action)](self, action)
 
@@ -185,7 +185,7 @@ class Policy:
         root: str | None = None,
         cwd: str | None = None,
         aliases: Mapping[str, str] = _NO_ALIASES,
-    ) -> Decision:
+    ) -> Ruling:
         """Decide a tool call by all its names and by every path and URL in its input.
 
         Args:
@@ -197,7 +197,7 @@ class Policy:
             known = self._learn(name, aliases)
         if not known.has_places:
             return known.verdict
-        return self._places(ToolUse(known.names, input, root, cwd), known)
+        return self._places(ToolAction(known.names, input, root, cwd), known)
 
     def audit(
         self,
@@ -206,7 +206,7 @@ class Policy:
         root: str | None = None,
         cwd: str | None = None,
         aliases: Mapping[str, str] = _NO_ALIASES,
-    ) -> Decision | None:
+    ) -> Ruling | None:
         """What the policy would have said about an event seen after the fact; None where it has no objection.
 
         An `ask` comes back too: whether somebody had said yes is known to the caller alone.
@@ -229,7 +229,7 @@ class Policy:
                 yield Rule(name, pattern)
         yield _OUTSIDE
 
-    def _tool_use(self, use: ToolUse) -> Decision:
+    def _tool_use(self, use: ToolAction) -> Ruling:
         tool = self._tool(use.names)
         return self._places(use, tool) if tool.has_places else tool.verdict
 
@@ -248,28 +248,28 @@ class Policy:
         shape = next((TOOLS[name] for name in reversed(names) if name in TOOLS), _UNKNOWN_TOOL)
         return _KnownTool(names, shape, verdict, verdict.allowed != "deny" and self._has_places(shape))
 
-    def _places(self, use: ToolUse, tool: _KnownTool) -> Decision:
+    def _places(self, use: ToolAction, tool: _KnownTool) -> Ruling:
         shape, found = tool.shape, touched(tool.shape, use.input)
         if found.unreadable is not None:
-            return Decision("deny", f"tool '{use.names[0]}': {found.unreadable}", _MALFORMED)
+            return Ruling("deny", f"tool '{use.names[0]}': {found.unreadable}", _MALFORMED)
         if shape.names_place and not found.paths and not found.urls:
-            return Decision("deny", f"tool '{use.names[0]}' names no place that could be checked", _MALFORMED)
+            return Ruling("deny", f"tool '{use.names[0]}' names no place that could be checked", _MALFORMED)
         for path in found.paths:
             objection = self._path_objection(shape, path, use)
             if objection is not None:
                 return objection
         return self._url_objection(shape, found.urls) or tool.verdict
 
-    def _has_places(self, shape: Shape) -> bool:
+    def _has_places(self, shape: ToolShape) -> bool:
         if shape is _UNKNOWN_TOOL:
             return bool(self._reads_denied or self._writes_denied or self._connects)
         # A fetch of `file:` is a read.
         reads = (shape.reads or shape.connects) and self._reads_denied is not None
         return shape.writes or reads or (shape.connects and self._connects)
 
-    def _path_objection(self, shape: Shape, path: str, use: ToolUse) -> Decision | None:
+    def _path_objection(self, shape: ToolShape, path: str, use: ToolAction) -> Ruling | None:
         unknown = shape is _UNKNOWN_TOOL
-        checks: list[Decision] = []
+        checks: list[Ruling] = []
         if shape.reads or shape.connects or unknown:
             checks.append(self._read(ReadPath(path, use.root, use.cwd)))
         if shape.writes:
@@ -279,50 +279,48 @@ class Policy:
             checks.append(self._listed(path, use.root, use.cwd, "deny_write", self._writes_denied))
         return next((decision for decision in checks if decision.allowed == "deny"), None)
 
-    def _url_objection(self, shape: Shape, urls: Sequence[str]) -> Decision | None:
+    def _url_objection(self, shape: ToolShape, urls: Sequence[str]) -> Ruling | None:
         targets: Sequence[str | None] = urls or ([None] if shape.connects and not shape.names_place else [])
         decisions = (self._connect(Connect(target)) for target in targets)
         return next((decision for decision in decisions if decision.allowed == "deny"), None)
 
-    def _tool_verdict(self, names: tuple[str, ...]) -> Decision:
+    def _tool_verdict(self, names: tuple[str, ...]) -> Ruling:
         if not all(0 < len(name) <= TOOL_NAME_CHARS_MAX for name in names) or not names:
-            return Decision("deny", f"a tool's name has 1 to {TOOL_NAME_CHARS_MAX} characters", _MALFORMED)
+            return Ruling("deny", f"a tool's name has 1 to {TOOL_NAME_CHARS_MAX} characters", _MALFORMED)
         shown = names[0]
         pattern = _first(self._tools_denied, names)
         if pattern is not None:
-            return Decision("deny", f"tool '{shown}' is forbidden by {pattern!r}", Rule("disallowed_tools", pattern))
+            return Ruling("deny", f"tool '{shown}' is forbidden by {pattern!r}", Rule("disallowed_tools", pattern))
         permitted = _first(self._tools_allowed, names)
         if permitted is None and self._tools_allowed is not None:
-            return Decision("deny", f"tool '{shown}' is not among the allowed tools", Rule("allowed_tools"))
+            return Ruling("deny", f"tool '{shown}' is not among the allowed tools", Rule("allowed_tools"))
         pattern = _first(self._tools_asked, names)
         if pattern is not None:
-            return Decision(
-                "ask", f"tool '{shown}' needs approval by {pattern!r}", Rule("require_approval_for", pattern)
-            )
+            return Ruling("ask", f"tool '{shown}' needs approval by {pattern!r}", Rule("require_approval_for", pattern))
         if permitted is not None:
-            return Decision("allow", f"tool '{shown}' is allowed by {permitted!r}", Rule("allowed_tools", permitted))
+            return Ruling("allow", f"tool '{shown}' is allowed by {permitted!r}", Rule("allowed_tools", permitted))
         return ALLOWED
 
-    def _read(self, action: ReadPath) -> Decision:
+    def _read(self, action: ReadPath) -> Ruling:
         return self._listed(action.path, action.root, action.cwd, "deny_read", self._reads_denied)
 
-    def _write(self, action: WritePath) -> Decision:
+    def _write(self, action: WritePath) -> Ruling:
         place = locate(action.path, action.root, action.cwd)
         if place is not None and place.outside:
-            return Decision("deny", f"writing {_shown(action.path)} is outside the workspace", _OUTSIDE)
+            return Ruling("deny", f"writing {_shown(action.path)} is outside the workspace", _OUTSIDE)
         return self._listed(action.path, action.root, action.cwd, "deny_write", self._writes_denied)
 
-    def _listed(self, path: str, root: str | None, cwd: str | None, name: str, globs: Globs | None) -> Decision:
+    def _listed(self, path: str, root: str | None, cwd: str | None, name: str, globs: Globs | None) -> Ruling:
         place = locate(path, root, cwd)
         if place is None:
-            return Decision("deny", f"{_shown(path)} names no file", _MALFORMED)
+            return Ruling("deny", f"{_shown(path)} names no file", _MALFORMED)
         pattern = globs.matches(place.path) if globs is not None else None
         if pattern is None:
             return ALLOWED
         verb = "reading" if name == "deny_read" else "writing"
-        return Decision("deny", f"{verb} {_shown(place.path)} is forbidden by {pattern!r}", Rule(name, pattern))
+        return Ruling("deny", f"{verb} {_shown(place.path)} is forbidden by {pattern!r}", Rule(name, pattern))
 
-    def _connect(self, action: Connect) -> Decision:
+    def _connect(self, action: Connect) -> Ruling:
         if not self._connects:
             return ALLOWED
         if action.target is None:
@@ -331,35 +329,33 @@ class Policy:
 
         target, shown = read_target(action.target), _shown(_UNTOLD.sub("", action.target))
         if target is None:
-            return Decision("deny", f"{shown} does not say clearly where it leads", _MALFORMED)
+            return Ruling("deny", f"{shown} does not say clearly where it leads", _MALFORMED)
         denied = next((rule for rule in self._hosts_denied if rule.matches(target, unsaid=True)), None)
         if denied is not None:
-            return Decision(
+            return Ruling(
                 "deny",
                 f"connecting to {shown} is forbidden by {denied.pattern!r}",
                 Rule("deny_network", denied.pattern),
             )
         allowed = next((rule for rule in self._hosts_allowed if rule.matches(target, unsaid=False)), None)
         if allowed is not None:
-            return Decision(
-                "allow", f"{shown} is allowed by {allowed.pattern!r}", Rule("allow_network", allowed.pattern)
-            )
+            return Ruling("allow", f"{shown} is allowed by {allowed.pattern!r}", Rule("allow_network", allowed.pattern))
         if self._hosts_allowed:
-            return Decision("deny", f"{shown} is not among the allowed hosts", Rule("allow_network"))
+            return Ruling("deny", f"{shown} is not among the allowed hosts", Rule("allow_network"))
         return ALLOWED
 
-    def _connect_anywhere(self) -> Decision:
+    def _connect_anywhere(self) -> Ruling:
         everything = next((rule for rule in self._hosts_denied if rule.everything), None)
         if everything is not None:
             rule = Rule("deny_network", everything.pattern)
-            return Decision("deny", f"the network is forbidden by {everything.pattern!r}", rule)
+            return Ruling("deny", f"the network is forbidden by {everything.pattern!r}", rule)
         if self._hosts_allowed and not any(rule.everything for rule in self._hosts_allowed):
-            return Decision("deny", "only listed hosts are allowed, and this tool names none", Rule("allow_network"))
+            return Ruling("deny", "only listed hosts are allowed, and this tool names none", Rule("allow_network"))
         return ALLOWED
 
 
-_DECIDE: Final[dict[type[Any], Callable[[Policy, Any], Decision]]] = {
-    ToolUse: Policy._tool_use,
+_DECIDE: Final[dict[type[Any], Callable[[Policy, Any], Ruling]]] = {
+    ToolAction: Policy._tool_use,
     ReadPath: Policy._read,
     WritePath: Policy._write,
     Connect: Policy._connect,
@@ -450,10 +446,10 @@ def parse_policy(data: bytes, source: str) -> PolicyProfile:
 
     try:
         canonical.decode(data)
-        pairs = json.loads(data, object_pairs_hook=_Pairs)
+        pairs = json.loads(data, object_pairs_hook=canonical.Pairs)
     except (ValueError, RecursionError) as error:
         raise _invalid(source, "", f"not strict JSON ({error})") from error
-    if not isinstance(pairs, _Pairs):
+    if not isinstance(pairs, canonical.Pairs):
         raise _invalid(source, "", "not an object")
     lists: dict[str, tuple[str, ...]] = {}
     for name, value in pairs:
@@ -466,12 +462,8 @@ def parse_policy(data: bytes, source: str) -> PolicyProfile:
     return PolicyProfile(**lists)
 
 
-class _Pairs(list[tuple[str, Any]]):
-    """An object's members as they were written, the same name twice included."""
-
-
 def _patterns(value: Json, source: str, pointer: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or isinstance(value, _Pairs):
+    if not isinstance(value, list) or isinstance(value, canonical.Pairs):
         raise _invalid(source, pointer, "not a list of texts")
     from backplane.policy.urls import network_rule
 

@@ -23,7 +23,7 @@ from backplane.process.launch import Leader
 from backplane.process.loop import asyncio_loop, register
 from backplane.process.once import Once, in_time
 from backplane.process.sweep import Traces, far_end, kill_exactly, remains, start_of
-from backplane.redact.tail import LOOK_BYTES, Tail
+from backplane.redact.tail import LOOK_BYTES, OutputTail
 
 if TYPE_CHECKING:
     import asyncio
@@ -120,10 +120,10 @@ class Child:
         """Where the loop does not call."""
 
     @property
-    def stderr_tail(self) -> Tail:
+    def stderr_tail(self) -> OutputTail:
         """The last bytes of its stderr; whole after `stop`."""
         cut = max(0, len(self._tail) - self._tail_bytes_max)
-        return Tail(bytes(self._tail[cut:]), bytes(self._tail[:cut]))
+        return OutputTail(bytes(self._tail[cut:]), bytes(self._tail[:cut]))
 
     async def arrived(self, timeout_s: float) -> bytes:
         """Wait for the guard's first word about the program; none in time, or from a guard that ended, is empty."""

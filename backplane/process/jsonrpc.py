@@ -20,14 +20,14 @@ from backplane.protocol import LINE_BYTES_MAX
 from backplane.protocol.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
-    Fault,
     Id,
     Malformed,
     Notification,
     Peer,
     Received,
-    Reply,
     Request,
+    Response,
+    RpcError,
 )
 
 ASKED_MAX: Final = 256
@@ -39,7 +39,7 @@ ASKED_BYTES_MAX: Final = 8 * 1024 * 1024
 END_POLL_S: Final = 1.0
 """How often a server looks whether its client has said all: an idle one costs nothing."""
 
-Answer = Callable[[Request], Awaitable[Json | Fault]]
+Answer = Callable[[Request], Awaitable[Json | RpcError]]
 """Answers a question of the other end; a `Fault` refuses it, and with one that is `gone` it gets no answer."""
 Hear = Callable[[Notification], Awaitable[None]]
 """Takes a notification. They come in order; while it works nothing more is read."""
@@ -81,7 +81,7 @@ class Pipe:
         self._read_fd = read_fd
         self._ends = Pair(write_fd, read_fd, said)
         self._answer, self._hear, self._unread = answer, hear, unread
-        self._waiting: dict[Id, tuple[anyio.Event, list[Reply]]] = {}
+        self._waiting: dict[Id, tuple[anyio.Event, list[Response]]] = {}
         self._ahead = range(1, 1 + said.count(b"\n"))
         """Ids of calls that may be on their way before they are made here."""
         self._strict = strict
@@ -138,7 +138,7 @@ class Pipe:
         else:
             self._take_answer(received.id, received)
 
-    def _take_answer(self, id: Id, reply: Reply) -> None:
+    def _take_answer(self, id: Id, reply: Response) -> None:
         waiting = self._waiting.get(id)
         if waiting is None and self._ends.said and id in self._ahead:
             waiting = self._waiting[id] = (anyio.Event(), [])
@@ -168,9 +168,9 @@ class Pipe:
         finally:
             del self._asked[asked.id]
             self._asked_bytes -= size
-        if scope.cancelled_caught or (isinstance(answer, Fault) and answer.gone):
+        if scope.cancelled_caught or (isinstance(answer, RpcError) and answer.gone):
             return
-        if isinstance(answer, Fault):
+        if isinstance(answer, RpcError):
             await self._ends.write(self._peer.refuse(asked.id, answer.code, answer.message))
         else:
             await self._ends.write(self._peer.answer(asked.id, answer))
@@ -183,7 +183,7 @@ class Pipe:
 
     async def call(
         self, method: str, params: Json, *, timeout_s: float | None, written: anyio.Event | None = None
-    ) -> Reply:
+    ) -> Response:
         """Ask and wait for the answer; a peer that is gone is a fault, too.
 
         Args:
@@ -201,7 +201,7 @@ class Pipe:
                     written.set()
                 if not self.ended:
                     await waiting[0].wait()
-                return waiting[1][0] if waiting[1] else Reply(id, fault=Fault(0, "the program ended", gone=True))
+                return waiting[1][0] if waiting[1] else Response(id, fault=RpcError(0, "the program ended", gone=True))
         finally:
             del self._waiting[id]
         raise BackendError("backend_timeout", f"no answer to {method} within {timeout_s:g} s")

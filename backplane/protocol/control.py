@@ -77,9 +77,9 @@ _KIND_BYTES: Final = 10
 
 _REF_ID, _EVENT, _TS = attrgetter("ref_id"), attrgetter("event"), attrgetter("ts")
 # Events with a float are read again, exactly; here only some floats are slow, of which `float` is the quickest reader.
-_decode_lines: Final = msgspec.json.Decoder(wire.Event | _NoMessage, float_hook=float).decode_lines
+_decode_lines: Final = msgspec.json.Decoder(wire.EventMessage | _NoMessage, float_hook=float).decode_lines
 _encode_lines: Final = msgspec.json.Encoder(order="sorted").encode_lines
-_decode_event: Final = msgspec.json.Decoder(wire.Event | _NoMessage, float_hook=float).decode
+_decode_event: Final = msgspec.json.Decoder(wire.EventMessage | _NoMessage, float_hook=float).decode
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -126,7 +126,13 @@ class ControlEnd:
 
     def send(
         self,
-        envelope: wire.Run | wire.Cancel | wire.Input | wire.Interrupt | wire.Ping | wire.Answer | wire.Tree,
+        envelope: wire.RunMessage
+        | wire.Cancel
+        | wire.Input
+        | wire.Interrupt
+        | wire.Ping
+        | wire.AnswerMessage
+        | wire.TreeChunk,
     ) -> bytes:
         """Write one message as a line.
 
@@ -138,7 +144,7 @@ class ControlEnd:
         spoken = needed in self.extensions or (needed == "ask/1" and self._was_asked)
         if self.hello is None or (needed is not None and not spoken):
             raise ProtocolError("protocol_unexpected_message", f"{name} was not announced by the host")
-        if isinstance(envelope, wire.Run):
+        if isinstance(envelope, wire.RunMessage):
             # What surrounds an event's own bytes in a compact line of this run.
             frame = encode_line({"t": "event", "ref_id": envelope.id, "event": 0})
             self._open[envelope.id] = len(frame) - 1
@@ -270,7 +276,7 @@ class ControlEnd:
         self.unended += 1
         return self._receive_each(rest, [rest])
 
-    def _look_closer(self, line: bytes, envelope: wire.Event) -> tuple[AgentEvent, bytes]:
+    def _look_closer(self, line: bytes, envelope: wire.EventMessage) -> tuple[AgentEvent, bytes]:
         """An event that is more than required strings in a compact line: read it again with nothing skipped."""
         value = strict(line)
         if value["t"] != "event":

@@ -21,7 +21,7 @@ from backplane.protocol.messages import (
     text_or_none,
 )
 
-_OF_A_RUN: Final = wire.Cancel | wire.Input | wire.Interrupt | wire.Answer | wire.Tree
+_OF_A_RUN: Final = wire.Cancel | wire.Input | wire.Interrupt | wire.AnswerMessage | wire.TreeChunk
 """What a control plane says to a run that is open."""
 
 
@@ -34,7 +34,8 @@ class HostEnd:
         self._open: dict[str, tuple[str, ...]] = {}
 
     def send(
-        self, envelope: wire.Hello | wire.Event | wire.Final | wire.Fatal | wire.Ask | wire.Pong | wire.Patch
+        self,
+        envelope: wire.Hello | wire.EventMessage | wire.Final | wire.Fatal | wire.Ask | wire.Pong | wire.PatchChunk,
     ) -> bytes:
         """Write one message as a line.
 
@@ -114,7 +115,7 @@ class HostEnd:
         if MESSAGES[t][1] == "host":
             return Broken("protocol_unexpected_message", f"{t} is a host's to say", line[:EVIDENCE_BYTES])
         message = self._attributed(convert(t, value, line), t)
-        if isinstance(message, wire.Run):
+        if isinstance(message, wire.RunMessage):
             if message.id in self._open:
                 return Broken(
                     "protocol_unexpected_message", f"run {message.id[:60]!r} is open already", line[:EVIDENCE_BYTES]

@@ -23,7 +23,7 @@ INTERNAL_ERROR: Final = -32603
 Id = str | int | None
 
 
-class Fault(msgspec.Struct, frozen=True):
+class RpcError(msgspec.Struct, frozen=True):
     """Why a call failed, as the other end said it; `gone` when it could not say anything any more."""
 
     code: int
@@ -32,12 +32,12 @@ class Fault(msgspec.Struct, frozen=True):
     gone: bool = False
 
 
-class Reply(msgspec.Struct, frozen=True):
+class Response(msgspec.Struct, frozen=True):
     """The answer to a call of ours."""
 
     id: Id
     result: Json = None
-    fault: Fault | None = None
+    fault: RpcError | None = None
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class Malformed(msgspec.Struct, frozen=True):
     id: Id = None
 
 
-Received = Reply | Request | Notification | Malformed
+Received = Response | Request | Notification | Malformed
 
 
 class Peer:
@@ -203,13 +203,13 @@ def _message(value: dict[str, Any], line: bytes) -> Received:
             return Malformed(f"params of {method[:80]} that are no object", line[:EVIDENCE_BYTES], INVALID_PARAMS, id)
         return Request(id, method, params or {}) if "id" in value else Notification(method, params or {})
     if "id" in value and ("result" in value or isinstance(value.get("error"), dict)):
-        return Reply(id, value.get("result"), _fault(value.get("error")))
+        return Response(id, value.get("result"), _fault(value.get("error")))
     return Malformed("an object that is no message", line[:EVIDENCE_BYTES], INVALID_REQUEST, id)
 
 
-def _fault(error: Json) -> Fault | None:
+def _fault(error: Json) -> RpcError | None:
     if not isinstance(error, dict):
         return None
     code = error.get("code")
     code = code if isinstance(code, int) and not isinstance(code, bool) else INTERNAL_ERROR
-    return Fault(code, str(error.get("message") or "no reason was given"), error.get("data"))
+    return RpcError(code, str(error.get("message") or "no reason was given"), error.get("data"))

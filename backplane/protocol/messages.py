@@ -19,8 +19,8 @@ Sender = Literal["control", "host"]
 
 MESSAGES: Final[dict[str, tuple[type[Any], Sender]]] = {
     "hello": (wire.Hello, "host"),
-    "run": (wire.Run, "control"),
-    "event": (wire.Event, "host"),
+    "run": (wire.RunMessage, "control"),
+    "event": (wire.EventMessage, "host"),
     "final": (wire.Final, "host"),
     "fatal": (wire.Fatal, "host"),
     "cancel": (wire.Cancel, "control"),
@@ -29,9 +29,9 @@ MESSAGES: Final[dict[str, tuple[type[Any], Sender]]] = {
     "ping": (wire.Ping, "control"),
     "pong": (wire.Pong, "host"),
     "ask": (wire.Ask, "host"),
-    "answer": (wire.Answer, "control"),
-    "tree": (wire.Tree, "control"),
-    "patch": (wire.Patch, "host"),
+    "answer": (wire.AnswerMessage, "control"),
+    "tree": (wire.TreeChunk, "control"),
+    "patch": (wire.PatchChunk, "host"),
 }
 """Every message: its shape and who may send it."""
 
@@ -149,9 +149,9 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 Received = (
-    Events | wire.Hello | wire.Run | wire.Final | wire.Fatal | wire.Cancel | wire.Input | wire.Interrupt | wire.Ping
-    | wire.Pong | wire.Ask | wire.Answer | wire.Tree | wire.Patch | Noise | Dropped | Unknown | Broken
-    | Raised
+    Events | wire.Hello | wire.RunMessage | wire.Final | wire.Fatal | wire.Cancel | wire.Input | wire.Interrupt
+    | wire.Ping | wire.Pong | wire.Ask | wire.AnswerMessage | wire.TreeChunk | wire.PatchChunk | Noise | Dropped
+    | Unknown | Broken | Raised
 )  # fmt: skip
 
 

@@ -9,28 +9,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from backplane.receipts.audit import Audit, Finding
+    from backplane.receipts.audit import Audit, AuditFinding
     from backplane.receipts.bundle import export, import_bundle, parse_receipt, write_receipt
     from backplane.receipts.comparison import ABSENT, Difference, compare
     from backplane.receipts.journal import Facts, Journal, head_fact, held_fact
     from backplane.receipts.manifests import keep_manifest, kept_manifest
     from backplane.receipts.pieces import canonical_chunks, canonical_parts, digest, is_intact, seal
     from backplane.receipts.recovery import Orphan, Recovery, is_live
-    from backplane.receipts.rows import Checkpoint, Row
+    from backplane.receipts.rows import ChainCheckpoint, ReceiptRow
     from backplane.receipts.store import Store
     from backplane.receipts.trace import Trace
 
 __all__ = [
     "ABSENT",
     "Audit",
-    "Checkpoint",
+    "AuditFinding",
+    "ChainCheckpoint",
     "Difference",
     "Facts",
-    "Finding",
     "Journal",
     "Orphan",
+    "ReceiptRow",
     "Recovery",
-    "Row",
     "Store",
     "Trace",
     "canonical_chunks",
@@ -51,13 +51,13 @@ __all__ = [
 ]
 
 _ON_DEMAND: Final[dict[str, str]] = {
-    **dict.fromkeys(("Audit", "Finding"), "audit"),
+    **dict.fromkeys(("Audit", "AuditFinding"), "audit"),
     **dict.fromkeys(("ABSENT", "Difference", "compare"), "comparison"),
     **dict.fromkeys(("export", "import_bundle", "parse_receipt", "write_receipt"), "bundle"),
     **dict.fromkeys(("Facts", "Journal", "head_fact", "held_fact"), "journal"),
     **dict.fromkeys(("keep_manifest", "kept_manifest"), "manifests"),
     **dict.fromkeys(("Orphan", "Recovery", "is_live"), "recovery"),
-    **dict.fromkeys(("Checkpoint", "Row"), "rows"),
+    **dict.fromkeys(("ChainCheckpoint", "ReceiptRow"), "rows"),
     **dict.fromkeys(("canonical_chunks", "canonical_parts", "digest", "is_intact", "seal"), "pieces"),
     "Store": "store",
     "Trace": "trace",

@@ -19,7 +19,7 @@ from backplane.contract.receipt import Receipt
 from backplane.errors import StoreError
 from backplane.receipts.database import FIRST_LINK, bare_link_of, link_of
 from backplane.receipts.pieces import digest, with_trace, without_trace
-from backplane.receipts.rows import Checkpoint, Row, columns_of
+from backplane.receipts.rows import ChainCheckpoint, ReceiptRow, columns_of
 from backplane.receipts.trace import CHUNK_BYTES, Trace, open_plain
 
 _EMPTY_SHA256: Final = canonical.sha256_hex(b"")
@@ -31,7 +31,7 @@ _RECORD_BYTES_MAX: Final = 256 << 20
 """As much as is read of it to apply the patch."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class AuditFinding(msgspec.Struct, frozen=True):
     """One thing that does not hold."""
 
     code: str
@@ -40,33 +40,33 @@ class Finding(msgspec.Struct, frozen=True):
     fact: str
 
 
-Findings = list[Finding]
+Findings = list[AuditFinding]
 
 
 class Audit(msgspec.Struct, frozen=True):
     """What looking at the whole store gave."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     checked: int
     """Receipts whose content was hashed."""
     pruned: int
     """Receipts whose content was removed on purpose; their row and its place in the chain were checked."""
     uncovered: int
     """Of these, the ones whose link is of a rule without the row's columns: a change of those cannot be seen."""
-    head: Checkpoint | None
+    head: ChainCheckpoint | None
     rollback_checked: bool
     """False without a checkpoint: a cut tail or an older copy of the store could not have been seen."""
 
 
-def check_row(row: Row, body: bytes, trace: Trace, patch: Path | None) -> Findings:
+def check_row(row: ReceiptRow, body: bytes, trace: Trace, patch: Path | None) -> Findings:
     """Compare one row with its body, its trace's file and its patch's file.
 
     Args:
         patch: None when it is known that the patch never came here.
     """
 
-    def found(code: str, fact: str) -> Finding:
-        return Finding(code, row.run_id, fact)
+    def found(code: str, fact: str) -> AuditFinding:
+        return AuditFinding(code, row.run_id, fact)
 
     try:
         receipt = with_trace(body, trace)
@@ -92,7 +92,7 @@ def check_row(row: Row, body: bytes, trace: Trace, patch: Path | None) -> Findin
     return findings + [found("receipt_hash_mismatch", fact) for fact in faults]
 
 
-def check_link(row: Row, previous: Row | None) -> Findings:
+def check_link(row: ReceiptRow, previous: ReceiptRow | None) -> Findings:
     """Compare one row's place in the chain with the row before it (None before the first)."""
     faults = []
     expected = previous.sequence + 1 if previous else 1
@@ -102,24 +102,24 @@ def check_link(row: Row, previous: Row | None) -> Findings:
         faults.append(f"receipt {row.sequence} does not link to the one before it")
     if row.link != link_of(row.previous_link, row.sequence, msgspec.structs.asdict(row)) and not is_bare(row):
         faults.append(f"the link of receipt {row.sequence} does not fit its hash and the other columns of its row")
-    return [Finding("receipt_chain_broken", row.run_id, fact) for fact in faults]
+    return [AuditFinding("receipt_chain_broken", row.run_id, fact) for fact in faults]
 
 
-def is_bare(row: Row) -> bool:
+def is_bare(row: ReceiptRow) -> bool:
     """Whether a row's link says nothing of its columns but the hash, as those of older stores."""
     return row.link == bare_link_of(row.previous_link, row.sequence, row.sha256)
 
 
-def check_checkpoint(checkpoint: Checkpoint, row: Row | None) -> Findings:
+def check_checkpoint(checkpoint: ChainCheckpoint, row: ReceiptRow | None) -> Findings:
     """Compare a checkpoint kept elsewhere with the row of its sequence now."""
     if row is not None and row.link == checkpoint.link:
         return []
     now = "is not there" if row is None else "is another one"
     fact = f"the checkpoint of {checkpoint.time} names receipt {checkpoint.sequence}, which {now}"
-    return [Finding("receipt_chain_broken", row.run_id if row else "", fact)]
+    return [AuditFinding("receipt_chain_broken", row.run_id if row else "", fact)]
 
 
-def _trace_faults(row: Row, trace: Trace) -> Iterator[str]:
+def _trace_faults(row: ReceiptRow, trace: Trace) -> Iterator[str]:
     if not isinstance(trace.source, Path):
         return
     lines = 0

@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from backplane.contract.receipt import Receipt
-from backplane.contract.work import PolicyProfile, WorkspaceSpec
+from backplane.contract.work import PolicyProfile
 from backplane.errors import PolicyError, StoreError
 from backplane.policy.backtest import Backtest, Redecided
 from backplane.policy.rules import Policy, compile_policy
-from backplane.receipts.journal import HEAD, HEAD_BYTES_MAX
-from backplane.receipts.rows import Row
+from backplane.receipts.journal import HeadOrder, read_head
+from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import Store
-from backplane.receipts.trace import open_plain
 
 POLICIES_MAX: Final = 64
 """Policies of stored runs kept ready; a user has a few."""
@@ -32,23 +31,6 @@ class Rejudged(msgspec.Struct, frozen=True, kw_only=True):
     differing: tuple[Redecided, ...] = ()
     unjudged: str | None = None
     """Why the run, or a part of it, could not be judged; None when all of it was."""
-
-
-class _Config(msgspec.Struct, frozen=True):
-    vendor: dict[str, Any] = {}
-
-
-class _Order(msgspec.Struct, frozen=True):
-    policy: PolicyProfile
-    workspace: WorkspaceSpec
-    config: _Config = _Config()
-
-
-class _Head(msgspec.Struct, frozen=True):
-    order: _Order
-
-
-_read_head: Final = msgspec.json.Decoder(_Head).decode
 
 
 class Rejudge:
@@ -68,16 +50,16 @@ class Rejudge:
         self._files_of = files_of
         self._before: dict[bytes, Policy] = {}
 
-    def run(self, row: Row) -> Rejudged:
+    def run(self, row: ReceiptRow) -> Rejudged:
         """Judge one run anew; what cannot be read of it is told in `unjudged`."""
         if row.reason == "refused" and not row.trace_count:
             return Rejudged(run_id=row.run_id, decisions=0)  # Nothing was started, so nothing was decided.
         try:
-            order = self._order(row)
+            order, profile = self._order(row)
             receipt = self._store.load(row.run_id)
             if "replay" in receipt.backplane:
                 return Rejudged(run_id=row.run_id, decisions=0)  # The run that it tells of has its own line.
-            test = Backtest(self._policy(order.policy), self._after, self._root(row.run_id, order))
+            test = Backtest(self._policy(profile), self._after, self._root(row.run_id, order))
             test.take(receipt.trace)
         except (StoreError, PolicyError) as error:
             return Rejudged(run_id=row.run_id, decisions=0, unjudged=error.message)
@@ -91,13 +73,16 @@ class Rejudge:
             unjudged=_unread(receipt, diff),
         )
 
-    def _order(self, row: Row) -> _Order:
+    def _order(self, row: ReceiptRow) -> tuple[HeadOrder, PolicyProfile]:
+        cause: Exception | None = None
         try:
-            with open_plain(self._store.folder(row.run_id) / HEAD) as file:
-                return _read_head(file.readline(HEAD_BYTES_MAX)).order
+            order = read_head(self._store.folder(row.run_id)).order
+            if order.policy is not None:
+                return order, order.policy
         except (OSError, msgspec.MsgspecError) as error:
-            fact = "its order is not kept here, so nobody knows its policy (pruned or imported)"
-            raise StoreError("receipt_store_failed", fact) from error
+            cause = error
+        fact = "its order is not kept here, so nobody knows its policy (pruned or imported)"
+        raise StoreError("receipt_store_failed", fact) from cause
 
     def _policy(self, profile: PolicyProfile) -> Policy:
         key = msgspec.json.encode(profile)
@@ -107,7 +92,7 @@ class Rejudge:
             self._before[key] = compile_policy(profile)
         return self._before[key]
 
-    def _root(self, run_id: str, order: _Order) -> str:
+    def _root(self, run_id: str, order: HeadOrder) -> str:
         """Where the agent worked: the copy's folder, which is gone by now, or the original's."""
         if order.workspace.mode == "staged":
             stages = self._store.home / "stage"

@@ -26,7 +26,7 @@ from backplane.receipts import signatures
 from backplane.receipts.audit import patch_bytes, patch_faults, patch_hash
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, HEAD, PATCH, TRACE, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
-from backplane.receipts.rows import Row
+from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import Store
 from backplane.receipts.trace import Trace, open_plain
 
@@ -150,7 +150,7 @@ def write_receipt(receipt: Receipt, path: Path) -> None:
             file.write(chunk)
 
 
-def import_bundle(store: Store, path: Path) -> Row:
+def import_bundle(store: Store, path: Path) -> ReceiptRow:
     """Keep a foreign receipt, from a folder of `export` or a single file.
 
     Raises:

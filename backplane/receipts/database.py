@@ -23,7 +23,7 @@ import msgspec
 from backplane.contract import canonical
 from backplane.errors import StoreError
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error, flush_path
-from backplane.receipts.rows import COVERED, Row
+from backplane.receipts.rows import COVERED, ReceiptRow
 
 FILE: Final = "receipts.sqlite"
 _WAL: Final = FILE + "-wal"
@@ -69,7 +69,7 @@ _CHAIN: Final = (
 
 READ: Final = ", ".join(
     {int: "CAST({0} AS INTEGER)", str: "CAST(IFNULL({0}, '') AS TEXT)"}.get(kind, "CAST({0} AS TEXT)").format(name)
-    for name, kind in get_type_hints(Row).items()
+    for name, kind in get_type_hints(ReceiptRow).items()
 )
 """Columns as `Row` has them, whatever types a tampered file gives: comparing them is `verify`'s affair."""
 
@@ -318,7 +318,7 @@ def _migrate(connection: sqlite3.Connection, version: int) -> None:
 def _link_all(connection: sqlite3.Connection) -> None:
     previous = FIRST_LINK
     for values in connection.execute(f"SELECT {READ} FROM receipts ORDER BY sequence").fetchall():
-        row = Row(*values)
+        row = ReceiptRow(*values)
         link = link_of(previous, row.sequence, msgspec.structs.asdict(row))
         connection.execute(
             "UPDATE receipts SET previous_link = ?, link = ? WHERE sequence = ?", (previous, link, row.sequence)

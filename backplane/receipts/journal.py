@@ -21,7 +21,7 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import BackendIdentity
-from backplane.contract.work import WorkOrder
+from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import StoreError
 from backplane.receipts.trace import Trace, open_plain
 
@@ -41,6 +41,55 @@ FLUSHES_QUEUED: Final = 256
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 Facts = dict[str, Any]
+
+
+class HeadWorkspace(msgspec.Struct, frozen=True):
+    """`workspace` of the order in a head."""
+
+    root: str = ""
+    mode: str = ""
+
+
+class HeadConfig(msgspec.Struct, frozen=True):
+    """`config` of the order in a head."""
+
+    model: str | None = None
+    vendor: dict[str, Any] = {}
+
+
+class HeadOrder(msgspec.Struct, frozen=True):
+    """The order in a head: `config.env` has names only, so it is no `WorkOrder`."""
+
+    task: str | None = None
+    workspace: HeadWorkspace = HeadWorkspace()
+    policy: PolicyProfile | None = None
+    config: HeadConfig = HeadConfig()
+
+
+class HeadBackend(msgspec.Struct, frozen=True):
+    id: str
+
+
+class JournalHead(msgspec.Struct, frozen=True):
+    """The first fact of a journal; a member that is not there has its default."""
+
+    started_at: str = ""
+    backend: HeadBackend | None = None
+    order: HeadOrder = HeadOrder()
+
+
+_decode_head: Final = msgspec.json.Decoder(JournalHead).decode
+
+
+def read_head(folder: Path) -> JournalHead:
+    """Read the first fact of the journal in this folder.
+
+    Raises:
+        OSError: there is none, or it is no plain file.
+        msgspec.MsgspecError: its first line is no such fact.
+    """
+    with open_plain(folder / HEAD) as file:
+        return _decode_head(file.readline(HEAD_BYTES_MAX))
 
 
 def head_fact(order: WorkOrder, *, run_id: str, started_at: str, backend: str, route: Json = None) -> Facts:

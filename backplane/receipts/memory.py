@@ -14,9 +14,9 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import ConfigError, StoreError
-from backplane.receipts.journal import HEAD, HEAD_BYTES_MAX, TRACE
+from backplane.receipts.journal import TRACE, JournalHead, read_head
 from backplane.receipts.recovery import is_abandoned, is_live, is_run_id
-from backplane.receipts.rows import Row
+from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import AMBIGUOUS_SHOWN, Store, steps_back
 from backplane.receipts.trace import open_plain
 
@@ -78,33 +78,6 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
 Found = list[Remembered]
 
 
-class _Workspace(msgspec.Struct, frozen=True):
-    root: str = ""
-    mode: str = ""
-
-
-class _Config(msgspec.Struct, frozen=True):
-    model: str | None = None
-
-
-class _Order(msgspec.Struct, frozen=True):
-    task: str | None = None
-    workspace: _Workspace = _Workspace()
-    config: _Config = _Config()
-
-
-class _Backend(msgspec.Struct, frozen=True):
-    id: str
-
-
-class _Opening(msgspec.Struct, frozen=True):
-    """The first fact of a head, as far as a list wants it."""
-
-    started_at: str = ""
-    backend: _Backend | None = None
-    order: _Order = _Order()
-
-
 class _Error(msgspec.Struct, frozen=True):
     code: str | None = None
     message: str | None = None
@@ -123,8 +96,6 @@ class _Body(msgspec.Struct, frozen=True):
     usage_raw: Json = None
 
 
-_NOTHING: Final = _Opening()
-_read_opening: Final = msgspec.json.Decoder(_Opening).decode
 _read_body: Final = msgspec.json.Decoder(_Body).decode
 
 
@@ -175,9 +146,9 @@ def of_folder(folder: Path) -> Remembered | None:
     )
 
 
-def of_row(store: Store, row: Row) -> Remembered:
+def of_row(store: Store, row: ReceiptRow) -> Remembered:
     """What is known of a run that has a receipt."""
-    opening, body = _NOTHING, _Body()
+    opening, body = JournalHead(), _Body()
     if is_run_id(row.run_id):
         opening = _opening(store.folder(row.run_id))
     try:
@@ -209,7 +180,7 @@ def of_row(store: Store, row: Row) -> Remembered:
     )
 
 
-def _asked(opening: _Opening) -> dict[str, Any]:
+def _asked(opening: JournalHead) -> dict[str, Any]:
     order = opening.order
     known = order.task is not None
     return {
@@ -220,15 +191,14 @@ def _asked(opening: _Opening) -> dict[str, Any]:
     }
 
 
-def _opening(folder: Path) -> _Opening:
+def _opening(folder: Path) -> JournalHead:
     try:
-        with open_plain(folder / HEAD) as file:
-            return _read_opening(file.readline(HEAD_BYTES_MAX))
+        return read_head(folder)
     except (OSError, msgspec.MsgspecError):
-        return _NOTHING
+        return JournalHead()
 
 
-def _cause(store: Store, row: Row, added: dict[str, Any]) -> _Error:
+def _cause(store: Store, row: ReceiptRow, added: dict[str, Any]) -> _Error:
     """Why a run did not complete: the control plane's word, else the last error that the agent told."""
     if row.outcome == "complete":
         return _Error()
@@ -251,13 +221,13 @@ def _code_of(added: dict[str, Any]) -> str | None:
     return code if isinstance(code, str) else None
 
 
-class _Event(msgspec.Struct, frozen=True):
+class _TraceError(msgspec.Struct, frozen=True):
     type: str = ""
     message: str | None = None
     error_code: str | None = None
 
 
-_read_event: Final = msgspec.json.Decoder(_Event).decode
+_read_event: Final = msgspec.json.Decoder(_TraceError).decode
 
 
 def _last_fault(trace: Path) -> _Error:

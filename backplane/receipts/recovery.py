@@ -39,7 +39,7 @@ from backplane.receipts.journal import (
     read_facts,
 )
 from backplane.receipts.pieces import is_intact, seal, unheard_facts, with_trace
-from backplane.receipts.rows import Row
+from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.trace import Trace
 
 UNFINISHED_PATCH: Final = "patch.unfinished"
@@ -70,7 +70,7 @@ Orphans = list[Orphan]
 class Recovery(msgspec.Struct, frozen=True):
     """What a look for orphans gave."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ReceiptRow, ...]
     """Receipts stored now."""
     problems: tuple[str, ...] = ()
     """One line for each orphan that could not be sealed; it stays for the next time."""

@@ -13,7 +13,7 @@ from backplane.contract.receipt import Receipt
 from backplane.receipts.trace import Trace
 
 
-class Row(msgspec.Struct, frozen=True):
+class ReceiptRow(msgspec.Struct, frozen=True):
     """One stored receipt as the list shows it."""
 
     sequence: int
@@ -33,22 +33,24 @@ class Row(msgspec.Struct, frozen=True):
     link: str
 
 
-COVERED: Final = tuple(name for name in Row.__struct_fields__ if name not in ("sequence", "previous_link", "link"))
+COVERED: Final = tuple(
+    name for name in ReceiptRow.__struct_fields__ if name not in ("sequence", "previous_link", "link")
+)
 """Columns with what a receipt says of itself: all that is left of one that was pruned."""
 
 
-class Listed(Row, frozen=True):
+class Listed(ReceiptRow, frozen=True):
     """A row, with what the receipt does not say."""
 
     backend_name: str | None = None
     """What the backend was called here; `backend` is what it calls itself. None for a copy and after `prune`."""
 
 
-Rows = list[Row]
+Rows = list[ReceiptRow]
 """Under a name of its own, because `Store.list` hides the builtin inside its class."""
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
+class ChainCheckpoint(msgspec.Struct, frozen=True):
     """The head of the chain at one moment, to be kept elsewhere: only with one can a rollback be seen."""
 
     sequence: int

@@ -19,7 +19,7 @@ from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.errors import ConfigError
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error
-from backplane.receipts.rows import Checkpoint
+from backplane.receipts.rows import ChainCheckpoint
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -78,7 +78,7 @@ class Signer:
         about = {"run_id": meta.run_id, "contract_version": meta.contract_version, "outcome": receipt.outcome}
         return self._sign(statement(RECEIPT_TYPE, f"receipt:{meta.run_id}", receipt.receipt_sha256, about))
 
-    def checkpoint(self, head: Checkpoint) -> bytes:
+    def checkpoint(self, head: ChainCheckpoint) -> bytes:
         """Sign the head of the chain; return the envelope."""
         return self._sign(statement(CHECKPOINT_TYPE, "chain", head.link, msgspec.to_builtins(head)))
 
@@ -143,7 +143,7 @@ def receipt_fault(data: bytes | None, key: Ed25519PublicKey, sha256: str | None)
     return None if hashes == [sha256] else "its signature is over another receipt"
 
 
-def read_checkpoint(data: bytes, key: Ed25519PublicKey | None) -> Checkpoint:
+def read_checkpoint(data: bytes, key: Ed25519PublicKey | None) -> ChainCheckpoint:
     """Read a checkpoint of the chain, which must be signed where a key is given.
 
     Raises:
@@ -152,8 +152,8 @@ def read_checkpoint(data: bytes, key: Ed25519PublicKey | None) -> Checkpoint:
     if b'"payloadType"' in data and key is None:
         raise ValueError("it is signed: name the signer's public key with --key")
     if key is None:
-        return msgspec.json.decode(data, type=Checkpoint)
-    return msgspec.convert(verified(data, key, CHECKPOINT_TYPE)["predicate"], Checkpoint)
+        return msgspec.json.decode(data, type=ChainCheckpoint)
+    return msgspec.convert(verified(data, key, CHECKPOINT_TYPE)["predicate"], ChainCheckpoint)
 
 
 def _unpacked(text: str) -> bytes:

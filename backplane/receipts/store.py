@@ -22,11 +22,11 @@ from backplane.contract import canonical
 from backplane.contract.receipt import Receipt
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
-from backplane.receipts.audit import Finding, patch_hash
+from backplane.receipts.audit import AuditFinding, patch_hash
 from backplane.receipts.journal import PATCH, TRACE, Journal, backend_name
 from backplane.receipts.pieces import with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Orphans, Recovery
-from backplane.receipts.rows import Checkpoint, Listed, Row, Rows, columns_of
+from backplane.receipts.rows import ChainCheckpoint, Listed, ReceiptRow, Rows, columns_of
 from backplane.receipts.trace import Trace, line_batches
 
 PREFIX_CHARS_MIN: Final = 4
@@ -39,8 +39,10 @@ FAULTS_SHOWN: Final = 3
 _PAGE_ROWS: Final = 256
 
 
-_COLUMNS: Final = ", ".join(Row.__struct_fields__)
-_INSERT: Final = f"INSERT INTO receipts ({_COLUMNS}, body) VALUES ({', '.join('?' * (len(Row.__struct_fields__) + 1))})"
+_COLUMNS: Final = ", ".join(ReceiptRow.__struct_fields__)
+_INSERT: Final = (
+    f"INSERT INTO receipts ({_COLUMNS}, body) VALUES ({', '.join('?' * (len(ReceiptRow.__struct_fields__) + 1))})"
+)
 
 
 class Store:
@@ -77,7 +79,7 @@ class Store:
         with self._lock:
             self._connection.close()
 
-    def append(self, receipt: Receipt, journal: Journal | None = None) -> Row:
+    def append(self, receipt: Receipt, journal: Journal | None = None) -> ReceiptRow:
         """Keep a sealed receipt; when this returns it survives a power cut.
 
         Args:
@@ -93,7 +95,7 @@ class Store:
             return self._append(receipt, journal)
         return self.adopt(receipt)
 
-    def adopt(self, receipt: Receipt, patch: bytes = b"") -> Row:
+    def adopt(self, receipt: Receipt, patch: bytes = b"") -> ReceiptRow:
         """Keep a sealed receipt that has no journal here, with the patch that belongs to it.
 
         Raises:
@@ -150,7 +152,7 @@ class Store:
             name = backend_name(self.folder(row.run_id)) if recovery.is_run_id(row.run_id) else None
             yield Listed(**msgspec.structs.asdict(row), backend_name=name)
 
-    def find(self, run: str) -> Row:
+    def find(self, run: str) -> ReceiptRow:
         """The row of a run id, or of its beginning when only one run begins so; `last`, `last~2` count from the newest.
 
         Raises:
@@ -202,7 +204,7 @@ class Store:
         except msgspec.MsgspecError as error:
             raise StoreError("receipt_store_failed", f"row {row.sequence} holds no receipt: {error}") from error
 
-    def body(self, row: Row) -> bytes:
+    def body(self, row: ReceiptRow) -> bytes:
         """The stored canonical bytes of a receipt, with an empty trace; no bytes when it was pruned."""
         with self._locked() as connection:
             found = connection.execute(
@@ -212,7 +214,7 @@ class Store:
             raise StoreError("receipt_store_failed", f"the receipt of run {row.run_id} is gone")
         return bytes(found[0] or b"")
 
-    def trace(self, row: Row) -> Trace:
+    def trace(self, row: ReceiptRow) -> Trace:
         if not row.trace_count:
             return Trace(b"", 0, 0)
         return Trace(self.folder(row.run_id) / TRACE, row.trace_count, row.trace_bytes)
@@ -227,7 +229,7 @@ class Store:
             raise StoreError("receipt_store_failed", f"a row names the run {run_id!r}, which is no run id")
         return self.home / "runs" / run_id
 
-    def patch(self, row: Row) -> Path | None:
+    def patch(self, row: ReceiptRow) -> Path | None:
         """The file with the run's patch, when there is one.
 
         Raises:
@@ -240,7 +242,7 @@ class Store:
     def has(self, run_id: str) -> bool:
         return bool(self._rows("WHERE run_id = ?", (run_id,)))
 
-    def scan(self) -> Iterator[Row]:
+    def scan(self) -> Iterator[ReceiptRow]:
         """All rows in the order of the chain, a page at a time."""
         first = -database.INTEGER_MAX - 1
         while page := self._rows("WHERE sequence >= ? ORDER BY sequence LIMIT ?", (first, _PAGE_ROWS)):
@@ -249,10 +251,10 @@ class Store:
                 return
             first = page[-1].sequence + 1
 
-    def checkpoint(self) -> Checkpoint | None:
+    def checkpoint(self) -> ChainCheckpoint | None:
         """The chain's head now; None while the store is empty."""
         head = self.list(1)
-        return Checkpoint(head[0].sequence, head[0].link, canonical.timestamp_at(time.time_ns())) if head else None
+        return ChainCheckpoint(head[0].sequence, head[0].link, canonical.timestamp_at(time.time_ns())) if head else None
 
     def verify(self, run: str) -> audit.Findings:
         """Check one receipt: body, trace, patch, columns, and its links to the one before.
@@ -268,7 +270,7 @@ class Store:
         self._unpruned(row)
         return self._check(row) + audit.check_link(row, self._at(row.sequence - 1))
 
-    def verify_all(self, checkpoint: Checkpoint | None = None) -> audit.Audit:
+    def verify_all(self, checkpoint: ChainCheckpoint | None = None) -> audit.Audit:
         """Check every receipt and the whole chain.
 
         Args:
@@ -276,9 +278,9 @@ class Store:
         """
         with self._locked() as connection:
             faults = connection.execute("PRAGMA integrity_check(1)").fetchall()
-        findings = [Finding("receipt_store_failed", "", fact) for (fact,) in faults if fact != "ok"]
+        findings = [AuditFinding("receipt_store_failed", "", fact) for (fact,) in faults if fact != "ok"]
         checked = pruned = uncovered = 0
-        previous: Row | None = None
+        previous: ReceiptRow | None = None
         for row in self.scan():
             findings += audit.check_link(row, previous)
             if self.body(row):
@@ -397,27 +399,27 @@ class Store:
             known = {row.run_id for row in self._rows(f"WHERE run_id IN ({marks})", [path.name for path in page])}
             yield from (path for path in page if path.name not in known)
 
-    def _unpruned(self, row: Row) -> bytes:
+    def _unpruned(self, row: ReceiptRow) -> bytes:
         body = self.body(row)
         if not body:
             raise StoreError("receipt_store_failed", f"the content of run {row.run_id} was pruned")
         return body
 
-    def _check(self, row: Row) -> audit.Findings:
+    def _check(self, row: ReceiptRow) -> audit.Findings:
         try:
             folder = self.folder(row.run_id)
         except StoreError as error:
-            return [Finding("receipt_hash_mismatch", row.run_id, error.message)]
+            return [AuditFinding("receipt_hash_mismatch", row.run_id, error.message)]
         patch = None if recovery.came_without_patch(folder) else folder / PATCH
         return audit.check_row(row, self.body(row), self.trace(row), patch)
 
-    def _at(self, sequence: int) -> Row | None:
+    def _at(self, sequence: int) -> ReceiptRow | None:
         if abs(sequence) > database.INTEGER_MAX:
             return None
         rows = self._rows("WHERE sequence = ?", (sequence,))
         return rows[0] if rows else None
 
-    def _append(self, receipt: Receipt, journal: Journal) -> Row:
+    def _append(self, receipt: Receipt, journal: Journal) -> ReceiptRow:
         trace = receipt.trace
         if not isinstance(trace, Trace) or trace.source != journal.trace.source or len(trace) != journal.count:
             raise StoreError("receipt_store_failed", f"the receipt's trace is not the journal's in {journal.folder}")
@@ -426,7 +428,7 @@ class Store:
         journal.sync()
         return self._insert(receipt, trace)
 
-    def _insert(self, receipt: Receipt, trace: Trace) -> Row:
+    def _insert(self, receipt: Receipt, trace: Trace) -> ReceiptRow:
         body, columns = without_trace(receipt), columns_of(receipt, trace)
         with self._committed() as connection:
             head = connection.execute("SELECT sequence, link FROM receipts ORDER BY sequence DESC LIMIT 1").fetchone()
@@ -434,7 +436,7 @@ class Store:
             if sequence > database.INTEGER_MAX:
                 raise self._foreign(f"receipt {head[0]} is the last that can be counted")
             link = database.link_of(previous, sequence, columns)
-            row = Row(sequence=sequence, previous_link=previous, link=link, **columns)
+            row = ReceiptRow(sequence=sequence, previous_link=previous, link=link, **columns)
             try:
                 connection.execute(_INSERT, (*msgspec.structs.astuple(row), body))
             except sqlite3.IntegrityError as error:
@@ -468,7 +470,7 @@ class Store:
     def _rows(self, where: str, values: Iterable[object]) -> Rows:
         with self._locked() as connection:
             found = connection.execute(f"SELECT {database.READ} FROM receipts {where}", tuple(values)).fetchall()
-        return [Row(*values) for values in found]
+        return [ReceiptRow(*values) for values in found]
 
     @contextmanager
     def _locked(self) -> Iterator[sqlite3.Connection]:

@@ -21,7 +21,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, AssistantDelta, OutputReported, Reasoning
 from backplane.errors import BackplaneError
-from backplane.redact.tail import Tail
+from backplane.redact.tail import OutputTail
 
 MARK: Final = "[redacted]"
 """Stands for a secret of any length."""
@@ -210,7 +210,7 @@ class Redactor:
 
     def data(self, data: bytes) -> tuple[bytes, int]:
         """Redact bytes of any kind, for a log or for standard error; not for JSON that will be parsed."""
-        return self.part(data) if not isinstance(data, Tail) else self.part(data.before + data, len(data.before))
+        return self.part(data) if not isinstance(data, OutputTail) else self.part(data.before + data, len(data.before))
 
     def part(self, data: bytes, start: int = 0, stop: int = sys.maxsize) -> tuple[bytes, int]:
         """The same for a part of the bytes: nothing is left of a secret that is cut in two where it begins or ends.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import anyio.to_thread
 import msgspec
 
-from backplane.agents.shipped import Agent
+from backplane.agents.shipped import ShippedAgent
 from backplane.config import BackendSettings, Settings
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Manifest, read_manifest
@@ -148,7 +148,7 @@ def _with_ours(manifest: Manifest, *, remote: bool) -> Manifest:
     return supplied(manifest, CAPABILITY.values() if remote else _HERE)
 
 
-def _models(name: str, declared: BackendSettings, agent: Agent | None, settings: Settings) -> tuple[Model, ...]:
+def _models(name: str, declared: BackendSettings, agent: ShippedAgent | None, settings: Settings) -> tuple[Model, ...]:
     """The models of a backend, its default first."""
     prices, base_url, default = declared.options.get("prices"), None, declared.options.get("model")
     known_service = agent is not None

@@ -14,7 +14,7 @@ import msgspec
 from backplane.contract.canonical import Json, timestamp_at
 from backplane.contract.capability import Level, Manifest, Requirement, Requirements, Threshold
 from backplane.errors import CapabilityError, ConfigError
-from backplane.policy.capabilities import Finding, negotiate
+from backplane.policy.capabilities import RequirementCheck, negotiate
 from backplane.routing.estimates import Estimate, Measures
 from backplane.routing.task import PREFERENCES, SHARES, TYPES, Custom, Strategy, TaskDescriptor
 
@@ -437,7 +437,7 @@ def _is_met(level: Level | None, requirement: Requirement) -> bool:
     return level is not None and level.satisfies(requirement.min_support)
 
 
-def _incapable(finding: Finding, changes: Mapping[tuple[str, Threshold], str]) -> Obstacle:
+def _incapable(finding: RequirementCheck, changes: Mapping[tuple[str, Threshold], str]) -> Obstacle:
     change = changes[finding.capability, finding.min_support]
     return Obstacle("capability", finding.reason, change, finding.capability)
 

@@ -116,7 +116,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     """Where it may always connect to."""
     open_stores: frozenset[str] = frozenset()
     """Stores of credentials that it may read when it is contained: names of `credentials.STORES`."""
-    agent: shipped.Agent | None = None
+    agent: shipped.ShippedAgent | None = None
     """The program that a shipped host drives; None where it drives none, or is not known."""
 
     @property
@@ -419,7 +419,7 @@ def _from_settings(
     )
 
 
-def _open_stores(name: str, declared: BackendSettings, agent: shipped.Agent | None) -> frozenset[str]:
+def _open_stores(name: str, declared: BackendSettings, agent: shipped.ShippedAgent | None) -> frozenset[str]:
     """What the configuration opens, and an agent's own login where it works with the user's own folder."""
     opened = frozenset[str]()
     if declared.credentials:
@@ -448,7 +448,7 @@ def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
             yield name, f"{error.message}; {error.hint}" if error.hint else error.message
 
 
-def _agent(name: str, declared: BackendSettings) -> shipped.Agent | None:
+def _agent(name: str, declared: BackendSettings) -> shipped.ShippedAgent | None:
     """The program that this backend's shipped host drives. Raises ConfigError."""
     file, *arguments = SHIPPED[declared.host or name]
     where = f"the options of [backends.{name}]"

@@ -11,18 +11,17 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from backplane.contract.work import RuntimeConfig, WorkOrder
 from backplane.errors import ConfigError, PolicyError
 from backplane.receipts.database import BUSY_TIMEOUT_S, transaction, translated
-from backplane.receipts.journal import HEAD, HEAD_BYTES_MAX
+from backplane.receipts.journal import read_head
 from backplane.receipts.memory import of_row
 from backplane.receipts.recovery import is_run_id
 from backplane.receipts.store import Store
-from backplane.receipts.trace import open_plain
 
 FILE: Final = "budgets.sqlite"
 
@@ -52,23 +51,6 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     left_usd_micros: int
     """Of the parent's budget, once this was taken."""
     rule: str = "settled by the receipt; where its cost is unknown or the run was cut off, as all that was reserved"
-
-
-class _Config(msgspec.Struct, frozen=True):
-    vendor: dict[str, Any] = {}
-
-
-class _Order(msgspec.Struct, frozen=True):
-    config: _Config = _Config()
-
-
-class _Head(msgspec.Struct, frozen=True):
-    """The first fact of a journal, as far as a budget wants it: the order's variables are not as in an order."""
-
-    order: _Order
-
-
-_read_head: Final = msgspec.json.Decoder(_Head).decode
 
 
 def children_budget(order: WorkOrder) -> int | None:
@@ -128,8 +110,7 @@ def _limit_of(store: Store, parent: object) -> int:
         fact = f"config.vendor.abp.parent is {str(parent)[:80]!r}"
         raise ConfigError("config_invalid", fact, hint="give the whole id of a run")
     try:
-        with open_plain(store.folder(parent) / HEAD) as file:
-            vendor = _read_head(file.readline(HEAD_BYTES_MAX)).order.config.vendor
+        vendor = read_head(store.folder(parent)).order.config.vendor
     except (OSError, msgspec.MsgspecError) as error:
         fact = f"the parent {parent} is no run that is known here"
         raise ConfigError("config_invalid", fact, hint="backplane runs lists them") from error

@@ -36,7 +36,9 @@ _CREDENTIALS: Final = struct.Struct("3i")
 OnAsk = Callable[[Approval], Awaitable[Decision]]
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="verb", forbid_unknown_fields=True):
+class AnswerCommand(
+    msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="verb", forbid_unknown_fields=True
+):
     """Decide about an open question."""
 
     ask: str
@@ -49,22 +51,24 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field=
     """`run`: the same for this tool until the run ends."""
 
 
-class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel", tag_field="verb", forbid_unknown_fields=True):
+class CancelCommand(
+    msgspec.Struct, frozen=True, kw_only=True, tag="cancel", tag_field="verb", forbid_unknown_fields=True
+):
     """End the run in order."""
 
     reason: str = ""
 
 
-class Interrupt(
+class InterruptCommand(
     msgspec.Struct, frozen=True, kw_only=True, tag="interrupt", tag_field="verb", forbid_unknown_fields=True
 ):
     """Stop the agent's turn."""
 
 
-Request = Answer | Cancel | Interrupt
+Request = AnswerCommand | CancelCommand | InterruptCommand
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DoorReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What came of it: `done` in words, or an error."""
 
     done: str = ""
@@ -74,7 +78,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _read_request: Final = msgspec.json.Decoder(Request).decode
-_read_reply: Final = msgspec.json.Decoder(Reply).decode
+_read_reply: Final = msgspec.json.Decoder(DoorReply).decode
 
 
 class _Waiting:
@@ -125,7 +129,7 @@ class Desk:
         except Exception as error:
             waiting.settle(None, error)
 
-    def decide(self, given: Answer, by: str) -> str:
+    def decide(self, given: AnswerCommand, by: str) -> str:
         """Answer an open question; gives what was done, in words.
 
         Raises:
@@ -189,23 +193,23 @@ class Door:
                 line = await _line(stream)
                 await stream.send(msgspec.json.encode(await self._reply(pid, line)) + b"\n")
 
-    async def _reply(self, pid: int, line: bytes) -> Reply:
+    async def _reply(self, pid: int, line: bytes) -> DoorReply:
         try:
             _require_stranger(pid, self._home)
-            return Reply(done=await self._do(_read_request(line), f"from process {pid}"))
+            return DoorReply(done=await self._do(_read_request(line), f"from process {pid}"))
         except msgspec.MsgspecError as error:
-            return Reply(code="config_invalid", message=f"no request that this run knows: {error}")
+            return DoorReply(code="config_invalid", message=f"no request that this run knows: {error}")
         except BackplaneError as error:
-            return Reply(code=error.code, message=error.message, hint=error.hint or "")
+            return DoorReply(code=error.code, message=error.message, hint=error.hint or "")
 
     async def _do(self, asked: Request, by: str) -> str:
         match asked:
-            case Answer():
+            case AnswerCommand():
                 return self._desk.decide(asked, by)
-            case Cancel():
+            case CancelCommand():
                 await self._run.cancel(f"{asked.reason or 'cancelled'} ({by})")
                 return "cancelled: it ends in order, with its receipt"
-            case Interrupt():
+            case InterruptCommand():
                 self._run.interrupt()
                 return "interrupted: the agent's turn stops"
 

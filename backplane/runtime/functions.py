@@ -23,7 +23,7 @@ from backplane.contract.canonical import Json
 from backplane.errors import ConfigError
 from backplane.process import bridge
 from backplane.process.jsonrpc import Pipe
-from backplane.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Fault, Notification, Request
+from backplane.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Notification, Request, RpcError
 from backplane.protocol.mcp import greeting, text_result
 from backplane.redact.secrets import Redactor
 from backplane.runtime.hook_calls import call_function, log_raised
@@ -49,7 +49,7 @@ class Offered(typing.Protocol):
     async def call(self, arguments: Json, redactor: Redactor) -> Json: ...
 
 
-class Tool:
+class FunctionTool:
     """One function, plain or `async`, with the schema that its signature makes.
 
     Raises:
@@ -130,7 +130,7 @@ async def served(functions: Sequence[Function | Offered], secrets: Iterable[str]
 
 def offered(tool: Function | Offered) -> Offered:
     """Return a tool as it is, and a function as one. Raises ConfigError as `Tool`."""
-    return typing.cast("Offered", tool) if hasattr(tool, "row") and hasattr(tool, "call") else Tool(tool)
+    return typing.cast("Offered", tool) if hasattr(tool, "row") and hasattr(tool, "call") else FunctionTool(tool)
 
 
 async def _accept(
@@ -149,7 +149,7 @@ async def _accept(
 async def _talk(
     client: socket.socket, tools: dict[str, Offered], redactor: Redactor, places: anyio.CapacityLimiter
 ) -> None:
-    async def answer(asked: Request) -> Json | Fault:
+    async def answer(asked: Request) -> Json | RpcError:
         if asked.method == "initialize":
             return greeting(asked.params, name=SERVER, version="1")
         if asked.method == "ping":
@@ -157,10 +157,10 @@ async def _talk(
         if asked.method == "tools/list":
             return {"tools": [tool.row() for tool in tools.values()]}
         if asked.method != "tools/call":
-            return Fault(METHOD_NOT_FOUND, f"this server has no method {asked.method[:80]}")
+            return RpcError(METHOD_NOT_FOUND, f"this server has no method {asked.method[:80]}")
         tool = tools.get(str(asked.params.get("name")))
         if tool is None:
-            return Fault(INVALID_PARAMS, f"no such tool; there are {', '.join(tools)}")
+            return RpcError(INVALID_PARAMS, f"no such tool; there are {', '.join(tools)}")
         return await tool.call(asked.params.get("arguments"), redactor)
 
     async def hear(_: Notification) -> None:

@@ -46,7 +46,7 @@ class HookFailed(Exception):
     """A hook gave no answer that counts; the words say why."""
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class HookCall(msgspec.Struct, frozen=True, kw_only=True):
     """What a hook is told. A command gets it as JSON on stdin."""
 
     event: Literal["pre_tool", "post_tool"]
@@ -63,8 +63,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def put(
-    run: Sequence[str] | Callable[[Call], Any],
-    call: Call,
+    run: Sequence[str] | Callable[[HookCall], Any],
+    call: HookCall,
     timeout_ms: int,
     environ: Mapping[str, str],
     redactor: Redactor,
@@ -85,7 +85,7 @@ async def in_time(asked: Awaitable[Decision], timeout_ms: int) -> Decision:
     raise HookFailed(f"no answer within {timeout_ms} ms (timeout_ms)")
 
 
-async def _function(function: Callable[[Call], Any], call: Call, redactor: Redactor) -> Decision:
+async def _function(function: Callable[[HookCall], Any], call: HookCall, redactor: Redactor) -> Decision:
     try:
         answer = await call_function(function, call)
         if isinstance(answer, Decision):

@@ -27,7 +27,7 @@ from backplane.policy.paths import TOOLS
 from backplane.policy.rules import TOOL_NAME_CHARS_MAX, tool_names
 from backplane.redact.secrets import Redactor
 from backplane.runtime import hook_calls
-from backplane.runtime.hook_calls import Call
+from backplane.runtime.hook_calls import HookCall
 
 HOOKS_MAX: Final = 32
 """Hooks of one run: each tool call may wait for them all, one after the other."""
@@ -64,7 +64,7 @@ class Hook(msgspec.Struct, frozen=True):
     """
 
     event: Event
-    run: Sequence[str] | str | Callable[[Call], Any] | None
+    run: Sequence[str] | str | Callable[[HookCall], Any] | None
     """A command, a function (plain or `async`) that is given a `Call` and gives a `Decision` or None for "allow";
     None puts the question to whoever answers this run's asks."""
     tools: tuple[str, ...] = ("*",)
@@ -291,7 +291,7 @@ class Hooks:
                 assert self._put_above is not None
                 decision = await hook_calls.in_time(self._put_above(ask), hook.timeout_ms)
             else:
-                call = Call(
+                call = HookCall(
                     event=hook.event,
                     run=self._run_id,
                     tool=_tool(ask),

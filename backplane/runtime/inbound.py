@@ -123,7 +123,7 @@ class Intake:
         self.checkpoints = RunCheckpoints(
             False, now, functools.partial(self.report, "checkpoint"), self._keep_checkpoints
         )
-        self.on_patch: Callable[[wire.Patch], None] | None = None
+        self.on_patch: Callable[[wire.PatchChunk], None] | None = None
         """Takes the chunks of a patch from another machine; None where none was asked for."""
         self._splits = Splits(facts.redactor) if facts.redactor.forms else None
 
@@ -259,7 +259,7 @@ class Intake:
         else:
             arrived.set()
 
-    def _patch(self, patch: wire.Patch) -> None:
+    def _patch(self, patch: wire.PatchChunk) -> None:
         if self.over.is_set() or self.on_patch is None:
             self._facts.counts["late" if self.over.is_set() else "unasked_answer"] += 1
             return
@@ -476,7 +476,7 @@ class Intake:
         try:
             data = canonical.encode(approvals.answer(ask, approvals.checked(given)))
             bounded(data)
-            decision = approvals.answered(msgspec.convert(strict(data), wire.Answer))
+            decision = approvals.answered(msgspec.convert(strict(data), wire.AnswerMessage))
         except (ValueError, TypeError, RecursionError) as error:
             fact = f"{type(error).__name__}: {self._facts.redactor.text(str(error))[0][:200]}"
             raise ProtocolError("protocol_invalid_envelope", f"the decision cannot be sent: {fact}") from error
@@ -514,7 +514,7 @@ _TAKE: Final[dict[type[Any], Callable[[Intake, Any], list[Events] | None]]] = {
     wire.Fatal: Intake._fatal,
     wire.Ask: Intake._ask,
     wire.Pong: Intake._pong,
-    wire.Patch: Intake._patch,
+    wire.PatchChunk: Intake._patch,
     Noise: Intake._noise,
     Dropped: Intake._dropped,
     Unknown: Intake._unknown,

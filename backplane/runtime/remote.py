@@ -104,10 +104,10 @@ class Remote:
             del settings["backend"]
         return {**settings, "isolation": self._isolation}
 
-    def chunks(self, folder: Path, quota: Quota, stopped: Callable[[], bool]) -> Iterator[wire.Tree]:
+    def chunks(self, folder: Path, quota: Quota, stopped: Callable[[], bool]) -> Iterator[wire.TreeChunk]:
         """The workspace in messages. Blocks; raises WorkspaceError `workspace_staging_failed`."""
         for chunk in archive.chunks(archive.pack(folder, quota, stopped), self._limits.line_bytes_max):
-            yield wire.Tree(ref_id=self._run_id, seq=chunk.seq, data=chunk.data, end=chunk.end)
+            yield wire.TreeChunk(ref_id=self._run_id, seq=chunk.seq, data=chunk.data, end=chunk.end)
 
     def expect(self, folder: Path) -> None:
         """Where a patch that does not fit the receipt is kept."""
@@ -119,7 +119,7 @@ class Remote:
             fact = f"the patch that comes back is over {self._limits.workspace_bytes_max} bytes (workspace_bytes_max)"
             raise WorkspaceError(_RESULT, fact)
 
-    def take(self, patch: wire.Patch) -> None:
+    def take(self, patch: wire.PatchChunk) -> None:
         """Keep one chunk of the patch. Raises as `parcel.Arriving.take`, and over the quota."""
         assert self._arriving is not None, "chunks come after the order was sent"
         self._arriving.take(patch)

@@ -101,7 +101,7 @@ async def _serve(stored: Stored, stdin: int, stdout: int) -> None:
                 tasks.cancel_scope.cancel()
                 return
             for message in host.end.receive(data):
-                if isinstance(message, wire.Run):
+                if isinstance(message, wire.RunMessage):
                     tasks.start_soon(host.play, message)
                 else:
                     await host.hear(message)
@@ -143,7 +143,7 @@ class _Replay:
         elif isinstance(message, Broken):
             await self.write(self.end.refuse(message))
 
-    async def play(self, run: wire.Run) -> None:
+    async def play(self, run: wire.RunMessage) -> None:
         try:
             for block in self._events(run.id):
                 if self._cancelled:
@@ -182,7 +182,7 @@ class _Replay:
         if any(artifact.kind == "patch" for artifact in self._stored.receipt.artifacts):
             apply_patch(self._stored.folder, record_sha256=self._stored.record_sha256, root=root)
 
-    def _claim(self, run: wire.Run, outcome: Outcome) -> object:
+    def _claim(self, run: wire.RunMessage, outcome: Outcome) -> object:
         """What the replay says of itself: the outcome of then, and no usage, as it spent nothing."""
         then = self._stored.receipt
         raw = then.usage_raw if isinstance(then.usage_raw, dict) else {"value": then.usage_raw}

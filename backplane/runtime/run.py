@@ -644,7 +644,7 @@ class Run:
             self._send_run(self._terms.at(self.facts.root), EXTENSIONS)
 
     def _send_run(self, order: WorkOrder, extensions: tuple[str, ...]) -> None:
-        self._say(self._line.send(wire.Run(id=self.id, work_order=order, extensions=extensions)))
+        self._say(self._line.send(wire.RunMessage(id=self.id, work_order=order, extensions=extensions)))
         self._sent = True
         assert self._premises.journal is not None
         self._premises.journal.note({"fact": "sent"})

@@ -20,7 +20,7 @@ from backplane.process import Child, Command, Ready, open_child
 from backplane.sandbox import landlock
 from backplane.sandbox.connections import Tally
 from backplane.sandbox.plan import Contained
-from backplane.sandbox.proxy import Judge, serve
+from backplane.sandbox.proxy import ConnectionRules, serve
 
 PORT: Final = 3128
 """Of the door inside a namespace, where nobody else listens; the usual one of HTTP proxies."""
@@ -47,7 +47,7 @@ async def open_contained(
     """
     env = command.env | held.env
     assert held.policy is not None, "without one there is no door"
-    judge = Judge(held.policy, held.endpoints)
+    judge = ConnectionRules(held.policy, held.endpoints)
     with ExitStack() as opened:
         port = PORT
         if held.cage.wrapper and "--unshare-net" in held.cage.wrapper:

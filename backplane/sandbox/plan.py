@@ -51,7 +51,7 @@ Servers = Mapping[str, tuple[str, ...]]
 """MCP servers: name → the words of its row that may name files."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class RunFolders(msgspec.Struct, frozen=True, kw_only=True):
     """Where one run works; absolute paths."""
 
     root: str
@@ -85,7 +85,7 @@ class Contained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(
-    place: Place,
+    place: RunFolders,
     command: Command,
     policy: Policy,
     found: Probe,
@@ -184,7 +184,7 @@ def _private(taken: set[str]) -> tuple[str, ...]:
 
 
 def _mounts(
-    place: Place, command: Command, servers: Servers, own: tuple[str, ...], private: tuple[str, ...]
+    place: RunFolders, command: Command, servers: Servers, own: tuple[str, ...], private: tuple[str, ...]
 ) -> Iterator[str]:
     """Mounts from the outermost to the innermost, so that none covers another by chance."""
     mounts: dict[str, tuple[str, ...]] = {}
@@ -208,7 +208,7 @@ def _mounts(
         yield from mounts[path]
 
 
-def _needed(place: Place, command: Command, servers: Servers, covered: list[str]) -> Iterator[str]:
+def _needed(place: RunFolders, command: Command, servers: Servers, covered: list[str]) -> Iterator[str]:
     """What of the covered places is named by the command, its environment or a server's row: with its folder."""
     program = shutil.which(command.argv[0], path=command.env.get("PATH")) or command.argv[0]
     lists = (part for value in command.env.values() for part in value.split(os.pathsep))
@@ -224,7 +224,7 @@ def _needed(place: Place, command: Command, servers: Servers, covered: list[str]
                 yield _with_its_folder(path, roof)
 
 
-def _hidden(place: Place, servers: Servers, own: tuple[str, ...], covered: Masks) -> Iterator[tuple[str, str]]:
+def _hidden(place: RunFolders, servers: Servers, own: tuple[str, ...], covered: Masks) -> Iterator[tuple[str, str]]:
     """Servers with the word of each that names what is there and the agent will not see."""
     for name, words in servers.items():
         for word in words:

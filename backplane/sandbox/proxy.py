@@ -22,7 +22,7 @@ import msgspec
 from backplane.policy.rules import Connect, Policy, Rule
 from backplane.policy.urls import NetworkRule, Target, network_rule, network_rules, read_target
 from backplane.sandbox.connections import Tally
-from backplane.sandbox.resolver import Names
+from backplane.sandbox.resolver import Resolver
 
 CONNECTIONS_MAX: Final = 128
 """Open at once; the next wait at the door. A package manager opens some fifty."""
@@ -54,7 +54,7 @@ _DROPPED_HEADERS: Final = (b"proxy-connection", b"proxy-authorization", b"connec
 """For this connection alone (RFC 9110, 7.6.1); ours to the server carries one request and closes."""
 
 
-class Refused(Exception):
+class ConnectionRefused(Exception):
     """A connection that is not made: a status and a reason for whoever asked."""
 
     def __init__(self, status: str, reason: str) -> None:
@@ -62,7 +62,7 @@ class Refused(Exception):
         self.status = status
 
 
-class Judge:
+class ConnectionRules:
     """Decides where a connection may go, by name and by address.
 
     Args:
@@ -81,14 +81,14 @@ class Judge:
         """
         place = read_target(target)
         if place is None:
-            raise Refused("400 Bad Request", "the target does not say clearly where it leads")
+            raise ConnectionRefused("400 Bad Request", "the target does not say clearly where it leads")
         if self._is_endpoint(place):
             return True
         decision = self._policy.decide(Connect(target))
         if decision.rule == _NOT_LISTED and self._is_https(place):
             return False
         if decision.allowed != "allow":
-            raise Refused("403 Forbidden", decision.reason)
+            raise ConnectionRefused("403 Forbidden", decision.reason)
         return False
 
     def _is_https(self, place: Target) -> bool:
@@ -115,9 +115,9 @@ class Judge:
         # machine's own and its neighbours', must be allowed themselves, or whoever owns the name chooses them.
         trusted = place.is_global or (place.is_loopback and host == "localhost")
         if decision.allowed != "allow" and not (trusted and decision.rule == _NOT_LISTED):
-            raise Refused("403 Forbidden", f"{host!r} leads to {place}: {decision.reason}")
+            raise ConnectionRefused("403 Forbidden", f"{host!r} leads to {place}: {decision.reason}")
         if place.is_multicast or place.is_unspecified:
-            raise Refused("403 Forbidden", f"{host!r} leads to {place}, which is no host")
+            raise ConnectionRefused("403 Forbidden", f"{host!r} leads to {place}, which is no host")
 
     def _is_endpoint(self, target: Target) -> bool:
         return any(rule.matches(target, unsaid=True) for rule in self._endpoints)
@@ -138,7 +138,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def serve(door: socket.socket, judge: Judge, tally: Tally) -> AsyncIterator[None]:
+async def serve(door: socket.socket, judge: ConnectionRules, tally: Tally) -> AsyncIterator[None]:
     """Accept and carry connections until the block is left."""
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
@@ -153,8 +153,8 @@ async def serve(door: socket.socket, judge: Judge, tally: Tally) -> AsyncIterato
         raise failure
 
 
-async def _accept(door: socket.socket, judge: Judge, tally: Tally) -> None:
-    places, names = anyio.Semaphore(CONNECTIONS_MAX), Names()
+async def _accept(door: socket.socket, judge: ConnectionRules, tally: Tally) -> None:
+    places, names = anyio.Semaphore(CONNECTIONS_MAX), Resolver()
     async with anyio.create_task_group() as tasks:
         while True:
             await places.acquire()
@@ -186,30 +186,32 @@ _LENGTH_DIGITS_MAX: Final = 18
 """Of the length of a body; a number of thousands of digits is none that Python reads."""
 
 
-async def _attend(client: socket.socket, judge: Judge, tally: Tally, names: Names, places: anyio.Semaphore) -> None:
+async def _attend(
+    client: socket.socket, judge: ConnectionRules, tally: Tally, names: Resolver, places: anyio.Semaphore
+) -> None:
     try:
         with client:
             try:
                 await _carry_one(client, judge, tally, names)
-            except Refused as refusal:
+            except ConnectionRefused as refusal:
                 tally.deny(str(refusal))
                 await _refuse(client, refusal)
             except OSError:  # Either end has gone; there is nobody to be told.
                 return
             except Exception as error:  # The outermost edge: what one connection says ends neither others nor the run.
                 tally.deny(f"the proxy failed: {type(error).__name__}")
-                await _refuse(client, Refused("500 Internal Server Error", "the proxy failed"))
+                await _refuse(client, ConnectionRefused("500 Internal Server Error", "the proxy failed"))
             finally:
                 _forget(client)
     finally:
         places.release()
 
 
-async def _carry_one(client: socket.socket, judge: Judge, tally: Tally, names: Names) -> None:
+async def _carry_one(client: socket.socket, judge: ConnectionRules, tally: Tally, names: Resolver) -> None:
     with anyio.move_on_after(HEAD_S_MAX) as reading:
         head, rest = await _read_head(client)
     if reading.cancelled_caught:
-        raise Refused("408 Request Timeout", f"no whole request within {HEAD_S_MAX:g} s")
+        raise ConnectionRefused("408 Request Timeout", f"no whole request within {HEAD_S_MAX:g} s")
     request = _read_request(head, rest)
     server = await _connect(request, judge, judge.check_name(request.target), names)
     with server:
@@ -220,7 +222,7 @@ async def _carry_one(client: socket.socket, judge: Judge, tally: Tally, names: N
             _forget(server)
 
 
-async def _refuse(client: socket.socket, refusal: Refused) -> None:
+async def _refuse(client: socket.socket, refusal: ConnectionRefused) -> None:
     body = f"{refusal}\n".encode()
     head = f"HTTP/1.1 {refusal.status}\r\nContent-Type: text/plain; charset=utf-8\r\n"
     head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -242,8 +244,8 @@ async def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
     return data[:end], data[end + 4 :]
 
 
-def _too_long() -> Refused:
-    return Refused("431 Request Header Fields Too Large", f"the head is over {HEAD_BYTES_MAX} bytes")
+def _too_long() -> ConnectionRefused:
+    return ConnectionRefused("431 Request Header Fields Too Large", f"the head is over {HEAD_BYTES_MAX} bytes")
 
 
 def _read_request(head: bytes, rest: bytes) -> _Request:
@@ -253,7 +255,7 @@ def _read_request(head: bytes, rest: bytes) -> _Request:
         if version not in ("HTTP/1.1", "HTTP/1.0"):
             raise ValueError
     except ValueError:
-        raise Refused("400 Bad Request", "not a request of HTTP/1") from None
+        raise ConnectionRefused("400 Bad Request", "not a request of HTTP/1") from None
     if method == "CONNECT":
         host, port = _host_and_port(target)
         return _Request(target, host, port, True, rest=rest)
@@ -263,17 +265,17 @@ def _read_request(head: bytes, rest: bytes) -> _Request:
 def _whole_request(method: str, target: str, lines: list[bytes], rest: bytes) -> _Request:
     place = read_target(target)
     if place is None or place.scheme != "http":
-        raise Refused("400 Bad Request", "give the whole address of an http:// resource, or CONNECT")
+        raise ConnectionRefused("400 Bad Request", "give the whole address of an http:// resource, or CONNECT")
     kept: list[bytes] = []
     body_bytes = 0
     for line in lines:
         name = line.partition(b":")[0].strip().lower()
         if name == b"transfer-encoding" or line[:1] in (b" ", b"\t"):
-            raise Refused("411 Length Required", "say the length of the body")
+            raise ConnectionRefused("411 Length Required", "say the length of the body")
         if name == b"content-length":
             digits = line.partition(b":")[2].strip()
             if not digits.isdigit() or len(digits) > _LENGTH_DIGITS_MAX or body_bytes:
-                raise Refused("400 Bad Request", "the length of the body is no number")
+                raise ConnectionRefused("400 Bad Request", "the length of the body is no number")
             body_bytes = int(digits)
         if name not in _DROPPED_HEADERS and name != b"host":
             kept.append(line)
@@ -288,17 +290,17 @@ def _whole_request(method: str, target: str, lines: list[bytes], rest: bytes) ->
 def _host_and_port(target: str) -> tuple[str, int]:
     place = read_target(target)
     if place is None or place.port is None or place.scheme is not None or place.path is not None:
-        raise Refused("400 Bad Request", "CONNECT takes host:port")
+        raise ConnectionRefused("400 Bad Request", "CONNECT takes host:port")
     return place.host.strip("[]"), place.port
 
 
-async def _connect(request: _Request, judge: Judge, own: bool, names: Names) -> socket.socket:
+async def _connect(request: _Request, judge: ConnectionRules, own: bool, names: Resolver) -> socket.socket:
     """Resolve, judge every address, and connect to the first that answers."""
     with anyio.move_on_after(CONNECT_S_MAX):
         try:
             found = await names.look_up(request.host, request.port)
         except (OSError, UnicodeError) as error:
-            raise Refused("502 Bad Gateway", f"{request.host!r} cannot be found: {error}") from error
+            raise ConnectionRefused("502 Bad Gateway", f"{request.host!r} cannot be found: {error}") from error
         addresses = list(dict.fromkeys(found))[:ADDRESSES_MAX]
         if not own:
             for _, where in addresses:
@@ -306,7 +308,7 @@ async def _connect(request: _Request, judge: Judge, own: bool, names: Names) -> 
         for family, where in addresses:
             with suppress(OSError):
                 return await _reach(family, where)
-    raise Refused("502 Bad Gateway", f"{request.host!r} does not answer on port {request.port}")
+    raise ConnectionRefused("502 Bad Gateway", f"{request.host!r} does not answer on port {request.port}")
 
 
 async def _reach(family: int, where: tuple[str | int, ...]) -> socket.socket:

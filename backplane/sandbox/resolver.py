@@ -44,7 +44,7 @@ class _Question:
         self._asked.close()
 
 
-class Names:
+class Resolver:
     """The names of one run. Whoever waits no more leaves a thread behind that ends with its resolver's answer."""
 
     def __init__(self) -> None:

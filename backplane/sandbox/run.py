@@ -79,7 +79,7 @@ class Cell:
 
     async def put_on(
         self,
-        place: plan.Place,
+        place: plan.RunFolders,
         command: Command,
         writable: tuple[str, ...],
         endpoints: tuple[str, ...],
@@ -103,7 +103,7 @@ class Cell:
 
     def _plan(
         self,
-        place: plan.Place,
+        place: plan.RunFolders,
         command: Command,
         *,
         writable: tuple[str, ...],
@@ -179,7 +179,7 @@ class Cell:
                 collect(Path(self._scratch))
 
 
-def place_of(root: str, *, original: str | None, home: Path, scratch: Path) -> plan.Place:
+def place_of(root: str, *, original: str | None, home: Path, scratch: Path) -> plan.RunFolders:
     """Where a run works, links followed.
 
     Args:
@@ -187,7 +187,7 @@ def place_of(root: str, *, original: str | None, home: Path, scratch: Path) -> p
         home: the state folder.
         scratch: the run's folder for temporary files.
     """
-    return plan.Place(
+    return plan.RunFolders(
         root=os.path.realpath(root),
         original=os.path.realpath(original) if original is not None else None,
         state=os.path.realpath(home),

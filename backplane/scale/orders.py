@@ -11,7 +11,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.work import WorkOrder
 from backplane.errors import ConfigError, StoreError
-from backplane.receipts import Row, Store, import_bundle, parse_receipt
+from backplane.receipts import ReceiptRow, Store, import_bundle, parse_receipt
 from backplane.receipts.bundle import RECEIPT
 from backplane.receipts.journal import PATCH
 from backplane.scale.content import ContentStore
@@ -137,7 +137,7 @@ def result_bytes(result: Result, content: ContentStore, folder: Path) -> bytes:
     return data
 
 
-def keep(store: Store, order_id: str, result: Result, content: ContentStore) -> Row:
+def keep(store: Store, order_id: str, result: Result, content: ContentStore) -> ReceiptRow:
     """Keep an order's receipt and patch in the submitter's own store, after both were verified. Blocks.
 
     Raises:

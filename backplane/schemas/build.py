@@ -38,8 +38,8 @@ _ID: Final = f"urn:{CONTRACT_VERSION.replace('/', ':')}:"
 
 _ENVELOPES: Final[dict[str, Any]] = {
     "hello": envelope.Hello,
-    "run": envelope.Run,
-    "event": envelope.Event,
+    "run": envelope.RunMessage,
+    "event": envelope.EventMessage,
     "final": envelope.Final,
     "fatal": envelope.Fatal,
     "cancel": envelope.Cancel,
@@ -48,9 +48,9 @@ _ENVELOPES: Final[dict[str, Any]] = {
     "ping": envelope.Ping,
     "pong": envelope.Pong,
     "ask": envelope.Ask,
-    "answer": envelope.Answer,
-    "tree": envelope.Tree,
-    "patch": envelope.Patch,
+    "answer": envelope.AnswerMessage,
+    "tree": envelope.TreeChunk,
+    "patch": envelope.PatchChunk,
 }
 
 _PRINTED: Final = {
@@ -61,9 +61,9 @@ _PRINTED: Final = {
     "cli_compare": "backplane.routing.compare:Comparison",
     "cli_conform": "backplane.conform.runner:Report",
     "cli_cost": "backplane.routing.spend:Spend",
-    "cli_doctor": "backplane.cli.doctor:Finding",
+    "cli_doctor": "backplane.cli.doctor:DoctorCheck",
     "cli_receipts_audit": "backplane.receipts.claims:Audited",
-    "cli_receipts_checkpoint": "backplane.receipts:Checkpoint",
+    "cli_receipts_checkpoint": "backplane.receipts:ChainCheckpoint",
     "cli_receipts_list": "backplane.receipts.rows:Listed",
     "cli_route": "backplane.routing.router:Route",
     "cli_replay": "backplane.receipts.backtest:Rejudged",
@@ -86,7 +86,7 @@ SHAPES: Final[dict[str, Any]] = {
     "configuration": Settings,
     "session": SessionFile,
     **{f"envelope_{name}": kind for name, kind in _ENVELOPES.items()},
-    "envelope_run_written": envelope.Run,
+    "envelope_run_written": envelope.RunMessage,
     **_PRINTED,
 }
 """Name of a schema → the type it describes, or where that stands; None for the one that is written here by hand."""

@@ -17,7 +17,7 @@ import msgspec
 
 from backplane.config import BackendSettings, read_toml
 from backplane.contract import canonical
-from backplane.contract.canonical import Json
+from backplane.contract.canonical import Json, Pairs
 from backplane.contract.conversation import FORMAT
 from backplane.contract.events import AgentEvent, Failed
 from backplane.contract.receipt import Receipt, read_receipt, receipt_hash, verify_bytes
@@ -37,7 +37,7 @@ COUNTED_MAX: Final = 2000
 """Findings beyond those that are counted; what follows is not looked at, as each takes up to a millisecond."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class DocumentFault(msgspec.Struct, frozen=True):
     """One thing that is wrong."""
 
     pointer: str
@@ -57,7 +57,7 @@ class Findings(msgspec.Struct, frozen=True):
     """What the caller calls it, usually a file name."""
     kind: str
     """Name of the schema it was held against, `transcript`, or `unknown`."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[DocumentFault, ...] = ()
     omitted: int = 0
     """Findings beyond `FINDINGS_MAX`; after `COUNTED_MAX` of them the last finding says that it was the end."""
 
@@ -75,9 +75,9 @@ def validate(data: bytes, name: str) -> Findings:
         name: its file name; used in findings, and `.jsonl` or `.toml` decide where content cannot.
     """
     if len(data) > BYTES_MAX:
-        return Findings(name, "unknown", (Finding("", f"{len(data)} bytes are over the limit of {BYTES_MAX}"),))
+        return Findings(name, "unknown", (DocumentFault("", f"{len(data)} bytes are over the limit of {BYTES_MAX}"),))
     if not data.strip():
-        return Findings(name, "unknown", (Finding("", "there is nothing in it"),))
+        return Findings(name, "unknown", (DocumentFault("", "there is nothing in it"),))
     if name.endswith(".jsonl") or _is_lines(data):
         return _bounded(name, "transcript", _transcript(data))
     if name.endswith(".toml") or not data.lstrip(b" \t\r\n\xef\xbb\xbf").startswith((b"{", b"[")) or _is_toml(data):
@@ -85,13 +85,13 @@ def validate(data: bytes, name: str) -> Findings:
     value, faults = _read(data)
     kind = _recognise(value)
     if kind == "unknown":
-        faults = faults or [Finding("", "no shape of the contract has these members: " + _members(value))]
+        faults = faults or [DocumentFault("", "no shape of the contract has these members: " + _members(value))]
         return _bounded(name, kind, iter(faults))
     return _bounded(name, kind, _document(value, kind, data, faults))
 
 
-def _bounded(name: str, kind: str, found: Iterator[Finding]) -> Findings:
-    kept: list[Finding] = []
+def _bounded(name: str, kind: str, found: Iterator[DocumentFault]) -> Findings:
+    kept: list[DocumentFault] = []
     omitted = 0
     for finding in found:
         if len(kept) < FINDINGS_MAX:
@@ -100,12 +100,12 @@ def _bounded(name: str, kind: str, found: Iterator[Finding]) -> Findings:
             omitted += 1
         else:
             fact = f"over {FINDINGS_MAX + COUNTED_MAX} findings: from here on it was not looked at"
-            kept.append(Finding(finding.pointer, fact, finding.line))
+            kept.append(DocumentFault(finding.pointer, fact, finding.line))
             break
     return Findings(name, kind, tuple(kept), omitted)
 
 
-def _document(value: Json, kind: str, data: bytes, faults: list[Finding]) -> Iterator[Finding]:
+def _document(value: Json, kind: str, data: bytes, faults: list[DocumentFault]) -> Iterator[DocumentFault]:
     yield from faults
     found = False
     for finding in _against_schema(value, kind):
@@ -118,22 +118,22 @@ def _document(value: Json, kind: str, data: bytes, faults: list[Finding]) -> Ite
 _DOUBLE_AT: Final = "the key stands twice in one object"
 
 
-def _read(data: bytes) -> tuple[Json, list[Finding]]:
+def _read(data: bytes) -> tuple[Json, list[DocumentFault]]:
     """Read strict JSON; the value is None where it cannot be read."""
     if data.startswith(b"\xef\xbb\xbf"):
-        return None, [Finding("", "begins with a byte order mark, which is not JSON")]
+        return None, [DocumentFault("", "begins with a byte order mark, which is not JSON")]
     try:
         text = data.decode()
         if _too_deep(text):
-            return None, [Finding("", f"nested deeper than {DEPTH_MAX} levels")]
+            return None, [DocumentFault("", f"nested deeper than {DEPTH_MAX} levels")]
         value = canonical.decode(text)
         canonical.encode(value)
     except (ValueError, RecursionError) as error:
         # A fault of the text's end is at its last line.
         position = re.search(r"\(byte (\d+)\)", str(error))
         line = data.count(b"\n", 0, int(position[1])) + 1 if position else None
-        return None, [Finding("", f"not strict JSON: {error}", line)]
-    return value, [Finding(pointer, _DOUBLE_AT) for pointer in _doubled(text)]
+        return None, [DocumentFault("", f"not strict JSON: {error}", line)]
+    return value, [DocumentFault(pointer, _DOUBLE_AT) for pointer in _doubled(text)]
 
 
 _BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
@@ -151,16 +151,12 @@ def _too_deep(text: str) -> bool:
     return False
 
 
-class _Pairs(list[tuple[str, Any]]):
-    """An object with all its members, doubled ones too."""
-
-
 def _doubled(text: str) -> Iterator[str]:
     """Pointers of keys that stand twice, wherever they are."""
-    stack: list[tuple[str, Any]] = [("", json.loads(text, object_pairs_hook=_Pairs))]
+    stack: list[tuple[str, Any]] = [("", json.loads(text, object_pairs_hook=Pairs))]
     while stack:
         pointer, value = stack.pop()
-        if isinstance(value, _Pairs):
+        if isinstance(value, Pairs):
             seen = set()
             for key, member in value:
                 place = f"{pointer}/{_escaped(key)}"
@@ -217,9 +213,9 @@ def _json_type(value: Json) -> str:
     return names.get(type(value), "a number")
 
 
-def _against_schema(value: Json, kind: str) -> Iterator[Finding]:
+def _against_schema(value: Json, kind: str) -> Iterator[DocumentFault]:
     if kind == "envelope":
-        yield Finding("/t", f"{value['t']!r:.60} is not one of " + ", ".join(sorted(_ENVELOPES)))
+        yield DocumentFault("/t", f"{value['t']!r:.60} is not one of " + ", ".join(sorted(_ENVELOPES)))
         return
     value, indexes = _without_plain_events(_without_plain_backends(value))
     for error in _validator(kind).iter_errors(value):
@@ -229,9 +225,9 @@ def _against_schema(value: Json, kind: str) -> Iterator[Finding]:
         place = _pointer(path)
         if error.validator == "additionalProperties":
             for stranger in sorted(set(error.instance) - set(error.schema["properties"])):
-                yield Finding(f"{place}/{_escaped(stranger)}", "no such member; it would be ignored silently")
+                yield DocumentFault(f"{place}/{_escaped(stranger)}", "no such member; it would be ignored silently")
         else:
-            yield Finding(place, _words(error))
+            yield DocumentFault(place, _words(error))
 
 
 @functools.cache
@@ -297,7 +293,7 @@ def _words(error: Any) -> str:
     return told.get(error.validator, lambda _: str(error.message)[:200])(error.validator_value)
 
 
-def _beyond_schema(value: Json, kind: str, data: bytes) -> Iterator[Finding]:
+def _beyond_schema(value: Json, kind: str, data: bytes) -> Iterator[DocumentFault]:
     """What a schema cannot say: integers without a point, days that exist, order of times, the hash, our settings."""
     found = [*_wrong_type(value, build.SHAPES[kind], ""), *_wrong_times(value, ""), *_unheard(value, kind)]
     if kind in ("envelope_final", "envelope_fatal") and "receipt" in value:
@@ -310,7 +306,7 @@ def _beyond_schema(value: Json, kind: str, data: bytes) -> Iterator[Finding]:
 _PATH: Final = re.compile(r" - at `\$(.*)`$", re.DOTALL)
 
 
-def _wrong_type(value: Json, shape: Any, place: str) -> list[Finding]:
+def _wrong_type(value: Json, shape: Any, place: str) -> list[DocumentFault]:
     try:
         msgspec.convert(value, shape)
     except ValueError as error:
@@ -318,11 +314,11 @@ def _wrong_type(value: Json, shape: Any, place: str) -> list[Finding]:
         if match is None:
             return []  # A form inside a string: the patterns of the schema and `_wrong_times` name it better.
         pointer = re.sub(r"\[(\d+)\]", r".\1", match[1]).replace(".", "/")
-        return [Finding(place + pointer, _PATH.sub("", str(error)))] if not _is_form(str(error)) else []
+        return [DocumentFault(place + pointer, _PATH.sub("", str(error)))] if not _is_form(str(error)) else []
     return []
 
 
-def _unheard(value: Json, kind: str) -> Iterator[Finding]:
+def _unheard(value: Json, kind: str) -> Iterator[DocumentFault]:
     """Members and settings of an order that are not known here: those it is refused for, and those without effect."""
     place = {"work_order": "", "envelope_run": "/work_order"}.get(kind)
     if place is None:
@@ -331,7 +327,7 @@ def _unheard(value: Json, kind: str) -> Iterator[Finding]:
     vendor = order.get("config", {}).get("vendor", {})
     for one in [*(one for one, _ in unknown_members(order)), *unheard_settings(vendor)]:
         refused = one.refused and not is_lenient(vendor)
-        yield Finding(place + one.pointer, _why_unheard(one, refused), note=not refused)
+        yield DocumentFault(place + one.pointer, _why_unheard(one, refused), note=not refused)
 
 
 def _why_unheard(one: Unheard, refused: bool) -> str:
@@ -346,7 +342,7 @@ def _is_form(message: str) -> bool:
 _TIMES: Final = ("ts", "started_at", "finished_at")
 
 
-def _wrong_times(value: Json, place: str) -> list[Finding]:
+def _wrong_times(value: Json, place: str) -> list[DocumentFault]:
     """Times that have the form and are none, such as the 30th of February."""
     if not isinstance(value, dict):
         return []
@@ -355,7 +351,7 @@ def _wrong_times(value: Json, place: str) -> list[Finding]:
         try:
             canonical.timestamp(value.get(name, "2000-01-01T00:00:00Z"))
         except (ValueError, TypeError) as error:
-            found.append(Finding(f"{place}/{name}", f"no such time: {error}"))
+            found.append(DocumentFault(f"{place}/{name}", f"no such time: {error}"))
     for name in ("meta", "event", "receipt"):
         found += _wrong_times(value.get(name), f"{place}/{name}")
     trace = value.get("trace")
@@ -364,18 +360,18 @@ def _wrong_times(value: Json, place: str) -> list[Finding]:
     return found
 
 
-def _wrong_sums(value: Json, data: bytes | None, place: str) -> list[Finding]:
+def _wrong_sums(value: Json, data: bytes | None, place: str) -> list[DocumentFault]:
     """The order of the two times, and the hash."""
     receipt = read_receipt(value)
     # Without the final Z the print forms sort as the times do, whatever digits their fractions have.
     if receipt.meta.started_at[:-1] > receipt.meta.finished_at[:-1]:
-        return [Finding(f"{place}/meta/finished_at", "is before started_at")]
+        return [DocumentFault(f"{place}/meta/finished_at", "is before started_at")]
     if receipt.receipt_sha256 is None:
         return []
     computed = receipt_hash(receipt)
     if receipt.receipt_sha256 == computed or (data is not None and verify_bytes(data) is None):
         return []
-    return [Finding(f"{place}/receipt_sha256", f"the content hashes to {computed}")]
+    return [DocumentFault(f"{place}/receipt_sha256", f"the content hashes to {computed}")]
 
 
 def _is_lines(data: bytes) -> bool:
@@ -393,7 +389,7 @@ def _is_toml(data: bytes) -> bool:
     return re.match(rb"\s*\[{1,2}[A-Za-z0-9_.\"'-]+\]{1,2}\s*(#.*)?(\n|$)", data) is not None
 
 
-def _transcript(data: bytes) -> Iterator[Finding]:
+def _transcript(data: bytes) -> Iterator[DocumentFault]:
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
             continue
@@ -402,7 +398,7 @@ def _transcript(data: bytes) -> Iterator[Finding]:
         if kind == "transcript line":
             faults += _told_line(value)
         elif kind == "unknown":
-            faults = faults or [Finding("", "no shape of the contract has these members: " + _members(value))]
+            faults = faults or [DocumentFault("", "no shape of the contract has these members: " + _members(value))]
         else:
             faults = list(_document(value, kind, line, faults))
         for fault in faults:
@@ -414,7 +410,7 @@ def _is_told(value: Json) -> bool:
     return isinstance(value, dict) and ("verdict" in value or set(value) == {"set"})
 
 
-def _told_line(value: dict[str, Any]) -> list[Finding]:
+def _told_line(value: dict[str, Any]) -> list[DocumentFault]:
     if "set" in value:
         return []
     wrong = [
@@ -423,7 +419,7 @@ def _told_line(value: dict[str, Any]) -> list[Finding]:
         ("/code", ("code" in value) == (value.get("verdict") == "end"), "goes with the verdict end"),
         ("/line", isinstance(value.get("line", value.get("line_base64")), str), "the raw text of the line"),
     ]
-    return [Finding(pointer, words) for pointer, holds, words in wrong if not holds]
+    return [DocumentFault(pointer, words) for pointer, holds, words in wrong if not holds]
 
 
 def _configuration(data: bytes, name: str) -> Findings:
@@ -433,8 +429,8 @@ def _configuration(data: bytes, name: str) -> Findings:
     except (ValueError, RecursionError) as error:
         line = re.search(r"at line (\d+)", str(error))
         what = "not TOML" if name.endswith(".toml") else "neither JSON nor TOML"
-        fault = Finding("", f"{what}: {error or type(error).__name__}", int(line[1]) if line else None)
+        fault = DocumentFault("", f"{what}: {error or type(error).__name__}", int(line[1]) if line else None)
         return Findings(name, "configuration" if name.endswith(".toml") else "unknown", (fault,))
     except TypeError:
-        return Findings(name, "configuration", (Finding("", "a date or time is no value of any setting"),))
+        return Findings(name, "configuration", (DocumentFault("", "a date or time is no value of any setting"),))
     return _bounded(name, "configuration", _document(value, "configuration", data, []))

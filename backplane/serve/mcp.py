@@ -25,7 +25,14 @@ from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, Wor
 from backplane.errors import BackplaneError, ConfigError
 from backplane.process import signals
 from backplane.process.jsonrpc import Pipe
-from backplane.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Fault, Notification, Request
+from backplane.protocol.jsonrpc import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    Notification,
+    Request,
+    RpcError,
+)
 from backplane.protocol.mcp import greeting, text_result
 from backplane.receipts import Store
 from backplane.receipts.journal import backend_name
@@ -193,24 +200,24 @@ class Server:
             if isinstance(id, str | int) and not isinstance(id, bool):  # True is 1 to a table.
                 self._pipe.drop(id)
 
-    async def _answer(self, asked: Request) -> Json | Fault:
+    async def _answer(self, asked: Request) -> Json | RpcError:
         if asked.method == "ping":
             return {}
         if asked.method == "initialize":
             self._greeted = True
             return greeting(asked.params, name="backplane", title="Backplane", version=self._version)
         if not self._greeted:
-            return Fault(INVALID_REQUEST, "initialize comes first")
+            return RpcError(INVALID_REQUEST, "initialize comes first")
         if asked.method == "tools/list":
             return {"tools": list(TOOLS)}
         if asked.method == "tools/call":
             return await self._call(asked)
-        return Fault(METHOD_NOT_FOUND, f"this server has no method {asked.method[:LINE_CHARS]}")
+        return RpcError(METHOD_NOT_FOUND, f"this server has no method {asked.method[:LINE_CHARS]}")
 
-    async def _call(self, asked: Request) -> Json | Fault:
+    async def _call(self, asked: Request) -> Json | RpcError:
         name, arguments = asked.params.get("name"), asked.params.get("arguments")
         if not isinstance(name, str) or name not in self._tools:
-            return Fault(INVALID_PARAMS, f"no tool {str(name)[:80]!r}; there are {', '.join(self._tools)}")
+            return RpcError(INVALID_PARAMS, f"no tool {str(name)[:80]!r}; there are {', '.join(self._tools)}")
         try:
             given = msgspec.convert({} if arguments is None else arguments, _INPUTS[name])
         except msgspec.ValidationError as error:

@@ -156,7 +156,9 @@ class _Server:
             await self._send_patch(above, ended)
             return ended
 
-    async def _unpacked(self, above: sidecar.HostRun, tree: MemoryObjectReceiveStream[wire.Tree], folder: Path) -> Path:
+    async def _unpacked(
+        self, above: sidecar.HostRun, tree: MemoryObjectReceiveStream[wire.TreeChunk], folder: Path
+    ) -> Path:
         """The workspace that came with a run.
 
         Raises:

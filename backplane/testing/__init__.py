@@ -21,8 +21,8 @@ The same script may be plain data (`[{"calls": [{"name": "read", "input": {…}}
 that says which requests it answers; `SIDE_TURNS` answers what agents ask beside their work.
 """
 
-from backplane.testing.script import SIDE_TURNS, Call, Failure, Fault, Script, Turn, Usage, When, read_script
-from backplane.testing.server import ModelServer, Request
+from backplane.testing.script import SIDE_TURNS, Call, Failure, Fault, Script, ScriptUsage, Turn, When, read_script
+from backplane.testing.server import ModelServer, RecordedRequest
 from backplane.upstream.presets import PROTOCOLS, Protocol
 
 __all__ = [
@@ -33,10 +33,10 @@ __all__ = [
     "Fault",
     "ModelServer",
     "Protocol",
-    "Request",
+    "RecordedRequest",
     "Script",
+    "ScriptUsage",
     "Turn",
-    "Usage",
     "When",
     "read_script",
 ]

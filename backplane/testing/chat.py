@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from backplane.testing.frames import Ask, Frame, arguments, cut_text
-from backplane.testing.script import Call, Failure, Turn, Usage
+from backplane.testing.frames import Frame, RenderRequest, arguments, cut_text
+from backplane.testing.script import Call, Failure, ScriptUsage, Turn
 
 TERMINAL: Final = ("finish",)
 DONE: Final = ("done",)
@@ -26,7 +26,7 @@ KINDS: Final = {
 CODES: Final = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
 
-def whole(turn: Turn, ask: Ask) -> dict[str, Any]:
+def whole(turn: Turn, ask: RenderRequest) -> dict[str, Any]:
     """Return the answer to a request that does not stream."""
     message: dict[str, Any] = {"role": "assistant", "content": turn.text, "refusal": turn.refusal}
     if turn.reasoning is not None:
@@ -40,7 +40,7 @@ def whole(turn: Turn, ask: Ask) -> dict[str, Any]:
     return answer if turn.usage is None else {**answer, "usage": _usage(turn.usage)}
 
 
-def stream(turn: Turn, ask: Ask) -> list[Frame]:
+def stream(turn: Turn, ask: RenderRequest) -> list[Frame]:
     """Return the chunks of the answer."""
     frames = [_chunk(ask, "role", {"role": "assistant", "content": ""})]
     for label, key, text in (
@@ -64,7 +64,7 @@ def error(status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": CODES.get(status)}}
 
 
-def failed(failure: Failure, ask: Ask) -> Frame:
+def failed(failure: Failure, ask: RenderRequest) -> Frame:
     """Return the frame of an error half-way."""
     return Frame("error", {"error": {"message": failure.message, "type": failure.code, "code": failure.code}})
 
@@ -75,7 +75,7 @@ def models(names: tuple[str, ...]) -> dict[str, Any]:
     return {"object": "list", "data": rows}
 
 
-def _call_chunks(turn: Turn, ask: Ask, place: int, call: Call) -> list[Frame]:
+def _call_chunks(turn: Turn, ask: RenderRequest, place: int, call: Call) -> list[Frame]:
     pieces = cut_text(arguments(call), turn.pieces)
     if turn.fault.old_function_call:
         first = {"name": call.name, "arguments": ""}
@@ -88,17 +88,17 @@ def _call_chunks(turn: Turn, ask: Ask, place: int, call: Call) -> list[Frame]:
     return [_chunk(ask, "call", {"tool_calls": [part]}) for part in (opening, *rest)]
 
 
-def _call(call: Call, place: int, ask: Ask) -> dict[str, Any]:
+def _call(call: Call, place: int, ask: RenderRequest) -> dict[str, Any]:
     key = "input" if call.kind == "custom" else "arguments"
     inner = {"name": call.name, key: arguments(call)}
     return {"id": call.id or f"call_{ask.number}_{place}", "type": call.kind, call.kind: inner}
 
 
-def _head(ask: Ask, kind: str) -> dict[str, Any]:
+def _head(ask: RenderRequest, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{ask.number}", "object": kind, "created": CREATED_S, "model": ask.model}
 
 
-def _chunk(ask: Ask, label: str, delta: dict[str, Any], stop: str | None = None) -> Frame:
+def _chunk(ask: RenderRequest, label: str, delta: dict[str, Any], stop: str | None = None) -> Frame:
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": stop}
     return Frame(label, {**_head(ask, "chat.completion.chunk"), "choices": [choice]})
 
@@ -109,7 +109,7 @@ def _stop(turn: Turn) -> str:
     return turn.stop_raw or STOPS.get(turn.stopped, "stop")
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: ScriptUsage) -> dict[str, Any]:
     details = {"cached_tokens": usage.cache_read}
     if usage.cache_write:
         details["cache_write_tokens"] = usage.cache_write

@@ -25,7 +25,7 @@ class Frame(NamedTuple):
     event: str | None = None
 
 
-class Ask(NamedTuple):
+class RenderRequest(NamedTuple):
     """What a renderer must know of the request."""
 
     model: str

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from backplane.testing.frames import Ask, Frame, arguments, cut_text
-from backplane.testing.script import Call, Failure, Turn, Usage
+from backplane.testing.frames import Frame, RenderRequest, arguments, cut_text
+from backplane.testing.script import Call, Failure, ScriptUsage, Turn
 
 TERMINAL: Final = ("finish",)
 DONE: Final = ()
@@ -24,13 +24,13 @@ KINDS: Final = {
 }
 
 
-def whole(turn: Turn, ask: Ask) -> dict[str, Any]:
+def whole(turn: Turn, ask: RenderRequest) -> dict[str, Any]:
     """Return the answer to a request that does not stream."""
     parts = [*_thoughts(turn, 1), *_texts(turn, 1), *map(_call, turn.calls)]
     return _answer(ask, parts, _usage(turn.usage), _stop(turn))
 
 
-def stream(turn: Turn, ask: Ask) -> list[Frame]:
+def stream(turn: Turn, ask: RenderRequest) -> list[Frame]:
     """Return the chunks of the answer; all but the last count only what was sent."""
     sent = turn.usage.input if turn.usage else 0
     counted = {"promptTokenCount": sent, "totalTokenCount": sent} if turn.usage else None
@@ -51,7 +51,7 @@ def error(status: int, message: str) -> dict[str, Any]:
     return {"error": {"code": status, "message": message, "status": kind}}
 
 
-def failed(failure: Failure, ask: Ask) -> Frame:
+def failed(failure: Failure, ask: RenderRequest) -> Frame:
     """Return the chunk of an error half-way."""
     return Frame("error", {"error": {"code": failure.status, "message": failure.message, "status": failure.code}})
 
@@ -85,7 +85,7 @@ def _call(call: Call) -> dict[str, Any]:
 
 
 def _answer(
-    ask: Ask, parts: list[dict[str, Any]], usage: dict[str, Any] | None, stop: str | None = None
+    ask: RenderRequest, parts: list[dict[str, Any]], usage: dict[str, Any] | None, stop: str | None = None
 ) -> dict[str, Any]:
     candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
     if stop is not None:
@@ -100,7 +100,7 @@ def _stop(turn: Turn) -> str:
     return turn.stop_raw or STOPS.get(turn.stopped, "STOP")
 
 
-def _usage(usage: Usage | None) -> dict[str, Any] | None:
+def _usage(usage: ScriptUsage | None) -> dict[str, Any] | None:
     """Return the counters; thoughts are counted beside the candidates, not among them."""
     if usage is None:
         return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from backplane.testing.frames import Ask, Frame, arguments, cut_text
-from backplane.testing.script import Call, Failure, Turn, Usage
+from backplane.testing.frames import Frame, RenderRequest, arguments, cut_text
+from backplane.testing.script import Call, Failure, ScriptUsage, Turn
 
 TERMINAL: Final = ("message_delta", "message_stop")
 DONE: Final = ("message_stop",)
@@ -29,13 +29,13 @@ KINDS: Final = {
 }
 
 
-def whole(turn: Turn, ask: Ask) -> dict[str, Any]:
+def whole(turn: Turn, ask: RenderRequest) -> dict[str, Any]:
     """Return the answer to a request that does not stream."""
     content = [_full(block) for block in _blocks(turn, ask)]
     return {**_head(ask), "content": content, "stop_reason": _stop(turn), **_usage_of(turn.usage)}
 
 
-def stream(turn: Turn, ask: Ask) -> list[Frame]:
+def stream(turn: Turn, ask: RenderRequest) -> list[Frame]:
     """Return the events of the answer."""
     start = {**_head(ask), "content": [], "stop_reason": None, **_usage_of(turn.usage, output=1)}
     frames = [_event("message_start", message=start), _event("ping")]
@@ -56,7 +56,7 @@ def error(status: int, message: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_scripted"}
 
 
-def failed(failure: Failure, ask: Ask) -> Frame:
+def failed(failure: Failure, ask: RenderRequest) -> Frame:
     """Return the event of an error half-way."""
     return _event("error", error={"type": failure.code, "message": failure.message})
 
@@ -72,7 +72,7 @@ Block = tuple[dict[str, Any], list[tuple[str, str, str]]]
 """A block as it begins, and its deltas: kind, member, text."""
 
 
-def _blocks(turn: Turn, ask: Ask) -> list[Block]:
+def _blocks(turn: Turn, ask: RenderRequest) -> list[Block]:
     blocks: list[Block] = []
     if turn.reasoning is not None:
         deltas = [("thinking_delta", "thinking", turn.reasoning), ("signature_delta", "signature", turn.signature)]
@@ -98,7 +98,7 @@ def _full(block: Block) -> dict[str, Any]:
     return {**empty, **{key: text for _, key, text in deltas}}
 
 
-def _head(ask: Ask) -> dict[str, Any]:
+def _head(ask: RenderRequest) -> dict[str, Any]:
     return {
         "id": f"msg_{ask.number}",
         "type": "message",
@@ -116,7 +116,7 @@ def _stop(turn: Turn) -> str:
     return turn.stop_raw or STOPS["refusal" if turn.refusal is not None and turn.stop is None else turn.stopped]
 
 
-def _usage_of(usage: Usage | None, output: int | None = None) -> dict[str, Any]:
+def _usage_of(usage: ScriptUsage | None, output: int | None = None) -> dict[str, Any]:
     """Return the member `usage`; this vendor counts what came from or went into its cache apart."""
     if usage is None:
         return {}

@@ -14,7 +14,7 @@ from backplane.testing import chat, gemini, messages, responses
 from backplane.testing.choose import Plot
 from backplane.testing.frames import (
     COMMENT,
-    Ask,
+    RenderRequest,
     as_array,
     as_events,
     cut_bytes,
@@ -55,7 +55,7 @@ ROUTES: Final[tuple[tuple[str, Protocol | None, str], ...]] = (
 """End of the path, whose it is, what is asked. Lists of models are told apart by headers and path."""
 
 
-class Place(NamedTuple):
+class RequestTarget(NamedTuple):
     """Where a request goes."""
 
     protocol: Protocol | None
@@ -79,7 +79,7 @@ def read_body(head: Head) -> Json:
     return value
 
 
-def route(head: Head, body: Json) -> Place:
+def route(head: Head, body: Json) -> RequestTarget:
     members = body if isinstance(body, dict) else {}
     for pattern, protocol, asks in ROUTES:
         found = re.search(pattern, head.path)
@@ -87,8 +87,8 @@ def route(head: Head, body: Json) -> Place:
             continue
         named = found.groupdict().get("model") or members.get("model")
         stream = asks == "stream" or members.get("stream") is True
-        return Place(protocol or _lister(head), asks.replace("stream", "generate"), str(named or ""), stream)
-    return Place(None, "nothing", "", False)
+        return RequestTarget(protocol or _lister(head), asks.replace("stream", "generate"), str(named or ""), stream)
+    return RequestTarget(None, "nothing", "", False)
 
 
 def _lister(head: Head) -> Protocol:
@@ -115,7 +115,7 @@ def wants_usage(protocol: Protocol | None, body: Json) -> bool:
 # An answer ------------------------------------------------------------------------------------------------------------
 
 
-def refuse(plot: Plot, head: Head, place: Place) -> tuple[int, str] | None:
+def refuse(plot: Plot, head: Head, place: RequestTarget) -> tuple[int, str] | None:
     """Return status and words of a refusal that comes before any turn."""
     script = plot.script
     if "upgrade" in head.headers:
@@ -132,7 +132,7 @@ def refuse(plot: Plot, head: Head, place: Place) -> tuple[int, str] | None:
     return None
 
 
-def beside(plot: Plot, place: Place, head: Head, refusal: tuple[int, str] | None) -> tuple[int, Delivery]:
+def beside(plot: Plot, place: RequestTarget, head: Head, refusal: tuple[int, str] | None) -> tuple[int, Delivery]:
     """Plan the answer to a request that no turn answers."""
     vendor = VENDORS[place.protocol or "openai_compatible"]
     if place.asks == "nothing" and head.method == "HEAD":
@@ -156,7 +156,7 @@ def plain(status: int, body: bytes, is_head: bool = False) -> Delivery:
     return Delivery(status, {"content-type": "application/json"}, [body], len(body), is_head=is_head)
 
 
-def plan(turn: Turn, place: Place, ask: Ask, head: Head) -> Delivery | None:
+def plan(turn: Turn, place: RequestTarget, ask: RenderRequest, head: Head) -> Delivery | None:
     """Plan a turn's answer; None for a reset before any byte."""
     fault = turn.fault
     if fault.reset and fault.cut_after_bytes is None:
@@ -194,7 +194,9 @@ def _then(fault: Fault) -> Any:
     return "end"
 
 
-def _body_of(turn: Turn, place: Place, ask: Ask, streams: bool, head: Head) -> tuple[str, list[bytes]]:
+def _body_of(
+    turn: Turn, place: RequestTarget, ask: RenderRequest, streams: bool, head: Head
+) -> tuple[str, list[bytes]]:
     """Return content type and pieces of an answer's body, byte faults not yet applied."""
     fault, vendor = turn.fault, VENDORS[place.protocol or "openai_compatible"]
     if fault.raw is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from backplane.testing.chat import CREATED_S, error, models
-from backplane.testing.frames import Ask, Frame, arguments, cut_text
-from backplane.testing.script import Failure, Turn, Usage
+from backplane.testing.frames import Frame, RenderRequest, arguments, cut_text
+from backplane.testing.script import Failure, ScriptUsage, Turn
 
 __all__ = ["DONE", "TERMINAL", "error", "failed", "models", "stream", "whole"]
 
@@ -17,13 +17,13 @@ REASONS: Final = {"max_tokens": "max_output_tokens", "content_filter": "content_
 STATES: Final = ("completed", "incomplete", "failed", "cancelled", "in_progress", "queued")
 
 
-def whole(turn: Turn, ask: Ask) -> dict[str, Any]:
+def whole(turn: Turn, ask: RenderRequest) -> dict[str, Any]:
     """Return the answer to a request that does not stream."""
     state, reason = _state(turn)
     return _response(ask, state, _items(turn, ask), _usage(turn.usage), reason)
 
 
-def stream(turn: Turn, ask: Ask) -> list[Frame]:
+def stream(turn: Turn, ask: RenderRequest) -> list[Frame]:
     """Return the events of the answer."""
     events: list[dict[str, Any]] = [
         {"type": "response.created", "response": _response(ask, "in_progress", [], None)},
@@ -39,14 +39,14 @@ def stream(turn: Turn, ask: Ask) -> list[Frame]:
     return [_event(event, number) for number, event in enumerate(events)]
 
 
-def failed(failure: Failure, ask: Ask) -> Frame:
+def failed(failure: Failure, ask: RenderRequest) -> Frame:
     """Return the event of an error half-way."""
     response = {**_response(ask, "failed", [], None), "error": {"code": failure.code, "message": failure.message}}
     # Where in the order it stands is known only to the stream it interrupts; nobody reads the number.
     return _event({"type": "response.failed", "response": response}, 0)
 
 
-def _items(turn: Turn, ask: Ask) -> list[dict[str, Any]]:
+def _items(turn: Turn, ask: RenderRequest) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if turn.reasoning is not None:
         summary = [{"type": "summary_text", "text": turn.reasoning}]
@@ -126,7 +126,7 @@ def _state(turn: Turn) -> tuple[str, str | None]:
 
 
 def _response(
-    ask: Ask, state: str, items: list[dict[str, Any]], usage: dict[str, Any] | None, reason: str | None = None
+    ask: RenderRequest, state: str, items: list[dict[str, Any]], usage: dict[str, Any] | None, reason: str | None = None
 ) -> dict[str, Any]:
     return {
         "id": f"resp_{ask.number}",
@@ -152,7 +152,7 @@ def _response(
     }
 
 
-def _usage(usage: Usage | None) -> dict[str, Any] | None:
+def _usage(usage: ScriptUsage | None) -> dict[str, Any] | None:
     if usage is None:
         return None
     return {

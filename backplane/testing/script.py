@@ -38,7 +38,7 @@ class Call(_Data, frozen=True):
     """Of a tool that the client offered in one; only the protocol Responses has them."""
 
 
-class Usage(_Data, frozen=True):
+class ScriptUsage(_Data, frozen=True):
     """Tokens of an answer: `input` is everything sent, cache reads and writes included; `output` has the reasoning."""
 
     input: int = 20
@@ -147,7 +147,7 @@ class Turn(_Data, frozen=True):
     """The vendor's proof on reasoning, where the format has one."""
     refusal: str | None = None
     calls: tuple[Call, ...] = ()
-    usage: Usage | None = Usage()
+    usage: ScriptUsage | None = ScriptUsage()
     """None: the answer says nothing of tokens."""
     stop: Stop | None = None
     """None: `tool_use` with calls, else `end`."""

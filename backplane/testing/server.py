@@ -19,8 +19,8 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.testing.choose import Plot, Question
-from backplane.testing.frames import Ask, json_text
+from backplane.testing.choose import ConditionInput, Plot
+from backplane.testing.frames import RenderRequest, json_text
 from backplane.testing.plan import BASES, beside, key_of, plain, plan, read_body, refuse, route, wants_usage
 from backplane.testing.script import Scripted, read_script
 from backplane.testing.wire import BadRequest, Connection, Delivery, Ended, Head
@@ -33,7 +33,7 @@ WAIT_S: Final = 10.0
 CLOSE_S_MAX: Final = 5.0
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request as it came in, credentials included: scripts are played with dummy keys."""
 
     number: int
@@ -79,7 +79,7 @@ class ModelServer:
         self._record: IO[str] | None = None
         self._wanted_port = port
         self._changed = threading.Condition()
-        self._requests: list[Request] = []
+        self._requests: list[RecordedRequest] = []
         self._ends: dict[int, Ended] = {}
         self._connections: dict[int, Connection] = {}
         self._threads: list[threading.Thread] = []
@@ -137,13 +137,13 @@ class ModelServer:
         return self.url + BASES[protocol]
 
     @property
-    def requests(self) -> tuple[Request, ...]:
+    def requests(self) -> tuple[RecordedRequest, ...]:
         """All requests so far."""
         with self._changed:
             return tuple(self._requests)
 
     @property
-    def unscripted(self) -> tuple[Request, ...]:
+    def unscripted(self) -> tuple[RecordedRequest, ...]:
         """The requests for which the script had no turn left."""
         return tuple(one for one in self.requests if one.asks == "generate" and one.protocol and one.turn is None)
 
@@ -153,7 +153,7 @@ class ModelServer:
         with self._changed:
             self._plot = plot
 
-    def wait_requests(self, count: int, within_s: float = WAIT_S) -> tuple[Request, ...]:
+    def wait_requests(self, count: int, within_s: float = WAIT_S) -> tuple[RecordedRequest, ...]:
         """Wait until so many requests have come.
 
         Raises:
@@ -232,23 +232,25 @@ class ModelServer:
         wants_close = head.headers.get("connection", "").lower() == "close"
         return ended == "whole" and not wants_close and delivery is not None and not delivery.close_delimited
 
-    def _take(self, head: Head, connection: int) -> tuple[Request, Delivery | None]:
+    def _take(self, head: Head, connection: int) -> tuple[RecordedRequest, Delivery | None]:
         """Record a request and plan its answer; None for a reset."""
         body = read_body(head)
         place = route(head, body)
         with self._changed:
             refusal = refuse(self._plot, head, place)
-            question = Question(place.protocol or "openai_compatible", body, place.model, place.stream, key_of(head))
+            question = ConditionInput(
+                place.protocol or "openai_compatible", body, place.model, place.stream, key_of(head)
+            )
             wants_turn = refusal is None and place.asks == "generate"
             chosen = self._plot.choose(question) if wants_turn else None
             number = len(self._requests) + 1
-            ask = Ask(place.model, number, wants_usage(place.protocol, body))
+            ask = RenderRequest(place.model, number, wants_usage(place.protocol, body))
             delivery: Delivery | None
             if chosen is None:
                 status, delivery = beside(self._plot, place, head, refusal)
             else:
                 status, delivery = chosen.turn.fault.status, plan(chosen.turn, place, ask, head)
-            request = Request(
+            request = RecordedRequest(
                 number=number, connection=connection, at_ms=round((time.monotonic() - self._began) * 1000),
                 method=head.method, path=head.path, query=head.query, headers=head.headers, body=body,
                 protocol=place.protocol, asks=place.asks, stream=place.stream, status=status,

@@ -15,11 +15,11 @@ from backplane.errors import BackplaneError
 from backplane.policy.rules import Policy
 from backplane.process.programs import GRACE_S, Hear, run_program
 from backplane.tools import fetch, files, search
-from backplane.tools.places import Refused, Tree
-from backplane.tools.results import Change, Ran, Result, shortened
+from backplane.tools.places import ToolRefused, Tree
+from backplane.tools.results import CallResult, ChangedFile, Ran, shortened
 from backplane.tools.specs import SPECS, TIMEOUT_S, fault_in
 
-__all__ = ["SPECS", "Change", "Ran", "Result", "Toolbox", "Tree", "fault_in"]
+__all__ = ["SPECS", "CallResult", "ChangedFile", "Ran", "Toolbox", "Tree", "fault_in"]
 
 LIVE_CHARS_MAX: Final = 256 * 1024
 """Of a command's output passed on while it comes; who prints more is read to the end all the same."""
@@ -55,20 +55,20 @@ class Toolbox:
         self._ask_user = ask_user
         self._grace_s = grace_s
 
-    async def run(self, name: str, input: Json) -> Result:
+    async def run(self, name: str, input: Json) -> CallResult:
         """Run one call; whatever is wrong with it is told to the model as a result."""
         fault = fault_in(name, input)
         if fault is not None:
-            return Result(fault, is_error=True)
+            return CallResult(fault, is_error=True)
         try:
             done = _RUN[name](self, input)
             return await done if inspect.isawaitable(done) else done
-        except Refused as refused:
-            return Result(str(refused), is_error=True)
+        except ToolRefused as refused:
+            return CallResult(str(refused), is_error=True)
         except (BackplaneError, OSError) as error:
-            return Result(f"{name} failed: {getattr(error, 'message', error)}", is_error=True)
+            return CallResult(f"{name} failed: {getattr(error, 'message', error)}", is_error=True)
 
-    async def _bash(self, input: dict[str, Any]) -> Result:
+    async def _bash(self, input: dict[str, Any]) -> CallResult:
         command, timeout_s = input["command"], float(input.get("timeout_s", TIMEOUT_S))
         left = LIVE_CHARS_MAX
 
@@ -86,13 +86,13 @@ class Toolbox:
         code = None if done.timed_out else done.exit.code
         output = shortened(done.output)
         text = f"{output}{'' if output.endswith(chr(10)) or not output else chr(10)}[{how}]"
-        return Result(text, is_error=code != 0, ran=Ran(command, code, done.output))
+        return CallResult(text, is_error=code != 0, ran=Ran(command, code, done.output))
 
-    async def _ask(self, input: dict[str, Any]) -> Result:
-        return Result(shortened(await self._ask_user(input["question"], tuple(input.get("options", ())))))
+    async def _ask(self, input: dict[str, Any]) -> CallResult:
+        return CallResult(shortened(await self._ask_user(input["question"], tuple(input.get("options", ())))))
 
 
-_RUN: Final[dict[str, Callable[[Toolbox, Any], Result | Awaitable[Result]]]] = {
+_RUN: Final[dict[str, Callable[[Toolbox, Any], CallResult | Awaitable[CallResult]]]] = {
     "read_file": lambda box, input: files.read_file(box.tree, input),
     "write_file": lambda box, input: files.write_file(box.tree, input),
     "edit_file": lambda box, input: files.edit_file(box.tree, input),

@@ -15,8 +15,8 @@ from urllib.parse import urljoin, urlsplit
 import anyio
 
 from backplane.policy.rules import Connect, Policy
-from backplane.tools.places import Refused
-from backplane.tools.results import Result, shortened
+from backplane.tools.places import ToolRefused
+from backplane.tools.results import CallResult, shortened
 from backplane.upstream.decompress import PackedError, unpacked
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _BLOCKS: Final = frozenset(
 )
 
 
-async def web_fetch(policy: Policy, input: dict[str, Any]) -> Result:
+async def web_fetch(policy: Policy, input: dict[str, Any]) -> CallResult:
     """Give a page's text."""
     # Only who fetches pays for loading it.
     import httpx
@@ -62,32 +62,32 @@ async def web_fetch(policy: Policy, input: dict[str, Any]) -> Result:
             async with httpx.AsyncClient(follow_redirects=False, timeout=FETCH_S_MAX) as client:
                 return await _follow(client, policy, input["url"])
     except TimeoutError as error:
-        raise Refused(f"no answer within {FETCH_S_MAX:g} s") from error
+        raise ToolRefused(f"no answer within {FETCH_S_MAX:g} s") from error
     except (httpx.HTTPError, httpx.InvalidURL, PackedError, ValueError) as error:
         # Without the address: it may hold a key in its query.
-        raise Refused(f"the page cannot be fetched: {type(error).__name__}") from error
+        raise ToolRefused(f"the page cannot be fetched: {type(error).__name__}") from error
 
 
-async def _follow(client: httpx.AsyncClient, policy: Policy, url: str) -> Result:
+async def _follow(client: httpx.AsyncClient, policy: Policy, url: str) -> CallResult:
     for _ in range(REDIRECTS_MAX + 1):
         if urlsplit(url).scheme not in ("http", "https"):
-            raise Refused("only http and https addresses can be fetched")
+            raise ToolRefused("only http and https addresses can be fetched")
         decision = policy.decide(Connect(url))
         if decision.allowed == "deny":
-            raise Refused(f"policy_denied: {decision.reason}")
+            raise ToolRefused(f"policy_denied: {decision.reason}")
         async with client.stream("GET", url, headers=_HEADERS) as response:
             location = response.headers.get("location")
             if response.status_code in _MOVED and location:
                 url = urljoin(url, location)
                 continue
             return await _page(response)
-    raise Refused(f"moved more than {REDIRECTS_MAX} times")
+    raise ToolRefused(f"moved more than {REDIRECTS_MAX} times")
 
 
-async def _page(response: httpx.Response) -> Result:
+async def _page(response: httpx.Response) -> CallResult:
     kind = response.headers.get("content-type", "text/plain").lower()
     if not kind.startswith(_TEXTS) and "+json" not in kind and "+xml" not in kind:
-        raise Refused(f"status {response.status_code}, no text but {kind[:80]}")
+        raise ToolRefused(f"status {response.status_code}, no text but {kind[:80]}")
     data = bytearray()
     async for chunk in unpacked(response.aiter_raw(), response.headers.get("content-encoding", "")):
         data += chunk[: PAGE_BYTES_MAX - len(data)]
@@ -97,7 +97,7 @@ async def _page(response: httpx.Response) -> Result:
     if "html" in kind:
         text = readable(text)
     status = "" if response.is_success else f"status {response.status_code}\n"
-    return Result(shortened(status + text), is_error=not response.is_success)
+    return CallResult(shortened(status + text), is_error=not response.is_success)
 
 
 def _decoded(data: bytes, charset: str | None) -> str:

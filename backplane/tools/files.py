@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from backplane.tools.places import FILE_BYTES_MAX, Refused, Tree
-from backplane.tools.results import Change, Result
+from backplane.tools.places import FILE_BYTES_MAX, ToolRefused, Tree
+from backplane.tools.results import CallResult, ChangedFile
 
 READ_LINES_MAX: Final = 2000
 """Lines of one answer; a model reads on with `offset`."""
@@ -19,16 +19,16 @@ READ_CHARS_MAX: Final = 64 * 1024
 _SNIFFED_BYTES: Final = 8192
 
 
-def read_file(tree: Tree, input: dict[str, Any]) -> Result:
+def read_file(tree: Tree, input: dict[str, Any]) -> CallResult:
     """Give the text of a file, or the lines that were asked for."""
     data = tree.read(input["path"])
     if b"\0" in data[:_SNIFFED_BYTES]:
-        raise Refused(f"{input['path']} is no text ({len(data)} bytes)")
+        raise ToolRefused(f"{input['path']} is no text ({len(data)} bytes)")
     lines = data.decode("utf-8", "replace").split("\n")
     # JSON Schema takes 2.0 for an integer.
     first, limit = int(input.get("offset", 1)), int(input.get("limit", READ_LINES_MAX))
     if first > len(lines):
-        raise Refused(f"{input['path']} has {len(lines)} lines")
+        raise ToolRefused(f"{input['path']} has {len(lines)} lines")
     wanted = lines[first - 1 : first - 1 + min(limit, READ_LINES_MAX)]
     text = "\n".join(wanted)
     if len(text) > READ_CHARS_MAX:
@@ -37,46 +37,46 @@ def read_file(tree: Tree, input: dict[str, Any]) -> Result:
     last = first + len(wanted) - 1
     if last < len(lines) or len(text) == READ_CHARS_MAX:
         text += f"\n[lines {first} to {last} of {len(lines)}; read on with offset]"
-    return Result(text)
+    return CallResult(text)
 
 
-def write_file(tree: Tree, input: dict[str, Any]) -> Result:
+def write_file(tree: Tree, input: dict[str, Any]) -> CallResult:
     """Make or replace a file."""
     data = _encoded(input["content"])
     place, is_new = tree.write(input["path"], data)
     did = "made" if is_new else "replaced"
-    return Result(f"{did} {place}, {len(data)} bytes", changes=(Change(place, did),))
+    return CallResult(f"{did} {place}, {len(data)} bytes", changes=(ChangedFile(place, did),))
 
 
-def edit_file(tree: Tree, input: dict[str, Any]) -> Result:
+def edit_file(tree: Tree, input: dict[str, Any]) -> CallResult:
     """Replace a text that stands in a file, once or everywhere."""
     path, old, new = input["path"], input["old"], input["new"]
     if old == new:
-        raise Refused("old and new are the same")
+        raise ToolRefused("old and new are the same")
     try:
         text = tree.read(path).decode()
     except UnicodeDecodeError as error:
-        raise Refused(f"{path} is no UTF-8 text") from error
+        raise ToolRefused(f"{path} is no UTF-8 text") from error
     if old not in text and "\r\n" in text:
         # A model that read the lines writes them back with the ends it knows.
         old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
     count = text.count(old)
     if count == 0:
-        raise Refused(f"old does not stand in {path}; read the file and copy the text exactly")
+        raise ToolRefused(f"old does not stand in {path}; read the file and copy the text exactly")
     if not input.get("all", False) and (count > 1 or text.find(old, text.find(old) + 1) >= 0):
         # Places that overlap are counted once and are two all the same.
-        raise Refused(f"old stands {max(count, 2)} times in {path}; give more of its surroundings, or all: true")
+        raise ToolRefused(f"old stands {max(count, 2)} times in {path}; give more of its surroundings, or all: true")
     if len(text) + count * (len(new) - len(old)) > FILE_BYTES_MAX:
-        raise Refused(f"the file would be over {FILE_BYTES_MAX} bytes")
+        raise ToolRefused(f"the file would be over {FILE_BYTES_MAX} bytes")
     place, _ = tree.write(path, _encoded(text.replace(old, new)))
-    return Result(f"changed {count} place{'s' * (count > 1)} in {place}", changes=(Change(place, "edited"),))
+    return CallResult(f"changed {count} place{'s' * (count > 1)} in {place}", changes=(ChangedFile(place, "edited"),))
 
 
 def _encoded(text: str) -> bytes:
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
-        raise Refused("the text has half a character (a lone surrogate)") from error
+        raise ToolRefused("the text has half a character (a lone surrogate)") from error
     if len(data) > FILE_BYTES_MAX:
-        raise Refused(f"the text is over {FILE_BYTES_MAX} bytes")
+        raise ToolRefused(f"the text is over {FILE_BYTES_MAX} bytes")
     return data

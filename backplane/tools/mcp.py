@@ -21,8 +21,8 @@ from backplane.errors import BackendError
 from backplane.ir import ToolSpec
 from backplane.process import Command, open_child
 from backplane.process.jsonrpc import Pipe
-from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Fault, Peer, Reply
-from backplane.tools.results import Result, shortened
+from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Peer, Response, RpcError
+from backplane.tools.results import CallResult, shortened
 
 if TYPE_CHECKING:
     import httpx
@@ -52,7 +52,7 @@ GRACE_S: Final = 2.0
 
 _ILLEGAL: Final = re.compile(r"[^A-Za-z0-9_-]")
 
-Ask = Callable[[str, dict[str, Any]], Awaitable[Reply]]
+Ask = Callable[[str, dict[str, Any]], Awaitable[Response]]
 Warn = Callable[[str], Awaitable[object]]
 
 
@@ -78,17 +78,17 @@ class Servers:
                 text = str(row.get("description") or row.get("title") or own)
                 self.specs += (ToolSpec(name=name, description=text, schema=schema or {"type": "object"}),)
 
-    async def call(self, name: str, input: Json) -> Result:
+    async def call(self, name: str, input: Json) -> CallResult:
         """Call a tool; whatever goes wrong is told to the model as a result."""
         ask, own = self._calls[name]
         if not isinstance(input, dict):
-            return Result("the input is no object", is_error=True)
+            return CallResult("the input is no object", is_error=True)
         try:
             reply = await ask("tools/call", {"name": own, "arguments": input})
         except BackendError as error:
-            return Result(f"{name} failed: {error.message}", is_error=True)
+            return CallResult(f"{name} failed: {error.message}", is_error=True)
         if reply.fault is not None:
-            return Result(f"{name} failed: {reply.fault.message}", is_error=True)
+            return CallResult(f"{name} failed: {reply.fault.message}", is_error=True)
         return _read_result(reply.result)
 
 
@@ -135,7 +135,7 @@ async def open_servers(
 
 
 class _Link(Protocol):
-    async def ask(self, method: str, params: dict[str, Any]) -> Reply: ...
+    async def ask(self, method: str, params: dict[str, Any]) -> Response: ...
     async def tell(self, method: str) -> None: ...
 
 
@@ -163,20 +163,20 @@ async def _greet(ask: Ask, tell: Callable[[str], Awaitable[None]]) -> list[dict[
     return rows[:TOOLS_MAX]
 
 
-def _must(reply: Reply) -> dict[str, Any]:
+def _must(reply: Response) -> dict[str, Any]:
     if reply.fault is not None:
         raise BackendError("execution_tool_failed", reply.fault.message)
     return reply.result if isinstance(reply.result, dict) else {}
 
 
-def _read_result(result: Json) -> Result:
+def _read_result(result: Json) -> CallResult:
     if not isinstance(result, dict):
-        return Result("the server gave no result", is_error=True)
+        return CallResult("the server gave no result", is_error=True)
     parts = [part for part in result.get("content") or () if isinstance(part, dict)]
     texts = [_text_of(part) for part in parts]
     if not texts and result.get("structuredContent") is not None:
         texts = [msgspec.json.encode(result["structuredContent"]).decode()]
-    return Result(shortened("\n".join(texts)), is_error=result.get("isError") is True)
+    return CallResult(shortened("\n".join(texts)), is_error=result.get("isError") is True)
 
 
 def _text_of(part: dict[str, Any]) -> str:
@@ -195,7 +195,7 @@ class _Program:
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
 
-    async def ask(self, method: str, params: dict[str, Any]) -> Reply:
+    async def ask(self, method: str, params: dict[str, Any]) -> Response:
         return await self._pipe.call(method, params, timeout_s=CALL_S)
 
     async def tell(self, method: str) -> None:
@@ -206,8 +206,8 @@ class _Program:
 async def _open_command(
     row: Mapping[str, Any], env: dict[str, str], cwd: str, tasks: anyio.abc.TaskGroup
 ) -> AsyncIterator[_Link]:
-    async def refuse(_: object) -> Fault:
-        return Fault(METHOD_NOT_FOUND, "this client answers nothing")
+    async def refuse(_: object) -> RpcError:
+        return RpcError(METHOD_NOT_FOUND, "this client answers nothing")
 
     async def hear(_: object) -> None:
         return
@@ -234,13 +234,13 @@ class _Address:
         self._peer = Peer(ANSWER_BYTES_MAX)
         self._session: dict[str, str] = {"MCP-Protocol-Version": VERSION}
 
-    async def ask(self, method: str, params: dict[str, Any]) -> Reply:
+    async def ask(self, method: str, params: dict[str, Any]) -> Response:
         """Send a request and return its answer. Raises BackendError."""
         id, line = self._peer.call(method, params)
         for document in (await self._post(line)).split(b"\n"):
             data = document.removeprefix(b"data:").strip()
             received = self._peer.read(data) if data.startswith(b"{") else None
-            if isinstance(received, Reply) and received.id == id:
+            if isinstance(received, Response) and received.id == id:
                 return received
         raise BackendError("execution_tool_failed", f"no answer to {method}")
 

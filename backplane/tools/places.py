@@ -23,7 +23,7 @@ _WHOLE: Final = 64
 """Names tried for a temporary file."""
 
 
-class Refused(Exception):
+class ToolRefused(Exception):
     """A tool cannot do what was asked; the text is for the model."""
 
 
@@ -41,15 +41,15 @@ class Tree:
             Refused: outside of the workspace, or no path at all.
         """
         if not path or "\0" in path:
-            raise Refused("the path is empty or has a NUL")
+            raise ToolRefused("the path is empty or has a NUL")
         try:
             found = os.path.realpath(os.path.join(self.root, path))
         except OSError as error:
-            raise Refused(f"{path}: {error.strerror}") from error
+            raise ToolRefused(f"{path}: {error.strerror}") from error
         except ValueError as error:
-            raise Refused("the path holds half a character (a lone surrogate)") from error
+            raise ToolRefused("the path holds half a character (a lone surrogate)") from error
         if found != self.root and not found.startswith(self.root.rstrip("/") + "/"):
-            raise Refused(f"{path} is outside the workspace")
+            raise ToolRefused(f"{path} is outside the workspace")
         return os.path.relpath(found, self.root)
 
     def may_read(self, place: str) -> str | None:
@@ -66,7 +66,7 @@ class Tree:
         place = self.find(path)
         denied = self.may_read(place)
         if denied is not None:
-            raise Refused(f"policy_denied: {denied}")
+            raise ToolRefused(f"policy_denied: {denied}")
         try:
             return self._read(place)
         except OSError as error:
@@ -105,7 +105,7 @@ class Tree:
         place = self.find(path)
         decision = self.policy.decide(WritePath(place, self.root))
         if decision.allowed == "deny":
-            raise Refused(f"policy_denied: {decision.reason}")
+            raise ToolRefused(f"policy_denied: {decision.reason}")
         try:
             return place, self._write(place, data)
         except OSError as error:
@@ -168,6 +168,6 @@ def _temporary(name: str, folder: int) -> tuple[str, int]:
     raise OSError(errno.EEXIST, "no name for a temporary file is free")
 
 
-def _refused(path: str, error: OSError) -> Refused:
+def _refused(path: str, error: OSError) -> ToolRefused:
     why = "the way there changed meanwhile" if error.errno == errno.ELOOP else error.strerror
-    return Refused(f"{path}: {why}")
+    return ToolRefused(f"{path}: {why}")

@@ -10,7 +10,7 @@ OUTPUT_CHARS_MAX: Final = 32 * 1024
 """Of a tool's answer to the model: some 8,000 tokens, a whole test report."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class ChangedFile(msgspec.Struct, frozen=True):
     """A file that a tool changed."""
 
     path: str
@@ -27,12 +27,12 @@ class Ran(msgspec.Struct, frozen=True):
     output: str
 
 
-class Result(msgspec.Struct, frozen=True):
+class CallResult(msgspec.Struct, frozen=True):
     """The answer to one call."""
 
     text: str
     is_error: bool = False
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ChangedFile, ...] = ()
     ran: Ran | None = None
 
 

@@ -19,8 +19,8 @@ import anyio.to_thread
 from backplane.errors import PolicyError
 from backplane.policy.globs import Globs, compile_globs
 from backplane.process.programs import run_program
-from backplane.tools.places import Refused, Tree
-from backplane.tools.results import Result, shortened
+from backplane.tools.places import ToolRefused, Tree
+from backplane.tools.results import CallResult, shortened
 
 FOUND_MAX: Final = 1000
 """Names in one answer; a model with more of them has asked for too much."""
@@ -37,19 +37,19 @@ GREP_S_MAX: Final = 20.0
 _SKIPPED: Final = ".git"
 
 
-async def glob(tree: Tree, input: dict[str, Any]) -> Result:
+async def glob(tree: Tree, input: dict[str, Any]) -> CallResult:
     """Names of files under a folder that match a pattern."""
     names, whole = await _find(tree, input.get("path", "."), _compiled(input["pattern"]))
     if not names:
-        return Result("no files found" if whole else f"no files found among the first {ENTRIES_MAX}")
+        return CallResult("no files found" if whole else f"no files found among the first {ENTRIES_MAX}")
     # A name of other bytes than UTF-8 has no text; what is shown for it cannot be sent back, and says so by its look.
     text = "\n".join(names[:FOUND_MAX]).encode("utf-8", "backslashreplace").decode()
     if len(names) > FOUND_MAX or not whole:
         text += f"\n[{len(names)}{'' if whole else ' or more'} files; narrow the pattern]"
-    return Result(shortened(text))
+    return CallResult(shortened(text))
 
 
-async def grep(tree: Tree, input: dict[str, Any], env: Mapping[str, str]) -> Result:
+async def grep(tree: Tree, input: dict[str, Any], env: Mapping[str, str]) -> CallResult:
     """Lines that match a regular expression, as `file:line:text`."""
     names, whole = await _find(tree, input.get("path", "."), _compiled(input.get("glob", "*")))
     asked = {
@@ -68,18 +68,18 @@ async def grep(tree: Tree, input: dict[str, Any], env: Mapping[str, str]) -> Res
         stdin=json.dumps(asked).encode(),  # Not msgspec: it writes no name of other bytes than UTF-8.
     )
     if done.timed_out:
-        raise Refused(f"the search took over {GREP_S_MAX:g} s; use a simpler pattern or narrow the path")
+        raise ToolRefused(f"the search took over {GREP_S_MAX:g} s; use a simpler pattern or narrow the path")
     if done.exit.code != 0:
-        raise Refused(done.output.strip() or f"the search failed: {done.exit.describe()}")
+        raise ToolRefused(done.output.strip() or f"the search failed: {done.exit.describe()}")
     note = "" if whole else f"\n[only the first {ENTRIES_MAX} files were looked at]"
-    return Result(shortened(done.output.rstrip("\n") or "no matches") + note)
+    return CallResult(shortened(done.output.rstrip("\n") or "no matches") + note)
 
 
 def _compiled(pattern: str) -> Globs:
     try:
         return compile_globs([pattern])
     except PolicyError as error:
-        raise Refused(error.message) from error
+        raise ToolRefused(error.message) from error
 
 
 async def _find(tree: Tree, start: str, wanted: Globs) -> tuple[list[str], bool]:
@@ -94,10 +94,10 @@ def _look(tree: Tree, start: str, wanted: Globs) -> tuple[list[str], bool]:
     if os.path.isfile(top):
         denied = tree.may_read(place)
         if denied is not None:
-            raise Refused(f"policy_denied: {denied}")
+            raise ToolRefused(f"policy_denied: {denied}")
         return [place], True
     if not os.path.isdir(top):
-        raise Refused(f"{start} is no file or folder")
+        raise ToolRefused(f"{start} is no file or folder")
     return _walk(tree, place, wanted)
 
 

@@ -43,7 +43,7 @@ class _Slow(BaseException):
     """A check has used up its time. No code between takes it for a fault of its own."""
 
 
-class Shape:
+class AnswerSchema:
     """A JSON Schema made ready to check answers.
 
     Raises:

@@ -56,7 +56,7 @@ class Check(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class AddressVerdict(msgspec.Struct, frozen=True):
     """What an answer says about the address that it came from."""
 
     kind: Kind
@@ -184,7 +184,7 @@ def candidates(protocol: str, base_url: str) -> list[str]:
 def read_answer(
     protocol: str, url: str, status: int, headers: Mapping[str, str], head: bytes, key: tuple[str, str | None],
     now: datetime,
-) -> Verdict:  # fmt: skip
+) -> AddressVerdict:  # fmt: skip
     """Say what an answer means.
 
     Args:
@@ -199,7 +199,7 @@ def read_answer(
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     text = head.decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
     if status == 407:
-        return Verdict(
+        return AddressVerdict(
             "down", Check("missing", "a proxy on the way asks who you are", "put name and password into HTTPS_PROXY")
         )
     if media_type == "text/html" or text[:1] == "<":
@@ -213,24 +213,28 @@ def read_answer(
     foreign = speaks if speaks and protocol not in speaks else ()
     of_whom = f"; its error has the form of {' or '.join(foreign)}" if foreign else ""
     if failure.code == "backend_auth_failed":
-        return Verdict("key", _key_check(where, said + of_whom, key[0]), foreign)
+        return AddressVerdict("key", _key_check(where, said + of_whom, key[0]), foreign)
     if (
         failure.code in ("backend_model_not_found", "config_invalid")
         and "model" in said.lower()
         and document is not None
     ):
         # A path that does not exist gets the label of an unknown model from some; only the words tell them apart.
-        return Verdict(
+        return AddressVerdict(
             "reached", Check("note", f"{where} is right, and the key; but {said}", "name a model with --model")
         )
     if status in (404, 405) or document is None:
-        return Verdict("elsewhere", Check("missing", f"nothing for {protocol} at {where}: {said}{of_whom}"), foreign)
+        return AddressVerdict(
+            "elsewhere", Check("missing", f"nothing for {protocol} at {where}: {said}{of_whom}"), foreign
+        )
     if status == 429:
         wait = f"; wait {failure.retry_after_s:g} s" if failure.retry_after_s is not None else ""
-        return Verdict("busy", Check("note", f"{where} is right; limited now: {said}", f"raise the limit there{wait}"))
+        return AddressVerdict(
+            "busy", Check("note", f"{where} is right; limited now: {said}", f"raise the limit there{wait}")
+        )
     if status >= 500:
-        return Verdict("busy", Check("missing", f"{where} was reached and fails: {said}", "try later"))
-    return Verdict(
+        return AddressVerdict("busy", Check("missing", f"{where} was reached and fails: {said}", "try later"))
+    return AddressVerdict(
         "reached", Check("note", f"{where} was reached; {said}{of_whom}", "name a model with --model"), foreign
     )
 
@@ -241,37 +245,37 @@ def _key_check(where: str, said: str, name: str) -> Check:
     return Check("missing", f"{where} wants a key: {said}", "name the variable that holds it: --key-env NAME")
 
 
-def _redirected(protocol: str, where: str, location: str) -> Verdict:
+def _redirected(protocol: str, where: str, location: str) -> AddressVerdict:
     target = urlsplit(location)
     parts = urlsplit(where)
     path, tails = cut_tail(target.path)
     if not tails and path.rstrip("/") != parts.path.rstrip("/"):
-        return Verdict(
+        return AddressVerdict(
             "elsewhere", Check("missing", f"{where} sends on to {cut_urls(location) or 'nowhere'}, a page and no API")
         )
     base = urlunsplit((target.scheme or parts.scheme, target.netloc or parts.netloc, path, "", ""))
     fact = f"{where} sends on to {cut_urls(location)}; keys are not sent after it"
-    return Verdict("elsewhere", Check("missing", fact, f"base_url = {base!r}"))
+    return AddressVerdict("elsewhere", Check("missing", fact, f"base_url = {base!r}"))
 
 
-def _page(where: str, status: int, text: str, secret: str | None) -> Verdict:
+def _page(where: str, status: int, text: str, secret: str | None) -> AddressVerdict:
     found = _TITLE.search(text)
     title = clean(" ".join(found[1].split()), secret)[:TITLE_CHARS_MAX] if found else ""
     named = f" ({title!r})" if title else ""
     if "https port" in text.lower():
         right = where.replace("http:", "https:", 1)
-        return Verdict("elsewhere", Check("missing", f"{where} speaks https, not http", f"write https: {right}"))
+        return AddressVerdict("elsewhere", Check("missing", f"{where} speaks https, not http", f"write https: {right}"))
     fact = f"{where} answers {status} with a web page{named}: a proxy, a login or a site, and no API"
-    return Verdict("elsewhere", Check("missing", fact, "check base_url, HTTPS_PROXY and NO_PROXY"))
+    return AddressVerdict("elsewhere", Check("missing", fact, "check base_url, HTTPS_PROXY and NO_PROXY"))
 
 
-def _answered(protocol: str, where: str, media_type: str, head: bytes, secret: str | None) -> Verdict:
+def _answered(protocol: str, where: str, media_type: str, head: bytes, secret: str | None) -> AddressVerdict:
     is_stream = media_type == "text/event-stream" or head.lstrip()[:5] in (b"data:", b"event")
     reader = framing.Detecting()
     documents = [*reader.feed(head), *reader.finish()]
     if not documents:
         shown = clean(head[:TITLE_CHARS_MAX].decode("utf-8", "replace"), secret)
-        return Verdict(
+        return AddressVerdict(
             "elsewhere",
             Check(
                 "missing", f"{where} answers {media_type or 'nothing known'}, and no JSON: {shown!r}", "check base_url"
@@ -281,23 +285,23 @@ def _answered(protocol: str, where: str, media_type: str, head: bytes, secret: s
     if protocol not in speaks and not speaks:
         if error_forms(documents[0]):
             words = clean(str(documents[0].get("error"))[:200], secret)
-            return Verdict(
+            return AddressVerdict(
                 "reached", Check("note", f"{where} was reached; it failed: {words}", "name a model with --model")
             )
-        return Verdict(
+        return AddressVerdict(
             "elsewhere", Check("missing", f"{where} answers JSON that is not of {protocol}", "check base_url")
         )
     if protocol not in speaks:
-        return Verdict(
+        return AddressVerdict(
             "elsewhere", Check("missing", f"{where} speaks {' or '.join(speaks)}", f"protocol {speaks[0]}"), speaks
         )
     if not is_stream:
         why = "alt=sse is lost on the way" if protocol == "gemini_ai_studio" else "the answer comes at once"
-        return Verdict(
+        return AddressVerdict(
             "works",
             Check("note", f"{where} answers {media_type}, not text/event-stream: {why}", "works, without streaming"),
         )
-    return Verdict("works", Check("ok", f"{where} answers text/event-stream"))
+    return AddressVerdict("works", Check("ok", f"{where} answers text/event-stream"))
 
 
 def _document(head: bytes) -> Json:

@@ -22,7 +22,7 @@ from backplane.dialects import framing
 from backplane.errors import TranslationError
 from backplane.upstream.decompress import PackedError, unpacked
 from backplane.upstream.endpoint import Endpoint, address, body_of, cut_urls, headers_of, model_of
-from backplane.upstream.failure import Failure, UpstreamError, clean, failure_of
+from backplane.upstream.failure import UpstreamError, UpstreamFailure, clean, failure_of
 
 if TYPE_CHECKING:
     import httpx
@@ -57,7 +57,7 @@ IDLE_KINDS: Final = frozenset({"ping", "keepalive", "response.keepalive"})
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class Reply:
+class ReplyStream:
     """One answer as it comes: iterate over its documents.
 
     Raises, while iterating:
@@ -144,7 +144,7 @@ class Reply:
             self._deadline = anyio.current_time() + self._endpoint.idle_s
             self._is_timed = self._endpoint.idle_s < self._endpoint.first_byte_s
 
-    def _end(self, failure: Failure | None) -> None:
+    def _end(self, failure: UpstreamFailure | None) -> None:
         self._is_over = True
         whole = self._skipped()
         if failure is None or self._is_ending:
@@ -168,12 +168,12 @@ class Reply:
     def _skipped(self) -> int:
         return self.framing.inner.skipped if self.framing.inner is not None else 0
 
-    def _late(self) -> Failure:
+    def _late(self) -> UpstreamFailure:
         name = "idle_s" if self.found else "first_byte_s"
         limit = self._endpoint.idle_s if self.found else self._endpoint.first_byte_s
         return self._failure("backend_timeout", f"the service said nothing for {limit:g} s ({name})", may_pass=True)
 
-    def nothing(self) -> Failure:
+    def nothing(self) -> UpstreamFailure:
         """Say that the answer holds nothing of the protocol, and what it was instead."""
         if self.head.strip() and self.media_type == "text/event-stream":
             return self._failure("stream_closed", "the answer was cut before it said anything", may_pass=True)
@@ -181,8 +181,10 @@ class Reply:
         what = f"{self.media_type or 'no content type'}: {said[:200]}" if said else "an empty body"
         return self._failure("dialect_mapping_failed", f"the answer holds nothing of the protocol, but {what}")
 
-    def _failure(self, code: str, message: str, *, may_pass: bool = False) -> Failure:
-        return Failure(code=code, message=clean(message, self._endpoint.key), status=self.status, may_pass=may_pass)
+    def _failure(self, code: str, message: str, *, may_pass: bool = False) -> UpstreamFailure:
+        return UpstreamFailure(
+            code=code, message=clean(message, self._endpoint.key), status=self.status, may_pass=may_pass
+        )
 
     async def drain(self) -> None:
         """Read to the end of the transport if it is near: a connection half read cannot be used again."""
@@ -226,7 +228,7 @@ class Upstream:
                 await client.aclose()
 
     @asynccontextmanager
-    async def stream(self, request: dict[str, Any], *, stream: bool = True) -> AsyncIterator[Reply]:
+    async def stream(self, request: dict[str, Any], *, stream: bool = True) -> AsyncIterator[ReplyStream]:
         """Send a request and give its answer's documents as they come; leaving early closes the socket.
 
         Args:
@@ -239,7 +241,7 @@ class Upstream:
         first_by = anyio.current_time() + self.endpoint.first_byte_s
         response = await self._send(request, stream, first_by)
         try:
-            reply = Reply(response, self.endpoint, first_by)
+            reply = ReplyStream(response, self.endpoint, first_by)
             yield reply
             await reply.drain()
         finally:
@@ -279,9 +281,9 @@ class Upstream:
         assert scope.cancelled_caught
         await _close(response)
         text = f"the service said nothing for {endpoint.first_byte_s:g} s (first_byte_s)"
-        raise UpstreamError(Failure(code="backend_timeout", message=text, may_pass=True))
+        raise UpstreamError(UpstreamFailure(code="backend_timeout", message=text, may_pass=True))
 
-    async def _refusal(self, response: httpx.Response, model: str) -> Failure:
+    async def _refusal(self, response: httpx.Response, model: str) -> UpstreamFailure:
         body = b""
         # A body that is cut says as much as it says.
         with suppress(*foreign()):
@@ -332,6 +334,7 @@ def is_silence(error: Exception) -> bool:
     return isinstance(error, httpx.ReadTimeout)
 
 
+<<<<<<< HEAD
 _CAUSES_MAX: Final = 10
 
 
@@ -348,6 +351,9 @@ def _system_word(error: BaseException) -> str:
 
 
 def _translated(error: Exception, endpoint: Endpoint) -> Failure:
+=======
+def _translated(error: Exception, endpoint: Endpoint) -> UpstreamFailure:
+>>>>>>> ff7396d (Give each type of the house a name of its own)
     """Say an exception of the HTTP library as a failure."""
     import httpx
 
@@ -355,16 +361,21 @@ def _translated(error: Exception, endpoint: Endpoint) -> Failure:
     if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol | httpx.LocalProtocolError | UnicodeEncodeError):
         # The library's words repeat the header, and with it the key.
         text = f"{where} or one of its headers holds letters that cannot be sent"
-        return Failure(code="config_invalid", message=text)
+        return UpstreamFailure(code="config_invalid", message=text)
     if isinstance(error, PackedError):
-        return Failure(code="dialect_mapping_failed", message=str(error))
+        return UpstreamFailure(code="dialect_mapping_failed", message=str(error))
     if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
         text = f"no connection to {where} within {endpoint.connect_s:g} s (connect_s)"
-        return Failure(code="backend_timeout", message=text, may_pass=True)
+        return UpstreamFailure(code="backend_timeout", message=text, may_pass=True)
     if isinstance(error, httpx.TimeoutException):
-        return Failure(code="backend_timeout", message=f"no word from {where} in time", may_pass=True)
+        return UpstreamFailure(code="backend_timeout", message=f"no word from {where} in time", may_pass=True)
     words = clean(str(error) or type(error).__name__, endpoint.key)
     if isinstance(error, httpx.ConnectError | httpx.ProxyError):
+<<<<<<< HEAD
         text = f"no connection to {where}: {words}{_system_word(error)}"
         return Failure(code="backend_unavailable", message=text, may_pass=True)
     return Failure(code="stream_closed", message=f"the connection to {where} broke: {words}", may_pass=True)
+=======
+        return UpstreamFailure(code="backend_unavailable", message=f"no connection to {where}: {words}", may_pass=True)
+    return UpstreamFailure(code="stream_closed", message=f"the connection to {where} broke: {words}", may_pass=True)
+>>>>>>> ff7396d (Give each type of the house a name of its own)

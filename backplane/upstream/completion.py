@@ -18,10 +18,10 @@ from backplane.contract.events import AgentEvent
 from backplane.dialects import dialect, end_events, loss_event
 from backplane.dialects.pairing import paired
 from backplane.ir import Answer, Candidate, Conversation, Loss, LossKind, Message, Part, Stop, Text, ToolUse, Usage
-from backplane.upstream.client import Reply, Upstream
+from backplane.upstream.client import ReplyStream, Upstream
 from backplane.upstream.endpoint import PROTOCOLS, with_defaults
-from backplane.upstream.failure import Failure, UpstreamError, stream_failure
-from backplane.upstream.ladder import Step, climb, next_step, prepare
+from backplane.upstream.failure import UpstreamError, UpstreamFailure, stream_failure
+from backplane.upstream.ladder import LadderStep, climb, next_step, prepare
 
 Hear = Callable[[AgentEvent], Awaitable[None]]
 Now = Callable[[], str]
@@ -48,7 +48,7 @@ TWICE: Final = "pieces of a call's arguments came twice and were read once"
 NO_END: Final = "the service ended its answer without saying why"
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
     """What a model answered."""
 
     message: Message
@@ -73,7 +73,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(part for part in self.message.parts if isinstance(part, ToolUse))
 
 
-class Model:
+class ModelClient:
     """An endpoint that answers conversations, one turn at a time.
 
     It remembers over the turns what the service refused, and says each loss once.
@@ -96,7 +96,7 @@ class Model:
         """Rungs that were needed, for all turns that follow."""
         self._named: set[tuple[str, str, str]] = set()
 
-    async def ask(self, conversation: Conversation, hear: Hear, now: Now) -> Turn:
+    async def ask(self, conversation: Conversation, hear: Hear, now: Now) -> ModelTurn:
         """Put one conversation to the model and give its answer.
 
         Args:
@@ -126,7 +126,7 @@ class Model:
 
     async def _climb(
         self, request: dict[str, Any], losses: tuple[Loss, ...], known: set[str], hear: Hear, now: Now
-    ) -> Turn:
+    ) -> ModelTurn:
         """Try, and go down the ladder while there are rungs; each is taken once, and repeats are counted."""
         endpoint = self.upstream.endpoint
         taken, tries, total = self.taken, 1, 1
@@ -165,7 +165,7 @@ class Model:
         async with self.upstream.stream(request, stream=stream) as reply:
             await attempt.read(reply, self.upstream.endpoint.key)
 
-    async def _say(self, step: Step, failure: Failure, number: int, hear: Hear, now: Now) -> None:
+    async def _say(self, step: LadderStep, failure: UpstreamFailure, number: int, hear: Hear, now: Now) -> None:
         for loss in step.losses:
             await self._tell(loss, hear, now)
         how = f"again with {step.rung}" if step.rung is not None else f"again in {step.wait_s:g} s"
@@ -177,7 +177,7 @@ class Model:
         if step.wait_s:
             await anyio.sleep(step.wait_s)
 
-    async def _tell_pause(self, failure: Failure, hear: Hear, now: Now) -> None:
+    async def _tell_pause(self, failure: UpstreamFailure, hear: Hear, now: Now) -> None:
         """Tell what a service asked for that is not asked again here: the router reads it in the receipt."""
         if failure.retry_after_s is None:
             return
@@ -213,7 +213,7 @@ class _Attempt:
         self._ids: dict[str, list[str]] = {}
         """The vendor's id → what its calls are called here, in order."""
 
-    async def read(self, reply: Reply, secret: str | None) -> None:
+    async def read(self, reply: ReplyStream, secret: str | None) -> None:
         """Read an answer to its end.
 
         Raises:
@@ -270,7 +270,7 @@ class _Attempt:
         self._ids.setdefault(wanted, []).append(call_id)
         return call if call_id == wanted else msgspec.structs.replace(call, tool_use_id=call_id)
 
-    def _check(self, reply: Reply) -> None:
+    def _check(self, reply: ReplyStream) -> None:
         candidate = _first(self.state.sum.answer())
         if candidate.stop is not None:
             return
@@ -283,9 +283,9 @@ class _Attempt:
         if is_cut or not candidate.message.parts or not reply.is_whole:
             what = "in the middle of a call" if is_cut else "before its last word"
             text = f"the service ended its answer {what if candidate.message.parts else 'before it said anything'}"
-            raise UpstreamError(Failure(code="stream_closed", message=text, status=reply.status, may_pass=True))
+            raise UpstreamError(UpstreamFailure(code="stream_closed", message=text, status=reply.status, may_pass=True))
 
-    def turn(self, losses: tuple[Loss, ...], tries: int) -> Turn:
+    def turn(self, losses: tuple[Loss, ...], tries: int) -> ModelTurn:
         """Return what has come so far."""
         answer: Answer = self.state.sum.answer()
         candidate = _first(answer)
@@ -296,7 +296,7 @@ class _Attempt:
         stop = candidate.stop
         if stop is None or (stop == "end" and has_calls):
             stop = "tool_use" if has_calls else "end"
-        return Turn(
+        return ModelTurn(
             message=message, stop=stop, stop_raw=candidate.stop_raw, usage=answer.usage, model=answer.model,
             losses=(*losses, *self.losses()), tries=tries,
         )  # fmt: skip

@@ -35,7 +35,7 @@ RETRY_AFTER_S_MAX: Final = 86_400.0
 """A day; whoever says more means never."""
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class UpstreamFailure(msgspec.Struct, frozen=True, kw_only=True):
     """One failed attempt."""
 
     code: str
@@ -63,7 +63,7 @@ class UpstreamError(BackendError):
         hint: the next step.
     """
 
-    def __init__(self, failure: Failure, hint: str | None = None) -> None:
+    def __init__(self, failure: UpstreamFailure, hint: str | None = None) -> None:
         super().__init__(failure.code, failure.message, hint=hint or HINTS.get(failure.code))
         self.failure = failure
         self.turn: Any = None
@@ -180,7 +180,7 @@ STATUSES: Final[dict[int, str]] = {
 
 def failure_of(
     status: int, headers: Mapping[str, str], body: bytes, now: datetime, secret: str | None, model: str = ""
-) -> Failure:
+) -> UpstreamFailure:
     """Read a refused request.
 
     Args:
@@ -193,7 +193,7 @@ def failure_of(
     if not words:
         words = " ".join(re.sub(r"<[^<>]*>", " ", body.decode("utf-8", "replace")).split())
     code = code_of(status, labels, words[:WORDS_CHARS_MAX], model)
-    return Failure(
+    return UpstreamFailure(
         code=code,
         message=clean(f"the service answered {status}{': ' if words else ''}{words}", secret),
         status=status,
@@ -206,11 +206,11 @@ def failure_of(
     )
 
 
-def stream_failure(raw: Json, message: str, secret: str | None) -> Failure:
+def stream_failure(raw: Json, message: str, secret: str | None) -> UpstreamFailure:
     """Read an error that came in the middle of a stream, where the status had already been said."""
     labels = labels_of(raw)
     code = code_of(200, labels, message[:WORDS_CHARS_MAX])
-    return Failure(
+    return UpstreamFailure(
         code=code, message=clean(f"the service failed while it answered: {message}", secret), status=200,
         labels=labels, may_pass=CODES[code].retryable and not LASTING.intersection(labels),
     )  # fmt: skip

@@ -14,7 +14,7 @@ import msgspec
 from backplane.ir import Loss
 from backplane.upstream import rewrites
 from backplane.upstream.endpoint import PROTOCOLS
-from backplane.upstream.failure import INVALID, Failure
+from backplane.upstream.failure import INVALID, UpstreamFailure
 from backplane.upstream.rewrites import Request, Rewrite
 
 WAIT_S_MAX: Final = 30.0
@@ -125,7 +125,7 @@ PREPARATIONS: Final[dict[str, tuple[Preparation, ...]]] = {
 """Protocol → what is added before the first attempt."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class LadderStep(msgspec.Struct, frozen=True, kw_only=True):
     """The next attempt."""
 
     request: dict[str, Any]
@@ -160,9 +160,9 @@ def climb(protocol: str, request: Request, taken: tuple[str, ...]) -> Request:
 
 
 def next_step(
-    protocol: str, request: Request, failure: Failure, taken: tuple[str, ...] = (), *,
+    protocol: str, request: Request, failure: UpstreamFailure, taken: tuple[str, ...] = (), *,
     tries: int = 1, tries_max: int = 3, backoff_ms: int = 500, may_cut: bool = False,
-) -> Step | None:  # fmt: skip
+) -> LadderStep | None:  # fmt: skip
     """Choose the attempt after a failure before which nothing was handed on; None when nothing is left to try.
 
     Args:
@@ -177,10 +177,12 @@ def next_step(
     wait_s = failure.retry_after_s
     if wait_s is None:
         wait_s = min(backoff_ms / 1000 * 2 ** (tries - 1), WAIT_S_MAX)
-    return Step(request=request, wait_s=wait_s) if wait_s <= WAIT_S_MAX else None
+    return LadderStep(request=request, wait_s=wait_s) if wait_s <= WAIT_S_MAX else None
 
 
-def _rung(protocol: str, request: Request, failure: Failure, taken: tuple[str, ...], may_cut: bool) -> Step | None:
+def _rung(
+    protocol: str, request: Request, failure: UpstreamFailure, taken: tuple[str, ...], may_cut: bool
+) -> LadderStep | None:
     is_refusal = failure.code == INVALID
     # Gateways say 500 for what they cannot pass on; only their words tell it from a fault that passes.
     is_broken = failure.code == "backend_unavailable" and failure.status is not None
@@ -193,7 +195,7 @@ def _rung(protocol: str, request: Request, failure: Failure, taken: tuple[str, .
         rewritten, paths = rung.rewrite(request)
         if paths:
             losses = _losses(protocol, paths, "fallback", rung.reason, "degraded")
-            return Step(request=rewritten, rung=rung.name, losses=losses)
+            return LadderStep(request=rewritten, rung=rung.name, losses=losses)
     return None
 
 

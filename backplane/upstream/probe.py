@@ -18,7 +18,7 @@ import anyio
 import msgspec
 
 from backplane.dialects.framing import UNREADABLE
-from backplane.upstream.baseurl import Check, Verdict, candidates, key_doubts, path_doubts, read_answer
+from backplane.upstream.baseurl import AddressVerdict, Check, candidates, key_doubts, path_doubts, read_answer
 from backplane.upstream.client import pieces_of
 from backplane.upstream.decompress import PackedError
 from backplane.upstream.endpoint import PROTOCOLS, Endpoint, address, body_of, cut_urls, headers_of
@@ -71,7 +71,7 @@ async def probe(endpoint: Endpoint, model: str | None = None, key_env: str = "")
     with anyio.move_on_after(PROBE_S) as scope:
         timeout = httpx.Timeout(endpoint.first_byte_s, connect=endpoint.connect_s)
         async with httpx.AsyncClient(timeout=timeout) as client:
-            trial = Trial(client, model, key_env)
+            trial = AddressTrial(client, model, key_env)
             first = await trial.ask(endpoint)
             if first.kind in ("works", "reached", "busy"):
                 # It works as it stands, whatever it looks like.
@@ -85,7 +85,7 @@ async def probe(endpoint: Endpoint, model: str | None = None, key_env: str = "")
     return [Check("missing", fact, "try again, or ask whoever runs it")]
 
 
-class Trial:
+class AddressTrial:
     """Small requests over one client.
 
     Args:
@@ -98,7 +98,7 @@ class Trial:
         self.model = model
         self.key_env = key_env
 
-    async def find(self, endpoint: Endpoint, first: Verdict) -> str | None:
+    async def find(self, endpoint: Endpoint, first: AddressVerdict) -> str | None:
         """Return what would be right: another base, or another protocol at this one; None when nothing answers."""
         if first.kind == "elsewhere":
             for base_url in candidates(endpoint.protocol, endpoint.base_url):
@@ -115,7 +115,7 @@ class Trial:
                 return f"protocol {protocol}"
         return None
 
-    async def ask(self, endpoint: Endpoint) -> Verdict:
+    async def ask(self, endpoint: Endpoint) -> AddressVerdict:
         """Send one request and read what it says about the address."""
         import httpx
 
@@ -128,10 +128,10 @@ class Trial:
             ) as response:
                 head = await _head(response, HEAD_BYTES_MAX)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, PackedError) as error:
-            return Verdict("down", explain(error, endpoint))
+            return AddressVerdict("down", explain(error, endpoint))
         except UnicodeEncodeError:
             fact = "the key or a header has signs that no header may have"
-            return Verdict("down", Check("missing", fact, "copy the key again, without what stands around it"))
+            return AddressVerdict("down", Check("missing", fact, "copy the key again, without what stands around it"))
         key = (self.key_env, endpoint.api_key)
         now = datetime.now(UTC)
         return read_answer(endpoint.protocol, url, response.status_code, response.headers, head, key, now)

@@ -20,7 +20,7 @@ from backplane.receipts.memory import Remembered, find
 from backplane.receipts.store import Store
 from backplane.receipts.tail import LOOK_S
 from backplane.runtime import backends
-from backplane.runtime.door import Answer, Cancel, Desk, Door, knock
+from backplane.runtime.door import AnswerCommand, CancelCommand, Desk, Door, knock
 from backplane.runtime.orders import make_order
 from backplane.runtime.plane import ControlPlane
 from backplane.shown import picture_of, shown_of
@@ -157,7 +157,7 @@ class Pages:
                 asked = picture_of(store, run).open_asks.get(given.ask)
             if asked is None or feed.hash_of(asked) != given.shown:
                 raise Gone("config_invalid", "this question is not open any more, or is another one now")
-            answer = Answer(
+            answer = AnswerCommand(
                 ask=given.ask,
                 decision=given.decision,
                 reason=given.reason,
@@ -171,7 +171,9 @@ class Pages:
     async def _cancel(self, request: Request) -> Response:
         self._require_hands()
         run_id = _id(request.path_params["run"])
-        done = await anyio.to_thread.run_sync(knock, self._plane.home, run_id, Cancel(reason="cancelled on the page"))
+        done = await anyio.to_thread.run_sync(
+            knock, self._plane.home, run_id, CancelCommand(reason="cancelled on the page")
+        )
         return _json({"done": done})
 
     async def _form(self, _request: Request) -> Response:

@@ -21,9 +21,9 @@ import msgspec
 from backplane.errors import WorkspaceError
 from backplane.workspace import git
 from backplane.workspace.baseline import git_mode
-from backplane.workspace.moves import Result
+from backplane.workspace.moves import PathState
 from backplane.workspace.pack import LINK, Leaf, blob_id
-from backplane.workspace.patch import CODE, PATCH_NAME, Saved, Target, failure, hashed, load, names
+from backplane.workspace.patch import CODE, PATCH_NAME, PathTarget, SavedPatch, failure, hashed, load, names
 from backplane.workspace.transaction import exchange, marks_of, settle
 from backplane.workspace.tree import (
     FILE_FLAGS,
@@ -52,7 +52,7 @@ def apply_patch(
     run_dir: Path,
     *,
     record_sha256: str | None = None,
-    saved: Saved | None = None,
+    saved: SavedPatch | None = None,
     root: Path | None = None,
     check: bool = False,
     merge: bool = False,
@@ -92,7 +92,7 @@ def apply_patch(
 
 
 def put(
-    saved: Saved,
+    saved: SavedPatch,
     run_dir: Path,
     root: Path,
     *,
@@ -123,14 +123,14 @@ def put(
 class _Plan:
     """Finds out what must be written where, and writes nothing."""
 
-    def __init__(self, saved: Saved, root: int) -> None:
+    def __init__(self, saved: SavedPatch, root: int) -> None:
         self.saved = saved
         self.root = root
         self.found: dict[str, os.stat_result | None] = {}
         """What was seen of each touched path; it must still be so when it is replaced."""
         self._now: dict[str, Leaf | None] = {}
 
-    def make(self, merge: bool) -> tuple[dict[str, Result], bool]:
+    def make(self, merge: bool) -> tuple[dict[str, PathState], bool]:
         moved = [path for path, target in self.saved.targets.items() if self._leaf_now(path) != target.before]
         moved += self._blocked()
         if moved and not merge:
@@ -138,7 +138,7 @@ class _Plan:
                 raise failure(APPLIED_ALREADY, "nothing is left to do")
             fact = f"changed since the run began: {names(sorted(moved))}"
             raise failure(fact, "look at them, or merge with --merge")
-        steps: dict[str, Result] = {}
+        steps: dict[str, PathState] = {}
         conflicts: list[str] = []
         for path, target in self.saved.targets.items():
             if path not in moved:
@@ -152,11 +152,11 @@ class _Plan:
             raise failure(f"conflicts in {names(sorted(conflicts))}; nothing was changed", "merge these by hand")
         return steps, bool(moved)
 
-    def _as_saved(self, target: Target) -> Result:
-        return Result(None) if target.after is None else self._saved(target.after.mode, target.after)
+    def _as_saved(self, target: PathTarget) -> PathState:
+        return PathState(None) if target.after is None else self._saved(target.after.mode, target.after)
 
-    def _saved(self, mode: int, leaf: Leaf) -> Result:
-        return Result(mode, functools.partial(self.saved.pieces, leaf))
+    def _saved(self, mode: int, leaf: Leaf) -> PathState:
+        return PathState(mode, functools.partial(self.saved.pieces, leaf))
 
     def _leaf_now(self, path: str) -> Leaf | None:
         if path not in self._now:
@@ -234,7 +234,7 @@ class _Plan:
             return False
         return not listing.special and all(f"{path}/{name}" in gone for name, _ in listing)
 
-    def _merge(self, target: Target) -> dict[str, Result]:
+    def _merge(self, target: PathTarget) -> dict[str, PathState]:
         """Merge one path that has changed here since; raises `_ConflictError`."""
         self._leaf_now(target.path)
         now = self._now[target.path]
@@ -247,19 +247,19 @@ class _Plan:
             if self._leaf_now(moved_to) is not None or following.after is None:
                 raise _ConflictError
             both = self._merge_files(target.path, target.before, now, following.after)
-            return {target.path: Result(None), moved_to: both}
+            return {target.path: PathState(None), moved_to: both}
         if now is None or target.before is None or target.after is None:
             raise _ConflictError
         return {target.path: self._merge_files(target.path, target.before, now, target.after)}
 
-    def _merge_files(self, path: str, base: Leaf, ours: Leaf, theirs: Leaf) -> Result:
+    def _merge_files(self, path: str, base: Leaf, ours: Leaf, theirs: Leaf) -> PathState:
         mode = theirs.mode if ours.mode == base.mode else ours.mode
         if theirs.mode not in (mode, base.mode):
             raise _ConflictError
         if ours.oid in (base.oid, theirs.oid):
             return self._saved(mode, theirs)
         if theirs.oid == base.oid:
-            return Result(mode, functools.partial(self._present, path, ours))
+            return PathState(mode, functools.partial(self._present, path, ours))
         if LINK in (base.mode, ours.mode, theirs.mode):
             raise _ConflictError
         with git.scratch(self.saved.blobs.parent, CODE) as scratch:
@@ -267,7 +267,7 @@ class _Plan:
             both = git.merge(scratch, data, self.saved.content(base), self.saved.content(theirs))
         if both is None:
             raise _ConflictError
-        return Result(mode, lambda: (both,))
+        return PathState(mode, lambda: (both,))
 
 
 def _content(folder: int, name: str) -> Generator[bytes, None, bytes]:

@@ -185,7 +185,7 @@ class Arriving:
         self._count = 0
         self._hash = hashlib.sha256()
 
-    def take(self, message: wire.Tree | wire.Patch) -> bool:
+    def take(self, message: wire.TreeChunk | wire.PatchChunk) -> bool:
         """Keep one chunk; True when it was the last.
 
         Raises:

@@ -21,8 +21,16 @@ from backplane.errors import WorkspaceError
 from backplane.workspace import git, patch
 from backplane.workspace.apply import APPLIED_ALREADY, Applied, put
 from backplane.workspace.baseline import BLOB_BYTES_MAX
-from backplane.workspace.pack import FILE, PROGRAM, Leaf, Names, write_trees
-from backplane.workspace.patch import BLOBS_NAME, RECORD_BYTES_MAX, Saved, Target, failure, leaf_json, read_leaf
+from backplane.workspace.pack import FILE, PROGRAM, Leaf, ObjectNames, write_trees
+from backplane.workspace.patch import (
+    BLOBS_NAME,
+    RECORD_BYTES_MAX,
+    PathTarget,
+    SavedPatch,
+    failure,
+    leaf_json,
+    read_leaf,
+)
 from backplane.workspace.tree import parent, printable
 from backplane.workspace.workspace import Workspace
 
@@ -79,7 +87,7 @@ class Checkpoints:
         """Automatic ones that made room for newer ones."""
         self._workspace = workspace
         self._run_dir = run_dir
-        self._targets: dict[str, dict[str, Target]] = {}
+        self._targets: dict[str, dict[str, PathTarget]] = {}
         self._sizes: dict[bytes, int] = {}
         self._bytes = 0
         self._count = 0
@@ -123,10 +131,10 @@ class Checkpoints:
 
         changes = self._workspace.changes(take)
         targets = {
-            path: Target(path, changes.before.get(path), changes.after.get(path))
+            path: PathTarget(path, changes.before.get(path), changes.after.get(path))
             for path in sorted({*changes.before, *changes.after})
         }
-        tree = write_trees(Names(), self._leaves(targets)).hex()
+        tree = write_trees(ObjectNames(), self._leaves(targets)).hex()
         if why == "tool" and self.made and self.made[-1].tree == tree:
             return None
         while len(self.made) >= CHECKPOINTS_MAX and self._drop_oldest():
@@ -170,12 +178,12 @@ class Checkpoints:
         try:
             # By the rules that held there: what a later `.gitignore` names is removed all the same.
             changes = self._workspace.changes(take, self._rules(leaves))
-            steps: dict[str, Target] = {}
+            steps: dict[str, PathTarget] = {}
             for path in {*changes.before, *changes.after, *targets}:
                 changed = path in changes.before or path in changes.after
                 now, then = (changes.after if changed else start).get(path), leaves.get(path)
                 if now != then:
-                    steps[path] = Target(path, now, then)
+                    steps[path] = PathTarget(path, now, then)
             done = self._put(steps)
         finally:
             self._collect()
@@ -185,9 +193,9 @@ class Checkpoints:
         """The checkpoint of this name or id; None for the start. Raises WorkspaceError."""
         return found(self.made, name)
 
-    def _put(self, steps: dict[str, Target]) -> Applied:
+    def _put(self, steps: dict[str, PathTarget]) -> Applied:
         root = self._workspace.root
-        saved = Saved(str(root), self._workspace.mode, steps, {}, self._blobs)
+        saved = SavedPatch(str(root), self._workspace.mode, steps, {}, self._blobs)
         try:
             # What is cut off in a copy of ours goes with the copy.
             staged = self._workspace.mode == "staged"
@@ -213,7 +221,7 @@ class Checkpoints:
             return patch.read_kept(self._blobs / leaf.oid.hex(), BLOB_BYTES_MAX)
         return self._workspace.content(leaf)
 
-    def _leaves(self, targets: Mapping[str, Target]) -> dict[str, Leaf]:
+    def _leaves(self, targets: Mapping[str, PathTarget]) -> dict[str, Leaf]:
         """The whole covered tree with these differences from the start."""
         leaves = dict(self._workspace.start)
         for path, target in targets.items():
@@ -294,7 +302,7 @@ def told(rows: Any) -> tuple[Checkpoint, ...]:
     return made
 
 
-def load(run_dir: Path, checkpoint: Checkpoint) -> Saved:
+def load(run_dir: Path, checkpoint: Checkpoint) -> SavedPatch:
     """Read a checkpoint back as a patch from the start.
 
     Args:
@@ -311,10 +319,10 @@ def load(run_dir: Path, checkpoint: Checkpoint) -> Saved:
         if hashlib.sha256(data).hexdigest() != checkpoint.record_sha256:
             raise failure(f"the record of checkpoint {checkpoint.name!r} is not what was kept", "do not trust it")
         record: dict[str, Any] = json.loads(data)
-        rows = [Target(row["path"], read_leaf(row["before"]), read_leaf(row["after"])) for row in record["files"]]
+        rows = [PathTarget(row["path"], read_leaf(row["before"]), read_leaf(row["after"])) for row in record["files"]]
         for row in rows:
             patch.check_path(row.path)
-        return Saved(record["root"], record["mode"], {row.path: row for row in rows}, {}, folder / "blobs")
+        return SavedPatch(record["root"], record["mode"], {row.path: row for row in rows}, {}, folder / "blobs")
     except FileNotFoundError:
         raise failure(f"checkpoint {checkpoint.name!r} is not kept any more") from None
     except OSError as error:
@@ -338,16 +346,16 @@ def rewind_original(
     """
     final = patch.load(run_dir, record_sha256)
     targets = load(run_dir, to).targets if to is not None else {}
-    steps: dict[str, Target] = {}
+    steps: dict[str, PathTarget] = {}
     for path in {*final.targets, *targets}:
         ended, then = final.targets.get(path), targets.get(path)
         now = ended.after if ended is not None else then.before if then is not None else None
         was = then.after if then is not None else ended.before if ended is not None else None
         if now != was:
-            steps[path] = Target(path, now, was)
+            steps[path] = PathTarget(path, now, was)
     try:
         folders = (run_dir / FOLDER_NAME / "blobs",)
-        saved = Saved(final.root, "staged", steps, {}, run_dir / BLOBS_NAME, folders)
+        saved = SavedPatch(final.root, "staged", steps, {}, run_dir / BLOBS_NAME, folders)
         return put(saved, _marked(run_dir), Path(final.root), check=check)
     except WorkspaceError as error:
         if error.message == APPLIED_ALREADY:

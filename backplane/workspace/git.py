@@ -76,7 +76,7 @@ _CONFIG_SHA256: Final = _CONFIG.replace("version = 0", "version = 1") + "[extens
 _ATTRIBUTES: Final = "* -text !eol !crlf -ident !filter -working-tree-encoding !diff !merge !whitespace\n"
 
 
-class Row(msgspec.Struct, frozen=True):
+class DiffRow(msgspec.Struct, frozen=True):
     """One line of `git diff-tree --raw` with its `--numstat`."""
 
     letter: str
@@ -191,7 +191,7 @@ def _environment(at: Scratch) -> dict[str, str]:
     }
 
 
-def write_patch(at: Scratch, before: bytes, after: bytes, patch: Path) -> list[Row]:
+def write_patch(at: Scratch, before: bytes, after: bytes, patch: Path) -> list[DiffRow]:
     """Write the difference of two trees as a git patch; return its rows."""
     renames = f"-l{RENAMES_MAX}"
     trees = (before.hex(), after.hex(), "--")
@@ -211,7 +211,7 @@ def put(at: Scratch, patch: Path, folder: Path) -> None:
     at.git("apply", "--binary", "--whitespace=nowarn", str(patch), cwd=folder)
 
 
-def _rows(raw: bytes) -> list[Row]:
+def _rows(raw: bytes) -> list[DiffRow]:
     """Read `--raw --numstat -z`: first all raw lines, then all counts, in the same order."""
     fields = _fields(raw)
     heads: list[tuple[str, int, int, bool, bytes, bytes | None]] = []
@@ -228,7 +228,7 @@ def _rows(raw: bytes) -> list[Row]:
             binary.append(added == b"-")
             if not path:
                 next(fields), next(fields)
-    return [Row(*head, is_binary) for head, is_binary in zip(heads, binary, strict=True)]
+    return [DiffRow(*head, is_binary) for head, is_binary in zip(heads, binary, strict=True)]
 
 
 def _fields(raw: bytes) -> Iterator[bytes]:

@@ -29,7 +29,7 @@ Seen = Mapping[str, os.stat_result | None]
 """What was seen of each path when the exchange was planned; it must still be so when it is replaced."""
 
 
-class Result(msgspec.Struct, frozen=True):
+class PathState(msgspec.Struct, frozen=True):
     """What a path shall be: nothing, or a mode with content."""
 
     mode: int | None
@@ -37,7 +37,7 @@ class Result(msgspec.Struct, frozen=True):
     """Reads the content piece by piece, and raises where it is not what it was: all together may be large."""
 
 
-class Step(msgspec.Struct, frozen=True):
+class PathMove(msgspec.Struct, frozen=True):
     """One path, and the names of its old and its new file in the depot."""
 
     path: str
@@ -50,7 +50,7 @@ class Step(msgspec.Struct, frozen=True):
 class Intent(msgspec.Struct, frozen=True):
     """Everything that is needed to undo an exchange."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PathMove, ...]
     made: tuple[str, ...]
     """Folders that the exchange makes, parents first."""
     dropped: dict[str, tuple[int, int, int]]
@@ -60,12 +60,12 @@ class Intent(msgspec.Struct, frozen=True):
 # Before anything moves -----------------------------------------------------------------------------------------------
 
 
-def prepare(root: int, depot: int, seen: Seen, results: Mapping[str, Result]) -> Intent:
+def prepare(root: int, depot: int, seen: Seen, results: Mapping[str, PathState]) -> Intent:
     """Write every new file into the depot; the steps come in the order in which they are taken."""
     gone = sorted((path for path, result in results.items() if result.mode is None), reverse=True)
     fresh = sorted(path for path, result in results.items() if result.mode is not None)
     each = len(fresh) <= SYNC_EACH_MAX
-    steps = [Step(path, f"old{number}", None) for number, path in enumerate(gone)]
+    steps = [PathMove(path, f"old{number}", None) for number, path in enumerate(gone)]
     for number, path in enumerate(fresh, len(gone)):
         name = f"new{number}"
         with _written(depot, name, results[path]) as file:
@@ -75,7 +75,7 @@ def prepare(root: int, depot: int, seen: Seen, results: Mapping[str, Result]) ->
             if file is not None and each:
                 os.fsync(file)
         made = os.stat(name, dir_fd=depot, follow_symlinks=False)
-        steps.append(Step(path, f"old{number}", name, _identity(made)))
+        steps.append(PathMove(path, f"old{number}", name, _identity(made)))
     if each:
         os.fsync(depot)
     else:
@@ -84,7 +84,7 @@ def prepare(root: int, depot: int, seen: Seen, results: Mapping[str, Result]) ->
 
 
 @contextlib.contextmanager
-def _written(depot: int, name: str, result: Result) -> Iterator[int | None]:
+def _written(depot: int, name: str, result: PathState) -> Iterator[int | None]:
     """Write a new file, which is open in the block; None where it is a link."""
     if result.mode == LINK:
         os.symlink(os.fsdecode(b"".join(result.pieces())), name, dir_fd=depot)
@@ -134,7 +134,7 @@ class Move:
     def __init__(self, root: int, depot: int, seen: Seen) -> None:
         self._root, self._depot, self._seen = root, depot, seen
 
-    def all(self, steps: Sequence[Step]) -> None:
+    def all(self, steps: Sequence[PathMove]) -> None:
         """Take every step. Raises OSError, with the path that it is about."""
         for step in steps:
             try:
@@ -143,14 +143,14 @@ class Move:
                 # A name in the depot, or in one folder, says nothing to anybody.
                 raise OSError(error.errno, error.strerror, step.path) from error
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: PathMove) -> None:
         if step.new is not None:
             self._put_in(step, step.new)
         elif self._seen.get(step.path) is not None:
             self._take_out(step)
             self._drop_empty(parent(step.path))
 
-    def _take_out(self, step: Step) -> None:
+    def _take_out(self, step: PathMove) -> None:
         """Move what is at a path into the depot, if it is still what the plan saw."""
         folder, name = _split(step.path)
         with opened(open_folder(self._root, folder)) as handle:
@@ -168,7 +168,7 @@ class Move:
                     return
             path = folder
 
-    def _put_in(self, step: Step, new: str) -> None:
+    def _put_in(self, step: PathMove, new: str) -> None:
         """Move a new file from the depot to its place, whose old file goes to the depot first."""
         folder, name = _split(step.path)
         for path in _folders([step.path]):
@@ -278,7 +278,7 @@ def _waits(depot: int, new: str) -> bool:
     return _exists(depot, new) and os.stat(new, dir_fd=depot, follow_symlinks=False).st_nlink == 1
 
 
-def _lingers(depot: int, step: Step) -> bool:
+def _lingers(depot: int, step: PathMove) -> bool:
     """Whether the new file is still as it was made in a place that cannot be reached just now."""
     if step.new is None or not _exists(depot, step.new):
         return False

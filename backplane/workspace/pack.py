@@ -189,14 +189,14 @@ def _pack_index(objects: Mapping[bytes, tuple[int, int]], checksum: bytes) -> by
     return body + hashlib.sha1(body, usedforsecurity=False).digest()
 
 
-class Names:
+class ObjectNames:
     """Takes objects as a pack does, and keeps nothing but their names."""
 
     def add(self, kind: str, data: bytes) -> bytes:
         return object_id(kind, data)
 
 
-def write_trees(pack: Pack | Names, leaves: Mapping[str, Leaf]) -> bytes:
+def write_trees(pack: Pack | ObjectNames, leaves: Mapping[str, Leaf]) -> bytes:
     """Write the tree objects of these files; return the name of the topmost."""
     folders: dict[str, list[tuple[bytes, bytes]]] = {"": []}
     for path, leaf in leaves.items():

@@ -19,7 +19,7 @@ import msgspec
 from backplane.errors import WorkspaceError
 from backplane.workspace.baseline import BLOB_BYTES_MAX
 from backplane.workspace.copying import remove_tree
-from backplane.workspace.git import Row, Scratch, write_patch
+from backplane.workspace.git import DiffRow, Scratch, write_patch
 from backplane.workspace.pack import Leaf, write_trees
 from backplane.workspace.tree import FILE_FLAGS, GIT_NAME, READ_BYTES, open_root, opened, printable, read_file
 
@@ -47,14 +47,14 @@ class Change(msgspec.Struct, frozen=True):
     binary: bool = False
 
 
-def change(row: Row) -> Change:
+def change(row: DiffRow) -> Change:
     kinds: dict[str, Kind] = {"A": "added", "D": "deleted", "R": "renamed"}
     kind = kinds.get(row.letter, "mode" if row.same_content and row.letter == "M" else "modified")
     old_path = None if row.old_path is None else _shown(row.old_path)
     return Change(_shown(row.path), kind, old_path, row.binary)
 
 
-def status_line(row: Row) -> str:
+def status_line(row: DiffRow) -> str:
     """One line as `git status --porcelain` has it for a change that was added."""
     old = f"{_quoted(row.old_path)} -> " if row.old_path is not None else ""
     return f"{row.letter}  {old}{_quoted(row.path)}\n"
@@ -109,9 +109,9 @@ class Draft:
         if not blob.exists():
             blob.write_bytes(data)
 
-    def finish(self, root: Path, mode: str, before: Mapping[str, Leaf], after: Mapping[str, Leaf]) -> list[Row]:
+    def finish(self, root: Path, mode: str, before: Mapping[str, Leaf], after: Mapping[str, Leaf]) -> list[DiffRow]:
         """Write the patch and its record; return what git made of the difference."""
-        rows: list[Row] = []
+        rows: list[DiffRow] = []
         if before or after:
             # Trees of the changed files alone make the same patch as the whole ones would.
             trees = write_trees(self._pack, before), write_trees(self._pack, after)
@@ -127,7 +127,7 @@ class Draft:
         return rows
 
     def _write_record(
-        self, root: Path, mode: str, before: Mapping[str, Leaf], after: Mapping[str, Leaf], rows: list[Row]
+        self, root: Path, mode: str, before: Mapping[str, Leaf], after: Mapping[str, Leaf], rows: list[DiffRow]
     ) -> None:
         digest = hashlib.sha256()
         with (self._run_dir / RECORD_NAME).open("wb") as file:
@@ -138,7 +138,7 @@ class Draft:
         self.record_sha256 = digest.hexdigest()
 
     def _record(
-        self, root: Path, mode: str, before: Mapping[str, Leaf], after: Mapping[str, Leaf], rows: list[Row]
+        self, root: Path, mode: str, before: Mapping[str, Leaf], after: Mapping[str, Leaf], rows: list[DiffRow]
     ) -> Iterator[str]:
         """The record a piece at a time, as the whole takes a few times the space of its paths."""
         # The standard library's writer, because names that are not UTF-8 are lone surrogates here.
@@ -157,7 +157,7 @@ def leaf_json(leaf: Leaf | None) -> dict[str, str] | None:
     return None if leaf is None else {"mode": f"{leaf.mode:06o}", "blob": leaf.oid.hex()}
 
 
-class Target(msgspec.Struct, frozen=True):
+class PathTarget(msgspec.Struct, frozen=True):
     """What one path was at the start of the run and shall be."""
 
     path: str
@@ -165,12 +165,12 @@ class Target(msgspec.Struct, frozen=True):
     after: Leaf | None
 
 
-class Saved(msgspec.Struct, frozen=True):
+class SavedPatch(msgspec.Struct, frozen=True):
     """A run's patch as it was kept."""
 
     root: str
     mode: str
-    targets: dict[str, Target]
+    targets: dict[str, PathTarget]
     renames: dict[str, str]
     """New path → old path."""
     blobs: Path
@@ -221,7 +221,7 @@ def names(paths: list[str]) -> str:
     return shown + (f" and {len(paths) - NAMES_MAX} more" if len(paths) > NAMES_MAX else "")
 
 
-def load(run_dir: Path, record_sha256: str | None = None) -> Saved:
+def load(run_dir: Path, record_sha256: str | None = None) -> SavedPatch:
     """Read the record and check it against the patch.
 
     Args:
@@ -238,9 +238,9 @@ def load(run_dir: Path, record_sha256: str | None = None) -> Saved:
             raise failure(f"'{RECORD_NAME}' is not the one that the receipt names; nothing was changed", hint)
         record = json.loads(data.decode("ascii"))
         targets = [
-            Target(file["path"], read_leaf(file["before"]), read_leaf(file["after"])) for file in record["files"]
+            PathTarget(file["path"], read_leaf(file["before"]), read_leaf(file["after"])) for file in record["files"]
         ]
-        saved = Saved(
+        saved = SavedPatch(
             record["root"], record["mode"], {t.path: t for t in targets}, dict(record["renames"]), run_dir / BLOBS_NAME
         )
         expected, expected_bytes = record["sha256"], record["bytes"]

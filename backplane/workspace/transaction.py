@@ -21,7 +21,7 @@ import msgspec
 from backplane.errors import StoreError, WorkspaceError
 from backplane.process.locks import try_lock
 from backplane.workspace.copying import remove_tree, write_all
-from backplane.workspace.moves import Move, Result, Seen, Undone, prepare, read_intent, sync, undo
+from backplane.workspace.moves import Move, PathState, Seen, Undone, prepare, read_intent, sync, undo
 from backplane.workspace.patch import failure, names
 from backplane.workspace.tree import FILE_FLAGS, open_folder, open_root, opened, printable, read_all, unguessable
 
@@ -69,7 +69,7 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def exchange(run_dir: Path, where: Path, root: int, seen: Seen, results: Mapping[str, Result]) -> Iterator[None]:
+def exchange(run_dir: Path, where: Path, root: int, seen: Seen, results: Mapping[str, PathState]) -> Iterator[None]:
     """Put every new file into its place, each old one out of it; a failure moves all back.
 
     In the block all is in place, and only a later start says so where we die; after it the old files go.

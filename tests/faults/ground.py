@@ -24,7 +24,7 @@ from typing import IO, Any, Final
 from backplane.errors import CODES
 from backplane.process import guard
 from backplane.receipts import Store
-from backplane.receipts.rows import Row
+from backplane.receipts.rows import ReceiptRow
 from tests.faults import hosts, sizes
 
 PROGRAM: Final = (sys.executable, "-P", "-m", "backplane")
@@ -259,7 +259,7 @@ class Ground:
         """Any other command, to its end."""
         return self.start(*words, **more).end()
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ReceiptRow]:
         with Store.open(self.home, readonly=True) as store:
             return store.list(100_000)
 

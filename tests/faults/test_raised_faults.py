@@ -22,7 +22,7 @@ import anyio
 import msgspec
 import pytest
 
-from backplane import Call, Decision, Hook
+from backplane import Decision, Hook, HookCall
 from backplane.config import Settings
 from backplane.contract import canonical
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
@@ -157,7 +157,7 @@ async def on_ask(_: object) -> Decision:
     return Decision(decision="allow")
 
 
-def hook(call: Call) -> Decision | None:
+def hook(call: HookCall) -> Decision | None:
     return None
 
 

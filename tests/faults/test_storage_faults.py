@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backplane.receipts import Checkpoint, Store, seal
+from backplane.receipts import ChainCheckpoint, Store, seal
 from backplane.receipts.pieces import without_trace
 from tests.faults import hosts, sizes
 from tests.faults.conftest import Figure
@@ -454,7 +454,7 @@ KINDS: dict[str, Tamper] = {
 RECEIPTS = 12
 
 
-def _found(home: Path, checkpoint: Checkpoint | None) -> bool:
+def _found(home: Path, checkpoint: ChainCheckpoint | None) -> bool:
     with Store.open(home, readonly=True) as store:
         return bool(store.verify_all(checkpoint).findings)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from backplane.contract.envelope import Final, Run
+from backplane.contract.envelope import Final, RunMessage
 from backplane.contract.work import WorkOrder
 from backplane.protocol import Broken, Events
 from backplane.protocol.control import ControlEnd
@@ -84,7 +84,7 @@ def _reading(line: bytes) -> tuple[float, bool]:
     line was taken."""
     end = ControlEnd(now=now, redactor=Redactor(["a-secret-of-the-run", "ababab"]))
     end.receive(HELLO)
-    end.send(Run(id="r", work_order=WorkOrder("x")))
+    end.send(RunMessage(id="r", work_order=WorkOrder("x")))
     began = time.thread_time()
     (received,) = end.receive(line)
     looked = [[] for _ in range(1000)]  # type: ignore[var-annotated]  # What the collector has put off is part of it.

@@ -12,10 +12,10 @@ import anyio
 from backplane.contract.canonical import timestamp_at
 from backplane.contract.events import AgentEvent, AssistantDelta, ToolCall, Warned
 from backplane.ir import Conversation, Media, Message, Text, ToolResult, ToolSpec, ToolUse
-from backplane.testing import PROTOCOLS, ModelServer, Protocol, Request, Turn
+from backplane.testing import PROTOCOLS, ModelServer, Protocol, RecordedRequest, Turn
 from backplane.upstream.client import Upstream
-from backplane.upstream.completion import Model
-from backplane.upstream.completion import Turn as Answered
+from backplane.upstream.completion import ModelClient
+from backplane.upstream.completion import ModelTurn as Answered
 from backplane.upstream.endpoint import PROTOCOLS as TABLE
 from backplane.upstream.endpoint import Endpoint
 from backplane.upstream.failure import UpstreamError
@@ -37,7 +37,7 @@ class Talk:
     turns: list[Answered] = field(default_factory=list)
     error: UpstreamError | None = None
     heard: list[AgentEvent] = field(default_factory=list)
-    requests: tuple[Request, ...] = ()
+    requests: tuple[RecordedRequest, ...] = ()
     unscripted: Any = ()
 
     @property
@@ -114,7 +114,7 @@ def talk(
     async def ask(server: ModelServer) -> None:
         with anyio.fail_after(BOUND_S):
             async with Upstream(endpoint(server, protocol, **settings)) as up:
-                model = Model(up, parallel=parallel, stream=stream, may_cut=may_cut)
+                model = ModelClient(up, parallel=parallel, stream=stream, may_cut=may_cut)
                 for one in asked or (conversation(protocol),):
                     done.turns.append(await model.ask(one, hear, lambda: timestamp_at(time.time_ns())))
 

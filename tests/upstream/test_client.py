@@ -15,7 +15,7 @@ from backplane.contract.events import AssistantDelta
 from backplane.errors import ConfigError
 from backplane.testing import PROTOCOLS, Fault, ModelServer, Script, Turn
 from backplane.upstream.client import Upstream
-from backplane.upstream.completion import Model
+from backplane.upstream.completion import ModelClient
 from backplane.upstream.endpoint import PROTOCOLS as TABLE
 from backplane.upstream.endpoint import Endpoint, address
 from backplane.upstream.failure import UpstreamError
@@ -84,7 +84,7 @@ def test_cancelling_closes_the_socket(protocol: str, backend: str) -> None:
                     if isinstance(event, AssistantDelta):
                         scope.cancel()
 
-                await Model(up).ask(conversation(protocol), hear, lambda: "2026-11-22T00:00:00Z")
+                await ModelClient(up).ask(conversation(protocol), hear, lambda: "2026-11-22T00:00:00Z")
             assert scope.cancelled_caught
             ended = await anyio.to_thread.run_sync(server.wait_end, 1)
             assert ended == "left"

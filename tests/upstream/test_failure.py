@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from backplane.contract.canonical import Json
 from backplane.errors import CODES
 from backplane.upstream.endpoint import cut_urls
-from backplane.upstream.failure import LABELS, STATUSES, Failure, UpstreamError, failure_of, retry_after_s
+from backplane.upstream.failure import LABELS, STATUSES, UpstreamError, UpstreamFailure, failure_of, retry_after_s
 
 NOW = datetime(2026, 11, 22, 12, 0, 0, tzinfo=UTC)
 SEVEN = {"authentication_failed", "rate_limited", "context_length_exceeded", "invalid_request", "model_unavailable",
          "network_error", "unknown"}  # fmt: skip
 
 
-def read(status: int, body: Any, headers: dict[str, str] | None = None, secret: str | None = None) -> Failure:
+def read(status: int, body: Any, headers: dict[str, str] | None = None, secret: str | None = None) -> UpstreamFailure:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return failure_of(status, headers or {}, data, NOW, secret, "gpt-99")
 
@@ -169,6 +169,6 @@ def test_any_body_is_read_into_some_code(status: int, body: Any) -> None:
 
 
 def test_an_error_survives_a_pickle() -> None:
-    failure = Failure(code="backend_rate_limited", message="slow", status=429, retry_after_s=3.0)
+    failure = UpstreamFailure(code="backend_rate_limited", message="slow", status=429, retry_after_s=3.0)
     again = pickle.loads(pickle.dumps(UpstreamError(failure)))
     assert (again.failure, again.code, again.retryable) == (failure, "backend_rate_limited", True)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from backplane.errors import CODES
-from backplane.testing import Call, Failure, Fault, Turn, Usage
+from backplane.testing import Call, Failure, Fault, ScriptUsage, Turn
 from tests.upstream.talk import PROTOCOLS, talk
 
 TEXT = "The answer is forty-two, which is known since long."
 CALLS = (Call(name="read", input={"path": "a.txt"}), Call(name="read", input={"path": "b.txt", "n": 2}))
-USAGE = Usage(input=120, output=34, cache_read=100)
+USAGE = ScriptUsage(input=120, output=34, cache_read=100)
 
 
 @dataclass(frozen=True)

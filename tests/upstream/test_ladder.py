@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from backplane.errors import CODES
 from backplane.ir import Conversation, Message, Text
 from backplane.testing import PROTOCOLS, Call, Fault, Turn, When
-from backplane.upstream.failure import INVALID, Failure
+from backplane.upstream.failure import INVALID, UpstreamFailure
 from backplane.upstream.ladder import LADDERS, WAIT_S_MAX, climb, next_step, prepare
 from backplane.upstream.rewrites import strict_tools
 from tests.upstream.talk import READ, conversation, picture, talk, worked
@@ -184,7 +184,7 @@ def test_a_refusal_after_output_is_not_answered_by_another_request() -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("status", [401, 413, 429])
 def test_no_rung_is_taken_for_what_no_rung_mends(protocol: str, status: int) -> None:
-    failure = Failure(code={401: "backend_auth_failed", 413: "backend_context_length"}.get(status, "x"),
+    failure = UpstreamFailure(code={401: "backend_auth_failed", 413: "backend_context_length"}.get(status, "x"),
                       message="tool_choice stream_options generationConfig", status=status)  # fmt: skip
     assert next_step(protocol, {"stream_options": {}, "tools": [], "generationConfig": {}}, failure) is None
 
@@ -224,7 +224,7 @@ requests = st.fixed_dictionaries(
     },
 )  # fmt: skip
 failures = st.builds(
-    Failure,
+    UpstreamFailure,
     code=st.sampled_from(sorted(CODES)),
     message=st.sampled_from(["", "tool_choice", "image", "tools", "stream_options", "stream"]),
     status=st.sampled_from([None, 200, 400, 422, 429, 500]),
@@ -234,7 +234,7 @@ failures = st.builds(
 
 
 @given(st.sampled_from(PROTOCOLS), requests, st.lists(failures, min_size=40, max_size=40))
-def test_every_ladder_ends_whatever_fails(protocol: str, request: dict[str, Any], kinds: list[Failure]) -> None:
+def test_every_ladder_ends_whatever_fails(protocol: str, request: dict[str, Any], kinds: list[UpstreamFailure]) -> None:
     taken: tuple[str, ...] = ()
     tries, total = 1, 1
     for failure in kinds:

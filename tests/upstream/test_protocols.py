@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backplane.ir import Message, Text, ToolResult, ToolUse
-from backplane.testing import PROTOCOLS, Call, Fault, Turn, Usage, When
+from backplane.testing import PROTOCOLS, Call, Fault, ScriptUsage, Turn, When
 from tests.upstream.talk import KEY, READ, Talk, conversation, picture, talk, worked
 
 READS = Call(name="read", input={"path": "a"})
@@ -78,7 +78,7 @@ def test_text_is_handed_on_in_pieces_as_it_comes(protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_usage_is_said_and_counts_the_same_everywhere(protocol: str) -> None:
-    done = one(protocol, Turn(text="ok", usage=Usage(input=100, output=20, cache_read=40, reasoning=0)))
+    done = one(protocol, Turn(text="ok", usage=ScriptUsage(input=100, output=20, cache_read=40, reasoning=0)))
     usage = done.turn.usage
     assert usage is not None
     assert (usage.input, usage.output, usage.cache_read) == (100, 20, 40)

@@ -29,7 +29,7 @@ from backplane.contract.events import (
     carried,
 )
 from backplane.contract.work import PolicyProfile
-from backplane.testing import Failure, Fault, Turn, Usage
+from backplane.testing import Failure, Fault, ScriptUsage, Turn
 from tests.test_deltas import fold
 from tests.vendors.ground import WAIT_S_MAX, Agent, Ground, Seen, running, until
 
@@ -375,9 +375,9 @@ async def _clock(ground: Ground) -> None:
 
 @case("resume, usage of this run alone")
 async def _resume(ground: Ground) -> None:
-    noted = [Turn(text="noted", usage=Usage(input=11, output=7))]
+    noted = [Turn(text="noted", usage=ScriptUsage(input=11, output=7))]
     first = await _in(ground, noted, task="the word is zebra", abp=_session(keep=True))
-    turns = [Turn(text="zebra", usage=Usage(input=13, output=5))]
+    turns = [Turn(text="zebra", usage=ScriptUsage(input=13, output=5))]
     second = await _in(ground, turns, task="which word?", abp=_session(resume=first.session))
     assert "the word is zebra" in json.dumps(second.server.requests[-1].body)
     assert (second.receipt.usage.input_tokens, second.receipt.usage.output_tokens) == (13, 5)
@@ -433,7 +433,7 @@ async def _absent(ground: Ground) -> None:
 
 @case("usage as the model's service told it")
 async def _used(ground: Ground) -> None:
-    usage = Usage(**USAGE)
+    usage = ScriptUsage(**USAGE)
     first = msgspec.structs.replace(ground.agent.runs("echo again"), usage=usage)
     seen = await ground.play([first, Turn(text="done", usage=usage)], model=MODEL)
     told = seen.receipt.usage

@@ -25,7 +25,7 @@ from backplane.contract.events import (
 )
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile, WorkOrder, WorkspaceSpec
-from backplane.testing import SIDE_TURNS, Call, Fault, ModelServer, Turn, Usage
+from backplane.testing import SIDE_TURNS, Call, Fault, ModelServer, ScriptUsage, Turn
 from tests.vendors.found import vendor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -129,7 +129,7 @@ async def follow(work: WorkOrder, settings: Settings, cancel_after: Path | None)
 
 def shell(name: str, command: str) -> Turn:
     call = Call(name=AGENTS[name].shell, input={AGENTS[name].argument: command, "description": "run it"})
-    return Turn(calls=(call,), usage=Usage(input=100, output=10))
+    return Turn(calls=(call,), usage=ScriptUsage(input=100, output=10))
 
 
 def of(kind: type, events: list[Any]) -> list[Any]:
@@ -138,7 +138,7 @@ def of(kind: type, events: list[Any]) -> list[Any]:
 
 @MOST
 def test_a_plain_answer_with_its_tokens(name: str, go: Callable[..., Ended]) -> None:
-    receipt, events = go(name, [Turn(text="Hello there.", usage=Usage(input=11, output=5))])
+    receipt, events = go(name, [Turn(text="Hello there.", usage=ScriptUsage(input=11, output=5))])
     assert receipt.outcome == "complete"
     assert [event.text for event in of(AssistantMessage, events)] == ["Hello there."]
     tokens = (receipt.usage.input_tokens, receipt.usage.output_tokens)
@@ -147,7 +147,7 @@ def test_a_plain_answer_with_its_tokens(name: str, go: Callable[..., Ended]) -> 
 
 @ALL
 def test_a_tool_turn_changes_files_and_the_patch_is_right(name: str, go: Callable[..., Ended]) -> None:
-    done = Turn(text="All done.", usage=Usage(input=200, output=20))
+    done = Turn(text="All done.", usage=ScriptUsage(input=200, output=20))
     receipt, events = go(name, [shell(name, LINES), done])
     assert receipt.outcome == "complete"
     assert [(event.tool_name, event.input["command"]) for event in of(ToolCall, events)] == [("bash", LINES)]

@@ -12,7 +12,7 @@ import pytest
 from backplane.contract.events import CommandExecuted, ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.resources import find
-from backplane.testing import Call, Turn, Usage
+from backplane.testing import Call, ScriptUsage, Turn
 from tests.vendors.cases import CASES, MODEL, THOUGHT_ABOUT
 from tests.vendors.found import vendor
 from tests.vendors.ground import Agent, Ground
@@ -210,7 +210,7 @@ async def test_a_conversation_that_stays_with_its_folder_is_not_kept_of_a_copy(g
 
 @pytest.mark.parametrize("name", ["qwen"])
 async def test_a_budget_ends_the_run(ground: Ground) -> None:
-    usage = Usage(input=100_000, output=20_000)
+    usage = ScriptUsage(input=100_000, output=20_000)
     again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, usage=usage)
     seen = await ground.play([again], max_budget_usd=1.0, options={"prices": {"input": 5, "output": 30}})
     assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "budget", "policy_denied")

@@ -11,7 +11,7 @@ import pytest
 
 from backplane.contract.approval import Decision
 from backplane.contract.events import Approval, CommandExecuted, TaskReported, ToolCall, ToolResult, Warned
-from backplane.testing import Call, Fault, Turn, Usage, When
+from backplane.testing import Call, Fault, ScriptUsage, Turn, When
 from tests.vendors.cases import CASES, SCHEMA, check_functions
 from tests.vendors.found import vendor
 from tests.vendors.ground import Agent, Ground, Seen, house
@@ -209,7 +209,7 @@ async def test_a_refused_key_is_told_at_once_though_the_agent_would_ask_again(gr
 
 
 async def test_a_budget_ends_the_run(ground: Ground) -> None:
-    usage = Usage(input=100_000, output=20_000)
+    usage = ScriptUsage(input=100_000, output=20_000)
     again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, usage=usage)
     seen = await ground.play([again], max_budget_usd=1.0, model="claude-opus-5-5")
     assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "budget", "policy_denied")

@@ -12,9 +12,9 @@ import pytest
 from backplane.contract.approval import Decision
 from backplane.contract.events import Approval, CommandExecuted, ToolCall, ToolResult, Warned
 from backplane.contract.work import PolicyProfile
-from backplane.runtime.hook_calls import Call as HookCall
+from backplane.runtime.hook_calls import HookCall
 from backplane.runtime.hooks import Hook
-from backplane.testing import Call, Turn, Usage
+from backplane.testing import Call, ScriptUsage, Turn
 from tests.vendors.cases import CASES, MODEL, SCHEMA, check_functions
 from tests.vendors.found import vendor
 from tests.vendors.ground import Agent, Ground, Seen, house
@@ -285,7 +285,7 @@ async def test_an_order_that_says_what_the_agent_cannot_hear_is_refused(ground: 
 
 
 async def test_a_budget_ends_the_run(ground: Ground) -> None:
-    usage = Usage(input=100_000, output=20_000)
+    usage = ScriptUsage(input=100_000, output=20_000)
     again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, usage=usage)
     prices = {"prices": {"input": 5, "output": 30}}
     seen = await ground.play([again], max_budget_usd=1.0, options=prices)

@@ -12,7 +12,7 @@ import pytest
 
 from backplane.contract.approval import Decision
 from backplane.contract.events import Approval, CommandExecuted, ToolResult, Warned
-from backplane.runtime.hook_calls import Call as HookCall
+from backplane.runtime.hook_calls import HookCall
 from backplane.runtime.hooks import Hook
 from backplane.testing import Call, Turn
 from tests.vendors.cases import CASES, check_functions

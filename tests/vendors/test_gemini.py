@@ -11,7 +11,7 @@ import pytest
 from backplane.contract.approval import Decision
 from backplane.contract.events import Approval, CommandExecuted, ToolCall, ToolResult
 from backplane.contract.work import PolicyProfile
-from backplane.testing import Call, Turn, Usage
+from backplane.testing import Call, ScriptUsage, Turn
 from tests.vendors.cases import CASES, check_functions
 from tests.vendors.found import vendor
 from tests.vendors.ground import Agent, Ground
@@ -105,7 +105,7 @@ async def test_a_file_that_the_policy_hides_is_not_read(ground: Ground) -> None:
 
 
 async def test_thoughts_and_cached_tokens_are_counted_and_a_budget_holds(ground: Ground) -> None:
-    usage = Usage(input=100_000, output=20_000, cache_read=40_000)
+    usage = ScriptUsage(input=100_000, output=20_000, cache_read=40_000)
     again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, usage=usage)
     seen = await ground.play([again], max_budget_usd=1.0, options={"prices": {"input": 5, "output": 30}})
     assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "budget", "policy_denied")

@@ -15,7 +15,7 @@ import pytest
 from backplane.contract.approval import Decision
 from backplane.contract.events import Approval, CommandExecuted, FileChanged, ToolResult
 from backplane.contract.work import PolicyProfile
-from backplane.testing import Call, Fault, Turn, Usage
+from backplane.testing import Call, Fault, ScriptUsage, Turn
 from tests.vendors.cases import CASES, check_functions
 from tests.vendors.found import program, vendor
 from tests.vendors.ground import Agent, Ground, Seen
@@ -183,7 +183,7 @@ async def test_files_are_found_and_searched(ground: Ground) -> None:
 
 
 async def test_a_budget_ends_the_run(ground: Ground) -> None:
-    usage = Usage(input=100_000, output=20_000, cache_read=40_000)
+    usage = ScriptUsage(input=100_000, output=20_000, cache_read=40_000)
     again = msgspec.structs.replace(ground.agent.runs("echo again"), times=None, usage=usage)
     seen = await ground.play([again], max_budget_usd=1.0, options={"prices": {"input": 5, "output": 30}})
     assert (seen.receipt.outcome, seen.end["reason"], seen.end["code"]) == ("partial", "budget", "policy_denied")

@@ -22,7 +22,7 @@ from backplane.contract.events import (
     ToolResult,
     TurnEnded,
 )
-from backplane.testing import Call, Fault, Turn, Usage
+from backplane.testing import Call, Fault, ScriptUsage, Turn
 from backplane.upstream.presets import PROTOCOLS
 from tests.vendors.ground import Agent, Ground
 from tests.vendors.test_claude import Claude
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
 STORY = [ToolCall, Approval, FileChanged, ToolResult, ToolCall, Approval, CommandExecuted, ToolResult, AssistantMessage]
 """Kinds of events, in their order."""
 PATCH = [("a.txt", "+two"), ("new.txt", "+made")]
-USAGE = Usage(input=130, output=7, cache_read=50)
+USAGE = ScriptUsage(input=130, output=7, cache_read=50)
 REQUESTS = 3
 FAULTS = {
     "backend_auth_failed": Fault(status=401, message="no such key"),

@@ -14,18 +14,18 @@ import anyio
 import anyio.abc
 import msgspec
 
-from backplane.agents.acp.reader import NEUTRAL, Call, EventReader, read_usage
+from backplane.agents.acp.reader import NEUTRAL, EventReader, OpenCall, read_usage
 from backplane.agents.events import mapping, mappings
 from backplane.agents.failures import code_of
 from backplane.agents.gemini.record import Record, home_of
 from backplane.agents.options import Profile
-from backplane.agents.order import Conversation, Place, keep_name, server_rows, snippets
+from backplane.agents.order import AgentFolders, Continuation, keep_name, server_rows, snippets
 from backplane.agents.session import WORDS_CHARS_MAX, AgentRun, Ending, failed, result_of, silent
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Given, HostRun
 from backplane.policy.paths import TOOLS
-from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Fault, Reply, Request
+from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Request, Response, RpcError
 
 if TYPE_CHECKING:
     from backplane.ir import Usage
@@ -48,7 +48,7 @@ HISTORY_S: Final = 0.5
 WITHDRAWN: Final = "the turn was stopped before anybody had answered"
 
 
-class Session(msgspec.Struct, frozen=True):
+class AcpSession(msgspec.Struct, frozen=True):
     """What an agent said about its session."""
 
     id: str
@@ -67,7 +67,7 @@ class Agent:
 
     keeps_calls, is_ours = True, False
 
-    def __init__(self, session: AgentRun, profile: Profile, place: Place, child: Child) -> None:
+    def __init__(self, session: AgentRun, profile: Profile, place: AgentFolders, child: Child) -> None:
         self.session, self.profile, self.place = session, profile, place
         run, spec = session.run, session.spec
         self.record = Record(home_of(place.config)) if profile.usage == "record" else None
@@ -115,7 +115,7 @@ class Agent:
             seen = self.reader.left_out
             await anyio.sleep(HISTORY_S)
 
-    async def _open_session(self, asked: Conversation) -> Session:
+    async def _open_session(self, asked: Continuation) -> AcpSession:
         servers = servers_of(self.session.run, self.profile)
         if any("url" in server for server in servers) and not self._can("mcpCapabilities", "http"):
             raise BackendError("capability_unsupported", "this agent reaches no MCP server by its address")
@@ -127,7 +127,7 @@ class Agent:
             return read_session(said)
         return await self._resume(asked, asked.wanted, params)
 
-    async def _resume(self, asked: Conversation, id: str, params: dict[str, Json]) -> Session:
+    async def _resume(self, asked: Continuation, id: str, params: dict[str, Json]) -> AcpSession:
         """Go on with a conversation that is there; the agent may tell its history before it answers."""
         method = self._resuming(fork=asked.fork is not None)
         if method is None:
@@ -158,7 +158,7 @@ class Agent:
             place = mapping(place).get(name)
         return place is not None and place is not False
 
-    async def _set(self, session: Session) -> None:
+    async def _set(self, session: AcpSession) -> None:
         mode = self.profile.mode
         if mode and mode in session.modes and session.mode != mode:
             fault = await self._change(session, "session/set_mode", modeId=mode)
@@ -168,7 +168,7 @@ class Agent:
         if model is not None and named.variable is None and not named.arguments:
             await self._set_model(session, model)
 
-    async def _set_model(self, session: Session, model: str) -> None:
+    async def _set_model(self, session: AcpSession, model: str) -> None:
         offers = {one: ("session/set_model", {"modelId": one}) for one in session.models}
         for one in session.options.get("model", ()):
             offers[one] = ("session/set_config_option", {"configId": "model", "value": one})
@@ -183,7 +183,7 @@ class Agent:
         if fault is not None:
             raise BackendError("backend_model_not_found", f"the model {model!r} cannot be set: {fault.message}")
 
-    async def _change(self, session: Session, method: str, **params: Json) -> Fault | None:
+    async def _change(self, session: AcpSession, method: str, **params: Json) -> RpcError | None:
         return (await self.pipe.call(method, {"sessionId": session.id, **params}, timeout_s=START_S)).fault
 
     async def _must(self, method: str, params: Json) -> dict[str, Any]:
@@ -213,13 +213,13 @@ class Agent:
         await self.pipe.notify("session/cancel", {"sessionId": self._id})
         return True
 
-    async def _refused(self, fault: Fault) -> Ending:
+    async def _refused(self, fault: RpcError) -> Ending:
         if fault.gone:
             raise BackendError("backend_crashed", "the agent's program ended in the middle of its turn")
         self._count(None)
         return failed(code_of(words_of(fault), status=fault.code), words_of(fault))
 
-    async def _ended(self, reply: Reply) -> Ending:
+    async def _ended(self, reply: Response) -> Ending:
         self._result = mapping(reply.result)
         reason, reader = str(self._result.get("stopReason")), self.reader
         counted = isinstance(self._result.get("usage"), dict)
@@ -253,9 +253,9 @@ class Agent:
 
     # Its questions ----------------------------------------------------------------------------------------------------
 
-    async def answer(self, request: Request) -> Json | Fault:
+    async def answer(self, request: Request) -> Json | RpcError:
         if request.method != "session/request_permission":
-            return Fault(METHOD_NOT_FOUND, f"this client has no method {request.method}")
+            return RpcError(METHOD_NOT_FOUND, f"this client has no method {request.method}")
         call, events = self.reader.asked(mapping(request.params.get("toolCall")))
         for event in events:
             await self.session.run.emit(event)
@@ -270,7 +270,7 @@ class Agent:
             return {"outcome": {"outcome": "cancelled"}}
         return {"outcome": {"outcome": "selected", "optionId": option}}
 
-    async def _refusal(self, call: Call) -> str | None:
+    async def _refusal(self, call: OpenCall) -> str | None:
         """Why a call may not run; None when it may."""
         name, root, policy = self.reader.name(call), self.session.root, self.session.run.policy
         own = call.name or name
@@ -339,7 +339,7 @@ def text_block(text: Json) -> Json:
 # Parts of messages ----------------------------------------------------------------------------------------------------
 
 
-def words_of(fault: Fault) -> str:
+def words_of(fault: RpcError) -> str:
     """All that a refusal says, in one line."""
     details = {"message": fault.data} if isinstance(fault.data, str) else mapping(fault.data)
     words = [str(details[name]) for name in ("details", "message", "statusCode") if details.get(name)]
@@ -356,7 +356,7 @@ def choose(options: Json, allow: bool) -> str | None:
     return next((by_kind[kind] for kind in _KINDS[allow] if isinstance(by_kind.get(kind), str)), None)
 
 
-def read_session(said: dict[str, Any]) -> Session:
+def read_session(said: dict[str, Any]) -> AcpSession:
     """What `session/new` offers, from whichever of the two places an agent puts it."""
     modes, models, options = (
         mapping(said.get("modes")),
@@ -366,7 +366,7 @@ def read_session(said: dict[str, Any]) -> Session:
     current = modes.get("currentModeId")
     chosen = [option.get("currentValue") for option in options if option.get("id") == "model"]
     model = next((one for one in (*chosen, models.get("currentModelId")) if isinstance(one, str)), None)
-    return Session(
+    return AcpSession(
         id=said["sessionId"],
         modes=_ids(modes.get("availableModes"), "id"),
         mode=current if isinstance(current, str) else None,

@@ -14,7 +14,7 @@ import msgspec
 
 from backplane.agents.acp.notices import NOTICE_CHARS_MAX, Notices
 from backplane.agents.command import plain_command
-from backplane.agents.events import CALLS_MAX, CUT_SHORT, Events, exit_code, is_count, mapping, mappings
+from backplane.agents.events import CALLS_MAX, CUT_SHORT, EventFactory, exit_code, is_count, mapping, mappings
 from backplane.agents.gemini.record import Record
 from backplane.agents.options import Notice
 from backplane.contract.canonical import Json
@@ -45,7 +45,7 @@ _PATH_NAMES: Final = ("filePath", "file_path", "filepath", "path", "absolute_pat
 _NAME: Final = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 
 
-class Call:
+class OpenCall:
     """What is known of one tool call."""
 
     def __init__(self, id: str) -> None:
@@ -99,8 +99,8 @@ class EventReader:
         record: Record | None = None,
         servers: Collection[str] = (),
     ) -> None:
-        self._make, self._tools, self._servers = Events(now, root), tools, servers
-        self._calls: dict[str, Call] = {}
+        self._make, self._tools, self._servers = EventFactory(now, root), tools, servers
+        self._calls: dict[str, OpenCall] = {}
         self._text: list[str] = []
         self._text_chars = 0
         self._results_since_output = self._calls_since_words = False
@@ -114,7 +114,7 @@ class EventReader:
         self.last_words = ""
         self.notices = Notices(notices)
         self._record = record
-        self._unread: list[tuple[Call, bool]] = []
+        self._unread: list[tuple[OpenCall, bool]] = []
         """Calls that are over and whose output the record did not have yet, and whether they failed."""
         self.left_out = 0
         """Updates of an older conversation."""
@@ -265,17 +265,17 @@ class EventReader:
         waiting, self._unread = self._unread, []
         return [*events, *(event for call, failed in waiting for event in self._ended(call, failed))]
 
-    def _ended(self, call: Call, failed: bool) -> list[AgentEvent]:
+    def _ended(self, call: OpenCall, failed: bool) -> list[AgentEvent]:
         """The end of a call, with what the record says of it."""
         said = self._record.outputs.pop(call.id, None) if self._record is not None else None
         if said is not None:
             call.output = {"output": said.text, "exitCode": said.exit_code}
         return self._end(call, failed)
 
-    def _known(self, update: dict[str, Any]) -> Call:
+    def _known(self, update: dict[str, Any]) -> OpenCall:
         """The call an update speaks of, with what it adds."""
         id = str(update.get("toolCallId"))
-        call = self._calls.get(id) or Call(id)
+        call = self._calls.get(id) or OpenCall(id)
         if len(self._calls) < CALLS_MAX:
             self._calls[id] = call
         title, kind = update.get("title"), update.get("kind")
@@ -304,7 +304,7 @@ class EventReader:
         call.places += [place["path"] for place in places if isinstance(place.get("path"), str)]
         return call
 
-    def asked(self, tool_call: dict[str, Any]) -> tuple[Call, list[AgentEvent]]:
+    def asked(self, tool_call: dict[str, Any]) -> tuple[OpenCall, list[AgentEvent]]:
         """The call that the agent wants to be allowed, and what has to be told before anybody is asked."""
         fresh = str(tool_call.get("toolCallId")) not in self._calls
         known = self._calls.get(str(tool_call.get("toolCallId")))
@@ -323,7 +323,7 @@ class EventReader:
         call.name_places()
         return call, [*recorded, *(self._turn() if fresh else []), *self.say(call)]
 
-    def say(self, call: Call) -> list[AgentEvent]:
+    def say(self, call: OpenCall) -> list[AgentEvent]:
         """The call as an event, once."""
         if call.said:
             return []
@@ -334,12 +334,12 @@ class EventReader:
         call.name_places()
         return [*self.message(), self._make.called(call.id, self.name(call), call.input)]
 
-    def deny(self, call: Call, reason: str) -> list[AgentEvent]:
+    def deny(self, call: OpenCall, reason: str) -> list[AgentEvent]:
         """The result of a call that was not allowed."""
         call.denied = self.denied = True
         return self._close(call, f"policy_denied: {reason}", failed=True)
 
-    def name(self, call: Call) -> str:
+    def name(self, call: OpenCall) -> str:
         """The tool's neutral name, else the agent's own; of a server's tool `mcp__SERVER__TOOL`, whatever it says."""
         own = call.name or ""
         for server in self._servers:
@@ -382,14 +382,14 @@ class EventReader:
         left = [call for call in self._calls.values() if call.said and not call.ended]
         return [*events, *(event for call in left for event in self._close(call, CUT_SHORT, failed=True))]
 
-    def _output(self, call: Call) -> list[AgentEvent]:
+    def _output(self, call: OpenCall) -> list[AgentEvent]:
         """What a running command wrote since it was last told."""
         if call.kind != "execute" or not call.said or not call.text.startswith(call.shown):
             return []
         news, call.shown = call.text[len(call.shown) :], call.text
         return [self._make.output(news)] if news else []
 
-    def _end(self, call: Call, failed: bool) -> list[AgentEvent]:
+    def _end(self, call: OpenCall, failed: bool) -> list[AgentEvent]:
         if call.ended:
             return []
         text = texts_of(call)
@@ -404,7 +404,7 @@ class EventReader:
             events += [self._make.changed(path, f"{self.name(call)} by the agent") for path in paths]
         return events + self._close(call, text or call.output, failed=failed)
 
-    def _close(self, call: Call, output: Json, *, failed: bool) -> list[AgentEvent]:
+    def _close(self, call: OpenCall, output: Json, *, failed: bool) -> list[AgentEvent]:
         if call.ended:
             return []
         call.ended = self._results_since_output = True
@@ -423,7 +423,7 @@ def texts(content: Json) -> str:
     return "".join(part for part in parts if isinstance(part, str))
 
 
-def texts_of(call: Call) -> str:
+def texts_of(call: OpenCall) -> str:
     for name in ("output", "aggregated_output", "formatted_output", "error", "text"):
         text = mapping(call.output).get(name)
         if isinstance(text, str) and text:

@@ -16,15 +16,15 @@ import msgspec
 from backplane.agents.claude import answers
 from backplane.agents.claude.answers import Question
 from backplane.agents.claude.peer import WITHDRAWAL, ControlPeer
-from backplane.agents.claude.reader import EventReader, Result
+from backplane.agents.claude.reader import EventReader, TurnResult
 from backplane.agents.events import mapping, mappings
 from backplane.agents.failures import code_of
 from backplane.agents.order import shows_results
 from backplane.agents.session import AgentRun, Ending, failed, limited, silent
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.policy.rules import Decision
-from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Fault, Notification, Request
+from backplane.policy.rules import Ruling
+from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Notification, Request, RpcError
 
 if TYPE_CHECKING:
     from backplane.process import Child
@@ -35,7 +35,7 @@ SETTLE_S: Final = 1.0
 """After a result, for the word that the agent is idle; a version that does not say it is believed then."""
 HOOK_S: Final = 3600
 """For the answer to a question before a tool; a person may take long, and the control plane has its own clock."""
-UNANSWERED: Final = Fault(0, "the question was withdrawn", gone=True)
+UNANSWERED: Final = RpcError(0, "the question was withdrawn", gone=True)
 LIMITS: Final = {"max_turns": "max_turns", "budget_exhausted": "budget"}
 """The agent's word for why it ended → the contract's limit."""
 LOGIN: Final = (
@@ -95,7 +95,7 @@ class Agent:
                 self._recorded.add(id)
                 await self.session.record_denied(self.reader.name(call.name), call.input)
 
-    def _denied(self, tool: str, input: Json) -> Decision | None:
+    def _denied(self, tool: str, input: Json) -> Ruling | None:
         root, policy = self.session.root, self.session.run.policy
         decision = policy.decide_tool_call(tool, input, root=root, cwd=root, aliases=self.options.aliases)
         return decision if decision.allowed == "deny" else None
@@ -135,7 +135,7 @@ class Agent:
         await self.pipe.call("interrupt", {}, timeout_s=ANSWER_S)
         return True
 
-    async def _result(self, number: int) -> Result | None:
+    async def _result(self, number: int) -> TurnResult | None:
         """Wait for the result after `number` others, and for the agent to be idle; None when its program ended."""
         reader, late = self.reader, False
         while not self.session.ended and not reader.refused:
@@ -147,7 +147,7 @@ class Agent:
             late = ready and waited.cancelled_caught
         return reader.results[-1] if len(reader.results) > number else None
 
-    async def _ended(self, result: Result) -> Ending:
+    async def _ended(self, result: TurnResult) -> Ending:
         if self._withheld is not None:
             return failed("policy_denied", self._withheld)
         if result.reason in LIMITS:
@@ -163,7 +163,7 @@ class Agent:
         # A model that answers in words is taken at these.
         return Ending(text=_encoded(result.structured) if result.structured is not None else result.text)
 
-    async def _limited(self, result: Result) -> Ending:
+    async def _limited(self, result: TurnResult) -> Ending:
         if LIMITS[result.reason] == "budget":
             # A dollar more than there may be: that is how a control plane learns which limit it was.
             cost = {"estimated_cost_usd": result.raw.get("total_cost_usd")}
@@ -172,13 +172,13 @@ class Agent:
 
     # Its questions ----------------------------------------------------------------------------------------------------
 
-    async def answer(self, request: Request) -> Json | Fault:
+    async def answer(self, request: Request) -> Json | RpcError:
         return await self.session.attend(self._answer(request), UNANSWERED)
 
-    async def _answer(self, request: Request) -> Json | Fault:
+    async def _answer(self, request: Request) -> Json | RpcError:
         question = answers.read_question(request.params)
         if question is None:
-            return Fault(METHOD_NOT_FOUND, f"this host answers no {request.method}")
+            return RpcError(METHOD_NOT_FOUND, f"this host answers no {request.method}")
         call = self.reader.calls.get(question.id)
         if call is not None and call.name != question.tool:
             # A tool may be asked about by a newer name than the one that its model called it by.

@@ -14,14 +14,14 @@ from backplane.contract.canonical import Json
 from backplane.protocol import EVIDENCE_BYTES
 from backplane.protocol.jsonrpc import (
     INVALID_REQUEST,
-    Fault,
     Id,
     Malformed,
     Notification,
     Peer,
     Received,
-    Reply,
     Request,
+    Response,
+    RpcError,
 )
 
 WITHDRAWAL: Final = "control_cancel_request"
@@ -51,8 +51,8 @@ class ControlPeer(Peer):
             return Request(str(value.get("request_id")), str(request.get("subtype")), request)
         if kind == "control_response":
             response = mapping(value.get("response"))
-            fault = Fault(0, str(response.get("error"))) if response.get("subtype") == "error" else None
-            return Reply(str(response.get("request_id")), response.get("response"), fault)
+            fault = RpcError(0, str(response.get("error"))) if response.get("subtype") == "error" else None
+            return Response(str(response.get("request_id")), response.get("response"), fault)
         if isinstance(kind, str):
             return Notification(kind, value)
         return Malformed("an object that is no message", line[:EVIDENCE_BYTES], INVALID_REQUEST)

@@ -16,7 +16,7 @@ from backplane.agents.events import (
     CALLS_MAX,
     CUT_SHORT,
     SERVERS_GONE,
-    Events,
+    EventFactory,
     Pieces,
     exit_code,
     is_count,
@@ -68,14 +68,14 @@ _TOTALS: Final = {
 """The contract's counters → the agent's whose sum they are: here all that was sent counts as input."""
 
 
-class Call(msgspec.Struct):
+class OpenCall(msgspec.Struct):
     """A tool call that has no result yet."""
 
     name: str
     input: Json
 
 
-class Result(msgspec.Struct, frozen=True):
+class TurnResult(msgspec.Struct, frozen=True):
     """How the agent says that its work ended."""
 
     subtype: str
@@ -102,8 +102,8 @@ class EventReader:
     goes_on = False
 
     def __init__(self, now: Callable[[], str], root: str, tools: Mapping[str, str]) -> None:
-        self._make, self._tools = Events(now, root), tools
-        self.calls: dict[str, Call] = {}
+        self._make, self._tools = EventFactory(now, root), tools
+        self.calls: dict[str, OpenCall] = {}
         """Calls without a result, by id."""
         self._is_named = False
         """Whether the conversation was told; it is named at the begin of each turn."""
@@ -113,7 +113,7 @@ class EventReader:
         self.idle = False
         self.error: str | None = None
         """The agent's own word for a failure of its model."""
-        self.results: list[Result] = []
+        self.results: list[TurnResult] = []
         self.refused = False
         """Whether its last result is ours: the agent goes on to ask a service that refuses it."""
         self.hidden: dict[str, str] = {}
@@ -178,7 +178,7 @@ class EventReader:
         status, attempt = message.get("error_status"), message.get("attempt")
         if status in REFUSALS and isinstance(attempt, int) and attempt > RETRIES_REFUSED_MAX:
             words = f"the model's service refuses the key or login ({status}, {message.get('error')})"
-            self.results.append(Result("refused", True, "api_error", status, words, None, False, message))
+            self.results.append(TurnResult("refused", True, "api_error", status, words, None, False, message))
             self.refused = True
 
     def _session(self, message: dict[str, Any]) -> list[AgentEvent]:
@@ -306,7 +306,7 @@ class EventReader:
             return []
         self.acted = True
         if len(self.calls) < CALLS_MAX:
-            self.calls[id] = Call(tool, input)
+            self.calls[id] = OpenCall(tool, input)
         return [self._make.called(id, self.name(tool), input, parent)]
 
     def _results(self, message: dict[str, Any]) -> list[AgentEvent]:
@@ -377,11 +377,11 @@ _READ: Final[dict[str, Callable[[EventReader, dict[str, Any]], list[AgentEvent]]
 }
 
 
-def read_result(message: dict[str, Any]) -> Result:
+def read_result(message: dict[str, Any]) -> TurnResult:
     """The message that ends the work."""
     status, errors = message.get("api_error_status"), message.get("errors")
     words = "; ".join(str(one) for one in errors if one) if isinstance(errors, list) else ""
-    return Result(
+    return TurnResult(
         subtype=str(message.get("subtype")),
         is_error=message.get("is_error") is True,
         reason=str(message.get("terminal_reason") or ""),

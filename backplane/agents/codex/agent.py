@@ -22,16 +22,16 @@ from backplane.agents.hooked import Hooked
 from backplane.agents.session import AgentRun, Ending, failed, result_of, silent
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError
-from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Fault, Notification, Request
+from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Notification, Request, RpcError
 from backplane.upstream.cost import price_of
 
 if TYPE_CHECKING:
-    from backplane.agents.begin import Program
+    from backplane.agents.begin import BegunProgram
     from backplane.process import Child
 
 ANSWER_S: Final = 60.0
 """For an answer to a call: half a second is usual, a cold disk under load needs more."""
-WITHDRAWN: Final = Fault(0, "the question was withdrawn")
+WITHDRAWN: Final = RpcError(0, "the question was withdrawn")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class Agent:
 
     keeps_calls, is_ours = True, False
 
-    def __init__(self, session: AgentRun, options: Options, child: Child, begun: Program) -> None:
+    def __init__(self, session: AgentRun, options: Options, child: Child, begun: BegunProgram) -> None:
         self.session, self.options = session, options
         self.reader = EventReader(session.run.now, session.root, shows=options.shows)
         self.verdicts = Verdicts(session, self.reader, shows=options.shows)
@@ -148,18 +148,18 @@ class Agent:
 
     # Its questions ----------------------------------------------------------------------------------------------------
 
-    async def answer(self, request: Request) -> Json | Fault:
+    async def answer(self, request: Request) -> Json | RpcError:
         return await self.session.attend(self._answer(request), WITHDRAWN)
 
     async def _hook(self, said: dict[str, Any]) -> Json:
         return await self.session.attend(self.verdicts.hook(said), None)
 
-    async def _answer(self, request: Request) -> Json | Fault:
+    async def _answer(self, request: Request) -> Json | RpcError:
         if request.method == answers.PEOPLE:
             return await self._people(request.params)
         question = answers.read_question(request.method, request.params, self.reader.calls, self.session.root)
         if question is None:
-            return Fault(METHOD_NOT_FOUND, f"this host answers no {request.method}")
+            return RpcError(METHOD_NOT_FOUND, f"this host answers no {request.method}")
         refused = await self.verdicts.refusal(question)
         if refused is None:
             return answers.answer(question, "allow")

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from backplane.agents.codex.items import Call, called
+from backplane.agents.codex.items import OpenCall, called
 from backplane.agents.events import mapping, mappings
 from backplane.contract.canonical import Json
 from backplane.policy.rules import ReadPath
@@ -30,14 +30,14 @@ class Question(msgspec.Struct, frozen=True):
     method: str
     id: str
     """Of the item."""
-    call: Call
+    call: OpenCall
     reads: tuple[ReadPath, ...] = ()
     """Files that the agent itself sees the command read."""
     wider: bool = False
     """It asks for more than the call: for a whole folder, say."""
 
 
-def read_question(method: str, params: Mapping[str, Any], calls: Mapping[str, Call], root: str) -> Question | None:
+def read_question(method: str, params: Mapping[str, Any], calls: Mapping[str, OpenCall], root: str) -> Question | None:
     """The call that a question is about; None for a question that is not about one.
 
     Args:
@@ -55,7 +55,7 @@ def read_question(method: str, params: Mapping[str, Any], calls: Mapping[str, Ca
         meta = mapping(params.get("_meta"))
         tool = meta.get("tool_name")
         if isinstance(tool, str):
-            call = Call(f"mcp__{params.get('serverName')}__{tool}", meta.get("tool_params"), "mcpToolCall")
+            call = OpenCall(f"mcp__{params.get('serverName')}__{tool}", meta.get("tool_params"), "mcpToolCall")
             open_id = next((id for id, one in calls.items() if one.name == call.name and one.input == call.input), "")
             return Question(method, open_id, call)
     return None

@@ -12,7 +12,7 @@ from backplane.agents.events import mapping, mappings, relative
 from backplane.contract.canonical import Json
 
 
-class Call(msgspec.Struct):
+class OpenCall(msgspec.Struct):
     """A tool call whose result is still to come."""
 
     name: str
@@ -21,26 +21,26 @@ class Call(msgspec.Struct):
     """Of its item."""
 
 
-def called(item: Mapping[str, Any], root: str) -> Call | None:
+def called(item: Mapping[str, Any], root: str) -> OpenCall | None:
     """The tool call that an item is; None for an item that is none."""
     kind = str(item.get("type"))
     if kind == "commandExecution":
         input: dict[str, Json] = {"command": plain_command(str(item.get("command") or ""))}
         if item.get("cwd") not in (None, root):
             input["cwd"] = item["cwd"]
-        return Call("bash", input, kind)
+        return OpenCall("bash", input, kind)
     if kind == "fileChange":
         changes = [_change(change, root) for change in mappings(item.get("changes"))]
         kinds = operations({"changes": changes})
-        return Call(kinds[0] if len(kinds) == 1 else "apply_patch", {"changes": changes}, kind)
+        return OpenCall(kinds[0] if len(kinds) == 1 else "apply_patch", {"changes": changes}, kind)
     if kind == "mcpToolCall":
-        return Call(f"mcp__{item.get('server')}__{item.get('tool')}", item.get("arguments"), kind)
+        return OpenCall(f"mcp__{item.get('server')}__{item.get('tool')}", item.get("arguments"), kind)
     if kind == "webSearch":
-        return Call("web_search", {"query": item.get("query")}, kind)
+        return OpenCall("web_search", {"query": item.get("query")}, kind)
     if kind == "imageView":
-        return Call("read_file", {"path": item.get("path")}, kind)
+        return OpenCall("read_file", {"path": item.get("path")}, kind)
     if kind == "dynamicToolCall":
-        return Call(str(item.get("tool")), item.get("arguments"), kind)
+        return OpenCall(str(item.get("tool")), item.get("arguments"), kind)
     return None
 
 
@@ -71,7 +71,7 @@ def changed_files(item: Mapping[str, Any], root: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def result_of(call: Call, item: Mapping[str, Any], failed: bool) -> Json:
+def result_of(call: OpenCall, item: Mapping[str, Any], failed: bool) -> Json:
     if call.kind == "commandExecution":
         return str(item.get("aggregatedOutput") or "")
     if call.kind == "mcpToolCall":

@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from backplane.agents.codex.hold import unheld
-from backplane.agents.codex.items import Call, called, changed_files, result_of
-from backplane.agents.events import CALLS_MAX, CUT_SHORT, SERVERS_GONE, Events, Pieces, is_count, mapping
+from backplane.agents.codex.items import OpenCall, called, changed_files, result_of
+from backplane.agents.events import CALLS_MAX, CUT_SHORT, SERVERS_GONE, EventFactory, Pieces, is_count, mapping
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
@@ -55,7 +55,7 @@ _COUNTERS: Final = {
 class _Whole(msgspec.Struct, frozen=True):
     """A call that is over."""
 
-    call: Call
+    call: OpenCall
     item: dict[str, Any]
     failed: bool
 
@@ -86,11 +86,11 @@ class EventReader:
     """
 
     def __init__(self, now: Callable[[], str], root: str, *, shows: bool = False) -> None:
-        self._make, self._root, self._shows = Events(now, root), root, shows
+        self._make, self._root, self._shows = EventFactory(now, root), root, shows
         self.price: Price | None = None
         self.spent = Spent()
         self.thread = ""
-        self.calls: dict[str, Call] = {}
+        self.calls: dict[str, OpenCall] = {}
         """Open calls, by the item's id."""
         self.turns: set[str] = set()
         """Turns of this run: after a resume the agent tells counters of older ones again."""
@@ -177,14 +177,14 @@ class EventReader:
         call = self._called(item)
         return [] if call is None else self._call(str(item.get("id")), call)
 
-    def _called(self, item: Mapping[str, Any]) -> Call | None:
+    def _called(self, item: Mapping[str, Any]) -> OpenCall | None:
         call = called(item, self._root)
         if self._shows and call is not None and call.kind == "commandExecution":
             input = mapping(call.input)
             call.input = {**input, "command": unheld(str(input["command"]))}
         return call
 
-    def _call(self, id: str, call: Call) -> list[AgentEvent]:
+    def _call(self, id: str, call: OpenCall) -> list[AgentEvent]:
         if id in self.calls:
             return []
         self.acted = self._acted_since = True
@@ -224,7 +224,7 @@ class EventReader:
         self._pieces.clear()
         return [*broken, self._make.message(text)]
 
-    def _ended(self, id: str, call: Call, item: dict[str, Any]) -> list[AgentEvent]:
+    def _ended(self, id: str, call: OpenCall, item: dict[str, Any]) -> list[AgentEvent]:
         denied = self.hidden.pop(id, None)
         if denied is not None or item.get("status") == "declined":
             return [self._make.result(id, call.name, denied or "the call was declined", failed=True)]
@@ -248,7 +248,7 @@ class EventReader:
         output = result_of(call, item, whole.failed) if shown is None else shown
         return [*events, self._make.result(id, call.name, output, failed=is_error)]
 
-    def unseen(self, id: str) -> tuple[Call, bool] | None:
+    def unseen(self, id: str) -> tuple[OpenCall, bool] | None:
         """A call whose result others are still to see, and whether it failed; None where there is none."""
         whole = self._unseen.get(id)
         return (whole.call, whole.failed) if whole is not None else None

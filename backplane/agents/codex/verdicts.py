@@ -14,11 +14,11 @@ import msgspec
 from backplane.agents.codex import answers, hooked
 from backplane.agents.codex.answers import Question
 from backplane.agents.codex.hold import held
-from backplane.agents.codex.items import Call, operations
+from backplane.agents.codex.items import OpenCall, operations
 from backplane.agents.codex.reader import EventReader
 from backplane.agents.session import AgentRun, command_of
 from backplane.contract.canonical import Json
-from backplane.policy.rules import Decision
+from backplane.policy.rules import Ruling
 
 OWN_NAMES: Final = {"commandExecution": "exec_command", "fileChange": "apply_patch"}
 """Kinds of items → what the agent calls the tool: a rule may mean that name."""
@@ -71,7 +71,7 @@ class Verdicts:
         """Answer a hook of the agent."""
         id, tool = str(said.get("tool_use_id")), str(said.get("tool_name"))
         kind = "commandExecution" if tool == "Bash" else "mcpToolCall"
-        call = Call(NAMES.get(tool, tool), said.get("tool_input"), kind)
+        call = OpenCall(NAMES.get(tool, tool), said.get("tool_input"), kind)
         if said.get("hook_event_name") == hooked.AFTER:
             return await self._after(id, call, said.get("tool_response"))
         return await self._before(Question(hooked.BEFORE, id, call))
@@ -89,7 +89,7 @@ class Verdicts:
         body = {"permissionDecision": "allow", "updatedInput": input}
         return {"hookSpecificOutput": {"hookEventName": hooked.BEFORE, **body}}
 
-    async def _after(self, id: str, call: Call, output: Json) -> Json:
+    async def _after(self, id: str, call: OpenCall, output: Json) -> Json:
         """Let those look at a result who are to see it before the model does."""
         with anyio.move_on_after(TOLD_S_MAX):
             while not self._reader.unseen(id):
@@ -128,7 +128,7 @@ class Verdicts:
         denied, call = self._denied(question), question.call
         return None if denied is None else (await self._session.may(call.name, call.input, denied)).reason
 
-    def _denied(self, question: Question) -> Decision | None:
+    def _denied(self, question: Question) -> Ruling | None:
         """The policy's no to a call by any of its names, or to a file that it names."""
         call, policy, root = question.call, self._session.run.policy, self._session.root
         own = OWN_NAMES.get(call.kind, call.name)

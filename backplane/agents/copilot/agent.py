@@ -20,7 +20,7 @@ from backplane.agents.failures import code_of
 from backplane.agents.session import AgentRun, Ending, failed, result_of, silent
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Fault, FramedPeer, Notification, Request
+from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, FramedPeer, Notification, Request, RpcError
 
 if TYPE_CHECKING:
     from backplane.process import Child
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PROTOCOL_VERSION: Final = 3
 ANSWER_S: Final = 60.0
 """For an answer to a call: half a second is usual; a first start unpacks 235 MB."""
-WITHDRAWN: Final = Fault(0, "the question was withdrawn")
+WITHDRAWN: Final = RpcError(0, "the question was withdrawn")
 APPROVED: Final = {"kind": "approve-once"}
 
 
@@ -131,14 +131,14 @@ class Agent:
 
     # Its questions ----------------------------------------------------------------------------------------------------
 
-    async def answer(self, request: Request) -> Json | Fault:
+    async def answer(self, request: Request) -> Json | RpcError:
         return await self.session.attend(self._answer(request), WITHDRAWN)
 
-    async def _answer(self, request: Request) -> Json | Fault:
+    async def _answer(self, request: Request) -> Json | RpcError:
         if request.method == "userInput.request":
             return await self._people(request.params)
         if request.method != "hooks.invoke":
-            return Fault(METHOD_NOT_FOUND, f"this host answers no {request.method}")
+            return RpcError(METHOD_NOT_FOUND, f"this host answers no {request.method}")
         kind, input = request.params.get("hookType"), mapping(request.params.get("input"))
         if kind == "preToolUse":
             return {"output": await self._before(str(input.get("toolName")), input.get("toolArgs"))}

@@ -15,9 +15,9 @@ from backplane.agents.events import (
     CALLS_MAX,
     CUT_SHORT,
     SERVERS_GONE,
-    Events,
-    Failure,
+    EventFactory,
     Pieces,
+    TurnFailure,
     is_count,
     mapping,
     mappings,
@@ -47,7 +47,7 @@ _COUNTERS: Final = {
 }
 
 
-class Call(msgspec.Struct):
+class OpenCall(msgspec.Struct):
     """A call that is open."""
 
     tool: str
@@ -73,10 +73,10 @@ class EventReader:
     """
 
     def __init__(self, now: Callable[[], str], root: str, tools: Mapping[str, str], *, shows: bool = False) -> None:
-        self._make, self._tools, self._shows = Events(now, root), tools, shows
+        self._make, self._tools, self._shows = EventFactory(now, root), tools, shows
         self.price: Price | None = None
         self.spent = Spent()
-        self.calls: dict[str, Call] = {}
+        self.calls: dict[str, OpenCall] = {}
         """Open calls, by id."""
         self.goes_on = self.acted = self.spoke = False
         """Whether another request follows, there was a call, and the last thing that happened was a message."""
@@ -86,7 +86,7 @@ class EventReader:
         """Whether the session waits for words."""
         self.aborted = False
         """Whether the turn was stopped."""
-        self.failure: Failure | None = None
+        self.failure: TurnFailure | None = None
         self._counted: Counted | None = None
         self._pieces = Pieces()
         self._thoughts: set[str] = set()
@@ -181,7 +181,7 @@ class EventReader:
     def _started(self, data: dict[str, Any]) -> list[AgentEvent]:
         id, tool = str(data.get("toolCallId")), str(data.get("toolName"))
         self.acted, self.spoke = True, False
-        call = Call(tool, self.name(tool, data), data.get("arguments"))
+        call = OpenCall(tool, self.name(tool, data), data.get("arguments"))
         if len(self.calls) < CALLS_MAX:
             self.calls[id] = call
         parent = data.get("parentToolCallId")
@@ -241,7 +241,7 @@ class EventReader:
 
     def _failed(self, data: dict[str, Any]) -> list[AgentEvent]:
         status = data.get("statusCode")
-        self.failure = Failure(
+        self.failure = TurnFailure(
             str(data.get("message") or "the turn failed"),
             str(data.get("errorType")),
             status if is_count(status) else None,

@@ -18,12 +18,12 @@ from backplane.agents.events import mapping, mappings
 from backplane.agents.failures import code_of
 from backplane.agents.hooked import Hooked
 from backplane.agents.kimi.reader import EventReader
-from backplane.agents.kimi.server import Server
-from backplane.agents.order import Place, keep_name
+from backplane.agents.kimi.server import KimiServer
+from backplane.agents.order import AgentFolders, keep_name
 from backplane.agents.session import AgentRun, Ending, failed, silent
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Fault, Notification, Request
+from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Notification, Request, RpcError
 
 if TYPE_CHECKING:
     from backplane.process import Child
@@ -52,11 +52,11 @@ class Agent:
 
     keeps_calls = is_ours = False
 
-    def __init__(self, session: AgentRun, options: Options, place: Place, child: Child) -> None:
+    def __init__(self, session: AgentRun, options: Options, place: AgentFolders, child: Child) -> None:
         self.session, self.options, self.place = session, options, place
         self.reader = EventReader(session.run.now, session.root, options.tools)
         self.reader.price = session.spec.price
-        self.server = Server(child, self.hear)
+        self.server = KimiServer(child, self.hear)
         self.hooked = Hooked(options.hooks, self._hook)
         self._id = ""
         self._subscribed = anyio.Event()
@@ -157,8 +157,8 @@ class Agent:
 
     # Its questions ----------------------------------------------------------------------------------------------------
 
-    async def answer(self, request: Request) -> Json | Fault:
-        return Fault(METHOD_NOT_FOUND, f"this host answers no {request.method}")
+    async def answer(self, request: Request) -> Json | RpcError:
+        return RpcError(METHOD_NOT_FOUND, f"this host answers no {request.method}")
 
     async def _hook(self, said: dict[str, Any]) -> Json:
         return await self.session.attend(self._before(said), None)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.agents.events import CALLS_MAX, CUT_SHORT, SERVERS_GONE, Events, Failure, is_count, mapping
+from backplane.agents.events import CALLS_MAX, CUT_SHORT, SERVERS_GONE, EventFactory, TurnFailure, is_count, mapping
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
@@ -31,7 +31,7 @@ _WRITING: Final = frozenset({"write_file", "edit_file"})
 _CODE: Final = re.compile(r"\n?Command failed with exit code: (-?\d+)\.\s*\Z")
 
 
-class Call(msgspec.Struct):
+class OpenCall(msgspec.Struct):
     """A call that is open."""
 
     tool: str
@@ -54,10 +54,10 @@ class EventReader:
     """
 
     def __init__(self, now: Callable[[], str], root: str, tools: Mapping[str, str]) -> None:
-        self._make, self._tools = Events(now, root), tools
+        self._make, self._tools = EventFactory(now, root), tools
         self.price: Price | None = None
         self.spent = Spent()
-        self.calls: dict[str, Call] = {}
+        self.calls: dict[str, OpenCall] = {}
         """Open calls, by id."""
         self._told: set[str] = set()
         self.goes_on = self.acted = self.spoke = False
@@ -66,7 +66,7 @@ class EventReader:
         """The last message."""
         self.reason: str | None = None
         """Why the turn ended: completed, failed, cancelled; None while it goes on."""
-        self.failure: Failure | None = None
+        self.failure: TurnFailure | None = None
         self._pieces: list[str] = []
 
     @property
@@ -112,7 +112,7 @@ class EventReader:
         """A request of the model that was answered whole; one whose stream just ended was not."""
         self.goes_on = data.get("finishReason") == "tool_use"
         is_whole = data.get("rawFinishReason") or data.get("providerFinishReason")
-        self.failure = None if is_whole else Failure("the model's answer ended without its last word")
+        self.failure = None if is_whole else TurnFailure("the model's answer ended without its last word")
         self.spent = self.spent.plus(_usage(mapping(data.get("usage"))), self.price)
         # Its calls have run by now, so the words before them are told already.
         return [*self._message(), self._make.used(self.used()), self._make.turn(data.get("finishReason"))]
@@ -136,7 +136,7 @@ class EventReader:
         self.acted, self.spoke = True, False
         if len(self._told) < CALLS_MAX:
             self._told.add(id)
-            self.calls[id] = Call(tool, self.name(tool), input)
+            self.calls[id] = OpenCall(tool, self.name(tool), input)
         return [*self._message(), self._make.called(id, self.name(tool), input)]
 
     def _output(self, data: dict[str, Any]) -> list[AgentEvent]:
@@ -183,7 +183,7 @@ class EventReader:
         if self.reason == "failed":
             status = mapping(error.get("details")).get("statusCode")
             words = str(error.get("message") or "the turn failed")
-            self.failure = Failure(words, str(error.get("code")), status if is_count(status) else None)
+            self.failure = TurnFailure(words, str(error.get("code")), status if is_count(status) else None)
         if self._pieces:
             taken, self._pieces = len("".join(self._pieces)), []
             return [self._make.taken_back(taken)]

@@ -37,7 +37,7 @@ Hear = Callable[[bytes, dict[str, Any]], Awaitable[None]]
 """Takes an event, as it came and as an object."""
 
 
-class Server:
+class KimiServer:
     """The server of one run.
 
     Args:
