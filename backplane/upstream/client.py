@@ -334,7 +334,6 @@ def is_silence(error: Exception) -> bool:
     return isinstance(error, httpx.ReadTimeout)
 
 
-<<<<<<< HEAD
 _CAUSES_MAX: Final = 10
 
 
@@ -350,10 +349,7 @@ def _system_word(error: BaseException) -> str:
     return ""
 
 
-def _translated(error: Exception, endpoint: Endpoint) -> Failure:
-=======
 def _translated(error: Exception, endpoint: Endpoint) -> UpstreamFailure:
->>>>>>> ff7396d (Give each type of the house a name of its own)
     """Say an exception of the HTTP library as a failure."""
     import httpx
 
@@ -371,11 +367,6 @@ def _translated(error: Exception, endpoint: Endpoint) -> UpstreamFailure:
         return UpstreamFailure(code="backend_timeout", message=f"no word from {where} in time", may_pass=True)
     words = clean(str(error) or type(error).__name__, endpoint.key)
     if isinstance(error, httpx.ConnectError | httpx.ProxyError):
-<<<<<<< HEAD
         text = f"no connection to {where}: {words}{_system_word(error)}"
-        return Failure(code="backend_unavailable", message=text, may_pass=True)
-    return Failure(code="stream_closed", message=f"the connection to {where} broke: {words}", may_pass=True)
-=======
-        return UpstreamFailure(code="backend_unavailable", message=f"no connection to {where}: {words}", may_pass=True)
+        return UpstreamFailure(code="backend_unavailable", message=text, may_pass=True)
     return UpstreamFailure(code="stream_closed", message=f"the connection to {where} broke: {words}", may_pass=True)
->>>>>>> ff7396d (Give each type of the house a name of its own)

@@ -71,7 +71,7 @@ denied command and a refused key:
 | claude-agent-acp | 0.101.0 | all four, without exit codes; a refused key after its own retries alone |
 | Kilo Code (`kilo`) | 7.7.7 | all four; starts in 25 s here; no tokens of a turn with tools; a denied tool ends it |
 | Mistral Vibe (`vibe`) | 3.0.2 | all four, without exit codes |
-| Grok Build (`grok`) | 1.0.41 | all four, with exit codes and tokens; a denied tool ends its turn; `cat`, `ls` unasked |
+| Grok Build (`grok`) | 1.0.41 | all four, with exit codes and tokens; a denied tool ends it; `cat`, `ls` unasked |
 | fast-agent | 0.10.46 | an answer; it offers its model no tools by itself, so it has no profile |
 | pi (`pi-acp`) | 0.0.34 | opened no session within 50 s (pi 0.73.1, 1.5.2); it asks nobody about its tools |
 | Cline | 3.0.65 | refuses a session without one of its vendors' logins, whatever service is configured |
