@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from backplane.config import BackendSettings, Limits, Settings
@@ -21,7 +22,9 @@ from backplane.errors import BackplaneError, ConfigError, PolicyError
 from backplane.receipts import Journal, Store, head_fact
 from backplane.runtime import budgets
 from backplane.runtime.plane import ControlPlane
-from backplane.testing import ModelServer
+from backplane.runtime.run import Run
+from backplane.testing import ModelServer, Turn, Usage
+from tests.api_agent import call
 from tests.peers import ROOT
 from tests.runs import HELLO, PRELUDE
 from tests.test_routing_cli import stored
@@ -168,19 +171,22 @@ def api_settings(server: ModelServer) -> Settings:
     return Settings(backends={"mine": BackendSettings(host="api", options=options)}, isolation="off", limits=limits)
 
 
-TURN = {"text": "done", "usage": {"input": 1000, "output": 100}}
-"""Costs 2,000 millionths of a dollar."""
+LOOP = Turn(calls=(call("read_file", path="none"),), usage=Usage(input=1000, output=200), times=None)
+"""A model that never ends; a turn costs 3,000 millionths of a dollar."""
+
+SHARE = 30_000
+"""Of a child: the most that one call of its can cost is more than half of it."""
 
 
 @pytest.mark.timeout(180)
 def test_fifty_children_at_once_spend_no_more_than_was_reserved(backplane_home: Path, tmp_path: Path) -> None:
-    ended: list[tuple[str, str | None, Any]] = []
+    ended: list[Run] = []
 
     async def all_at_once(plane: ControlPlane, parent: str) -> None:
         async def one() -> None:
-            async with plane.start(child(parent, 0.01, tmp_path), "mine") as run:
+            async with plane.start(child(parent, SHARE / DOLLAR, tmp_path), "mine") as run:
                 await run.wait()
-            ended.append((run.receipt.outcome, run.error.code if run.error else None, run.receipt))
+            ended.append(run)
 
         async with anyio.create_task_group() as tasks:
             for _ in range(50):
@@ -189,23 +195,31 @@ def test_fifty_children_at_once_spend_no_more_than_was_reserved(backplane_home: 
     async def whole(server: ModelServer) -> None:
         async with ControlPlane(api_settings(server), backplane_home, os.environ) as plane:
             plane.keeper.store()
-            await all_at_once(plane, parent_of(backplane_home, 120_000))
+            await all_at_once(plane, parent_of(backplane_home, 12 * SHARE))
 
-    with ModelServer([TURN] * 60) as server:
+    with ModelServer([LOOP]) as server:
         anyio.run(whole, server)
-        calls = len(server.requests)
-    outcomes = [(outcome, code) for outcome, code, _ in ended]
-    complete = outcomes.count(("complete", None))
-    assert set(outcomes) == {("complete", None), ("failed", "policy_denied")}
+        requests = [
+            (len(msgspec.json.encode(request.body)), request.body["max_completion_tokens"])
+            for request in server.requests
+        ]
+    refused = [run for run in ended if run.end is not None and run.end.reason == "refused"]
+    ran = [run for run in ended if run not in refused]
     # Twelve fit at once; whoever comes when others have ended finds what these did not spend.
-    assert 12 <= complete <= 60
-    done = [receipt for outcome, _, receipt in ended if outcome == "complete"]
-    spent = sum(round(receipt.usage.estimated_cost_usd * DOLLAR) for receipt in done)
-    assert spent == 2_000 * complete <= 120_000
-    assert calls == complete
-    added = done[0].backplane
-    assert added["budget"]["reserved_usd_micros"] == 10_000
-    assert added["parent"] == added["budget"]["parent"]
+    assert len(ran) >= 12
+    assert len(ran) + len(refused) == 50
+    assert {run.error.code for run in refused if run.error is not None} == ({"policy_denied"} if refused else set())
+    spent = [round((run.receipt.usage.estimated_cost_usd or DOLLAR) * DOLLAR) for run in ran]
+    assert max(spent) <= SHARE
+    assert sum(spent) == 3_000 * len(requests) <= 12 * SHARE
+    assert all(size + 10 * tokens <= SHARE for size, tokens in requests), "what it may cost was left"
+    for run in ran:
+        assert run.receipt.outcome == "partial"
+        raw = run.receipt.usage_raw
+        assert isinstance(raw, dict)
+        assert "max_tokens of output" in raw["budget_rule"]
+        assert run.receipt.backplane["budget"]["reserved_usd_micros"] == SHARE
+        assert run.receipt.backplane["parent"] == run.receipt.backplane["budget"]["parent"]
 
 
 def test_the_share_of_a_child_whose_plane_was_killed_is_kept_until_it_is_sealed(

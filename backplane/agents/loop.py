@@ -30,8 +30,13 @@ from backplane.tools.keys import without
 from backplane.tools.mcp import Servers, open_servers
 from backplane.tools.places import ToolRefused
 from backplane.upstream.client import Upstream
+<<<<<<< HEAD
 from backplane.upstream.completion import ModelClient, ModelTurn
 from backplane.upstream.cost import Spent, price_of
+=======
+from backplane.upstream.completion import Model, Turn
+from backplane.upstream.cost import MICROS, Spent, most, price_of
+>>>>>>> 8f085f5 (Hold each call of a child's model against its share)
 from backplane.upstream.endpoint import Endpoint
 from backplane.upstream.presets import VARIABLE, Service
 
@@ -40,6 +45,21 @@ TURNS_MAX: Final = 250
 
 CALLS_MAX: Final = 64
 """Calls of one turn that are run; models make a dozen, and the others are answered as too many."""
+
+OUTPUT_TOKENS: Final = 16_384
+"""Longest answer under a reserved budget where the order sets no `max_tokens`: what most models give, and a call has to
+have a limit to have a price."""
+
+OUTPUT_TOKENS_MIN: Final = 256
+"""Shortest answer that is worth its call; with room for less the run ends before it."""
+
+HIDDEN_TOKENS: Final = 1_000
+"""What services put before a request (tools are explained to the model in some 350 tokens)."""
+
+RESERVED: Final = (
+    "a call was made only where the most it could cost was left: each byte of its request as a token of input, and "
+    "max_tokens of output"
+)
 
 CONTEXT_CHARS_MAX: Final = 64 * 1024
 """Of one context file that is shown at once; the model reads on by itself."""
@@ -76,6 +96,8 @@ class Task(msgspec.Struct, frozen=True):
     spec: RunSpec
     history: tuple[Message, ...] = ()
     """What was said before this order."""
+    reserved: bool = False
+    """The budget is a share of a parent's, so a call is made only where the most it can cost is left."""
 
 
 def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
@@ -114,6 +136,7 @@ def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
             turns_max=TURNS_MAX if config.max_turns is None else config.max_turns,
         ),
         history=read_history(run),
+        reserved=budget is not None and isinstance(run.order.abp("parent"), str),
     )
 
 
@@ -150,6 +173,7 @@ class Agent:
         self.model, self.toolbox, self.servers, self.task = model, toolbox, servers, task
         self.spent = Spent()
         self._run = session.run
+        model.keeps_limit = task.reserved
         self._conversation = Conversation(
             dialect=model.dialect, model=task.model, tools=(*SPECS, *servers.specs), options=task.parameters,
             messages=(Message(role="system", parts=(Text(text=task.system),), flat=True), *task.history),
@@ -169,7 +193,16 @@ class Agent:
         self._add(Message(role="user", parts=(Text(text=str(words)),), flat=True))
         turns_max = self.session.spec.turns_max or 0
         while self.spent.requests < turns_max:
-            turn = await self.model.ask(_marked(self._conversation), self._hear, now=self._run.now)
+            conversation = _marked(self._conversation)
+            if self.task.reserved:
+                room = self._room(conversation)
+                if room < OUTPUT_TOKENS_MIN:
+                    left = (self.task.spec.budget_micros or 0) - (self.spent.micros or 0)
+                    words = f"{left / MICROS:g} USD are left, and the next call could cost more (max_budget_usd)"
+                    return limited("budget", words)
+                options = {**conversation.options, "max_tokens": room}
+                conversation = msgspec.structs.replace(conversation, options=options)
+            turn = await self.model.ask(conversation, self._hear, now=self._run.now)
             await self._count(turn)
             self._add(turn.message)
             if turn.text:
@@ -184,6 +217,18 @@ class Agent:
             elif turn.stop != "pause":
                 return self._ended(turn)
         return limited("max_turns", f"the limit of {turns_max} turns")
+
+    def _room(self, conversation: Conversation) -> int:
+        """How long the next answer may be, in tokens, so that its call costs no more than what is left."""
+        price, budget = self.task.spec.price, self.task.spec.budget_micros
+        assert price is not None
+        assert budget is not None
+        wanted = conversation.options.get("max_tokens") or OUTPUT_TOKENS
+        sent = self.model.request_bytes(conversation) + HIDDEN_TOKENS
+        left = budget - (self.spent.micros or 0) - most(price, sent, 0)
+        a_million = most(price, 0, MICROS)
+        fits = left * MICROS // a_million if a_million else wanted
+        return min(int(wanted), fits) if left >= 0 else 0
 
     async def add(self, text: str) -> bool:
         return False
@@ -243,6 +288,8 @@ class Agent:
         if price is not None:
             cost = {"usd_micros": self.spent.micros, "source": price.source, "read_on": price.read_on or None}
             raw["cost"] = cost
+        if self.task.reserved:
+            raw["budget_rule"] = RESERVED
         return raw
 
     # Tools ------------------------------------------------------------------------------------------------------------

@@ -50,7 +50,10 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     """For its own host and all its own children."""
     left_usd_micros: int
     """Of the parent's budget, once this was taken."""
-    rule: str = "settled by the receipt; where its cost is unknown or the run was cut off, as all that was reserved"
+    rule: str = (
+        "settled by the receipt; where its cost is unknown or the run was cut off, as all that was reserved. Beyond it "
+        "goes nothing where usage_raw.budget_rule says so, else one model call at most"
+    )
 
 
 def children_budget(order: WorkOrder) -> int | None:

@@ -44,6 +44,9 @@ OUTPUT: Final = (events.AssistantDelta, events.AssistantMessage, events.ToolCall
 INNER: Final = (events.RunStarted, events.RunCompleted, events.Failed)
 """What a dialect says of a whole stream; here it is one turn of a run, and a failure is raised."""
 
+UNLIMITED: Final = frozenset({"no-defaults"})
+"""Rungs that take the limit of the answer's length out of a request."""
+
 TWICE: Final = "pieces of a call's arguments came twice and were read once"
 NO_END: Final = "the service ended its answer without saying why"
 
@@ -92,6 +95,8 @@ class ModelClient:
         self.may_cut = may_cut
         self.protocol = upstream.endpoint.protocol
         self.dialect = PROTOCOLS[self.protocol].dialect
+        self.keeps_limit = False
+        """The limit of the answer's length is never taken out of a request: a budget was reserved by it."""
         self.taken: tuple[str, ...] = ()
         """Rungs that were needed, for all turns that follow."""
         self._named: set[tuple[str, str, str]] = set()
@@ -112,6 +117,10 @@ class ModelClient:
             await self._tell(loss, hear, now)
         known = {part.id for message in conversation.messages for part in message.parts if isinstance(part, ToolUse)}
         return await self._climb(request, losses, known, hear, now)
+
+    def request_bytes(self, conversation: Conversation) -> int:
+        """The size of the request that a conversation makes. Raises TranslationError."""
+        return len(msgspec.json.encode(self._request(conversation)[0]))
 
     def _request(self, conversation: Conversation) -> tuple[dict[str, Any], tuple[Loss, ...]]:
         repaired = paired(conversation, ids_optional=PROTOCOLS[self.protocol].ids_optional)
@@ -146,7 +155,7 @@ class ModelClient:
                     tries=tries, tries_max=endpoint.tries_max, backoff_ms=endpoint.backoff_ms,
                     may_cut=self.may_cut,
                 )  # fmt: skip
-                if step is None:
+                if step is None or (self.keeps_limit and step.rung in UNLIMITED):
                     await self._tell_pause(failure, hear, now)
                     # What the service said of the whole request tells more than what it said of the rest of it.
                     raise (first if first.code == error.code else error) from None

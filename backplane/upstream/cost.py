@@ -182,6 +182,13 @@ def actual(price: Price | None, usage: Usage | None) -> int | None:
     return -(-total // MICROS)
 
 
+def most(price: Price, input_tokens: int, output_tokens: int) -> int:
+    """The most that a call of so many tokens costs, in millionths of a dollar: its input kept in the cache and long."""
+    rows = [price] if price.long is None else [price, price.long]
+    sent = max(max(row.input, row.cache_write or 0, row.cache_read or 0) for row in rows)
+    return -(-(input_tokens * sent + output_tokens * max(row.output for row in rows)) // MICROS)
+
+
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
     """What a run used so far; None is unknown."""
 
