@@ -30,13 +30,8 @@ from backplane.tools.keys import without
 from backplane.tools.mcp import Servers, open_servers
 from backplane.tools.places import ToolRefused
 from backplane.upstream.client import Upstream
-<<<<<<< HEAD
 from backplane.upstream.completion import ModelClient, ModelTurn
-from backplane.upstream.cost import Spent, price_of
-=======
-from backplane.upstream.completion import Model, Turn
 from backplane.upstream.cost import MICROS, Spent, most, price_of
->>>>>>> 8f085f5 (Hold each call of a child's model against its share)
 from backplane.upstream.endpoint import Endpoint
 from backplane.upstream.presets import VARIABLE, Service
 
