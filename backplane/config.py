@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from backplane.contract.work import PolicyProfile
 from backplane.errors import ConfigError, PolicyError, StoreError
 
 FILE_NAME: Final = "backplane.toml"
@@ -103,10 +104,13 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     endpoints: tuple[str, ...] = ()
     """Where the host may always connect to, whatever an order's rules on the network: `host` or `host:port`."""
     hello_s: Seconds | None = None
-    """This and the next three: instead of the same name in `[limits]`; None takes that one."""
+    """From start to hello, instead of the same name in `[limits]`; None takes that one."""
     idle_s: Seconds | None = None
+    """Silence after which a run is given up, instead of the same name in `[limits]`."""
     run_s: Seconds | None = None
+    """A whole run, instead of the same name in `[limits]`."""
     cancel_grace_s: Seconds | None = None
+    """For a child to end by itself, instead of the same name in `[limits]`."""
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.host is None):
@@ -138,9 +142,11 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """`[routing]`: how a backend is chosen for an order that names none, by `contracts/routing.md`."""
 
     strategy: Literal["first_available", "cost", "latency", "balanced"] = "balanced"
+    """What counts among the backends that could take an order."""
     quality: tuple[str, ...] = ()
     """Backends, or `BACKEND/MODEL`, the best first."""
     models: dict[str, ModelSettings] = {}
+    """What the router is to know of models, by their names."""
 
 
 class WebSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,6 +164,7 @@ class HookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One `[[hooks]]`: a command that is asked before a tool runs, or after it."""
 
     event: Literal["pre_tool", "post_tool"]
+    """When it is asked: before a tool runs, or after it."""
     command: tuple[str, ...]
     """Program and arguments; `load` makes relative paths in it absolute."""
     tools: tuple[str, ...] = ("*",)
@@ -165,6 +172,7 @@ class HookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     name: str = ""
     """What the receipt calls it; empty takes the program's name."""
     timeout_ms: Count = HOOK_MS
+    """For its answer, in milliseconds."""
     on_failure: Literal["deny", "allow"] = "deny"
     """What counts when it fails, is late, or was not asked at all."""
 
@@ -175,17 +183,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     default_backend: str | None = None
     """Taken when an order names none."""
     backends: dict[str, BackendSettings] = {}
+    """Named ways to hosts, beside those that are shipped."""
     limits: Limits = Limits()
+    """How long, how large, how many."""
     isolation: Isolation = "best_effort"
-    policy: str | None = None
-    """Policy of orders that bring none: `default`, `strict`, or a file, whose path is absolute after `load`."""
+    """How a host is kept inside its workspace; an order may be stricter, never weaker."""
+    policy: str | PolicyProfile | None = None
+    """Policy of orders that bring none: `default`, `strict`, `ci`, a file, whose path is absolute after `load`, or
+    its rules as the table `[policy]`."""
     signing_key: str | None = None
     """File with the Ed25519 key that signs every receipt, absolute after `load`; in a variable also the key itself, as
     PEM or 64 hexadecimal digits. None signs nothing."""
     hooks: tuple[HookSettings, ...] = ()
     """Asked about the tools of every run."""
     routing: RoutingSettings = RoutingSettings()
+    """How a backend is chosen for an order that names none."""
     web: WebSettings = WebSettings()
+    """What the page of `backplane web` may do."""
 
     def limits_of(self, backend: str) -> Limits:
         """The limits of one backend: its own where it has some."""
@@ -215,7 +229,7 @@ def tighter(configured: Isolation, asked: object) -> Isolation:
 _LIMITS: Final = {field.name: field.type for field in msgspec.structs.fields(Limits)}
 _TABLES: Final = ("backends", "limits", "hooks", "routing", "web")
 _PLAIN: Final = {field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in _TABLES}
-SINGLE: Final[dict[str, Any]] = {**_PLAIN, **_LIMITS}
+SINGLE: Final[dict[str, Any]] = {**_PLAIN, "policy": str | None, **_LIMITS}
 """Settings that a flag or a variable can give, by their name; the variable is `BACKPLANE_` and the name in capitals."""
 
 OTHER_VARIABLES: Final = ("HOME", "CONFIG", "DEBUG")
@@ -300,7 +314,10 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
     backends = table.pop("backends", {})
     if not isinstance(backends, dict):
         raise _invalid(source, _line_of(text, ("backends",)), "`backends` must be a table")
+    rules = table.pop("policy") if isinstance(table.get("policy"), dict) else None
     own: Settings = _convert(table, Settings, (), source, text)
+    if rules is not None:
+        own = msgspec.structs.replace(own, policy=_rules(rules, source, text))
     named = {name: _backend(name, value, source, text, folder) for name, value in backends.items()}
     replace = msgspec.structs.replace
     hooks = tuple(
@@ -335,8 +352,19 @@ def _key_place(key: str | None, folder: Path) -> str | None:
 _KEY: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 
-def _policy_place(policy: str | None, folder: Path) -> str | None:
-    return policy if policy is None or policy in SHIPPED_POLICIES else str(folder / policy)
+def _policy_place(policy: str | PolicyProfile | None, folder: Path) -> str | PolicyProfile | None:
+    return str(folder / policy) if isinstance(policy, str) and policy not in SHIPPED_POLICIES else policy
+
+
+def _rules(table: dict[str, Any], source: str, text: str) -> PolicyProfile:
+    """The rules of `[policy]`; a name that is none is a mistake, as in a policy's own file."""
+    known = PolicyProfile.__struct_fields__
+    for name in table:
+        if name not in known:
+            fact = f"`policy.{name}`: no such rule; known here are {', '.join(known)}"
+            raise _invalid(source, _line_of(text, ("policy", name)), fact)
+    rules: PolicyProfile = _convert(table, PolicyProfile, ("policy",), source, text)
+    return rules
 
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from backplane import config
 from backplane.config import BackendSettings, Limits, Settings
+from backplane.contract.work import PolicyProfile
 from backplane.errors import ConfigError, StoreError
 
 HERE = Path("/somewhere")
@@ -38,6 +39,14 @@ def test_an_empty_file_gives_the_built_in_settings() -> None:
     assert parse("") == Settings()
     assert Settings().limits.hello_s == 10.0
     assert Settings().limits.run_s is None
+
+
+def test_the_policy_may_be_a_table_and_its_names_are_checked() -> None:
+    settings = parse('policy.deny_write = ["**/.git/**"]\n[limits]\nhello_s = 3')
+    assert settings.policy == PolicyProfile(deny_write=("**/.git/**",))
+    assert parse("[policy]").policy == PolicyProfile()
+    assert "line 2: `policy.denywrite`: no such rule; known here are allowed_tools" in fault("[policy]\ndenywrite = []")
+    assert "`policy.deny_write`" in fault('[policy]\ndeny_write = "x"')
 
 
 def test_a_whole_file_is_read() -> None:

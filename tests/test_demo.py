@@ -40,12 +40,6 @@ def demo(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
-def state(folder: Path) -> Path:
-    """The temporary state folder of the demo that runs in `folder`."""
-    (home,) = (folder / "tmp").glob("backplane-demo-*/home")
-    return home
-
-
 def test_the_demo_repairs_its_sample_and_shows_a_receipt_that_verifies(tmp_path: Path) -> None:
     with demo(tmp_path) as child:
         out, err = child.communicate(timeout=DEMO_S_MAX)
@@ -58,21 +52,33 @@ def test_the_demo_repairs_its_sample_and_shows_a_receipt_that_verifies(tmp_path:
     assert "the original, its .git included, is untouched" in out
 
 
-def test_the_demo_leaves_nothing_behind(tmp_path: Path, backplane_home: Path) -> None:
+def test_the_demo_keeps_its_run_in_a_folder_of_its_own_and_says_how_to_look(
+    tmp_path: Path, backplane_home: Path
+) -> None:
     with demo(tmp_path) as child:
-        child.communicate(timeout=DEMO_S_MAX)
+        out, _ = child.communicate(timeout=DEMO_S_MAX)
     assert list((tmp_path / "tmp").iterdir()) == []
     assert list((tmp_path / "cwd").iterdir()) == []
-    assert list(backplane_home.iterdir()) == []
+    assert [path.name for path in backplane_home.iterdir()] == ["demo"]
+    lines = [line.strip() for line in out.splitlines()]
+    assert f"export BACKPLANE_HOME={backplane_home / 'demo'}" in lines
+    script = lines[lines.index(f"export BACKPLANE_HOME={backplane_home / 'demo'}") :]
+    assert [next(word for word in ("show", "verify", "why", "report") if word in line) for line in script[1:]]
+    shown = subprocess.run(
+        ["sh", "-ec", "\n".join(script)], cwd=tmp_path, capture_output=True, text=True, timeout=DEMO_S_MAX, check=True
+    ).stdout
+    assert "complete" in shown
+    assert "-(-total // size)" in (tmp_path / "run.html").read_text()
 
 
-def test_a_kept_demo_can_be_looked_at(tmp_path: Path) -> None:
+def test_a_kept_demo_can_be_looked_at(tmp_path: Path, backplane_home: Path) -> None:
     with demo(tmp_path, "--keep") as child:
         out, _ = child.communicate(timeout=DEMO_S_MAX)
     assert child.returncode == 0
-    assert "all of it is in " in out
-    assert (state(tmp_path) / "receipts.sqlite").is_file()
-    assert "-(-total // size)" in (state(tmp_path).parent / "sample" / "pager.py").read_text()
+    assert "the sample is in " in out
+    assert (backplane_home / "demo" / "receipts.sqlite").is_file()
+    (sample,) = (tmp_path / "tmp").glob("backplane-demo-*/sample/pager.py")
+    assert "-(-total // size)" in sample.read_text()
 
 
 def delete_staged_tree(home: Path) -> None:
@@ -97,7 +103,7 @@ def delete_journal(home: Path) -> None:
 
 @pytest.mark.parametrize("delete", [delete_staged_tree, delete_store, delete_journal])
 def test_the_demo_fails_when_what_it_needs_is_deleted_under_its_hands(
-    tmp_path: Path, delete: Callable[[Path], None]
+    tmp_path: Path, backplane_home: Path, delete: Callable[[Path], None]
 ) -> None:
     with demo(tmp_path) as child:
         assert child.stdout is not None
@@ -105,7 +111,7 @@ def test_the_demo_fails_when_what_it_needs_is_deleted_under_its_hands(
         for line in child.stdout:
             if "->" in line:
                 break
-        delete(state(tmp_path))
+        delete(backplane_home / "demo")
         rest, err = child.communicate(timeout=DEMO_S_MAX)
     assert child.returncode == 1, rest
     assert err.strip().startswith("demo failed: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -33,6 +34,24 @@ def test_every_schema_is_a_valid_one_with_an_id_of_its_own(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["$id"].endswith(":" + name)
     assert build.render(name) == build.render(name) == build.load_schema(name)
+
+
+@pytest.mark.parametrize("name", ["configuration", "policy"])
+def test_each_property_of_a_file_that_people_write_is_described(name: str) -> None:
+    schema = json.loads(build.load_schema(name))
+    shapes = [schema, *schema.get("$defs", {}).values()]
+    bare = [member for shape in shapes for member, told in shape["properties"].items() if not told.get("description")]
+    assert bare == []
+    assert len(shapes) == {"configuration": 8, "policy": 1}[name]
+
+
+def test_an_id_is_resolved_and_so_is_every_reference() -> None:
+    for name in build.names():
+        schema = json.loads(build.load_schema(name))
+        assert build.load_schema(schema["$id"]) == build.load_schema(name)
+        text = json.dumps(schema)
+        for reference in set(re.findall(r'"\$ref": "([^"]*)"', text)):
+            assert reference.removeprefix("#/$defs/") in schema["$defs"]
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: f"{path.parent.name}/{path.stem}")

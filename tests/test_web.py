@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from backplane.receipts import Store, seal
+from backplane.web.guard import STREAMS_MAX
+from tests.hostile import HOSTILE as HOSTILE_TEXTS
 from tests.peers import ROOT
+from tests.receipt_writer import delta, receipt_of
 from tests.runs import HELLO, PRELUDE
 
 pytest.importorskip("starlette", reason="needs starlette: not installed")
@@ -83,8 +92,8 @@ def served(tmp_path: Path, backplane_home: Path) -> Iterator[Callable[..., Page]
         page.close()
 
 
-def begun(page: Page, root: Path) -> str:
-    order = {"task": f"deploy {HOSTILE}", "backend": "asks", "root": str(root)}
+def begun(page: Page, root: Path, task: str = f"deploy {HOSTILE}") -> str:
+    order = {"task": task, "backend": "asks", "root": str(root)}
     answer = page.client.post("/api/orders", json=order)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["run_id"])
@@ -208,6 +217,112 @@ def test_a_taken_port_and_a_wrong_one_are_said(served: Callable[..., Page], tmp_
         assert words in done.stderr
 
 
+# Slow, many, huge -----------------------------------------------------------------------------------------------------
+
+
+def raw(page: Page, data: bytes) -> socket.socket:
+    port = int(page.origin.rpartition(":")[2])
+    made = socket.create_connection(("127.0.0.1", port), timeout=30)
+    made.sendall(data)
+    return made
+
+
+def head(page: Page, path: str, *more: str) -> bytes:
+    lines = [f"GET {path} HTTP/1.1", f"Host: {page.origin.partition('//')[2]}", f"Authorization: Bearer {page.token}"]
+    return "\r\n".join([*lines, *more, "", ""]).encode()
+
+
+def test_a_head_or_body_that_does_not_come_and_one_without_end_are_given_up(served: Callable[..., Page]) -> None:
+    page = served()
+    slow = raw(page, head(page, "/api/runs")[:-4])
+    post = head(page, "/api/orders", f"Origin: {page.origin}", "Content-Type: application/json", "Content-Length: 9")
+    waits = raw(page, post.replace(b"GET", b"POST") + b"{")
+    huge = raw(page, head(page, "/api/runs", "X: " + "x" * 100_000))
+    assert huge.recv(12) == b"HTTP/1.1 431"
+    endless = raw(page, head(page, "/api/runs", "X: x")[:-4])
+    with suppress(ConnectionError):
+        for _ in range(64):
+            endless.sendall(b"x" * 65536)
+    with suppress(ConnectionError):
+        assert endless.recv(12) in (b"HTTP/1.1 400", b"HTTP/1.1 431")
+    assert page.client.get("/api/runs").status_code == 200
+    began = time.monotonic()
+    assert slow.recv(1) == b""
+    answer = waits.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert time.monotonic() - began < 20
+    for made in (slow, waits, huge, endless):
+        made.close()
+
+
+def test_a_thousand_streams_are_bounded_and_leave_the_page_at_work(served: Callable[..., Page], tmp_path: Path) -> None:
+    page = served()
+    run_id = begun(page, tmp_path / "work")
+    opened = [raw(page, head(page, f"/api/runs/{run_id}/stream")) for _ in range(1000)]
+    codes = Counter(made.recv(12) for made in opened)
+    assert codes[b"HTTP/1.1 200"] == STREAMS_MAX
+    assert set(codes) <= {b"HTTP/1.1 200", b"HTTP/1.1 429", b"HTTP/1.1 503", b""}
+    for made in opened:
+        made.close()
+    until(lambda: page.client.get("/api/runs").status_code == 200)
+    until(lambda: next(page.states(run_id))["asks"] != [])
+
+
+def until(done: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def test_a_link_among_the_runs_is_not_followed(
+    served: Callable[..., Page], tmp_path: Path, backplane_home: Path
+) -> None:
+    page = served()
+    run_id = begun(page, tmp_path / "work")
+    fake = "0192f0c1-2345-7abc-8def-0123456789ab"
+    (backplane_home / "runs" / fake).symlink_to(backplane_home / "runs" / run_id)
+    assert fake not in page.client.get("/api/runs").text
+    assert page.client.get(f"/api/runs/{fake}/stream").status_code in (400, 404)
+
+
+def test_five_thousand_runs_are_listed_at_once(served: Callable[..., Page], monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # 5,000 commits wait for no disk there.
+    with tempfile.TemporaryDirectory(dir=memory) as home:
+        monkeypatch.setenv("BACKPLANE_HOME", home)
+        with Store.open(Path(home)) as store:
+            for _ in range(5_000):
+                store.append(seal(receipt_of([delta("x")])))
+        page = served()
+        took = []
+        for _ in range(7):
+            began = time.monotonic()
+            rows = page.client.get("/api/runs").json()
+            took.append(time.monotonic() - began)
+        print("listed_s", min(took))
+        assert len(rows) == 200
+        assert min(took) < 0.3 * SLOW
+        # Words that none of them has are looked for in all of them.
+        assert page.client.get("/api/runs", params={"text": "nowhere"}, timeout=60).json() == []
+
+
+def test_a_stream_that_breaks_comes_again_whole(served: Callable[..., Page], tmp_path: Path) -> None:
+    page = served()
+    run_id = begun(page, tmp_path / "work")
+    whole: list[dict[int, str]] = []
+    for _ in range(2):
+        rows: dict[int, str] = {}
+        for state in page.states(run_id):
+            for number, _kind, html in state["rows"]:
+                assert number not in rows or rows[number] != html
+                rows[number] = html
+            if state.get("asks"):
+                break  # The connection goes with the generator.
+        whole.append(rows)
+    assert whole[0] == whole[1]
+    assert sorted(whole[0]) == list(range(len(whole[0])))
+
+
 # In a browser ---------------------------------------------------------------------------------------------------------
 
 
@@ -281,4 +396,147 @@ def test_a_checker_of_accessibility_finds_nothing(
     (tmp_path / "report.html").write_bytes(page.client.get("/api/report", params={"runs": run_id}).content)
     tab.goto((tmp_path / "report.html").as_uri())
     assert findings() == []
+    tab.close()
+
+
+TICKS = """
+hello(extensions=["ask/1", "cancel/1"])
+run = take()
+def now(): return str(round(time.time() * 1000))
+for number in range(60):
+    put(event(run, type="assistant_message", text="tick " + now()))
+    time.sleep(0.05)
+for number in range(5):
+    ask = {"t": "ask", "ref_id": run["id"], "id": "a%d" % number, "kind": "tool", "name": "deploy", "input": {"n": 1}}
+    put(ask)
+    take()
+    put(event(run, type="assistant_message", text="answered " + now()))
+put(final(run))
+end()
+"""
+WATCHER = """(name) => {
+  window[name] = []; window.clicked = [];
+  document.addEventListener('click', () => window.clicked.push(Date.now()), true);
+  new MutationObserver(() => document.querySelectorAll('.row .message').forEach((row) => {
+    if (row.dataset.seen) return;
+    row.dataset.seen = 1;
+    window[name].push([row.textContent, Date.now()]);
+  })).observe(document.body, { subtree: true, childList: true });
+}"""
+
+
+def test_events_and_answers_are_there_at_once_and_once(
+    served: Callable[..., Page], tmp_path: Path, browser: Any
+) -> None:
+    (tmp_path / "agent.py").write_text(PRELUDE.format(hello=json.dumps(HELLO)) + TICKS)
+    page = served()
+    tab = browser.new_page()
+    tab.goto(page.address)
+    tab.wait_for_selector("text=0 runs")
+    tab.evaluate(WATCHER, "seen")
+    run_id = begun(page, tmp_path / "work")
+    tab.evaluate(f"location.hash = '#/run/{run_id}'")
+    for number in range(5):
+        tab.wait_for_selector("section.ask")
+        if number == 2:  # The tab goes to the background and comes back: its stream is closed, and begun anew.
+            for hidden in ("true", "false"):
+                tab.evaluate(f"Object.defineProperty(document, 'hidden', {{value: {hidden}, configurable: true}})")
+                tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+            tab.wait_for_timeout(500)
+        tab.evaluate("window.clicked.length = 0")
+        tab.get_by_role("button", name="allow").click()
+        clicked = tab.evaluate("window.clicked[0]")
+        tab.locator(f".message:has-text('answered') >> nth={number}").wait_for()
+        answered = int(tab.locator(".message:has-text('answered')").nth(number).text_content().split()[1])
+        print("answered after ms", answered - clicked)
+        assert answered - clicked < 100 * SLOW
+    tab.wait_for_selector(".chip:text('complete')")
+    seen = tab.evaluate("window.seen")
+    late = sorted(at - int(words.split()[1]) for words, at in seen[:60] if words.startswith("tick"))
+    assert len(late) > 50
+    print("event to page, ms: half, last", late[len(late) // 2], late[-1])
+    assert late[-1] < 250 * SLOW
+    shown = tab.locator(".message").all_text_contents()
+    assert len([words for words in shown if words.startswith("tick")]) == 60
+    assert len(set(shown)) == len(shown) == 65
+    tab.close()
+
+
+SLOW = 4
+"""What a loaded machine may take of the goals, which are those of a quiet one."""
+
+EVERYWHERE = """
+texts = json.load(open(TEXTS))
+hello(extensions=["ask/1", "cancel/1"])
+run = take()
+steps = [{"step": text, "status": "pending"} for text in texts]
+put(event(run, type="warning", message="plan", ext={"task": {"plan": steps}}))
+for number, text in enumerate(texts):
+    put(
+        event(run, type="assistant_message", text=text),
+        event(run, type="tool_call", tool_name=text, tool_use_id=str(number), input={text: text, "command": text}),
+        event(run, type="tool_result", tool_name=text, tool_use_id=str(number), output=text, is_error=True),
+        event(run, type="command_executed", command=text, exit_code=1, output_preview=text),
+        event(run, type="file_changed", path=text, summary=text),
+        event(run, type="error", message=text, error_code=text),
+        event(run, type="run_completed", message=text),
+    )
+    put({"t": "ask", "ref_id": run["id"], "id": "a%d" % number, "kind": "tool", "name": text, "input": {"to": text}})
+while take()["t"] != "cancel": pass
+put(final(run))
+end()
+"""
+
+
+@pytest.mark.parametrize("third", range(3))  # A run has 64 open questions at most.
+def test_hostile_texts_in_every_place_of_the_page_run_nothing(
+    served: Callable[..., Page], tmp_path: Path, browser: Any, third: int
+) -> None:
+    hostile = HOSTILE_TEXTS[third::3]
+    texts = tmp_path / "texts.json"
+    texts.write_text(json.dumps(hostile))
+    agent = PRELUDE.format(hello=json.dumps(HELLO)) + EVERYWHERE.replace("TEXTS", repr(str(texts)))
+    (tmp_path / "agent.py").write_text(agent)
+    (tmp_path / "policy.json").write_text('{"require_approval_for": ["*"]}')
+    page = served()
+    run_id = begun(page, tmp_path / "work", "\n".join(hostile).replace("\0", "0"))
+    tab = browser.new_page()
+    asked: list[str] = []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("dialog", lambda dialog: asked.append("dialog"))
+    tab.goto(page.address)
+    tab.wait_for_selector("tbody tr")
+    tab.evaluate(f"location.hash = '#/run/{run_id}'")
+    tab.locator("section.ask").nth(30).wait_for()  # The policy denies some by itself: they name no file.
+    for box in tab.locator("summary").all()[:5]:
+        box.click()
+    tab.wait_for_timeout(300)
+    assert tab.evaluate("window.owned") is None
+    assert tab.url == f"{page.origin}/#/run/{run_id}"
+    assert {re.match(r"[a-z]+://[^/]+|data:", url)[0] for url in asked} <= {page.origin, "data:"}  # type: ignore[index]
+    assert tab.locator("img, iframe, object, embed, video, form[action], base, style").count() == 1  # Its own style.
+    page.client.post(f"/api/runs/{run_id}/cancel", json={})
+    tab.close()
+
+
+def test_another_page_can_neither_frame_nor_read_it(served: Callable[..., Page], browser: Any) -> None:
+    page, other = served(), served()
+    tab = browser.new_page()
+    tab.goto(other.origin)  # Another port of this machine: "same site", and another origin.
+    seen: list[str] = []
+    tab.on("requestfailed", lambda request: seen.append(request.url))
+    script = """async ([origin, token]) => {
+      const tries = [fetch(origin + '/api/runs'), fetch(origin + '/api/runs', {mode: 'no-cors'}),
+        fetch(origin + '/api/runs', {headers: {Authorization: 'Bearer ' + token}})];
+      return Promise.all(tries.map((one) => one.then((answer) => answer.type + answer.status, (error) => 'refused')));
+    }"""
+    context = browser.new_context(bypass_csp=True)  # As a hostile page would be: without our policy.
+    foreign = context.new_page()
+    foreign.goto(other.origin)
+    assert set(foreign.evaluate(script, [page.origin, page.token])) <= {"refused", "opaque0"}
+    foreign.evaluate("(url) => { const f = document.createElement('iframe'); f.src = url; document.body.append(f); }",
+                     page.origin)  # fmt: skip
+    foreign.wait_for_timeout(500)
+    assert not any("backplane" in frame.content() for frame in foreign.frames[1:])
+    context.close()
     tab.close()

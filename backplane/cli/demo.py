@@ -1,7 +1,8 @@
 """A whole run for the eyes: a sample with a real bug goes in, a verified receipt and a working sample come out.
 
-Everything happens in a temporary folder, with the embedded host, without a key and without the
-network. Each step is checked; the first thing that is not as it should be ends it with exit code 1.
+The sample lies in a temporary folder, which goes at the end; the run is kept in a state folder of the demo's own,
+to be looked at. The embedded host, no key, no network. Each step is checked; the first thing that is not as it should
+be ends it with exit code 1.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Final
 import anyio
 
 import backplane
+from backplane import config
 from backplane.cli.show import DIFF_LINES_MAX, Look, diff
 from backplane.cli.streams import one_line
 from backplane.config import Limits, Settings, child_environment
@@ -68,12 +70,14 @@ class NotAsItShould(Exception):
 def main(argv: list[str] | None = None) -> int:
     """Run the demo; 0 when every step held, 1 when one did not, 130 when interrupted."""
     parser = argparse.ArgumentParser(prog="backplane.cli.demo", description="Run an order to its receipt, and show it.")
-    parser.add_argument("--keep", action="store_true", help="leave the folder for a look around")
+    parser.add_argument("--keep", action="store_true", help="leave the sample's folder, too, for a look around")
     keep = parser.parse_args(argv).keep
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="backplane-demo-"))
+    run = None
     try:
-        _demo(folder)
+        home = config.home(os.environ | {"BACKPLANE_HOME": str(config.home_path(os.environ) / "demo")})
+        run = _demo(folder, home)
     except NotAsItShould as fault:
         print(f"\ndemo failed: {fault}", file=sys.stderr)
         return 1
@@ -90,13 +94,22 @@ def main(argv: list[str] | None = None) -> int:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
     print(
-        f"\ndemo: every step held, {time.monotonic() - began:.1f} s" + (f"; all of it is in {folder}" if keep else "")
+        f"\ndemo: every step held, {time.monotonic() - began:.1f} s" + (f"; the sample is in {folder}" if keep else "")
     )
+    _say_where(home, run)
     return 0
 
 
-def _demo(folder: Path) -> None:
-    sample, home = folder / "sample", folder / "home"
+def _say_where(home: Path, run: Run) -> None:
+    """Name the folder that has the run, and the commands that show it."""
+    print(f"\nThe run is kept in {one_line(home)}; look at it:\n\n  export BACKPLANE_HOME={shlex.quote(str(home))}")
+    name = "backplane" if shutil.which("backplane") else f"{shlex.quote(sys.executable)} -m backplane"
+    for words in ("runs show", "receipts verify", "why", "report"):
+        print(f"  {name} {words} {run.id[:8]}" + (" > run.html" if words == "report" else ""))
+
+
+def _demo(folder: Path, home: Path) -> Run:
+    sample = folder / "sample"
     _step("A sample project with a bug")
     _make_sample(sample)
     _require(not _test(sample), "the sample's test passes although the sample has a bug")
@@ -120,6 +133,7 @@ def _demo(folder: Path) -> None:
     _require(applied.files == (BROKEN,), f"the patch was applied to {applied.files}, not to {BROKEN} alone")
     _say(f"applied to {', '.join(applied.files)}")
     _require(_test(sample), "the sample's test still fails with the patch applied")
+    return run
 
 
 # Steps ----------------------------------------------------------------------------------------------------------------

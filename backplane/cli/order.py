@@ -32,7 +32,11 @@ _replace: Final = msgspec.structs.replace
 
 
 def build(
-    options: Options, environ: Mapping[str, str], cwd: Path, policy: str | None, abp: Mapping[str, Json]
+    options: Options,
+    environ: Mapping[str, str],
+    cwd: Path,
+    policy: str | PolicyProfile | None,
+    abp: Mapping[str, Json],
 ) -> WorkOrder:
     """Make the work order of a `run`.
 
@@ -147,9 +151,13 @@ def _text(name: str) -> str:
         raise ConfigError("config_invalid", f"the context file {name!r} is no UTF-8 text") from error
 
 
-def _policy(profile: PolicyProfile, options: Options, cwd: Path, configured: str | None) -> PolicyProfile:
+def _policy(
+    profile: PolicyProfile, options: Options, cwd: Path, configured: str | PolicyProfile | None
+) -> PolicyProfile:
     name = options.policy if options.policy is not None else configured if profile == PolicyProfile() else None
-    if name is not None:
+    if isinstance(name, PolicyProfile):
+        profile = name
+    elif name is not None:
         shipped = PROFILES.get(name)
         profile = shipped or parse_policy(streams.read_input(str(cwd / name)), name)
     return _replace(

@@ -41,6 +41,7 @@ def parser(name: str) -> Parser:
     output = made.add_argument_group("output")
     add_plain(output)
     add_json(output, "the protocol's own messages, one a line", "envelope_event", "envelope_final", "envelope_fatal")
+    output.add_argument("--dry-run", action="store_true", help="show the order and who would get it; start nothing")
     output.add_argument("--receipt", metavar="FILE", help="write the receipt there, too; - for stdout")
     output.add_argument("--patch", metavar="FILE", help="write the patch there, too; - for stdout")
     output.add_argument("--sign-key", metavar="FILE", help="sign the receipt with this Ed25519 key")
@@ -173,6 +174,8 @@ def _run(options: Options) -> int:
 
         attempts = anyio.run(first_choice, work, settings, environ, home)
         backend = backends.find(attempts.backend, settings, environ)
+    if options.dry_run:
+        return _show(work, attempts.backend if attempts is not None else backend.id, settings, as_json=options.json)
     with ExitStack() as opened, order.told_without(work.config.env):
         receipt, patch = (
             opened.enter_context(closing(Copy(file, stdout_taken=options.json))) if file is not None else None
@@ -193,6 +196,44 @@ def _run(options: Options) -> int:
             patch=patch,
         )
         return live.run(plan)
+
+
+def _show(work: WorkOrder, backend: str, settings: Settings, *, as_json: bool) -> int:
+    """Print the order as it would be sent, the values of its variables left out, and who would get it.
+
+    Raises:
+        PolicyError: `policy_invalid`, the policy cannot be read.
+        ConfigError: `config_invalid`, the order is none that a host would take.
+    """
+    import msgspec
+
+    from backplane.contract.unheard import check_settings
+    from backplane.policy.rules import compile_policy
+    from backplane.runtime.orders import check_order
+
+    check_order(work)
+    check_settings(work)
+    compile_policy(work.policy)
+    shown = msgspec.structs.replace(work, config=msgspec.structs.replace(work.config, env={}))
+    if as_json:
+        streams.write_json(msgspec.json.encode(shown) + b"\n")
+        return 0
+    rules = {name: value for name, value in msgspec.to_builtins(work.policy).items() if value}
+    limits = settings.limits_of(backend)
+    rows = {
+        "backend": backend,
+        "task": work.task,
+        "root": f"{work.workspace.root} ({work.workspace.mode}, {work.lane})",
+        "model": work.config.model or "its own",
+        "policy": ", ".join(f"{name}: {' '.join(value)}" for name, value in rules.items()) or "the default profile",
+        "isolation": work.abp("isolation") or settings.isolation,
+        "requires": ", ".join(f"{one.capability}={one.min_support}" for one in work.requirements.required) or "nothing",
+        "variables": ", ".join(sorted(work.config.env)) or "none beside the usual ones",
+        "ends": f"after {limits.idle_s:g} s of silence" + (f", {limits.run_s:g} s in all" if limits.run_s else ""),
+    }
+    streams.write("".join(f"{name:<10}{streams.one_line(value)}\n" for name, value in rows.items()))
+    streams.write("nothing was started\n")
+    return 0
 
 
 def _router_asked(options: Options) -> dict[str, Json]:

@@ -42,11 +42,17 @@ class PolicyProfile(msgspec.Struct, frozen=True):
     """What the agent may do. Deny wins over allow; an empty allow list restricts nothing."""
 
     allowed_tools: tuple[str, ...] = ()
+    """Globs on tools that may run; empty lets all."""
     disallowed_tools: tuple[str, ...] = ()
+    """Globs on tools that may not run."""
     deny_read: tuple[str, ...] = ()
+    """Globs on files that may not be read."""
     deny_write: tuple[str, ...] = ()
+    """Globs on files that may not be made, changed or removed."""
     allow_network: tuple[str, ...] = ()
+    """Hosts that may be connected to; empty lets all."""
     deny_network: tuple[str, ...] = ()
+    """Hosts that may not be connected to; `*` is all."""
     require_approval_for: tuple[str, ...] = ()
     """Tools that may only run after somebody said yes."""
 

@@ -81,15 +81,15 @@ def is_run_id(text: str) -> bool:
     return _RUN_FOLDER.fullmatch(text) is not None
 
 
-def run_folders(home: Path) -> list[Path]:
-    """Folders of runs, whatever their state; what is no run's folder is passed over.
+def run_folders(home: Path) -> list[str]:
+    """Names of folders of runs, whatever their state; what is no run's folder is passed over.
 
     Raises:
         StoreError: `receipt_store_failed` when it is closed to us.
     """
     try:
         with os.scandir(home / "runs") as entries:
-            return sorted(Path(entry.path) for entry in entries if is_run_id(entry.name))
+            return sorted(entry.name for entry in entries if is_run_id(entry.name))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

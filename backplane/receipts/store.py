@@ -392,12 +392,14 @@ class Store:
 
     def unknown_folders(self) -> Iterator[Path]:
         """Folders of runs that have no receipt here: live ones, and those that were cut off."""
-        folders = recovery.run_folders(self.home)
-        for start in range(0, len(folders), _PAGE_ROWS):
-            page = folders[start : start + _PAGE_ROWS]
+        names = recovery.run_folders(self.home)
+        for start in range(0, len(names), _PAGE_ROWS):
+            page = names[start : start + _PAGE_ROWS]
             marks = ", ".join("?" * len(page))
-            known = {row.run_id for row in self._rows(f"WHERE run_id IN ({marks})", [path.name for path in page])}
-            yield from (path for path in page if path.name not in known)
+            with self._locked() as connection:
+                found = connection.execute(f"SELECT run_id FROM receipts WHERE run_id IN ({marks})", page).fetchall()
+            known = {run_id for (run_id,) in found}
+            yield from (self.home / "runs" / name for name in page if name not in known)
 
     def _unpruned(self, row: ReceiptRow) -> bytes:
         body = self.body(row)

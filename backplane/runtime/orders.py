@@ -28,7 +28,7 @@ def make_order(
     max_turns: int | None = None,
     max_budget_usd: float | None = None,
     output: Any = None,
-    configured_policy: str | None = None,
+    configured_policy: PolicyProfile | str | None = None,
 ) -> WorkOrder:
     """Build the order of a run; what is given by name goes over the order's own members.
 

@@ -9,18 +9,19 @@ unknown event type, say) is no promise and stands in no schema.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from backplane import resources
-from backplane.config import Settings
+from backplane import config, resources
 from backplane.contract import envelope
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import SessionFile
@@ -83,7 +84,7 @@ SHAPES: Final[dict[str, Any]] = {
     "event_written": AgentEvent,
     "backplane": None,
     "policy": PolicyProfile,
-    "configuration": Settings,
+    "configuration": config.Settings,
     "session": SessionFile,
     **{f"envelope_{name}": kind for name, kind in _ENVELOPES.items()},
     "envelope_run_written": envelope.RunMessage,
@@ -92,6 +93,16 @@ SHAPES: Final[dict[str, Any]] = {
 """Name of a schema → the type it describes, or where that stands; None for the one that is written here by hand."""
 
 _CLOSED: Final = ("policy", "configuration")
+"""Files that people write: an unknown member is a mistake, and an editor shows what each is."""
+
+_STRUCTS: Final[dict[str, type[Any]]] = {
+    kind.__name__: kind
+    for kind in (
+        *(config.Settings, config.Limits, config.BackendSettings, config.HookSettings, config.RoutingSettings),
+        *(config.ModelSettings, config.WebSettings, PolicyProfile),
+    )
+}
+"""The structs behind the definitions of these, by their name there."""
 
 
 def names() -> tuple[str, ...]:
@@ -123,9 +134,23 @@ def build(name: str) -> Json:
         body |= RULES.get(owner, {})
         if name in _CLOSED and "properties" in body:
             body["additionalProperties"] = False
+            for member, about in _told(_STRUCTS[owner]).items():
+                body["properties"][member].setdefault("description", about)
     if written and "Receipt" in definitions:
         definitions["Backplane"] = BACKPLANE
     return head | _whole(_tidy(root), definitions)
+
+
+def _told(kind: type[Any]) -> dict[str, str]:
+    """What stands below each member in a struct's source; a member without a word there has none."""
+    (owner,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(owner, ast.ClassDef)
+    told = {}
+    for member, about in pairwise(owner.body):
+        if isinstance(member, ast.AnnAssign) and isinstance(about, ast.Expr) and isinstance(about.value, ast.Constant):
+            assert isinstance(member.target, ast.Name)
+            told[member.target.id] = " ".join(str(about.value.value).split())
+    return told
 
 
 def _whole(root: Json, definitions: dict[str, Json]) -> Json:
@@ -181,11 +206,12 @@ def render(name: str) -> bytes:
 
 
 def load_schema(name: str) -> bytes:
-    """Read a written schema, from a checkout or an installed copy.
+    """Read a written schema, from a checkout or an installed copy, by its name or its `$id`.
 
     Raises:
         ConfigError: `config_invalid`, no schema of this name.
     """
+    name = name.removeprefix(_ID)
     path = resources.find("schemas") / f"{name}.json"
     if name not in names() or not path.is_file():
         raise ConfigError("config_invalid", f"no schema named {name!r}", hint="`backplane schema` lists them")

@@ -218,7 +218,7 @@ def _against_schema(value: Json, kind: str) -> Iterator[DocumentFault]:
         yield DocumentFault("/t", f"{value['t']!r:.60} is not one of " + ", ".join(sorted(_ENVELOPES)))
         return
     value, indexes = _without_plain_events(_without_plain_backends(value))
-    for error in _validator(kind).iter_errors(value):
+    for error in (near for far in _validator(kind).iter_errors(value) for near in _nearest(far)):
         path = list(error.absolute_path)
         if path[:1] == ["trace"] and path[1:]:
             path[1] = indexes[path[1]]
@@ -228,6 +228,12 @@ def _against_schema(value: Json, kind: str) -> Iterator[DocumentFault]:
                 yield DocumentFault(f"{place}/{_escaped(stranger)}", "no such member; it would be ignored silently")
         else:
             yield DocumentFault(place, _words(error))
+
+
+def _nearest(error: Any) -> list[Any]:
+    """Of a value that has several shapes, what is wrong with it in the shape that its type names."""
+    of_type = [one for one in error.context if one.validator != "type" or one.absolute_path != error.absolute_path]
+    return of_type if error.validator == "anyOf" and of_type else [error]
 
 
 @functools.cache

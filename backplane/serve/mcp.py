@@ -257,7 +257,7 @@ class Server:
         await anyio.sleep(RUN_REST_S)
         await run.cancel("the client said nothing more")
 
-    def _order(self, given: RunInput, policy: str | None) -> WorkOrder:
+    def _order(self, given: RunInput, policy: PolicyProfile | str | None) -> WorkOrder:
         if not given.task.strip():
             raise ConfigError("config_invalid", "the task is empty", hint="say in words what to do")
         try:
@@ -354,7 +354,7 @@ class Server:
         return answer
 
 
-def _policy(configured: str | None, given: RunInput) -> PolicyProfile:
+def _policy(configured: PolicyProfile | str | None, given: RunInput) -> PolicyProfile:
     """The configured policy, which the caller may tighten and never widen."""
     profile = PolicyProfile() if configured is None else read_policy(configured)
     if profile.allowed_tools and given.allow_tools:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final, Literal
 
 import anyio
@@ -14,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from backplane.errors import BackplaneError, ConfigError, unforeseen
 from backplane.receipts.memory import Remembered, find
@@ -30,6 +32,9 @@ from backplane.web import feed
 from backplane.web.guard import STREAMS_MAX
 
 SIDES: Final = 2
+
+BODY_S: Final = 10.0
+"""For a request's body to come."""
 
 PAGE: Final = (
     '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
@@ -61,6 +66,20 @@ class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Gone(BackplaneError):
     """The question was answered already, or is another one now."""
+
+
+class _Stream(StreamingResponse):
+    """Lines of JSON until the run or the reader is gone; then what they were read from is closed."""
+
+    def __init__(self, lines: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+        super().__init__(lines, media_type="application/x-ndjson")
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()
 
 
 class Pages:
@@ -114,25 +133,28 @@ class Pages:
     async def _stream(self, request: Request) -> Response:
         if self._streams >= STREAMS_MAX:
             raise ConfigError("rate_limit_exceeded", f"{STREAMS_MAX} runs are followed already", hint="close a page")
-        store = await anyio.to_thread.run_sync(self._store)
+        self._streams += 1  # Before anything is waited for: a thousand may come at once.
+        store = None
         try:
+            store = await anyio.to_thread.run_sync(self._store)
             follower = feed.Follower(store, await anyio.to_thread.run_sync(_named, store, request))
         except BaseException:
-            store.close()
-            raise
-        return StreamingResponse(self._lines(store, follower), media_type="application/x-ndjson")
-
-    async def _lines(self, store: Store, follower: feed.Follower) -> AsyncIterator[bytes]:
-        self._streams += 1
-        try:
-            while not follower.is_over:
-                for line in await anyio.to_thread.run_sync(follower.look):
-                    yield line
-                await anyio.sleep(LOOK_S)
-        finally:
             self._streams -= 1
-            follower.close()
-            store.close()
+            if store is not None:
+                store.close()
+            raise
+        return _Stream(self._lines(follower), partial(self._close, store, follower))
+
+    async def _lines(self, follower: feed.Follower) -> AsyncIterator[bytes]:
+        while not follower.is_over:
+            for line in await anyio.to_thread.run_sync(follower.look):
+                yield line
+            await anyio.sleep(LOOK_S)
+
+    def _close(self, store: Store, follower: feed.Follower) -> None:
+        self._streams -= 1
+        follower.close()
+        store.close()
 
     async def _report(self, request: Request) -> Response:
         names = [name for name in request.query_params.get("runs", "").split(",") if name]
@@ -215,7 +237,10 @@ class Pages:
     async def _body(self, request: Request, kind: type[Any]) -> Any:
         self._require_hands()
         try:
-            return msgspec.json.decode(await request.body(), type=kind)
+            with anyio.fail_after(BODY_S):
+                return msgspec.json.decode(await request.body(), type=kind)
+        except TimeoutError as error:
+            raise ConfigError("config_invalid", f"the body did not come within {BODY_S:g} s") from error
         except msgspec.MsgspecError as error:
             raise ConfigError("config_invalid", f"the body is not as the page sends it: {error}") from error
 

@@ -13,6 +13,7 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 BODY_BYTES_MAX: Final = 1 << 20
+HEAD_BYTES_MAX: Final = 64 * 1024
 STREAMS_MAX: Final = 32
 """Runs that are followed at once, by all pages together."""
 
@@ -63,6 +64,8 @@ class Guard:
         await self._app(scope, receive, dressed)  # type: ignore[arg-type]
 
     def _refused(self, scope: Scope) -> tuple[int, str] | None:
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD_BYTES_MAX:
+            return 431, f"the head is over {HEAD_BYTES_MAX} bytes"
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host, origin, method = headers.get("host", ""), headers.get("origin"), scope["method"]
         if host not in self._hosts:

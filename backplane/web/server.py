@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 from collections.abc import Callable, Mapping
@@ -10,16 +11,31 @@ from typing import Final
 
 import anyio
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from backplane.config import Settings
 from backplane.errors import ConfigError
 from backplane.runtime.plane import ControlPlane
 from backplane.web.app import POLICY, Pages
-from backplane.web.guard import Guard
+from backplane.web.guard import HEAD_BYTES_MAX, Guard
 
 CONNECTIONS_MAX: Final = 200
-HEAD_BYTES_MAX: Final = 64 * 1024
 GRACE_S: Final = 2
+
+HEAD_S: Final = 10.0
+"""For a request's head to come, and between two requests: pages of this machine take milliseconds."""
+
+
+class _Prompt(H11Protocol):
+    """A connection that is closed where no request comes on it in time: half of one holds a place for nobody."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(HEAD_S, self._close_unasked)
+
+    def _close_unasked(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
 
 
 def serve(
@@ -65,6 +81,7 @@ async def _serve(
         pages = Pages(plane, tasks, environ, read_only=read_only)
         config = uvicorn.Config(
             Guard(pages.app(), port=number, token=token, policy=POLICY),
+            http=_Prompt,
             lifespan="off",
             log_level="critical",
             access_log=False,
