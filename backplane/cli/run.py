@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from backplane.config import Settings
     from backplane.contract.canonical import Json
+    from backplane.contract.work import WorkOrder
 
 EXAMPLE = """
 backplane run "make test" --backend shell --root ~/project
