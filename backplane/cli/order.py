@@ -187,6 +187,8 @@ def _config(config: RuntimeConfig, options: Options, abp: Mapping[str, Json]) ->
         vendor = _nested(vendor, ["abp", "isolation"], options.isolation, "--isolation")
     if options.lenient:
         vendor = _nested(vendor, ["abp", "lenient"], True, "--lenient")
+    if options.pure:
+        vendor = _nested(vendor, ["abp", "pure"], True, "--pure")
     if options.checkpoints:
         vendor = _nested(vendor, ["abp", "checkpoints"], "auto", "--checkpoints")
     if options.model is not None and not options.model.strip():

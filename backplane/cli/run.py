@@ -34,6 +34,9 @@ def parser(name: str) -> Parser:
     one.add_argument("--sidecar", metavar="COMMAND", help="any program that speaks the protocol")
     routed = made.add_argument_group("where no backend is named, the router chooses one (`backplane route`)")
     add_wishes(routed)
+    where.add_argument(
+        "--pure", action="store_true", help="the same order on the same tree may be served from the store"
+    )
     where.add_argument("--with-patch", action="store_true", help="with the backend `replay:RUN`: its patch, too")
     add_requirements(where, "the model it should use")
     _add_conversation(made)

@@ -84,6 +84,7 @@ SETTINGS: Final = frozenset(
         "mode",
         "output_schema",
         "parent",
+        "pure",
     }
     | {"on_lost_worker", "remote_root", "route", "sampling", "seccomp", "secrets", "session", "system", "unheard"}
 )

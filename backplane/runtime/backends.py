@@ -220,10 +220,12 @@ class ReplayBackend(MemoryBackend, frozen=True, kw_only=True):
 
     replays: dict[str, Any]
     """As it stands in the receipt: `run`, `receipt_sha256`, `with_patch`."""
+    cached: bool = False
+    """It is the answer to the same order, which that run has heeded as a whole."""
 
     @property
     def key(self) -> str:
-        return "replay"
+        return f"cached:{self.id}" if self.cached else "replay"
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ from backplane.errors import BackendError, BackplaneError, ConfigError, unforese
 from backplane.process.aio import in_order
 from backplane.process.block import Block
 from backplane.runtime import backends
-from backplane.runtime.backends import Backend
+from backplane.runtime.backends import Backend, ReplayBackend
 from backplane.runtime.hooks import Hook
 from backplane.runtime.inbound import OnAsk
 from backplane.runtime.orders import make_order
@@ -144,7 +144,8 @@ class ControlPlane:
 
         Raises:
             BackendError: `rate_limit_exceeded` when too many runs are waiting already; `backend_not_found`.
-            ConfigError: `config_invalid`, a member of the order has a wrong type or is none of its choices.
+            ConfigError: `config_invalid`, a member of the order has a wrong type or is none of its choices; or it is
+                declared pure and works in place.
         """
 
         async def begin() -> Run:
@@ -156,8 +157,9 @@ class ControlPlane:
             except Exception as error:
                 raise unforeseen(error) from error
             try:
-                whole, own_id, held = await self._hold_budget(whole, run_id)
-                run = await self._run(whole, chosen, on_ask, limits, own_id, output, added)
+                chosen, told = await self._from_store(whole, chosen, limits, hooks)
+                whole, own_id, held = await self._hold_budget(whole, run_id, chosen)
+                run = await self._run(whole, chosen, on_ask, limits, own_id, output, {**added, **told})
                 if isinstance(held, BackplaneError):
                     run.refuse(held)
                 elif held is not None:
@@ -181,11 +183,38 @@ class ControlPlane:
 
         return Block(begin, self._end)
 
+    async def _from_store(
+        self, order: WorkOrder, backend: Backend, limits: Limits | None, hooks: Sequence[Hook]
+    ) -> tuple[Backend, dict[str, Json]]:
+        """A stored run in place of the backend, where a pure order was answered before; its key for the receipt."""
+        if order.abp("pure") is None:
+            return backend, {}
+        from backplane.runtime import cache
+
+        if not cache.is_pure(order) or hooks:
+            return backend, {}
+        limits = limits or backend.limits or self.settings.limits
+        key = await anyio.to_thread.run_sync(cache.key_of, order, backend, self.settings, limits)
+        if key is None:
+            return backend, {}
+        found = await anyio.to_thread.run_sync(cache.find_cached, self.home, key)
+        return found or backend, {"cache": {"key": key, "hit": found is not None}}
+
+    async def _keep_result(self, run: Run) -> None:
+        """Have a pure order's complete result served the next time."""
+        told = run.receipt.backplane.get("cache") if run.is_sealed else None
+        if isinstance(told, dict) and not told["hit"] and run.receipt.outcome == "complete":
+            from backplane.runtime import cache
+
+            await anyio.to_thread.run_sync(cache.keep, self.home, told["key"], run.id)
+
     async def _hold_budget(
-        self, order: WorkOrder, run_id: str | None
+        self, order: WorkOrder, run_id: str | None, backend: Backend
     ) -> tuple[WorkOrder, str | None, Reservation | BackplaneError | None]:
         """Take a child's share of its parent's budget, under the id that its run will have; or say why not."""
-        if order.abp("parent") is None or isinstance(order.abp("parent"), dict):  # A turn of a conversation.
+        parent = order.abp("parent")
+        # A turn of a conversation has its parent there; what is told again costs nothing.
+        if parent is None or isinstance(parent, dict) or isinstance(backend, ReplayBackend):
             return order, run_id, None
         from backplane.runtime.budgets import reserve
 
@@ -230,6 +259,7 @@ class ControlPlane:
         try:
             try:
                 await run.leave()
+                await self._keep_result(run)
             finally:
                 self._slots.release()
             if self.sender is not None and run.is_sealed:

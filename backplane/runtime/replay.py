@@ -27,6 +27,7 @@ from backplane.contract.receipt import (
     Usage,
     Verification,
 )
+from backplane.contract.work import OF_HOST
 from backplane.errors import BackplaneError, PolicyError, unforeseen
 from backplane.protocol import Broken, HostEnd
 from backplane.runtime.backends import REPLAY, ReplayBackend
@@ -46,13 +47,21 @@ class Stored(msgspec.Struct, frozen=True):
     record_sha256: str | None
     with_patch: bool
 
+    def hello(self, *, cached: bool) -> wire.Hello:
+        """What a replay says of itself; one from the cache answers for the host that it is in place of."""
+        hello = msgspec.structs.replace(_HELLO, mode=self.receipt.mode)
+        if not cached:
+            return hello
+        return msgspec.structs.replace(hello, capabilities=self.receipt.capabilities, heeds=tuple(OF_HOST))
 
-def find_replay(name: str, home: Path, *, with_patch: bool = False) -> ReplayBackend:
+
+def find_replay(name: str, home: Path, *, with_patch: bool = False, cached: bool = False) -> ReplayBackend:
     """The backend `replay:RUN`; RUN as the store takes it: an id, its beginning, `last`, `last~2`. Blocks.
 
     Args:
         home: the state folder with the run.
         with_patch: put the stored patch into the workspace of the replay.
+        cached: it is the answer to the same order.
 
     Raises:
         ConfigError: `config_invalid`, no such run.
@@ -68,9 +77,9 @@ def find_replay(name: str, home: Path, *, with_patch: bool = False) -> ReplayBac
         stored = Stored(store.folder(run_id), receipt, record_hash(receipt), with_patch)
     if with_patch:
         _check_patch(receipt)
-    serve = functools.partial(_serve, stored)
+    serve = functools.partial(_serve, stored, stored.hello(cached=cached))
     told = {"run": run_id, "receipt_sha256": receipt.receipt_sha256, "with_patch": with_patch}
-    return ReplayBackend(id=f"{REPLAY}{run_id}", serve=serve, replays=told)
+    return ReplayBackend(id=f"{REPLAY}{run_id}", serve=serve, replays=told, cached=cached)
 
 
 def _check_patch(receipt: Receipt) -> None:
@@ -89,10 +98,10 @@ def _check_patch(receipt: Receipt) -> None:
         )
 
 
-async def _serve(stored: Stored, stdin: int, stdout: int) -> None:
+async def _serve(stored: Stored, hello: wire.Hello, stdin: int, stdout: int) -> None:
     """Be the host of one replay over these descriptors, until the end of stdin."""
     host = _Replay(stored, stdin, stdout)
-    await host.write(host.end.send(msgspec.structs.replace(_HELLO, mode=stored.receipt.mode)))
+    await host.write(host.end.send(hello))
     async with anyio.create_task_group() as tasks:
         while True:
             await anyio.wait_readable(stdin)

@@ -108,6 +108,13 @@ BACKPLANE: Final[Json] = _object(
         receipt_sha256=_SHA256,
         with_patch={"type": "boolean"},
     ),
+    cache=_object(
+        "Of an order declared pure: the key of all that its result depends on, and whether it was served from the "
+        "store; then `replay` names the original run.",
+        ["key", "hit"],
+        key=_SHA256,
+        hit={"type": "boolean"},
+    ),
     parent={
         "description": "The session and run before this one, or the outer plane's run.",
         **_TEXT_OR_OBJECT,
