@@ -23,7 +23,7 @@ from backplane.receipts import Journal, Store, head_fact
 from backplane.runtime import budgets
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
-from backplane.testing import ModelServer, Turn, Usage
+from backplane.testing import ModelServer, ScriptUsage, Turn
 from tests.api_agent import call
 from tests.peers import ROOT
 from tests.runs import HELLO, PRELUDE
@@ -171,7 +171,7 @@ def api_settings(server: ModelServer) -> Settings:
     return Settings(backends={"mine": BackendSettings(host="api", options=options)}, isolation="off", limits=limits)
 
 
-LOOP = Turn(calls=(call("read_file", path="none"),), usage=Usage(input=1000, output=200), times=None)
+LOOP = Turn(calls=(call("read_file", path="none"),), usage=ScriptUsage(input=1000, output=200), times=None)
 """A model that never ends; a turn costs 3,000 millionths of a dollar."""
 
 SHARE = 30_000
