@@ -178,13 +178,13 @@ async def attempting(order: WorkOrder | str, **given: Unpack[_Given]) -> AsyncIt
     backend, tools = given.get("backend"), given.get("tools", ())
     async with ControlPlane(given.get("settings"), given.get("home")) as plane:
         named: dict[str, Any] = {name: given.get(name) for name in _OF_ORDER}
-        whole = make_order(order, configured_policy=plane.settings.policy, **named)
+        whole = make_order(order, **named)
         whole, own = taken(whole)
         async with AsyncExitStack() as opened:
             if tools:
                 row = await opened.enter_async_context(served(tools, whole.config.env.values()))
                 whole = whole.with_abp("mcp_servers", [*(whole.abp("mcp_servers") or ()), row])
-            attempts = None
+            attempts, backend = None, backend if backend is not None else whole.abp("backend")
             if backend is None and plane.settings.default_backend is None:
                 from backplane.routing.driver import attempts_for  # Who names a backend need not wait for it.
 

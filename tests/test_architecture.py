@@ -71,7 +71,7 @@ ROOMS = {
     "providers": f"{SHAPES} agents config dialects process protocol receipts redact runtime",
     # the far side: the kit of a host, and what hosts drive
     "host": f"{SHAPES} policy process protocol",
-    "tools": f"{SHAPES} ir policy process protocol upstream.decompress",
+    "tools": f"{SHAPES} ir policy process protocol upstream.clients upstream.decompress",
     "agents": (
         f"{SHAPES} agents.options agents.shipped config host ir policy process protocol tools upstream upstream.cost "
         "upstream.presets"

@@ -162,7 +162,7 @@ def test_reasons_of_chat_completions_have_their_numbers(said: str, number: int) 
     ("said", "number"),
     [
         ("end_turn", 1), ("stop_sequence", 1), ("max_tokens", 2), ("tool_use", 3), ("safety", 4), ("recitation", 5),
-        ("unheard_of", 1),
+        ("refusal", 4), ("pause_turn", 0), ("unheard_of", 1),
     ],
 )  # fmt: skip
 def test_reasons_of_messages_have_their_numbers(said: str, number: int) -> None:

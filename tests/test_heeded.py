@@ -15,15 +15,16 @@ from backplane.config import Settings
 from backplane.contract import envelope as wire
 from backplane.contract.capability import NATIVE
 from backplane.contract.events import Warned
-from backplane.contract.work import OF_AGENT, OF_HOST, ContextPacket, RuntimeConfig, Snippet, WorkOrder
+from backplane.contract.work import OF_AGENT, OF_HOST, ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder
 from backplane.host import Host
 from backplane.runtime.backends import Backend, ProcessBackend, find
+from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.testing import Call, Turn
 from tests.api_agent import job, solve
 from tests.peers import PYTHON, Child
 from tests.peers import run as message
-from tests.runs import QUICK, go, one_loop, order, plane, script
+from tests.runs import QUICK, go, one_loop, order, plane, script, texts
 from tests.vendors import table
 from tests.vendors.cases import CASES
 
@@ -71,6 +72,10 @@ def test_an_order_says_which_of_them_it_has() -> None:
     for name, members in ASKED.items():
         assert WorkOrder("x", **members).of_host() == (name,)
     assert WorkOrder("x", config=RuntimeConfig(vendor={"abp": NOTHING})).of_host() == ()
+
+
+def shell() -> Backend:
+    return find("shell", Settings(limits=QUICK), os.environ)
 
 
 async def run_on(backend: Backend, home: Path, root: Path, name: str) -> Run:
@@ -177,6 +182,78 @@ async def test_a_host_that_does_not_say_what_it_heeds_is_sent_everything(
 async def test_a_list_that_cannot_be_read_is_none(heeds: Any, backplane_home: Path, root: Path, tmp_path: Path) -> None:
     host = script(tmp_path, f"hello(heeds={heeds!r}); run = take(); put(final(run)); end()")
     assert (await run_on(host, backplane_home, root, "session")).error is None
+
+
+ELSEWHERE: dict[str, Any] = {
+    "secrets": ["A_KEY"],
+    "on_lost_worker": "fail",
+    "remote_root": "/srv/work",
+    "route": {"max_cost_usd_micros": 1},
+}
+"""Settings that somebody else heeds: a queue, another machine, the router."""
+
+
+@one_loop
+@pytest.mark.parametrize("name", ELSEWHERE)
+async def test_a_setting_that_nobody_here_heeds_is_refused_before_anything_is_started(
+    name: str, backplane_home: Path, root: Path
+) -> None:
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, order(root, task="touch made").with_abp(name, ELSEWHERE[name]), shell())
+    assert run.error is not None
+    assert (run.error.code, run.error.facts.exit_code) == ("config_invalid", 2)
+    assert f"config.vendor.abp.{name}" in run.error.message
+    assert not (root / "made").exists()
+
+
+@one_loop
+async def test_a_priority_and_a_type_count_where_a_backend_is_named(backplane_home: Path, root: Path) -> None:
+    asked = {"priority": "high", "type": "shell_execution"}
+    async with plane(backplane_home) as control:
+        run, _ = await go(control, order(root, task="true").with_abp("route", asked), shell())
+        wrong, _ = await go(control, order(root, task="true").with_abp("route", {"priority": "hihg"}), shell())
+    assert run.receipt.outcome == "complete"
+    assert wrong.error is not None
+    assert wrong.error.code == "config_invalid"
+
+
+@one_loop
+async def test_what_the_router_has_heeded_is_not_asked_of_a_control_plane_below(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    say = "put(event(run, str(run['work_order']['config']['vendor']))); put(final(run))"
+    host = script(tmp_path, f"hello(); run = take(); {say}; end()")
+    asked = {"max_cost_usd_micros": 1, "priority": "high"}
+    control, asking = plane(backplane_home), order(root).with_abp("route", asked)
+    async with control, control.start(asking, host, route={"by": "a test"}) as run:
+        await run.wait()
+    assert run.error is None
+    assert texts(run.receipt.trace) == ["{'abp': {'route': {'priority': 'high'}}}"]
+
+
+@one_loop
+async def test_an_order_names_its_backend_where_nobody_else_does(backplane_home: Path, root: Path) -> None:
+    control = ControlPlane(Settings(limits=QUICK, isolation="off", default_backend="shell"), backplane_home, os.environ)
+    async with control, control.start(order(root).with_abp("backend", "mock")) as run:
+        await run.wait()
+    assert run.backend_id == "mock"
+
+
+@one_loop
+async def test_the_configured_policy_holds_for_an_order_that_brings_none_whoever_starts_it(
+    backplane_home: Path, root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "no-bash.json").write_text('{"disallowed_tools": ["bash"]}')
+    settings = Settings(limits=QUICK, isolation="off", policy=str(tmp_path / "no-bash.json"))
+    control = ControlPlane(settings, backplane_home, os.environ)
+    own = order(root, task="touch made", policy=PolicyProfile(deny_read=("none",)))
+    async with control:
+        async with control.start(order(root, task="touch made"), "shell") as run:
+            await run.wait()
+        assert (run.receipt.outcome, (root / "made").exists()) == ("failed", False)
+        async with control.start(own, "shell") as run:
+            await run.wait()
+        assert (run.receipt.outcome, (root / "made").exists()) == ("complete", True)
 
 
 def test_a_misspelt_setting_of_a_host_is_refused_when_it_is_made() -> None:

@@ -19,9 +19,10 @@ from backplane.contract.receipt import Usage
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import CapabilityError, ConfigError
 from backplane.receipts import Journal, Store, head_fact, seal
-from backplane.routing.driver import look_around, read_wishes, task_of
+from backplane.routing.driver import look_around, task_of
 from backplane.routing.failover import READING, Attempt, first_effect, moves_on
 from backplane.routing.spend import sums
+from backplane.routing.task import read_wishes
 from backplane.testing import ModelServer
 from backplane.upstream.prices import facts_of
 from tests.receipt_writer import receipt_of

@@ -95,9 +95,15 @@ def test_pages_names_and_other_contents_are_read(tmp_path: Path, backplane_home:
         ({"name": "gone", "command": "/nowhere/server"}, "ENOENT"),
         ({"name": "gone", "command": "true"}, "the program ended"),
         ({"name": "gone", "url": "http://127.0.0.1:1/mcp"}, "connect"),
+        ({"name": "gone", "url": "https://127.0.0.1:1/mcp"}, "certificates cannot be loaded: No such file"),
+        ({"name": "gone", "url": "http://127.0.0.1:99999/mcp"}, "its address is no http address"),
+        ({"name": "gone", "url": "http://127.0.0.1:1/mcp", "headers": {"X-Key": "\u20ac"}}, "header is none"),
     ],
 )
-def test_a_server_that_does_not_come_is_warned_about(row: Any, why: str, tmp_path: Path, backplane_home: Path) -> None:
+def test_a_server_that_does_not_come_is_warned_about(
+    row: Any, why: str, tmp_path: Path, backplane_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "no-bundle.pem"))
     run, _ = play([Turn(text="done")], tmp_path, backplane_home, servers=(row, house("walrus")))
     warnings = [event.message for event in run.receipt.trace if isinstance(event, backplane.Warned)]
     assert any("the MCP server 'gone' is not there" in words and why in words for words in warnings), warnings

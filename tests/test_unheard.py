@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import backplane
 from backplane.contract.unheard import check_settings, heard, read_work_order, unknown_members
 from backplane.contract.work import SETTINGS, RuntimeConfig, WorkOrder
-from backplane.errors import PolicyError
+from backplane.errors import ConfigError, PolicyError
 from backplane.policy.rules import unknown_tools
 from backplane.schemas.validate import validate
 from tests.peers import ROOT, Child, run
@@ -123,6 +123,31 @@ def test_an_order_goes_on_with_what_is_not_known_of_it() -> None:
 def test_lenient_is_true_or_false(lenient: Any) -> None:
     with pytest.raises(PolicyError, match="neither true nor false"):
         check_settings(read_work_order({"task": "t", "config": {"vendor": {"abp": {"lenient": lenient}}}}))
+
+
+SHAPED = [name for name, shape in SETTINGS.items() if shape is not Any]
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("name", SHAPED)
+def test_a_setting_of_another_shape_is_refused_and_found_by_validate(name: str, flat: bool) -> None:
+    for wrong in (1.5, "pasthrough" if name != "system" else 1, None):
+        vendor: dict[str, Any] = {f"abp.{name}": wrong} if flat else {"abp": {name: wrong}}
+        order = {"task": "t", "config": {"vendor": vendor}}
+        found = validate(json.dumps(order).encode(), "-")
+        if wrong is None or (wrong == "pasthrough" and SETTINGS[name] in (str, str | dict[str, Any])):
+            assert found.valid, found
+            check_settings(read_work_order(order))
+            continue
+        pointer = f"/config/vendor/abp.{name}" if flat else f"/config/vendor/abp/{name}"
+        assert [one.pointer for one in found.findings if not one.note] == [pointer]
+        with pytest.raises(ConfigError, match=name):
+            check_settings(read_work_order(order))
+
+
+def test_a_choice_that_is_none_is_answered_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="it is one of mapped, passthrough, not 'pasthrough'"):
+        check_settings(read_work_order({"task": "t", "config": {"vendor": {"abp": {"mode": "pasthrough"}}}}))
 
 
 # By every door -------------------------------------------------------------------------------------------------------

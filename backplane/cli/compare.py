@@ -52,7 +52,7 @@ def _compare(options: Options) -> int:
     environ, cwd = dict(os.environ), streams.folder()
     flags = {"run_s": options.timeout}
     settings = config.load(Path(options.config) if options.config else None, environ, cwd, flags)
-    order = make_order(options.task, root=os.path.normpath(cwd / options.root), configured_policy=settings.policy)
+    order = make_order(options.task, root=os.path.normpath(cwd / options.root))
     sides = tuple(map(read_side, options.backend))
     plane = ControlPlane(settings, config.home(environ), environ)
     worked = _Work(plane, order, options)

@@ -192,10 +192,15 @@ class _Live:
     ) -> None:
         start = plane.start(order, backend, on_ask=self._on_ask, hooks=self.plan.hooks, route=route)
         async with start as self.run, anyio.create_task_group() as beside:
-            if self._foot is not None:
-                self._foot.picture = _picture(order, self.run.backend_id, self.run.id)
-            beside.start_soon(self._guarded, self._open_door)
-            await self._tell(self.run)
+            try:
+                if self._foot is not None:
+                    self._foot.picture = _picture(order, self.run.backend_id, self.run.id)
+                beside.start_soon(self._guarded, self._open_door)
+                await self._tell(self.run)
+            except BackplaneError:  # Of the output: the caller has left.
+                raise
+            except Exception as error:
+                self.run.fail(error)
             beside.cancel_scope.cancel()
 
     async def _goes_on(self, plane: ControlPlane, attempts: Attempts) -> bool:
@@ -218,17 +223,12 @@ class _Live:
         streams.complain(streams.one_line(f"backend {attempts.backend} ({why})") + "\n")
 
     async def _tell(self, run: Run) -> None:
-        try:
-            if self.signal is not None or self.outlet.gone:
+        if self.signal is not None or self.outlet.gone:
+            await self._cancel()
+        async for batch in run.batches():
+            await self._write(batch)
+            if self.outlet.gone:
                 await self._cancel()
-            async for batch in run.batches():
-                await self._write(batch)
-                if self.outlet.gone:
-                    await self._cancel()
-        except BackplaneError:  # Of the output: the caller has left.
-            raise
-        except Exception as error:
-            run.fail(error)
 
     async def _write(self, batch: Events) -> None:
         if self.plan.json:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +30,7 @@ TURNS_MAX: Final = 2**32 - 1
 
 _LEVELS: Final = ("native", "emulated", "any")
 _replace: Final = msgspec.structs.replace
+NONE: Final[Mapping[str, Json]] = MappingProxyType({})
 
 
 def build(
@@ -36,7 +38,7 @@ def build(
     environ: Mapping[str, str],
     cwd: Path,
     policy: str | PolicyProfile | None,
-    abp: Mapping[str, Json],
+    abp: Mapping[str, Json] = NONE,
 ) -> WorkOrder:
     """Make the work order of a `run`.
 

@@ -148,12 +148,14 @@ def _run(options: Options) -> int:
     settings = config.load(Path(options.config) if options.config else None, environ, cwd, flags)
     on_ask = _on_ask(options, cwd, environ)
     asked = _router_asked(options)
-    home, name = config.home(environ), options.backend or (None if asked else settings.default_backend)
-    wanted = session.settings(options, home, name if options.sidecar is None else None)
+    home = config.home(environ)
+    work, own = hooks.taken(order.build(options, environ, cwd, settings.policy))
+    name = options.backend or work.abp("backend") or (None if asked else settings.default_backend)
+    for member, value in session.settings(options, home, name if options.sidecar is None else None).items():
+        work = work.with_abp(member, value)
     if options.with_patch and not (options.sidecar is None and name and name.startswith(backends.REPLAY)):
         fact = "--with-patch is for the replay of a stored run"
         raise ConfigError("config_invalid", fact, hint="--backend replay:RUN --with-patch")
-    work, own = hooks.taken(order.build(options, environ, cwd, settings.policy, wanted))
     if asked:
         work = work.with_abp("route", {**_object(work.abp("route")), **asked})
     typed = [hooks.from_command("pre_tool", command, cwd) for command in options.pre_tool]

@@ -8,7 +8,7 @@ name would not be in force, so an order with one is refused. Everything else tha
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
@@ -25,7 +25,7 @@ from backplane.contract.work import (
     WorkOrder,
     WorkspaceSpec,
 )
-from backplane.errors import CapabilityError, PolicyError
+from backplane.errors import CapabilityError, ConfigError, PolicyError
 
 UNHEARD: Final = "unheard"
 """The setting below `config.vendor.abp` that holds an order's unknown members, pointer → value."""
@@ -112,10 +112,11 @@ def heard(value: Json, *, lenient: bool = False) -> Json:
 
 
 def check_settings(order: WorkOrder) -> None:
-    """Refuse an order with a misspelt setting below `config.vendor.abp`.
+    """Refuse an order with a misspelt setting below `config.vendor.abp`, or one of the wrong shape.
 
     Raises:
-        PolicyError: `policy_invalid`; also where `lenient` is neither true nor false.
+        PolicyError: `policy_invalid`, a name is misspelt, or `lenient` is neither true nor false.
+        ConfigError: `config_invalid`, a value has another shape than its setting.
     """
     vendor = order.config.vendor
     lenient = order.abp("lenient", False)
@@ -124,6 +125,8 @@ def check_settings(order: WorkOrder) -> None:
         raise PolicyError("policy_invalid", fact, hint="true takes an order with members that are not known here")
     if not lenient:
         refuse(unheard_settings(vendor))
+    for pointer, why in misshapen_settings(vendor):
+        raise ConfigError("config_invalid", f"{pointer[1:].replace('/', '.')}: {why}", hint="see contracts/agents.md")
 
 
 def is_lenient(vendor: Mapping[str, Any]) -> bool:
@@ -179,12 +182,27 @@ def unheard_settings(vendor: Mapping[str, Any]) -> Iterator[Unheard]:
         yield Unheard("/config/vendor/abp", None, True)
     flat = [name for name in vendor if name.startswith("abp.")]
     given = {*nested, *(name.removeprefix("abp.") for name in flat)}
-    missing = sorted((SETTINGS | OTHERS_SETTINGS) - given)
+    missing = sorted({*SETTINGS, *OTHERS_SETTINGS} - given)
     for keys in [*(("abp", name) for name in sorted(nested)), *((name,) for name in sorted(flat))]:
         name = keys[-1].removeprefix("abp.")
         if name not in SETTINGS and name not in OTHERS_SETTINGS:
             meant = misspelt(name, missing)
             yield Unheard(_pointer("/config/vendor", *keys), meant, meant is not None)
+
+
+def misshapen_settings(vendor: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the JSON pointer of each setting of ours whose value has another shape, and what is wrong with it."""
+    own = vendor.get("abp", {})
+    nested = own if isinstance(own, dict) else {}
+    found = {"/config/vendor/abp/" + name: (name, value) for name, value in nested.items()}
+    found |= {"/config/vendor/" + name: (name[4:], value) for name, value in vendor.items() if name.startswith("abp.")}
+    for pointer, (name, value) in found.items():
+        shape = SETTINGS.get(name, Any)
+        try:
+            msgspec.convert(value, shape | None)
+        except msgspec.ValidationError as error:
+            choices = get_args(shape) if get_origin(shape) is Literal else ()
+            yield pointer, f"it is one of {', '.join(choices)}, not {str(value)[:40]!r}" if choices else str(error)
 
 
 def unheard_pointers(vendor: Mapping[str, Any]) -> Iterator[str]:

@@ -6,6 +6,7 @@ At our own doors only `task` is required; to a host an order is always written w
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -69,26 +70,35 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
     max_turns: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] | None = None
 
 
-SETTINGS: Final = frozenset(
-    {
-        "backend",
-        "checkpoints",
-        "children_budget_usd_micros",
-        "credentials",
-        "enforcement",
-        "history",
-        "hooks",
-        "isolation",
-        "lenient",
-        "mcp_servers",
-        "mode",
-        "output_schema",
-        "parent",
-        "pure",
-    }
-    | {"on_lost_worker", "remote_root", "route", "sampling", "seccomp", "secrets", "session", "system", "unheard"}
-)
-"""Ours under `config.vendor.abp`: what `WorkOrder.abp` is asked for."""
+SETTINGS: Final[Mapping[str, Any]] = {
+    "backend": str,
+    "checkpoints": Literal["auto", "named"],
+    "children_budget_usd_micros": Annotated[int, msgspec.Meta(ge=0, lt=2**53)],
+    "credentials": Any,
+    "enforcement": Any,
+    "history": list[dict[str, Any]],
+    "hooks": list[dict[str, Any]],
+    "isolation": Any,
+    "lenient": Any,
+    "mcp_servers": list[dict[str, Any]],
+    "mode": Literal["mapped", "passthrough"],
+    "on_lost_worker": Literal["rerun", "fail"],
+    "output_schema": dict[str, Any],
+    "parent": str | dict[str, Any],
+    "pure": bool,
+    "remote_root": str,
+    "route": dict[str, Any],
+    "sampling": dict[str, Any],
+    "seccomp": bool,
+    "secrets": list[str],
+    "session": dict[str, Any],
+    "system": str,
+    "unheard": dict[str, Any],
+}
+"""Ours under `config.vendor.abp`, what `WorkOrder.abp` is asked for, with its shape; null says nothing.
+
+`Any` where whoever reads it says more of what is wrong with it.
+"""
 OTHERS_SETTINGS: Final = frozenset(
     {"client_mode", "client_persist", "client_session_key", "client_timeout_ms"}
     | {"dialect", "request", "source_dialect"}
@@ -110,6 +120,12 @@ OF_HOST: Final = {
     "mode": "config.vendor.abp.mode",
 }
 """Settings that have an effect only where the host heeds them, as its hello lists them, and where each stands."""
+
+OF_QUEUE: Final = ("on_lost_worker", "secrets")
+"""Settings that a queue heeds, and takes out before the run."""
+
+WITHOUT_ROUTER: Final = ("type", "priority")
+"""Of `route`, what counts where a backend is named, too: for later estimates, and where orders wait for a place."""
 
 OF_AGENT: Final = tuple(name for name in OF_HOST if name not in ("history", "system", "sampling"))
 """What the host of an agent with conversations of its own heeds: what was said before is the agent's to know."""
@@ -155,6 +171,16 @@ class WorkOrder(msgspec.Struct, frozen=True):
         if isinstance(nested, dict) and name in nested:
             return nested[name]
         return self.config.vendor.get(f"abp.{name}", default)
+
+    def without_abp(self, name: str) -> WorkOrder:
+        """Return this order without one of these settings; itself where it has none such."""
+        vendor = {key: kept for key, kept in self.config.vendor.items() if key != f"abp.{name}"}
+        if isinstance(nested := vendor.get("abp"), dict):
+            vendor["abp"] = {key: kept for key, kept in nested.items() if key != name}
+        if vendor == self.config.vendor:
+            return self
+        replace = msgspec.structs.replace
+        return replace(self, config=replace(self.config, vendor=vendor))
 
     def with_abp(self, name: str, value: Json) -> WorkOrder:
         """Return this order with one of these settings, in place of what stands there under either spelling."""

@@ -34,7 +34,11 @@ async def in_order(work: Callable[[], Awaitable[T]]) -> T:
             made.append(await work())
 
     task = loop.create_task(scoped())
-    await _end_of(task, scope)
+    try:
+        await _end_of(task, scope)
+    except Exception:
+        await _break_off(task, scope)
+        raise
     await task
     return made[0]
 
@@ -54,7 +58,11 @@ class OwnTask(Generic[T]):
             return await self._block.__aenter__()
         entered = loop.create_future()
         self._task = loop.create_task(self._live(entered))
-        await _end_of(self._task, self._scope, entered)
+        try:
+            await _end_of(self._task, self._scope, entered)
+        except Exception:
+            await _break_off(self._task, self._scope)
+            raise
         if not entered.done():
             await self._task
         value: T = entered.result()
@@ -73,6 +81,14 @@ class OwnTask(Generic[T]):
             async with self._block as value:
                 entered.set_result(value)
                 await self._over.wait()
+
+
+async def _break_off(task: asyncio.Task[None], scope: anyio.CancelScope) -> None:
+    """End work that nobody can wait for in order, after an exception that nobody foresaw: it must not go on alone."""
+    import asyncio
+
+    scope.cancel()
+    await asyncio.wait([task])
 
 
 async def _end_of(

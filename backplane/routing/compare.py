@@ -15,6 +15,7 @@ import msgspec
 
 from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError, WorkspaceError
+from backplane.policy.rules import PROFILES
 from backplane.receipts.audit import record_hash
 from backplane.routing.driver import attempt_of
 from backplane.routing.intervals import Interval, Verdict, judge, mean, share
@@ -239,7 +240,9 @@ async def _check(plane: ControlPlane, run: Run, command: str) -> Run:
     """Run the check in a copy of the original with the run's patch in it; the copy is removed again."""
     with tempfile.TemporaryDirectory(prefix="backplane-compare-") as scratch:
         place = await anyio.to_thread.run_sync(_copy_with_patch, plane, run, Path(scratch))
-        order = WorkOrder(command, workspace=WorkspaceSpec(str(place), mode="pass_through"))
+        # The configured policy is about agents, and this is the caller's own command.
+        where = WorkspaceSpec(str(place), mode="pass_through")
+        order = WorkOrder(command, workspace=where, policy=PROFILES["default"])
         async with plane.start(order, CHECKER) as checked:
             await checked.wait()
     return checked

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio.to_thread
 import msgspec
@@ -30,7 +30,7 @@ from backplane.receipts.memory import Remembered, remembered
 from backplane.routing.estimates import Measures, Observation, circuit_until, limited_until
 from backplane.routing.failover import Attempt, first_effect, moves_on
 from backplane.routing.router import MINUTE_MS, Candidate, Decision, Model, choose
-from backplane.routing.task import Strategy, TaskDescriptor, read_strategy
+from backplane.routing.task import Strategy, TaskDescriptor, read_strategy, read_wishes
 from backplane.runtime import backends
 from backplane.runtime.hello import ask_hello
 from backplane.runtime.hooks import CAPABILITY
@@ -223,32 +223,6 @@ def _now(candidate: Candidate, runs: list[Remembered], observed: list[Observatio
 
 
 # Orders ---------------------------------------------------------------------------------------------------------------
-
-
-class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What an order says of its routing, under `config.vendor.abp.route`."""
-
-    type: str | None = None
-    preference: str | None = None
-    priority: str | None = None
-    strategy: str | None = None
-    max_cost_usd_micros: int | None = None
-    max_latency_ms: int | None = None
-    allow_unknown: bool = False
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    after_effect: Literal["stop", "hand_over"] = "stop"
-    """What follows a failure after a side effect."""
-    seed: int = 0
-
-
-def read_wishes(value: Json) -> Wishes:
-    """Raises ConfigError: `config_invalid`, a member is unknown or of a wrong type."""
-    try:
-        return msgspec.convert({} if value is None else value, Wishes)
-    except msgspec.ValidationError as error:
-        fact = f"config.vendor.abp.route: {error}"
-        raise ConfigError("config_invalid", fact, hint="see contracts/routing.md") from error
 
 
 def task_of(order: WorkOrder) -> tuple[TaskDescriptor, Strategy | None, int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
+from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement
+from backplane.contract.work import WITHOUT_ROUTER
 from backplane.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -117,3 +119,37 @@ def read_strategy(name: str) -> StrategyName:
     raise ConfigError(
         "config_invalid", f"no strategy {name[:40]!r}", hint=f"one of: {', '.join(STRATEGIES)}; or a function"
     )
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an order says of its routing, under `config.vendor.abp.route`."""
+
+    type: TaskType | None = None
+    preference: Preference | None = None
+    priority: Priority | None = None
+    strategy: str | None = None
+    max_cost_usd_micros: _Count | None = None
+    max_latency_ms: _Count | None = None
+    allow_unknown: bool = False
+    input_tokens: _Count | None = None
+    output_tokens: _Count | None = None
+    after_effect: Literal["stop", "hand_over"] = "stop"
+    """What follows a failure after a side effect."""
+    seed: int = 0
+
+    @property
+    def of_router(self) -> tuple[str, ...]:
+        """The members that are said, and have an effect only where the router chooses."""
+        return tuple(name for name in msgspec.to_builtins(self) if name not in WITHOUT_ROUTER)
+
+
+def read_wishes(value: Json) -> Wishes:
+    """Raises ConfigError: `config_invalid`, a member is unknown or of a wrong type."""
+    try:
+        return msgspec.convert({} if value is None else value, Wishes)
+    except msgspec.ValidationError as error:
+        fact = f"config.vendor.abp.route: {error}"
+        raise ConfigError("config_invalid", fact, hint="see contracts/routing.md") from error

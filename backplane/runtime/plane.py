@@ -132,7 +132,7 @@ class ControlPlane:
 
         Args:
             order: a work order, or just the task.
-            backend: a name, or a backend of your own; None takes the configured default.
+            backend: a name, or a backend of your own; None takes the one that the order names, else the default.
             on_ask: answers what the policy leaves open; without it the ask's default decides.
             hooks: asked before tools run and after, beside those of the settings and those of the order that lie
                 with whoever gave it.
@@ -150,8 +150,8 @@ class ControlPlane:
 
         async def begin() -> Run:
             try:
-                whole = make_order(order, output=output)
-                chosen = self.find_backend(backend)
+                whole = make_order(order, output=output, configured_policy=self.settings.policy)
+                chosen = self.find_backend(backend if backend is not None else whole.abp("backend"))
                 self._check_room()
                 await self._slots.acquire(rank_of(whole))
             except Exception as error:

@@ -13,7 +13,8 @@ import msgspec
 from backplane.contract import envelope as wire
 from backplane.contract.capability import Manifest, read_manifest
 from backplane.contract.unheard import check_heeded
-from backplane.contract.work import WorkOrder
+from backplane.contract.work import OF_QUEUE, WITHOUT_ROUTER, WorkOrder
+from backplane.errors import ConfigError
 from backplane.policy.capabilities import negotiate, refusal, supplied
 from backplane.receipts.build import Facts
 from backplane.runtime.checkpoints import automatic
@@ -44,12 +45,12 @@ class Terms:
         # On another machine they are made there, by the same word of the order.
         self.checkpoints = automatic(facts.order) and not remote
         """One is made here before every tool that may write."""
-        self.order = below(facts.order, hooks)
+        self.order = below(_without_route(facts.order), hooks)
         """As a control plane on another machine gets it: for which tools it is to ask, and not what is asked then."""
 
     def at(self, root: str) -> WorkOrder:
         """The order as a host on this machine gets it: with the place to work in as its root."""
-        sent = _without_checkpoints(self.order)
+        sent = self.order.without_abp("checkpoints")  # A control plane below is not to make them once more.
         return msgspec.structs.replace(sent, workspace=msgspec.structs.replace(sent.workspace, root=root))
 
     def supply(self, manifest: Manifest, extensions: tuple[str, ...]) -> Manifest:
@@ -108,11 +109,32 @@ class Terms:
         ]
 
 
-def _without_checkpoints(order: WorkOrder) -> WorkOrder:
-    """They are made here, so a control plane below is not to make them once more."""
-    vendor = {name: value for name, value in order.config.vendor.items() if name != "abp.checkpoints"}
-    if isinstance(vendor.get("abp"), dict):
-        vendor["abp"] = {name: value for name, value in vendor["abp"].items() if name != "checkpoints"}
-    if vendor == order.config.vendor:
+def check_place(order: WorkOrder, *, remote: bool, routed: bool) -> None:
+    """Refuse settings that have no effect where the order is run.
+
+    Args:
+        remote: the agent works on another machine.
+        routed: the router chose the backend.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    idle = [(name, "a queue alone does that: backplane submit") for name in OF_QUEUE if order.abp(name) is not None]
+    if order.abp("remote_root") is not None and not remote:
+        idle.append(("remote_root", "it is for a backend that is marked remote"))
+    if (route := order.abp("route")) is not None:
+        from backplane.routing.task import read_wishes  # Most orders say nothing of it.
+
+        if (asked := read_wishes(route).of_router) and not routed:
+            idle.append((f"route ({', '.join(asked)})", "the router is not asked where a backend is named"))
+    if idle:
+        fact = "; ".join(f"config.vendor.abp.{name} has no effect here: {why}" for name, why in idle)
+        raise ConfigError("config_invalid", fact, hint="leave it out")
+
+
+def _without_route(order: WorkOrder) -> WorkOrder:
+    """The order for a control plane below: what the router here has heeded is not to be asked of one there."""
+    route = order.abp("route")
+    if not isinstance(route, dict):
         return order
-    return msgspec.structs.replace(order, config=msgspec.structs.replace(order.config, vendor=vendor))
+    return order.with_abp("route", {name: value for name, value in route.items() if name in WITHOUT_ROUTER})

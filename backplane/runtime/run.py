@@ -55,7 +55,7 @@ from backplane.runtime.hooks import Hook, Hooks, above, configured
 from backplane.runtime.inbound import Intake, OnAsk, now
 from backplane.runtime.limits import LOOK_S, Deadlines
 from backplane.runtime.orders import read_output
-from backplane.runtime.requirements import EXTENSIONS, Terms
+from backplane.runtime.requirements import EXTENSIONS, Terms, check_place
 from backplane.runtime.writer import Outbox
 
 if TYPE_CHECKING:
@@ -503,6 +503,7 @@ class Run:
         """Everything that can be decided without starting anything; False when the run is refused."""
         try:
             check_settings(self.order)
+            check_place(self.order, remote=self._backend.remote, routed="route" in self.facts.added)
             self.facts.policy = compile_policy(self.order.policy)
             terms = self._terms = self._attach(given)
             kept = self._plane.keeper.kept_hello(self._backend.key)

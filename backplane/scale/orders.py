@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.contract.unheard import check_settings
 from backplane.contract.work import WorkOrder
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import ReceiptRow, Store, import_bundle, parse_receipt
@@ -18,8 +19,6 @@ from backplane.scale.content import ContentStore
 from backplane.scale.engine import DEFAULT_LABEL, Job, OnLostWorker, Result, check_label, default_on_lost
 from backplane.workspace import Quota, archive, open_workspace
 
-SETTINGS: Final = ("on_lost_worker", "secrets")
-"""Ours under `config.vendor.abp` that a queue alone heeds: they are taken out before the run."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _REFERENCE: Final = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]{0,127}")
 
@@ -42,9 +41,11 @@ def make_job(
         ignored: take files along that git's rules ignore.
 
     Raises:
+        PolicyError: `policy_invalid`, a misspelt setting.
         ConfigError: `config_invalid`: a secret's value, a mode or lane that has no effect there, a malformed setting.
         WorkspaceError: `workspace_init_failed`, `workspace_staging_failed`.
     """
+    check_settings(order)
     check_secrets(order)
     asked = on_lost_worker(order)
     check_label(label)

@@ -15,14 +15,14 @@ import anyio.to_thread
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.contract.work import WorkOrder
+from backplane.contract.work import OF_QUEUE, WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.plane import ControlPlane, Run
 from backplane.runtime.remote import incoming
 from backplane.scale.content import ContentStore
 from backplane.scale.engine import ATTEMPTS_MAX, Attempt, Control, Emit, Job, Result
-from backplane.scale.orders import SETTINGS, check_secrets, secret_names
+from backplane.scale.orders import check_secrets, secret_names
 from backplane.workspace import Quota, archive
 
 LOOK_S: Final = 0.1
@@ -51,7 +51,9 @@ class Runner:
             BackendError: `stream_closed`, the attempt was fenced.
             BackplaneError: of the engine, where events could not be passed on.
         """
-        order, backend = _bare(job.order), self._backend(job)
+        order, backend = job.order, self._backend(job)
+        for name in OF_QUEUE:
+            order = order.without_abp(name)
         added: dict[str, Json] = {"queue": _place(job, attempt)}
         why = self._refusal(job, attempt)
         if why is not None:
@@ -150,15 +152,6 @@ def _place(job: Job, attempt: Attempt) -> Json:
         "on_lost_worker": job.on_lost_worker,
         "label": job.label,
     }
-
-
-def _bare(order: WorkOrder) -> WorkOrder:
-    """The order without what the queue alone heeds."""
-    vendor = {name: value for name, value in order.config.vendor.items() if name.removeprefix("abp.") not in SETTINGS}
-    own = vendor.get("abp")
-    if isinstance(own, dict):
-        vendor["abp"] = {name: value for name, value in own.items() if name not in SETTINGS}
-    return msgspec.structs.replace(order, config=msgspec.structs.replace(order.config, vendor=vendor))
 
 
 def _filled(order: WorkOrder, job: Job, environ: Mapping[str, str]) -> WorkOrder:

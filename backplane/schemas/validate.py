@@ -21,7 +21,7 @@ from backplane.contract.canonical import Json, Pairs
 from backplane.contract.conversation import FORMAT
 from backplane.contract.events import AgentEvent, Failed
 from backplane.contract.receipt import Receipt, read_receipt, receipt_hash, verify_bytes
-from backplane.contract.unheard import Unheard, is_lenient, unheard_settings, unknown_members
+from backplane.contract.unheard import Unheard, is_lenient, misshapen_settings, unheard_settings, unknown_members
 from backplane.schemas import build
 
 BYTES_MAX: Final = 256 * 1024 * 1024
@@ -334,6 +334,8 @@ def _unheard(value: Json, kind: str) -> Iterator[DocumentFault]:
     for one in [*(one for one, _ in unknown_members(order)), *unheard_settings(vendor)]:
         refused = one.refused and not is_lenient(vendor)
         yield DocumentFault(place + one.pointer, _why_unheard(one, refused), note=not refused)
+    for pointer, why in misshapen_settings(vendor):
+        yield DocumentFault(place + pointer, why)
 
 
 def _why_unheard(one: Unheard, refused: bool) -> str:

@@ -14,9 +14,11 @@ from urllib.parse import urljoin, urlsplit
 
 import anyio
 
+from backplane.errors import ConfigError
 from backplane.policy.rules import Connect, Policy
 from backplane.tools.places import ToolRefused
 from backplane.tools.results import CallResult, shortened
+from backplane.upstream.clients import making_client
 from backplane.upstream.decompress import PackedError, unpacked
 
 if TYPE_CHECKING:
@@ -59,10 +61,14 @@ async def web_fetch(policy: Policy, input: dict[str, Any]) -> CallResult:
 
     try:
         with anyio.fail_after(FETCH_S_MAX):
-            async with httpx.AsyncClient(follow_redirects=False, timeout=FETCH_S_MAX) as client:
+            with making_client():
+                client = httpx.AsyncClient(follow_redirects=False, timeout=FETCH_S_MAX)
+            async with client:
                 return await _follow(client, policy, input["url"])
     except TimeoutError as error:
         raise ToolRefused(f"no answer within {FETCH_S_MAX:g} s") from error
+    except ConfigError as error:
+        raise ToolRefused(f"the page cannot be fetched: {error.message}") from error
     except (httpx.HTTPError, httpx.InvalidURL, PackedError, ValueError) as error:
         # Without the address: it may hold a key in its query.
         raise ToolRefused(f"the page cannot be fetched: {type(error).__name__}") from error

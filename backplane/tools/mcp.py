@@ -17,12 +17,13 @@ import anyio.abc
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.errors import BackendError
+from backplane.errors import BackendError, BackplaneError
 from backplane.ir import ToolSpec
 from backplane.process import Command, open_child
 from backplane.process.jsonrpc import Pipe
 from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Peer, Response, RpcError
 from backplane.tools.results import CallResult, shortened
+from backplane.upstream.clients import is_http, making_client
 
 if TYPE_CHECKING:
     import httpx
@@ -118,7 +119,7 @@ async def open_servers(
             for name, row in rows.items():
                 try:
                     link = await opened.enter_async_context(_open(row, env, cwd, tasks))
-                except BackendError as error:
+                except BackplaneError as error:
                     await warn(f"the MCP server {name!r} is not there: {error.message}")
                     continue
                 starts.start_soon(greet, name, link.ask, link.tell)
@@ -260,7 +261,7 @@ class _Address:
                     body += piece
                     if len(body) > ANSWER_BYTES_MAX:
                         raise BackendError("execution_tool_failed", f"an answer of over {ANSWER_BYTES_MAX} bytes")
-        except (httpx.HTTPError, OSError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise BackendError("execution_tool_failed", str(error) or type(error).__name__) from error
         if response.status_code >= 400:
             raise BackendError("execution_tool_failed", f"HTTP {response.status_code} from {self._url}")
@@ -273,5 +274,15 @@ async def _open_http(row: Mapping[str, Any]) -> AsyncIterator[_Link]:
     import httpx  # Only for who names an address.
 
     limits = httpx.Timeout(CALL_S, connect=START_S)
-    async with httpx.AsyncClient(headers=row.get("headers", {}), timeout=limits, follow_redirects=False) as http:
+    if not is_http(row["url"]):
+        raise BackendError("execution_tool_failed", "its address is no http address")  # Not shown: it may hold a key.
+    with making_client():
+        # Certificates take 20 ms to load, and nothing without TLS looks at them.
+        client = httpx.AsyncClient(
+            headers=row.get("headers", {}),
+            timeout=limits,
+            follow_redirects=False,
+            verify=row["url"].startswith("https:"),
+        )
+    async with client as http:
         yield _Address(http, row["url"])

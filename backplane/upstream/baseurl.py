@@ -17,6 +17,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.dialects import framing
 from backplane.dialects.framing import UNREADABLE
+from backplane.upstream.clients import is_http
 from backplane.upstream.endpoint import cut_urls
 from backplane.upstream.failure import clean, failure_of
 from backplane.upstream.presets import is_local
@@ -131,13 +132,13 @@ def key_doubts(base_url: str, *, has_key: bool) -> list[Check]:
 
 def path_doubts(protocol: str, base_url: str) -> list[Check]:
     """Say what is wrong with an address, without asking anybody; nothing when it looks right."""
-    fix = f"base_url = {tidy(protocol, base_url)!r}"
     shown = cut_urls(base_url.strip())
-    parts = urlsplit(base_url.strip())
+    if not is_http(base_url.strip() if "://" in base_url else f"http://{base_url.strip()}"):
+        return [Check("missing", f"{shown} is no http address", "write it as in https://example.com/v1")]
+    fix = f"base_url = {tidy(protocol, base_url)!r}"
     if "://" not in base_url:
         return [Check("missing", f"{shown} is no address: http:// or https:// is missing", fix)]
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return [Check("missing", f"{shown} is no http address", "write it as in https://example.com/v1")]
+    parts = urlsplit(base_url.strip())
     out: list[Check] = []
     path, tails = cut_tail(parts.path)
     owners = [owner for owner in map(owner_of, tails) if owner not in (None, protocol)]

@@ -20,6 +20,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.dialects import framing
 from backplane.errors import TranslationError
+from backplane.upstream.clients import making_client
 from backplane.upstream.decompress import PackedError, unpacked
 from backplane.upstream.endpoint import Endpoint, address, body_of, cut_urls, headers_of, model_of
 from backplane.upstream.failure import UpstreamError, UpstreamFailure, clean, failure_of
@@ -213,12 +214,13 @@ class Upstream:
 
         one = self.endpoint
         read_s = max(one.first_byte_s, one.idle_s)
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(read_s, connect=one.connect_s),
-            limits=httpx.Limits(max_connections=CONNECTIONS_MAX, keepalive_expiry=KEPT_S),
-            # Certificates take 20 ms to load and nothing without TLS looks at them; redirects are not followed.
-            verify=one.base_url.startswith("https:"),
-        )
+        with making_client():
+            self._client = httpx.AsyncClient(
+                timeout=httpx.Timeout(read_s, connect=one.connect_s),
+                limits=httpx.Limits(max_connections=CONNECTIONS_MAX, keepalive_expiry=KEPT_S),
+                # Certificates take 20 ms to load and nothing without TLS looks at them; redirects are not followed.
+                verify=one.base_url.startswith("https:"),
+            )
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import ConfigError
+from backplane.upstream.clients import is_http
 
 CONNECT_S: Final = 10.0
 """A server that does not take the connection in ten seconds is down; a slow handshake takes two."""
@@ -100,8 +101,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "config_invalid", f"no protocol {self.protocol!r}", hint=f"there are {', '.join(PROTOCOLS)}"
             )
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not is_http(self.base_url):
             raise ConfigError(
                 "config_invalid", f"base_url {cut_urls(self.base_url)!r} is no http address",
                 hint="write the whole address, as in https://example.com/v1",

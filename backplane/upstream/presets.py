@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from backplane.errors import ConfigError
+from backplane.upstream.clients import is_http
 
 HOST: Final = "api"
 """Name of the shipped host that these options are for."""
@@ -134,12 +135,8 @@ def read_options(options: Mapping[str, Any], where: str) -> Service:
 
 
 def _checked(service: Service, where: str) -> Service:
-    try:
-        parts = urlsplit(service.base_url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable or parts.username is not None or parts.query or parts.fragment:
+    parts = urlsplit(service.base_url if is_http(service.base_url) else "")
+    if not parts.hostname or parts.username is not None or parts.query or parts.fragment:
         # The value is not shown: keys have been found in addresses.
         raise _invalid(f"{where}.base_url is not a plain http or https address", "as https://host/v1, without a query")
     if parts.scheme == "http" and service.variables and not is_local(parts.hostname or ""):

@@ -18,8 +18,10 @@ import anyio
 import msgspec
 
 from backplane.dialects.framing import UNREADABLE
+from backplane.errors import ConfigError
 from backplane.upstream.baseurl import AddressVerdict, Check, candidates, key_doubts, path_doubts, read_answer
 from backplane.upstream.client import pieces_of
+from backplane.upstream.clients import making_client
 from backplane.upstream.decompress import PackedError
 from backplane.upstream.endpoint import PROTOCOLS, Endpoint, address, body_of, cut_urls, headers_of
 from backplane.upstream.failure import clean
@@ -70,7 +72,12 @@ async def probe(endpoint: Endpoint, model: str | None = None, key_env: str = "")
         return unsafe
     with anyio.move_on_after(PROBE_S) as scope:
         timeout = httpx.Timeout(endpoint.first_byte_s, connect=endpoint.connect_s)
-        async with httpx.AsyncClient(timeout=timeout) as client:
+        try:
+            with making_client():
+                client = httpx.AsyncClient(timeout=timeout)
+        except ConfigError as error:
+            return [Check("missing", error.message, error.hint or "")]
+        async with client:
             trial = AddressTrial(client, model, key_env)
             first = await trial.ask(endpoint)
             if first.kind in ("works", "reached", "busy"):

@@ -217,7 +217,7 @@ class Pages:
         if not wanted.task.strip():
             raise ConfigError("config_invalid", "the task is empty", hint="say in words what to do")
         backend = backends.find(wanted.backend, settings, self._environ)  # By its name here: no command comes in.
-        order = make_order(wanted.task, root=wanted.root, configured_policy=settings.policy)
+        order = make_order(wanted.task, root=wanted.root)
         return _json({"run_id": await self._tasks.start(self._run, order, backend)})
 
     async def _run(self, order: Any, backend: Any, *, task_status: anyio.abc.TaskStatus[str]) -> None:

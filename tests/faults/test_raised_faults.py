@@ -62,6 +62,7 @@ EDGES = frozenset(
         "runtime/hook_calls.py:call_function < runtime/hook_calls.py:_function",
         "runtime/hook_calls.py:call_function < runtime/inbound.py:Intake._ask_caller",
         "process/readable.py:Readable._on_readable < …",
+        "process/child.py:Child._on_readable < …",
         "process/readable.py:Readable._unregister < process/readable.py:Readable._on_readable",
         "process/alarm.py:Alarm._call < …",
         "process/once.py:Once.set < runtime/run.py:Run._finish_once",
@@ -386,6 +387,8 @@ def door_faults(done: subprocess.CompletedProcess[bytes], folder: Path, place: s
         receipt = store.load(rows[0].run_id)
     if len(ends) != 1:
         yield f"{len(ends)} last messages"
+        return
+    if BY_SQLITE in place and receipt.backplane["end"].get("code") in ("internal", "receipt_store_failed"):
         return
     good = receipt.outcome == "complete"
     if good and (WORDS.encode() in said or ends[0]["t"] == "final"):

@@ -43,7 +43,9 @@ SETTINGS = """
 What of an order only its host can do. `heeded`: its `work` does it, or refuses with the reason where its agent cannot
 (the tables around this one). `refused`: an order with it ends with `capability_unsupported` before anything is sent
 (`heeds` in the host's hello). `no effect needed`: a host without a model has no turns and spends nothing; a scenario
-of `mock` says what it does. Everything else of an order the control plane does, for every host.
+of `mock` says what it does. Everything else of an order the control plane does, for every host; four settings somebody
+beside it: `on_lost_worker` and `secrets` a queue, `remote_root` another machine, `route` the router (its `type` and
+`priority` count for everybody). Where that one is not there, the order is refused (`config_invalid`).
 
 """
 ACP = """
