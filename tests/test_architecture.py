@@ -46,10 +46,11 @@ ROOMS = {
     "receipts.claims": f"{SHAPES} policy",
     "receipts": f"{SHAPES} policy process receipts.build",
     "view": f"{SHAPES} process.table receipts.build",
-    "upstream.presets": "errors",
+    "upstream.clients": "errors",
+    "upstream.presets": "errors upstream.clients",
     "upstream.cost": f"{SHAPES} ir",
     "upstream.decompress": "",
-    "upstream": f"{SHAPES} dialects ir upstream.cost upstream.decompress upstream.presets",
+    "upstream": f"{SHAPES} dialects ir upstream.clients upstream.cost upstream.decompress upstream.presets",
     "schemas": f"{SHAPES} config ir policy protocol resources sandbox.credentials",
     "testing": f"{SHAPES} upstream.presets",
     # the near side of the line: a run, from its order to its stored receipt
@@ -61,7 +62,7 @@ ROOMS = {
         "upstream.cost upstream.presets view"
     ),
     "routing.handover": f"{SHAPES} providers runtime",
-    "routing.compare": f"{SHAPES} config receipts routing routing.driver runtime view workspace",
+    "routing.compare": f"{SHAPES} config policy receipts routing routing.driver runtime view workspace",
     "runtime": (
         f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build receipts.claims redact "
         "resources routing sandbox sandbox.credentials telemetry upstream.presets workspace"
