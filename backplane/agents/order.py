@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -290,7 +290,6 @@ def read_history(run: Given) -> tuple[ir.Message, ...]:
     Raises:
         ConfigError: `config_invalid`.
     """
-    from backplane import ir
     from backplane.contract import conversation as said
 
     try:
@@ -298,11 +297,18 @@ def read_history(run: Given) -> tuple[ir.Message, ...]:
     except msgspec.ValidationError as error:
         fix = "a list of messages, see contracts/sessions.md"
         raise ConfigError("config_invalid", f"config.vendor.abp.history: {error}", hint=fix) from error
-    unknown = {call.id for call in said.unresolved(messages)}
+    return neutral(messages)
+
+
+def neutral(messages: Sequence[said.Message]) -> tuple[ir.Message, ...]:
+    """Return what was said in the neutral form that dialects write; calls without a result get one that says so."""
+    from backplane.contract import conversation as said
+
+    unknown = {call.id for call in said.unresolved(tuple(messages))}
     made: list[ir.Message] = []
     for message in messages:
         if isinstance(message, said.UserMessage):
-            made.append(ir.Message(role="user", parts=(ir.Text(text=message.content),), flat=True))
+            made.append(user_message(message.content, message.images))
         elif isinstance(message, said.ToolResultMessage):
             made.append(_results((message.tool_call_id, message.content, message.is_error)))
         else:
@@ -312,12 +318,24 @@ def read_history(run: Given) -> tuple[ir.Message, ...]:
     return tuple(_joined(made))
 
 
+def user_message(text: str, images: Sequence[said.Image]) -> ir.Message:
+    """Return words of the user's, and what was shown with them."""
+    from backplane import ir
+
+    shown = [ir.Media(kind="image", media_type=one.media_type, data=one.data, url=one.url) for one in images]
+    words = [ir.Text(text=text)] if text or not shown else []
+    return ir.Message(role="user", parts=(*words, *shown), flat=not shown)
+
+
 def _assistant(message: said.AssistantMessage) -> ir.Message:
     from backplane import ir
 
     thinking = [ir.Thinking(text=part.text, signature=part.signature) for part in message.thinking if part.signature]
     text = [ir.Text(text=message.content)] if message.content or not message.tool_calls else []
-    calls = [ir.ToolUse(id=call.id, name=call.name, input=call.arguments) for call in message.tool_calls]
+    calls = [
+        ir.ToolUse(id=call.id, name=call.name, input=call.arguments, signature=call.signature)
+        for call in message.tool_calls
+    ]
     return ir.Message(role="assistant", parts=(*thinking, *text, *calls))
 
 

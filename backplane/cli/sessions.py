@@ -30,6 +30,15 @@ backplane sessions handover last --to mine
 
 _ID: Final = "session id or its beginning, or `last`"
 
+_EXPORT: Final = """
+backplane sessions export last session.json
+claude --resume $(backplane sessions export last --to claude --into-store)
+"""
+_IMPORT: Final = """
+backplane sessions import session.json
+backplane sessions import --from claude last --backend mine
+"""
+
 
 def parser(name: str) -> Parser:
     """The options of `sessions` and its own commands."""
@@ -55,12 +64,15 @@ def parser(name: str) -> Parser:
     part.add_argument("id", metavar="ID", help=_ID)
     part.add_argument("--at", type=int, metavar="N", help="only its first N messages")
     add_config(part)
-    part = add("export", "write a session's file", "backplane sessions export last session.json", _export)
+    part = add("export", "write a session's file", _EXPORT, _export)
     part.add_argument("id", metavar="ID", help=_ID)
     part.add_argument("file", metavar="FILE", nargs="?", default="-", help="a new file; - for stdout (-)")
-    part = add("import", "take a session's file in, and print its new id", "backplane sessions import a.json", _import)
-    part.add_argument("file", metavar="FILE", help="a file that `export` wrote")
-    part.add_argument("--backend", metavar="NAME", help="go on with this one (the file's)")
+    part.add_argument("--to", metavar="VENDOR", help="in the form that this one's program goes on with")
+    part.add_argument("--into-store", action="store_true", help="put it where that program looks for it; print its id")
+    part = add("import", "take a session in, and print its new id", _IMPORT, _import)
+    part.add_argument("file", metavar="FILE", help="a file that `export` wrote; with --from a path, an id, or `last`")
+    part.add_argument("--from", dest="vendor", metavar="VENDOR", help="one that its program kept")
+    part.add_argument("--backend", metavar="NAME", help="go on with this one (the file's; the vendor's)")
     add_config(part)
     part = add("handover", "go on with another backend", "backplane sessions handover last --to mine", _handover)
     part.add_argument("id", metavar="ID", help=_ID)
@@ -132,9 +144,8 @@ def _show(options: Options) -> int:
     for number, turn in enumerate(file.turns):
         if number == file.cleared and number:
             streams.write("— the history was cleared here —\n")
-        streams.write(
-            f"\nturn {number + 1}: {turn.provider}, run {turn.run_id[:ID_CHARS]}, {turn.stop_reason or '?'}\n"
-        )
+        run = f"run {turn.run_id[:ID_CHARS]}" if turn.run_id is not None else "no run here"
+        streams.write(f"\nturn {number + 1}: {turn.provider}, {run}, {turn.stop_reason or '?'}\n")
         for message in turn.messages:
             streams.write("".join(f"  {streams.printable(line)}\n" for line in _lines(message)))
         for call in unresolved(turn.messages):
@@ -158,22 +169,43 @@ def _lines(message: Any) -> list[str]:
 
 
 def _export(options: Options) -> int:
-    import os
+    from pathlib import Path
 
     from backplane.contract import canonical
     from backplane.errors import ConfigError
+    from backplane.providers import exchange
 
+    if options.to is not None:
+        return _give_out(options)
+    if options.into_store:
+        raise ConfigError("config_invalid", "--into-store says not whose", hint="add --to VENDOR")
     data = canonical.encode(_file(options.id)) + b"\n"
     if options.file == "-":
         streams.write_json(data)
-        return 0
-    try:
-        fd = os.open(options.file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        fact = f"{options.file}: {error.strerror}"
-        raise ConfigError("config_invalid", fact, hint="name a file that is not there yet") from error
-    with open(fd, "wb") as file:
-        file.write(data)
+    else:
+        exchange.put(data, Path(options.file))
+    return 0
+
+
+def _give_out(options: Options) -> int:
+    import os
+    from pathlib import Path
+
+    from backplane.errors import ConfigError
+    from backplane.providers import exchange
+
+    if options.into_store and options.file != "-":
+        raise ConfigError("config_invalid", "both FILE and --into-store", hint="leave one out")
+    file = _file(options.id)
+    written = exchange.give_out(file, options.to, os.environ, root=file.root or str(streams.folder()))
+    if options.into_store:
+        exchange.put(written.data, written.place)
+        streams.write(f"{written.id}\n")
+    elif options.file == "-":
+        streams.write_json(written.data)
+    else:
+        exchange.put(written.data, Path(options.file))
+    _say_losses(written.losses)
     return 0
 
 
@@ -196,18 +228,25 @@ def _fork(options: Options) -> int:
 
 def _import(options: Options) -> int:
     async def load(registry: Any) -> int:
-        from pathlib import Path
-
-        from backplane.providers import store
-
-        file = store.read(Path(options.file))
-        async with await registry.get(options.backend or file.provider).load(options.file) as session:
+        async with await _taken(registry, options) as session:
             await session.save()
             streams.write(f"{session.id}\n")
             _say_losses(session.losses)
         return 0
 
     return _with_registry(options, load)
+
+
+async def _taken(registry: Any, options: Options) -> Any:
+    from pathlib import Path
+
+    from backplane.providers import store
+
+    if options.vendor is not None:
+        provider = registry.get(options.backend or options.vendor)
+        return await provider.import_session(options.vendor, options.file)
+    file = store.read(Path(options.file))
+    return await registry.get(options.backend or file.provider).load(options.file)
 
 
 def _resume(options: Options) -> int:

@@ -29,6 +29,17 @@ class ToolCall(_Value, frozen=True):
     id: str
     name: str
     arguments: Json = None
+    signature: str | None = None
+    """The vendor's proof on the call itself; it goes back as that of `Thinking` does."""
+
+
+class Image(_Value, frozen=True):
+    """A picture that the user showed; exactly one of `data` and `url` is set."""
+
+    media_type: str | None = None
+    data: str | None = None
+    """Base64."""
+    url: str | None = None
 
 
 class Thinking(_Value, frozen=True):
@@ -40,9 +51,10 @@ class Thinking(_Value, frozen=True):
 
 
 class UserMessage(_Value, frozen=True, tag_field="role", tag="user"):
-    """What the user said, context items included, in words."""
+    """What the user said, context items included, in words, and what was shown with it."""
 
     content: str
+    images: tuple[Image, ...] = ()
 
 
 class AssistantMessage(_Value, frozen=True, tag_field="role", tag="assistant"):
@@ -109,7 +121,8 @@ NOTHING: Final = TokenUsage(
 class SessionTurn(_Value, frozen=True):
     """One turn of a session: the run that it was, and what was said in it."""
 
-    run_id: str
+    run_id: str | None
+    """None of a turn that was no run here: it was imported."""
     provider: str
     model: str | None = None
     """As it was asked for; None is the backend's own choice."""

@@ -14,7 +14,7 @@ import msgspec
 from backplane.config import Settings
 from backplane.contract.conversation import Message, SessionFile, SessionTurn
 from backplane.errors import BackendError, BackplaneError
-from backplane.providers import store
+from backplane.providers import exchange, store
 from backplane.providers.orders import INTERRUPT, Abilities, SessionConfig, abilities
 from backplane.providers.session import Session, new_file
 from backplane.providers.unified import ProviderCapabilities
@@ -148,6 +148,21 @@ class Provider:
         await self.prepare()
         file = await anyio.to_thread.run_sync(self._read, store.path_of(self.plane.home, session_id))
         return await self._copied(cut(file, at) if at is not None else file, config)
+
+    async def import_session(self, vendor: str, name: str, config: SessionConfig | None = None) -> Session:
+        """Go on with a conversation that a vendor's own program has kept; the store stays as it is.
+
+        Args:
+            vendor: of `agents.store.STORES`.
+            name: `last`, the beginning of its id there, or the path of its file or of a store.
+
+        Raises:
+            As `create_session`.
+        """
+        await self.prepare()
+        file = await anyio.to_thread.run_sync(exchange.take_in, vendor, name, self.name, self.plane.environ)
+        saved = await anyio.to_thread.run_sync(store.create, self.plane.home, file.id)
+        return await self._goes_on(file, saved, config)
 
     def _read(self, path: Path) -> SessionFile:
         return store.settled(store.read(path), self.plane.keeper.store())

@@ -465,6 +465,7 @@ class Session:
             return
         if self._file.mode != "staged" or self._file.lane != "workspace_first" or last.receipt_sha256 is None:
             return
+        assert last.run_id is not None
         try:
             await self._provider.plane.apply(last.run_id)
         except BackplaneError as error:

@@ -194,7 +194,7 @@ def settled(file: SessionFile, store: Store) -> SessionFile:
 
 def _settled(turn: SessionTurn, store: Store) -> SessionTurn:
     try:
-        receipt = store.load(turn.run_id)
+        receipt = store.load(turn.run_id or "")
     except BackplaneError:  # It was never begun, or its receipt was pruned: what was said is all that is known.
         return msgspec.structs.replace(turn, stop_reason="error")
     transcript = reading.Transcript()

@@ -1,0 +1,200 @@
+"""Conversations that Claude Code keeps: `projects/FOLDER/ID.jsonl`, seen with 2.1.330 on 2026-11-24.
+
+Rows name the row before them, so that what was taken back stays in the file on a branch of its own. What a tool gave
+stands below its own call, beside the branch where several were called at once.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane.agents.events import mapping, mappings
+from backplane.agents.store import (
+    BELOW,
+    NOTES,
+    SUMMED,
+    UNDONE,
+    Place,
+    Stored,
+    Talk,
+    files,
+    home_of,
+    image_of,
+    require_known,
+    rows,
+    said_of,
+    text_of,
+    unknown,
+)
+from backplane.contract.canonical import timestamp_at
+
+VERSIONS: Final = "2."
+_BESIDE: Final = frozenset(
+    {
+        *("atis-latch", "queue-operation", "tools-used", "last-prompt", "cost-state", "mode", "summary"),
+        *("api-request", "api-request-blob", "api-request-shape", "file-history-snapshot", "permission-mode"),
+        *("agent-name", "ai-title", "custom-title", "progress", "pr-link", "tag"),
+    }
+)
+"""Kinds of rows in which nobody says anything to the model: bookkeeping, titles, and the program's own requests."""
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """Return its folder."""
+    return home_of(environ, "CLAUDE_CONFIG_DIR", ".claude")
+
+
+def find(home: Path, id: str) -> Place | None:
+    """Return the newest conversation whose id begins so."""
+    found = [path for path in files(home, "projects", "*", "*.jsonl") if path.stem.startswith(id)]
+    return Place(found[0]) if found else None
+
+
+def read(place: Place) -> Stored:
+    """Read one. Raises ConfigError: `config_invalid`."""
+    talk, kept, parents = Talk(), [], {}
+    for row in rows(place.path, talk):
+        kind, id = row.get("type"), row.get("uuid")
+        if isinstance(id, str):
+            parents[id] = said_of(row.get("parentUuid"))
+        if kind in ("user", "assistant"):
+            if not kept:
+                require_known(place.path, "Claude Code", row.get("version"), VERSIONS)
+            kept.append(row)
+        elif kind in ("attachment", "system"):
+            talk.drop(NOTES)
+        elif kind not in _BESIDE:
+            talk.drop(unknown(kind))
+    model, branch = None, _branch(kept, parents)
+    for row in kept:
+        if row.get("isSidechain"):
+            talk.drop(BELOW)
+        elif not _is_on(row, branch):
+            talk.drop(SUMMED if _is_before(row, kept, branch) else UNDONE)
+        elif row.get("isMeta") or row.get("isApiErrorMessage"):
+            talk.drop(NOTES)
+        elif row["type"] == "user":
+            _user(mapping(row.get("message")).get("content"), talk)
+        else:
+            message = mapping(row.get("message"))
+            model = said_of(message.get("model")) or model
+            _assistant(message.get("content"), talk)
+    first = kept[0] if kept else {}
+    id = said_of(first.get("sessionId")) or place.path.stem
+    return Stored(
+        vendor="claude", id=id, root=said_of(first.get("cwd")), model=model, messages=talk.messages, losses=talk.losses
+    )
+
+
+def _branch(kept: list[dict[str, Any]], parents: dict[str, str | None]) -> set[str]:
+    """The ids from the last row back to the first: what the program goes on with."""
+    own = [row for row in kept if not row.get("isSidechain")]
+    id, found = said_of(own[-1].get("uuid")) if own else None, set[str]()
+    while id is not None and id not in found:
+        found.add(id)
+        id = parents.get(id)
+    return found
+
+
+def _is_on(row: Mapping[str, Any], branch: set[str]) -> bool:
+    return row.get("uuid") in branch or row.get("sourceToolAssistantUUID") in branch
+
+
+def _is_before(row: Mapping[str, Any], kept: list[dict[str, Any]], branch: set[str]) -> bool:
+    first = next(one for one in kept if one.get("uuid") in branch)
+    return str(row.get("timestamp")) < str(first.get("timestamp"))
+
+
+def _user(content: object, talk: Talk) -> None:
+    if isinstance(content, str):
+        talk.user(content)
+        return
+    words, images = [], []
+    for block in mappings(content):
+        kind, source = block.get("type"), mapping(block.get("source"))
+        if kind == "tool_result":
+            _result(block, talk)
+        elif kind == "text":
+            words.append(str(block.get("text")))
+        elif kind == "image" and (image := _image(source)) is not None:
+            images.append(image)
+        else:
+            talk.drop(unknown(kind))
+    if words or images:
+        talk.user("\n\n".join(words), images)
+
+
+def _image(source: Mapping[str, Any]) -> Any:
+    media_type, data = source.get("media_type"), source.get("data")
+    return image_of(f"data:{media_type};base64,{data}" if isinstance(data, str) else source.get("url"))
+
+
+def _result(block: Mapping[str, Any], talk: Talk) -> None:
+    content = block.get("content", "")
+    if isinstance(content, list):
+        texts = [str(part.get("text")) for part in mappings(content) if part.get("type") == "text"]
+        if len(texts) < len(content):
+            talk.drop("pictures in what tools gave", len(content) - len(texts))
+        content = "\n".join(texts)
+    talk.result(str(block.get("tool_use_id")), text_of(content), is_error=block.get("is_error") is True)
+
+
+def _assistant(content: object, talk: Talk) -> None:
+    for block in [{"type": "text", "text": content}] if isinstance(content, str) else mappings(content):
+        kind = block.get("type")
+        if kind == "text":
+            talk.say(str(block.get("text")))
+        elif kind == "thinking":
+            talk.think(str(block.get("thinking", "")), said_of(block.get("signature")))
+        elif kind == "tool_use":
+            talk.call(str(block.get("id")), str(block.get("name")), block.get("input"))
+        else:
+            talk.drop(unknown(kind))
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+VERSION: Final = "2.1.330"
+"""Of the program whose form is written."""
+DIALECT: Final = "claude"
+"""Of the messages in it."""
+
+
+def new_id() -> str:
+    """Make the id of a conversation."""
+    return str(uuid.uuid4())
+
+
+def place(home: Path, id: str, *, root: str, now_ns: int) -> Path:
+    """Return where the program looks for it when it works in this folder."""
+    return home / "projects" / re.sub(r"[^A-Za-z0-9]", "-", root) / f"{id}.jsonl"
+
+
+def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> bytes:
+    """Write a request's messages as rows.
+
+    Args:
+        document: of the dialect `claude`.
+        now_ns: the rows' time, nanoseconds since 1970.
+    """
+    lines, parent = [], None
+    for message in document["messages"]:
+        own = str(uuid.uuid4())
+        if message["role"] == "assistant":
+            said: dict[str, Any] = {"id": f"msg_{own}", "type": "message", "model": "imported", **message}
+            said |= {"stop_reason": "end_turn", "stop_sequence": None, "usage": {"input_tokens": 0, "output_tokens": 0}}
+        else:
+            said = {"role": "user", "content": message["content"]}
+        row = {
+            "parentUuid": parent, "isSidechain": False, "userType": "external", "cwd": root, "sessionId": id,
+            "version": VERSION, "type": said["role"], "message": said, "uuid": own, "timestamp": timestamp_at(now_ns),
+        }  # fmt: skip
+        lines.append(msgspec.json.encode(row) + b"\n")
+        parent = own
+    return b"".join(lines)

@@ -1,0 +1,183 @@
+"""Conversations that Codex keeps: `sessions/YEAR/MONTH/DAY/rollout-TIME-ID.jsonl`, seen with 0.169.0 on 2026-11-24.
+
+`response_item` rows are what its model is shown; `event_msg` rows say the same once more for people.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane.agents.events import is_count, mapping, mappings
+from backplane.agents.store import (
+    NOTES,
+    SUMMED,
+    Place,
+    Stored,
+    Talk,
+    arguments_of,
+    files,
+    home_of,
+    image_of,
+    inner,
+    require_known,
+    rows,
+    said_of,
+    text_of,
+    unknown,
+)
+from backplane.contract.canonical import timestamp_at
+
+VERSIONS: Final = "0."
+_BESIDE: Final = frozenset({"event_msg", "turn_context", "world_state", "token_usage_record", "session_state"})
+_NOTED: Final = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<turn_aborted>")
+"""How words begin that the program itself puts in; newer versions say it beside them."""
+_CALLS: Final = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
+_OUTPUTS: Final = frozenset({"function_call_output", "custom_tool_call_output"})
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """Return its folder."""
+    return home_of(environ, "CODEX_HOME", ".codex")
+
+
+def find(home: Path, id: str) -> Place | None:
+    """Return the newest conversation whose id begins so."""
+    for path in files(home, "sessions", "*", "*", "*", "rollout-*.jsonl"):
+        if path.stem.split("-", 6)[-1].startswith(id):
+            return Place(path)
+    return None
+
+
+def read(place: Place) -> Stored:
+    """Read one. Raises ConfigError: `config_invalid`."""
+    talk, head, model = Talk(), dict[str, Any](), None
+    for row in rows(place.path, talk):
+        kind, body = row.get("type"), mapping(row.get("payload"))
+        if kind == "session_meta" and not head:
+            head = body
+            require_known(place.path, "Codex", body.get("cli_version"), VERSIONS)
+        elif kind == "response_item":
+            _item(body, talk)
+        elif kind == "compacted":
+            talk.cut(0, SUMMED)
+            before = mappings(body.get("replacement_history"))
+            for item in before:
+                _item(item, talk)
+            if not before:
+                talk.user(str(body.get("message", "")))
+        elif kind == "event_msg" and body.get("type") == "thread_rolled_back" and is_count(body.get("num_turns")):
+            talk.undo(body["num_turns"])
+        elif kind == "turn_context":
+            model = said_of(body.get("model")) or model
+        elif kind not in _BESIDE and kind != "session_meta":
+            talk.drop(unknown(kind))
+    if not head:
+        require_known(place.path, "a program that says no version,", None, VERSIONS)
+    return Stored(
+        vendor="codex", id=str(head.get("id", "")), root=said_of(head.get("cwd")), model=model,
+        messages=talk.messages, losses=talk.losses,
+    )  # fmt: skip
+
+
+def _item(item: Mapping[str, Any], talk: Talk) -> None:
+    kind, id = item.get("type"), str(item.get("call_id") or item.get("id"))
+    if kind == "message":
+        _message(item, talk)
+    elif kind == "reasoning":
+        parts = mappings(item.get("summary")) or mappings(item.get("content"))
+        talk.think("\n\n".join(str(part.get("text", "")) for part in parts), said_of(item.get("encrypted_content")))
+    elif kind in _CALLS:
+        given = item.get("input") if kind == "custom_tool_call" else arguments_of(item.get("arguments"))
+        talk.call(id, str(item.get("name") or "shell"), given if given is not None else item.get("action"))
+    elif kind in _OUTPUTS:
+        _output(id, item.get("output"), talk)
+    else:
+        talk.drop(unknown(kind))
+
+
+def _message(item: Mapping[str, Any], talk: Talk) -> None:
+    role, parts = item.get("role"), mappings(item.get("content"))
+    words = [str(part.get("text")) for part in parts if part.get("type") in ("input_text", "output_text", "text")]
+    images = [image for part in parts if (image := image_of(part.get("image_url"))) is not None]
+    if role == "assistant":
+        for text in words:
+            talk.say(text)
+    elif role != "user" or _is_note(item, words):
+        talk.drop(NOTES)
+    else:
+        # Around a picture it says in words that there is one.
+        shown = [text for text in words if not (images and text in ("<image>", "</image>"))]
+        talk.user("\n\n".join(shown), images)
+    if len(words) + len(images) < len(parts):
+        talk.drop("blocks of messages that are neither words nor pictures", len(parts) - len(words) - len(images))
+
+
+def _is_note(item: Mapping[str, Any], words: list[str]) -> bool:
+    kinds = inner(item, "internal_chat_message_metadata_passthrough").get("content_item_kinds")
+    if isinstance(kinds, list):
+        return not any(str(kind).startswith("user.") for kind in kinds)
+    return any(text.startswith(_NOTED) for text in words)
+
+
+def _output(id: str, output: object, talk: Talk) -> None:
+    if isinstance(output, dict):
+        output = output.get("content", "")
+    if isinstance(output, list):
+        texts = [str(part.get("text")) for part in mappings(output) if "text" in part]
+        if len(texts) < len(output):
+            talk.drop("pictures in what tools gave", len(output) - len(texts))
+        output = "\n".join(texts)
+    talk.result(id, text_of(output))  # type: ignore[arg-type]
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+VERSION: Final = "0.169.0"
+"""Of the program whose form is written."""
+DIALECT: Final = "codex"
+"""Of the messages in it."""
+
+
+def new_id() -> str:
+    """Make the id of a conversation: a UUID of version 7, which begins with the time."""
+    ms, noise = time.time_ns() // 1_000_000, uuid.uuid4().int
+    return str(uuid.UUID(int=ms << 80 | 7 << 76 | 2 << 62 | noise & (1 << 62) - 1))
+
+
+def place(home: Path, id: str, *, root: str, now_ns: int) -> Path:
+    """Return where the program looks for it."""
+    then = time.gmtime(now_ns // 10**9)
+    name = f"rollout-{time.strftime('%Y-%m-%dT%H-%M-%S', then)}-{id}.jsonl"
+    return home / "sessions" / time.strftime("%Y/%m/%d", then) / name
+
+
+def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> bytes:
+    """Write a request's items as rows.
+
+    Args:
+        document: of the dialect `codex`.
+        now_ns: the rows' time, nanoseconds since 1970.
+    """
+    then = timestamp_at(now_ns)
+    head = {
+        "id": id, "timestamp": then, "cwd": root, "cli_version": VERSION, "originator": "backplane", "source": "exec",
+    }  # fmt: skip
+    rows = [("session_meta", head), *(("response_item", _typed(item)) for item in document["input"])]
+    return b"".join(
+        msgspec.json.encode({"timestamp": then, "type": kind, "payload": payload}) + b"\n" for kind, payload in rows
+    )
+
+
+def _typed(item: Mapping[str, Any]) -> dict[str, Any]:
+    """An item as the program keeps it: messages say that they are, and have a list of parts."""
+    if "role" not in item:
+        return dict(item)
+    kind, content = "output_text" if item["role"] == "assistant" else "input_text", item["content"]
+    parts = [{"type": kind, "text": content}] if isinstance(content, str) else content
+    return {**item, "type": "message", "content": parts}

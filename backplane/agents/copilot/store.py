@@ -1,0 +1,110 @@
+"""Conversations that Copilot CLI keeps: `session-state/ID/events.jsonl`, seen with 1.0.102 on 2026-11-24."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from backplane.agents.events import mapping, mappings
+from backplane.agents.store import (
+    BELOW,
+    NOTES,
+    SUMMED,
+    UNDONE,
+    Place,
+    Stored,
+    Talk,
+    files,
+    home_of,
+    inner,
+    require_known,
+    rows,
+    said_of,
+    text_of,
+    unknown,
+)
+
+VERSIONS: Final = "1."
+"""Of the form of its events, not of the program."""
+_BESIDE: Final = (
+    *("session.", "assistant.", "tool.", "model.", "permission.", "hook.", "subagent.", "skill.", "abort", "agent."),
+    *("user_input.", "external_tool.", "exit_plan_mode.", "elicitation.", "mcp.", "command.", "pending_messages."),
+)
+"""How the kinds of events begin that say again, or about the program, what others say to the model."""
+
+_SAID: Final = ("user.message", "assistant.message", "tool.execution_complete")
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """Return its folder."""
+    return home_of(environ, "COPILOT_HOME", ".copilot")
+
+
+def find(home: Path, id: str) -> Place | None:
+    """Return the newest conversation whose id begins so."""
+    found = [path for path in files(home, "session-state", "*", "events.jsonl") if path.parent.name.startswith(id)]
+    return Place(found[0]) if found else None
+
+
+def read(place: Place) -> Stored:
+    """Read one. Raises ConfigError: `config_invalid`."""
+    talk, head, model = Talk(), dict[str, Any](), None
+    for row in _kept(place.path, talk):
+        kind, body = str(row.get("type")), mapping(row.get("data"))
+        if kind == "session.start" and not head:
+            head = body
+            require_known(place.path, "Copilot CLI in the form", body.get("version"), VERSIONS)
+        elif row.get("agentId") is not None or body.get("parentToolCallId") is not None:
+            talk.drop(BELOW)
+        elif kind == "session.compaction_complete" and isinstance(body.get("summaryContent"), str):
+            talk.cut(0, SUMMED)
+            talk.user(body["summaryContent"])
+        else:
+            model = said_of(body.get("model")) or model
+            _event(kind, body, talk)
+    if not head:
+        require_known(place.path, "a program that says no version,", None, VERSIONS)
+    root = said_of(inner(head, "context").get("cwd"))
+    return Stored(
+        vendor="copilot", id=str(head.get("sessionId", "")), root=root, model=model,
+        messages=talk.messages, losses=talk.losses,
+    )  # fmt: skip
+
+
+def _kept(path: Path, talk: Talk) -> list[dict[str, Any]]:
+    """The events that were not taken back."""
+    kept: list[dict[str, Any]] = []
+    for row in rows(path, talk):
+        body = mapping(row.get("data"))
+        if row.get("type") != "session.snapshot_rewind":
+            kept.append(row)
+            continue
+        ids = [one.get("id") for one in kept]
+        first = ids.index(body["upToEventId"]) if body.get("upToEventId") in ids else len(ids)
+        named = body.get("eventIds")
+        gone = set(named) if isinstance(named, list) else set(ids[first:])
+        talk.drop(UNDONE, sum(one.get("type") in _SAID and one.get("id") in gone for one in kept))
+        kept = [one for one in kept if one.get("id") not in gone]
+    return kept
+
+
+def _event(kind: str, body: Mapping[str, Any], talk: Talk) -> None:
+    if kind == "user.message":
+        talk.user(str(body.get("content", "")))
+        shown = body.get("attachments")
+        if shown:
+            talk.drop("attachments", len(shown) if isinstance(shown, list) else 1)
+    elif kind == "assistant.message":
+        talk.think(said_of(body.get("reasoningText")) or "", said_of(body.get("reasoningOpaque")))
+        talk.say(str(body.get("content") or ""))
+        for call in mappings(body.get("toolRequests")):
+            talk.call(str(call.get("toolCallId")), str(call.get("name")), call.get("arguments"))
+    elif kind == "tool.execution_complete":
+        failed = body.get("success") is False
+        told = inner(body, "error").get("message") if failed else inner(body, "result").get("content")
+        talk.result(str(body.get("toolCallId")), text_of(told if told is not None else ""), is_error=failed)
+    elif kind == "system.message":
+        talk.drop(NOTES)
+    elif not kind.startswith(_BESIDE):
+        talk.drop(unknown(kind))

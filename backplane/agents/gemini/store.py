@@ -1,0 +1,138 @@
+"""Conversations that Gemini CLI keeps: `tmp/FOLDER/chats/session-TIME-ID.jsonl`, seen with 0.61.0 on 2026-11-24.
+
+A message is written again, under its id, whenever something comes to it; `$set` gives a new list, `$rewindTo` takes
+back what is after a message. The file says no version of the program: it is known by its head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from backplane.agents.events import mapping, mappings
+from backplane.agents.store import (
+    NOTES,
+    UNDONE,
+    Place,
+    Stored,
+    Talk,
+    files,
+    home_of,
+    image_of,
+    require_known,
+    rows,
+    said_of,
+    text_of,
+    unknown,
+)
+
+KIND: Final = "main"
+"""Of a conversation with a person, in the file's head; agents below it have files of another kind."""
+_NOTE: Final = "<session_context>"
+_TOLD: Final = ("info", "warning", "error")
+"""Types of messages that are said to the person alone."""
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """Return its folder."""
+    return home_of(environ, "GEMINI_CLI_HOME", "") / ".gemini"
+
+
+def find(home: Path, id: str) -> Place | None:
+    """Return the newest conversation whose id begins so; beside the one that has all of it there may be empty ones."""
+    begin, found = id[:8], files(home, "tmp", "*", "chats", "session-*.jsonl")
+    own = [path for path in found if path.stem.rpartition("-")[2].startswith(begin)]
+    if not own:
+        return None
+    same = [path for path in own if path.stem.rpartition("-")[2] == own[0].stem.rpartition("-")[2]]
+    return Place(max(same, key=lambda path: path.stat().st_size))
+
+
+def read(place: Place) -> Stored:
+    """Read one. Raises ConfigError: `config_invalid`."""
+    talk, head, said = Talk(), dict[str, Any](), dict[str, dict[str, Any]]()
+    for row in rows(place.path, talk):
+        if not head:
+            head = row
+            known = "projectHash" in row and row.get("kind", KIND) == KIND
+            require_known(place.path, "Gemini CLI as a", "chat" if known else row.get("kind"), "chat.")
+        elif isinstance(row.get("$rewindTo"), str):
+            ids = list(said)
+            gone = ids[ids.index(row["$rewindTo"]) :] if row["$rewindTo"] in said else ids
+            talk.drop(UNDONE, len(gone))
+            said = {id: one for id, one in said.items() if id not in gone}
+        elif isinstance(row.get("$set"), dict):
+            if isinstance(row["$set"].get("messages"), list):
+                said = {str(one.get("id")): one for one in mappings(row["$set"]["messages"])}
+        elif isinstance(row.get("id"), str):
+            said[row["id"]] = row
+        else:
+            talk.drop(unknown(next(iter(row), "")))
+    model = None
+    for one in said.values():
+        model = said_of(one.get("model")) or model
+        _message(one, talk)
+    return Stored(
+        vendor="gemini", id=str(head.get("sessionId", "")), root=_root(place.path), model=model,
+        messages=talk.messages, losses=talk.losses,
+    )  # fmt: skip
+
+
+def _root(path: Path) -> str | None:
+    try:
+        return (path.parent.parent / ".project_root").read_text(encoding="utf-8").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def _message(one: Mapping[str, Any], talk: Talk) -> None:
+    kind, content = one.get("type"), one.get("content")
+    if kind == "gemini":
+        parts = [{"text": content}] if isinstance(content, str) else mappings(content)
+        thought = "".join(str(part.get("text", "")) for part in parts if part.get("thought"))
+        talk.think(thought or _thought(one.get("thoughts")))
+        talk.say("".join(str(part.get("text", "")) for part in parts if not part.get("thought")))
+        for part in parts:
+            call = mapping(part.get("functionCall"))
+            if call:
+                id, proof = str(call.get("id")), said_of(part.get("thoughtSignature"))
+                talk.call(id, str(call.get("name")), call.get("args"), proof)
+        for call in mappings(one.get("toolCalls")):
+            talk.call(str(call.get("id")), str(call.get("name")), call.get("args"))
+    elif kind == "user":
+        _user(content, talk)
+    elif kind in _TOLD:
+        talk.drop(NOTES)
+    else:
+        talk.drop(unknown(kind))
+
+
+def _thought(thoughts: object) -> str:
+    said = ""
+    for one in mappings(thoughts):
+        subject, words = str(one.get("subject", "")), str(one.get("description", ""))
+        said += f"\n\n{subject}\n{words}" if subject and said else f"{subject}\n{words}" if subject else words
+    return said
+
+
+def _user(content: object, talk: Talk) -> None:
+    parts = [{"text": content}] if isinstance(content, str) else mappings(content)
+    words, images = [], []
+    for part in parts:
+        answer, inline = mapping(part.get("functionResponse")), mapping(part.get("inlineData"))
+        if answer:
+            response = mapping(answer.get("response"))
+            text = response.get("error", response.get("output", response))
+            talk.result(str(answer.get("id")), text_of(text), is_error="error" in response)
+        elif isinstance(part.get("text"), str) and part["text"].startswith(_NOTE):
+            talk.drop(NOTES)
+        elif isinstance(part.get("text"), str):
+            words.append(part["text"])
+        elif inline:
+            image = image_of(f"data:{inline.get('mimeType')};base64,{inline.get('data')}")
+            images += [image] if image is not None else []
+        else:
+            talk.drop(unknown(next(iter(part), "")))
+    if words or images:
+        talk.user("\n\n".join(words), images)

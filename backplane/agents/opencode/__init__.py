@@ -1,0 +1,1 @@
+"""opencode: the store of its conversations; it is driven over the Agent Client Protocol."""

@@ -1,0 +1,320 @@
+"""Conversations that vendors' own programs keep on this machine, read as data.
+
+A store is only read, within bounds, and links in it are not followed; nothing in it is run. A record of a kind that a
+reader has no word for is counted and listed. Each vendor's form is known to `VENDOR/store.py` alone.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from backplane.agents.events import mapping
+from backplane.contract.canonical import Json
+from backplane.contract.conversation import (
+    AssistantMessage,
+    Image,
+    Message,
+    Thinking,
+    ToolCall,
+    ToolResultMessage,
+    UserMessage,
+)
+from backplane.errors import ConfigError
+
+STORES: Final[dict[str, str]] = {
+    name: f"backplane.agents.{name}.store" for name in ("claude", "codex", "gemini", "copilot", "kimi", "opencode")
+}
+"""Vendor → its module. A seventh is one more name and one more file."""
+
+WRITTEN: Final = ("claude", "codex")
+"""Those whose programs go on with a conversation that lies in a file of its own; the others keep lists beside it."""
+
+FILE_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Of one conversation's file or database: Claude Code keeps each request beside what was said, some 150 KB a turn."""
+
+ENTRIES_MAX: Final = 100_000
+"""Names of a store that are looked at for the newest conversation: years of work have some thousands."""
+
+LAST: Final = "last"
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation as its vendor's program kept it."""
+
+    vendor: str
+    id: str
+    """The vendor's own."""
+    root: str | None = None
+    """Folder that it worked on."""
+    model: str | None = None
+    messages: tuple[Message, ...] = ()
+    losses: tuple[str, ...] = ()
+    """What was there and is not among the messages, told once each."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a conversation lies."""
+
+    path: Path
+    id: str | None = None
+    """Which one of a database; None is the newest."""
+
+
+def read_stored(vendor: str, name: str, environ: Mapping[str, str]) -> Stored:
+    """Read a conversation from a vendor's store.
+
+    Args:
+        vendor: of `STORES`.
+        name: `last`, the beginning of an id, or the path of a file, of a store, or of a folder in it.
+
+    Raises:
+        ConfigError: `config_invalid`, there is none, it is too long, or a version wrote it that is not known.
+    """
+    if vendor not in STORES:
+        fact = f"no store of {vendor[:40]!r} can be read"
+        raise ConfigError("config_invalid", fact, hint=f"one of: {', '.join(STORES)}")
+    module = importlib.import_module(STORES[vendor])
+    place = _place(vendor, module, name, environ)
+    stored: Stored = module.read(place)
+    if not stored.messages:
+        raise ConfigError("config_invalid", f"{place.path}: nothing was said in it", hint="name another conversation")
+    return stored
+
+
+def _place(vendor: str, module: Any, name: str, environ: Mapping[str, str]) -> Place:
+    path = Path(name)
+    if name != LAST and not path.is_dir() and (os.sep in name or path.is_file()):
+        return Place(path)
+    home = path if name != LAST and path.is_dir() else module.home(environ)
+    wanted = "" if name == LAST or home == path else name
+    found: Place | None = module.find(home, wanted)
+    if found is None:
+        fact = f"{home} has no conversation" + (f" that begins with {wanted[:80]!r}" if wanted else "")
+        hint = f"give the path of a conversation's file; {vendor} keeps them in {module.home(environ)} here"
+        raise ConfigError("config_invalid", fact, hint=hint)
+    return found
+
+
+def home_of(environ: Mapping[str, str], variable: str, default: str) -> Path:
+    """Return a store's folder: what the vendor's variable names, else the default below the user's home."""
+    named = environ.get(variable)
+    return Path(named) if named else Path(environ.get("HOME") or os.path.expanduser("~"), default)
+
+
+def files(folder: Path, *parts: str) -> list[Path]:
+    """Return the files at a path of patterns below a folder, the last written first; links are left out.
+
+    Raises:
+        ConfigError: `config_invalid`, there are over `ENTRIES_MAX` names to look at.
+    """
+    found = [(path.stat().st_mtime_ns, path) for path in _matching(folder, parts, [ENTRIES_MAX])]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _matching(folder: Path, parts: Sequence[str], left: list[int]) -> Iterator[Path]:
+    pattern, *rest = parts
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        left[0] -= 1
+        if left[0] < 0:
+            fact = f"{folder} and its neighbours have over {ENTRIES_MAX} entries"
+            raise ConfigError("config_invalid", fact, hint="give the path of the conversation's file")
+        if not fnmatch.fnmatchcase(entry.name, pattern):
+            continue
+        if rest and entry.is_dir(follow_symlinks=False):
+            yield from _matching(Path(entry.path), rest, left)
+        elif not rest and entry.is_file(follow_symlinks=False):
+            yield Path(entry.path)
+
+
+def open_file(path: Path) -> int:
+    """Open a regular file for reading; blocking. Raises ConfigError: `config_invalid`."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        words = "it is a link" if path.is_symlink() else error.strerror
+        raise ConfigError("config_invalid", f"{path}: {words}", hint="name the file itself") from error
+    seen = os.fstat(fd)
+    if not stat.S_ISREG(seen.st_mode) or seen.st_size > FILE_BYTES_MAX:
+        os.close(fd)
+        fact = f"{path} is over {FILE_BYTES_MAX} bytes" if stat.S_ISREG(seen.st_mode) else f"{path} is no file"
+        raise ConfigError("config_invalid", fact, hint="name a conversation's file")
+    return fd
+
+
+def rows(path: Path, talk: Talk) -> Iterator[dict[str, Any]]:
+    """Yield a file's JSON objects, a line each; what is none is listed.
+
+    Raises:
+        ConfigError: `config_invalid`, it cannot be read or is too long.
+    """
+    left = FILE_BYTES_MAX
+    with open(open_file(path), "rb") as file:
+        # By its bound and not to its end: its program may write on meanwhile.
+        while left > 0 and (line := file.readline(left)):
+            left -= len(line)
+            try:
+                row = msgspec.json.decode(line)
+            except (ValueError, RecursionError):
+                row = None
+            if isinstance(row, dict):
+                yield row
+            elif line.strip():
+                talk.drop("lines that are no JSON object")
+
+
+def require_known(path: Path, what: str, version: object, known: str) -> None:
+    """Refuse a conversation of a version that the reader was not tried with.
+
+    Args:
+        known: how a known one begins.
+
+    Raises:
+        ConfigError: `config_invalid`, with the version's name.
+    """
+    if not isinstance(version, str | int) or not f"{version}.".startswith(known):
+        fact = f"{path} was written by {what} {str(version)[:40]}, and {known}x is what is known here"
+        raise ConfigError("config_invalid", fact, hint="use a backplane that knows it")
+
+
+class Talk:
+    """What was said, while it is read: blocks of the agent's become one message up to a result or the user's words."""
+
+    def __init__(self) -> None:
+        self._made: list[Message] = []
+        self._text: list[str] = []
+        self._thinking: list[Thinking] = []
+        self._calls: list[ToolCall] = []
+        self._known: dict[str, str | None] = {}
+        """Calls, with their result once it is there."""
+        self._dropped: Counter[str] = Counter()
+
+    def user(self, text: str, images: Sequence[Image] = ()) -> None:
+        """The user said something."""
+        self._flush()
+        self._made.append(UserMessage(content=text, images=tuple(images)))
+
+    def think(self, text: str, signature: str | None = None) -> None:
+        """The model thought."""
+        if text or signature:
+            self._thinking.append(Thinking(text=text, signature=signature))
+
+    def say(self, text: str) -> None:
+        """The agent said something."""
+        if text:
+            self._text.append(text)
+
+    def call(self, id: str, name: str, arguments: Json, signature: str | None = None) -> None:
+        """The agent called a tool; a call that stands there twice is one."""
+        if id not in self._known:
+            self._calls.append(ToolCall(id=id, name=name, arguments=arguments, signature=signature))
+            self._known[id] = None
+
+    def result(self, id: str, text: str, *, is_error: bool = False) -> None:
+        """A tool gave something back; what stands there twice is said once."""
+        if id not in self._known or self._known[id] is not None:
+            if self._known.get(id) != text:
+                self.drop("results without their call" if id not in self._known else "further results of a call")
+            return
+        self._known[id] = text
+        self._flush()
+        self._made.append(ToolResultMessage(tool_call_id=id, content=text, is_error=is_error))
+
+    def drop(self, what: str, count: int = 1) -> None:
+        """Something is not carried."""
+        if count:
+            self._dropped[what] += count
+
+    def mark(self) -> int:
+        """Return how many messages there are by now."""
+        self._flush()
+        return len(self._made)
+
+    def cut(self, mark: int, what: str) -> None:
+        """Take away what came after a mark."""
+        self._flush()
+        if len(self._made) > mark:
+            self.drop(what, len(self._made) - mark)
+        del self._made[mark:]
+
+    def undo(self, prompts: int) -> None:
+        """Take back so many words of the user's, and what followed them."""
+        self._flush()
+        users = [place for place, message in enumerate(self._made) if isinstance(message, UserMessage)]
+        if prompts > 0 and users:
+            self.cut(users[-min(prompts, len(users))], UNDONE)
+
+    def _flush(self) -> None:
+        if self._text or self._thinking or self._calls:
+            text, thinking, calls = "\n\n".join(self._text), tuple(self._thinking), tuple(self._calls)
+            self._made.append(AssistantMessage(content=text, thinking=thinking, tool_calls=calls))
+        self._text, self._thinking, self._calls = [], [], []
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        self._flush()
+        return tuple(self._made)
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        return tuple(f"dropped: {count} {what}" for what, count in sorted(self._dropped.items()))
+
+
+UNDONE: Final = "messages that were taken back in the program itself"
+NOTES: Final = "notes of the program to its model"
+BELOW: Final = "messages of agents below this one"
+SUMMED: Final = "messages before the program's own summary of them"
+
+
+def unknown(kind: object) -> str:
+    """Say what is dropped of a kind that has no reader."""
+    return f"records of the kind {str(kind)[:60]!r}"
+
+
+def text_of(value: Json) -> str:
+    """Return a value as text."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def arguments_of(text: object) -> Json:
+    """Return a call's arguments from their JSON; the text itself where it is none."""
+    try:
+        return msgspec.json.decode(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError):
+        return text
+
+
+def image_of(address: object, media_type: object = None) -> Image | None:
+    """Read a picture's address, a `data:` one too; None where it is none."""
+    if not isinstance(address, str):
+        return None
+    kind = media_type if isinstance(media_type, str) else None
+    head, comma, data = address.partition(",")
+    if head.startswith("data:") and comma and head.endswith(";base64"):
+        return Image(media_type=head[5:-7] or kind, data=data)
+    return Image(media_type=kind, url=address)
+
+
+def said_of(value: object) -> str | None:
+    """Return a text member; None where it is none."""
+    return value if isinstance(value, str) else None
+
+
+def inner(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return the object at a path of names; empty where there is none."""
+    found: Any = row
+    for name in names:
+        found = mapping(mapping(found).get(name))
+    return mapping(found)

@@ -1,0 +1,407 @@
+"""What vendors' programs keep, read as data: bounds, links, versions, what was taken back, and what is listed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backplane.agents import store
+from backplane.agents.store import STORES, Stored, read_stored
+from backplane.cli import main
+from backplane.contract.conversation import AssistantMessage, ToolResultMessage, UserMessage
+from backplane.errors import BackendError, ConfigError
+from backplane.providers import exchange
+from backplane.providers import store as sessions
+
+SECRET = "walrus-walrus-walrus-9"
+VARIABLES = {
+    "claude": "CLAUDE_CONFIG_DIR",
+    "codex": "CODEX_HOME",
+    "gemini": "GEMINI_CLI_HOME",
+    "copilot": "COPILOT_HOME",
+    "kimi": "KIMI_CODE_HOME",
+    "opencode": "XDG_DATA_HOME",
+}
+ID = "0f3c2f4e-6d1b-4c8e-9a57-0d9a3a1f7b11"
+PLACES = {
+    "claude": f"projects/-w/{ID}.jsonl",
+    "codex": f"sessions/2026/11/24/rollout-2026-11-24T10-00-00-{ID}.jsonl",
+    "gemini": ".gemini/tmp/w/chats/session-2026-11-24T10-00-0f3c2f4e.jsonl",
+    "copilot": f"session-state/{ID}/events.jsonl",
+    "kimi": f"sessions/wd_w/session_{ID}/agents/main/wire.jsonl",
+    "opencode": "opencode/opencode.db",
+}
+Rows = Sequence[dict[str, Any]]
+
+
+# Rows as each program writes them, as few members as its reader looks at ----------------------------------------------
+
+
+def claude(*said: tuple[str, str, Any], version: str = "2.1.330", **more: Any) -> Rows:
+    """Rows of a chain: kind, id of the row before, content; the id is the place."""
+    return [
+        {
+            "type": kind, "uuid": str(place), "parentUuid": parent or None, "sessionId": ID, "version": version,
+            "cwd": "/w", "timestamp": f"2026-11-24T10:00:0{place}", "message": {"role": kind, "content": content},
+            **more,
+        }
+        for place, (kind, parent, content) in enumerate(said)
+    ]  # fmt: skip
+
+
+def codex(*items: Any, version: str = "0.169.0") -> Rows:
+    head = {"type": "session_meta", "payload": {"id": ID, "cwd": "/w", "cli_version": version}}
+    return [head, *(item if "payload" in item else {"type": "response_item", "payload": item} for item in items)]
+
+
+def gemini(*rows: dict[str, Any], kind: str = "main") -> Rows:
+    return [{"sessionId": ID, "projectHash": "h", "kind": kind}, *rows]
+
+
+def copilot(*events: tuple[str, str, dict[str, Any]], version: int = 1) -> Rows:
+    start = {
+        "type": "session.start",
+        "id": "0",
+        "data": {"sessionId": ID, "version": version, "context": {"cwd": "/w"}},
+    }
+    return [start, *({"type": kind, "id": id, "data": data} for kind, id, data in events)]
+
+
+def kimi(*rows: dict[str, Any], version: str = "1.5") -> Rows:
+    return [{"type": "metadata", "protocol_version": version}, *rows]
+
+
+def user(text: str, **more: Any) -> dict[str, Any]:
+    """A message of the user's, as Codex and Kimi have it."""
+    return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}], **more}
+
+
+def kept(text: str, origin: str = "user") -> dict[str, Any]:
+    message = {"role": "user", "content": [{"type": "text", "text": text}], "origin": {"kind": origin}}
+    return {"type": "context.append_message", "message": message}
+
+
+def opencode(path: Path, *messages: tuple[str, list[dict[str, Any]]], version: str = "1.18.33") -> None:
+    path.parent.mkdir(parents=True)
+    with sqlite3.connect(path) as made:
+        made.execute("create table session (id, parent_id, directory, version, revert, time_updated)")
+        made.execute("create table message (id, session_id, time_created, data)")
+        made.execute("create table part (id, message_id, data)")
+        made.execute("insert into session values ('ses_1', null, '/w', ?, null, 1)", (version,))
+        for number, (role, parts) in enumerate(messages):
+            made.execute("insert into message values (?, 'ses_1', 1, ?)", (f"m{number}", json.dumps({"role": role})))
+            for place, part in enumerate(parts):
+                made.execute("insert into part values (?, ?, ?)", (f"p{place}", f"m{number}", json.dumps(part)))
+    made.close()
+
+
+PLAIN: dict[str, Callable[[Path], None]] = {
+    "claude": lambda path: write(
+        path, claude(("user", "", "hi"), ("assistant", "0", [{"type": "text", "text": "yo"}]))
+    ),
+    "codex": lambda path: write(path, codex(user("hi"), {**user("yo"), "role": "assistant"})),
+    "gemini": lambda path: write(
+        path,
+        gemini({"id": "1", "type": "user", "content": "hi"}, {"id": "2", "type": "gemini", "content": "yo"}),
+    ),
+    "copilot": lambda path: write(
+        path, copilot(("user.message", "1", {"content": "hi"}), ("assistant.message", "2", {"content": "yo"}))
+    ),
+    "kimi": lambda path: write(
+        path,
+        kimi(
+            kept("hi"),
+            {
+                "type": "context.append_loop_event",
+                "event": {"type": "content.part", "part": {"type": "text", "text": "yo"}},
+            },
+        ),
+    ),
+    "opencode": lambda path: opencode(
+        path, ("user", [{"type": "text", "text": "hi"}]), ("assistant", [{"type": "text", "text": "yo"}])
+    ),
+}
+
+
+def write(path: Path, rows: Rows) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(vendor: str, tmp_path: Path, rows: Rows) -> Stored:
+    return read_stored(vendor, str(write(tmp_path / "one.jsonl", rows)), {})
+
+
+def texts(stored: Stored) -> list[str]:
+    return [message.content for message in stored.messages]
+
+
+# Finding --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vendor", STORES)
+@pytest.mark.parametrize("how", ["last", "id", "file", "store"])
+def test_a_conversation_is_found_by_each_of_its_names(vendor: str, how: str, tmp_path: Path) -> None:
+    path = tmp_path / PLACES[vendor]
+    PLAIN[vendor](path)
+    environ = {VARIABLES[vendor]: str(tmp_path)} if how in ("last", "id") else {"HOME": "/nonexistent"}
+    id = "1" if vendor == "opencode" else ID[:10]
+    home = path.parent if vendor == "opencode" else tmp_path / ".gemini" if vendor == "gemini" else tmp_path
+    stored = read_stored(vendor, {"last": "last", "id": id, "file": str(path), "store": str(home)}[how], environ)
+    assert stored.messages == (UserMessage(content="hi"), AssistantMessage(content="yo"))
+
+
+@pytest.mark.parametrize("vendor", STORES)
+def test_the_last_written_is_the_last(vendor: str, tmp_path: Path) -> None:
+    if vendor == "opencode":
+        pytest.skip("its rows have a time of their own")
+    old, new = tmp_path / PLACES[vendor], tmp_path / PLACES[vendor].replace("0f3c2f4e", "9f3c2f4e")
+    for path, then in ((new, 2), (old, 1)):
+        PLAIN[vendor](path)
+        os.utime(path, (then, then))
+    module = __import__(STORES[vendor], fromlist=["find"])
+    assert module.find(module.home({VARIABLES[vendor]: str(tmp_path)}), "").path == new
+
+
+@pytest.mark.parametrize("vendor", STORES)
+def test_links_are_not_followed(vendor: str, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere" / PLACES[vendor]
+    PLAIN[vendor](elsewhere)
+    home = tmp_path / "home"
+    (home / PLACES[vendor]).parent.mkdir(parents=True)
+    (home / PLACES[vendor]).symlink_to(elsewhere)
+    with pytest.raises(ConfigError, match="has no conversation"):
+        read_stored(vendor, "last", {VARIABLES[vendor]: str(home)})
+    with pytest.raises(ConfigError, match=r"link|no file of its own"):
+        read_stored(vendor, str(home / PLACES[vendor]), {})
+
+
+@pytest.mark.parametrize("vendor", STORES)
+def test_a_store_that_is_not_there_is_refused_with_where_it_would_be(vendor: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no conversation") as refused:
+        read_stored(vendor, "last", {VARIABLES[vendor]: str(tmp_path / "no")})
+    assert str(tmp_path / "no") in (refused.value.hint or "")
+
+
+def test_a_vendor_without_a_reader_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="no store of 'clod'") as refused:
+        read_stored("clod", "last", {})
+    assert "opencode" in (refused.value.hint or "")
+
+
+# Versions and bounds --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("vendor", "rows", "said"),
+    [
+        ("claude", claude(("user", "", "hi"), version="3.0.1"), "Claude Code 3.0.1, and 2.x is"),
+        ("codex", codex(user("hi"), version="1.0.0"), "Codex 1.0.0, and 0.x is"),
+        ("codex", [{"type": "response_item", "payload": user("hi")}], "says no version, None"),
+        ("gemini", gemini(kind="subagent"), "a chat|subagent"),
+        ("copilot", copilot(version=2), "in the form 2, and 1.x is"),
+        ("kimi", kimi(version="2.0"), "in the form 2.0, and 1.x is"),
+        ("kimi", [kept("hi")], "in the form , and"),
+    ],
+)
+def test_an_unknown_version_is_refused_by_name(vendor: str, rows: Rows, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read(vendor, tmp_path, rows)
+
+
+def test_an_unknown_version_of_a_database_is_refused_by_name(tmp_path: Path) -> None:
+    opencode(tmp_path / "x" / "opencode.db", version="2.0.0")
+    with pytest.raises(ConfigError, match=r"opencode 2\.0\.0, and 1\.x is"):
+        read_stored("opencode", str(tmp_path / "x" / "opencode.db"), {})
+
+
+@pytest.mark.parametrize("vendor", STORES)
+@pytest.mark.parametrize("data", [b"", b"\0" * 1000, b"[" * 100_000 + b"\n", b'{"type": 1}\n{"id": {}}\n'])
+def test_what_is_no_conversation_is_refused(vendor: str, data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "odd.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError):
+        read_stored(vendor, str(path), {})
+
+
+def test_a_file_over_the_bound_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    with path.open("wb") as file:
+        file.truncate(store.FILE_BYTES_MAX + 1)
+    with pytest.raises(ConfigError, match="is over"):
+        read_stored("claude", str(path), {})
+
+
+def test_a_line_that_is_still_written_is_listed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", claude(("user", "", "hi")))
+    path.write_text(path.read_text() + '{"type":"assist')
+    assert read_stored("claude", str(path), {}).losses == ("dropped: 1 lines that are no JSON object",)
+
+
+# What was taken back, summed up, or said below ------------------------------------------------------------------------
+
+
+def test_claude_goes_on_from_the_branch_that_was_left_last(tmp_path: Path) -> None:
+    told = [("user", "", "one"), ("user", "0", "taken back"), ("user", "0", "two")]
+    stored = read("claude", tmp_path, claude(*told))
+    assert texts(stored) == ["one", "two"]
+    assert stored.losses == ("dropped: 1 messages that were taken back in the program itself",)
+
+
+def test_claude_calls_made_at_once_keep_all_their_results(tmp_path: Path) -> None:
+    calls = [[{"type": "tool_use", "id": id, "name": "Bash", "input": {}}] for id in ("a", "b")]
+    results = [[{"type": "tool_result", "tool_use_id": id, "content": id}] for id in ("a", "b")]
+    rows = claude(
+        ("user", "", "go"), ("assistant", "0", calls[0]), ("assistant", "1", calls[1]),
+        ("user", "1", results[0]), ("user", "2", results[1]),
+    )  # fmt: skip
+    rows[3]["sourceToolAssistantUUID"] = "1"  # Beside the branch, as the program writes it.
+    stored = read("claude", tmp_path, rows)
+    assert [m.tool_call_id for m in stored.messages if isinstance(m, ToolResultMessage)] == ["a", "b"]
+    assert stored.losses == ()
+
+
+def test_claude_agents_below_and_notes_are_listed(tmp_path: Path) -> None:
+    rows = [*claude(("user", "", "one")), *claude(("user", "", "below"), isSidechain=True), {"type": "new-thing"}]
+    stored = read("claude", tmp_path, rows)
+    assert texts(stored) == ["one"]
+    assert stored.losses == (
+        "dropped: 1 messages of agents below this one",
+        "dropped: 1 records of the kind 'new-thing'",
+    )
+
+
+def test_codex_compaction_and_rollback_are_followed(tmp_path: Path) -> None:
+    compacted = {"type": "compacted", "payload": {"message": "", "replacement_history": [user("the sum")]}}
+    back = {"type": "event_msg", "payload": {"type": "thread_rolled_back", "num_turns": 1}}
+    stored = read("codex", tmp_path, codex(user("one"), user("two"), compacted, user("three"), back, user("four")))
+    assert texts(stored) == ["the sum", "four"]
+    assert set(stored.losses) == {
+        "dropped: 2 messages before the program's own summary of them",
+        "dropped: 1 messages that were taken back in the program itself",
+    }
+
+
+def test_codex_keeps_what_the_user_said_and_lists_what_it_puts_in(tmp_path: Path) -> None:
+    told = {"internal_chat_message_metadata_passthrough": {"content_item_kinds": ["environments.environment_context"]}}
+    stored = read("codex", tmp_path, codex(user("in front", **told), user("<environment_context>\n</x>"), user("one")))
+    assert texts(stored) == ["one"]
+    assert stored.losses == ("dropped: 2 notes of the program to its model",)
+
+
+def test_gemini_rewinds_and_new_lists_are_followed(tmp_path: Path) -> None:
+    said = [{"id": str(number), "type": "user", "content": f"m{number}"} for number in range(4)]
+    rows = gemini(*said[:3], {"$rewindTo": "1"}, said[3])
+    assert texts(read("gemini", tmp_path, rows)) == ["m0", "m3"]
+    assert texts(read("gemini", tmp_path, gemini(*said[:2], {"$set": {"messages": said[2:]}}))) == ["m2", "m3"]
+
+
+def test_copilot_rewinds_and_agents_below_are_followed(tmp_path: Path) -> None:
+    rows = copilot(
+        ("user.message", "1", {"content": "one"}), ("user.message", "2", {"content": "gone"}),
+        ("session.snapshot_rewind", "3", {"upToEventId": "2"}),
+        ("assistant.message", "4", {"content": "deep", "parentToolCallId": "c"}),
+        ("user.message", "5", {"content": "two"}),
+        ("odd.kind", "6", {}),
+    )  # fmt: skip
+    stored = read("copilot", tmp_path, rows)
+    assert texts(stored) == ["one", "two"]
+    assert len(stored.losses) == 3
+
+
+def test_kimi_undo_clear_and_compaction_are_followed(tmp_path: Path) -> None:
+    undo = {"type": "context.undo", "count": 1}
+    assert texts(read("kimi", tmp_path, kimi(kept("one"), kept("gone"), undo, kept("two")))) == ["one", "two"]
+    assert texts(read("kimi", tmp_path, kimi(kept("one"), {"type": "context.clear"}, kept("two")))) == ["two"]
+    summed = {"type": "context.apply_compaction", "contextSummary": "the sum", "compactedCount": 1}
+    assert texts(read("kimi", tmp_path, kimi(kept("one"), summed, kept("n", "injection"), kept("two")))) == [
+        "the sum",
+        "two",
+    ]
+
+
+def test_a_picture_comes_along_from_each_store_that_has_one(tmp_path: Path) -> None:
+    data = "iVBORw0KGgo="
+    address = f"data:image/png;base64,{data}"
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    found = [
+        read("claude", tmp_path, claude(("user", "", [{"type": "text", "text": "look"}, block]))),
+        read("codex", tmp_path, codex({**user("look"), "content": [
+            {"type": "input_text", "text": "look"}, {"type": "input_image", "image_url": address}]})),
+        read("gemini", tmp_path, gemini({"id": "1", "type": "user", "content": [
+            {"text": "look"}, {"inlineData": {"mimeType": "image/png", "data": data}}]})),
+        read("kimi", tmp_path, kimi({"type": "context.append_message", "message": {"role": "user", "content": [
+            {"type": "text", "text": "look"}, {"type": "image_url", "imageUrl": {"url": address}}]}})),
+    ]  # fmt: skip
+    opencode(tmp_path / "x" / "opencode.db", ("user", [
+        {"type": "text", "text": "look"}, {"type": "file", "mime": "image/png", "url": address}]))  # fmt: skip
+    found.append(read_stored("opencode", str(tmp_path / "x" / "opencode.db"), {}))
+    image = store.image_of(address)
+    assert [stored.messages for stored in found] == [(UserMessage(content="look", images=(image,)),)] * 5  # type: ignore[arg-type]
+
+
+# As sessions ----------------------------------------------------------------------------------------------------------
+
+
+def home_with(path: Path) -> dict[str, str]:
+    call = [{"type": "tool_use", "id": "c", "name": "Bash", "input": {"command": "touch ran"}}]
+    write(path / PLACES["claude"], claude(("user", "", f"my key is {SECRET}"), ("assistant", "0", call)))
+    return {"CLAUDE_CONFIG_DIR": str(path), "MY_API_KEY": SECRET}
+
+
+def test_what_is_imported_is_redacted_and_nothing_of_it_is_run(
+    backplane_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in home_with(tmp_path / "store").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    assert main(["sessions", "import", "--from", "claude", "last", "--backend", "shell"]) == 0
+    id = capfd.readouterr().out.strip()
+    path = backplane_home / "sessions" / f"{id}.json"
+    file = sessions.read(path)
+    assert SECRET not in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [(turn.run_id, turn.provider, turn.stop_reason) for turn in file.turns] == [(None, "import:claude", "error")]
+    assert not list(tmp_path.rglob("ran"))
+    assert main(["sessions", "show", id]) == 0
+    shown = capfd.readouterr().out
+    assert "no run here" in shown
+    assert "no result was recorded of Bash" in shown
+
+
+def test_an_export_goes_on_as_an_import_and_never_over_a_file(
+    backplane_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    PLAIN["kimi"](tmp_path / "kimi" / PLACES["kimi"])
+    monkeypatch.setenv("KIMI_CODE_HOME", str(tmp_path / "kimi"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["sessions", "import", "--from", "kimi", "last", "--backend", "shell"]) == 0
+    for vendor in store.WRITTEN:
+        monkeypatch.setenv(VARIABLES[vendor], str(tmp_path / vendor))
+        assert main(["sessions", "export", "last", f"{vendor}.jsonl", "--to", vendor]) == 0
+        assert main(["sessions", "export", "last", f"{vendor}.jsonl", "--to", vendor]) == 2
+        assert not (tmp_path / vendor).exists()
+        capfd.readouterr()
+        assert main(["sessions", "export", "last", "--to", vendor, "--into-store"]) == 0
+        id = capfd.readouterr().out.strip()
+        again = read_stored(vendor, id, dict(os.environ))
+        assert texts(again) == ["hi", "yo"]
+        assert texts(read_stored(vendor, f"./{vendor}.jsonl", {})) == ["hi", "yo"]
+    assert main(["sessions", "export", "last", "--to", "gemini"]) == 4
+    assert main(["sessions", "export", "last", "--into-store"]) == 2
+
+
+def test_a_store_that_is_not_written_is_refused_by_name(tmp_path: Path) -> None:
+    PLAIN["kimi"](tmp_path / PLACES["kimi"])
+    file = exchange.take_in("kimi", "last", "any", {"KIMI_CODE_HOME": str(tmp_path)})
+    with pytest.raises(BackendError, match="the store of 'kimi'"):
+        exchange.give_out(file, "kimi", {}, root="/w")
+    with pytest.raises(ConfigError, match="the store of 'clod'"):
+        exchange.give_out(file, "clod", {}, root="/w")
