@@ -160,6 +160,31 @@ HOOK_MS: Final = 30_000
 """For a hook's answer, where nothing else is said: a linter or a small test takes seconds."""
 
 
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[mcp_servers.NAME]`: a server of tools for every agent that can be its client.
+
+    Raises:
+        ValueError: when both or neither of `command` and `url` are given, or the command is empty.
+    """
+
+    command: tuple[str, ...] | None = None
+    """Program and arguments; `load` makes relative paths in it absolute."""
+    url: str | None = None
+    """Of a server that speaks streamable HTTP."""
+    env: dict[str, str] = {}
+    """The command's further variables; a value `$B` stands for our variable B."""
+    headers: dict[str, str] = {}
+    """Sent to the address; a value `$B` likewise."""
+    required: bool = False
+    """Refuse a run whose host can be no client; else the receipt names what it was not given."""
+
+    def __post_init__(self) -> None:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("exactly one of `command` and `url` must be given")
+        if self.command is not None and (not self.command or not self.command[0]):
+            raise ValueError("`command` names no program")
+
+
 class HookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[[hooks]]`: a command that is asked before a tool runs, or after it."""
 
@@ -196,6 +221,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     PEM or 64 hexadecimal digits. None signs nothing."""
     hooks: tuple[HookSettings, ...] = ()
     """Asked about the tools of every run."""
+    mcp_servers: dict[str, ServerSettings] = {}
+    """Servers of tools by name; a backend's own and an order's of the same name go before."""
     routing: RoutingSettings = RoutingSettings()
     """How a backend is chosen for an order that names none."""
     web: WebSettings = WebSettings()
@@ -227,7 +254,7 @@ def tighter(configured: Isolation, asked: object) -> Isolation:
 
 
 _LIMITS: Final = {field.name: field.type for field in msgspec.structs.fields(Limits)}
-_TABLES: Final = ("backends", "limits", "hooks", "routing", "web")
+_TABLES: Final = ("backends", "limits", "hooks", "mcp_servers", "routing", "web")
 _PLAIN: Final = {field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in _TABLES}
 SINGLE: Final[dict[str, Any]] = {**_PLAIN, "policy": str | None, **_LIMITS}
 """Settings that a flag or a variable can give, by their name; the variable is `BACKPLANE_` and the name in capitals."""
@@ -311,21 +338,24 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
         text = data.decode()
     except (ValueError, RecursionError) as error:
         raise _invalid(source, None, f"not readable as TOML: {error or type(error).__name__}") from error
-    backends = table.pop("backends", {})
-    if not isinstance(backends, dict):
-        raise _invalid(source, _line_of(text, ("backends",)), "`backends` must be a table")
+    backends, servers = table.pop("backends", {}), table.pop("mcp_servers", {})
+    for table_name, value in (("backends", backends), ("mcp_servers", servers)):
+        if not isinstance(value, dict):
+            raise _invalid(source, _line_of(text, (table_name,)), f"`{table_name}` must be a table")
     rules = table.pop("policy") if isinstance(table.get("policy"), dict) else None
     own: Settings = _convert(table, Settings, (), source, text)
     if rules is not None:
         own = msgspec.structs.replace(own, policy=_rules(rules, source, text))
     named = {name: _backend(name, value, source, text, folder) for name, value in backends.items()}
+    given = {name: _server(name, value, source, text, folder) for name, value in servers.items()}
     replace = msgspec.structs.replace
     hooks = tuple(
         replace(hook, command=absolute_command(hook.command, folder)) if hook.command else hook for hook in own.hooks
     )
     key = _key_place(own.signing_key, folder)
     web = WebSettings(roots=tuple(str(folder / root) for root in own.web.roots))
-    return replace(own, backends=named, policy=_policy_place(own.policy, folder), signing_key=key, hooks=hooks, web=web)
+    policy = _policy_place(own.policy, folder)
+    return replace(own, backends=named, mcp_servers=given, policy=policy, signing_key=key, hooks=hooks, web=web)
 
 
 def read_toml(data: bytes) -> dict[str, Any]:
@@ -387,6 +417,20 @@ def _backend(name: str, value: Any, source: str, text: str, folder: Path) -> Bac
     if isinstance(program, str) and "/" in program:
         options = {**options, "program": str(folder / program)}
     return msgspec.structs.replace(backend, command=command, writable=writable, options=options)
+
+
+_SERVER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+"""A server's name: it is part of its tools' names, `mcp__NAME__TOOL`, which models take 64 characters of."""
+
+
+def _server(name: str, value: Any, source: str, text: str, folder: Path) -> ServerSettings:
+    place = ("mcp_servers", name)
+    if _SERVER.fullmatch(name) is None or "__" in name:
+        fact = f"an MCP server cannot be named {name[:80]!r}: letters, digits, single '_' and '-', 32 at most"
+        raise _invalid(source, _line_of(text, place), fact)
+    server: ServerSettings = _convert(value, ServerSettings, place, source, text)
+    command = absolute_command(server.command, folder) if server.command is not None else None
+    return msgspec.structs.replace(server, command=command)
 
 
 def absolute_command(command: tuple[str, ...], folder: Path) -> tuple[str, ...]:

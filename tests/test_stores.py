@@ -101,7 +101,7 @@ def opencode(path: Path, *messages: tuple[str, list[dict[str, Any]]], version: s
     made.close()
 
 
-PLAIN: dict[str, Callable[[Path], None]] = {
+PLAIN: dict[str, Callable[[Path], object]] = {
     "claude": lambda path: write(
         path, claude(("user", "", "hi"), ("assistant", "0", [{"type": "text", "text": "yo"}]))
     ),
@@ -256,7 +256,7 @@ def test_claude_goes_on_from_the_branch_that_was_left_last(tmp_path: Path) -> No
 
 
 def test_claude_calls_made_at_once_keep_all_their_results(tmp_path: Path) -> None:
-    calls = [[{"type": "tool_use", "id": id, "name": "Bash", "input": {}}] for id in ("a", "b")]
+    calls: list[Any] = [[{"type": "tool_use", "id": id, "name": "Bash", "input": {}}] for id in ("a", "b")]
     results = [[{"type": "tool_result", "tool_use_id": id, "content": id}] for id in ("a", "b")]
     rows = claude(
         ("user", "", "go"), ("assistant", "0", calls[0]), ("assistant", "1", calls[1]),

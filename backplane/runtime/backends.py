@@ -10,7 +10,7 @@ import hashlib
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -118,6 +118,10 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     """Stores of credentials that it may read when it is contained: names of `credentials.STORES`."""
     agent: shipped.ShippedAgent | None = None
     """The program that a shipped host drives; None where it drives none, or is not known."""
+    servers_given: tuple[dict[str, Any], ...] = ()
+    """Rows of the configuration's MCP servers, values resolved: for a host that can be their client."""
+    servers_required: tuple[str, ...] = ()
+    """Names of those without which a run is refused."""
 
     @property
     def key(self) -> str:
@@ -133,7 +137,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
 
     def servers(self, order: WorkOrder, command: Command) -> dict[str, tuple[str, ...]]:
         """The MCP servers that its agent is to start: name → the words of its row that may name files."""
-        return shipped.servers_of(command.env, order.abp("mcp_servers"))
+        return shipped.servers_of(command.env, with_servers(order, self.servers_given).abp("mcp_servers"))
 
     def open(
         self, order: WorkOrder, environ: Mapping[str, str], opener: Opener | None = None
@@ -407,6 +411,7 @@ def _from_settings(
         if agent.options.sessions:
             env[shipped.STATE] = str(home_path(environ) / "agents" / name)
     home = str(user_folder(environ))
+    servers = [] if declared.remote else _servers(name, declared, settings, environ, secrets)
     return ProcessBackend(
         id=name,
         argv=argv,
@@ -418,7 +423,52 @@ def _from_settings(
         endpoints=endpoints,
         open_stores=_open_stores(name, declared, agent),
         agent=agent,
+        servers_given=tuple(servers),
+        servers_required=tuple(row["name"] for row in servers if settings.mcp_servers[row["name"]].required),
     )
+
+
+def _servers(
+    name: str, declared: BackendSettings, settings: Settings, environ: Mapping[str, str], secrets: list[str]
+) -> list[dict[str, Any]]:
+    """Rows of the configuration's MCP servers, but for those that the backend has one of its own for.
+
+    Raises:
+        BackendError: `backend_unavailable`, a variable that one needs is not set.
+    """
+    rows = declared.options.get("mcp_servers")
+    own = {row.get("name") for row in rows if isinstance(row, dict)} if isinstance(rows, list) else set()
+    made = []
+    for server, asked in settings.mcp_servers.items():
+        if server in own:
+            continue
+        row: dict[str, Any] = {"name": server}
+        if asked.command is not None:
+            row |= {"command": asked.command[0], "args": list(asked.command[1:])}
+        else:
+            row["url"] = asked.url
+        for member, values in (("env", asked.env), ("headers", asked.headers)):
+            if values:
+                row[member] = {key: _resolved(server, value, environ, secrets) for key, value in values.items()}
+        made.append(row)
+    return made
+
+
+def _resolved(server: str, value: str, environ: Mapping[str, str], secrets: list[str]) -> str:
+    if not value.startswith("$"):
+        return value
+    if value[1:] not in environ:
+        fact = f"the MCP server {server!r} needs the environment variable {value[1:]}, which is not set"
+        raise BackendError("backend_unavailable", fact, hint=f"export {value[1:]}=…")
+    secrets.append(environ[value[1:]])
+    return environ[value[1:]]
+
+
+def with_servers(order: WorkOrder, rows: Sequence[dict[str, Any]]) -> WorkOrder:
+    """Return an order with further MCP servers before its own, which go over those of the same name."""
+    ordered = order.abp("mcp_servers")
+    own = ordered if isinstance(ordered, list | tuple) else ()
+    return order.with_abp("mcp_servers", [*rows, *own]) if rows else order
 
 
 def _open_stores(name: str, declared: BackendSettings, agent: shipped.ShippedAgent | None) -> frozenset[str]:

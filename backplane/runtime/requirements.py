@@ -14,9 +14,10 @@ from backplane.contract import envelope as wire
 from backplane.contract.capability import Manifest, read_manifest
 from backplane.contract.unheard import check_heeded
 from backplane.contract.work import OF_QUEUE, WITHOUT_ROUTER, WorkOrder
-from backplane.errors import ConfigError
+from backplane.errors import CapabilityError, ConfigError
 from backplane.policy.capabilities import negotiate, refusal, supplied
 from backplane.receipts.build import Facts
+from backplane.runtime.backends import Backend, ProcessBackend, with_servers
 from backplane.runtime.checkpoints import automatic
 from backplane.runtime.hooks import CAPABILITY, Hook, below
 
@@ -47,6 +48,28 @@ class Terms:
         """One is made here before every tool that may write."""
         self.order = below(_without_route(facts.order), hooks)
         """As a control plane on another machine gets it: for which tools it is to ask, and not what is asked then."""
+
+    def give_servers(self, hello: wire.Hello, backend: Backend) -> None:
+        """Add the configuration's MCP servers to the order, where its host can be their client.
+
+        Raises:
+            CapabilityError: `capability_unsupported`, it cannot, and one of them is required.
+        """
+        rows = backend.servers_given if isinstance(backend, ProcessBackend) else ()
+        if not rows or self._remote:
+            return
+        # A control plane has a configuration of its own, and does not say which of its hosts it means.
+        heeds = hello.heeds is not msgspec.UNSET and hello.backends is msgspec.UNSET and "mcp_servers" in hello.heeds
+        names = [row["name"] for row in rows]
+        self._facts.added["mcp_servers"] = {"given": names if heeds else [], "not_given": [] if heeds else names}
+        if heeds:
+            self.order = with_servers(self.order, rows)
+        elif required := backend.servers_required if isinstance(backend, ProcessBackend) else ():
+            fact = (
+                f"the host {hello.backend.id!r} can be no client of the MCP server {required[0]!r}, which is required"
+            )
+            fix = f"choose another backend, or required = false in [mcp_servers.{required[0]}]"
+            raise CapabilityError("capability_unsupported", fact, hint=fix)
 
     def at(self, root: str) -> WorkOrder:
         """The order as a host on this machine gets it: with the place to work in as its root."""

@@ -628,6 +628,7 @@ class Run:
         if self._remote is not None:
             self._remote.check(hello)
         self._terms.check_hello(hello, manifest)
+        self._terms.give_servers(hello, self._backend)
         if self._intake.hooks is not None:
             self._intake.hooks.check_asks(hello.extensions, self.backend_id)
         self._intake.checkpoints.check_asks(hello.extensions, self.backend_id)

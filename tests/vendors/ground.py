@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import anyio
 
 import backplane
-from backplane.config import BackendSettings, Limits, Settings
+from backplane.config import BackendSettings, Limits, ServerSettings, Settings
 from backplane.contract.events import (
     AgentEvent,
     AssistantMessage,
@@ -149,6 +149,7 @@ class Ground:
         options: dict[str, Any] | None = None,
         url: str | None = None,
         task: str = "work",
+        servers: dict[str, ServerSettings] | None = None,
         **config: Any,
     ) -> AsyncIterator[Seen]:
         """Start a run; it goes on while its events are asked for."""
@@ -172,6 +173,7 @@ class Ground:
             settings = Settings(
                 backends={self.agent.name: backend},
                 limits=limits or Limits(),
+                mcp_servers=servers or {},
                 isolation=isolation,  # type: ignore[arg-type]
             )
             given: Any = {"settings": settings, "on_ask": on_ask, "hooks": hooks, "tools": tools}

@@ -14,6 +14,7 @@ from backplane import ir
 from backplane.agents.store import read_stored
 from backplane.contract.conversation import AssistantMessage, Message, UserMessage
 from backplane.dialects import dialect
+from backplane.errors import ConfigError
 from backplane.providers import exchange
 from backplane.testing import ModelServer, Turn
 from tests.vendors.stores import VENDORS, Store, environ_of, script
@@ -48,7 +49,8 @@ def shown(vendor: str, request: Any) -> Iterator[Row]:
             if isinstance(part, ir.ToolUse):
                 yield "call", (part.name, part.input)
             elif isinstance(part, ir.ToolResult) and part.id not in answered:
-                value, _ = part.value, answered.add(part.id)
+                value = part.value
+                answered.add(part.id)
                 texts = "".join(str(getattr(one, "text", "")) for one in part.content)
                 yield "result", str(value.get("output", value)) if isinstance(value, dict) else texts
             elif isinstance(part, ir.Text) and message.role == "assistant" and part.text:
@@ -112,7 +114,7 @@ def test_a_session_goes_on_in_the_vendors_own_program(store: Store) -> None:
         written = exchange.give_out(file, name, environ, root=str(store.root))
         exchange.put(written.data, written.place)
         assert before.items() <= digests(store.home).items()
-        with pytest.raises(exchange.ConfigError, match="File exists"):
+        with pytest.raises(ConfigError, match="File exists"):
             exchange.put(written.data, written.place)
         store.turn(server, vendor.more(SECOND, written.id))
         asked = [one.body for one in server.requests if isinstance(one.body, dict) and "tools" in one.body][-1]

@@ -58,7 +58,7 @@ def find(home: Path, id: str) -> Place | None:
 
 def read(place: Place) -> Stored:
     """Read one. Raises ConfigError: `config_invalid`."""
-    talk, kept, parents = Talk(), [], {}
+    talk, kept, parents = Talk(), list[dict[str, Any]](), dict[str, str | None]()
     for row in rows(place.path, talk):
         kind, id = row.get("type"), row.get("uuid")
         if isinstance(id, str):

@@ -133,7 +133,7 @@ def _output(id: str, output: object, talk: Talk) -> None:
         if len(texts) < len(output):
             talk.drop("pictures in what tools gave", len(output) - len(texts))
         output = "\n".join(texts)
-    talk.result(id, text_of(output))  # type: ignore[arg-type]
+    talk.result(id, text_of(output))
 
 
 # Writing --------------------------------------------------------------------------------------------------------------
