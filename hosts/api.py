@@ -26,7 +26,7 @@ HOST: Final = Host(
         **dict.fromkeys(("tool_ask_user", "structured_output_json_schema", "mcp_client"), EMULATED),
     },
     heeds=(
-        *("model", "max_turns", "max_budget_usd", "context", "history", "system", "sampling"),
+        *("model", "max_turns", "max_budget_usd", "context", "history", "system", "sampling", "images"),
         *("mcp_servers", "output_schema"),
     ),
 )

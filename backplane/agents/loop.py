@@ -14,13 +14,24 @@ from typing import Any, Final
 import anyio.abc
 import msgspec
 
-from backplane.agents.order import RunSpec, budget_of, price_from, read_history, sampling_of, server_rows, shape_of
+from backplane.agents.order import (
+    RunSpec,
+    budget_of,
+    price_from,
+    read_history,
+    read_images,
+    sampling_of,
+    server_rows,
+    shape_of,
+    user_message,
+)
 from backplane.agents.program import first_of
 from backplane.agents.session import AgentRun, Ending, limited
 from backplane.config import child_environment
 from backplane.contract import receipt
 from backplane.contract.canonical import Json
-from backplane.contract.events import AgentEvent
+from backplane.contract.conversation import Image
+from backplane.contract.events import AgentEvent, AssistantMessage
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Done, HostRun
 from backplane.ir import Conversation, Message, Text, ToolResult, ToolUse, Usage
@@ -93,6 +104,8 @@ class Task(msgspec.Struct, frozen=True):
     """What was said before this order."""
     reserved: bool = False
     """The budget is a share of a parent's, so a call is made only where the most it can cost is left."""
+    images: tuple[Image, ...] = ()
+    """Shown with the order's words."""
 
 
 def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
@@ -132,6 +145,7 @@ def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
         ),
         history=read_history(run),
         reserved=budget is not None and isinstance(run.order.abp("parent"), str),
+        images=read_images(run),
     )
 
 
@@ -173,6 +187,8 @@ class Agent:
             dialect=model.dialect, model=task.model, tools=(*SPECS, *servers.specs), options=task.parameters,
             messages=(Message(role="system", parts=(Text(text=task.system),), flat=True), *task.history),
         )  # fmt: skip
+        self._images = task.images
+        """Not shown yet."""
         self._reported: dict[str, Any] = {}
         self._named: str | None = None
         """The model as the service calls it."""
@@ -185,7 +201,8 @@ class Agent:
 
     async def say(self, words: Json) -> Ending:
         """Ask the model, and run what it calls, until it has answered or a limit is reached."""
-        self._add(Message(role="user", parts=(Text(text=str(words)),), flat=True))
+        images, self._images = self._images, ()
+        self._add(user_message(str(words), images))
         turns_max = self.session.spec.turns_max or 0
         while self.spent.requests < turns_max:
             conversation = _marked(self._conversation)
@@ -200,8 +217,8 @@ class Agent:
             turn = await self.model.ask(conversation, self._hear, now=self._run.now)
             await self._count(turn)
             self._add(turn.message)
-            if turn.text:
-                await self._run.message(turn.text)
+            if turn.text or turn.proof is not None:
+                await self._run.emit(_said(turn, self._run.now()))
             self.goes_on = bool(turn.calls)
             limit = self.session.limit()
             if limit is not None:
@@ -335,6 +352,11 @@ def _marked(conversation: Conversation) -> Conversation:
 def _kept(message: Message) -> Message:
     *parts, last = message.parts
     return msgspec.structs.replace(message, parts=(*parts, msgspec.structs.replace(last, cache={})))
+
+
+def _said(turn: ModelTurn, now: str) -> AgentEvent:
+    proof: Any = {} if turn.proof is None else {"ext": {"signature": turn.proof}}
+    return AssistantMessage(ts=now, text=turn.text, **proof)
 
 
 def _usage(body: Mapping[str, Any]) -> Usage:

@@ -300,6 +300,17 @@ def read_history(run: Given) -> tuple[ir.Message, ...]:
     return neutral(messages)
 
 
+def read_images(run: Given) -> tuple[said.Image, ...]:
+    """The pictures that go with the task, `config.vendor.abp.images`. Raises ConfigError: `config_invalid`."""
+    from backplane.contract import conversation as said
+
+    try:
+        return msgspec.convert(run.order.abp("images") or (), tuple[said.Image, ...])
+    except msgspec.ValidationError as error:
+        fact = f"config.vendor.abp.images: {error}"
+        raise ConfigError("config_invalid", fact, hint="a list of {media_type, data} in Base64, or {url}") from error
+
+
 def neutral(messages: Sequence[said.Message]) -> tuple[ir.Message, ...]:
     """Return what was said in the neutral form that dialects write; calls without a result get one that says so."""
     from backplane.contract import conversation as said
@@ -330,8 +341,13 @@ def user_message(text: str, images: Sequence[said.Image]) -> ir.Message:
 def _assistant(message: said.AssistantMessage) -> ir.Message:
     from backplane import ir
 
-    thinking = [ir.Thinking(text=part.text, signature=part.signature) for part in message.thinking if part.signature]
-    text = [ir.Text(text=message.content)] if message.content or not message.tool_calls else []
+    thinking = [
+        ir.Thinking(text=part.text, signature=part.signature, redacted=part.redacted)
+        for part in message.thinking
+        if part.is_proven
+    ]
+    says = message.content or message.signature or not message.tool_calls
+    text = [ir.Text(text=message.content, signature=message.signature)] if says else []
     calls = [
         ir.ToolUse(id=call.id, name=call.name, input=call.arguments, signature=call.signature)
         for call in message.tool_calls

@@ -32,11 +32,11 @@ _ID: Final = "session id or its beginning, or `last`"
 
 _EXPORT: Final = """
 backplane sessions export last session.json
-claude --resume $(backplane sessions export last --to claude --into-store)
+backplane sessions export last --to VENDOR --into-store
 """
 _IMPORT: Final = """
 backplane sessions import session.json
-backplane sessions import --from claude last --backend mine
+backplane sessions import --from VENDOR last --backend mine
 """
 
 

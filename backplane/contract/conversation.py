@@ -48,6 +48,13 @@ class Thinking(_Value, frozen=True):
     text: str = ""
     signature: str | None = None
     """The vendor's proof; it goes back only to the provider and model that made it."""
+    redacted: str | None = None
+    """Thinking that only its vendor can read; `text` is empty then, and it goes back as a proof does."""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether its vendor knows it again."""
+        return bool(self.signature or self.redacted)
 
 
 class UserMessage(_Value, frozen=True, tag_field="role", tag="user"):
@@ -63,6 +70,8 @@ class AssistantMessage(_Value, frozen=True, tag_field="role", tag="assistant"):
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     thinking: tuple[Thinking, ...] = ()
+    signature: str | None = None
+    """The vendor's proof on the words; it goes back as that of `Thinking` does."""
 
 
 class ToolResultMessage(_Value, frozen=True, tag_field="role", tag="tool"):

@@ -131,6 +131,11 @@ class Reasoning(AssistantDelta, frozen=True, kw_only=True, gc=False, tag="assist
     def signature(self) -> str | None:
         return _body(self, "reasoning").get("signature")
 
+    @property
+    def redacted(self) -> str | None:
+        """Thinking that only its vendor can read."""
+        return _body(self, "reasoning").get("redacted")
+
 
 class _Carried(Warned, frozen=True, kw_only=True, gc=False, tag="warning"):
     """A meaning of its own inside `ext`; `body` is that member."""

@@ -78,6 +78,7 @@ SETTINGS: Final[Mapping[str, Any]] = {
     "enforcement": Any,
     "history": list[dict[str, Any]],
     "hooks": list[dict[str, Any]],
+    "images": list[dict[str, Any]],
     "isolation": Any,
     "lenient": Any,
     "mcp_servers": list[dict[str, Any]],
@@ -114,6 +115,7 @@ OF_HOST: Final = {
     "history": "config.vendor.abp.history",
     "system": "config.vendor.abp.system",
     "sampling": "config.vendor.abp.sampling",
+    "images": "config.vendor.abp.images",
     "session": "config.vendor.abp.session",
     "mcp_servers": "config.vendor.abp.mcp_servers",
     "output_schema": "config.vendor.abp.output_schema",
@@ -127,7 +129,7 @@ OF_QUEUE: Final = ("on_lost_worker", "secrets")
 WITHOUT_ROUTER: Final = ("type", "priority")
 """Of `route`, what counts where a backend is named, too: for later estimates, and where orders wait for a place."""
 
-OF_AGENT: Final = tuple(name for name in OF_HOST if name not in ("history", "system", "sampling"))
+OF_AGENT: Final = tuple(name for name in OF_HOST if name not in ("history", "system", "sampling", "images"))
 """What the host of an agent with conversations of its own heeds: what was said before is the agent's to know."""
 
 
@@ -158,7 +160,7 @@ class WorkOrder(msgspec.Struct, frozen=True):
             "max_turns": config.max_turns is not None,
             "max_budget_usd": config.max_budget_usd is not None,
             "context": bool(context.files or context.snippets),
-            **{name: bool(self.abp(name)) for name in ("history", "system", "sampling", "session")},
+            **{name: bool(self.abp(name)) for name in ("history", "system", "sampling", "images", "session")},
             "mcp_servers": bool(self.abp("mcp_servers")),
             "output_schema": self.abp("output_schema") is not None,
             "mode": self.abp("mode") == "passthrough",

@@ -78,8 +78,8 @@ def _one(event: ir.StreamEvent, state: State) -> AgentEvent | None:
         part = state.sum.part(event.choice, event.index)
         if isinstance(part, ir.ToolUse):
             return _call(part, now)
-        if isinstance(part, ir.Thinking) and part.signature is not None:
-            return _reasoning("", part.signature, now)
+        if isinstance(part, ir.Thinking) and (part.signature is not None or part.redacted is not None):
+            return _reasoning("", part.signature, now, part.redacted)
         return None
     if isinstance(event, ir.Began):
         return (
@@ -96,15 +96,15 @@ def _one(event: ir.StreamEvent, state: State) -> AgentEvent | None:
     return None
 
 
-def _reasoning(text: str, signature: str | None, now: str) -> AgentEvent:
+def _reasoning(text: str, signature: str | None, now: str, redacted: str | None = None) -> AgentEvent:
     body: dict[str, Any] = {"text": text}
-    if signature is not None:
-        body["signature"] = signature
+    body |= {name: proof for name, proof in (("signature", signature), ("redacted", redacted)) if proof is not None}
     return events.Reasoning(ts=now, text="", ext={"reasoning": body})
 
 
 def _call(part: ir.ToolUse, now: str) -> AgentEvent:
-    return events.ToolCall(ts=now, tool_name=part.name, input=part.input, tool_use_id=part.id)
+    proof: Any = {} if part.signature is None else {"ext": {"signature": part.signature}}
+    return events.ToolCall(ts=now, tool_name=part.name, input=part.input, tool_use_id=part.id, **proof)
 
 
 def usage_event(usage: ir.Usage, now: str) -> AgentEvent:
@@ -138,7 +138,7 @@ def _whole(part: ir.Part, now: str) -> AgentEvent | None:
     if isinstance(part, ir.Text | ir.Refusal):
         return events.AssistantMessage(ts=now, text=part.text)
     if isinstance(part, ir.Thinking):
-        return _reasoning(part.text, part.signature, now)
+        return _reasoning(part.text, part.signature, now, part.redacted)
     if isinstance(part, ir.ToolUse):
         return _call(part, now)
     if isinstance(part, ir.ServerTool):

@@ -5,6 +5,7 @@ Every turn is an order with a receipt. The unified agent's events and inputs are
 
 from backplane.contract.conversation import (
     AssistantMessage,
+    Image,
     Message,
     SessionFile,
     SessionTurn,
@@ -34,6 +35,7 @@ from backplane.providers.tools import ToolDefinition, ToolResult
 __all__ = [
     "AssistantMessage",
     "ErrorEvent",
+    "Image",
     "Message",
     "MessageDoneEvent",
     "Provider",

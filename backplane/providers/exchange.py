@@ -131,7 +131,7 @@ def _bare(message: Message) -> Message:
     if not isinstance(message, AssistantMessage):
         return message
     calls = tuple(msgspec.structs.replace(call, signature=None) for call in message.tool_calls)
-    return msgspec.structs.replace(message, thinking=(), tool_calls=calls)
+    return msgspec.structs.replace(message, thinking=(), tool_calls=calls, signature=None)
 
 
 def put(data: bytes, path: Path) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import (
     AssistantMessage,
+    Image,
     Message,
     SessionTurn,
     ToolCall,
@@ -96,6 +97,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     config: Any
     words: str
+    images: tuple[Image, ...] = ()
+    """Shown with them."""
     can: Abilities
     provider: str
     turns: tuple[SessionTurn, ...] = ()
@@ -134,6 +137,10 @@ def compose(wanted: Wanted) -> Composed:
         raise BackendError("capability_unsupported", fact, hint="leave `tools` empty, or choose another provider")
     own: dict[str, Json] = {"parent": wanted.parent} if wanted.parent is not None else {}
     words = [*_system(wanted, own, losses), *_history(wanted, own, losses), wanted.words]
+    if wanted.images and "images" in heeds:
+        own["images"] = msgspec.to_builtins(wanted.images)
+    elif wanted.images:
+        losses.append(NO_IMAGES)
     sampling = {"max_tokens": config.max_tokens, "temperature": config.temperature}
     asked = {name: value for name, value in sampling.items() if value is not None}
     if asked and "sampling" in heeds:
@@ -170,6 +177,8 @@ def _system(wanted: Wanted, own: dict[str, Json], losses: list[str]) -> list[str
     return [] if wanted.system_known else [f"Instructions for this whole conversation:\n{system}"]
 
 
+NO_IMAGES: Final = "dropped: images, the provider takes none"
+
 QUESTION: Final = (
     "First, a question about what went before: no result was recorded of the calls below, so whether they ran is "
     "unknown. Find out by looking, and do not repeat any of them before you know that it did not run."
@@ -193,6 +202,8 @@ def _history(wanted: Wanted, own: dict[str, Json], losses: list[str]) -> list[st
         return []
     losses.append("emulated: history, it is said in the user's words")
     losses += ["dropped: thinking of earlier turns"] if any(_thinks(message) for message in messages) else []
+    proven = any(isinstance(one, AssistantMessage) and _without_proofs(one) != one for one in messages)
+    losses += ["dropped: proofs of words and calls, which are said in the user's words"] if proven else []
     unknown = {call.id for call in unresolved(tuple(messages))}
     record = [_shown(message, unknown) for message in messages]
     return [*question, "\n".join(["What was said before in this conversation, as a record:", *record])]
@@ -200,22 +211,34 @@ def _history(wanted: Wanted, own: dict[str, Json], losses: list[str]) -> list[st
 
 def _carried(turn: SessionTurn, message: Message, wanted: Wanted, losses: list[str]) -> Message:
     """A message as this provider may have it: proofs go back to who made them alone."""
+    if isinstance(message, UserMessage) and message.images and "images" not in wanted.can.heeds:
+        losses.append(NO_IMAGES)
+        return msgspec.structs.replace(message, images=())
     if not isinstance(message, AssistantMessage):
         return message
     thinking = message.thinking
     if (turn.provider, turn.model) != (wanted.provider, wanted.config.model):
-        if any(part.signature for part in thinking):
+        if any(part.is_proven for part in thinking):
             losses.append(f"dropped: signatures of thinking, which only {turn.provider} can read")
         if thinking:
             losses.append("dropped: thinking of another provider or model")
-        thinking = ()
-    elif any(not part.signature for part in thinking) and "history" in wanted.can.heeds:
+        thinking, bare = (), _without_proofs(message)
+        if bare != message:
+            losses.append(f"dropped: proofs of words and calls, which only {turn.provider} can read")
+        message = bare
+    elif any(not part.is_proven for part in thinking) and "history" in wanted.can.heeds:
         losses.append("dropped: thinking without a signature")
     calls = tuple(
         msgspec.structs.replace(call, name=PREFIX + call.name) if call.name in wanted.names else call
         for call in message.tool_calls
     )
     return msgspec.structs.replace(message, thinking=thinking, tool_calls=calls)
+
+
+def _without_proofs(message: AssistantMessage) -> AssistantMessage:
+    """The same without the proofs of its words and calls; thinking is left as it is."""
+    calls = tuple(msgspec.structs.replace(call, signature=None) for call in message.tool_calls)
+    return msgspec.structs.replace(message, tool_calls=calls, signature=None)
 
 
 def _thinks(message: Message) -> bool:

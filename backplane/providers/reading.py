@@ -57,6 +57,7 @@ class Transcript:
     def __init__(self) -> None:
         self._made: list[Message] = []
         self._text: list[str] = []
+        self._proof: str | None = None
         self._calls: list[ToolCall] = []
         self._thinking: list[Thinking] = []
         self._thought: list[str] = []
@@ -74,7 +75,8 @@ class Transcript:
             self._think(event)
         elif isinstance(event, wire.AssistantMessage):
             self._begin()
-            self._text.append(event.text)
+            self._text += [event.text] if event.text else []
+            self._proof = _proof_of(event) or self._proof
         elif isinstance(event, wire.ToolCall):
             self._call(event)
         elif isinstance(event, wire.ToolResult):
@@ -92,8 +94,9 @@ class Transcript:
     def _think(self, event: wire.Reasoning) -> None:
         self._begin()
         self._thought.append(event.reasoning)
-        if event.signature is not None:
-            self._thinking.append(Thinking(text="".join(self._thought), signature=event.signature))
+        if event.signature is not None or event.redacted is not None:
+            text = "".join(self._thought)
+            self._thinking.append(Thinking(text=text, signature=event.signature, redacted=event.redacted))
             self._thought = []
 
     def _call(self, event: wire.ToolCall) -> None:
@@ -102,7 +105,8 @@ class Transcript:
             self._below.add(id)
             return
         self._begin()
-        self._calls.append(ToolCall(id=id, name=own_name(event.tool_name), arguments=event.input))
+        name, proof = own_name(event.tool_name), _proof_of(event)
+        self._calls.append(ToolCall(id=id, name=name, arguments=event.input, signature=proof))
 
     def _made_id(self, name: str) -> str:
         self._numbers += 1
@@ -120,19 +124,23 @@ class Transcript:
         return next((call.id for call in self._calls if call.name == name and call.id not in answered), None)
 
     def _flush(self) -> None:
-        if self._text or self._calls or self._thinking or self._thought:
+        if self._has_said():
             self._made.append(self._last())
         self._made += self._results
         self._text, self._calls, self._thinking, self._thought, self._results = [], [], [], [], []
+        self._proof = None
+
+    def _has_said(self) -> bool:
+        return bool(self._text or self._calls or self._thinking or self._thought or self._proof)
 
     def _last(self) -> AssistantMessage:
         thought = [Thinking(text="".join(self._thought))] if self._thought else []
-        calls, thinking = tuple(self._calls), (*self._thinking, *thought)
-        return AssistantMessage(content="\n\n".join(self._text), tool_calls=calls, thinking=thinking)
+        calls, thinking, text = tuple(self._calls), (*self._thinking, *thought), "\n\n".join(self._text)
+        return AssistantMessage(content=text, tool_calls=calls, thinking=thinking, signature=self._proof)
 
     def last(self) -> AssistantMessage:
         """Return the newest message of the agent."""
-        if self._text or self._calls or self._thinking or self._thought:
+        if self._has_said():
             return self._last()
         said = [message for message in self._made if isinstance(message, AssistantMessage)]
         return said[-1] if said else AssistantMessage()
@@ -141,6 +149,11 @@ class Transcript:
         """Return all messages so far."""
         self._flush()
         return tuple(self._made)
+
+
+def _proof_of(event: wire.AgentEvent) -> str | None:
+    proof = event.ext.get("signature") if isinstance(event.ext, dict) else None
+    return proof if isinstance(proof, str) else None
 
 
 def usage_of(receipt: Receipt) -> TokenUsage:

@@ -75,9 +75,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 class _Open:
     """A turn under way."""
 
-    def __init__(self, block: OwnTask[Run], run: Run, words: str, tools: Toolset) -> None:
+    def __init__(self, block: OwnTask[Run], run: Run, said: UserMessage, tools: Toolset) -> None:
         self.block, self.run = block, run
-        self.words = words
+        self.said = said
+        """What the user said."""
         self.tools = tools
         """Those that this turn was begun with."""
         self.transcript = reading.Transcript()
@@ -275,7 +276,7 @@ class Session:
         else:
             words = input if isinstance(input, str) else input.words()
         if self._open is None:
-            await self._begin(words, None, None, None, asks=True)
+            await self._begin(UserMessage(content=words), None, None, None, asks=True)
             return
         if INPUT not in self._provider.can.extensions:
             self._require_rest()
@@ -297,7 +298,7 @@ class Session:
 
         async def begin() -> list[unified.AgentEvent]:
             if self._open is None and self._initial is not None:
-                await self._begin("", None, None, None, asks=True)
+                await self._begin(UserMessage(content=""), None, None, None, asks=True)
             told, self._told_start = self._told_start, True
             return [] if told else [unified.SessionStarted(session_id=self.id, provider=self.provider)]
 
@@ -359,7 +360,7 @@ class Session:
         self._config = replace(self._config, model=model)
         self._file = msgspec.structs.replace(self._file, provider=provider.name, model=model)
         before = self.losses
-        wanted = self._wanted("…", PolicyProfile(), "/", None)
+        wanted = self._wanted(UserMessage(content="…"), PolicyProfile(), "/", None)
         for loss in (*losses, *compose(wanted).losses):
             self._lose(loss)
         await self._save()
@@ -385,7 +386,7 @@ class Session:
         return (*turns[:-1], msgspec.structs.replace(turns[-1], messages=self._said(self._open)))
 
     def _said(self, open: _Open) -> tuple[Message, ...]:
-        return (UserMessage(content=open.words), *open.transcript.messages())
+        return (open.said, *open.transcript.messages())
 
     def _require_rest(self) -> None:
         if self._open is not None:
@@ -405,8 +406,8 @@ class Session:
     ) -> Callable[[], Any]:
         async def begin() -> list[Any]:
             if isinstance(message, str | UserMessage):
-                words = message if isinstance(message, str) else message.content
-                await self._begin(words, model, root, policy)
+                said = UserMessage(content=message) if isinstance(message, str) else message
+                await self._begin(said, model, root, policy)
             else:
                 for result in (message,) if isinstance(message, ToolResultMessage) else message:
                     self._give(result)
@@ -424,7 +425,7 @@ class Session:
 
     async def _begin(
         self,
-        words: str,
+        said: UserMessage,
         model: str | None,
         root: str | None,
         policy: PolicyProfile | None,
@@ -435,7 +436,9 @@ class Session:
             raise ConfigError("config_invalid", "the session is closed", hint="resume it by its session_id")
         await self._abandon()
         await self._provider.prepare()
-        words = "\n\n".join(part for part in (self._initial, words) if part)
+        said = msgspec.structs.replace(
+            said, content="\n\n".join(part for part in (self._initial, said.content) if part)
+        )
         self._initial, self._asks = None, asks
         if model is not None and model != self.model:
             self.set_model(model)
@@ -444,8 +447,8 @@ class Session:
         where = root or self._config.root or await self._own_folder()
         run_id = str(uuid.uuid4())
         tools = self._tools
-        block = OwnTask(self._started(words, whole, where, run_id))
-        turn = SessionTurn(run_id=run_id, provider=self.provider, model=self.model, messages=_of_user(words))
+        block = OwnTask(self._started(said, whole, where, run_id))
+        turn = SessionTurn(run_id=run_id, provider=self.provider, model=self.model, messages=(said,))
         before = self._file
         self._file = msgspec.structs.replace(self._file, turns=(*self._file.turns, turn))
         try:
@@ -456,7 +459,7 @@ class Session:
             with anyio.CancelScope(shield=True):
                 await self._save()
             raise
-        self._open = _Open(block, run, words, tools)
+        self._open = _Open(block, run, said, tools)
 
     async def _carry_folder(self) -> None:
         """Put what a turn did that was cut off where the next one finds it, as what was said tells of it."""
@@ -473,13 +476,13 @@ class Session:
                 self._lose(f"dropped: the changes of run {last.run_id[:8]}, {error.message[:200]}")
 
     @asynccontextmanager
-    async def _started(self, words: str, policy: PolicyProfile, root: str, run_id: str) -> AsyncIterator[Run]:
+    async def _started(self, said: UserMessage, policy: PolicyProfile, root: str, run_id: str) -> AsyncIterator[Run]:
         config, plane = self._config, self._provider.plane
         async with AsyncExitStack() as opened:
             row = None
             if self._tools.offered:
                 row = await opened.enter_async_context(served(self._tools.offered, self._provider.backend.secrets))
-            composed = compose(self._wanted(words, policy, root, row))
+            composed = compose(self._wanted(said, policy, root, row))
             for loss in composed.losses:
                 self._lose(loss)
             order = make_order(composed.order)
@@ -489,7 +492,7 @@ class Session:
             )
             yield await opened.enter_async_context(starting)
 
-    def _wanted(self, words: str, policy: PolicyProfile, root: str, row: Any) -> Wanted:
+    def _wanted(self, said: UserMessage, policy: PolicyProfile, root: str, row: Any) -> Wanted:
         turns = tuple(turn for turn in self._file.turns[self._file.cleared :] if turn.stop_reason is not None)
         last = next((turn for turn in reversed(turns) if turn.receipt_sha256 is not None), None)
         parent = {"session": self.id} | (
@@ -497,7 +500,8 @@ class Session:
         )
         return Wanted(
             config=self._config,
-            words=words,
+            words=said.content,
+            images=said.images,
             can=self._provider.can,
             provider=self.provider,
             turns=turns,
@@ -635,10 +639,6 @@ class Session:
         event, answers = waiting
         answers.append(_decision(input))
         event.set()
-
-
-def _of_user(words: str) -> tuple[Message, ...]:
-    return (UserMessage(content=words),)
 
 
 def _decision(input: unified.ToolApproval | unified.PatchApproval) -> Decision:

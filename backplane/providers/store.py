@@ -15,12 +15,12 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract import canonical
-from backplane.contract.conversation import AssistantMessage, Message, SessionFile, SessionTurn, Thinking
+from backplane.contract.conversation import AssistantMessage, Message, SessionFile, SessionTurn, Thinking, ToolCall
 from backplane.errors import BackplaneError, ConfigError, StoreError
 from backplane.process.locks import try_lock
 from backplane.providers import reading
 from backplane.receipts.store import Store
-from backplane.redact.secrets import Redactor
+from backplane.redact.secrets import MARK, Redactor
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of a session's file: four times the longest order, in which its history has to go."""
@@ -75,17 +75,27 @@ def clean(file: SessionFile, redactor: Redactor) -> Any:
 
 
 SIGNED: Final = "dropped: signed thinking with a secret in it, as redaction would break its signature"
+"""The block whole; of words and calls, which stay, the proof alone."""
 
 
 def _without_changed(message: Message, redactor: Redactor) -> Message:
-    if not isinstance(message, AssistantMessage) or not message.thinking:
+    if not isinstance(message, AssistantMessage):
         return message
-    kept = tuple(part for part in message.thinking if not (part.signature and _changes(part, redactor)))
-    return message if len(kept) == len(message.thinking) else msgspec.structs.replace(message, thinking=kept)
+    kept = tuple(part for part in message.thinking if not (part.is_proven and _changes(part, redactor)))
+    calls = tuple(
+        msgspec.structs.replace(call, signature=None) if call.signature and _changes(call, redactor) else call
+        for call in message.tool_calls
+    )
+    proof = message.signature if not (message.signature and _changes(message.content, redactor)) else None
+    if (kept, calls, proof) == (message.thinking, message.tool_calls, message.signature):
+        return message
+    return msgspec.structs.replace(message, thinking=kept, tool_calls=calls, signature=proof)
 
 
-def _changes(part: Thinking, redactor: Redactor) -> bool:
-    return any(redactor.text(text)[1] for text in (part.text, part.signature or ""))
+def _changes(block: Thinking | ToolCall | str, redactor: Redactor) -> bool:
+    """Whether redaction changes a block, or has changed it already on its way here."""
+    value = msgspec.to_builtins(block)
+    return redactor.json(value)[1] > 0 or MARK in msgspec.json.encode(value).decode()
 
 
 def create(home: Path, id: str) -> Saved:

@@ -81,7 +81,8 @@ def _call(call: Call) -> dict[str, Any]:
     text = arguments(call)
     args = {"input": text} if call.kind == "custom" else json.loads(text)
     # This vendor gives ids now and then; only a scripted one is sent.
-    return {"functionCall": {**({"id": call.id} if call.id else {}), "name": call.name, "args": args}}
+    part = {"functionCall": {**({"id": call.id} if call.id else {}), "name": call.name, "args": args}}
+    return {**part, "thoughtSignature": call.signature} if call.signature else part
 
 
 def _answer(

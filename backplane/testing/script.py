@@ -34,6 +34,8 @@ class Call(_Data, frozen=True):
     """None: made from the request's number, and left out where the vendor leaves it out."""
     kind: Literal["function", "custom"] = "function"
     """A custom tool takes free text: `input` is then a string."""
+    signature: str | None = None
+    """The vendor's proof on the call, where the format has one."""
     namespace: str | None = None
     """Of a tool that the client offered in one; only the protocol Responses has them."""
 

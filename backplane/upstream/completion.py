@@ -71,6 +71,12 @@ class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
         return "".join(part.text for part in self.message.parts if isinstance(part, Text))
 
     @property
+    def proof(self) -> str | None:
+        """The vendor's proof on the words; the last one, as it stands for all before it."""
+        proofs = [part.signature for part in self.message.parts if isinstance(part, Text) and part.signature]
+        return proofs[-1] if proofs else None
+
+    @property
     def calls(self) -> tuple[ToolUse, ...]:
         """The tools to run, in order; the input is a str where the model wrote no JSON object."""
         return tuple(part for part in self.message.parts if isinstance(part, ToolUse))
