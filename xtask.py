@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The project's own commands: demo, test, check, bench, faults, schema, referees, vendors, stats.
+"""The project's own commands: demo, test, check, bench, faults, schema, referees, vendors, pictures, docs, stats.
 
 Standard library only. The first call makes `.venv` beside this file and installs the project in it; later calls compare
 one stamp and start at once. What a command does lives elsewhere: here is only how it is started.
@@ -252,6 +252,10 @@ def pictures(args: list[str]) -> NoReturn:
     become(environment(), os.path.join(ROOT, "tests", "pictures.py"), *args)
 
 
+def docs(args: list[str]) -> NoReturn:
+    become(environment(), os.path.join(ROOT, "docs", "build.py"), *args)
+
+
 def stats(args: list[str]) -> NoReturn:
     become(sys.executable, os.path.join(ROOT, "tests", "stats.py"), *args)
 
@@ -342,6 +346,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
         "install the real agents that tests drive: all, or those named; --table: what each does",
     ),
     "pictures": (pictures, "draw docs/pictures/ anew, by Debian's chromium"),
+    "docs": (docs, "make the site of README, contracts, examples and docstrings in .cache/site/, by mkdocs"),
     "stats": (stats, "the shape of the code in numbers"),
 }
 

@@ -1,0 +1,62 @@
+"""The site and the package's own description: whole, with links that lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from email.parser import BytesParser
+from pathlib import Path
+
+import pytest
+
+from tests.peers import ROOT
+
+BUILD_S_MAX = 100
+
+
+def test_the_site_is_made_of_readme_contracts_examples_and_docstrings() -> None:
+    pytest.importorskip("mkdocs", reason="needs mkdocs: not installed")
+    command = [sys.executable, "docs/build.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_S_MAX, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = ROOT / ".cache" / "site"
+    pages = {name: (site / name).read_text() for name in ("index.html", "python.html", "contracts/sidecar.html")}
+    assert "Run any coding agent through one contract" in pages["index.html"]
+    assert 'id="backplane.run"' in pages["python.html"]
+    assert "hello" in pages["contracts/sidecar.html"]
+    for text in pages.values():  # Readable from a disk, without anybody hearing of it.
+        assert not re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="https?://[^"]*"', text)
+
+
+def wheel(folder: Path, url: str | None) -> tuple[list[str], str]:
+    """Its metadata's headers as `Name: value`, and its description."""
+    environ = {name: value for name, value in os.environ.items() if name != "BACKPLANE_URL"}
+    environ |= {} if url is None else {"BACKPLANE_URL": url}
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(ROOT)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=BUILD_S_MAX, check=False)
+    if done.returncode != 0 and "hatchling" in done.stderr:
+        pytest.skip("needs a package registry: " + done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    (made,) = folder.glob("*.whl")
+    with zipfile.ZipFile(made) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        message = BytesParser().parsebytes(archive.read(name))
+    return [f"{key}: {value}" for key, value in message.items()], str(message.get_payload())
+
+
+@pytest.mark.parametrize("url", [None, "https://code.example/backplane/blob/v0"])
+def test_the_package_says_what_it_is_and_its_links_lead_somewhere(tmp_path: Path, url: str | None) -> None:
+    heads, description = wheel(tmp_path, url)
+    for wanted in (
+        "Author: the backplane authors", "License-Expression: Apache-2.0", "Requires-Python: >=3.11",
+        "Classifier: Operating System :: POSIX :: Linux", "Classifier: Typing :: Typed",
+    ):  # fmt: skip
+        assert wanted in heads
+    assert any(head.startswith("Keywords: ") for head in heads)
+    assert ("Project-URL: Changelog, https://code.example/backplane/blob/v0/CHANGELOG.md" in heads) == bool(url)
+    links = re.findall(r"\]\(([^)]+)\)", description)
+    assert all(re.match("https?://|#", link) for link in links)
+    assert bool(links) == bool(url)
