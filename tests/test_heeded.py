@@ -42,6 +42,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "history": {"config": RuntimeConfig(vendor={"abp": {"history": [{"role": "user", "content": WORD}]}})},
     "system": {"config": RuntimeConfig(vendor={"abp": {"system": WORD}})},
     "sampling": {"config": RuntimeConfig(vendor={"abp": {"sampling": {"max_tokens": 7}}})},
+    "images": {"config": RuntimeConfig(vendor={"abp": {"images": [{"url": f"https://a/{WORD}.png"}]}})},
     "session": {"config": RuntimeConfig(vendor={"abp": {"session": {"keep": True}}})},
     "mcp_servers": {"config": RuntimeConfig(vendor={"abp": {"mcp_servers": [{"name": "x", "command": "true"}]}})},
     "output_schema": {"config": RuntimeConfig(vendor={"abp.output_schema": SCHEMA})},
@@ -51,6 +52,7 @@ NOTHING: dict[str, Any] = {
     "history": [],
     "system": "",
     "sampling": {},
+    "images": [],
     "session": {},
     "mcp_servers": [],
     "output_schema": None,
@@ -133,7 +135,7 @@ async def test_the_api_host_heeds_or_refuses(name: str, backplane_home: Path, ro
     match name:
         case "model":
             assert sent[0]["model"] == "m-2"
-        case "context" | "history" | "system":
+        case "context" | "history" | "system" | "images":
             assert WORD in shown
         case "sampling":
             assert 7 in (sent[0].get("max_tokens"), sent[0].get("max_completion_tokens"))

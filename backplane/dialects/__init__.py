@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Sequence
+from importlib.metadata import entry_points
 from typing import Any, Final, Literal
 
 import msgspec
@@ -59,8 +60,29 @@ def dialect(name: str) -> Any:
         TranslationError: `dialect_unknown`.
     """
     if name not in DIALECTS:
-        raise TranslationError("dialect_unknown", f"no dialect {name!r}", hint=f"there are {', '.join(DIALECTS)}")
+        return _plugged(name)
     return importlib.import_module(DIALECTS[name]).DIALECT
+
+
+GROUP: Final = "backplane.dialects"
+"""Entry points of dialects that other wheels bring; each is a value like those of `DIALECTS`."""
+
+
+def _plugged(name: str) -> Any:
+    found = list(entry_points(group=GROUP, name=name))
+    if len(found) != 1:
+        there = sorted({*DIALECTS, *(entry.name for entry in entry_points(group=GROUP))})
+        fact = f"two wheels bring a dialect {name!r}" if found else f"no dialect {name!r}"
+        raise TranslationError("dialect_unknown", fact, hint=f"there are {', '.join(there)}")
+    try:
+        made = found[0].load()
+    except Exception as error:  # Somebody else's code, whatever it raises.
+        fact = f"the dialect {name!r} cannot be loaded: {type(error).__name__}: {error}"
+        raise TranslationError("dialect_unknown", fact[:400], hint="correct or remove its wheel") from error
+    if not (callable(getattr(made, "to_ir", None)) and callable(getattr(made, "from_ir", None))):
+        fact = f"the dialect {name!r} of a wheel is none: {made!r:.80}"
+        raise TranslationError("dialect_unknown", fact, hint="it needs what `backplane.dialects.vendor` has")
+    return made
 
 
 def translate(

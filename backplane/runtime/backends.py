@@ -24,6 +24,7 @@ from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError, PolicyError
 from backplane.process import Command, Exit, open_child
 from backplane.resources import find as find_shared
+from backplane.runtime import plugins
 from backplane.upstream import presets
 
 SHIPPED: Final[dict[str, tuple[str, ...]]] = {
@@ -118,6 +119,8 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     """Stores of credentials that it may read when it is contained: names of `credentials.STORES`."""
     agent: shipped.ShippedAgent | None = None
     """The program that a shipped host drives; None where it drives none, or is not known."""
+    plugin: dict[str, str] | None = None
+    """The wheel that brings it, as the receipt says it: `wheel`, `version`; None where it is configured or ours."""
     servers_given: tuple[dict[str, Any], ...] = ()
     """Rows of the configuration's MCP servers, values resolved: for a host that can be their client."""
     servers_required: tuple[str, ...] = ()
@@ -366,7 +369,12 @@ def find(name: str, settings: Settings, environ: Mapping[str, str]) -> ProcessBa
     """
     declared = settings.backends.get(name)
     if declared is None and name not in SHIPPED:
-        names = ", ".join(sorted({*settings.backends, *SHIPPED}))
+        plugin = plugins.find(name)
+        if plugin is not None:
+            made = _from_settings(name, BackendSettings(command=plugin.command), settings, environ)
+            return msgspec.structs.replace(made, plugin={"wheel": plugin.wheel, "version": plugin.version})
+        known = {*settings.backends, *SHIPPED}
+        names = ", ".join(sorted({*known, *plugins.names(known)}))
         raise BackendError(
             "backend_not_found",
             f"no backend {name!r}",
@@ -560,7 +568,8 @@ def from_command(command: str | tuple[str, ...], *, cwd: Path, limits: Limits | 
 
 def known(settings: Settings, environ: Mapping[str, str]) -> list[BackendStatus]:
     """Every backend there is, ready or not, in the order of their names."""
-    return [_status(name, settings, environ) for name in sorted({*settings.backends, *SHIPPED})]
+    own = {*settings.backends, *SHIPPED}
+    return [_status(name, settings, environ) for name in sorted({*own, *plugins.names(own)})]
 
 
 def _status(name: str, settings: Settings, environ: Mapping[str, str]) -> BackendStatus:

@@ -49,7 +49,7 @@ from backplane.receipts.build import End, Facts, cause
 from backplane.receipts.pieces import unheard_names
 from backplane.redact.cuts import HOLD_S_MAX
 from backplane.redact.secrets import NO_SECRETS, Redactor
-from backplane.runtime.backends import Backend, Link, ReplayBackend
+from backplane.runtime.backends import Backend, Link, ProcessBackend, ReplayBackend
 from backplane.runtime.environment import Premises
 from backplane.runtime.hooks import Hook, Hooks, above, configured
 from backplane.runtime.inbound import Intake, OnAsk, now
@@ -145,6 +145,8 @@ class Run:
         self.facts = Facts(run_id=self.id, order=order, backend=BackendIdentity(backend.id), started_ns=time.time_ns())
         if isinstance(backend, ReplayBackend):
             self.facts.replays(backend.replays)
+        if isinstance(backend, ProcessBackend) and backend.plugin is not None:
+            self.facts.added["plugin"] = dict(backend.plugin)
         self._plane = plane
         self._backend = backend
         self._limits = limits

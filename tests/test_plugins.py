@@ -1,0 +1,124 @@
+"""Backends and dialects of other wheels: one is installed from a local folder, and found by its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.peers import ROOT
+
+WAIT_S = 120.0
+ENTRIES = """
+[backplane.backends]
+walrus = walrus_agents:command
+shell = walrus_agents:command
+broken = walrus_agents:absent
+odd = walrus_agents:odd
+[backplane.dialects]
+walrus = walrus_agents:DIALECT
+openai = walrus_agents:absent
+odd = walrus_agents:odd
+"""
+MODULE = """
+import os
+import sys
+from backplane.dialects import dialect
+
+DIALECT = dialect("claude")
+
+def command():
+    return (sys.executable, os.path.join(os.path.dirname(__file__), "walrus_host.py"))
+
+def odd():
+    return "words"
+"""
+HOST = """
+from backplane.contract.capability import NATIVE
+from backplane.host import Done, Host, main
+
+async def work(run):
+    await run.message("walrus: " + run.order.task)
+    return Done()
+
+main(Host(id="walrus-host", capabilities={"streaming": NATIVE}), work)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel installed in it."""
+    folder, target = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("installed")
+    about = "walrus_agents-4.5.6.dist-info"
+    files = {
+        "walrus_agents.py": MODULE,
+        "walrus_host.py": HOST,
+        f"{about}/METADATA": "Metadata-Version: 2.1\nName: walrus-agents\nVersion: 4.5.6\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{about}/entry_points.txt": ENTRIES,
+        f"{about}/RECORD": "",
+    }
+    with zipfile.ZipFile(folder / "walrus_agents-4.5.6-py3-none-any.whl", "w") as made:
+        for name, text in files.items():
+            made.writestr(name, text)
+    offline = ("--no-index", "--find-links", str(folder), "--disable-pip-version-check")
+    argv = [sys.executable, "-m", "pip", "install", "--quiet", *offline, "--target", str(target), "walrus-agents"]
+    subprocess.run(argv, check=True, timeout=WAIT_S)
+    return target
+
+
+@pytest.fixture
+def run(wheel: Path, backplane_home: Path, tmp_path: Path):  # type: ignore[no-untyped-def]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(wheel), str(ROOT)))}
+
+    def call(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "backplane", *words]
+        return subprocess.run(argv, cwd=tmp_path, env=env, input=stdin, capture_output=True, text=True, timeout=WAIT_S)
+
+    return call
+
+
+def test_a_backend_of_a_wheel_runs_and_the_receipt_names_wheel_and_version(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    done = run("run", "--backend", "walrus", "hello", "--receipt", "receipt.json")
+    assert done.returncode == 0, done.stderr
+    assert "walrus: hello" in done.stdout
+    receipt = json.loads((tmp_path / "receipt.json").read_text())
+    assert receipt["usage_raw"]["backplane"]["plugin"] == {"wheel": "walrus-agents", "version": "4.5.6"}
+    assert "walrus" in run("backends").stdout
+
+
+def test_a_shipped_name_is_never_shadowed(run) -> None:  # type: ignore[no-untyped-def]
+    done = run("run", "--backend", "shell", "echo from the shell", "--json")
+    assert "from the shell" in done.stdout
+    assert '"plugin"' not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("broken", "'broken' of walrus-agents 4.5.6 cannot be loaded: AttributeError"),
+        ("odd", "'odd' of walrus-agents 4.5.6 gives no command: 'words'"),
+        ("absent", "no backend 'absent'"),
+    ],
+)
+def test_a_wheel_at_fault_is_named(run, name: str, said: str) -> None:  # type: ignore[no-untyped-def]
+    done = run("run", "--backend", name, "hello")
+    assert done.returncode == (2 if name == "absent" else 1)
+    assert said in done.stderr
+    assert name != "absent" or "walrus" in done.stderr
+
+
+def test_a_dialect_of_a_wheel_translates_and_shadows_none(run) -> None:  # type: ignore[no-untyped-def]
+    asked = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    there = run("translate", "--from", "openai", "--to", "walrus", "--kind", "request", stdin=asked)
+    assert there.returncode == 0, there.stderr
+    assert json.loads(there.stdout)["messages"] == [{"role": "user", "content": "hi"}]
+    for name, said in (("odd", "the dialect 'odd' of a wheel is none"), ("absent", "walrus")):
+        refused = run("translate", "--from", name, "--to", "openai", "--kind", "request", stdin=asked)
+        assert refused.returncode == 2
+        assert said in refused.stderr
