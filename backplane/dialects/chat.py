@@ -39,7 +39,7 @@ from backplane.dialects.codec import (
 )
 from backplane.dialects.limits import Limits, Spelling
 from backplane.dialects.losses import address_citation, chosen_kind, lose_part, require, result_text
-from backplane.dialects.outcome import failed_answer, stop_of, stop_word
+from backplane.dialects.outcome import Endings, failed_answer
 from backplane.dialects.vendor import write_tools
 
 ROLES: Final[dict[str, ir.Role]] = {
@@ -63,6 +63,7 @@ STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     None: "length", "pause": "length", "error": "length", "cancelled": "length", "other": "length",
 }  # fmt: skip
 
+ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 OWN_STOPS: Final = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
 EFFORTS: Final = frozenset(EFFORT_BUDGETS)
 DETAILS: Final = frozenset({"auto", "low", "high"})
@@ -639,7 +640,7 @@ class Chat:
         message = self.read_message({"role": "assistant", **body}, f"{at}/message", calls)
         raw = members.take("finish_reason")
         return ir.Candidate(
-            message=message, stop=read_stop(raw, message.parts), stop_raw=raw, stop_at=f"{at}/finish_reason", at=at,
+            message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=f"{at}/finish_reason", at=at,
             ext=members.ext(self.name), raw=choice,
         )  # fmt: skip
 
@@ -678,7 +679,8 @@ class Chat:
         native = source.native_role if ledger.is_home else None
         message.setdefault("role", native if native is not None else "assistant")
         choice: dict[str, Any] = {"message": message, "index": place}
-        if (word := write_stop(candidate, ledger)) is not None:
+        takes_raw = ledger.source in ledger.kin and candidate.stop_raw in OWN_STOPS
+        if (word := ENDINGS.write(candidate, ledger, takes_raw=takes_raw)) is not None:
             choice["finish_reason"] = word
         put_ext(candidate, choice, ledger)
         if not ledger.is_home:
@@ -770,17 +772,6 @@ def _server_name(tool: Json) -> str:
         return "unreadable"
     inner = tool.get("function")
     return str(inner.get("name") if type(inner) is dict else tool.get("type", "unnamed"))
-
-
-def read_stop(raw: str | None, parts: tuple[ir.Part, ...]) -> ir.Stop | None:
-    """Return what a reason to stop means; vendors that say `stop` after a call mean the call."""
-    return stop_of(raw, STOPS, parts) if raw else None
-
-
-def write_stop(candidate: ir.Candidate, ledger: Ledger) -> str | None:
-    """Return the word for why the answer stopped: the vendor's own while it means the same."""
-    is_kin = ledger.source in ledger.kin and candidate.stop_raw in OWN_STOPS
-    return stop_word(candidate, ledger, STOP_WORDS, read_stop, takes_raw=is_kin)
 
 
 def _keep_valid(choice: dict[str, Any], source: ir.Candidate, ledger: Ledger) -> None:

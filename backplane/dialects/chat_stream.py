@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from backplane import ir
 from backplane.contract.canonical import Json
-from backplane.dialects.chat import LIMITS, PLACES, Chat, read_stop, write_stop
+from backplane.dialects.chat import ENDINGS, LIMITS, OWN_STOPS, PLACES, Chat
 from backplane.dialects.codec import MADE_ID, Calls, Ledger, json_text, parse_json
-from backplane.dialects.streams import BlockReader, BlockWriter, Key, whole_events
+from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure, whole_events
 from backplane.dialects.vendor import Dialect, no_name
 
 HEAD: Final = frozenset({"id", "model", "created", "object", "choices", "usage", "error", "obfuscation"})
@@ -79,7 +79,7 @@ class ChatReader(BlockReader):
             return [ir.Kept(chunk)]
         out: list[ir.StreamEvent] = []
         if chunk.get("error") and not chunk.get("choices"):
-            return [_failure(chunk["error"])]
+            return [failure(chunk["error"], chunk["error"], "code")]
         if chunk.get("object") == "chat.completion":
             self.ended = True  # a gateway that answers at once although a stream was asked for
             return whole_events(self.chat.read_answer(chunk, Ledger("", ""), Calls()))
@@ -97,7 +97,7 @@ class ChatReader(BlockReader):
         if type(usage) is dict:
             out.append(ir.UsageSeen(self.chat.read_usage(usage, "/usage")))
         if chunk.get("error"):
-            out.append(_failure(chunk["error"]))
+            out.append(failure(chunk["error"], chunk["error"], "code"))
         return out
 
     def _close_all(self) -> list[ir.StreamEvent]:
@@ -111,11 +111,7 @@ class ChatReader(BlockReader):
         if not (answer_id or model or chunk.get("choices")):
             return
         self.began = True
-        out.append(ir.Began(
-            id=answer_id if type(answer_id) is str else None,
-            model=model if type(model) is str else None,
-            created=created if type(created) is int or type(created) is float else None,
-        ))  # fmt: skip
+        out.append(begun(answer_id, model, created))
 
     def _choice(self, choice: dict[str, Any], place: int, out: list[ir.StreamEvent]) -> None:
         number = choice.get("index")
@@ -232,9 +228,7 @@ class ChatReader(BlockReader):
         if type(raw) is str and raw and not state.has_stopped:
             self._close(state, out)
             state.has_stopped = True
-            stop = read_stop(raw, ()) or "other"
-            if stop == "end" and state.has_calls:
-                stop = "tool_use"
+            stop = ENDINGS.read(raw, calls=state.has_calls) or "other"
             at = f"/choices/{state.number}/finish_reason"
             out.append(ir.Stopped(stop=stop, raw=raw, choice=state.number, at=at))
 
@@ -261,15 +255,6 @@ class ChatReader(BlockReader):
 def _is_other(call_id: Any, known: _Call) -> bool:
     """Return whether an id begins another call at the place of a whole one: a gateway counts them all as 0."""
     return type(call_id) is str and call_id != "" and call_id != known.id and known.is_whole()
-
-
-def _failure(error: Json) -> ir.StreamFailed:
-    if type(error) is dict:
-        code = error.get("code")
-        return ir.StreamFailed(
-            str(error.get("message", "unknown error")), str(code) if code is not None else None, error
-        )
-    return ir.StreamFailed(str(error), None, error)
 
 
 class ChatWriter(BlockWriter):
@@ -335,8 +320,8 @@ class ChatWriter(BlockWriter):
         return self._delta(key[0], {"audio": {name: value for name, value in body.items() if value is not None}})
 
     def stop(self, event: ir.Stopped) -> list[Json]:
-        word = write_stop(self.stopped(event), self.ledger)
-        self.lose_stop(event, read_stop(word, ()) if event.stop != "tool_use" else "tool_use")
+        takes_raw = self.ledger.source in self.ledger.kin and event.raw in OWN_STOPS
+        word = self.stop_word(event, ENDINGS, takes_raw=takes_raw)
         head = [] if event.choice in self.roles else self._delta(event.choice, {})
         return [*head, self._chunk([{"index": event.choice, "delta": {}, "finish_reason": word}])]
 

@@ -36,7 +36,7 @@ from backplane.dialects.codec import (
 )
 from backplane.dialects.limits import Limits, Spelling
 from backplane.dialects.losses import chosen_kind, lose_part, require
-from backplane.dialects.outcome import failed_answer, stop_of, stop_word
+from backplane.dialects.outcome import Endings, failed_answer
 from backplane.dialects.vendor import Dialect, type_name, write_tools
 
 NAME: Final = "claude"
@@ -72,6 +72,8 @@ STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     # Never `end_turn`: the answer may not be whole.
     None: "max_tokens", "error": "refusal", "cancelled": "max_tokens", "other": "max_tokens",
 }  # fmt: skip
+
+ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 
 OPTIONS: Final = (
     Option("max_tokens", "max_tokens", (int,), least=1),
@@ -562,18 +564,13 @@ def read_answer(response: Json, ledger: Ledger, calls: Calls) -> ir.Answer:
     raw = members.take("stop_reason")
     usage = codec.take_usage(members, read_usage)
     candidate = ir.Candidate(
-        message=ir.Message(role="assistant", parts=parts, flat=False), stop=read_stop(raw, parts), stop_raw=raw,
+        message=ir.Message(role="assistant", parts=parts, flat=False), stop=ENDINGS.read(raw, parts), stop_raw=raw,
         stop_sequence=members.take("stop_sequence"), stop_at="/stop_reason",
     )  # fmt: skip
     return ir.Answer(
         dialect=NAME, id=members.take("id"), model=members.take("model"), candidates=(candidate,), usage=usage,
         ext=members.ext(NAME),
     )  # fmt: skip
-
-
-def read_stop(raw: str | None, parts: tuple[ir.Part, ...]) -> ir.Stop | None:
-    """Return what a reason to stop means; a gateway that says `end_turn` after a call means the call."""
-    return None if raw is None else stop_of(raw, STOPS, parts)
 
 
 def read_usage(usage: dict[str, Any], at: str) -> ir.Usage:
@@ -597,7 +594,7 @@ def write_answer(answer: ir.Answer, ledger: Ledger) -> dict[str, Any]:
             out[key] = value
     for candidate in answer.candidates[:1]:
         out["content"] = write_blocks(candidate.message.parts, ledger, is_answer=True)
-        if (word := write_stop(candidate, ledger)) is not None:
+        if (word := ENDINGS.write(candidate, ledger)) is not None:
             out["stop_reason"] = word
         if candidate.stop_sequence is not None:
             out["stop_sequence"] = candidate.stop_sequence
@@ -611,11 +608,6 @@ def write_answer(answer: ir.Answer, ledger: Ledger) -> dict[str, Any]:
                       "usage": {"input_tokens": 0, "output_tokens": 0}})  # fmt: skip
         out.setdefault("stop_sequence", None)
     return out
-
-
-def write_stop(candidate: ir.Candidate, ledger: Ledger) -> str | None:
-    """Return the word for why the answer stopped: the vendor's own while it means the same."""
-    return stop_word(candidate, ledger, STOP_WORDS, read_stop)
 
 
 def write_usage(usage: ir.Usage, ledger: Ledger) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects import claude
 from backplane.dialects.codec import Calls, Ledger, Members, json_text, kind_of, parse_json
-from backplane.dialects.streams import BlockReader, BlockWriter, Key, whole_events
+from backplane.dialects.streams import BlockReader, BlockWriter, Key, failure, whole_events
 
 NAME: Final = claude.NAME
 DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking"}
@@ -32,8 +32,8 @@ class ClaudeReader(BlockReader):
         self._handlers: Final[dict[Any, Any]] = {
             "message_start": self._start, "content_block_start": self._block_start,
             "content_block_stop": self._block_stop, "message_delta": self._message_delta,
-            "message_stop": lambda chunk: self.finish(), "error": lambda chunk: [_failure(chunk)],
-            "message": self._whole,
+            "message_stop": lambda chunk: self.finish(), "message": self._whole,
+            "error": lambda chunk: [failure(chunk.get("error"), chunk, "type")],
         }  # fmt: skip
 
     def read(self, chunk: Json) -> list[ir.StreamEvent]:
@@ -45,7 +45,9 @@ class ClaudeReader(BlockReader):
             return self._delta(chunk)
         handler = self._handlers.get(kind)
         if handler is None:
-            return [_failure(chunk)] if "error" in chunk else [ir.Kept(chunk, kind == "ping")]
+            return (
+                [failure(chunk.get("error"), chunk, "type")] if "error" in chunk else [ir.Kept(chunk, kind == "ping")]
+            )
         found: list[ir.StreamEvent] = handler(chunk)
         return found
 
@@ -153,8 +155,7 @@ class ClaudeReader(BlockReader):
         if type(raw) is not str or self.has_stopped:
             return []
         self.has_stopped = True
-        stop = claude.STOPS.get(raw, "other")
-        stop = "tool_use" if stop == "end" and self.has_calls else stop
+        stop = claude.ENDINGS.read(raw, calls=self.has_calls) or "other"
         sequence = sequence if type(sequence) is str else None
         return [*self._close_all(), ir.Stopped(stop=stop, raw=raw, sequence=sequence, at="/stop_reason")]
 
@@ -162,13 +163,6 @@ class ClaudeReader(BlockReader):
 def _text(delta: dict[str, Any], key: str) -> str:
     value = delta.get(key)
     return value if type(value) is str else ""
-
-
-def _failure(chunk: dict[str, Any]) -> ir.StreamFailed:
-    error = chunk.get("error")
-    if type(error) is not dict:
-        return ir.StreamFailed(str(error), None, chunk)
-    return ir.StreamFailed(str(error.get("message", "unknown error")), str(error.get("type", "")) or None, chunk)
 
 
 class ClaudeWriter(BlockWriter):
@@ -252,9 +246,7 @@ class ClaudeWriter(BlockWriter):
         return [*out, {"type": "content_block_stop", "index": self.opened[key]}]
 
     def stop(self, event: ir.Stopped) -> list[Json]:
-        word = claude.write_stop(self.stopped(event), self.ledger)
-        self.lose_stop(event, claude.STOPS.get(word or ""))
-        self.reason = {"stop_reason": word, "stop_sequence": event.sequence}
+        self.reason = {"stop_reason": self.stop_word(event, claude.ENDINGS), "stop_sequence": event.sequence}
         return []
 
     def end(self) -> list[Json]:

@@ -27,6 +27,7 @@ _MISSING: Final = object()
 _DATA_URL: Final = re.compile(r"data:([^;,]+);base64,")
 _UPPER: Final = re.compile(r"[A-Z]")
 _encode_plain: Final = msgspec.json.Encoder().encode
+_encode_sorted: Final = msgspec.json.Encoder(order="deterministic").encode
 _decode: Final = msgspec.json.Decoder().decode
 
 
@@ -39,6 +40,14 @@ def encode(value: Json) -> bytes:
         return _encode_plain(value)
     except (UnicodeEncodeError, OverflowError):
         return json.dumps(value, separators=(",", ":")).encode()
+
+
+def encode_sorted(value: Json) -> bytes:
+    """Encode a value with its members in order, so that the same bytes are the same JSON, forms of numbers included."""
+    try:
+        return _encode_sorted(value)
+    except (UnicodeEncodeError, OverflowError):
+        return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
 
 
 def json_text(value: Json) -> str:

@@ -41,7 +41,7 @@ from backplane.dialects.codec import (
 )
 from backplane.dialects.limits import Limits, Spelling
 from backplane.dialects.losses import address_citation, chosen_kind, lose_part, require, result_text
-from backplane.dialects.outcome import failed_answer, stop_of, stop_word
+from backplane.dialects.outcome import Endings, failed_answer
 from backplane.dialects.vendor import Dialect, type_name, write_tools
 
 NAME: Final = "codex"
@@ -79,6 +79,8 @@ STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     # Never `completed`: the answer may not be whole.
     None: "incomplete", "pause": "incomplete", "other": "incomplete",
 }  # fmt: skip
+
+ENDINGS: Final = Endings(STOPS, STOP_WORDS, frozenset({"in_progress", "queued"}))
 
 OPTIONS: Final = (
     Option("max_output_tokens", "max_tokens", (int,), least=16),
@@ -644,16 +646,11 @@ def read_answer(response: Json, ledger: Ledger, calls: Calls) -> ir.Answer:
         raw, stop_at = f"incomplete:{reason}", "/incomplete_details/reason"
     words = error.get("message") if type(error) is dict else None
     usage = codec.take_usage(members, read_usage)
-    candidate = ir.Candidate(message=message, stop=read_stop(raw, message.parts), stop_raw=raw, stop_at=stop_at)
+    candidate = ir.Candidate(message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=stop_at)
     return ir.Answer(
         dialect=NAME, id=members.take("id"), model=members.take("model"), created=members.take("created_at", *NUMBER),
         candidates=(candidate,), usage=usage, error=words if type(words) is str else None, ext=members.ext(NAME),
     )  # fmt: skip
-
-
-def read_stop(raw: str | None, parts: tuple[ir.Part, ...]) -> ir.Stop | None:
-    """Return what a response's status means; a call in it is the reason why it was completed."""
-    return None if raw is None or raw in ("in_progress", "queued") else stop_of(raw, STOPS, parts)
 
 
 def read_usage(usage: dict[str, Any], at: str) -> ir.Usage:
@@ -689,7 +686,7 @@ def write_answer(answer: ir.Answer, ledger: Ledger) -> dict[str, Any]:
 
 def write_status(candidate: ir.Candidate, out: dict[str, Any], ledger: Ledger) -> None:
     """Write why the answer ended: the vendor's own words while they mean the same."""
-    status, _, reason = (stop_word(candidate, ledger, STOP_WORDS, read_stop) or "").partition(":")
+    status, _, reason = (ENDINGS.write(candidate, ledger) or "").partition(":")
     if status:
         out["status"] = status
     if reason:

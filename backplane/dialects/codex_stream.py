@@ -13,7 +13,7 @@ from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.dialects import codex
 from backplane.dialects.codec import Calls, Ledger, kind_of
-from backplane.dialects.streams import BlockReader, BlockWriter, Key, text_of
+from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure, text_of
 
 NAME: Final = codex.NAME
 TERMINAL: Final = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
@@ -110,11 +110,7 @@ class CodexReader(BlockReader):
         if self.began or type(response) is not dict:
             return []
         self.began = True
-        answer_id, model, created = response.get("id"), response.get("model"), response.get("created_at")
-        return [ir.Began(
-            id=answer_id if type(answer_id) is str else None, model=model if type(model) is str else None,
-            created=created if type(created) is int or type(created) is float else None, at="/response",
-        )]  # fmt: skip
+        return [begun(response.get("id"), response.get("model"), response.get("created_at"), "/response")]
 
     def _key(self, chunk: dict[str, Any]) -> Any:
         """Return what an event's item is known by: its index, else its id, else the one that is open."""
@@ -290,9 +286,7 @@ class CodexReader(BlockReader):
 
     def _error(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         inner = chunk.get("error")
-        error = inner if type(inner) is dict else chunk
-        code = error.get("code")
-        return [ir.StreamFailed(str(error.get("message", "unknown error")), str(code) if code else None, chunk)]
+        return [failure(inner if type(inner) is dict else chunk, chunk, "code")]
 
     def _end(self, chunk: dict[str, Any]) -> list[ir.StreamEvent]:
         response = chunk.get("response")
@@ -322,9 +316,7 @@ class CodexReader(BlockReader):
         else:
             status = response.get("status")
             raw = status if type(status) is str and status else word
-            stop = codex.STOPS.get(raw, "other")
-        if stop == "end" and self.call_ids:
-            stop = "tool_use"
+            stop = codex.ENDINGS.read(raw, calls=bool(self.call_ids)) or "other"
         return [ir.Stopped(stop=stop, raw=raw, at="/status")]
 
     def _missing(self, answer: ir.Answer) -> list[ir.StreamEvent]:
@@ -507,7 +499,7 @@ class CodexWriter(BlockWriter):
         codex.write_status(candidate, self.reason, self.ledger)
         reason = self.reason.get("incomplete_details", {}).get("reason")
         word = self.reason.get("status", "") + (f":{reason}" if reason else "")
-        self.lose_stop(event, codex.read_stop(word, candidate.message.parts))
+        self.lose_stop(event, codex.ENDINGS.read(word, candidate.message.parts))
         return []
 
     def end(self) -> list[Json]:

@@ -35,8 +35,8 @@ from backplane.dialects.codec import (
 )
 from backplane.dialects.limits import Limits, Spelling
 from backplane.dialects.losses import calls_in, chosen_kind, lose_part
-from backplane.dialects.outcome import failed_answer, stop_of, stop_word
-from backplane.dialects.vendor import Dialect, no_name
+from backplane.dialects.outcome import Endings, failed_answer
+from backplane.dialects.vendor import Dialect, no_name, write_tools
 from backplane.errors import TranslationError
 
 NAME: Final = "gemini"
@@ -75,6 +75,7 @@ STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     None: "OTHER", "error": "OTHER", "pause": "OTHER", "cancelled": "OTHER", "other": "OTHER",
 }  # fmt: skip
 
+ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 MODES: Final = {"AUTO": "auto", "ANY": "required", "NONE": "none"}
 LEVELS: Final = {"MINIMAL": "minimal", "LOW": "low", "MEDIUM": "medium", "HIGH": "high"}
 STOPS_MAX: Final = 5
@@ -502,12 +503,8 @@ def write_request(conversation: ir.Conversation, ledger: Ledger) -> dict[str, An
         out["model"] = conversation.model
     _write_contents(conversation, out, ledger)
     functions = [write_tool(tool, ledger) for tool in conversation.tools if tool.kind != "server"]
-    servers = [tool for tool in conversation.tools if tool.kind == "server"]
     tools: list[Json] = [{"functionDeclarations": functions}] if functions else []
-    if ledger.is_home:
-        tools += [tool.payload for tool in servers]
-    for tool in () if ledger.is_home else servers:
-        ledger.drop(tool.at, "tool", f"{tool.name} is run by {ledger.source} itself", tool.payload)
+    tools += write_tools(tuple(tool for tool in conversation.tools if tool.kind == "server"), ledger, write_tool)
     if tools:
         out["tools"] = tools
     write_options(conversation, out, ledger, OPTIONS, _special(conversation))
@@ -606,14 +603,9 @@ def _read_candidate(candidate: Json, place: int, calls: Calls) -> ir.Candidate:
     stop_at = members.place("finishReason")
     raw = members.take("finishReason")
     return ir.Candidate(
-        message=message, stop=read_stop(raw, message.parts), stop_raw=raw, stop_at=stop_at, at=at,
+        message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=stop_at, at=at,
         ext=members.ext(NAME), raw=candidate,
     )  # fmt: skip
-
-
-def read_stop(raw: str | None, parts: tuple[ir.Part, ...]) -> ir.Stop | None:
-    """Return what a reason to stop means; this vendor says `STOP` after a call, too."""
-    return None if raw is None else stop_of(raw, STOPS, parts)
 
 
 def read_usage(usage: dict[str, Any], at: str) -> ir.Usage:
@@ -654,15 +646,10 @@ def write_answer(answer: ir.Answer, ledger: Ledger) -> dict[str, Any]:
 
 def _write_candidate(candidate: ir.Candidate, place: int, ledger: Ledger) -> Json:
     out: dict[str, Any] = {"content": write_message(candidate.message, {}, ledger, "assistant"), "index": place}
-    if (word := write_stop(candidate, ledger)) is not None:
+    if (word := ENDINGS.write(candidate, ledger)) is not None:
         out["finishReason"] = word
     put_ext(candidate, out, ledger)
     return out
-
-
-def write_stop(candidate: ir.Candidate, ledger: Ledger) -> str | None:
-    """Return the word for why the answer stopped: the vendor's own while it means the same."""
-    return stop_word(candidate, ledger, STOP_WORDS, read_stop)
 
 
 def write_usage(usage: ir.Usage, ledger: Ledger) -> dict[str, Any]:

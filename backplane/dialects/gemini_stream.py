@@ -16,7 +16,7 @@ from backplane.contract.canonical import Json
 from backplane.dialects import gemini
 from backplane.dialects.codec import Calls, Members, json_text
 from backplane.dialects.limits import CUT_CALL
-from backplane.dialects.streams import BlockReader, BlockWriter, Key
+from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure
 
 NAME: Final = gemini.NAME
 
@@ -116,7 +116,7 @@ class GeminiReader(BlockReader):
         self.chunk += 1
         out: list[ir.StreamEvent] = []
         if "error" in chunk and "candidates" not in chunk:
-            return [_failure(chunk)]
+            return [failure(chunk["error"], chunk, "status")]
         if not self.began:
             self._begin(chunk, out)
         found = chunk.get("candidates")
@@ -148,14 +148,9 @@ class GeminiReader(BlockReader):
         return self._new_text(state, ir.Text, text, f"/candidates/{state.number}/content/parts/0")
 
     def _begin(self, chunk: dict[str, Any], out: list[ir.StreamEvent]) -> None:
-        answer_id, model = (
-            chunk.get("responseId", chunk.get("response_id")),
-            chunk.get("modelVersion", chunk.get("model_version")),
-        )
         self.began = True
-        out.append(
-            ir.Began(id=answer_id if type(answer_id) is str else None, model=model if type(model) is str else None)
-        )
+        answer_id = chunk.get("responseId", chunk.get("response_id"))
+        out.append(begun(answer_id, chunk.get("modelVersion", chunk.get("model_version"))))
 
     def _note(self, key: str, value: Json, choice: int | None, out: list[ir.StreamEvent]) -> None:
         if self.notes.get((choice, key)) != value:
@@ -178,8 +173,7 @@ class GeminiReader(BlockReader):
         if type(raw) is str and not state.has_stopped:
             self._close(state, out)
             state.has_stopped = True
-            stop = gemini.STOPS.get(raw, "other")
-            stop = "tool_use" if stop == "end" and state.has_calls else stop
+            stop = gemini.ENDINGS.read(raw, calls=state.has_calls) or "other"
             out.append(ir.Stopped(stop=stop, raw=raw, choice=number, at=f"/candidates/{number}/finishReason"))
 
     def _part(self, state: _Open, part: Json, at: str, out: list[ir.StreamEvent]) -> None:
@@ -330,13 +324,6 @@ LOSSES_MAX: Final = 100
 """Most faults of one stream that are named one by one."""
 
 
-def _failure(chunk: dict[str, Any]) -> ir.StreamFailed:
-    error = chunk["error"]
-    if type(error) is not dict:
-        return ir.StreamFailed(str(error), None, chunk)
-    return ir.StreamFailed(str(error.get("message", "unknown error")), str(error.get("status", "")) or None, chunk)
-
-
 def put_piece(args: dict[str, Any], piece: Members) -> None:
     """Put one piece of arguments where its path says; texts go on where they ended."""
     path = piece.take("jsonPath", str) or ""
@@ -450,9 +437,7 @@ class GeminiWriter(BlockWriter):
         return out
 
     def stop(self, event: ir.Stopped) -> list[Json]:
-        candidate = self.stopped(event)
-        word = self.stops[event.choice] = gemini.write_stop(candidate, self.ledger)
-        self.lose_stop(event, gemini.read_stop(word, candidate.message.parts))
+        self.stops[event.choice] = self.stop_word(event, gemini.ENDINGS)
         return []
 
     def end(self) -> list[Json]:

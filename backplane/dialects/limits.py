@@ -87,6 +87,8 @@ def fitted(conversation: Conversation, limits: Limits, ledger: Ledger) -> Conver
     return msgspec.structs.replace(conversation, messages=messages, tools=tools, **changes)
 
 
+WORDLESS: Final = "(nothing)"
+"""What a request says that has no words at all, where the server refuses one."""
 CUT_CALL: Final = "a call whose arguments were cut would be run as a whole one here"
 
 
@@ -166,7 +168,11 @@ def _without_empty(messages: tuple[Message, ...], ledger: Ledger) -> tuple[Messa
         if message.name is not None:
             ledger.drop(f"{message.at}/name", "role", "a message has no name here", message.name)
         put_ext(message, {}, ledger)
-    return tuple(out) or messages
+    if not out and messages:
+        last = messages[-1]
+        ledger.synthesise(last.at, "required", f"a request has words here; it says {WORDLESS}")
+        out.append(msgspec.structs.replace(last, parts=(Text(text=WORDLESS),)))
+    return tuple(out)
 
 
 class _Names:

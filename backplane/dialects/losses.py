@@ -10,11 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-import msgspec
-
 from backplane import ir
 from backplane.contract.canonical import Json
-from backplane.dialects.codec import Ledger, escape, json_text, put_ext, unescape
+from backplane.dialects.codec import Ledger, encode_sorted, escape, json_text, put_ext, unescape
 
 Places = Mapping[str, str]
 """Portable field → the source's member for it, below the node."""
@@ -289,7 +287,8 @@ class Comparison:
                     gone.append(part)
                 else:
                     stays.append(key)
-                    self._part(part, other)
+                    if not (_is_bare(part) and type(other) is ir.Text):
+                        self._part(part, other)
             kept.append((message.role, stays))
         if gone:
             self._shifted(source, gone)
@@ -398,7 +397,7 @@ class Comparison:
         if part.id != other.id and not part.id_made:
             self._note("degraded", part.at, "identity", "letters or length of the call's id")
         mine, theirs = ir.Message(role="tool", parts=part.content), ir.Message(role="tool", parts=other.content)
-        if mine.parts != theirs.parts:
+        if not _is_one_text(part.content, other.content):
             listed, self.listed = self.listed, mine.parts[0].at.rpartition("/")[0] if mine.parts else part.at
             self._messages((mine,), (theirs,))
             self.listed = listed
@@ -434,6 +433,18 @@ class Comparison:
                     self._note("degraded", message.at, "shape", "it is part of another message here")
         else:
             self._note("degraded", self.listed, "order", "blocks or messages stand in another order here")
+
+
+def _is_bare(part: ir.Part) -> bool:
+    """Return whether a block is a text and nothing beside it, so that equal words are all there is to compare."""
+    return type(part) is ir.Text and part.signature is None and part.cache is None and not part.citations
+
+
+def _is_one_text(mine: tuple[ir.Part, ...], theirs: tuple[ir.Part, ...]) -> bool:
+    """Return whether both are the same bare text, or nothing at all."""
+    if len(mine) != 1 or len(theirs) != 1:
+        return not mine and not theirs
+    return _is_bare(mine[0]) and type(theirs[0]) is ir.Text and mine[0].text == theirs[0].text  # type: ignore[attr-defined]
 
 
 def _same_option(name: str, value: Any, found: Any) -> bool:
@@ -551,17 +562,17 @@ def lose_words(document: dict[str, Json], written: Json, ledger: Ledger, beside:
     Args:
         beside: members that blocks are compared in.
     """
-    there = set(map(_hashable, (leaf for _, leaf in placed_leaves(written, ""))))
     named = {loss.path for loss in ledger.losses}
-    for key, value in document.items():
-        if key in beside:
-            continue
-        for at, leaf in placed_leaves(value, f"/{escape(key)}"):
-            word = at.rpartition("/")[2]
-            if word in ("type", "role", "object") or leaf in (None, "") or _hashable(leaf) in there:
-                continue
-            if not is_named(at, named):
-                ledger.degrade(at, "shape", "the target says it in other words")
+    head = [
+        (at, _hashable(leaf)) for key, value in document.items() if key not in beside
+        for at, leaf in placed_leaves(value, f"/{escape(key)}")
+        if at.rpartition("/")[2] not in ("type", "role", "object") and leaf not in (None, "")
+        and not is_named(at, named)
+    ]  # fmt: skip
+    there = set(map(_hashable, _leaves(written))) if head else set()
+    for at, leaf in head:
+        if leaf not in there:
+            ledger.degrade(at, "shape", "the target says it in other words")
 
 
 def _hashable(leaf: Any) -> Any:
@@ -580,11 +591,28 @@ def placed_leaves(value: Json, at: str) -> Iterator[tuple[str, Any]]:
         yield at, value
 
 
+def _leaves(value: Json) -> list[Any]:
+    """Return everything that holds no other value."""
+    out: list[Any] = []
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if type(value) is dict:
+            waiting += value.values()
+        elif type(value) is list:
+            waiting += value
+        else:
+            out.append(value)
+    return out
+
+
 def changed(before: Json, after: Json, at: str) -> Iterator[str]:
     """Yield the pointers at which two documents differ."""
     if before is after:
         return
     if type(before) is dict and type(after) is dict:
+        if at.count("/") == 2 and before == after and encode_sorted(before) == encode_sorted(after):
+            return  # a message that is written as it was read, which most are
         for key in (*before, *(key for key in after if key not in before)):
             yield from changed(before.get(key, _ABSENT), after.get(key, _ABSENT), f"{at}/{escape(key)}")
     elif type(before) is list and type(after) is list:
@@ -603,13 +631,3 @@ def is_named(at: str, named: set[str]) -> bool:
             return True
         at = at.rpartition("/")[0]
     return False
-
-
-def stripped(node: Any) -> Any:
-    """Return a value without what it was read from, to see how its dialect writes it itself."""
-    if isinstance(node, tuple):
-        return tuple(map(stripped, node))
-    if not isinstance(node, ir.Conversation | ir.Answer | ir.Message | ir.Candidate):
-        return node
-    names = {name for name in ("messages", "candidates", "message") if name in node.__struct_fields__}
-    return msgspec.structs.replace(node, **{name: stripped(getattr(node, name)) for name in names})

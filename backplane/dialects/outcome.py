@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from backplane.contract.canonical import Json
@@ -13,37 +13,53 @@ RUNNABLE: Final = (None, "end", "tool_use", "stop_sequence")
 """Reasons after which a client runs the calls of an answer."""
 
 
-def stop_of(raw: str, words: Mapping[str, Stop], parts: tuple[Part, ...]) -> Stop:
-    """Return what a vendor's reason to stop means; an end after a call is the call's, an unknown word is `other`."""
-    stop = words.get(raw, "other")
-    return "tool_use" if stop == "end" and any(isinstance(part, ToolUse) for part in parts) else stop
-
-
 def has_cut_call(parts: tuple[Part, ...]) -> bool:
     """Return whether the arguments of a call were cut, so that it must not be run."""
     return any(isinstance(part, ToolUse) and part.is_cut for part in parts)
 
 
-def stop_word(
-    candidate: Candidate, ledger: Ledger, words: Mapping[Stop | None, str],
-    read: Callable[[str | None, tuple[Part, ...]], Stop | None], *, takes_raw: bool = False,
-) -> str | None:  # fmt: skip
-    """Return the word for why an answer stopped: the vendor's own while it means the same.
+class Endings:
+    """A vendor's words for why answers end, by one table to read and one to write.
 
     Args:
-        words: what the target says for each reason; for an unknown one a word of the cautious side.
-        read: reads the target's word.
-        takes_raw: the source's word is the target's, too.
+        stops: word → what it means; an unknown one is `other`.
+        words: what is said for each reason; for an unknown one a word of the cautious side.
+        unended: words of an answer that goes on.
     """
-    raw, stop, parts = candidate.stop_raw, candidate.stop, candidate.message.parts
-    if not ledger.is_home and stop in RUNNABLE and has_cut_call(parts):
-        ledger.degrade(candidate.stop_at, "stop", "a call was cut, so that it must not be run")
-        return words["max_tokens"]
-    if (ledger.is_home or takes_raw) and raw is not None and read(raw, parts) == stop:
-        return raw
-    if ledger.is_home and stop is None:
-        return None
-    return words[stop]
+
+    def __init__(
+        self, stops: Mapping[str, Stop], words: Mapping[Stop | None, str], unended: frozenset[str] = frozenset()
+    ) -> None:
+        self.stops = stops
+        self.words = words
+        self.unended = unended
+
+    def read(self, raw: str | None, parts: tuple[Part, ...] = (), *, calls: bool = False) -> Stop | None:
+        """Return what a word means, None where it is no end; an end after a call is the call's.
+
+        Args:
+            calls: there was a call, which is not among `parts`.
+        """
+        if not raw or raw in self.unended:
+            return None
+        stop = self.stops.get(raw, "other")
+        return "tool_use" if stop == "end" and (calls or any(isinstance(part, ToolUse) for part in parts)) else stop
+
+    def write(self, candidate: Candidate, ledger: Ledger, *, takes_raw: bool = False) -> str | None:
+        """Return the word for why an answer stopped: the vendor's own while it means the same.
+
+        Args:
+            takes_raw: the source's word is the target's, too.
+        """
+        raw, stop, parts = candidate.stop_raw, candidate.stop, candidate.message.parts
+        if not ledger.is_home and stop in RUNNABLE and has_cut_call(parts):
+            ledger.degrade(candidate.stop_at, "stop", "a call was cut, so that it must not be run")
+            return self.words["max_tokens"]
+        if (ledger.is_home or takes_raw) and raw is not None and self.read(raw, parts) == stop:
+            return raw
+        if ledger.is_home and stop is None:
+            return None
+        return self.words[stop]
 
 
 def failed_answer(dialect: str, members: Members, beside: Json = None) -> Answer:

@@ -12,8 +12,9 @@ import msgspec
 
 from backplane import ir
 from backplane.contract.canonical import Json
-from backplane.dialects.codec import Kin, Ledger, json_text, kind_of, parse_json, read_arguments
+from backplane.dialects.codec import NUMBER, Kin, Ledger, json_text, kind_of, parse_json, read_arguments
 from backplane.dialects.losses import lose_part
+from backplane.dialects.outcome import Endings
 
 Key = tuple[int, int]
 """Choice and index of a block."""
@@ -191,6 +192,27 @@ def join(before: Json, after: Json) -> Json:
     if isinstance(before, dict) and isinstance(after, dict):
         return {**before, **{key: join(before[key], value) if key in before else value for key, value in after.items()}}
     return before if after is None else after
+
+
+def begun(answer_id: Json, model: Json, created: Json = None, at: str = "", ext: ir.Ext | None = None) -> ir.Began:
+    """Return the head of a stream; what is of another type than it should be was not said."""
+    return ir.Began(
+        id=answer_id if type(answer_id) is str else None, model=model if type(model) is str else None,
+        created=created if type(created) in NUMBER else None, at=at, ext=ext or {},
+    )  # fmt: skip
+
+
+def failure(error: Json, raw: Json, code: str) -> ir.StreamFailed:
+    """Return the failure that a chunk says.
+
+    Args:
+        raw: what the vendor's own writer gives back.
+        code: member that holds the vendor's word for the kind of failure.
+    """
+    if type(error) is not dict:
+        return ir.StreamFailed(str(error), None, raw)
+    word = error.get(code)
+    return ir.StreamFailed(str(error.get("message", "unknown error")), str(word) if word else None, raw)
 
 
 class BlockReader:
@@ -473,6 +495,13 @@ class BlockWriter:
         """Report a reason to stop that the target says as another one."""
         if not self.ledger.is_home and (found != event.stop or event.stop in ("other", "error")):
             self.ledger.degrade(event.at, "stop", f"{event.raw or event.stop} became {found}")
+
+    def stop_word(self, event: ir.Stopped, endings: Endings, *, takes_raw: bool = False) -> str | None:
+        """Return the target's word for why a choice ended; one that means something else is reported."""
+        candidate = self.stopped(event)
+        word = endings.write(candidate, self.ledger, takes_raw=takes_raw)
+        self.lose_stop(event, endings.read(word, candidate.message.parts))
+        return word
 
     def counted(self, write: Callable[[ir.Usage, Ledger], Json]) -> Any:
         """Write the counters, None when none came; what they lose is said once."""

@@ -65,7 +65,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     def tool_from_ir(self, tool: ToolSpec, source: str = "") -> Translated[Json]:
         """Write one tool definition; None with a loss where only `source` runs it."""
         ledger = Ledger(source or self.NAME, self.NAME, self.kin)
-        return Translated(self._tool(tool, ledger), ledger.done())
+        written = write_tools((tool,), ledger, self.write_tool)
+        return Translated(written[0] if written else None, ledger.done())
 
     def to_ir(self, request: Json) -> Translated[Conversation]:
         """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
@@ -125,14 +126,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         if not ledger.is_home and (answer.candidates or answer.error is None):
             self._comparison(ledger).answers(answer, self.response_to_ir(written).value)
         return Translated(written, ledger.done())
-
-    def _tool(self, tool: ToolSpec, ledger: Ledger) -> Json:
-        if tool.kind != "server":
-            return self.write_tool(tool, ledger)
-        if ledger.is_home:
-            return tool.payload
-        ledger.drop(tool.at, "tool", f"{tool.name} is run by {ledger.source} itself", tool.payload)
-        return None
 
     def map_work_order(self, order: WorkOrder, config: Mapping[str, Json]) -> Translated[Json]:
         """Write an order as a request; `config` as for `agent_events.order_conversation`."""

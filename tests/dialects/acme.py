@@ -26,7 +26,7 @@ from backplane.dialects.codec import (
 )
 from backplane.dialects.limits import Limits, Spelling
 from backplane.dialects.losses import lose_part
-from backplane.dialects.outcome import stop_of, stop_word
+from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key
 from backplane.dialects.vendor import Dialect, no_name, write_tools
 from backplane.ir import (
@@ -66,6 +66,7 @@ STOP_WORDS: Final[dict[Stop | None, str]] = {
     "end": "happy", "stop_sequence": "happy", "max_tokens": "full", "tool_use": "calling", "content_filter": "blocked",
     "refusal": "blocked", "error": "blocked", "pause": "full", "cancelled": "full", "other": "full", None: "full",
 }  # fmt: skip
+ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 OPTIONS: Final = (
     Option("limits/tokens", "max_tokens", (int,), least=1, most=9999),
     Option("mood", "temperature", NUMBER, least=0, most=1),
@@ -164,15 +165,11 @@ def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
     return out
 
 
-def read_stop(raw: str | None, parts: tuple[Part, ...]) -> Stop | None:
-    return None if raw is None else stop_of(raw, STOPS, parts)
-
-
 def read_answer(response: Json, ledger: Ledger, calls: Calls) -> Answer:
     members = Members(response, "")
     say = tuple(read_block(block, f"/say/{place}") for place, block in enumerate(members.need("say")))
     raw = members.take("outcome")
-    stop = Candidate(message=Message(role="assistant", parts=say), stop=read_stop(raw, say), stop_raw=raw,
+    stop = Candidate(message=Message(role="assistant", parts=say), stop=ENDINGS.read(raw, say), stop_raw=raw,
                      stop_at="/outcome")  # fmt: skip
     bill = members.take("bill", dict)
     usage = None if bill is None else Usage(**{field: bill.get(path) for path, field in USAGE.items()}, at="/bill")
@@ -183,7 +180,7 @@ def read_answer(response: Json, ledger: Ledger, calls: Calls) -> Answer:
 def write_answer(answer: Answer, ledger: Ledger) -> dict[str, Any]:
     candidate = answer.candidates[0]
     out: dict[str, Any] = {"say": write_blocks(candidate.message.parts, ledger), "number": answer.id}
-    out |= {"robot": answer.model, "outcome": stop_word(candidate, ledger, STOP_WORDS, read_stop)}
+    out |= {"robot": answer.model, "outcome": ENDINGS.write(candidate, ledger)}
     if answer.usage is not None:
         out["bill"] = {path: getattr(answer.usage, field) for path, field in USAGE.items()}
     put_ext(answer, out, ledger)
@@ -206,7 +203,7 @@ class Reader(BlockReader):
             return [PartDelta(self.index, chunk["more"])]
         if "bill" in chunk:
             return [UsageSeen(Usage(input=chunk["bill"].get("heard"), output=chunk["bill"].get("spoken")))]
-        return [PartStopped(self.index), Stopped(stop=STOPS.get(chunk["outcome"], "other"), raw=chunk["outcome"])]
+        return [PartStopped(self.index), Stopped(stop=ENDINGS.read(chunk["outcome"]) or "other", raw=chunk["outcome"])]
 
     def _close_all(self) -> list[StreamEvent]:
         return []
@@ -234,7 +231,7 @@ class Writer(BlockWriter):
         return [{"begin": block} for block in write_blocks((part,), self.ledger)] or None
 
     def stop(self, event: Stopped) -> list[Json]:
-        return [{"outcome": stop_word(self.stopped(event), self.ledger, STOP_WORDS, read_stop)}]
+        return [{"outcome": ENDINGS.write(self.stopped(event), self.ledger)}]
 
     def fail(self, event: StreamFailed) -> list[Json]:
         return [{"outcome": "blocked"}]

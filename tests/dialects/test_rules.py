@@ -154,3 +154,11 @@ def test_a_list_of_thoughts_is_read_in_an_answer_as_in_a_stream() -> None:
     assert [(block["type"], block.get("thinking") or block.get("text")) for block in written] == [
         ("thinking", "hm"), ("text", "x"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["claude", "gemini"])
+def test_a_request_without_any_words_says_so_where_the_server_refuses_it(target: str) -> None:
+    empty = {"role": "user", "content": ""}
+    done = translate({"model": "m", "messages": [empty, empty]}, "openai", target)
+    assert rules.broken(target, done.value) == []
+    assert ("/messages/1", "synthesised") in {(loss.path, loss.kind) for loss in done.losses}
