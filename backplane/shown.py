@@ -18,9 +18,12 @@ from backplane.process.table import Process
 from backplane.receipts.journal import PATCH, WORDS, boot_id
 from backplane.receipts.memory import Remembered
 from backplane.receipts.pieces import canonical_chunks
+from backplane.receipts.recovery import is_run_id
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
 from backplane.receipts.trace import open_plain
+from backplane.view.compared import FOLDER as COMPARISONS
+from backplane.view.compared import Compared
 from backplane.view.picture import Host, Picture
 from backplane.view.report import PACKED_BYTES_MAX, RECEIPT_BYTES_MAX, Shown
 from backplane.view.story import Story
@@ -31,6 +34,9 @@ WORDS_BYTES_MAX: Final = 64 * 1024
 
 CHECKED_BYTES_MAX: Final = 32 << 20
 """Longest trace whose hash is recomputed where somebody asks why; it takes 30 ms."""
+
+COMPARISON_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of a comparison's file: a thousand runs are half a megabyte."""
 
 PATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 """Of a patch; a page has fewer lines than that."""
@@ -62,7 +68,21 @@ def shown_of(store: Store, run: Remembered, story: Story | None = None) -> Shown
         story=story,
         patch=patch_of(store, run.run_id),
         packed=packed,
+        compared=_compared(store, picture),
     )
+
+
+def _compared(store: Store, picture: Picture) -> Compared | None:
+    """The comparison that a run was part of; None where there is none, or it was broken off."""
+    told = picture.ended.added.get("compare") if picture.ended is not None else None
+    id = told.get("id") if isinstance(told, dict) else None
+    if not isinstance(id, str) or not is_run_id(id):
+        return None
+    try:
+        with open_plain(store.home / COMPARISONS / f"{id}.json") as file:
+            return msgspec.json.decode(file.read(COMPARISON_BYTES_MAX), type=Compared)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def diagnosis_of(store: Store, picture: Picture, run: Remembered) -> Diagnosis:

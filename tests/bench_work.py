@@ -99,6 +99,43 @@ def ours_stream(mode: str, count: int) -> Made:
     return {"us": anyio.run(both)}
 
 
+async def conversation(count: int) -> float:
+    """One turn of a session whose backend the router chose; CPU seconds of it."""
+    from backplane.config import BackendSettings
+    from backplane.providers import SessionConfig
+    from backplane.routing import TaskDescriptor
+    from backplane.routing.driver import TaskRouter
+
+    home, root = folders()
+    command = (sys.executable, "-E", "-s", CHILD, "abp", "stream", str(count))
+    settings = Settings(backends={"bench": BackendSettings(command=command)})
+    began = time.process_time()
+    seen = 0
+    async with ControlPlane(settings, home, os.environ) as plane:
+        config = SessionConfig(root=str(root), mode="pass_through")
+        session, _ = await TaskRouter(plane).create_session_for_task(TaskDescriptor(), config)
+        async with session:
+            async for event in session.send_message("bench"):
+                seen += event.type == "text_delta"
+    assert seen == count, seen
+    return time.process_time() - began
+
+
+def session_stream(count: int) -> Made:
+    """CPU µs a chunk of a session, and of the same run driven by an order: the least of some rounds, start included."""
+
+    async def both() -> Made:
+        found = [((await stream("stream", count))[0], await conversation(count)) for _ in range(10)][1:]
+        base = (
+            min([(await stream("stream", FEW))[0] for _ in range(3)]),
+            min([await conversation(FEW) for _ in range(3)]),
+        )
+        least = [(min(row[side] for row in found) - base[side]) / (count - FEW) * 1e6 for side in (0, 1)]
+        return {"run_us": least[0], "session_us": least[1]}
+
+    return anyio.run(both)
+
+
 class _Delta(msgspec.Struct, tag_field="type", tag="assistant_delta", gc=False):
     ts: str
     text: str
@@ -458,7 +495,7 @@ WORK: dict[str, Callable[..., Made]] = {
     made.__name__: made
     for made in (
         ours_stream, floor_stream, ours_paced, floor_paced, ours_ping, ours_ask, echo, sealing, pause, kept, idle,
-        fleet, routing, rejudged,
+        fleet, routing, rejudged, session_stream,
     )
 }  # fmt: skip
 

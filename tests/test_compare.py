@@ -93,6 +93,19 @@ def test_a_table_says_what_is_known_and_how_far(source: Path, backplane_home: Pa
     ]
 
 
+def test_the_report_of_a_run_shows_what_it_was_compared_with(source: Path) -> None:
+    configure(source, good=GOOD, wrong=WRONG)
+    found = compared(source, "-b", "good", "-b", "wrong", "--check", CHECK)
+    mine, other = found["trials"]
+    page = cli(source, "report", mine["run_id"]).stdout
+    assert "Compared" in page
+    assert "0 of 1" in page
+    assert "1 of 1" in page
+    assert "nobody is better: fewer than 3 runs of good, wrong" in page
+    assert f"round 1, wrong: complete, check failed, run {other['run_id'][:8]}" in page
+    assert "Compared" not in cli(source, "report", mine["check_run_id"]).stdout
+
+
 def test_a_tree_that_changes_under_a_comparison_ends_it(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BACKPLANE_ISOLATION", "off")
     meddles = GOOD.replace("run = take()", f"run = take(); open({str(source / 'new.txt')!r}, 'w').close()")

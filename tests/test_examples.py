@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import backplane
 from backplane.testing import Call, ModelServer, ScriptUsage, Turn
 from tests.api_agent import KEY, PRICES
 from tests.peers import ROOT, WAIT_S
@@ -149,3 +150,15 @@ def test_two_backends_are_compared_and_no_winner_is_made_up(folder: Path) -> Non
     assert "success: nothing can be said" in said
     assert "cost: nothing can be said" in said
     assert not (folder / "word.txt").exists()
+
+
+def test_the_guide_names_what_there_is(folder: Path) -> None:
+    guide = (ROOT / "docs" / "from-the-vendors-sdks.md").read_text()
+    found = dict[str, object]()
+    exec(re.findall(r"^```python\n(.*?)^```$", guide, re.S | re.M)[0], found)
+    assert callable(found["mend"])
+    for name in re.findall(r"backplane\.(\w+)\(", guide):
+        assert hasattr(backplane, name), name
+    for name in ("PolicyProfile", "Approval", "Decision", "CommandExecuted", "FileChanged"):
+        assert name in guide
+        assert hasattr(backplane, name), name

@@ -20,6 +20,7 @@ from backplane.routing import TaskDescriptor
 from backplane.routing.driver import TaskRouter
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
+from backplane.testing import ModelServer
 from tests.peers import PYTHON, ROOT
 from tests.runs import HELLO, PRELUDE, QUICK
 
@@ -278,3 +279,26 @@ def test_a_router_in_python_runs_by_type_and_by_a_function(
 
     monkeypatch.chdir(tmp_path)
     anyio.run(whole)
+
+
+def test_a_pool_of_keys_is_a_group_and_one_that_is_limited_rests(backplane_home: Path, tmp_path: Path) -> None:
+    limited = {"fault": {"status": 429, "headers": {"retry-after": "600"}}}
+    with ModelServer([limited, {"text": "one", "times": None}]) as server:
+        options = {
+            "protocol": "openai_compatible", "base_url": server.base_url("openai_compatible"), "model": "m",
+            "key_env": "POOL_KEY",
+        }  # fmt: skip
+        rows = {
+            name: BackendSettings(host="api", group="pool", env={"POOL_KEY": f"key-of-{name}"}, options=options)
+            for name in ("a", "b")
+        }
+        settings = Settings(backends=rows, isolation="off")
+        runs = [backplane.run("x", root=tmp_path, settings=settings, home=backplane_home) for _ in range(2)]
+        keys = [request.headers["authorization"].removeprefix("Bearer key-of-") for request in server.requests]
+    assert [run.receipt.outcome for run in runs] == ["complete", "complete"]
+    assert keys[1] == keys[2] != keys[0]
+    assert [(one["backend"], one["code"]) for one in runs[0].receipt.backplane["route"]["tried"]] == [
+        (keys[0], "backend_rate_limited")
+    ]
+    other = next(one for one in runs[1].receipt.backplane["route"]["considered"] if one["backend"] == keys[0])
+    assert [obstacle["kind"] for obstacle in other["why_not"]] == ["rate_limited"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -213,15 +213,21 @@ class StreamReader:
         self._told = False
         """Pieces of the message that comes next were told."""
 
-    def read(self, event: wire.AgentEvent) -> list[events.StreamEvent]:
-        """Return what one event says; thinking, usage and notices are no part of this stream."""
-        kind = type(event)
-        if kind is wire.AssistantDelta:
-            self._told = True
-            return [events.TextDeltaEvent(delta=event.text)]  # type: ignore[union-attr]
-        if kind is wire.AssistantMessage:
+    def read(self, taken: Iterable[wire.AgentEvent]) -> list[events.StreamEvent]:
+        """Return what some events say; thinking, usage and notices are no part of this stream."""
+        out: list[events.StreamEvent] = []
+        for event in taken:
+            if type(event) is wire.AssistantDelta:  # Nearly all of them are; they pay for no call.
+                self._told = True
+                out.append(events.TextDeltaEvent(delta=event.text))
+            else:
+                out += self._read(event)
+        return out
+
+    def _read(self, event: wire.AgentEvent) -> list[events.StreamEvent]:
+        if isinstance(event, wire.AssistantMessage):
             told, self._told = self._told, False
-            return [] if told else [events.TextDeltaEvent(delta=event.text)]  # type: ignore[union-attr]
+            return [] if told else [events.TextDeltaEvent(delta=event.text)]
         if isinstance(event, wire.ToolCall):
             id, name = event.tool_use_id or event.tool_name, own_name(event.tool_name)
             return [
@@ -248,8 +254,11 @@ class UnifiedReader:
         """Whether this approval waits for the caller."""
         self._thinks = False
 
-    def read(self, event: wire.AgentEvent) -> list[unified.AgentEvent]:
-        """Return what one event says; an event that none of the fourteen fits is told as a `BackgroundTask`."""
+    def read(self, taken: Iterable[wire.AgentEvent]) -> list[unified.AgentEvent]:
+        """Return what some events say; an event that none of the fourteen fits is told as a `BackgroundTask`."""
+        return [said for event in taken for said in self._read(event)]
+
+    def _read(self, event: wire.AgentEvent) -> list[unified.AgentEvent]:
         out: list[unified.AgentEvent] = []
         if self._thinks and not isinstance(event, wire.Reasoning):
             self._thinks = False

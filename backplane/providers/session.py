@@ -32,7 +32,7 @@ from backplane.contract.conversation import (
     ToolResultMessage,
     UserMessage,
 )
-from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered
+from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, AssistantDelta
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile
 from backplane.errors import BackendError, BackplaneError, ConfigError, StoreError
@@ -543,8 +543,10 @@ class Session:
             return None
         taken: list[AgentEvent] = []
         for event in open.rest:
-            open.transcript.take(event)
             taken.append(event)
+            if type(event) is AssistantDelta:  # Nearly all of them, and their message says it all again.
+                continue
+            open.transcript.take(event)
             if open.tools.handed and reading.handed(event, open.tools.handed):
                 return self._hand_over(open, event, taken)
         if taken:
@@ -660,7 +662,7 @@ class Stream(Generic[EventT]):
         self,
         session: Session,
         begin: Callable[[], Any],
-        read: Callable[[AgentEvent], list[EventT]],
+        read: Callable[[list[AgentEvent]], list[EventT]],
         done: Callable[[_Open, ProviderError | None, StopReason], list[EventT]],
     ) -> None:
         self._session = session
@@ -690,7 +692,7 @@ class Stream(Generic[EventT]):
             self._over = True
             return []
         open, taken, failure, stop = more
-        out = [said for event in taken for said in self._read(event)]
+        out = self._read(taken)
         if stop is not None:
             self._over = True
             out += self._done(open, failure, stop)

@@ -6,6 +6,7 @@ import hashlib
 import os
 import stat
 import tempfile
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,10 +18,12 @@ from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError, WorkspaceError
 from backplane.policy.rules import PROFILES
 from backplane.receipts.audit import record_hash
+from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error
 from backplane.routing.driver import attempt_of
 from backplane.routing.intervals import Interval, Verdict, judge, mean, share
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
+from backplane.view.compared import FOLDER as COMPARISONS
 from backplane.view.diff import changes
 
 CHECKER: Final = "shell"
@@ -131,6 +134,7 @@ async def compare(
         ConfigError: `config_invalid`, the sides are fewer than two or twice the same, or there are too many runs.
         BackendError: `backend_not_found`, `backend_unavailable`.
         WorkspaceError: `workspace_staging_failed`, the original changed meanwhile.
+        StoreError: `receipt_store_failed`.
     """
     _require_sides(plane, sides, repeat)
     replace = msgspec.structs.replace
@@ -138,16 +142,30 @@ async def compare(
     root = Path(order.workspace.root)
     stamp = await anyio.to_thread.run_sync(tree_stamp, root)
     trials: list[Trial] = []
+    id = str(uuid.uuid4())
     for number in range(repeat):
         turn = number % len(sides)
         for side in (*sides[turn:], *sides[:turn]):
-            trial = await _trial(plane, order, side, check, number + 1)
+            trial = await _trial(plane, order, side, check, number + 1, id)
             if await anyio.to_thread.run_sync(tree_stamp, root) != stamp:
                 fact = f"{root} changed during the comparison: its runs did not start from the same tree"
                 raise WorkspaceError("workspace_staging_failed", fact, hint="compare again, with nobody at work in it")
             trials.append(trial)
             heard(trial)
-    return summed_up(order.task, str(root), check, [side.name for side in sides], trials)
+    found = summed_up(order.task, str(root), check, [side.name for side in sides], trials)
+    await anyio.to_thread.run_sync(_keep, plane.home, id, found)
+    return found
+
+
+def _keep(home: Path, id: str, found: Comparison) -> None:
+    """Keep a comparison where the reports of its runs find it. Raises StoreError: `receipt_store_failed`."""
+    path = home / COMPARISONS / f"{id}.json"
+    try:
+        path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE), "wb") as file:
+            file.write(msgspec.json.encode(found))
+    except OSError as error:
+        raise disk_error(str(path), error) from error
 
 
 def _require_sides(plane: ControlPlane, sides: Sequence[Side], repeat: int) -> None:
@@ -190,12 +208,13 @@ def summed_up(task: str, root: str, check: str | None, sides: Sequence[str], tri
     )
 
 
-async def _trial(plane: ControlPlane, order: WorkOrder, side: Side, check: str | None, number: int) -> Trial:
+async def _trial(plane: ControlPlane, order: WorkOrder, side: Side, check: str | None, number: int, id: str) -> Trial:
     replace = msgspec.structs.replace
     config = order.config if side.model is None else replace(order.config, model=side.model)
     # An id of its own: the receipts of one comparison are told apart by it.
     one = replace(order, id=WorkOrder(order.task).id, config=config)
-    async with plane.start(one, side.backend) as run:
+    told = {"id": id, "side": side.name, "round": number}
+    async with plane.start(one, side.backend, added={"compare": told}) as run:
         await run.wait()
     checked = None
     if check is not None and run.receipt.outcome == "complete":

@@ -108,6 +108,13 @@ BACKPLANE: Final[Json] = _object(
         receipt_sha256=_SHA256,
         with_patch={"type": "boolean"},
     ),
+    compare=_object(
+        "The run is part of a comparison, `comparisons/ID.json` of the state folder.",
+        ["id", "side", "round"],
+        id={"type": "string"},
+        side={"type": "string"},
+        round={"type": "integer", "minimum": 1},
+    ),
     cache=_object(
         "Of an order declared pure: the key of all that its result depends on, and whether it was served from the "
         "store; then `replay` names the original run.",

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from backplane.view import compared
 from backplane.view.charts import timeline, tokens
 from backplane.view.diff import changes, lines
 from backplane.view.figures import count, lasting, money
@@ -47,6 +48,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """None where it was pruned, or nothing was changed."""
     packed: bytes | None
     """The canonical bytes that were hashed, as gzip; None where they are too long for a page, or not to be told."""
+    compared: compared.Compared | None = None
+    """The comparison that the run was part of."""
 
 
 # The page -------------------------------------------------------------------------------------------------------------
@@ -102,6 +105,8 @@ def _parts(run: Shown, place: str) -> Iterator[Html]:
     yield hidden(_why(run))
     message = "" if "prompts" in run.story.omit else cut(in_workspace(run.picture.message))
     yield hidden(_section("What it said", tag("div", said(message), class_="message"), message))
+    if run.compared is not None:
+        yield hidden(_section("Compared", compared.drawn(run.compared, run.picture.run_id), "always"))
     yield hidden(_section("What it changed", _diff(run.patch), run.patch or ""))
     yield _section("When", _when(run), run.story.bars)
     yield from _story(run.story, place)
