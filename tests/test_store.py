@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -151,47 +149,15 @@ def test_a_pruned_receipt_keeps_its_place_in_the_chain(store: Store) -> None:
 # Schema ---------------------------------------------------------------------------------------------------------------
 
 
-V1 = """
-CREATE TABLE receipts (sequence INTEGER PRIMARY KEY, run_id TEXT NOT NULL UNIQUE, work_order_id TEXT NOT NULL,
- backend TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT, started_at TEXT NOT NULL, finished_at TEXT NOT NULL,
- duration_ms INTEGER NOT NULL, sha256 TEXT NOT NULL, body BLOB NOT NULL, trace_count INTEGER NOT NULL,
- trace_bytes INTEGER NOT NULL);
-INSERT INTO receipts SELECT sequence, run_id, work_order_id, backend, outcome, reason, started_at, finished_at,
- duration_ms, sha256, body, trace_count, trace_bytes FROM new.receipts;
-PRAGMA user_version=1;
-"""
-
-
 @pytest.mark.parametrize("readonly", [False, True])
-def test_a_store_of_version_1_is_opened_and_chained(tmp_path: Path, readonly: bool) -> None:
-    with Store.open(tmp_path) as store:
-        for number in range(3):
-            stored_run(store, [str(number)])
-        before = store.list()
-    new, old = tmp_path / "receipts.sqlite", tmp_path / "old.sqlite"
-    with sqlite3.connect(old, isolation_level=None) as connection:
-        connection.execute("ATTACH ? AS new", (str(new),))
-        connection.executescript(V1)
-    connection.close()
-    for path in tmp_path.glob("receipts.sqlite*"):
-        path.unlink()
-    old.rename(new)
-    with Store.open(tmp_path, readonly=readonly) as store:
-        assert store.list() == before
-        whole(store, receipts=3)
-        if not readonly:
-            stored_run(store, ["after"])
-            whole(store, receipts=4)
-
-
-@pytest.mark.parametrize("readonly", [False, True])
-def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path, readonly: bool) -> None:
+@pytest.mark.parametrize("version", [1, 2, 9])
+def test_a_store_of_another_version_is_left_alone(tmp_path: Path, readonly: bool, version: int) -> None:
     with Store.open(tmp_path) as store:
         stored_run(store, ["a"])
     with sqlite3.connect(tmp_path / "receipts.sqlite") as connection:
-        connection.execute("PRAGMA user_version=9")
+        connection.execute(f"PRAGMA user_version={version}")
     connection.close()
-    with pytest.raises(StoreError, match=r"version 9.*up to 3"):
+    with pytest.raises(StoreError, match=rf"version {version}.*knows version 3"):
         Store.open(tmp_path, readonly=readonly)
 
 
@@ -200,66 +166,6 @@ def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
     for readonly in (False, True):
         with pytest.raises(StoreError, match=r"receipts.sqlite.*SQLITE_NOTADB"):
             Store.open(tmp_path, readonly=readonly)
-
-
-@pytest.mark.parametrize("end", ["-journal", "-wal", "-shm"])
-@pytest.mark.parametrize("readonly", [False, True])
-def test_a_pipe_beside_the_file_is_named_and_not_waited_for(tmp_path: Path, end: str, readonly: bool) -> None:
-    with Store.open(tmp_path) as store:
-        stored_run(store, ["a"])
-    beside = tmp_path / f"receipts.sqlite{end}"
-    beside.unlink(missing_ok=True)
-    os.mkfifo(beside)
-    with pytest.raises(StoreError, match=f"receipts.sqlite{end} is no regular"):
-        Store.open(tmp_path, readonly=readonly)
-    beside.unlink()
-    Store.open(tmp_path, readonly=readonly).close()
-
-
-ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"
-VIEW = f"ALTER TABLE receipts RENAME TO r0; CREATE VIEW receipts AS {ENDLESS} SELECT r0.* FROM r0, c"
-WIDE = "ALTER TABLE receipts RENAME TO r0; CREATE VIEW receipts AS SELECT a.* FROM r0 a, r0 b, r0 c"
-TRIGGER = f"CREATE TRIGGER t BEFORE INSERT ON receipts BEGIN SELECT ({ENDLESS} SELECT count(*) FROM c); END"
-
-
-def change(home: Path, script: str) -> None:
-    with closing(sqlite3.connect(home / "receipts.sqlite")) as connection:
-        connection.executescript(script)
-
-
-@pytest.mark.parametrize("script", [VIEW, WIDE])
-@pytest.mark.parametrize("opened_before", [False, True])
-def test_a_view_in_place_of_the_table_is_never_asked(tmp_path: Path, script: str, opened_before: bool) -> None:
-    with Store.open(tmp_path) as store:
-        stored_run(store, ["a"])
-        if opened_before:
-            assert len(store.list()) == 1
-            change(tmp_path, script)
-            with pytest.raises(StoreError, match="not as this program made it: it has a view or a trigger"):
-                store.list()
-    if not opened_before:
-        change(tmp_path, script)
-    with (
-        pytest.raises(StoreError, match="not as this program made it: it has a view or a trigger"),
-        Store.open(tmp_path, readonly=True) as store,
-    ):
-        store.list()
-
-
-@pytest.mark.parametrize("opened_before", [False, True])
-def test_a_trigger_on_the_table_is_never_run(tmp_path: Path, opened_before: bool) -> None:
-    with Store.open(tmp_path) as store:
-        stored_run(store, ["a"])
-        if opened_before:
-            change(tmp_path, TRIGGER)
-            with pytest.raises(StoreError, match="not as this program made it: it has a view or a trigger"):
-                stored_run(store, ["b"])
-    if not opened_before:
-        change(tmp_path, TRIGGER)
-    with Store.open(tmp_path) as store:
-        with pytest.raises(StoreError, match="not as this program made it: it has a view or a trigger"):
-            stored_run(store, ["b"])
-        assert len(store.list()) == 1
 
 
 MOUNTS = """22 1 254:0 / / rw - ext4 /dev/vda rw

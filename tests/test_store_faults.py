@@ -342,13 +342,15 @@ def test_a_row_is_shown_wherever_somebody_has_moved_it(store: Store, sequence: i
 
 
 @pytest.mark.parametrize("readonly", [False, True])
-@pytest.mark.parametrize("version", [-1, 0, 1])
-def test_a_table_that_is_not_of_the_version_it_says_is_named(tmp_path: Path, version: int, readonly: bool) -> None:
+@pytest.mark.parametrize(("version", "fact"), [(-1, "schema version -1"), (0, "EINVAL"), (1, "schema version 1")])
+def test_a_table_that_is_not_of_the_version_it_says_is_named(
+    tmp_path: Path, version: int, fact: str, readonly: bool
+) -> None:
     Store.open(tmp_path).close()
     with sqlite3.connect(tmp_path / "receipts.sqlite") as foreign:
         foreign.execute(f"PRAGMA user_version={version}")
     foreign.close()
-    with pytest.raises(StoreError, match=r"receipt_store_failed.*EINVAL") as caught:
+    with pytest.raises(StoreError, match=f"receipt_store_failed.*{fact}") as caught:
         Store.open(tmp_path, readonly=readonly)
     assert "another folder" in str(caught.value.hint)
 

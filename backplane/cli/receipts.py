@@ -200,9 +200,6 @@ def _verify_all(checkpoint: str | None, key: PublicKey | None) -> int:
         streams.count(len(audit.findings) + len(unsigned), "fault"),
     )
     streams.write(f"{checked} checked{pruned}, {faults}\n")
-    if audit.uncovered:
-        rows = streams.count(audit.uncovered, "pruned receipt")
-        streams.write(f"{rows} of an older backplane: a change of what `receipts list` shows of them cannot be seen\n")
     if not audit.rollback_checked:
         streams.write("without --checkpoint FILE a cut tail or an older copy of the store cannot be seen\n")
     return 1 if audit.findings or unsigned else 0

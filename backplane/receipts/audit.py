@@ -17,7 +17,7 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.receipt import Receipt
 from backplane.errors import StoreError
-from backplane.receipts.database import FIRST_LINK, bare_link_of, link_of
+from backplane.receipts.database import FIRST_LINK, link_of
 from backplane.receipts.pieces import digest, with_trace, without_trace
 from backplane.receipts.rows import ChainCheckpoint, ReceiptRow, columns_of
 from backplane.receipts.trace import CHUNK_BYTES, Trace, open_plain
@@ -51,8 +51,6 @@ class Audit(msgspec.Struct, frozen=True):
     """Receipts whose content was hashed."""
     pruned: int
     """Receipts whose content was removed on purpose; their row and its place in the chain were checked."""
-    uncovered: int
-    """Of these, the ones whose link is of a rule without the row's columns: a change of those cannot be seen."""
     head: ChainCheckpoint | None
     rollback_checked: bool
     """False without a checkpoint: a cut tail or an older copy of the store could not have been seen."""
@@ -100,14 +98,9 @@ def check_link(row: ReceiptRow, previous: ReceiptRow | None) -> Findings:
         faults.append(f"receipt {row.sequence} follows {expected - 1}: something between them is missing")
     if row.previous_link != (previous.link if previous else FIRST_LINK):
         faults.append(f"receipt {row.sequence} does not link to the one before it")
-    if row.link != link_of(row.previous_link, row.sequence, msgspec.structs.asdict(row)) and not is_bare(row):
+    if row.link != link_of(row.previous_link, row.sequence, msgspec.structs.asdict(row)):
         faults.append(f"the link of receipt {row.sequence} does not fit its hash and the other columns of its row")
     return [AuditFinding("receipt_chain_broken", row.run_id, fact) for fact in faults]
-
-
-def is_bare(row: ReceiptRow) -> bool:
-    """Whether a row's link says nothing of its columns but the hash, as those of older stores."""
-    return row.link == bare_link_of(row.previous_link, row.sequence, row.sha256)
 
 
 def check_checkpoint(checkpoint: ChainCheckpoint, row: ReceiptRow | None) -> Findings:

@@ -1,4 +1,4 @@
-"""The SQLite file under the store: where it may lie, its schema and migrations, its errors.
+"""The SQLite file under the store: where it may lie, its schema, its errors.
 
 WAL with synchronous FULL: what is committed survives a power cut, and readers never wait for
 a writer. What the rows mean is `store`'s affair.
@@ -10,15 +10,12 @@ import errno
 import hashlib
 import os
 import sqlite3
-import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 from urllib.parse import quote
-
-import msgspec
 
 from backplane.contract import canonical
 from backplane.errors import StoreError
@@ -27,21 +24,17 @@ from backplane.receipts.rows import COVERED, ReceiptRow
 
 FILE: Final = "receipts.sqlite"
 _WAL: Final = FILE + "-wal"
-_BESIDE: Final = ("-journal", "-wal", "-shm")
-"""What SQLite opens beside the file where it is there, and waits for ever at one that is a FIFO."""
 INTEGER_MAX: Final = (1 << 63) - 1
 """SQLite counts no further, and no store of ours comes near it."""
 SCHEMA_VERSION: Final = 3
-"""1 had no chain; 2 links each receipt to the one before; 3 has all columns in the link, from its first row on."""
-_READABLE_VERSION: Final = 2
-"""From here on the table is the same."""
+"""A file of another version is left alone: nothing is migrated, as no other version was ever released."""
 BUSY_TIMEOUT_S: Final = 30.0
 """Longest wait for other writers; a commit takes milliseconds, so this is a stuck machine."""
 _WAL_RETRY_S: Final = 0.02
 _CUT_OFF: Final = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY)
 """A writer died, and who only reads cannot undo what it began."""
 _READ_TRIES: Final = 3
-"""As it is, without its shared memory on a read-only disk, and once more after a migration."""
+"""As it is, without its shared memory on a read-only disk, and once more after its first writer has made the table."""
 FIRST_LINK: Final = "0" * 64
 """What the first receipt of a store follows."""
 
@@ -59,13 +52,11 @@ CREATE TABLE receipts (
   sha256 TEXT NOT NULL,
   body BLOB NOT NULL,
   trace_count INTEGER NOT NULL,
-  trace_bytes INTEGER NOT NULL
+  trace_bytes INTEGER NOT NULL,
+  previous_link TEXT NOT NULL,
+  link TEXT NOT NULL
 )
 """
-_CHAIN: Final = (
-    f"ALTER TABLE receipts ADD COLUMN previous_link TEXT NOT NULL DEFAULT '{FIRST_LINK}'",
-    "ALTER TABLE receipts ADD COLUMN link TEXT NOT NULL DEFAULT ''",
-)
 
 READ: Final = ", ".join(
     {int: "CAST({0} AS INTEGER)", str: "CAST(IFNULL({0}, '') AS TEXT)"}.get(kind, "CAST({0} AS TEXT)").format(name)
@@ -92,14 +83,6 @@ def link_of(previous_link: str, sequence: int, columns: Mapping[str, Any]) -> st
     return hashlib.sha256(f"columns:{previous_link}:{sequence}:{covered}".encode()).hexdigest()
 
 
-def bare_link_of(previous_link: str, sequence: int, sha256: str) -> str:
-    """The rule up to version 2, which has the receipt's own hash and no other column.
-
-    It begins with a hash and the other one with a word, so that no link can be taken for one of the other rule.
-    """
-    return hashlib.sha256(f"{previous_link}:{sequence}:{sha256}".encode()).hexdigest()
-
-
 def network_kind(path: Path, mountinfo: str) -> str | None:
     """The kind of the network file system that holds `path`, or None when it is local.
 
@@ -120,10 +103,10 @@ def network_kind(path: Path, mountinfo: str) -> str | None:
 
 
 def connect(home: Path, *, readonly: bool) -> sqlite3.Connection:
-    """Open the store's file in `home`, making or migrating it as needed.
+    """Open the store's file in `home`, making it as needed.
 
     Raises:
-        StoreError: `receipt_store_failed`: a network file system, a newer schema, a disk that fails.
+        StoreError: `receipt_store_failed`: a network file system, another schema, a disk that fails.
     """
     path = home / FILE
     try:
@@ -135,7 +118,6 @@ def connect(home: Path, *, readonly: bool) -> sqlite3.Connection:
             return _in_memory()
         if there and not path.is_file():  # Opening a FIFO would wait for somebody at its other end.
             raise OSError(errno.ENOTSUP, "no regular file", str(path))
-        _require_files_beside(path)
         if not readonly:
             home.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             _refuse_network(home)
@@ -154,15 +136,6 @@ def _is_there(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
-
-
-def _require_files_beside(path: Path) -> None:
-    """Refuse what SQLite would open beside the file and is no regular one. Raises OSError."""
-    real = os.path.realpath(path)  # SQLite follows links, too.
-    for end in _BESIDE:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            if not stat.S_ISREG(os.lstat(real + end).st_mode):
-                raise OSError(errno.ENOTSUP, f"{os.path.basename(real)}{end} is no regular file")
 
 
 def _make_writable(path: Path) -> None:
@@ -207,7 +180,7 @@ def _open_readable(home: Path, path: Path) -> sqlite3.Connection:
     for _ in range(_READ_TRIES):
         connection = _open(path, options)
         try:
-            if _version(connection, path) >= _READABLE_VERSION:
+            if _has_table(connection, path):
                 return connection
         except sqlite3.OperationalError as error:
             connection.close()
@@ -227,7 +200,7 @@ def _open_readable(home: Path, path: Path) -> sqlite3.Connection:
             raise
         connection.close()
         connect(home, readonly=False).close()
-    raise StoreError("receipt_store_failed", f"{path} cannot be brought to schema version {SCHEMA_VERSION}")
+    raise StoreError("receipt_store_failed", f"{path} cannot be given its table")
 
 
 def _open(path: Path, options: str) -> sqlite3.Connection:
@@ -240,21 +213,12 @@ def _open(path: Path, options: str) -> sqlite3.Connection:
     )
     # A flipped bit in a text must not keep `verify` from reading on.
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
-    connection.set_authorizer(_allow)
     return connection
-
-
-def _allow(action: int, _first: str | None, _second: str | None, _base: str | None, inside: str | None) -> int:
-    """Asked when a statement is prepared, again after each change of the tables: only our own statements may work.
-
-    A view or a trigger is none of ours; who can write the file could make one that never ends.
-    """
-    return sqlite3.SQLITE_DENY if inside is not None or action == sqlite3.SQLITE_RECURSIVE else sqlite3.SQLITE_OK
 
 
 def _in_memory() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    _migrate(connection, 0)
+    _make_table(connection)
     return connection
 
 
@@ -275,10 +239,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     _use_wal(connection)
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA fullfsync=ON")
-    if _version(connection, path) < SCHEMA_VERSION:
+    if not _has_table(connection, path):
         with transaction(connection):
-            # Read again: another process may have migrated while we waited for the lock.
-            _migrate(connection, _version(connection, path))
+            # Read again: another process may have made it while we waited for the lock.
+            if not _has_table(connection, path):
+                _make_table(connection)
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
@@ -294,36 +259,21 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             time.sleep(_WAL_RETRY_S)
 
 
-def _version(connection: sqlite3.Connection, path: Path) -> int:
+def _has_table(connection: sqlite3.Connection, path: Path) -> bool:
+    """Return whether the file has its table; a new file does not. Raises StoreError for another version's."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    if version > SCHEMA_VERSION:
+    if version not in (0, SCHEMA_VERSION):
         raise StoreError(
             "receipt_store_failed",
-            f"{path} has schema version {version}, this program knows versions up to {SCHEMA_VERSION}",
-            hint="use the newer backplane that wrote it",
+            f"{path} has schema version {version}, this program knows version {SCHEMA_VERSION}",
+            hint=FOREIGN_HINT,
         )
-    return version
+    return version == SCHEMA_VERSION
 
 
-def _migrate(connection: sqlite3.Connection, version: int) -> None:
-    if version < 1:
-        connection.execute(_TABLE)
-    if version < 2:
-        for statement in _CHAIN:
-            connection.execute(statement)
-        _link_all(connection)
+def _make_table(connection: sqlite3.Connection) -> None:
+    connection.execute(_TABLE)
     connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-
-
-def _link_all(connection: sqlite3.Connection) -> None:
-    previous = FIRST_LINK
-    for values in connection.execute(f"SELECT {READ} FROM receipts ORDER BY sequence").fetchall():
-        row = ReceiptRow(*values)
-        link = link_of(previous, row.sequence, msgspec.structs.asdict(row))
-        connection.execute(
-            "UPDATE receipts SET previous_link = ?, link = ? WHERE sequence = ?", (previous, link, row.sequence)
-        )
-        previous = link
 
 
 @contextmanager
@@ -368,9 +318,6 @@ def translated(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
-        if name == "SQLITE_AUTH":
-            fact = f"the table of {path} is not as this program made it: it has a view or a trigger"
-            raise StoreError("receipt_store_failed", fact, hint=FOREIGN_HINT) from error
         family = next((known for known in _ERRNO_OF if name.startswith(known)), "")
         errno_name, hint = _ERRNO_OF.get(family, ("EIO", "look at the disk"))
         raise StoreError("receipt_store_failed", f"{path}: {errno_name} ({name}: {error})", hint=hint) from error

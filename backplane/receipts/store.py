@@ -279,7 +279,7 @@ class Store:
         with self._locked() as connection:
             faults = connection.execute("PRAGMA integrity_check(1)").fetchall()
         findings = [AuditFinding("receipt_store_failed", "", fact) for (fact,) in faults if fact != "ok"]
-        checked = pruned = uncovered = 0
+        checked = pruned = 0
         previous: ReceiptRow | None = None
         for row in self.scan():
             findings += audit.check_link(row, previous)
@@ -288,11 +288,10 @@ class Store:
                 findings += self._check(row)
             else:
                 pruned += 1
-                uncovered += audit.is_bare(row)
             previous = row
         if checkpoint is not None:
             findings += audit.check_checkpoint(checkpoint, self._at(checkpoint.sequence))
-        return audit.Audit(tuple(findings), checked, pruned, uncovered, self.checkpoint(), checkpoint is not None)
+        return audit.Audit(tuple(findings), checked, pruned, self.checkpoint(), checkpoint is not None)
 
     def prune(self, keep: int) -> int:
         """Remove the content of all but the newest receipts; their places in the chain stay.
