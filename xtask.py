@@ -237,6 +237,8 @@ def test(args: list[str]) -> NoReturn:
 
 
 def bench(args: list[str]) -> NoReturn:
+    if args[:1] == ["scale"]:
+        become(environment(), "-m", "tests.bench_scale", *args[1:])
     become(environment(), os.path.join(ROOT, "tests", "bench.py"), *args)
 
 
@@ -337,8 +339,11 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
         "pass the tests, with coverage; --quick: some of each in 90 s; with pytest arguments: just those tests",
     ),
     "check": (check, "formatting, lint, types, architecture, fresh schemas"),
-    "bench": (bench, "print the benchmark table"),
-    "faults": (faults, "try the fault catalogue and print its figures; --quick (once) or --long (full size, thrice)"),
+    "bench": (bench, "print the benchmark table; scale [ORDERS]: the queue beside its bare engine"),
+    "faults": (
+        faults,
+        "try the fault catalogue and print its figures; --quick (once) or --long (full size, thrice; the queue 20 x)",
+    ),
     "schema": (schema, "write schemas/; --check only compares"),
     "referees": (referees, "judge the translations by the vendors' SDKs, in an environment of their own"),
     "vendors": (

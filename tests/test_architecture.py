@@ -83,8 +83,8 @@ ROOMS = {
     ),
     # the front doors
     "serve": (
-        f"{SHAPES} api config host policy process protocol receipts receipts.build routing.driver runtime schemas "
-        "workspace"
+        f"{SHAPES} api config host policy process protocol receipts receipts.build routing.driver runtime "
+        "scale schemas workspace"
     ),
     "shown": f"{SHAPES} process process.table receipts view",
     "web": f"{SHAPES} api config process receipts runtime shown view",

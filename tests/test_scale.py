@@ -37,12 +37,13 @@ ROOT = Path(__file__).resolve().parent.parent
 class Queue:
     """A queue in a folder of the test's own, with workers as real processes."""
 
-    def __init__(self, folder: Path, url: str | None = None) -> None:
+    def __init__(self, folder: Path, url: str | None = None, lease_s: float = LEASE_S) -> None:
         self.folder = folder
         self.url = url or f"sqlite:///{folder / 'queue.sqlite'}"
         self.home = folder / "home"
         self.content = ContentStore(folder / "content")
-        self.engine = DurableEngine(self.url, lease_s=LEASE_S)
+        self.lease_s = lease_s
+        self.engine = DurableEngine(self.url, lease_s=lease_s)
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def command(self, *words: str) -> list[str]:
@@ -60,7 +61,7 @@ class Queue:
 
     def worker(self, *words: str, **more: str) -> subprocess.Popen[bytes]:
         home, log = self.folder / f"worker{len(self.workers)}", self.folder / f"worker{len(self.workers)}.log"
-        words = ("worker", "--lease", str(LEASE_S), "--poll", "0.2", *words)
+        words = ("worker", "--lease", str(self.lease_s), "--poll", "0.2", *words)
         with log.open("wb") as file:
             started = subprocess.Popen(self.command(*words), env=self.env(home, **more), stdout=file, stderr=file)
         self.workers.append(started)
@@ -82,8 +83,8 @@ class Queue:
 
 
 @contextmanager
-def a_queue(folder: Path, url: str | None = None) -> Iterator[Queue]:
-    queue = Queue(folder, url)
+def a_queue(folder: Path, url: str | None = None, lease_s: float = LEASE_S) -> Iterator[Queue]:
+    queue = Queue(folder, url, lease_s)
     try:
         yield queue
     finally:

@@ -1,19 +1,25 @@
-"""The failure test of the queue, on SQLite and on a real Postgres: workers killed and stopped, the database away.
+"""The failure test of the queue, on SQLite and on a real Postgres.
 
-One round of 2-second orders; kills stop after a while, and then every order must have ended with its one receipt.
+Workers are killed and stopped, the database is away, orders are submitted twice and cancelled, followers are cut off.
+Kills stop after a while, and then every order must end with its one receipt. `xtask.py faults --long` is the full size;
+`BACKPLANE_SCALE_ROUNDS` is how often.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import random
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
+import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,13 +31,26 @@ import pytest
 pytest.importorskip("dbos")
 
 from backplane.receipts import Store
-from backplane.scale.engine import Event
+from backplane.scale.engine import ATTEMPTS_MAX, Job, Result
 from backplane.scale.orders import keep
-from tests.test_scale import LEASE_S, Queue, a_queue, check_events, until
+from tests.test_scale import ROOT, Queue, a_queue, check_events, until
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-ORDERS = 8
-TASK = "for i in $(seq 10); do echo $$ >> {marks}; sleep 0.2; done"
+LONG = os.environ.get("BACKPLANE_FAULTS") == "long"
+ROUNDS = int(os.environ.get("BACKPLANE_SCALE_ROUNDS", "20" if LONG else "1"))
+SLOW = float(os.environ.get("BACKPLANE_SCALE_SLOW", "1"))
+"""How much slower than two quiet cores this machine is: lease, kills and bounds are so much longer."""
+ORDERS, RUN_S, KILLS_S, FOLLOWED = (20, 10.0, 60.0 * SLOW, 5) if LONG else (8, 2.0 * SLOW, 9.0 * SLOW, 3)
+LEASE_S = 8.0 * SLOW
+KILL_EVERY_S = 4.0 * SLOW
+BEGIN_S_MAX = 10.0 * SLOW
+"""For a worker and a host to be there."""
+AWAY_S = 5.0
+"""How long the database cannot be reached."""
+FENCED_S_MAX = 2.0
+LEFT_S_MAX = 10.0
+ROUND_S_MAX = (400 if LONG else 150) * SLOW
+TASK = "for i in $(seq {steps}); do echo $$ $(date +%s%N) >> {marks}; sleep 0.2; done"
 
 
 class Postgres:
@@ -69,9 +88,9 @@ class Postgres:
 
         until(answers)
 
-    def stop(self) -> None:
+    def stop(self, number: int = signal.SIGINT) -> None:
         if self.server is not None:
-            self.server.send_signal(signal.SIGINT)  # Clients are cut off at once, as by a crash.
+            self.server.send_signal(number)  # Clients are cut off at once, as by a crash.
             self.server.wait(20)
             self.server = None
 
@@ -88,96 +107,251 @@ def postgres() -> Iterator[Postgres]:
         shutil.rmtree(folder)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(150)
-def test_every_order_has_one_receipt_whatever_happens_to_workers_sqlite(tmp_path: Path) -> None:
-    with a_queue(tmp_path) as queue:
-        anyio.run(_round, queue, 2, None)
+@contextmanager
+def _away(queue: Queue, server: Postgres | None) -> Iterator[None]:
+    """The database cannot be reached: the server is killed, the file is locked."""
+    if server is not None:
+        server.stop(signal.SIGQUIT)  # At once, to recover from its log at the next start.
+        yield
+        server.start()
+        return
+    lock = sqlite3.connect(
+        queue.url.removeprefix("sqlite:///"), timeout=60, isolation_level=None, check_same_thread=False
+    )
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+        yield
+    finally:
+        lock.close()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
-@pytest.mark.skipif(not BINARIES, reason="no Postgres in /usr/lib/postgresql")
-def test_every_order_has_one_receipt_whatever_happens_to_workers_postgres(tmp_path: Path) -> None:
-    with postgres() as server, a_queue(tmp_path, server.url) as queue:
-        anyio.run(_round, queue, 3, server)
+@pytest.mark.timeout(ROUNDS * ROUND_S_MAX)
+@pytest.mark.parametrize("rule", ["rerun", "fail"])
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_every_order_has_one_receipt_whatever_happens(database: str, rule: str, tmp_path: Path) -> None:
+    if database == "postgres" and not BINARIES:
+        pytest.skip("no Postgres in /usr/lib/postgresql")
+    for number in range(ROUNDS if rule == "rerun" else 1):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if database == "sqlite":
+            with a_queue(folder, lease_s=LEASE_S) as queue:
+                _play(_Round(queue, 2, None, rule, number))
+        else:
+            with postgres() as server, a_queue(folder, server.url, LEASE_S) as queue:
+                _play(_Round(queue, 3, server, rule, number))
 
 
-async def _round(queue: Queue, workers: int, server: Postgres | None) -> None:
-    marks, chance = queue.folder / "marks", random.Random(1)
-    marks.mkdir()
-    jobs = [queue.job(TASK.format(marks=marks / f"{number}"), on_lost_worker="rerun") for number in range(ORDERS)]
-    for job in jobs:
-        assert await queue.engine.submit(job)
-    alive = [queue.worker("--slots", "2", BACKPLANE_ISOLATION="off") for _ in range(workers)]
-    await queue.engine.cancel(jobs[-1].order.id, "queued")
-    heard: dict[str, list[Event]] = {job.order.id: [] for job in jobs}
-    async with anyio.create_task_group() as tasks:
-        for job in jobs[:2]:
-            tasks.start_soon(_follow, queue, job.order.id, heard[job.order.id])
-        await anyio.to_thread.run_sync(until, lambda: any(marks.iterdir()))
-        for _ in range(2):
-            await _replace(queue, alive, chance.randrange(workers), signal.SIGKILL)
-            await anyio.sleep(2)
-        await queue.engine.cancel(jobs[-2].order.id, "while its worker may be dead")
-        if server is not None:
-            await anyio.to_thread.run_sync(server.stop)
-            await anyio.sleep(2)
-            await anyio.to_thread.run_sync(server.start)
-        await _replace(queue, alive, chance.randrange(workers), signal.SIGSTOP)
-        for job in jobs[:5]:
-            assert not await queue.engine.submit(job)
+def _play(round: _Round) -> None:
+    try:
+        anyio.run(round.play)
+    finally:
+        round.close()
+
+
+class _Round:
+    """One round: its orders, its workers and what has been done to them."""
+
+    def __init__(self, queue: Queue, workers: int, server: Postgres | None, rule: str, seed: int) -> None:
+        self.queue, self.server, self.rule = queue, server, rule
+        self.chance = random.Random(seed)
+        self.alive: list[subprocess.Popen[bytes]] = []
+        self.count = workers
+        self.marks = queue.folder / "marks"
+        self.marks.mkdir()
+        self.faulted_at = 0.0
+        self.ended: dict[str, Result] = {}
+        self.longest_s = 0.0
+        """From the last fault to an order's receipt."""
+        steps = int(RUN_S / 0.2)
+        self.jobs = [
+            queue.job(TASK.format(steps=steps, marks=self.marks / str(number)), on_lost_worker=rule)
+            for number in range(ORDERS)
+        ]
+        self.cancelled: set[str] = set()
+        self.follower: subprocess.Popen[bytes] | None = None
+
+    def close(self) -> None:
+        if self.follower is not None:
+            self.follower.kill()
+            self.follower.wait()
+
+    async def play(self) -> None:
+        queue, jobs = self.queue, self.jobs
         for job in jobs:
-            await _check(queue, job.order.id, heard[job.order.id])
-    for order_id, events in heard.items():
-        if events:
-            assert events == [event async for event in queue.engine.events(order_id)]
-    assert not await queue.engine.list(state="running")
-    assert not await queue.engine.list(state="waiting")
-    assert not await queue.engine.list(state="broken")
-    assert {job.order.id for job in jobs} == {status.order_id for status in await queue.engine.list()}
-    _check_nothing_writes(marks)
-    logs = "".join(path.read_text() for path in queue.folder.glob("worker*.log"))
-    assert "Traceback" not in logs
+            assert await queue.engine.submit(job)
+        await self._cancel(jobs[-1])  # Nobody has taken it yet.
+        for _ in range(self.count):
+            self.alive.append(self._worker())
+        self._follow()
+        async with anyio.create_task_group() as tasks:
+            for place, job in enumerate(jobs):
+                tasks.start_soon(self._watch, place, job)
+            tasks.start_soon(self._supervise)
+            await anyio.to_thread.run_sync(until, lambda: any(self.marks.iterdir()), 6 * BEGIN_S_MAX)
+            await self._cancel(jobs[-2])  # It runs, or is about to.
+            await self._faults()
+        await self._check()
+        logs = "".join(path.read_text() for path in queue.folder.glob("*.log"))
+        assert "Traceback" not in logs, logs
+        assert any(len(result.attempts) > 1 for result in self.ended.values()), "no fault has hit an order"
+        outcomes = Counter(len(result.attempts) for result in self.ended.values())
+        print(f"\nattempts an order: {dict(sorted(outcomes.items()))}; longest after a fault {self.longest_s:.1f} s")
 
+    async def _faults(self) -> None:
+        """All that is done to them, ended by `faulted_at`."""
+        queue, jobs = self.queue, self.jobs
+        stopped = self.alive[await self._victim()]
+        stopped.send_signal(signal.SIGSTOP)
+        self.alive[self.alive.index(stopped)] = self._worker()
+        woken_at = time.monotonic() + 3 * LEASE_S
+        ends = time.monotonic() + KILLS_S
+        for job in jobs[:2]:
+            assert not await queue.engine.submit(job)
+        while time.monotonic() < ends:
+            await self._kill()
+            await anyio.sleep(KILL_EVERY_S)
+        await self._kill()
+        await self._cancel(jobs[-3])  # Its worker may just have been killed.
+        opened = _away(queue, self.server)
+        await anyio.to_thread.run_sync(opened.__enter__)
+        self._cut()
+        async with anyio.create_task_group() as tasks:
+            for job in jobs[2:5]:
+                tasks.start_soon(self._submit_again, job)
+            await anyio.sleep(AWAY_S)
+            await anyio.to_thread.run_sync(opened.__exit__, None, None, None)
+        self._cut()
+        self.faulted_at = time.monotonic()
+        await anyio.sleep(max(woken_at - time.monotonic(), 0))
+        if stopped.poll() is None:
+            stopped.send_signal(signal.SIGCONT)
+        assert await anyio.to_thread.run_sync(stopped.wait, 2 * LEASE_S) == -signal.SIGKILL
 
-async def _replace(queue: Queue, alive: list[subprocess.Popen[bytes]], place: int, number: int) -> None:
-    alive[place].send_signal(number)
-    alive[place] = queue.worker("--slots", "2", BACKPLANE_ISOLATION="off")
+    async def _submit_again(self, job: Job) -> None:
+        assert not await self.queue.engine.submit(job)
 
+    async def _cancel(self, job: Job) -> None:
+        self.cancelled.add(job.order.id)
+        await self.queue.engine.cancel(job.order.id, "not needed")
 
-async def _follow(queue: Queue, order_id: str, heard: list[Event]) -> None:
-    """Follow an order, cut off after every fourth event and gone on with behind it."""
-    cursor, ended = 0, False
-    while not ended:
-        ended, count = True, 0
-        with suppress(ConnectionError):
-            async for event in queue.engine.events(order_id, after=cursor):
-                heard.append(event)
-                cursor, count = event.cursor, count + 1
-                if count == 4:
-                    ended = False
-                    break
+    def _worker(self) -> subprocess.Popen[bytes]:
+        return self.queue.worker("--slots", str(-(-ORDERS // self.count)), BACKPLANE_ISOLATION="off")
 
+    async def _victim(self) -> int:
+        """The place of a worker, of one that runs orders where there is one."""
+        names = [str(status.worker) for status in await self.queue.engine.list(state="running")]
+        busy = [place for place, worker in enumerate(self.alive) if any(f"-{worker.pid}-" in name for name in names)]
+        return self.chance.choice(busy or range(self.count))
 
-async def _check(queue: Queue, order_id: str, heard: list[Event]) -> None:
-    result = await queue.engine.result(order_id, timeout_s=10 * LEASE_S + 20)
-    with Store.open(queue.home) as store:
-        row = await anyio.to_thread.run_sync(keep, store, order_id, result, queue.content)
-        assert row.work_order_id == order_id
-        assert len([one for one in store.list() if one.work_order_id == order_id]) == 1
+    async def _kill(self) -> None:
+        place = await self._victim()
+        self.alive[place].kill()
+        self.alive[place] = self._worker()
+
+    async def _supervise(self) -> None:
+        """Start anew what ended by itself, as a service manager does."""
+        while len(self.ended) < ORDERS:
+            await anyio.sleep(0.5)
+            for place, worker in enumerate(self.alive):
+                if worker.poll() is not None:
+                    self.alive[place] = self._worker()
+
+    def _follow(self) -> None:
+        words = [sys.executable, "-m", "tests.scale_follower", self.queue.url, str(self.queue.folder / "heard")]
+        words += [job.order.id for job in self.jobs[:FOLLOWED]]
+        with (self.queue.folder / "follower.log").open("ab") as log:
+            self.follower = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
+
+    def _cut(self) -> None:
+        """End the follower in the middle; the next one goes on where it was."""
+        assert self.follower is not None
+        self.follower.kill()
+        self.follower.wait()
+        self._follow()
+
+    async def _watch(self, place: int, job: Job) -> None:
+        """Wait for an order's end; its children are gone soon after."""
+        result = await self.queue.engine.result(job.order.id, timeout_s=ROUND_S_MAX)
+        now = time.monotonic()
+        if self.faulted_at:
+            self.longest_s = max(self.longest_s, now - self.faulted_at)
+        self.ended[job.order.id] = result
+        mark = f"{self.marks / str(place)};".encode()
+        while left := await anyio.to_thread.run_sync(_processes, mark):
+            assert time.monotonic() < now + LEFT_S_MAX, left
+            await anyio.sleep(0.5)
+
+    async def _check(self) -> None:
+        queue = self.queue
+        assert self.follower is not None
+        assert await anyio.to_thread.run_sync(self.follower.wait, 6 * BEGIN_S_MAX) == 0, (
+            queue.folder / "follower.log"
+        ).read_text()
+        assert self.longest_s <= 1.25 * LEASE_S + 2 * RUN_S + BEGIN_S_MAX
+        for state in ("running", "waiting", "broken"):
+            assert not await queue.engine.list(state=state)
+        assert {job.order.id for job in self.jobs} == {status.order_id for status in await queue.engine.list()}
+        with Store.open(queue.home) as store:
+            for place, job in enumerate(self.jobs):
+                await self._check_order(store, place, job)
+            assert len(store.list(2 * ORDERS)) == ORDERS
+            assert not store.verify_all().findings
+        heard = _heard(queue.folder / "heard")
+        for job in self.jobs[:FOLLOWED]:
+            events = [event async for event in queue.engine.events(job.order.id)]
+            assert heard.get(job.order.id, []) == [[event.attempt, event.seq, event.cursor] for event in events]
+
+    async def _check_order(self, store: Store, place: int, job: Job) -> None:
+        result = self.ended[job.order.id]
+        row = await anyio.to_thread.run_sync(keep, store, job.order.id, result, self.queue.content)
         receipt = store.load(row.run_id)
-        events = [event async for event in queue.engine.events(order_id)]
-        if receipt.backplane.get("cancel_reason"):
-            return
-        assert receipt.outcome == "complete", receipt.backplane
-        check_events(events, result.attempts[-1])
+        events = [event async for event in self.queue.engine.events(job.order.id)]
         assert len([event for event in events if event.attempt == row.run_id]) == row.trace_count
-        assert heard == events[: len(heard)]
+        if row.trace_count:
+            check_events(events, result.attempts[-1])
+        lost = list(result.attempts[:-1])
+        assert receipt.backplane["queue"]["lost"] == lost
+        if receipt.backplane.get("cancel_reason"):
+            assert job.order.id in self.cancelled
+        elif receipt.outcome != "complete":
+            assert receipt.backplane["error"]["code"] == "backend_crashed", receipt.backplane
+            assert "lost worker" in receipt.backplane["error"]["message"]
+            assert len(lost) >= (1 if self.rule == "fail" else ATTEMPTS_MAX)
+        elif self.rule == "fail":
+            assert not lost
+        _check_lines(self.queue.engine, self.marks / str(place), result)
 
 
-def _check_nothing_writes(marks: Path) -> None:
-    time.sleep(0.5)
-    before = {path: path.stat().st_size for path in marks.iterdir()}
-    time.sleep(1)
-    assert before == {path: path.stat().st_size for path in marks.iterdir()}
+def _check_lines(engine: Any, path: Path, result: Result) -> None:
+    """No attempt has written a line once it was fenced, but for a moment: the next one's beginning fences it."""
+    lines = [row.split() for row in path.read_text().splitlines()] if path.exists() else []
+    begun = dict(engine._ledger._all("SELECT id, begun_ms FROM backplane_attempt"))
+    starts = [begun[attempt] / 1000 for attempt in result.attempts]
+    first: dict[str, float] = {}
+    for who, when in lines:
+        first.setdefault(who, int(when) / 1e9)
+    for who, when in lines:
+        place = sum(start <= first[who] for start in starts) - 1
+        if place + 1 < len(starts):
+            assert int(when) / 1e9 <= starts[place + 1] + FENCED_S_MAX, path
+
+
+def _processes(mark: bytes) -> list[str]:
+    """Command lines of processes that name this mark."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes()
+            if mark in words:
+                found.append(words.decode(errors="replace"))
+    return found
+
+
+def _heard(path: Path) -> dict[str, list[list[Any]]]:
+    heard: dict[str, list[list[Any]]] = {}
+    for line in path.read_text().splitlines():
+        order, *event = json.loads(line)
+        heard.setdefault(order, []).append(event)
+    return heard

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from backplane.receipts import ReceiptRow
     from backplane.scale.content import ContentStore
     from backplane.scale.durable import DurableEngine
-    from backplane.scale.engine import Result, Status
+    from backplane.scale.engine import Event, Job, Result, Status
 
-ACTIONS: Final = ("list", "show", "cancel", "events", "status")
+ACTIONS: Final = ("list", "show", "cancel", "answer", "events", "status", "limit", "prune")
+LISTED_MAX: Final = 10_000
+"""Orders that `status` counts: more than that wait for a day."""
 _ORDER: Final = "the order's id, as `submit` printed it"
 
 
@@ -40,6 +42,7 @@ backplane submit --order order.json --engine postgresql://me@db/work --content /
     queue("--label", metavar="L", default="default", help="which workers may take it (default)")
     queue("--priority", metavar="N", type=int, help="1 goes first; without one before all that have one")
     queue("--on-lost-worker", choices=("rerun", "fail"), help="when its worker dies: once more, or a failed receipt")
+    queue("--asks", action="store_true", help="what the policy leaves open waits for `queue answer`")
     queue("--wait", action="store_true", help="wait for its end and keep its receipt")
     queue("--with-ignored", action="store_true", help="take files along that git ignores")
     queue("--secret", metavar="NAME", action="append", default=[], help="a variable that the worker gives the agent")
@@ -68,14 +71,33 @@ backplane submit --order order.json --engine postgresql://me@db/work --content /
 
 def _queue_parser() -> Parser:
     about = "Look into a queue, or end one of its orders. `show` keeps a done order's receipt and patch here, verified."
-    example = "backplane queue list\nbackplane queue show ORDER && backplane why last"
+    example = """
+backplane queue events ORDER --follow
+backplane queue show ORDER && backplane why last
+backplane queue limit --label gpu --concurrency 4 --rate 10/60 --budget-usd 50
+"""
     made = Parser("backplane queue", about, example, _queue)
     made.add_argument("action", metavar="|".join(ACTIONS), choices=ACTIONS, help="what to do")
     made.add_argument("order", nargs="?", metavar="ORDER", help=_ORDER)
-    made.add_argument("--follow", action="store_true", help="with `events`: wait for more until the order has ended")
+    made.add_argument("ask", nargs="?", metavar="ASK", help="with `answer`: the question's id, as its event has it")
+    made.add_argument(
+        "decision", nargs="?", metavar="allow|deny", choices=("allow", "deny"), help="with `answer`: what you decide"
+    )
+    made.add_argument(
+        "--follow", action="store_true", help="with `events`: wait for more until the end; `watch` shows it meanwhile"
+    )
     made.add_argument("--after", metavar="CURSOR", type=int, default=0, help="with `events`: only those after this one")
-    made.add_argument("--reason", metavar="WHY", default="cancelled", help="with `cancel`: kept in the receipt")
+    made.add_argument("--reason", metavar="WHY", help="with `cancel` and `answer`: kept in the receipt")
+    made.add_argument("--text", metavar="WORDS", help="with `answer`: the answer to a question in words")
     made.add_argument("--limit", metavar="N", type=int, default=50, help="with `list`: the newest N (50)")
+    limit = made.add_argument_group("with `limit`; `off` takes one away, none of them shows all").add_argument
+    limit("--label", metavar="L", default="default", help="whose orders (default)")
+    limit("--concurrency", metavar="N", help="orders at once, over all workers of the label")
+    limit("--rate", metavar="N/S", help="orders begun at most in so many seconds")
+    limit("--budget-usd", metavar="X", help="what the whole queue may cost, all labels, from its beginning on")
+    made.add_argument(
+        "--keep", metavar="N", type=int, default=1000, help="with `prune`: the newest ended orders (1000)"
+    )
     add_config(made)
     _add_engine(made)
     return made
@@ -87,9 +109,7 @@ def _worker_parser() -> Parser:
         "waited for; a second signal leaves them to the other workers."
     )
     made = Parser("backplane worker", about, "backplane worker --slots 4 --label gpu", _worker)
-    made.add_argument(
-        "--slots", metavar="N", type=int, default=1, help="orders at once (1); the label's last word counts"
-    )
+    made.add_argument("--slots", metavar="N", type=int, default=1, help="orders at once (1)")
     made.add_argument("--label", metavar="L", default="default", help="which orders to take (default)")
     add_config(made)
     _add_engine(made)
@@ -112,18 +132,23 @@ def _add_engine(made: Parser) -> None:
 # What all of them need ------------------------------------------------------------------------------------------------
 
 
-def _open(options: Options) -> tuple[DurableEngine, ContentStore, Path]:
-    """The engine, the content store and the state folder.
+def find_engine(options: Options) -> tuple[str, ContentStore, Path]:
+    """The engine's URL, the content store and the state folder; nothing is opened or loaded.
 
     Raises:
         ConfigError: `config_invalid`: no such kind of engine, the extra is not installed, no content folder.
     """
     import os
+    from importlib.util import find_spec
     from pathlib import Path
 
     from backplane import config
     from backplane.errors import ConfigError
     from backplane.scale.content import ContentStore
+
+    if find_spec("dbos") is None:
+        fact = "the queue's engine is not installed (dbos)"
+        raise ConfigError("config_invalid", fact, hint="pip install 'backplane[scale]'")
 
     home = config.home(os.environ)
     url = options.engine or f"sqlite:///{home / 'queue.sqlite'}"
@@ -136,16 +161,19 @@ def _open(options: Options) -> tuple[DurableEngine, ContentStore, Path]:
     if folder is None:
         fact = "an engine on a server needs a content folder that all machines share"
         raise ConfigError("config_invalid", fact, hint="--content DIR, the same files for submitters and workers")
-    try:
-        from backplane.scale.durable import DurableEngine
-    except ImportError as error:
-        fact = f"the queue's engine is not installed ({error.name})"
-        raise ConfigError("config_invalid", fact, hint="pip install 'backplane[scale]'") from error
+    return url, ContentStore(Path(folder)), home
+
+
+def open_engine(options: Options) -> tuple[DurableEngine, ContentStore, Path]:
+    """The engine, the content store and the state folder. Raises as `find_engine`."""
+    url, content, home = find_engine(options)
+    from backplane.scale.durable import DurableEngine
+
     given = {"lease_s": getattr(options, "lease", None), "poll_s": getattr(options, "poll", None)}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if "lease_s" in settings:
         settings["beat_s"] = settings["lease_s"] / 10
-    return DurableEngine(url, **settings), ContentStore(Path(folder)), home
+    return DurableEngine(url, **settings), content, home
 
 
 def _settings(options: Options) -> Any:
@@ -172,13 +200,11 @@ def _do(work: Callable[[], Awaitable[int]], engine: DurableEngine) -> int:
 def _submit(options: Options) -> int:
     import os
 
-    import anyio.to_thread
-
     from backplane.cli import order
     from backplane.scale.orders import make_job
     from backplane.workspace import Quota
 
-    settings, (engine, content, home) = _settings(options), _open(options)
+    settings, (engine, content, home) = _settings(options), open_engine(options)
     abp: dict[str, Any] = {}
     if options.secret:
         abp["secrets"] = options.secret
@@ -188,8 +214,9 @@ def _submit(options: Options) -> int:
     limits = settings.limits
     quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
     job = make_job(
-        work, content, home, quota, backend=options.backend, label=options.label, ignored=options.with_ignored
-    )
+        work, content, home, quota, backend=options.backend, label=options.label, ignored=options.with_ignored,
+        asks=options.asks,
+    )  # fmt: skip
 
     async def submit() -> int:
         is_new = await engine.submit(job, priority=options.priority)
@@ -198,19 +225,16 @@ def _submit(options: Options) -> int:
             streams.complain("it was submitted before, and stays as it was\n")
         if not options.wait:
             return 0
-        result = await engine.result(job.order.id)
-        return await anyio.to_thread.run_sync(_kept, home, job.order.id, result, content)
+        return await _brought(engine, job, content, home)
 
     return _do(submit, engine)
 
 
-def _kept(home: Path, order_id: str, result: Result, content: ContentStore) -> int:
-    """Keep a result here, say so, and give the exit code of the run."""
-    from backplane.receipts import Store
-    from backplane.scale.orders import keep
+async def _brought(engine: DurableEngine, job: Job, content: ContentStore, home: Path) -> int:
+    """Keep an order's receipt here once it has ended, say so, and give the exit code of the run."""
+    from backplane.scale.mirror import bring
 
-    with Store.open(home) as store:
-        row = keep(store, order_id, result, content)
+    row, result = await bring(engine, job, content, home)
     streams.write(_ended(row, result) + "\n")
     return {"complete": 0, "partial": 3}.get(row.outcome, 1)
 
@@ -223,12 +247,18 @@ def _ended(row: ReceiptRow, result: Result) -> str:
 def _queue(options: Options) -> int:
     from backplane.errors import ConfigError
 
-    takes_order = options.action in ("show", "cancel", "events")
+    takes_order = options.action in ("show", "cancel", "answer", "events")
     if takes_order == (options.order is None):
         fact = f"`queue {options.action}` {'needs' if takes_order else 'takes no'} ORDER"
         raise ConfigError("config_invalid", fact, hint="backplane queue --help")
-    engine, content, home = _open(options)
-    doing = {"list": _list, "show": _show, "cancel": _cancel, "events": _events, "status": _status}[options.action]
+    if (options.action == "answer") == (options.decision is None):
+        fact = f"`queue {options.action}` has {'no decision' if options.decision is None else 'one word too many'}"
+        raise ConfigError("config_invalid", fact, hint="backplane queue answer ORDER ASK allow|deny")
+    doing = {
+        "list": _list, "show": _show, "cancel": _cancel, "answer": _answer, "events": _events, "status": _status,
+        "limit": _limit, "prune": _prune,
+    }[options.action]  # fmt: skip
+    engine, content, home = open_engine(options)
     return _do(lambda: doing(options, engine, content, home), engine)
 
 
@@ -246,21 +276,107 @@ def _line(status: Status) -> str:
 
 
 async def _show(options: Options, engine: DurableEngine, content: ContentStore, home: Path) -> int:
-    import anyio.to_thread
-
     status = await engine.status(options.order)
     streams.write(_line(status) + "\n")
     if status.state == "broken":
         streams.write(f"{streams.one_line(status.error or '')}\n")
         return 1
     if status.state != "done":
+        streams.write(streams.one_line(await _why_it_waits(engine, status)) + "\n")
         return 0
-    result = await engine.result(options.order)
-    return await anyio.to_thread.run_sync(_kept, home, options.order, result, content)
+    return await _brought(engine, await engine.job(options.order), content, home)
+
+
+async def _why_it_waits(engine: DurableEngine, status: Status) -> str:
+    """What an order that has not ended waits for."""
+    if status.state == "running":
+        return f"at work on {status.worker}; backplane queue events {status.order_id} --follow shows it"
+    workers = [worker for worker in await engine.workers() if worker.label == status.label]
+    alive = [worker for worker in workers if worker.age_ms <= engine.lease_s * 1000]
+    if not alive:
+        return f"no worker of the label {status.label} is there: backplane worker --label {status.label}"
+    limits, slots = await engine.limits(status.label), sum(worker.slots for worker in alive)
+    running = [one for one in await engine.list(limit=LISTED_MAX, state="running") if one.label == status.label]
+    if limits.concurrency is not None and len(running) >= limits.concurrency:
+        return f"the label's concurrency of {limits.concurrency} is used up (backplane queue limit)"
+    if len(running) >= slots:
+        return f"all {slots} slots of {len(alive)} workers are taken"
+    rate = "" if limits.rate is None else f"; at most {limits.rate[0]} begin in {limits.rate[1] / 1000:g} s"
+    return f"{slots - len(running)} of {slots} slots are free: it is its turn within a moment{rate}"
 
 
 async def _cancel(options: Options, engine: DurableEngine, content: ContentStore, home: Path) -> int:
-    await engine.cancel(options.order, options.reason)
+    await engine.cancel(options.order, options.reason or "cancelled")
+    return 0
+
+
+async def _answer(options: Options, engine: DurableEngine, content: ContentStore, home: Path) -> int:
+    from backplane.contract.approval import Decision
+    from backplane.errors import ConfigError
+
+    status = await engine.status(options.order)
+    if status.state != "running" or not (await engine.job(options.order)).asks:
+        fact = f"order {options.order} is {status.state} and waits for no answer"
+        raise ConfigError("config_invalid", fact, hint="it must be running, and submitted with --asks")
+    decision = Decision(options.decision, options.reason or "", text=options.text)
+    await engine.answer(options.order, status.attempts[-1], options.ask, decision)
+    return 0
+
+
+async def _limit(options: Options, engine: DurableEngine, content: ContentStore, home: Path) -> int:
+    from backplane.scale.engine import Limits
+
+    limits = await engine.limits(options.label)
+    concurrency = _number(options.concurrency, "--concurrency", int, limits.concurrency)
+    rate = _rate(options.rate, limits.rate)
+    budget = _number(options.budget_usd, "--budget-usd", float, None)
+    if options.concurrency is not None or options.rate is not None:
+        limits = Limits(concurrency, rate)
+        await engine.set_limits(options.label, limits)
+    if options.budget_usd is not None:
+        await engine.set_budget(None if budget is None else round(budget * 1_000_000))
+    now = await engine.budget()
+    shown_rate = "no limit" if limits.rate is None else f"{limits.rate[0]} in {limits.rate[1] / 1000:g} s"
+    shown_budget = "no limit" if now.limit_usd_micros is None else f"of ${now.limit_usd_micros / 1e6:.2f}"
+    streams.write(f"label        {options.label}\nconcurrency  {limits.concurrency or 'no limit'}\n")
+    streams.write(f"rate         {shown_rate}\nbudget       ${now.spent_usd_micros / 1e6:.2f} spent, {shown_budget}\n")
+    return 0
+
+
+def _number(text: str | None, name: str, kind: type[Any], default: Any) -> Any:
+    """A positive number; None for `off`. Raises ConfigError `config_invalid`."""
+    import math
+
+    from backplane.errors import ConfigError
+
+    if text is None:
+        return default
+    if text == "off":
+        return None
+    try:
+        number = kind(text)
+    except ValueError:
+        number = -1
+    if not 0 < number < (1 << 31) or not math.isfinite(number):
+        raise ConfigError("config_invalid", f"{name} {text}", hint="a number over 0, or off")
+    return number
+
+
+def _rate(text: str | None, default: tuple[int, int] | None) -> tuple[int, int] | None:
+    from backplane.errors import ConfigError
+
+    if text is None or text == "off":
+        return None if text == "off" else default
+    count, _, seconds = text.partition("/")
+    most, span_s = _number(count, "--rate", int, None), _number(seconds, "--rate", float, None)
+    if most is None or span_s is None:
+        raise ConfigError("config_invalid", f"--rate {text}", hint="for example 10/60: ten in a minute, or off")
+    return most, max(round(span_s * 1000), 1)
+
+
+async def _prune(options: Options, engine: DurableEngine, content: ContentStore, home: Path) -> int:
+    removed = await engine.prune(options.keep)
+    streams.write(f"{removed} ended orders removed\n")
     return 0
 
 
@@ -269,20 +385,33 @@ async def _events(options: Options, engine: DurableEngine, content: ContentStore
 
     if not options.follow and (await engine.status(options.order)).state not in ("done", "broken"):
         raise ConfigError("config_invalid", "the order has not ended", hint="--follow waits for its events")
-    async for event in engine.events(options.order, after=options.after):
-        head = f'{{"attempt":"{event.attempt}","seq":{event.seq},"cursor":{event.cursor},'
-        if event.superseded is not None:
-            head += f'"superseded":"{event.superseded}",'
-        streams.write_json(head.encode() + b'"event":' + event.record.rstrip() + b"}\n")
+    if not options.follow or options.after:
+        async for event in engine.events(options.order, after=options.after):
+            await _write_event(event)
+        return 0
+    from backplane.scale.mirror import bring
+
+    row, result = await bring(engine, await engine.job(options.order), content, home, _write_event)
+    streams.complain(_ended(row, result) + "\n")
     return 0
 
 
+async def _write_event(event: Event) -> None:
+    head = f'{{"attempt":"{event.attempt}","seq":{event.seq},"cursor":{event.cursor},'
+    if event.superseded is not None:
+        head += f'"superseded":"{event.superseded}",'
+    streams.write_json(head.encode() + b'"event":' + event.record.rstrip() + b"}\n")
+
+
 async def _status(options: Options, engine: DurableEngine, content: ContentStore, home: Path) -> int:
-    orders, workers = await engine.list(limit=10_000), await engine.workers()
+    orders, workers = await engine.list(limit=LISTED_MAX), await engine.workers()
+    ended = sorted(status.ended_ms_ago for status in orders if status.ended_ms_ago is not None)
     for state in ("waiting", "running", "done", "broken"):
         ages = [status.waiting_ms // 1000 for status in orders if status.state == state]
         oldest = f"  oldest {max(ages)} s" if ages and state in ("waiting", "running") else ""
         streams.write(f"{state:<8} {len(ages)}{oldest}\n")
+    within = ", ".join(f"{sum(ago <= 1000 * s for ago in ended)} in {s} s" for s in (60, 600, 3600))
+    streams.write(f"ended    {within}\n")
     for worker in workers:
         beat = f"{worker.slots} slots  beat {worker.age_ms / 1000:.1f} s ago"
         streams.write(streams.one_line(f"worker   {worker.id}  {worker.label}  {beat}") + "\n")
@@ -301,7 +430,7 @@ def _worker(options: Options) -> int:
     if not 1 <= options.slots <= 1024:
         raise ConfigError("config_invalid", f"--slots {options.slots}", hint="1 to 1024")
     streams.require_descriptors()
-    settings, (engine, content, home) = _settings(options), _open(options)
+    settings, (engine, content, home) = _settings(options), open_engine(options)
 
     async def work() -> int:
         async with ControlPlane(settings, home, dict(os.environ)) as plane, anyio.create_task_group() as tasks:

@@ -8,6 +8,7 @@ from backplane.cli.parser import Options, Parser, add_config
 EXAMPLE = """
 backplane serve < orders.jsonl
 ssh build-machine backplane serve
+backplane serve --engine postgresql://me@db/work --content /mnt/content
 """
 
 
@@ -21,6 +22,11 @@ def parser(name: str) -> Parser:
         _serve,
     )
     add_config(made)
+    queue = made.add_argument_group("a queue in place of this machine").add_argument
+    queue("--engine", metavar="URL", help="hand each run to a queue: sqlite:///FILE or postgresql://…")
+    queue("--content", metavar="DIR", help="folder that submitters and workers share (beside the SQLite file)")
+    queue("--label", metavar="L", default="default", help="which workers may take its orders (default)")
+    queue("--priority", metavar="N", type=int, help="1 goes first; without one before all that have one")
     return made
 
 
@@ -36,8 +42,18 @@ def _serve(options: Options) -> int:
     streams.require_descriptors()
     environ, cwd = dict(os.environ), streams.folder()
     settings = config.load(Path(options.config) if options.config else None, environ, cwd)
+    make = None
+    if options.engine is not None:
+        from functools import partial
+
+        from backplane.cli.queue import find_engine, open_engine
+        from backplane.serve.queue import Queue, QueueServer
+
+        find_engine(options)  # What is wrong with it is said now, and not in the middle of an order.
+        queue = Queue(lambda: open_engine(options)[:2], options.label, options.priority)
+        make = partial(QueueServer, queue=queue)
     try:
-        number, left_behind = stdio.main(settings, config.home(environ), environ)
+        number, left_behind = stdio.main(settings, config.home(environ), environ, make)
     except BrokenPipeError as error:
         raise streams.ReaderGone from error
     for line in left_behind:

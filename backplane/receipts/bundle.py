@@ -24,7 +24,7 @@ from backplane.errors import ConfigError, ContractError, StoreError
 from backplane.process.locks import try_lock
 from backplane.receipts import signatures
 from backplane.receipts.audit import patch_bytes, patch_faults, patch_hash
-from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, HEAD, PATCH, TRACE, disk_error
+from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, HEAD, PATCH, TRACE, Journal, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
 from backplane.receipts.rows import ReceiptRow
 from backplane.receipts.store import Store
@@ -150,8 +150,11 @@ def write_receipt(receipt: Receipt, path: Path) -> None:
             file.write(chunk)
 
 
-def import_bundle(store: Store, path: Path) -> ReceiptRow:
+def import_bundle(store: Store, path: Path, journal: Journal | None = None) -> ReceiptRow:
     """Keep a foreign receipt, from a folder of `export` or a single file.
+
+    Args:
+        journal: of a folder's receipt, see `Store.adopt`.
 
     Raises:
         ConfigError: `config_invalid`: not readable, or too large.
@@ -169,7 +172,7 @@ def import_bundle(store: Store, path: Path) -> ReceiptRow:
     patch = _read_inside(path / PATCH) if os.path.lexists(path / PATCH) else b""
     _check_size(receipt, path / RECEIPT, patch)
     _check_vouched(receipt, path / PATCH, patch)
-    row = store.adopt(receipt, patch)
+    row = store.adopt(receipt, patch, journal)
     signature = signatures.read(path / SIGNATURE)
     if signature is not None:
         signatures.keep(store.home, row.run_id, signature)

@@ -24,7 +24,7 @@ from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
 from backplane.receipts.audit import AuditFinding, patch_hash
 from backplane.receipts.journal import PATCH, TRACE, Journal, backend_name
-from backplane.receipts.pieces import with_trace, without_trace
+from backplane.receipts.pieces import is_intact, with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Orphans, Recovery
 from backplane.receipts.rows import ChainCheckpoint, Listed, ReceiptRow, Rows, columns_of
 from backplane.receipts.trace import Trace, line_batches
@@ -95,12 +95,21 @@ class Store:
             return self._append(receipt, journal)
         return self.adopt(receipt)
 
-    def adopt(self, receipt: Receipt, patch: bytes = b"") -> ReceiptRow:
-        """Keep a sealed receipt that has no journal here, with the patch that belongs to it.
+    def adopt(self, receipt: Receipt, patch: bytes = b"", journal: Journal | None = None) -> ReceiptRow:
+        """Keep a sealed receipt that was made elsewhere, with the patch that belongs to it.
+
+        Args:
+            journal: a copy of its events that was made while they came, open; it is closed here, and is removed
+                where its events are not the receipt's.
 
         Raises:
             StoreError: as `append`, also for a duration that no row can hold; nothing is left behind.
         """
+        if journal is not None:
+            whole = msgspec.structs.replace(receipt, trace=journal.trace)
+            if is_intact(whole):
+                return self._adopt_copy(whole, patch, journal)
+            journal.discard()
         if receipt.meta.duration_ms > database.INTEGER_MAX:
             fact = f"run {receipt.meta.run_id} took {receipt.meta.duration_ms} ms by its receipt"
             hint = f"the store counts up to {database.INTEGER_MAX}"
@@ -120,9 +129,16 @@ class Store:
         try:
             for batch in line_batches(receipt.trace):
                 journal.append(batch)
+        except BaseException:
+            journal.discard()
+            raise
+        return self._adopt_copy(msgspec.structs.replace(receipt, trace=journal.trace), patch, journal)
+
+    def _adopt_copy(self, receipt: Receipt, patch: bytes, journal: Journal) -> ReceiptRow:
+        try:
             if patch:
                 journal.keep_patch(patch)
-            return self._append(msgspec.structs.replace(receipt, trace=journal.trace), journal)
+            return self._append(receipt, journal)
         except BaseException:
             journal.discard()
             raise

@@ -23,14 +23,18 @@ import msgspec
 from dbos import DBOS, DBOSClient
 from dbos._serialization import DefaultSerializer, Serializer
 
+from backplane.contract.approval import Decision
+from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError, StoreError
 from backplane.process.watchdog import Watchdog
 from backplane.scale.engine import (
     DEFAULT_LABEL,
     PRIORITY_MAX,
+    Budget,
     Control,
     Event,
     Job,
+    Limits,
     Result,
     Run,
     State,
@@ -59,6 +63,9 @@ DRAIN_S_MAX: Final = 3600
 """For running orders to end once a worker is told to go."""
 HURRY_S_MAX: Final = 15
 """The same where it was taken for dead: the hosts' grace, diff and seal."""
+
+PRUNED_MAX: Final = 500
+"""Orders removed in one transaction."""
 
 _WATCH_SHARE: Final = 0.75
 """Of the lease: the watchdog kills us before anybody takes our orders over."""
@@ -92,10 +99,15 @@ class JsonText(Serializer):
 
 
 def forbid_pickle() -> None:
-    """Have the engine refuse rows that say they are pickled: it reads such rows whatever serializer it was given."""
+    """Have the engine refuse rows that say they are pickled: it reads such rows whatever serializer it was given.
+
+    There is no public way (DBOS 3.4, `_serialization`): a row's own column picks pickle before the serializer is
+    looked at. To go once a serializer of ours is all that is read; a test plants such rows.
+    """
 
     def refuse(*_: object) -> NoReturn:
-        raise TypeError("a row of the queue is pickled, and pickles are never read here")
+        hint = "whoever can write to the database planted it: backplane queue list, and whom you trust"
+        raise ConfigError("config_invalid", "a row of the queue is pickled, and is not read", hint=hint)
 
     DefaultSerializer.deserialize = refuse  # type: ignore[method-assign,assignment]
     DefaultSerializer.serialize = refuse  # type: ignore[method-assign,assignment]
@@ -199,7 +211,7 @@ class DurableEngine:
             row = await anyio.to_thread.run_sync(functools.partial(self._row, order_id, load_output=True))
             state = _STATES.get(row.status, "broken")
             if state == "done":
-                return msgspec.json.decode(row.output, type=Result)
+                return _result(row.output)
             if state == "broken":
                 raise BackendError("internal", f"order {order_id} ended without a receipt: {row.status} {row.error}")
             if time.monotonic() >= until:
@@ -214,6 +226,10 @@ class DurableEngine:
         row = await anyio.to_thread.run_sync(self._row, order_id)
         return (await anyio.to_thread.run_sync(self._statuses, [row]))[0]
 
+    async def job(self, order_id: str) -> Job:
+        row = await anyio.to_thread.run_sync(functools.partial(self._row, order_id, load_input=True))
+        return decode_job(next(iter(_argument(row.input)), None))
+
     async def list(self, *, limit: int = 50, state: State | None = None) -> Sequence[Status]:
         def found() -> Sequence[Status]:
             wanted: Any = _OF_STATE[state] if state is not None else None
@@ -224,13 +240,65 @@ class DurableEngine:
 
         return await anyio.to_thread.run_sync(found)
 
+    async def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> None:
+        await anyio.to_thread.run_sync(self._ledger.answer, order_id, attempt, ask, decision)
+
+    async def limits(self, label: str) -> Limits:
+        """What holds for a label now."""
+        queue = await anyio.to_thread.run_sync(self._client.retrieve_queue, _queue(label))
+        if queue is None:
+            return Limits()
+        rate = await queue.get_limiter_async()
+        concurrency = await queue.get_global_concurrency_async()
+        return Limits(concurrency, None if rate is None else (rate["limit"], round(rate["period"] * 1000)))
+
+    async def set_limits(self, label: str, limits: Limits) -> None:
+        """Set what holds for a label from the workers' next look on."""
+        rate: Any = None if limits.rate is None else {"limit": limits.rate[0], "period": limits.rate[1] / 1000}
+
+        def register() -> None:
+            self._client.register_queue(
+                _queue(label), worker_concurrency=1, global_concurrency=limits.concurrency, limiter=rate
+            )
+
+        await anyio.to_thread.run_sync(register)
+
+    async def budget(self) -> Budget:
+        """What the whole queue may cost and has cost."""
+        await anyio.to_thread.run_sync(self.prepare)
+        return await anyio.to_thread.run_sync(self._ledger.budget)
+
+    async def set_budget(self, limit_usd_micros: int | None) -> None:
+        """Set what the whole queue may cost from its beginning on; None takes the limit away."""
+        await anyio.to_thread.run_sync(self.prepare)
+        await anyio.to_thread.run_sync(self._ledger.set_budget, limit_usd_micros)
+
+    async def prune(self, keep: int) -> int:
+        """Remove all but the newest orders that have ended, with their events; returns how many were removed."""
+
+        def pruned() -> int:
+            rows = self._client.list_workflows(
+                name=WORKFLOW, status=_OF_STATE["done"] + _OF_STATE["broken"], sort_desc=True, offset=max(keep, 0),
+                limit=PRUNED_MAX, load_input=False, load_output=False,
+            )  # fmt: skip
+            ids = [row.workflow_id for row in rows]
+            if ids:
+                self._client.delete_workflows(ids)
+                self._ledger.remove(ids)
+            return len(ids)
+
+        count = 0
+        while removed := await anyio.to_thread.run_sync(pruned):
+            count += removed
+        return count
+
     async def workers(self) -> Sequence[Worker]:
         """Who beats, and who has stopped doing so."""
         await anyio.to_thread.run_sync(self.prepare)
         return await anyio.to_thread.run_sync(self._ledger.workers)
 
-    def _row(self, order_id: str, load_output: bool = False) -> Any:
-        rows = self._client.list_workflows(workflow_ids=[order_id], load_input=False, load_output=load_output)
+    def _row(self, order_id: str, load_output: bool = False, load_input: bool = False) -> Any:
+        rows = self._client.list_workflows(workflow_ids=[order_id], load_input=load_input, load_output=load_output)
         if not rows:
             raise unknown_order(order_id)
         return rows[0]
@@ -248,6 +316,7 @@ class DurableEngine:
                 cancels.get(row.workflow_id),
                 max(int(now_ms - (row.created_at or now_ms)), 0),
                 None if row.status in _STATES else f"{row.status} {row.error or ''}".strip(),
+                int(now_ms - row.completed_at) if row.completed_at else None,
             )
             for row in rows
         ]
@@ -278,8 +347,37 @@ def _argument(given: Any) -> list[Any]:
     return list(given["args"]) if isinstance(given, dict) and "args" in given else []
 
 
+def _result(text: Any) -> Result:
+    """The result in a row that anybody may have written."""
+    try:
+        return msgspec.json.decode(text, type=Result)
+    except (TypeError, msgspec.MsgspecError) as error:
+        raise ConfigError("config_invalid", f"a row of the queue holds no result of ours: {error}") from error
+
+
 def _queue(label: str) -> str:
     return f"{NAME}.{check_label(label)}"
+
+
+def _own_slots(database: Any, name: str, slots: int, poll_s: float) -> None:
+    """Have this worker's own slots and poll stand in the place of those that the queue's one row has for all workers.
+
+    There is no public way (DBOS 3.4, `queue_worker_thread` reads the row at each look). The row says one order a
+    worker, so should this have no effect any more, workers only take less than they could, and a test says so.
+    """
+    look = database.get_queue
+
+    def own(wanted: str, **options: Any) -> Any:
+        queue = look(wanted, **options)
+        if queue is not None and wanted == name:
+            queue._worker_concurrency, queue._polling_interval_sec = slots, poll_s
+        return queue
+
+    database.get_queue = own
+
+
+def _wanted_usd_micros(order: WorkOrder) -> int:
+    return round((order.config.max_budget_usd or 0) * 1_000_000)
 
 
 def _events(row: Any, offset: int) -> Sequence[Event]:
@@ -331,7 +429,7 @@ class _Worker:
             "log_level": "CRITICAL",
             "run_migrations": False,
         }
-        DBOS(config=config)
+        engine = DBOS(config=config)
 
         async def order(text: str) -> str:
             return await DBOS.run_step_async({"name": "attempt"}, self._attempt, text)
@@ -339,12 +437,8 @@ class _Worker:
         DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)(order)
         DBOS.listen_queues([_queue(self._label)])
         DBOS.launch()
-        DBOS.register_queue(
-            _queue(self._label),
-            worker_concurrency=self._slots,
-            polling_interval_sec=self._engine.poll_s,
-            on_conflict="always_update",
-        )
+        _own_slots(engine._sys_db, _queue(self._label), self._slots, self._engine.poll_s)
+        DBOS.register_queue(_queue(self._label), worker_concurrency=1, on_conflict="never_update")
 
     def stop(self, drain_s: int) -> None:
         """Take no more orders, wait for those that run, leave the rest to the others. Blocks."""
@@ -363,7 +457,8 @@ class _Worker:
     async def _attempt(self, text: str) -> str:
         order_id = str(DBOS.workflow_id)
         job = decode_job(text)
-        attempt = await anyio.to_thread.run_sync(self._ledger.begin, order_id, str(uuid.uuid4()), self.id)
+        wanted = _wanted_usd_micros(job.order)
+        attempt = await anyio.to_thread.run_sync(self._ledger.begin, order_id, str(uuid.uuid4()), self.id, wanted)
         control, told = Control(), 0
 
         async def emit(records: Sequence[bytes]) -> None:
@@ -378,7 +473,10 @@ class _Worker:
 
         self._live[attempt.id] = (order_id, control)
         try:
-            return msgspec.json.encode(await self._run(job, attempt, emit, control)).decode()
+            result = await self._run(job, attempt, emit, control)
+            if result.cost_usd_micros is not None:
+                await anyio.to_thread.run_sync(self._ledger.settle, attempt.id, result.cost_usd_micros)
+            return msgspec.json.encode(result).decode()
         finally:
             del self._live[attempt.id]
 
@@ -414,6 +512,7 @@ class _Worker:
                 control.fenced = self.lost or f"attempt {news.newest[order]} has taken over"
             elif order in news.cancelled:
                 control.why = news.cancelled[order]
+            control.answers.update(news.answers.get(attempt, {}))
 
     def _take_over(self) -> None:
         pending = self._pending()

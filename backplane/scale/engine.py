@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
+from backplane.contract.approval import Decision
 from backplane.contract.work import WorkOrder
 from backplane.errors import ConfigError
 
@@ -37,6 +38,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backend: str | None = None
     tree: str | None = None
     """SHA-256 of the workspace's archive in the content store; None is an empty workspace."""
+    asks: bool = False
+    """Whether somebody answers what the policy leaves open (`Engine.answer`); else the ask's default decides."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -49,6 +52,8 @@ class Attempt(msgspec.Struct, frozen=True):
     """Attempts of the order that were lost, oldest first."""
     cancelled: str | None = None
     """Why the order was cancelled before this attempt began."""
+    over_budget: str | None = None
+    """Why the queue's budget has no room for it."""
 
     @property
     def number(self) -> int:
@@ -81,6 +86,8 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Its SHA-256 there."""
     patch: str | None = None
     """SHA-256 of the patch in the content store; None when it stands in the receipt, or there is none."""
+    cost_usd_micros: int | None = None
+    """Of the attempt that counts; None where it is not known for sure."""
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -96,6 +103,8 @@ class Status(msgspec.Struct, frozen=True):
     waiting_ms: int = 0
     """Since it was submitted."""
     error: str | None = None
+    ended_ms_ago: int | None = None
+    """None until it has ended."""
 
 
 class Worker(msgspec.Struct, frozen=True):
@@ -108,12 +117,32 @@ class Worker(msgspec.Struct, frozen=True):
     """Since its last beat, by the database's clock."""
 
 
-class Control:
-    """How a running attempt learns that it is to end. Set from any thread."""
+class Limits(msgspec.Struct, frozen=True):
+    """What holds for all workers of a label together; None is no limit."""
 
-    __slots__ = ("fenced", "why")
+    concurrency: int | None = None
+    """Orders that run at once."""
+    rate: tuple[int, int] | None = None
+    """Orders begun at most, in so many milliseconds of any time."""
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """Of the whole queue, in millionths of a dollar."""
+
+    limit_usd_micros: int | None
+    """None is no limit."""
+    spent_usd_micros: int
+    """What orders have cost, and what those that run have reserved: their `max_budget_usd`."""
+
+
+class Control:
+    """What a running attempt learns from outside. Set from any thread."""
+
+    __slots__ = ("answers", "fenced", "why")
 
     def __init__(self) -> None:
+        self.answers: dict[str, Decision] = {}
+        """To its asks, by their ids."""
         self.why: str | None = None
         """Cancelled, and why."""
         self.fenced: str | None = None
@@ -128,6 +157,10 @@ Run = Callable[[Job, Attempt, Emit, Control], Awaitable[Result]]
 
 class Engine(Protocol):
     """A queue of orders with their events and results."""
+
+    def close(self) -> None:
+        """Let the connections go."""
+        ...
 
     async def submit(self, job: Job, *, priority: int | None = None) -> bool:
         """Put an order into the queue, once for its id.
@@ -165,8 +198,16 @@ class Engine(Protocol):
         """Where one order is. Raises ConfigError `config_invalid`, no such order."""
         ...
 
+    async def job(self, order_id: str) -> Job:
+        """What was submitted. Raises ConfigError `config_invalid`, no such order."""
+        ...
+
     async def list(self, *, limit: int = 50, state: State | None = None) -> Sequence[Status]:
         """The newest orders first."""
+        ...
+
+    async def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> None:
+        """Answer what an attempt of a job with `asks` waits for; the first answer counts."""
         ...
 
     async def serve(self, run: Run, *, slots: int, label: str = DEFAULT_LABEL) -> None:

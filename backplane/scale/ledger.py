@@ -1,4 +1,4 @@
-"""Workers and attempts, in three small tables beside the engine's own, by the database's clock alone.
+"""Workers and attempts, in some small tables beside the engine's own, by the database's clock alone.
 
 A worker beats; one whose last beat is older than the lease is dead, and one of the others claims what it had. The
 engine's fence is what keeps a second receipt away: a wrong suspicion costs an attempt. Everything here blocks.
@@ -12,8 +12,9 @@ from typing import Any, Final
 import msgspec
 import sqlalchemy as sa
 
+from backplane.contract.approval import Decision
 from backplane.errors import StoreError
-from backplane.scale.engine import Attempt, Worker
+from backplane.scale.engine import Attempt, Budget, Worker
 
 BEAT_S: Final = 2.0
 """Between two beats, which is also how soon a cancel is seen: one small transaction each."""
@@ -26,8 +27,14 @@ _TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS backplane_worker (id VARCHAR(64) PRIMARY KEY, label VARCHAR(64) NOT NULL, "
     "slots INTEGER NOT NULL, beat_ms BIGINT NOT NULL, claimed_ms BIGINT NOT NULL DEFAULT 0)",
     "CREATE TABLE IF NOT EXISTS backplane_attempt (order_id VARCHAR(64) NOT NULL, number INTEGER NOT NULL, "
-    "id VARCHAR(64) NOT NULL, worker VARCHAR(64) NOT NULL, begun_ms BIGINT NOT NULL, PRIMARY KEY (order_id, number))",
+    "id VARCHAR(64) NOT NULL, worker VARCHAR(64) NOT NULL, begun_ms BIGINT NOT NULL, "
+    "reserved_usd_micros BIGINT NOT NULL, PRIMARY KEY (order_id, number))",
     "CREATE TABLE IF NOT EXISTS backplane_cancel (order_id VARCHAR(64) PRIMARY KEY, why VARCHAR(1000) NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS backplane_answer (order_id VARCHAR(64) NOT NULL, attempt VARCHAR(64) NOT NULL, "
+    "ask VARCHAR(200) NOT NULL, decision TEXT NOT NULL, PRIMARY KEY (attempt, ask))",
+    "CREATE TABLE IF NOT EXISTS backplane_budget (id INTEGER PRIMARY KEY, limit_usd_micros BIGINT, "
+    "spent_usd_micros BIGINT NOT NULL)",
+    "INSERT INTO backplane_budget VALUES (1, NULL, 0) ON CONFLICT (id) DO NOTHING",
 )
 _CLOCKS: Final = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
@@ -44,10 +51,12 @@ class News(msgspec.Struct, frozen=True):
     """Of the orders asked about: why they are to end."""
     newest: dict[str, str]
     """Of the same: the id of the newest attempt."""
+    answers: dict[str, dict[str, Decision]]
+    """Attempt → ask → what was decided."""
 
 
 class Ledger:
-    """The three tables.
+    """The tables.
 
     Args:
         url: of the database, for SQLAlchemy.
@@ -72,7 +81,7 @@ class Ledger:
                     connection.execute(sa.text(statement))
         except sa.exc.SQLAlchemyError as error:
             # Two that make them at once meet in the catalogue of Postgres: then they are there.
-            if not sa.inspect(self._engine).has_table("backplane_cancel"):
+            if not sa.inspect(self._engine).has_table("backplane_budget"):
                 raise StoreError("receipt_store_failed", f"the queue's tables cannot be made: {error}") from error
 
     def enter(self, worker: str, label: str, slots: int) -> None:
@@ -94,14 +103,18 @@ class Ledger:
             update = f"UPDATE backplane_worker SET beat_ms = {self._now} WHERE id = :id AND claimed_ms = 0"
             alive = connection.execute(sa.text(update), {"id": worker}).rowcount == 1
             if not orders:
-                return News(alive, {}, {})
+                return News(alive, {}, {}, {})
             asked = {"ids": list(orders)}
             cancels = sa.text("SELECT order_id, why FROM backplane_cancel WHERE order_id IN :ids")
             numbered = sa.text("SELECT order_id, id FROM backplane_attempt WHERE order_id IN :ids ORDER BY number")
             ids: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
             cancelled = {row[0]: row[1] for row in connection.execute(cancels.bindparams(ids), asked)}
             newest = {row[0]: row[1] for row in connection.execute(numbered.bindparams(ids), asked)}
-            return News(alive, cancelled, newest)
+            answers: dict[str, dict[str, Decision]] = {}
+            told = sa.text("SELECT attempt, ask, decision FROM backplane_answer WHERE order_id IN :ids")
+            for attempt, ask, decision in connection.execute(told.bindparams(ids), asked):
+                answers.setdefault(attempt, {})[ask] = msgspec.json.decode(decision, type=Decision)
+            return News(alive, cancelled, newest, answers)
 
     def workers(self) -> Sequence[Worker]:
         """All workers, dead ones that nobody has taken over from included."""
@@ -124,21 +137,80 @@ class Ledger:
         dead = [worker.id for worker in self.workers() if worker.age_ms > self.lease_ms]
         return [one for one in dead if self._do(claim, id=one, lease=self.lease_ms) == 1]
 
-    def begin(self, order_id: str, attempt: str, worker: str) -> Attempt:
-        """Note a new attempt; it knows those before it, and whether the order was cancelled."""
+    def begin(self, order_id: str, attempt: str, worker: str, wanted_usd_micros: int = 0) -> Attempt:
+        """Note a new attempt; it knows those before it, whether the order was cancelled, and whether it may cost this.
+
+        What it wants is reserved until `settle`; for good where the attempt is lost, as nobody knows its bill.
+        """
         with self._engine.begin() as connection:
+            denied = self._reserve(connection, wanted_usd_micros)
             select = "SELECT id FROM backplane_attempt WHERE order_id = :order ORDER BY number"
             earlier = tuple(row[0] for row in connection.execute(sa.text(select), {"order": order_id}))
             insert = (
-                "INSERT INTO backplane_attempt (order_id, number, id, worker, begun_ms) "
-                f"VALUES (:order, :number, :id, :worker, {self._now})"
+                "INSERT INTO backplane_attempt (order_id, number, id, worker, begun_ms, reserved_usd_micros) "
+                f"VALUES (:order, :number, :id, :worker, {self._now}, :reserved)"
             )
+            reserved = 0 if denied else wanted_usd_micros
             row = {"order": order_id, "number": len(earlier) + 1, "id": attempt, "worker": worker}
+            row["reserved"] = reserved
             connection.execute(sa.text(insert), row)
             why = connection.execute(
                 sa.text("SELECT why FROM backplane_cancel WHERE order_id = :order"), {"order": order_id}
             ).scalar()
-            return Attempt(attempt, order_id, earlier, why)
+            return Attempt(attempt, order_id, earlier, why, denied)
+
+    def _reserve(self, connection: sa.Connection, wanted: int) -> str | None:
+        """Take an attempt's share of the budget, or say why there is none."""
+        take = (
+            "UPDATE backplane_budget SET spent_usd_micros = spent_usd_micros + :wanted WHERE limit_usd_micros IS NULL "
+            "OR spent_usd_micros + :wanted <= limit_usd_micros"
+        )
+        if wanted and connection.execute(sa.text(take), {"wanted": wanted}).rowcount == 1:
+            return None
+        budget = self._budget(connection)
+        left = None if budget.limit_usd_micros is None else budget.limit_usd_micros - budget.spent_usd_micros
+        if left is None or (left > 0 and not wanted):
+            return None
+        asked = f"${wanted / 1e6:.6f}" if wanted else "something"
+        return f"the order may cost {asked}, and ${max(left, 0) / 1e6:.6f} of the queue's budget is left"
+
+    def settle(self, attempt: str, cost_usd_micros: int) -> None:
+        """Put what an attempt has cost in the place of what it had reserved."""
+        with self._engine.begin() as connection:
+            select = sa.text("SELECT reserved_usd_micros FROM backplane_attempt WHERE id = :id")
+            reserved = connection.execute(select, {"id": attempt}).scalar() or 0
+            if cost_usd_micros != reserved:
+                add = "UPDATE backplane_budget SET spent_usd_micros = spent_usd_micros + :more"
+                connection.execute(sa.text(add), {"more": cost_usd_micros - reserved})
+
+    def budget(self) -> Budget:
+        """What the whole queue may cost and has cost."""
+        with self._engine.begin() as connection:
+            return self._budget(connection)
+
+    def _budget(self, connection: sa.Connection) -> Budget:
+        select = sa.text("SELECT limit_usd_micros, spent_usd_micros FROM backplane_budget")
+        return Budget(*connection.execute(select).one())
+
+    def set_budget(self, limit_usd_micros: int | None) -> None:
+        """Set what the whole queue may cost from its beginning on; what it has cost stays counted."""
+        self._do("UPDATE backplane_budget SET limit_usd_micros = :limit", limit=limit_usd_micros)
+
+    def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> None:
+        """Keep an answer for whoever runs the attempt; the first one stays."""
+        insert = (
+            "INSERT INTO backplane_answer (order_id, attempt, ask, decision) "
+            "VALUES (:order, :attempt, :ask, :decision) ON CONFLICT (attempt, ask) DO NOTHING"
+        )
+        self._do(insert, order=order_id, attempt=attempt, ask=ask, decision=msgspec.json.encode(decision).decode())
+
+    def remove(self, orders: Collection[str]) -> None:
+        """Forget orders that have ended; what they have cost stays counted."""
+        ids: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
+        with self._engine.begin() as connection:
+            for table in ("attempt", "cancel", "answer"):
+                statement = sa.text(f"DELETE FROM backplane_{table} WHERE order_id IN :ids").bindparams(ids)
+                connection.execute(statement, {"ids": list(orders)})
 
     def attempts(self, orders: Collection[str]) -> dict[str, tuple[str, ...]]:
         """The attempts of these orders, oldest first."""

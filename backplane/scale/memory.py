@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import anyio
 
+from backplane.contract.approval import Decision
 from backplane.errors import BackendError, ConfigError
 from backplane.scale.engine import (
     DEFAULT_LABEL,
@@ -53,6 +54,9 @@ class MemoryEngine:
     def __init__(self) -> None:
         self._orders: dict[str, _Order] = {}
         self._changed = anyio.Condition()
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     async def submit(self, job: Job, *, priority: int | None = None) -> bool:
         text = encode_job(job)
@@ -106,8 +110,16 @@ class MemoryEngine:
             if order.control is not None:
                 order.control.why = why
 
+    async def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> None:
+        order = self._find(order_id)
+        if order.control is not None and order.attempts[-1] == attempt:
+            order.control.answers.setdefault(ask, decision)
+
     async def status(self, order_id: str) -> Status:
         return self._find(order_id).status()
+
+    async def job(self, order_id: str) -> Job:
+        return self._find(order_id).job
 
     async def list(self, *, limit: int = 50, state: State | None = None) -> Sequence[Status]:
         found = [order.status() for order in reversed(self._orders.values()) if state in (None, order.state)]

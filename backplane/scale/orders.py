@@ -14,7 +14,7 @@ from backplane.contract.work import WorkOrder
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import ReceiptRow, Store, import_bundle, parse_receipt
 from backplane.receipts.bundle import RECEIPT
-from backplane.receipts.journal import PATCH
+from backplane.receipts.journal import PATCH, Journal
 from backplane.scale.content import ContentStore
 from backplane.scale.engine import DEFAULT_LABEL, Job, OnLostWorker, Result, check_label, default_on_lost
 from backplane.workspace import Quota, archive, open_workspace
@@ -32,6 +32,7 @@ def make_job(
     backend: str | None = None,
     label: str = DEFAULT_LABEL,
     ignored: bool = False,
+    asks: bool = False,
 ) -> Job:
     """Make an order ready for another machine: its workspace goes into the content store. Blocks.
 
@@ -39,6 +40,7 @@ def make_job(
         home: the state folder, for the copy in the making.
         quota: of the workspace.
         ignored: take files along that git's rules ignore.
+        asks: see `Job`.
 
     Raises:
         PolicyError: `policy_invalid`, a misspelt setting.
@@ -59,7 +61,7 @@ def make_job(
     tree = _pack(order, content, home, quota, ignored)
     spec = msgspec.structs.replace(spec, root=".", include=(), exclude=())
     order = msgspec.structs.replace(order, workspace=spec)
-    return Job(order, asked or default_on_lost(order), label, backend, tree)
+    return Job(order, asked or default_on_lost(order), label, backend, tree, asks)
 
 
 def _pack(order: WorkOrder, content: ContentStore, home: Path, quota: Quota, ignored: bool) -> str:
@@ -138,8 +140,13 @@ def result_bytes(result: Result, content: ContentStore, folder: Path) -> bytes:
     return data
 
 
-def keep(store: Store, order_id: str, result: Result, content: ContentStore) -> ReceiptRow:
+def keep(
+    store: Store, order_id: str, result: Result, content: ContentStore, journal: Journal | None = None
+) -> ReceiptRow:
     """Keep an order's receipt and patch in the submitter's own store, after both were verified. Blocks.
+
+    Args:
+        journal: its events as they came, see `Store.adopt`.
 
     Raises:
         ContractError: `contract_invalid_receipt`.
@@ -157,6 +164,8 @@ def keep(store: Store, order_id: str, result: Result, content: ContentStore) -> 
             row = store.find(run_id)
             if row.sha256 != receipt.receipt_sha256:
                 raise StoreError("receipt_hash_mismatch", f"run {run_id} is stored here with another receipt")
+            if journal is not None:
+                journal.close()
             return row
         bundle = folder / "bundle"
         bundle.mkdir()
@@ -165,4 +174,4 @@ def keep(store: Store, order_id: str, result: Result, content: ContentStore) -> 
             content.fetch(result.patch, bundle / PATCH)
         elif receipt.verification.git_diff:
             (bundle / PATCH).write_bytes(receipt.verification.git_diff.encode())
-        return import_bundle(store, bundle)
+        return import_bundle(store, bundle, journal)

@@ -14,10 +14,14 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
+from backplane.contract.events import Approval
 from backplane.contract.work import OF_QUEUE, WorkOrder
-from backplane.errors import BackendError, BackplaneError, ConfigError
+from backplane.errors import BackendError, BackplaneError, ConfigError, PolicyError
 from backplane.runtime.backends import Backend, from_command
+from backplane.runtime.budgets import COUNTED, MICROS
+from backplane.runtime.inbound import OnAsk
 from backplane.runtime.plane import ControlPlane, Run
 from backplane.runtime.remote import incoming
 from backplane.scale.content import ContentStore
@@ -65,7 +69,8 @@ class Runner:
             except BackplaneError as error:
                 run = await self._plane.end_unstarted(order, backend, error, run_id=attempt.id, added=added)
                 return await self._result(run, attempt)
-            starting = self._plane.start(order, backend, run_id=attempt.id, added=added)
+            on_ask = _asking(control) if job.asks else None
+            starting = self._plane.start(order, backend, on_ask=on_ask, run_id=attempt.id, added=added)
             async with starting as run, anyio.create_task_group() as tasks:
                 tasks.start_soon(_watch, run, control)
                 async for batch in run.batches():
@@ -82,6 +87,9 @@ class Runner:
         if attempt.earlier and job.on_lost_worker == "fail":
             fact = f"lost worker: attempt {attempt.earlier[-1]} ended with its worker, and the order forbids another"
             return BackendError("backend_crashed", fact, hint="config.vendor.abp.on_lost_worker = rerun allows one")
+        if attempt.over_budget is not None:
+            hint = "backplane queue limit --budget-usd raises it"
+            return PolicyError("policy_denied", attempt.over_budget, hint=hint)
         if attempt.number > ATTEMPTS_MAX:
             return BackendError("backend_crashed", f"lost worker: {ATTEMPTS_MAX} attempts ended with their workers")
         try:
@@ -121,11 +129,32 @@ class Runner:
             if run.patch is not None and run.receipt.verification.git_diff is None and run.patch.is_file():
                 patch = self._content.put(archive.read_pieces(run.patch))
             data = b"".join(run.receipt_chunks())
+            cost = _cost_usd_micros(run)
             if len(data) <= RECEIPT_BYTES_MAX:
-                return Result(attempts, data.decode(), None, patch)
-            return Result(attempts, None, self._content.put(iter((data,))), patch)
+                return Result(attempts, data.decode(), None, patch, cost)
+            return Result(attempts, None, self._content.put(iter((data,))), patch, cost)
 
         return await anyio.to_thread.run_sync(gathered)
+
+
+def _cost_usd_micros(run: Run) -> int | None:
+    """What a run has cost, where it told all of it."""
+    reason = run.end.reason if run.end is not None else None
+    if reason == "refused":
+        return 0
+    cost = run.receipt.usage.estimated_cost_usd
+    return round(cost * MICROS) if cost is not None and reason in COUNTED else None
+
+
+def _asking(control: Control) -> OnAsk:
+    """Wait for the submitter's answer; for how long is the limit of asks."""
+
+    async def on_ask(ask: Approval) -> Decision:
+        while (decision := control.answers.get(str(ask.body.get("id")))) is None:
+            await anyio.sleep(LOOK_S)
+        return decision
+
+    return on_ask
 
 
 async def _watch(run: Run, control: Control) -> None:

@@ -7,15 +7,34 @@ their message, so that a reader can verify the hash without parsing a number.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
 import msgspec
 
+from backplane.contract.receipt import Receipt
 from backplane.errors import BackplaneError, ProtocolError, from_code, unforeseen
-from backplane.receipts.build import STOPPED
+from backplane.receipts.build import STOPPED, End
 from backplane.receipts.pieces import canonical_parts
 from backplane.receipts.trace import Trace
-from backplane.runtime.run import Run
+
+
+class Ended(Protocol):
+    """A run that has ended, here or on another machine."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def end(self) -> End | None: ...
+    @property
+    def error(self) -> BackplaneError | None: ...
+    @property
+    def is_sealed(self) -> bool: ...
+    @property
+    def receipt(self) -> Receipt: ...
+    @property
+    def patch(self) -> Path | None: ...
+    def receipt_chunks(self) -> Iterator[bytes]: ...
 
 
 def events(ref_id: str, records: list[bytes], *, line_bytes_max: int | None = None) -> bytes:
@@ -41,7 +60,7 @@ def events(ref_id: str, records: list[bytes], *, line_bytes_max: int | None = No
     return lines
 
 
-def ends_in_final(ended: Run) -> bool:
+def ends_in_final(ended: Ended) -> bool:
     """Whether the run's last message is `final`: the host's was taken, or a person or a limit ended it."""
     assert ended.end is not None, "the run has not ended"
     if ended.end.reason in STOPPED or ended.error is None:
@@ -55,15 +74,18 @@ def _words(error: BackplaneError) -> str:
     return f"{error.message}; {error.hint}" if error.hint else error.message
 
 
-def ending(ended: Run, *, ref_id: str, line_bytes_max: int) -> Iterator[bytes]:
+def ending(ended: Ended, *, ref_id: str, line_bytes_max: int, as_streamed: bool = True) -> Iterator[bytes]:
     """The run's `final` or `fatal` in pieces, the receipt's canonical bytes as its last member.
 
     A receipt whose line would be over the limit goes without its trace, and the message says so; one that is too
     long without it stays where it is kept, and so does one that an exception keeps from being said.
+
+    Args:
+        as_streamed: whether what was streamed is the trace and nothing else.
     """
     begun = False
     try:
-        for piece in _ending(ended, ref_id, line_bytes_max):
+        for piece in _ending(ended, ref_id, line_bytes_max, as_streamed):
             yield piece
             begun = True
     except Exception as error:
@@ -82,7 +104,7 @@ def _fatal(ref_id: str | None, error: str, code: str) -> bytes:
     return msgspec.json.encode({"t": "fatal", "ref_id": ref_id, "error": error, "error_code": code})[:-1]
 
 
-def _ending(ended: Run, ref_id: str, line_bytes_max: int) -> Iterator[bytes]:
+def _ending(ended: Ended, ref_id: str, line_bytes_max: int, as_streamed: bool) -> Iterator[bytes]:
     if not ended.is_sealed:
         raise ended.error or from_code("internal", "the run has not ended")
     receipt = ended.receipt
@@ -96,7 +118,7 @@ def _ending(ended: Run, ref_id: str, line_bytes_max: int) -> Iterator[bytes]:
     if len(start) + len(b',"receipt":}\n') + len(prefix) + trace_bytes + len(suffix) <= line_bytes_max:
         yield start + b',"receipt":'
         yield from ended.receipt_chunks()
-    elif len(start) + len(_AS_STREAMED) + len(prefix) + len(suffix) + 2 <= line_bytes_max:
+    elif as_streamed and len(start) + len(_AS_STREAMED) + len(prefix) + len(suffix) + 2 <= line_bytes_max:
         yield start + _AS_STREAMED + prefix + suffix
     else:
         error_text = f"the receipt of run {ended.id} does not fit a line of {line_bytes_max} bytes; it is kept there"

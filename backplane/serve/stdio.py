@@ -8,7 +8,7 @@ sidecar, and a backplane can be another backplane's host.
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -76,8 +76,16 @@ def _manifest(name: str, settings: Settings, home: Path, environ: Mapping[str, s
     return read_manifest(kept) if kept is not None else Manifest()
 
 
-def main(settings: Settings, home: Path, environ: Mapping[str, str]) -> tuple[int | None, tuple[str, ...]]:
+def main(
+    settings: Settings,
+    home: Path,
+    environ: Mapping[str, str],
+    make: Callable[[ControlPlane, int], Server] | None = None,
+) -> tuple[int | None, tuple[str, ...]]:
     """Serve on this process's stdin and stdout until the end of stdin and of the last run, or until a signal.
+
+    Args:
+        make: makes the server; None runs the orders here.
 
     Returns:
         The signal, and what was found of runs that were cut off before, a line each.
@@ -89,11 +97,12 @@ def main(settings: Settings, home: Path, environ: Mapping[str, str]) -> tuple[in
     below = msgspec.structs.replace(settings.limits, line_bytes_max=max(line_bytes_max - FRAME_BYTES, 1))
     archive.sweep(home)
     _widen(1)
-    server = _Server(ControlPlane(msgspec.structs.replace(settings, limits=below), home, environ), line_bytes_max)
+    plane = ControlPlane(msgspec.structs.replace(settings, limits=below), home, environ)
+    server = (make or Server)(plane, line_bytes_max)
     try:
-        number = sidecar.speak(host(settings, home, environ), server.work, line_bytes_max=line_bytes_max)
+        number = sidecar.speak(server.host(), server.work, line_bytes_max=line_bytes_max)
     finally:
-        server.plane.keeper.close()
+        server.close()
     return number, server.plane.keeper.notes + server.plane.keeper.problems
 
 
@@ -102,7 +111,7 @@ def _widen(stdout: int) -> None:
         fcntl.fcntl(stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
-class _Server:
+class Server:
     """Runs of one control plane for whoever is at the other end of the line."""
 
     def __init__(self, plane: ControlPlane, line_bytes_max: int) -> None:
@@ -111,6 +120,14 @@ class _Server:
         self._orders_bytes = 0
         self._parcels_bytes = 0
         """Of trees that are arriving or worked on."""
+
+    def host(self) -> sidecar.Host:
+        """Who this is to those above."""
+        return host(self.plane.settings, self.plane.home, self.plane.environ)
+
+    def close(self) -> None:
+        """Let go of what is open, once nothing runs."""
+        self.plane.keeper.close()
 
     async def work(self, above: sidecar.HostRun) -> sidecar.Told:
         """One run, from its order to the message that ends it."""
@@ -128,12 +145,18 @@ class _Server:
             raise unforeseen(error) from error
         finally:
             self._orders_bytes -= order_bytes
-        return sidecar.Told(messages.ending(ended, ref_id=above.id, line_bytes_max=self._line_bytes_max))
+        return sidecar.Told(self._told(above, ended))
 
-    async def _run_below(self, above: sidecar.HostRun) -> Run:
+    def _told(self, above: sidecar.HostRun, ended: messages.Ended) -> Iterator[bytes]:
+        return messages.ending(ended, ref_id=above.id, line_bytes_max=self._line_bytes_max)
+
+    async def _choose(self, order: WorkOrder) -> tuple[WorkOrder, Backend, Json]:
+        return await choose(order, self.plane)
+
+    async def _run_below(self, above: sidecar.HostRun) -> messages.Ended:
         stages = "stage/1" in above.extensions
         order = above.order if stages else _in_place(above.order)
-        order, backend, route = await choose(order, self.plane)
+        order, backend, route = await self._choose(order)
         if above.tree is None and (stages or above.names_root):
             return await self._run_here(above, order, backend, route)
         if above.tree is None:
@@ -145,11 +168,11 @@ class _Server:
             try:
                 root = await self._unpacked(above, above.tree, folder)
             except BackplaneError as error:
-                return await self.plane.end_unstarted(order, backend, error, run_id=_as_uuid(above.id))
+                return await self.plane.end_unstarted(order, backend, error, run_id=as_uuid(above.id))
             except anyio.get_cancelled_exc_class():
                 with anyio.CancelScope(shield=True):
                     why = above.cancelled_because or "cancelled"
-                    return await self.plane.end_unstarted(order, backend, why, run_id=_as_uuid(above.id))
+                    return await self.plane.end_unstarted(order, backend, why, run_id=as_uuid(above.id))
             spec = msgspec.structs.replace(order.workspace, root=str(root), mode="staged", include=(), exclude=())
             order = msgspec.structs.replace(order, workspace=spec, lane="patch_first")
             ended = await self._run_here(above, order, backend, route)
@@ -194,7 +217,7 @@ class _Server:
             arriving.path.unlink(missing_ok=True)
             self._parcels_bytes -= arrived
 
-    async def _send_patch(self, above: sidecar.HostRun, ended: Run) -> None:
+    async def _send_patch(self, above: sidecar.HostRun, ended: messages.Ended) -> None:
         """The patch as a parcel of its own, where the receipt has only its name."""
         if ended.patch is None or ended.receipt.verification.git_diff is not None:
             return
@@ -203,8 +226,10 @@ class _Server:
             while (chunk := await anyio.to_thread.run_sync(next, pieces, None)) is not None:
                 await above.patch(chunk.seq, chunk.data, chunk.end)
 
-    async def _run_here(self, above: sidecar.HostRun, order: WorkOrder, backend: Backend, route: Json) -> Run:
-        run_id = _as_uuid(above.id)
+    async def _run_here(
+        self, above: sidecar.HostRun, order: WorkOrder, backend: Backend, route: Json
+    ) -> messages.Ended:
+        run_id = as_uuid(above.id)
         run: Run | None = None
         try:
             async with self.plane.start(order, backend, on_ask=_asking(above), run_id=run_id, route=route) as run:
@@ -259,7 +284,7 @@ def _asking(above: sidecar.HostRun) -> OnAsk | None:
     return on_ask
 
 
-def _as_uuid(text: str) -> str | None:
+def as_uuid(text: str) -> str | None:
     try:
         return uuid_text(text)
     except ValueError:

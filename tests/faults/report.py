@@ -1,7 +1,8 @@
 """Runs the fault suite and prints its figures: `xtask.py faults [--quick | --long]`.
 
-Quick: every case once. Long: every case three times, the first time at full size. Where this is root, the cases about
-permissions run once more as an ordinary user. A figure that nothing measured says so.
+Quick: every case once. Long: every case three times, the first time at full size, then the queue's own failure test.
+Where this is root, the cases about permissions run once more as an ordinary user. A figure that nothing measured says
+so.
 """
 
 from __future__ import annotations
@@ -165,6 +166,8 @@ def main(words: list[str]) -> int:
         for number in range(3 if long else 1):
             reports.append(folder / f"{number}.xml")
             codes.append(run(["tests/faults", *rest], figures, reports[-1], long=long and number == 0))
+        if long:
+            codes.append(run(["-s", "tests/test_scale_faults.py", *rest], figures, folder / "scale.xml", long=True))
         ordinary = run_as_nobody(folder / "nobody.xml")
         cases, found = outcomes([*reports, folder / "nobody.xml"]), read(figures)
     cores, load = os.cpu_count(), os.getloadavg()[1]

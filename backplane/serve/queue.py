@@ -1,0 +1,204 @@
+"""`serve --engine`: the same protocol on stdin and stdout, and each `run` that comes in is an order of a queue.
+
+The order's events come back as they happen on whichever machine, with its questions; its receipt is kept here, and
+goes out as any other. What cannot be handed to the queue has a receipt of this control plane that says why.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from backplane import host as sidecar
+from backplane.contract import canonical
+from backplane.contract.canonical import Json
+from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, Warned, carried
+from backplane.contract.receipt import Receipt
+from backplane.contract.work import OF_HOST, WorkOrder
+from backplane.errors import BackplaneError, ConfigError, from_code, unforeseen
+from backplane.receipts import ReceiptRow, Store
+from backplane.receipts.build import End
+from backplane.receipts.pieces import canonical_chunks
+from backplane.runtime.backends import Backend, from_command
+from backplane.runtime.plane import ControlPlane
+from backplane.scale.content import ContentStore
+from backplane.scale.engine import Engine, Event, Job
+from backplane.scale.mirror import bring
+from backplane.scale.orders import make_job
+from backplane.serve import messages, stdio
+from backplane.workspace import Quota
+
+BY_RULE_S: Final = 0.5
+"""For the answer of a policy or a hook to follow its question: what they decide, nobody here is asked."""
+
+_decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
+
+
+class Queue(msgspec.Struct, frozen=True):
+    """Where orders go."""
+
+    open: Callable[[], tuple[Engine, ContentStore]]
+    """Blocks, and takes about a second: the engine is loaded for the first order only, and no hello waits for it."""
+    label: str
+    priority: int | None
+
+
+class KeptRun:
+    """A run of another machine whose receipt is kept here, see `messages.Ended`; its store must be open."""
+
+    def __init__(self, store: Store, row: ReceiptRow, attempts: int) -> None:
+        self.id = row.run_id
+        self.is_sealed = True
+        self.receipt: Receipt = store.load(row.run_id)
+        self.patch: Path | None = store.patch(row)
+        self.attempts = attempts
+        said: Any = self.receipt.backplane
+        self.end = msgspec.convert(said.get("end", {"reason": "failed"}), End)
+        error = said.get("error")
+        self.error = None if error is None else from_code(error["code"], error["message"], hint=error.get("hint"))
+
+    def receipt_chunks(self) -> Iterator[bytes]:
+        return canonical_chunks(self.receipt)
+
+
+class QueueServer(stdio.Server):
+    """Orders of a queue for whoever is at the other end of the line."""
+
+    def __init__(self, plane: ControlPlane, line_bytes_max: int, queue: Queue) -> None:
+        super().__init__(plane, line_bytes_max)
+        self._queue = queue
+        self._opened: tuple[Engine, ContentStore] | None = None
+        self._opening = threading.Lock()
+
+    def _open(self) -> tuple[Engine, ContentStore]:
+        with self._opening:
+            if self._opened is None:
+                self._opened = self._queue.open()
+            return self._opened
+
+    def close(self) -> None:
+        super().close()
+        if self._opened is not None:
+            self._opened[0].close()
+
+    def host(self) -> sidecar.Host:
+        # What the workers can is theirs to say, order by order.
+        return sidecar.Host(
+            id="backplane", capabilities={}, extensions=stdio.EXTENSIONS, backends=(), heeds=tuple(OF_HOST)
+        )
+
+    async def _choose(self, order: WorkOrder) -> tuple[WorkOrder, Backend, Json]:
+        # Nothing is started on it: it gives the name for the receipt of an order that cannot be queued.
+        return order, from_command(("queue",), cwd=self.plane.home, limits=self.plane.settings.limits), None
+
+    def _told(self, above: sidecar.HostRun, ended: messages.Ended) -> Iterator[bytes]:
+        streamed = not isinstance(ended, KeptRun) or ended.attempts == 1
+        return messages.ending(ended, ref_id=above.id, line_bytes_max=self._line_bytes_max, as_streamed=streamed)
+
+    async def _run_here(
+        self, above: sidecar.HostRun, order: WorkOrder, backend: Backend, route: Json
+    ) -> messages.Ended:
+        run_id = stdio.as_uuid(above.id)
+        try:
+            engine, content = await anyio.to_thread.run_sync(self._open)
+            job = await anyio.to_thread.run_sync(self._job, above, order, content)
+            with anyio.CancelScope(shield=True):
+                await engine.submit(job, priority=self._queue.priority)
+        except BackplaneError as error:
+            return await self.plane.end_unstarted(order, backend, error, run_id=run_id)
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                why = above.cancelled_because or "cancelled"
+                unstarted = await self.plane.end_unstarted(order, backend, why, run_id=run_id)
+            return unstarted  # noqa: RET504  # A scope may swallow what is raised in it, by its type.
+        # From here on the order is told to end, and has its receipt all the same.
+        with anyio.CancelScope(shield=True):
+            ended = await self._followed(above, job, engine, content)
+        return ended  # noqa: RET504
+
+    def _job(self, above: sidecar.HostRun, order: WorkOrder, content: ContentStore) -> Job:
+        if order.workspace.mode != "staged" and not above.names_root:
+            order = msgspec.structs.replace(order, workspace=msgspec.structs.replace(order.workspace, mode="staged"))
+        if order.workspace.mode != "staged":
+            fact = "whoever sent this order keeps no copy (stage/1), and a queue's workers cannot work in its folder"
+            raise ConfigError("config_invalid", fact, hint='send "stage/1" in the run\'s extensions, as our clients do')
+        limits = self.plane.settings.limits
+        quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
+        asks = "ask/1" in above.extensions
+        return make_job(order, content, self.plane.home, quota, label=self._queue.label, asks=asks)
+
+    async def _followed(
+        self, above: sidecar.HostRun, job: Job, engine: Engine, content: ContentStore
+    ) -> messages.Ended:
+        id = job.order.id
+
+        async def cancel() -> None:
+            await engine.cancel(id, above.cancelled_because or "cancelled")
+
+        above.on_cancel = cancel
+        if above.cancelled_because is not None:
+            await cancel()
+        ended: list[messages.Ended] = []
+        faults: list[Exception] = []
+        settled: dict[tuple[str, str], anyio.Event] = {}
+        async with anyio.create_task_group() as tasks:
+
+            async def ask(event: Event, asked: Approval, answered: anyio.Event) -> None:
+                try:
+                    with anyio.move_on_after(BY_RULE_S):
+                        await answered.wait()
+                        return
+                    decision = await above.pass_on(asked.body)
+                    if decision is not None:
+                        await engine.answer(id, event.attempt, str(asked.body.get("id")), decision)
+                except Exception as error:  # Told as the run's own fault; the attempt's deadline decides meanwhile.
+                    faults.append(error)
+
+            async def each(event: Event) -> None:
+                records = [event.record]
+                if event.superseded is not None:
+                    records.insert(0, _superseded(event))
+                await above.write_raw(messages.events(above.id, records, line_bytes_max=self._line_bytes_max))
+                told = _approval(event) if job.asks else None
+                if told is not None:
+                    answered = settled.setdefault((event.attempt, str(told.body.get("id"))), anyio.Event())
+                    if isinstance(told, Approval):
+                        tasks.start_soon(ask, event, told, answered)
+                    else:
+                        answered.set()
+
+            try:
+                row, result = await bring(engine, job, content, self.plane.home, each)
+                store = await anyio.to_thread.run_sync(self.plane.keeper.store)
+                ended.append(await anyio.to_thread.run_sync(KeptRun, store, row, len(result.attempts)))
+            except Exception as error:  # A task group would give it on as one of many.
+                faults.append(error)
+            tasks.cancel_scope.cancel()
+        if ended:
+            return ended[0]
+        fault = faults[-1]
+        raise fault if isinstance(fault, BackplaneError) else unforeseen(fault)
+
+
+def _approval(event: Event) -> Approval | ApprovalAnswered | None:
+    if b'"ask"' not in event.record and b'"answer"' not in event.record:
+        return None
+    read = carried(_decode_event(event.record))
+    return read if isinstance(read, Approval | ApprovalAnswered) else None
+
+
+def _superseded(event: Event) -> bytes:
+    """What tells a reader of one stream that all events before are those of a lost attempt."""
+    told = Warned(
+        ts=canonical.timestamp_at(time.time_ns()),
+        message=f"attempt {event.superseded} was lost with its worker: what it said does not count, the next begins",
+        ext={"queue": {"attempt": event.attempt, "superseded": event.superseded}},
+    )
+    return canonical.encode(msgspec.to_builtins(told))

@@ -1,0 +1,254 @@
+"""What the durable engine holds for all workers together: slots, limits, priorities, the budget, the mirrored run."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from backplane.config import Settings
+from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.errors import BackplaneError
+from backplane.receipts import Store
+from backplane.receipts.memory import find
+from backplane.runtime.plane import ControlPlane
+from backplane.scale.content import ContentStore
+from backplane.scale.engine import Attempt, Control, Emit, Event, Job, Limits, Result
+from backplane.scale.mirror import Mirror, bring
+from backplane.scale.orders import make_job
+from backplane.scale.runner import Runner
+from backplane.workspace import Quota
+
+pytest.importorskip("dbos")
+from backplane.scale.durable import DurableEngine
+
+RESULT_S_MAX = 100
+WAIT_S_MAX = 30.0
+"""For as many orders as may to be at work at once."""
+LEASE_S = 300.0
+"""A worker in this process must not be taken for dead: its watchdog would kill the tests."""
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[DurableEngine]:
+    opened = DurableEngine(f"sqlite:///{tmp_path / 'queue.sqlite'}", lease_s=LEASE_S, beat_s=0.2, poll_s=0.1)
+    yield opened
+    opened.close()
+
+
+class Runs:
+    """A run function that notes when each order began and how many were at work."""
+
+    def __init__(self, together: int = 1, cost_usd_micros: int | None = None) -> None:
+        self.together, self.cost = together, cost_usd_micros
+        self.begun: list[tuple[str, float]] = []
+        self.denied: list[str] = []
+        self.most = self._now = 0
+
+    async def __call__(self, job: Job, attempt: Attempt, emit: Emit, control: Control) -> Result:
+        if attempt.over_budget is not None:
+            self.denied.append(attempt.over_budget)
+            return Result((*attempt.earlier, attempt.id), "denied", cost_usd_micros=0)
+        self.begun.append((job.order.task, time.monotonic()))
+        self._now += 1
+        self.most = max(self.most, self._now)
+        with anyio.move_on_after(WAIT_S_MAX):
+            while self.most < self.together:
+                await anyio.sleep(0.05)
+        await anyio.sleep(0.5 if self.together > 1 else 0)  # One more would begin now.
+        self._now -= 1
+        return Result((*attempt.earlier, attempt.id), job.order.task, cost_usd_micros=self.cost)
+
+
+async def play(engine: DurableEngine, runs: Runs, jobs: Sequence[Job], slots: int) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: engine.serve(runs, slots=slots))
+        for job in jobs:
+            await engine.result(job.order.id, timeout_s=RESULT_S_MAX)
+        tasks.cancel_scope.cancel()
+
+
+async def submitted(engine: DurableEngine, count: int, usd: float | None = None) -> Sequence[Job]:
+    jobs = [Job(WorkOrder(str(number), config=RuntimeConfig(max_budget_usd=usd)), "rerun") for number in range(count)]
+    for job in jobs:
+        assert await engine.submit(job)
+    return jobs
+
+
+def test_a_worker_runs_as_many_orders_at_once_as_it_has_slots(engine: DurableEngine) -> None:
+    runs = Runs(3)
+
+    async def main() -> None:
+        await play(engine, runs, await submitted(engine, 6), 3)
+
+    anyio.run(main)
+    assert runs.most == 3
+
+
+def test_the_concurrency_of_a_label_holds_over_the_slots(engine: DurableEngine) -> None:
+    runs = Runs(2)
+
+    async def main() -> Limits:
+        await engine.set_limits("default", Limits(concurrency=2))
+        await play(engine, runs, await submitted(engine, 5), 4)
+        return await engine.limits("default")
+
+    assert anyio.run(main) == Limits(concurrency=2)
+    assert runs.most == 2
+
+
+def test_the_rate_of_a_label_is_held(engine: DurableEngine) -> None:
+    runs = Runs()
+
+    async def main() -> None:
+        await engine.set_limits("default", Limits(rate=(2, 2000)))
+        await play(engine, runs, await submitted(engine, 5), 4)
+
+    anyio.run(main)
+    times = sorted(when for _, when in runs.begun)
+    # Begun by the database's clock, noted here a moment later.
+    assert times[4] - times[0] >= 2 * 2.0 - 1.0
+
+
+def test_a_lower_priority_goes_first(engine: DurableEngine) -> None:
+    runs = Runs()
+
+    async def main() -> None:
+        jobs = [Job(WorkOrder(str(priority)), "rerun") for priority in (9, 3, 7, 1, 5)]
+        for job in jobs:
+            await engine.submit(job, priority=int(job.order.task))
+        await play(engine, runs, jobs, 1)
+
+    anyio.run(main)
+    assert [task for task, _ in runs.begun] == ["1", "3", "5", "7", "9"]
+
+
+def test_the_budget_of_the_queue_is_reserved_settled_and_held(engine: DurableEngine) -> None:
+    runs = Runs(cost_usd_micros=300_000)
+
+    async def main() -> None:
+        await engine.set_budget(1_000_000)
+        await play(engine, runs, await submitted(engine, 5, 0.4), 1)
+        assert (await engine.budget()).spent_usd_micros == 900_000
+        assert await engine.prune(0) == 5
+        assert (await engine.budget()).spent_usd_micros == 900_000
+        assert not await engine.list()
+
+    anyio.run(main)
+    assert len(runs.begun) == 3
+    assert runs.denied == ["the order may cost $0.400000, and $0.100000 of the queue's budget is left"] * 2
+
+
+def test_without_a_limit_what_orders_cost_is_counted_all_the_same(engine: DurableEngine) -> None:
+    async def main() -> None:
+        await play(engine, Runs(cost_usd_micros=7), await submitted(engine, 2), 2)
+        budget = await engine.budget()
+        assert (budget.limit_usd_micros, budget.spent_usd_micros) == (None, 14)
+
+    anyio.run(main)
+
+
+async def followed(engine: DurableEngine, order_id: str) -> Sequence[Event]:
+    return [event async for event in engine.events(order_id)]
+
+
+class _Evil:
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (self._mark,))
+
+
+def _plant(path: Path, column: str, row: str) -> None:
+    """Write a pickled row wherever the engine keeps such a value."""
+    connection, changed = sqlite3.connect(path), 0
+    with connection:
+        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            columns = {found[1] for found in connection.execute(f"PRAGMA table_info({table})")}
+            if {column, "serialization"} <= columns:
+                statement = f"UPDATE {table} SET {column} = ?, serialization = 'py_pickle'"
+                changed += connection.execute(statement, (row,)).rowcount
+    connection.close()
+    assert changed
+
+
+@pytest.mark.parametrize("column", ["output", "value"])
+def test_a_pickle_that_was_planted_for_the_submitter_is_never_read(
+    column: str, engine: DurableEngine, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    row = base64.b64encode(pickle.dumps(_Evil(mark))).decode()
+
+    async def talk(job: Job, attempt: Attempt, emit: Emit, control: Control) -> Result:
+        await emit([b'{"n":1}'])
+        return Result((attempt.id,), "done")
+
+    async def main() -> None:
+        (job,) = await submitted(engine, 1)
+        await play(engine, talk, [job], 1)  # type: ignore[arg-type]  # another run function
+        _plant(tmp_path / "queue.sqlite", column, row)
+        with pytest.raises(BackplaneError):
+            await (engine.result(job.order.id, timeout_s=5) if column == "output" else followed(engine, job.order.id))
+
+    anyio.run(main)
+    assert not mark.exists()
+
+
+# The mirrored run -----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def a_worker(engine: DurableEngine, home: Path, content: ContentStore) -> AsyncIterator[None]:
+    plane = ControlPlane(Settings(isolation="off"), home, dict(os.environ))
+    async with plane, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: engine.serve(Runner(plane, content), slots=1))
+        yield
+        tasks.cancel_scope.cancel()
+
+
+def test_a_queued_order_is_a_local_run_while_it_is_at_work_elsewhere(engine: DurableEngine, tmp_path: Path) -> None:
+    content, home, go, root = ContentStore(tmp_path / "c"), tmp_path / "home", tmp_path / "go", tmp_path / "root"
+    root.mkdir()
+    order = WorkOrder(f"until [ -e {go} ]; do sleep 0.1; done; echo x > new", workspace=WorkspaceSpec(root=str(root)))
+    job = make_job(order, content, home, Quota(bytes_max=1 << 20, files_max=10), backend="shell")
+    seen: list[str] = []
+
+    async def each(event: Event) -> None:
+        if not seen:
+            with Store.open(home, readonly=True) as store:
+                run = find(store, "last")
+            assert (run.run_id, run.state, run.task, run.backend) == (event.attempt, "live", order.task, "shell")
+            go.touch()
+        seen.append(event.attempt)
+
+    async def main() -> None:
+        await engine.submit(job)
+        async with a_worker(engine, tmp_path / "worker", content):
+            with anyio.fail_after(RESULT_S_MAX):
+                row, _ = await bring(engine, job, content, home, each)
+        with Store.open(home) as store:
+            assert find(store, "last").state == "ended"
+            assert (row.outcome, row.trace_count, set(seen)) == ("complete", len(seen), {row.run_id})
+            assert store.patch(row) is not None
+            assert not store.verify_all().findings
+
+    anyio.run(main)
+
+
+def test_only_the_newest_attempt_is_mirrored_and_an_unfinished_one_is_removed(tmp_path: Path) -> None:
+    first, second = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
+    mirror = Mirror(tmp_path, WorkOrder("a task"), "shell")
+    mirror.take(Event(first, 1, 1, b'{"n":1}'))
+    mirror.take(Event(second, 1, 2, b'{"n":1}', first))
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [second]
+    mirror.close()
+    assert not list((tmp_path / "runs").iterdir())
