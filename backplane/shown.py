@@ -24,7 +24,7 @@ from backplane.receipts.tail import Tail
 from backplane.receipts.trace import open_plain
 from backplane.view.compared import FOLDER as COMPARISONS
 from backplane.view.compared import Compared
-from backplane.view.picture import Host, Picture
+from backplane.view.picture import HostProcess, Picture
 from backplane.view.report import PACKED_BYTES_MAX, RECEIPT_BYTES_MAX, Shown
 from backplane.view.story import Story
 from backplane.view.why import Diagnosis, Moment, diagnose
@@ -135,7 +135,7 @@ def moment_of(store: Store, picture: Picture, run: Remembered) -> Moment:
     )
 
 
-def _processes(host: Host) -> tuple[Process, ...]:
+def _processes(host: HostProcess) -> tuple[Process, ...]:
     from backplane.process.snapshot import snapshot
 
     return snapshot(host.pid, host.start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -157,6 +158,65 @@ def test_a_pruned_run_keeps_its_place_without_its_task(backplane_home: Path) -> 
         store.prune(0)
     assert "(its task is not known here)" in cli("runs").stdout
     assert cli("runs", "show", "last").returncode == 1
+
+
+def test_a_run_is_found_by_its_tags_and_its_task_may_be_kept_as_a_hash(backplane_home: Path, tmp_path: Path) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return cli("run", "echo secret-task", "--backend", "shell", "--root", str(tmp_path), *words)
+
+    assert run("--tag", "ticket=42", "--tag", "nightly", "--hash-task").returncode == 0
+    assert run().returncode == 0
+    plain, tagged = ids()
+    for tag in ("ticket=42", "ticket", "nightly"):
+        assert ids("--tag", tag) == [tagged]
+    assert ids("--tag", "ticket=4") == []
+    assert ids("--text", "ticket=42") == [tagged]
+    shown = cli("runs", "show", tagged).stdout
+    assert "tags    ticket=42, nightly" in shown
+    assert re.search(r"task    sha256:[0-9a-f]{64}\n", shown)
+    kept = (backplane_home / "runs" / tagged / "head.jsonl").read_text()
+    assert "secret-task" not in kept
+    assert "secret-task" in (backplane_home / "runs" / plain / "head.jsonl").read_text()
+    wrong = run("--param", "abp.task_text=no")
+    assert (wrong.returncode, wrong.stderr.partition(":")[0]) == (2, "config_invalid")
+    assert run("--tag", "x" * 300).returncode == 2
+
+
+def test_older_and_larger_runs_are_pruned(backplane_home: Path) -> None:
+    with Store.open(backplane_home) as store:
+        old = stored(store, "old", ago_ms=40 * 24 * HOUR_MS).run_id
+        big = stored(store, "big", said="x" * 200_000).run_id
+        new = stored(store, "new").run_id
+
+    def whole() -> set[str]:
+        return {run_id for run_id in (old, big, new) if cli("runs", "show", run_id).returncode == 0}
+
+    assert "1 receipt pruned" in cli("runs", "prune", "--older", "30d").stdout
+    assert whole() == {big, new}
+    assert "1 receipt pruned" in cli("receipts", "prune", "--size", "100k").stdout
+    assert whole() == {new}
+    assert cli("receipts", "prune", "--size", "100k").stdout.startswith("0 receipts pruned")
+    assert cli("receipts", "verify").returncode == 0
+    for words in ([], ["--older", "soon"], ["--size", "much"]):
+        done = cli("runs", "prune", *words)
+        assert (done.returncode, done.stderr.partition(":")[0]) == (2, "config_invalid"), done
+
+
+def test_a_log_has_a_line_for_each_event_and_no_texts(backplane_home: Path, tmp_path: Path) -> None:
+    scenario = 'mock.scenario=[{"say":"a-secret"},{"write":{"path":"b.txt","content":"x"}}]'
+    words = ("run", "go", "--backend", "mock", "--root", str(tmp_path), "--param", scenario)
+    quiet = cli(*words, "--log-file", str(tmp_path / "log.jsonl"), "-q")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "a-secret\n", "")
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [lines[0]["what"], lines[-1]["what"], lines[-1]["outcome"]] == ["run", "end", "complete"]
+    assert {"ToolCall", "ToolResult", "AssistantMessage", "FileChanged"} <= {line["what"] for line in lines}
+    assert [line["event"] for line in lines[1:-1]] == list(range(1, len(lines) - 1))
+    assert "a-secret" not in (tmp_path / "log.jsonl").read_text()
+    loud = cli(*words, "-v")
+    assert re.search(r"run [0-9a-f-]{36} on mock, kept in ", loud.stderr)
+    assert "approvals: " in loud.stderr
+    assert cli(*words, "--log-file", str(tmp_path)).returncode == 2
+    assert cli(*words, "-v", "-q").returncode == 2
 
 
 def test_a_growing_journal_is_read_a_whole_line_at_a_time(backplane_home: Path) -> None:

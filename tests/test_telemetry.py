@@ -39,7 +39,7 @@ from backplane.receipts import Store
 from backplane.receipts.memory import find
 from backplane.telemetry import export
 from backplane.telemetry.context import is_wanted, read_parent, span_id, trace_id, traceparent
-from backplane.telemetry.spans import About, told
+from backplane.telemetry.spans import RunAbout, told
 from tests.receipt_writer import receipt_of
 
 RUN = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -96,7 +96,7 @@ def receipt(**changes: Any) -> Receipt:
 
 def exported(made: Receipt, parent: str | None = None, **about: Any) -> dict[str, ReadableSpan]:
     memory = InMemorySpanExporter()
-    spans = told(made, About(backend="house", model="m-1", task="do it", **about))
+    spans = told(made, RunAbout(backend="house", model="m-1", task="do it", **about))
     export.send(spans, made.meta.run_id, SimpleSpanProcessor(memory), read_parent(parent))
     return {span.name + str(span.attributes.get("gen_ai.tool.call.id", "")): span  # type: ignore[union-attr]
             for span in memory.get_finished_spans()}  # fmt: skip
@@ -202,7 +202,7 @@ def test_a_failed_run_has_its_code_and_no_open_span() -> None:
 
 def test_the_measurements_are_those_of_the_conventions() -> None:
     reader = InMemoryMetricReader()
-    export.measure(told(receipt(), About(backend="house", model="m-1")), reader)
+    export.measure(told(receipt(), RunAbout(backend="house", model="m-1")), reader)
     data = reader.get_metrics_data()
     assert data is not None
     found = {

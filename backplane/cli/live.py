@@ -20,6 +20,7 @@ import msgspec
 
 from backplane.cli import DONE, FAILED, PARTIAL, READER_GONE, REFUSED, asking, route, show, streams
 from backplane.cli.copies import Copy
+from backplane.cli.log import RunLog
 from backplane.cli.order import told_without
 from backplane.cli.outlet import Outlet
 from backplane.config import Settings
@@ -64,6 +65,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     json: bool
     plain: bool
     """Nothing is painted over, whatever stdout is."""
+    quiet: bool = False
+    """Only the answer is printed."""
+    verbose: bool = False
+    log: RunLog | None = None
+    """Takes a line for each event; None for no log."""
     receipt: Copy | None
     """Takes a copy of the receipt, None for no copy; `patch` likewise."""
     patch: Copy | None
@@ -103,6 +109,11 @@ def _end(plan: Plan, live: _Live) -> int:
             _say_last_message(plan, ended)
         streams.error(ended.error)
         return FAILED
+    if plan.log is not None and plan.log.failed is not None:
+        streams.complain(f"the log has not all lines: {plan.log.failed}\n")
+    if plan.verbose:
+        for line in show.decided(ended.receipt):
+            streams.complain(streams.one_line(line) + "\n")
     saved, failure = False, None
     try:
         with told_without(plan.order.config.env):
@@ -195,6 +206,7 @@ class _Live:
             try:
                 if self._foot is not None:
                     self._foot.picture = _picture(order, self.run.backend_id, self.run.id)
+                self._say_begin(self.run)
                 beside.start_soon(self._guarded, self._open_door)
                 await self._tell(self.run)
             except BackplaneError:  # Of the output: the caller has left.
@@ -202,6 +214,14 @@ class _Live:
             except Exception as error:
                 self.run.fail(error)
             beside.cancel_scope.cancel()
+        if self.plan.log is not None and self.run.is_sealed:
+            self.plan.log.end(self.run)
+
+    def _say_begin(self, run: Run) -> None:
+        if self.plan.log is not None:
+            self.plan.log.begin(run)
+        if self.plan.verbose:
+            streams.complain(streams.one_line(f"run {run.id} on {run.backend_id}, kept in {run.folder}") + "\n")
 
     async def _goes_on(self, plane: ControlPlane, attempts: Attempts) -> bool:
         """Whether the run that has ended goes on elsewhere; nobody who stopped it or left wants that."""
@@ -231,8 +251,12 @@ class _Live:
                 await self._cancel()
 
     async def _write(self, batch: Events) -> None:
+        if self.plan.log is not None and self.run is not None:
+            self.plan.log.events(self.run.id, batch.events)
         if self.plan.json:
             await self.outlet.write(messages.events(batch.ref_id, batch.records))
+            return
+        if self.plan.quiet:
             return
         text = "".join([self.look.event(event) for event in batch.events])
         if self._foot is not None:
@@ -302,7 +326,7 @@ class _Live:
 
 
 def _foot(plan: Plan, look: show.Look) -> Foot | None:
-    if not look.terminal:
+    if not look.terminal or plan.quiet:
         return None
     from backplane.cli.foot import Foot
 
@@ -345,6 +369,9 @@ def _say_last_message(plan: Plan, ended: Run) -> None:
 def _say_the_end(plan: Plan, ended: Run, look: show.Look, saved: bool) -> None:
     if plan.json:
         _say_last_message(plan, ended)
+        return
+    if plan.quiet:
+        streams.write(f"{streams.printable(ended.text)}\n" if ended.text else "")
         return
     streams.write(look.end_line())
     if look.terminal and ended.patch is not None and ended.patch.is_file():

@@ -84,10 +84,10 @@ def parser(name: str) -> Parser:
     part = add(
         "prune",
         "remove the content of older receipts; their places in the chain stay and still verify",
-        "backplane receipts prune --keep 1000",
-        _prune,
+        "backplane receipts prune --keep 1000\nbackplane receipts prune --older 90d --size 2g",
+        prune,
     )
-    part.add_argument("--keep", type=int, required=True, metavar="N", help="leave the newest so many whole")
+    add_prune(part)
     return made
 
 
@@ -259,21 +259,57 @@ def _checkpoint(options: Options) -> int:
     return 0
 
 
-def _prune(options: Options) -> int:
+def add_prune(part: Parser) -> None:
+    """Add the options that say what of the older runs goes."""
+    part.add_argument("--keep", type=int, metavar="N", help="leave the newest so many whole")
+    part.add_argument("--older", metavar="SPAN", help="remove what ended longer ago, as 90d")
+    part.add_argument("--size", metavar="BYTES", help="leave files of so many bytes together, as 500m or 2g")
+
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def _bounds(options: Options) -> dict[str, int]:
+    """What `Store.prune` is given."""
+    import re
+    import time
+
+    from backplane.view.figures import span_s
+
+    found: dict[str, int] = {}
+    if options.keep is not None:
+        found["keep"] = _number("--keep", options.keep, "0 keeps none of them whole")
+    if options.older is not None:
+        span = span_s(options.older)
+        if span is None:
+            raise _wrong(f"--older {options.older!r} is no span of time", "as 12h, 30d or 8w")
+        found["ended_before_ms"] = time.time_ns() // 1_000_000 - span * 1000
+    if options.size is not None:
+        size = re.fullmatch(r"([0-9]{1,12})([kmgt]?)b?", options.size.strip().lower())
+        if size is None:
+            raise _wrong(f"--size {options.size!r} is no number of bytes", "as 500m or 2g")
+        found["bytes_max"] = int(size[1]) * _UNITS[size[2]]
+    if not found:
+        raise _wrong("nothing says what is to go", "--keep N, --older SPAN or --size BYTES")
+    return found
+
+
+def prune(options: Options) -> int:
+    """Remove the content of older receipts."""
     from backplane.errors import StoreError
     from backplane.receipts.database import is_full
 
-    keep = _number("--keep", options.keep, "0 keeps none of them whole")
+    bounds = _bounds(options)
     try:
         with _store(readonly=False) as store:
-            count = store.prune(keep)
+            count = store.prune(**bounds)
     except StoreError as error:
         if not is_full(error):
             raise
         with _store(readonly=True) as store:
-            store.make_room(keep)
+            store.make_room(**bounds)
         with _store(readonly=False) as store:
-            count = store.prune(keep)
+            count = store.prune(**bounds)
     streams.write(f"{streams.count(count, 'receipt')} pruned; the chain still verifies\n")
     return 0
 

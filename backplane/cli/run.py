@@ -44,6 +44,14 @@ def parser(name: str) -> Parser:
     _add_permissions(made)
     _add_limits(made)
     output = made.add_argument_group("output")
+    output.add_argument(
+        "--tag", metavar="TAG", action="append", default=[], help="find it again by it: a word, or KEY=VALUE"
+    )
+    output.add_argument("--hash-task", action="store_true", help="keep only a hash of the task's text")
+    output.add_argument("--log-file", metavar="FILE", help="add a line of JSON there for each event, without its texts")
+    much = output.add_mutually_exclusive_group()
+    much.add_argument("-v", "--verbose", action="store_true", help="say on stderr where it runs and what was decided")
+    much.add_argument("-q", "--quiet", action="store_true", help="print the answer alone")
     add_plain(output)
     add_json(output, "the protocol's own messages, one a line", "envelope_event", "envelope_final", "envelope_fatal")
     output.add_argument("--dry-run", action="store_true", help="show the order and who would get it; start nothing")
@@ -133,6 +141,7 @@ def _run(options: Options) -> int:
     from backplane import config
     from backplane.cli import live, order, session
     from backplane.cli.copies import Copy
+    from backplane.cli.log import RunLog
     from backplane.errors import ConfigError
     from backplane.runtime import backends, hooks, replay
 
@@ -199,6 +208,9 @@ def _run(options: Options) -> int:
             on_ask=on_ask,
             json=options.json,
             plain=options.plain,
+            quiet=options.quiet,
+            verbose=options.verbose,
+            log=opened.enter_context(RunLog(options.log_file)) if options.log_file is not None else None,
             receipt=receipt,
             patch=patch,
         )

@@ -73,6 +73,13 @@ def parser(name: str) -> Parser:
     part.set_defaults(call=_show)
     part.add_argument("run", metavar="RUN", nargs="?", default="last", help=_RUN + " (last)")
     add_json(part, "the run as one JSON object", "cli_runs")
+    from backplane.cli.receipts import add_prune, prune
+
+    about = "remove what is kept of older runs; their receipts' places in the chain stay"
+    example = "backplane runs prune --older 90d"
+    part = commands.add_parser("prune", help=about, about=f"{about.capitalize()}.", example=example)
+    part.set_defaults(call=prune)
+    add_prune(part)
     return made
 
 
@@ -80,7 +87,7 @@ _RUN: Final = "run id or its beginning, `last`, or `last~2`"
 
 
 _FLAGS: Final = ("failed", "live", "json")
-_TEXTS: Final = ("since", "backend", "folder", "text")
+_TEXTS: Final = ("since", "backend", "folder", "text", "tag")
 
 
 def _add_filters(made: Parser) -> None:
@@ -90,7 +97,8 @@ def _add_filters(made: Parser) -> None:
     add("--since", metavar="SPAN", help="only runs begun since then, as 90s, 5m, 2h, 3d, 1w")
     add("--backend", metavar="NAME", help="only runs on this backend")
     add("--folder", metavar="DIR", help="only runs in this folder or below it")
-    add("--text", metavar="WORDS", help="only runs whose task or events have all these words")
+    add("--tag", metavar="TAG", help="only runs with this tag, as ticket=42; `ticket` is any of that key")
+    add("--text", metavar="WORDS", help="only runs whose task, tags or events have all these words")
     add("--limit", type=int, metavar="N", help=f"at most so many ({ROWS_SHOWN})")
     add_json(made, "one JSON object a run and line", "cli_runs")
 
@@ -148,10 +156,16 @@ def _chosen(store: Store, options: Options) -> Iterator[Remembered]:
             continue
         if since is not None and (milliseconds(run.started_at) or 0) < since:
             continue
+        if options.tag is not None and not any(_has_tag(tag, options.tag) for tag in run.tags):
+            continue
         if folder is not None and not _is_below(run.root, folder):
             continue
         if mentions(store, run, words):
             yield run
+
+
+def _has_tag(tag: str, wanted: str) -> bool:
+    return tag == wanted or tag.partition("=")[0] == wanted
 
 
 def _is_below(root: str | None, folder: str) -> bool:
@@ -195,6 +209,8 @@ def row(run: Remembered, look: Look, now_ms: int) -> str:
     }
     cells = {name: cell for name, cell in cells.items() if columns >= _FROM_COLUMNS.get(name, 0)}
     text = streams.one_line(run.task, TASK_CHARS_MAX) if run.task is not None else "(its task is not known here)"
+    if run.tags:
+        text += f"  [{', '.join(streams.one_line(tag) for tag in run.tags)}]"
     if run.cause is not None:
         text += f" — {streams.one_line(run.cause, TASK_CHARS_MAX)}"
     if look.terminal:
@@ -248,6 +264,8 @@ def _told(run: Remembered, picture: Picture, look: Look) -> Iterator[str]:
     word, colour = _standing(run)
     yield line("run", f"{streams.one_line(run.run_id)}  ({when}{took})")
     yield line("task", streams.one_line(run.task, 4000) if run.task is not None else "(not known here)")
+    if run.tags:
+        yield line("tags", ", ".join(streams.one_line(tag) for tag in run.tags))
     if run.root is not None:
         yield line("folder", f"{streams.one_line(run.root)}  ({streams.one_line(run.mode)})")
     model = f"  model {streams.one_line(run.model)}" if run.model else ""

@@ -36,6 +36,10 @@ def settings(options: Options, home: Path, backend: str | None) -> dict[str, Jso
         found["output_schema"] = _schema(options.schema)
     if options.mcp:
         found["mcp_servers"] = [_server(text) for text in options.mcp]
+    if options.tag:
+        found["tags"] = list(dict.fromkeys(options.tag))
+    if options.hash_task:
+        found["task_text"] = "hash"
     return found
 
 

@@ -51,6 +51,19 @@ _CHARS_MAX: Final = 160
 _COLOURS: Final = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 
 
+def decided(receipt: Receipt) -> Iterator[str]:
+    """What the control plane decided about an ended run: how it ended, what held it, what was kept."""
+    added = receipt.backplane
+    yield f"end {msgspec.json.encode(added.get('end')).decode()}"
+    held = added.get("enforcement")
+    kinds_ = held.get("kinds") if isinstance(held, dict) else None
+    for name, row in kinds_.items() if isinstance(kinds_, dict) else ():
+        by = ", ".join(map(str, row.get("by", ()))) if isinstance(row, dict) else ""
+        yield f"{name}: {row.get('state') if isinstance(row, dict) else row}{f' by {by}' if by else ''}"
+    yield f"approvals: {held.get('approvals') if isinstance(held, dict) else 'unknown'}"
+    yield f"receipt {receipt.receipt_sha256}"
+
+
 class _ShownCommand(msgspec.Struct, eq=False):
     """A tool's call that has shown a command."""
 

@@ -70,6 +70,10 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
     max_turns: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] | None = None
 
 
+TAGS_MAX: Final = 32
+"""Tags of one order: more would be no help to find it."""
+_TAG: Final = msgspec.Meta(min_length=1, max_length=200)
+
 SETTINGS: Final[Mapping[str, Any]] = {
     "backend": str,
     "checkpoints": Literal["auto", "named"],
@@ -94,12 +98,22 @@ SETTINGS: Final[Mapping[str, Any]] = {
     "secrets": list[str],
     "session": dict[str, Any],
     "system": str,
+    "tags": Annotated[list[Annotated[str, _TAG]], msgspec.Meta(max_length=TAGS_MAX)],
+    "task_text": Literal["kept", "hash"],
     "unheard": dict[str, Any],
 }
 """Ours under `config.vendor.abp`, what `WorkOrder.abp` is asked for, with its shape; null says nothing.
 
 `Any` where whoever reads it says more of what is wrong with it.
 """
+
+
+def read_tags(value: Json) -> tuple[str, ...]:
+    """Return the tags of an order that was taken; nothing where it has none."""
+    rows = value if isinstance(value, list | tuple) else ()
+    return tuple(row for row in rows if isinstance(row, str))
+
+
 OTHERS_SETTINGS: Final = frozenset(
     {"client_mode", "client_persist", "client_session_key", "client_timeout_ms"}
     | {"dialect", "request", "source_dialect"}
@@ -183,6 +197,11 @@ class WorkOrder(msgspec.Struct, frozen=True):
             return self
         replace = msgspec.structs.replace
         return replace(self, config=replace(self.config, vendor=vendor))
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Words that the run is found again by, as `KEY=VALUE` or alone."""
+        return read_tags(self.abp("tags"))
 
     def with_abp(self, name: str, value: Json) -> WorkOrder:
         """Return this order with one of these settings, in place of what stands there under either spelling."""

@@ -28,6 +28,8 @@ from backplane.receipts.trace import Trace, open_plain
 HEAD: Final = "head.jsonl"
 TRACE: Final = "trace.jsonl"
 PATCH: Final = "patch.diff"
+TASK_HASH: Final = "sha256:"
+"""Before the hash of a task whose text an order does not want kept (`config.vendor.abp.task_text`)."""
 WORDS: Final = "stderr"
 """What a live run's host said last on its stderr; gone once the receipt has it."""
 FOLDER_MODE: Final = 0o700
@@ -96,13 +98,15 @@ def head_fact(order: WorkOrder, *, run_id: str, started_at: str, backend: str, r
     """The first fact of a run, as recovery expects it.
 
     Args:
-        order: stored with the names of `config.env` only; the values are secrets.
+        order: stored with the names of `config.env` only, as the values are secrets; by its wish with the task's hash.
         started_at: in the contract's print form.
         backend: id of the chosen backend, before any hello.
         route: why it was chosen, as the receipt has it; None where it was named.
     """
     stored = msgspec.to_builtins(order)
     stored["config"]["env"] = sorted(order.config.env)
+    if order.abp("task_text") == "hash":
+        stored["task"] = TASK_HASH + canonical.sha256_hex(order.task.encode("utf-8", "surrogatepass"))
     fact = {"fact": "order", "run_id": run_id, "started_at": started_at, "backend": {"id": backend}, "order": stored}
     return fact if route is None else {**fact, "route": route}
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.contract.work import read_tags
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts.journal import TRACE, JournalHead, read_head
 from backplane.receipts.recovery import is_abandoned, is_live, is_run_id
@@ -58,6 +59,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     duration_ms: int | None = None
     files: int | None = None
     """Changed files of its patch."""
+    tags: tuple[str, ...] = ()
     cost_usd_micros: int | None = None
     """None where it is unknown."""
     input_tokens: int | None = None
@@ -188,7 +190,13 @@ def _asked(opening: JournalHead) -> dict[str, Any]:
         "root": order.workspace.root if known else None,
         "mode": order.workspace.mode if known else None,
         "model": order.config.model,
+        "tags": _tags(order.config.vendor),
     }
+
+
+def _tags(vendor: dict[str, Json]) -> tuple[str, ...]:
+    own = vendor.get("abp")
+    return read_tags(own.get("tags") if isinstance(own, dict) and "tags" in own else vendor.get("abp.tags"))
 
 
 def _opening(folder: Path) -> JournalHead:
@@ -285,13 +293,13 @@ def find(store: Store, name: str) -> Remembered:
 
 
 def mentions(store: Store, run: Remembered, words: list[str]) -> bool:
-    """Whether all these words stand in a run's task or anywhere in its events, in any case of ASCII letters.
+    """Whether all these words stand in a run's task, its tags or anywhere in its events, in any case of ASCII letters.
 
     Raises:
         StoreError: `receipt_store_failed`, its trace cannot be read.
     """
     left = {word.lower().encode("utf-8", "replace")[:WORD_BYTES_MAX] for word in words if word}
-    task = (run.task or "").lower().encode("utf-8", "replace")
+    task = " ".join((run.task or "", *run.tags)).lower().encode("utf-8", "replace")
     left = {word for word in left if word not in task}
     if not left or not is_run_id(run.run_id):
         return not left

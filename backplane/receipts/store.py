@@ -11,7 +11,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -309,11 +310,15 @@ class Store:
             findings += audit.check_checkpoint(checkpoint, self._at(checkpoint.sequence))
         return audit.Audit(tuple(findings), checked, pruned, self.checkpoint(), checkpoint is not None)
 
-    def prune(self, keep: int) -> int:
-        """Remove the content of all but the newest receipts; their places in the chain stay.
+    def prune(
+        self, keep: int | None = None, *, ended_before_ms: int | None = None, bytes_max: int | None = None
+    ) -> int:
+        """Remove the content of older receipts; their places in the chain stay. What any of the three names goes.
 
         Args:
-            keep: receipts to leave whole.
+            keep: receipts to leave whole, the newest; None leaves all.
+            ended_before_ms: since 1970: what ended before goes; None for no age.
+            bytes_max: of all their files together: what is beyond, the newest counted first, goes; None for no bound.
 
         Returns:
             How many were removed now.
@@ -321,17 +326,30 @@ class Store:
         Raises:
             StoreError: `receipt_store_failed`, also where files stay; calling this again removes them.
         """
+        gone = self._prunable(keep, ended_before_ms, bytes_max)
         with self._locked() as connection, database.transaction(connection):
-            rows = connection.execute(
-                "SELECT run_id, length(body) FROM receipts ORDER BY sequence DESC LIMIT -1 OFFSET ?", (max(0, keep),)
-            ).fetchall()
-            connection.executemany(
-                "UPDATE receipts SET body = x'' WHERE run_id = ?", [(run_id,) for run_id, size in rows if size]
+            made = connection.executemany(
+                "UPDATE receipts SET body = x'' WHERE run_id = ? AND length(body) > 0", [(run_id,) for run_id in gone]
             )
-        self._remove_files([run_id for run_id, _ in rows])
-        return sum(1 for _, size in rows if size)
+        self._remove_files(gone)
+        return max(made.rowcount, 0)
 
-    def make_room(self, keep: int) -> None:
+    def _prunable(self, keep: int | None, ended_before_ms: int | None, bytes_max: int | None) -> tuple[str, ...]:
+        rows = self.list(database.INTEGER_MAX)
+        gone = {row.run_id for row in rows[max(0, keep) :]} if keep is not None else set()
+        if ended_before_ms is not None:
+            gone |= {row.run_id for row in rows if _ms(row.finished_at) < ended_before_ms}
+        left = bytes_max
+        for row in rows if left is not None else ():
+            if row.run_id not in gone and recovery.is_run_id(row.run_id):
+                left = (left or 0) - _size_of(self.folder(row.run_id))
+                if left < 0:
+                    gone.add(row.run_id)
+        return tuple(row.run_id for row in rows if row.run_id in gone)
+
+    def make_room(
+        self, keep: int | None = None, *, ended_before_ms: int | None = None, bytes_max: int | None = None
+    ) -> None:
         """Remove the files of what `prune` would, where the disk is too full to note that first.
 
         Should `prune` not follow, these receipts do not verify until it does. The store may be open for reading only.
@@ -339,7 +357,7 @@ class Store:
         Raises:
             StoreError: as `prune`.
         """
-        self._remove_files([row.run_id for row in self.list(database.INTEGER_MAX)[max(0, keep) :]])
+        self._remove_files(self._prunable(keep, ended_before_ms, bytes_max))
 
     def _remove_files(self, run_ids: Iterable[str]) -> None:
         tried = [recovery.remove(self.folder(run_id)) for run_id in filter(recovery.is_run_id, run_ids)]
@@ -505,3 +523,21 @@ def steps_back(name: str) -> int | None:
 
 def _known(run_id: str) -> StoreError:
     return StoreError("receipt_store_failed", f"a receipt of run {run_id} is stored already")
+
+
+def _ms(timestamp: str) -> int:
+    """A time of a row since 1970; one that cannot be read is as old as can be."""
+    try:
+        return int(datetime.fromisoformat(timestamp).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return 0
+
+
+def _size_of(folder: Path) -> int:
+    """Bytes of a run's files on the disk; nothing where it has none."""
+    total = 0
+    for above, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(above, name)).st_size
+    return total

@@ -268,9 +268,9 @@ class ControlPlane:
             run.fail(error)
 
     def _send(self, sender: Sender, run: Run) -> None:
-        from backplane.telemetry.spans import About
+        from backplane.telemetry.spans import RunAbout
 
-        about = About(
+        about = RunAbout(
             backend=run.backend_id, model=run.order.config.model, task=run.order.task, is_remote=run.is_remote
         )
         sender.send(run.receipt, about)

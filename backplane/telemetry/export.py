@@ -71,7 +71,7 @@ def resource() -> Resource:
     return Resource({"service.name": SERVICE}).merge(OTELResourceDetector().detect())
 
 
-def send(told: ours.Told, run_id: str, processor: SpanProcessor, parent: tuple[int, int] | None = None) -> None:
+def send(told: ours.RunTelemetry, run_id: str, processor: SpanProcessor, parent: tuple[int, int] | None = None) -> None:
     """Give a run's spans to a processor, and let it finish.
 
     Args:
@@ -112,7 +112,7 @@ def _links(parent: tuple[int, int] | None) -> Iterator[Link]:
         yield Link(SpanContext(trace, span, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)))
 
 
-def measure(told: ours.Told, reader: MetricReader) -> None:
+def measure(told: ours.RunTelemetry, reader: MetricReader) -> None:
     """Give a run's measurements to a reader."""
     meter = MeterProvider([reader], resource=resource(), shutdown_on_exit=False).get_meter(SERVICE, _version())
     instruments: dict[str, api_metrics.Histogram] = {}
@@ -141,7 +141,7 @@ def exporters() -> tuple[Callable[..., SpanExporter], Callable[..., MetricExport
     return OTLPSpanExporter, OTLPMetricExporter
 
 
-def export(told: ours.Told, run_id: str, parent: tuple[int, int] | None) -> None:
+def export(told: ours.RunTelemetry, run_id: str, parent: tuple[int, int] | None) -> None:
     """Send a run to the collector that the standard variables name. Raises what the exporter does."""
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 

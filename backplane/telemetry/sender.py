@@ -11,7 +11,7 @@ import msgspec
 
 from backplane.contract.receipt import Receipt
 from backplane.telemetry.context import TRACEPARENT, has_content, read_parent
-from backplane.telemetry.spans import About, told
+from backplane.telemetry.spans import RunAbout, told
 
 LEAVE_S_MAX: Final = 5.0
 """For a collector to take what was not sent yet when a control plane closes; `run` has said its last word by then.
@@ -39,7 +39,7 @@ class Sender:
         self._loaded = threading.Event()
         threading.Thread(target=self._load, daemon=True).start()
 
-    def send(self, receipt: Receipt, about: About) -> None:
+    def send(self, receipt: Receipt, about: RunAbout) -> None:
         """Have a sealed run sent; returns at once."""
         self._threads = [one for one in self._threads if one.is_alive()]
         if len(self._threads) < SENDING_MAX:
@@ -57,7 +57,7 @@ class Sender:
         finally:
             self._loaded.set()
 
-    def _send(self, receipt: Receipt, about: About) -> None:
+    def _send(self, receipt: Receipt, about: RunAbout) -> None:
         self._loaded.wait()
         from backplane.telemetry import export
 

@@ -75,7 +75,7 @@ TOOL_METRIC: Final = "gen_ai.execute_tool.duration"
 Attributes = dict[str, Any]
 
 
-class Note(msgspec.Struct, frozen=True):
+class SpanNote(msgspec.Struct, frozen=True):
     """An event of a span."""
 
     name: str
@@ -83,7 +83,7 @@ class Note(msgspec.Struct, frozen=True):
     attributes: Attributes
 
 
-class Span(msgspec.Struct, kw_only=True, eq=False):
+class RunSpan(msgspec.Struct, kw_only=True, eq=False):
     """One span, whole."""
 
     name: str
@@ -94,16 +94,16 @@ class Span(msgspec.Struct, kw_only=True, eq=False):
     start_ns: int
     end_ns: int = 0
     attributes: Attributes
-    notes: list[Note] = []
+    notes: list[SpanNote] = []
     error: str | None = None
 
     def note(self, name: str, time_ns: int, attributes: Attributes) -> None:
         """Add an event, where there is room for it."""
         if len(self.notes) < EVENTS_MAX:
-            self.notes.append(Note(name, time_ns, {key: value for key, value in attributes.items() if value != ""}))
+            self.notes.append(SpanNote(name, time_ns, {key: value for key, value in attributes.items() if value != ""}))
 
 
-class Measure(msgspec.Struct, frozen=True):
+class Measurement(msgspec.Struct, frozen=True):
     """One measurement: of a duration in nanoseconds, or of tokens."""
 
     metric: str
@@ -111,15 +111,15 @@ class Measure(msgspec.Struct, frozen=True):
     attributes: Attributes
 
 
-class Told(msgspec.Struct, frozen=True):
+class RunTelemetry(msgspec.Struct, frozen=True):
     """A run as telemetry."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[RunSpan, ...]
     """The run's own first, parents before their children."""
-    measures: tuple[Measure, ...]
+    measures: tuple[Measurement, ...]
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
+class RunAbout(msgspec.Struct, frozen=True, kw_only=True):
     """What of a run does not stand in its receipt."""
 
     backend: str
@@ -131,7 +131,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Whether texts may go along: messages, inputs, results."""
 
 
-def told(receipt: Receipt, about: About, trace: Iterable[AgentEvent] | None = None) -> Told:
+def told(receipt: Receipt, about: RunAbout, trace: Iterable[AgentEvent] | None = None) -> RunTelemetry:
     """Make spans and measurements of a sealed run.
 
     Args:
@@ -144,14 +144,14 @@ def told(receipt: Receipt, about: About, trace: Iterable[AgentEvent] | None = No
 
 
 class _Story:
-    def __init__(self, receipt: Receipt, about: About) -> None:
+    def __init__(self, receipt: Receipt, about: RunAbout) -> None:
         self._receipt, self._about = receipt, about
         self._run_id = receipt.meta.run_id
         self._common: Attributes = {PROVIDER: receipt.backend.id}
         if about.model is not None:
             self._common[REQUEST_MODEL] = about.model
         started_ns = _ns(receipt.meta.started_at) or 0
-        self._root = Span(
+        self._root = RunSpan(
             name=f"invoke_agent {about.backend}",
             id=span_id(self._run_id, 0),
             parent=None,
@@ -161,23 +161,23 @@ class _Story:
         )
         self._spans = [self._root]
         self._dropped = 0
-        self._tools: dict[str, Span] = {}
-        self._inner: dict[str, Span] = {}
-        self._asked: dict[str, Span] = {}
-        self._last_tool: Span | None = None
+        self._tools: dict[str, RunSpan] = {}
+        self._inner: dict[str, RunSpan] = {}
+        self._asked: dict[str, RunSpan] = {}
+        self._last_tool: RunSpan | None = None
         self._turn_since_ns = started_ns
         self._first_chunk_ns: int | None = None
         self._folded, self._counted = Folded(), Usage()
         self._messages: list[str] = []
         self._now_ns = started_ns
-        self._measures: list[Measure] = []
+        self._measures: list[Measurement] = []
 
     def _of_agent(self, name: str) -> Attributes:
         backend = self._receipt.backend
         attributes = {OPERATION: "invoke_agent", AGENT_NAME: name, AGENT_ID: backend.id, **self._common}
         return attributes if backend.backend_version is None else {**attributes, AGENT_VERSION: backend.backend_version}
 
-    def _add(self, span: Span) -> bool:
+    def _add(self, span: RunSpan) -> bool:
         if len(self._spans) >= SPANS_MAX:
             self._dropped += 1
             return False
@@ -231,7 +231,7 @@ class _Story:
             attributes[TOOL_CALL_ID] = event.tool_use_id
         if self._about.content:
             attributes[TOOL_ARGUMENTS] = _json(event.input)
-        span = Span(
+        span = RunSpan(
             name=f"execute_tool {event.tool_name}",
             id=span_id(self._run_id, number),
             parent=self._above(event.parent_tool_use_id).id,
@@ -241,14 +241,14 @@ class _Story:
         if self._add(span):
             self._tools[event.tool_use_id or f"#{number}"] = self._last_tool = span
 
-    def _above(self, parent: str | None) -> Span:
+    def _above(self, parent: str | None) -> RunSpan:
         """What a call belongs to: the run, or the sub-agent that its parent call is found to be."""
         outer = self._tools.get(parent) if parent is not None else None
         if outer is None or parent is None:
             return self._inner.get(parent or "", self._root)
         if parent not in self._inner:
             name = outer.attributes[TOOL_NAME]
-            inner = Span(
+            inner = RunSpan(
                 name=f"invoke_agent {name}",
                 id=span_id(self._run_id, 0, f"agent {outer.id}"),
                 parent=outer.id,
@@ -275,7 +275,7 @@ class _Story:
         if inner is not None:
             self._close(inner)
 
-    def _close(self, span: Span, *, error: str | None = None) -> None:
+    def _close(self, span: RunSpan, *, error: str | None = None) -> None:
         span.end_ns = self._now_ns
         if error is not None:
             span.error = span.attributes[ERROR] = error
@@ -283,7 +283,7 @@ class _Story:
             attributes: Attributes = {
                 name: span.attributes[name] for name in (TOOL_NAME, ERROR) if name in span.attributes
             }
-            self._measures.append(Measure(TOOL_METRIC, _lasted_ns(span), attributes))
+            self._measures.append(Measurement(TOOL_METRIC, _lasted_ns(span), attributes))
 
     def _turned(self, number: int, event: kinds.TurnEnded) -> None:
         self._folded = fold(self._folded, event)
@@ -297,7 +297,7 @@ class _Story:
         attributes |= _usage(_added(self._counted, self._folded.usage))
         self._counted = self._folded.usage
         model = attributes.get(RESPONSE_MODEL, self._about.model)
-        span = Span(
+        span = RunSpan(
             name=f"chat {model}" if model else "chat",
             id=span_id(self._run_id, number),
             parent=self._root.id,
@@ -309,10 +309,10 @@ class _Story:
         if self._first_chunk_ns is not None:
             waited_ns = self._first_chunk_ns - span.start_ns
             attributes[FIRST_CHUNK] = waited_ns / 1e9
-            self._measures.append(Measure(FIRST_CHUNK_METRIC, waited_ns, self._of_operation("chat")))
+            self._measures.append(Measurement(FIRST_CHUNK_METRIC, waited_ns, self._of_operation("chat")))
         if self._about.content and self._messages:
             attributes[OUTPUT_MESSAGES] = _as_messages("assistant", self._messages)
-        self._measures.append(Measure(OPERATION_METRIC, _lasted_ns(span), self._of_operation("chat")))
+        self._measures.append(Measurement(OPERATION_METRIC, _lasted_ns(span), self._of_operation("chat")))
         self._turn_since_ns, self._first_chunk_ns, self._messages = self._now_ns, None, []
         self._add(span)
 
@@ -324,7 +324,7 @@ class _Story:
         if isinstance(plan, list):
             attributes = {OPERATION: "plan", "backplane.plan.steps": len(plan), **self._common}
             self._add(
-                Span(
+                RunSpan(
                     name="plan",
                     id=span_id(self._run_id, number),
                     parent=self._root.id,
@@ -346,7 +346,7 @@ class _Story:
         about = {f"{APPROVAL}.{name}": str(value) for name, value in members.items() if value is not None}
         span.note(APPROVAL, self._now_ns, about)
 
-    def end(self) -> Told:
+    def end(self) -> RunTelemetry:
         """Close what is open, and say how the run ended."""
         receipt, root = self._receipt, self._root
         added = receipt.backplane
@@ -374,12 +374,14 @@ class _Story:
                 root.attributes[OUTPUT_MESSAGES] = _as_messages("assistant", self._messages[-1:])
         agent = {AGENT_NAME: self._about.backend, **self._common}
         failed = {} if root.error is None else {ERROR: root.error}
-        measures = [Measure(AGENT_METRIC, _lasted_ns(root), {**agent, **failed})]
+        measures = [Measurement(AGENT_METRIC, _lasted_ns(root), {**agent, **failed})]
         for name, kind in (("input_tokens", "input"), ("output_tokens", "output")):
             count = getattr(receipt.usage, name)
             if count is not None:
-                measures.append(Measure(TOKENS_METRIC, count, {**self._of_operation("invoke_agent"), TOKEN_TYPE: kind}))
-        return Told(tuple(self._spans), (*measures, *self._measures))
+                measures.append(
+                    Measurement(TOKENS_METRIC, count, {**self._of_operation("invoke_agent"), TOKEN_TYPE: kind})
+                )
+        return RunTelemetry(tuple(self._spans), (*measures, *self._measures))
 
 
 def _usage(usage: Usage) -> Attributes:
@@ -394,7 +396,7 @@ def _added(before: Usage, after: Usage) -> Usage:
     return Usage(**counts)
 
 
-def _lasted_ns(span: Span) -> int:
+def _lasted_ns(span: RunSpan) -> int:
     return max(span.end_ns - span.start_ns, 0)
 
 

@@ -142,7 +142,7 @@ class Repeat(msgspec.Struct, frozen=True):
 NO_REPEAT: Final = Repeat("", "", 0, 0)
 
 
-class Host(msgspec.Struct, frozen=True):
+class HostProcess(msgspec.Struct, frozen=True):
     """The process of the run's host, or what stands around it."""
 
     pid: int
@@ -250,7 +250,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     """MCP servers of the order."""
     context: int = 0
     """Files and texts that the order gave along."""
-    host: Host | None = None
+    host: HostProcess | None = None
     ended: Ended | None = None
 
     @property
@@ -290,7 +290,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
                 self.is_sent = True
             case "host":
                 pid, start, plane = (_number(fact.get(name)) or 0 for name in ("pid", "start", "plane"))
-                self.host = Host(pid, start, plane)
+                self.host = HostProcess(pid, start, plane)
             case "hooks":
                 self._hooked(_text(fact.get("ask")), fact.get("names"))
 
