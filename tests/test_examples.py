@@ -153,7 +153,7 @@ def test_two_backends_are_compared_and_no_winner_is_made_up(folder: Path) -> Non
 
 
 def test_the_guide_names_what_there_is(folder: Path) -> None:
-    guide = (ROOT / "docs" / "from-the-vendors-sdks.md").read_text()
+    guide = (EXAMPLES / "from-the-vendors-sdks.md").read_text()
     found = dict[str, object]()
     exec(re.findall(r"^```python\n(.*?)^```$", guide, re.S | re.M)[0], found)
     assert callable(found["mend"])
