@@ -15,13 +15,14 @@ import anyio
 import pytest
 
 from backplane.config import Settings
+from backplane.contract.approval import Decision
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError
 from backplane.receipts import Store
 from backplane.receipts.memory import find
 from backplane.runtime.plane import ControlPlane
 from backplane.scale.content import ContentStore
-from backplane.scale.engine import Attempt, Control, Emit, Event, Job, Limits, Result
+from backplane.scale.engine import Attempt, Budget, Control, Emit, Event, Job, Limits, Result
 from backplane.scale.mirror import Mirror, bring
 from backplane.scale.orders import make_job
 from backplane.scale.runner import Runner
@@ -29,6 +30,8 @@ from backplane.workspace import Quota
 
 pytest.importorskip("dbos")
 from backplane.scale.durable import DurableEngine
+from backplane.scale.ledger import Ledger
+from tests.test_scale_faults import BINARIES, postgres
 
 RESULT_S_MAX = 100
 WAIT_S_MAX = 30.0
@@ -252,3 +255,39 @@ def test_only_the_newest_attempt_is_mirrored_and_an_unfinished_one_is_removed(tm
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [second]
     mirror.close()
     assert not list((tmp_path / "runs").iterdir())
+
+
+# The tables, on both databases ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+        return
+    if not BINARIES:
+        pytest.skip("no Postgres in /usr/lib/postgresql")
+    with postgres() as server:
+        yield server.url
+
+
+def test_the_ledger_tells_an_attempt_of_those_before_it_of_a_cancel_and_of_the_budget(url: str) -> None:
+    ledger = Ledger(url)
+    ledger.prepare()
+    assert ledger.begin("o", "a", "w") == Attempt("a", "o")
+    ledger.cancel("o", "why")
+    assert ledger.begin("o", "b", "w") == Attempt("b", "o", ("a",), "why")
+    ledger.set_budget(1_000_000)
+    assert ledger.begin("p", "c", "w", 400_000) == Attempt("c", "p")
+    ledger.settle("c", 300_000)
+    denied = ledger.begin("p", "d", "w", 800_000).over_budget
+    assert denied == "the order may cost $0.800000, and $0.700000 of the queue's budget is left"
+    ledger.answer("p", "d", "ask-1", Decision("allow"))
+    ledger.answer("p", "d", "ask-1", Decision("deny"))
+    news = ledger.beat("w", {"o", "p"})
+    assert (news.cancelled, news.newest) == ({"o": "why"}, {"o": "b", "p": "d"})
+    assert news.answers == {"d": {"ask-1": Decision("allow")}}
+    ledger.remove(["o"])
+    assert ledger.attempts(["o", "p"]) == {"p": ("c", "d")}
+    assert ledger.budget() == Budget(1_000_000, 300_000)
+    ledger.close()

@@ -38,7 +38,8 @@ _TABLES: Final = (
 )
 _BEGIN: Final = (
     "INSERT INTO backplane_attempt (order_id, number, id, worker, begun_ms, reserved_usd_micros) "
-    "SELECT :order, COUNT(*) + 1, :id, :worker, {now}, :wanted FROM backplane_attempt WHERE order_id = :order"
+    "SELECT CAST(:order AS VARCHAR), COUNT(*) + 1, CAST(:id AS VARCHAR), CAST(:worker AS VARCHAR), {now}, "
+    "CAST(:wanted AS BIGINT) FROM backplane_attempt WHERE order_id = :order"
 )
 _FACTS: Final = (
     "SELECT 'attempt' AS kind, id AS text, CAST(number AS BIGINT) AS number FROM backplane_attempt "
