@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Sequence
-from importlib.metadata import entry_points
 from typing import Any, Final, Literal
 
 import msgspec
@@ -69,6 +68,8 @@ GROUP: Final = "backplane.dialects"
 
 
 def _plugged(name: str) -> Any:
+    from importlib.metadata import entry_points  # With it comes the reader of mail; no shipped dialect needs it.
+
     found = list(entry_points(group=GROUP, name=name))
     if len(found) != 1:
         there = sorted({*DIALECTS, *(entry.name for entry in entry_points(group=GROUP))})

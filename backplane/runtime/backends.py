@@ -24,7 +24,6 @@ from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError, PolicyError
 from backplane.process import Command, Exit, open_child
 from backplane.resources import find as find_shared
-from backplane.runtime import plugins
 from backplane.upstream import presets
 
 SHIPPED: Final[dict[str, tuple[str, ...]]] = {
@@ -369,6 +368,8 @@ def find(name: str, settings: Settings, environ: Mapping[str, str]) -> ProcessBa
     """
     declared = settings.backends.get(name)
     if declared is None and name not in SHIPPED:
+        from backplane.runtime import plugins  # With it comes the reader of mail; no other backend needs it.
+
         plugin = plugins.find(name)
         if plugin is not None:
             made = _from_settings(name, BackendSettings(command=plugin.command), settings, environ)
@@ -568,6 +569,8 @@ def from_command(command: str | tuple[str, ...], *, cwd: Path, limits: Limits | 
 
 def known(settings: Settings, environ: Mapping[str, str]) -> list[BackendStatus]:
     """Every backend there is, ready or not, in the order of their names."""
+    from backplane.runtime import plugins
+
     own = {*settings.backends, *SHIPPED}
     return [_status(name, settings, environ) for name in sorted({*own, *plugins.names(own)})]
 

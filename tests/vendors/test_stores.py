@@ -19,7 +19,7 @@ from backplane.providers import exchange
 from backplane.testing import ModelServer, Turn
 from tests.vendors.stores import VENDORS, Store, environ_of, script
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 FIRST, SECOND = "the word is zebra; write new.txt", "which word?"
 DIALECTS = {"claude": "claude", "codex": "codex", "gemini": "gemini"}
@@ -95,10 +95,9 @@ def test_a_store_becomes_a_session_as_the_program_shows_it(store: Store) -> None
     assert rows[-1] == ("say", "zebra")
     assert len(theirs) == len(rows) - 1
     assert [pair for pair in zip(rows, theirs, strict=False) if not same(*pair)] == []
-    thought = [
-        part.text for message in stored.messages if isinstance(message, AssistantMessage) for part in message.thinking
-    ]
-    assert thought == ["think first"]
+    said = [message for message in stored.messages if isinstance(message, AssistantMessage)]
+    # Gemini CLI keeps each piece of a thought without the blanks at its ends.
+    assert ["".join(part.text.split()) for message in said for part in message.thinking] == ["thinkfirst"]
     file = exchange.take_in(name, id, "any", environ)
     assert [len(turn.messages) for turn in file.turns] == [len(stored.messages) - 2, 2]
 
