@@ -272,6 +272,23 @@ class Talk:
         return tuple(f"dropped: {count} {what}" for what, count in sorted(self._dropped.items()))
 
 
+def by_call(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages with results that follow each other in the order of their calls."""
+    places: dict[str, int] = {}
+    made: list[Message] = []
+    results: list[ToolResultMessage] = []
+    for message in (*messages, None):
+        if isinstance(message, ToolResultMessage):
+            results.append(message)
+            continue
+        made += sorted(results, key=lambda result: places.get(result.tool_call_id, 0))
+        results = []
+        if isinstance(message, AssistantMessage):
+            places |= {call.id: len(places) + number for number, call in enumerate(message.tool_calls)}
+        made += [message] if message is not None else []
+    return tuple(made)
+
+
 UNDONE: Final = "messages that were taken back in the program itself"
 NOTES: Final = "notes of the program to its model"
 BELOW: Final = "messages of agents below this one"

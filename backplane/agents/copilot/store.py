@@ -15,6 +15,7 @@ from backplane.agents.store import (
     Place,
     Stored,
     Talk,
+    by_call,
     files,
     home_of,
     inner,
@@ -66,9 +67,10 @@ def read(place: Place) -> Stored:
     if not head:
         require_known(place.path, "a program that says no version,", None, VERSIONS)
     root = said_of(inner(head, "context").get("cwd"))
+    messages = by_call(talk.messages)  # They stand in the order in which their tools ended.
     return Stored(
         vendor="copilot", id=str(head.get("sessionId", "")), root=root, model=model,
-        messages=talk.messages, losses=talk.losses,
+        messages=messages, losses=talk.losses,
     )  # fmt: skip
 
 
