@@ -317,7 +317,7 @@ def test_copilot_rewinds_and_agents_below_are_followed(tmp_path: Path) -> None:
 
 
 def test_copilot_results_stand_in_the_order_of_their_calls(tmp_path: Path) -> None:
-    calls = [{"toolCallId": id, "name": "bash", "arguments": {}} for id in ("a", "b")]
+    calls: Any = [{"toolCallId": id, "name": "bash", "arguments": {}} for id in ("a", "b")]
     ends = [("tool.execution_complete", f"e{id}", {"toolCallId": id, "success": True}) for id in ("b", "a")]
     stored = read("copilot", tmp_path, copilot(("assistant.message", "1", {"toolRequests": calls}), *ends))
     assert [m.tool_call_id for m in stored.messages if isinstance(m, ToolResultMessage)] == ["a", "b"]

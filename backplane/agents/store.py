@@ -274,19 +274,18 @@ class Talk:
 
 def by_call(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the messages with results that follow each other in the order of their calls."""
-    places: dict[str, int] = {}
+    calls = (call for message in messages if isinstance(message, AssistantMessage) for call in message.tool_calls)
+    places = {call.id: place for place, call in enumerate(calls)}
     made: list[Message] = []
     results: list[ToolResultMessage] = []
-    for message in (*messages, None):
+    for message in messages:
         if isinstance(message, ToolResultMessage):
             results.append(message)
             continue
-        made += sorted(results, key=lambda result: places.get(result.tool_call_id, 0))
+        made += sorted(results, key=lambda result: places[result.tool_call_id])
+        made.append(message)
         results = []
-        if isinstance(message, AssistantMessage):
-            places |= {call.id: len(places) + number for number, call in enumerate(message.tool_calls)}
-        made += [message] if message is not None else []
-    return tuple(made)
+    return (*made, *sorted(results, key=lambda result: places[result.tool_call_id]))
 
 
 UNDONE: Final = "messages that were taken back in the program itself"
