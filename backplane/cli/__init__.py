@@ -125,11 +125,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, one of `EXITS`.
     """
-    streams.repair()
-    interrupts = streams.Interrupts()
+    interrupts: streams.Interrupts | None = None
     name, arguments = "", list(sys.argv[1:] if argv is None else argv)
     try:
-        with interrupts:
+        streams.repair()
+        with (interrupts := streams.Interrupts()):
             config, rest = _global_options(arguments)
             if rest is None:
                 return DONE
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return end.code if isinstance(end.code, int) else USAGE
     except BaseException as error:  # the outermost edge: whatever it is, it becomes words and a code
         code = _report(error, as_message=name == "run" and "--json" in arguments)
-        return 128 + interrupts.number if code == INTERRUPTED else code
+        return 128 + interrupts.number if interrupts is not None and code == INTERRUPTED else code
 
 
 def _command(name: str, arguments: list[str], config: str | None) -> int:

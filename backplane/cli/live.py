@@ -29,7 +29,7 @@ from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
 from backplane.contract.events import Approval
 from backplane.contract.work import WorkOrder
-from backplane.errors import BackplaneError, StoreError
+from backplane.errors import BackplaneError, StoreError, leaves, unforeseen
 from backplane.process import signals
 from backplane.protocol import Events
 from backplane.runtime.backends import Backend, ProcessBackend
@@ -82,6 +82,8 @@ def run(plan: Plan) -> int:
         with _layers_tried(plan):
             anyio.run(live.drive)
         return _end(plan, live)
+    except Exception as error:
+        return _end_after(plan, live, error)
     finally:
         for line in live.left_behind:
             streams.complain(streams.one_line(line) + "\n")
@@ -106,7 +108,7 @@ def _end(plan: Plan, live: _Live) -> int:
     if not ended.is_sealed and ended.error is not None:
         # Not even its journal could be sealed: the next start does it.
         if plan.json:
-            _say_last_message(plan, ended)
+            _say_last_message(plan, ended, live)
         streams.error(ended.error)
         return FAILED
     if plan.log is not None and plan.log.failed is not None:
@@ -122,7 +124,7 @@ def _end(plan: Plan, live: _Live) -> int:
         failure = error
     if not live.outlet.gone:
         streams.write(live.clear())
-        _say_the_end(plan, ended, live.look, saved)
+        _say_the_end(plan, ended, live, saved)
     left = live.outlet.gone and live.signal is None
     if ended.error is not None and (failure is not None or not left):
         streams.error(ended.error)
@@ -132,6 +134,19 @@ def _end(plan: Plan, live: _Live) -> int:
     if left:
         return READER_GONE
     return 128 + live.signal if live.signal is not None else exit_code(ended)
+
+
+def _end_after(plan: Plan, live: _Live, error: Exception) -> int:
+    """Say the last message of a run that had ended before something raised; without one the error goes on."""
+    ended = live.run
+    has_left = live.outlet.gone or any(isinstance(leaf, streams.ReaderGone) for leaf in leaves(error))
+    if has_left or live.has_said_last or ended is None or not (ended.is_sealed or ended.error):
+        raise error
+    if plan.json:
+        _say_last_message(plan, ended, live)
+    known = unforeseen(error)
+    streams.error(known)
+    return known.facts.exit_code
 
 
 def exit_code(ended: Run) -> int:
@@ -155,6 +170,8 @@ class _Live:
         self.look = show.Look(False) if plan.json else show.Look.here(plain=plan.plain, sessions=sessions)
         self._foot = _foot(plan, self.look)
         self.outlet = Outlet()
+        self.has_said_last = False
+        """The run's `final` or `fatal`, or its first piece, is written."""
         self.left_behind: tuple[str, ...] = ()
         """What was found of runs that were cut off, a line each."""
         self.sender: Sender | None = None
@@ -361,18 +378,20 @@ def _copy_patch(ended: Run, copy: Copy) -> None:
         copy.write(iter(lambda: file.read(1 << 20), b""))
 
 
-def _say_last_message(plan: Plan, ended: Run) -> None:
+def _say_last_message(plan: Plan, ended: Run, live: _Live) -> None:
     for chunk in messages.ending(ended, ref_id=ended.id, line_bytes_max=plan.settings.limits.line_bytes_max):
         streams.write_bytes(chunk)
+        live.has_said_last = True
 
 
-def _say_the_end(plan: Plan, ended: Run, look: show.Look, saved: bool) -> None:
+def _say_the_end(plan: Plan, ended: Run, live: _Live, saved: bool) -> None:
     if plan.json:
-        _say_last_message(plan, ended)
+        _say_last_message(plan, ended, live)
         return
     if plan.quiet:
         streams.write(f"{streams.printable(ended.text)}\n" if ended.text else "")
         return
+    look = live.look
     streams.write(look.end_line())
     if look.terminal and ended.patch is not None and ended.patch.is_file():
         for line in show.diff(ended.patch, look):

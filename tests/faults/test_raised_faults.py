@@ -379,6 +379,9 @@ def door_faults(done: subprocess.CompletedProcess[bytes], folder: Path, place: s
         if ends and ends[0]["t"] == "final" and ends[0]["receipt"]["outcome"] != "failed":
             yield f"a final without a run, {list((folder / 'home').rglob('*'))}"
         return
+    if BY_SQLITE in place:
+        yield from stored_faults(folder / "home", next((folder / "home" / "runs").glob("*-*")).name)
+        return
     with Store.open(folder / "home") as store:
         rows = list(store.scan())
         if len(rows) != 1 or store.verify(rows[0].run_id):
@@ -387,8 +390,6 @@ def door_faults(done: subprocess.CompletedProcess[bytes], folder: Path, place: s
         receipt = store.load(rows[0].run_id)
     if len(ends) != 1:
         yield f"{len(ends)} last messages"
-        return
-    if BY_SQLITE in place and receipt.backplane["end"].get("code") in ("internal", "receipt_store_failed"):
         return
     good = receipt.outcome == "complete"
     if good and (WORDS.encode() in said or ends[0]["t"] == "final"):
