@@ -187,6 +187,18 @@ def test_the_command_line_refuses_it_before_anything_ran(pointer: str, work: Pat
     assert f"work_order: {pointer}: not known here, an order with it is refused; " in found.stdout
 
 
+def test_a_policy_file_with_a_misspelt_rule_is_answered_with_the_right_name(work: Path) -> None:
+    wrong = {"disallowed_tool": ["bash"]}
+    (work / "policy.json").write_text(json.dumps(wrong))
+    done = command(work, "run", "--backend", "shell", "--policy", "policy.json", "touch ran", stdin="")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        4,
+        "policy_invalid: policy.json: /disallowed_tool: no such member; 'disallowed_tools' may be meant",
+    )
+    (found,) = validate(json.dumps(wrong).encode(), "-").findings
+    assert found.message == "no such member, so it is refused; 'disallowed_tools' may be meant"
+
+
 @DOORS
 def test_serve_and_a_host_under_a_plain_control_plane_refuse_it(pointer: str, work: Path) -> None:
     message = run("r1", "touch ran", extensions=(), workspace={"root": str(work)})

@@ -454,8 +454,11 @@ def parse_policy(data: bytes, source: str) -> PolicyProfile:
     lists: dict[str, tuple[str, ...]] = {}
     for name, value in pairs:
         pointer = "/" + name.replace("~", "~0").replace("/", "~1")
-        if name not in PolicyProfile.__struct_fields__:
-            raise _invalid(source, pointer, "no such member; known are " + ", ".join(PolicyProfile.__struct_fields__))
+        known = PolicyProfile.__struct_fields__
+        if name not in known:
+            near = nearest_name(name, known)
+            meant = f"{near!r} may be meant" if near else f"known are {', '.join(known)}"
+            raise _invalid(source, pointer, f"no such member; {meant}")
         if name in lists:
             raise _invalid(source, pointer, "stands twice")
         lists[name] = _patterns(value, source, pointer)

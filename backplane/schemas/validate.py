@@ -21,7 +21,14 @@ from backplane.contract.canonical import Json, Pairs
 from backplane.contract.conversation import FORMAT
 from backplane.contract.events import AgentEvent, Failed
 from backplane.contract.receipt import Receipt, read_receipt, receipt_hash, verify_bytes
-from backplane.contract.unheard import Unheard, is_lenient, misshapen_settings, unheard_settings, unknown_members
+from backplane.contract.unheard import (
+    Unheard,
+    is_lenient,
+    misshapen_settings,
+    nearest_name,
+    unheard_settings,
+    unknown_members,
+)
 from backplane.schemas import build
 
 BYTES_MAX: Final = 256 * 1024 * 1024
@@ -224,8 +231,11 @@ def _against_schema(value: Json, kind: str) -> Iterator[DocumentFault]:
             path[1] = indexes[path[1]]
         place = _pointer(path)
         if error.validator == "additionalProperties":
-            for stranger in sorted(set(error.instance) - set(error.schema["properties"])):
-                yield DocumentFault(f"{place}/{_escaped(stranger)}", "no such member; it would be ignored silently")
+            known = set(error.schema["properties"])
+            for stranger in sorted(set(error.instance) - known):
+                near = nearest_name(stranger, sorted(known))
+                meant = f"; {near!r} may be meant" if near else ""
+                yield DocumentFault(f"{place}/{_escaped(stranger)}", f"no such member, so it is refused{meant}")
         else:
             yield DocumentFault(place, _words(error))
 

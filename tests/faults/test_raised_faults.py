@@ -364,7 +364,7 @@ def command(folder: Path, place: str, words: list[str], stdin: bytes = b"") -> s
             os.close(sink)
             for number, file in enumerate((source, *files)):
                 os.dup2(file, number)
-            sys.stdin, sys.stdout, sys.stderr = (open(number, "r" if not number else "w") for number in range(3))
+            sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, "r" if not number else "w") for number in range(3))
             os.environ["BACKPLANE_HOME"] = str(folder / "home")
             os.chdir(folder)
             code = raising.main(str(folder / "noted"), place, words)
