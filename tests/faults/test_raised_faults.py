@@ -471,10 +471,13 @@ def door_faults(done: subprocess.CompletedProcess[bytes], folder: Path, place: s
     good = receipt.outcome == "complete"
     if good and (WORDS.encode() in said or ends[0]["t"] == "final"):
         return
-    end, codes = receipt.backplane["end"], ("internal",)
-    if before and any(room in place for room in REPLAYS):
-        codes += ("backend_crashed", "protocol_handshake_failed")
-    if end.get("code") not in codes or receipt.outcome == "complete" or receipt.verification.harness_ok:
+    end, codes = receipt.backplane["end"], ["internal"]
+    crashed = bool(before) and any(room in place for room in REPLAYS)
+    if crashed:
+        codes += ["backend_crashed", "protocol_handshake_failed"]
+    if end.get("code") not in codes or receipt.outcome == "complete":
+        yield f"the end is {end}, outcome {receipt.outcome}"
+    if receipt.verification.harness_ok and not crashed:
         yield f"the end is {end}, harness_ok {receipt.verification.harness_ok}"
     if ends[0]["t"] != "fatal" or ends[0]["error_code"] not in codes:
         yield f"the last message is {ends[0]['t']}"
