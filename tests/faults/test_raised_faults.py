@@ -423,8 +423,6 @@ def replay_words(folder: Path) -> tuple[list[str], bytes]:
 
 DOORS = (run_words, serve_words, routed_words, child_words, replay_words)
 CHILDREN = ("--param", "abp.children_budget_usd_micros=5000000")
-REPLAYS = ("protocol/host.py", "runtime/replay.py")
-"""The host of a replay is in this process: what it raises is a host's end as well."""
 AFTER_ONE = (child_words, replay_words)
 """These are about a run that was there before."""
 
@@ -472,8 +470,8 @@ def door_faults(done: subprocess.CompletedProcess[bytes], folder: Path, place: s
     if good and (WORDS.encode() in said or ends[0]["t"] == "final"):
         return
     end, codes = receipt.backplane["end"], ["internal"]
-    crashed = bool(before) and any(room in place for room in REPLAYS)
-    if crashed:
+    crashed = bool(before) and end["reason"] == "host_exit"
+    if crashed:  # The host of a replay is in this process: what it raises is a host's end.
         codes += ["backend_crashed", "protocol_handshake_failed"]
     if end.get("code") not in codes or receipt.outcome == "complete":
         yield f"the end is {end}, outcome {receipt.outcome}"
