@@ -141,6 +141,73 @@ def test_what_a_run_has_started_tells_no_run_anything(isolation: str, tmp_path: 
     assert label == ("unprotected" if isolation == "off" else "protected")
 
 
+AGENT = r"""
+import glob, http.client, os, pathlib, socket, subprocess, sys
+door, home, python, other, ask = sys.argv[1:]
+told = []
+env = {**os.environ, "BACKPLANE_HOME": home}
+for words in (["answer", other, ask, "allow"], ["cancel", other], ["watch", other]):
+    command = [python, "-m", "backplane", *words]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-2, env=env, text=True) as did:
+        try:  # A watch goes on until its run ends.
+            said = did.communicate("y\n", timeout=6)[0]
+        except subprocess.TimeoutExpired:
+            did.kill()
+            said = did.communicate()[0]
+        told.append(f"{words[0]}: {did.returncode} {said[-200:]!r}")
+for path in glob.glob(door + "/*"):
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(path)
+        link.sendall(b'{"verb":"answer","ask":"%s","decision":"allow"}\n' % ask.encode())
+        told.append(f"socket: {link.recv(9999)!r}")
+ports = {int(row.split()[1].split(":")[1], 16) for name in ("tcp", "tcp6")
+         for row in pathlib.Path("/proc/net", name).read_text().splitlines()[1:] if row.split()[3] == "0A"}
+for port in sorted(ports):
+    try:
+        web = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+        web.request("GET", "/api/runs")
+        told.append(f"port {port}: {web.getresponse().status}")
+    except (OSError, http.client.HTTPException):
+        pass
+seen = 0
+for path in glob.glob("/proc/[0-9]*"):
+    for name in ("environ", "cmdline"):
+        try:
+            seen += b"--on-ask" in pathlib.Path(path, name).read_bytes()
+        except OSError:
+            pass
+print("\n".join(told)); print("others seen:", seen)
+"""
+
+
+@pytest.mark.parametrize("isolation", ["best_effort", "off"])
+def test_an_agent_approves_nothing_by_watch_socket_loopback_or_proc(
+    isolation: str, tmp_path: Path, backplane_home: Path
+) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    words = ("--on-ask", "wait")
+    with running(tmp_path, [CALL, {"say": "bye"}], *words) as other:
+        ask = asked()
+        run_id = json.loads(cli("runs", "--live", "--json").stdout)["run_id"]
+        task = f"{sys.executable} agent.py {backplane_home / 'doors'} {backplane_home} {sys.executable} {run_id} {ask}"
+        done = cli("run", "--backend", "shell", "--isolation", isolation, task, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert other.poll() is None
+        assert "1 live run, 1 waiting for you" in cli("top").stdout
+    found = done.stdout
+    label = receipt()["usage_raw"]["backplane"]["enforcement"]["approvals"]
+    assert "answer: 0" not in found
+    assert "cancel: 0" not in found
+    assert "others seen:" in found
+    if isolation == "off":
+        assert label == "unprotected"
+        assert "policy_denied" in found
+    else:
+        assert label == "protected"
+        assert "others seen: 0" in found
+        assert "socket:" not in found
+
+
 def test_a_door_works_where_the_state_folder_has_a_long_name_and_a_dead_one_is_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
