@@ -1,11 +1,13 @@
 """Prints the shape of the code: lines a room, longest files and functions, doubles, public names, tests to package.
 
-For people to read; nothing fails on these numbers. Standard library only, run by `xtask.py stats`.
+For people to read; nothing fails on these numbers. Standard library only, run by `xtask.py stats`; `--walk` adds the
+numbers of `walk.py`, which runs the package.
 """
 
 from __future__ import annotations
 
 import ast
+import runpy
 import statistics
 import sys
 from collections import defaultdict
@@ -95,6 +97,9 @@ def main() -> int:
         f"p90 {sorted(n for n, _ in lengths)[len(lengths) * 9 // 10] if lengths else 0}",
         f"public names: {len(public_names())}",
     ])  # fmt: skip
+    if sys.argv[1:] == ["--walk"]:
+        # Only here is the package itself needed, and what it is built on.
+        runpy.run_path(str(ROOT / "tests" / "walk.py"), run_name="__main__")
     return 0
 
 
