@@ -55,6 +55,7 @@ EDGES = frozenset(
         "process/block.py:Block.__init__ < runtime/plane.py:ControlPlane.start",
         "process/block.py:Block.__aenter__ < …",
         "process/block.py:Block.__aexit__ < …",
+        "process/block.py:Block.__aexit__ < serve/stdio.py:_Server._run_here",
         "runtime/run.py:Run.leave < runtime/plane.py:ControlPlane._end",
         "runtime/run.py:Run.batches < …",
         "runtime/run.py:_Batches.__init__ < runtime/run.py:Run.batches",
