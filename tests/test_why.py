@@ -30,6 +30,7 @@ from backplane.shown import picture_of
 from backplane.view.why import HEALTHY, Diagnosis, Moment, diagnose
 from tests.receipt_writer import ORDER, delta, line, open_journal
 from tests.runs import memory, mock_backend, order, plane, script
+from tests.terminal import shown_on
 
 NOW_NS = 1_800_000_000_000_000_000
 BOOT = "00000000-0000-4000-8000-000000000000"
@@ -363,6 +364,21 @@ def test_the_command_says_the_cause_and_the_next_step_on_one_screen(backplane_ho
     assert "\\x1b]0;owned\\x07" in lines[0]
     found = msgspec.json.decode(cli("why", "last", "--json", cwd=tmp_path).stdout, type=Diagnosis)
     assert (found.kind, found.sure) == ("crashed", True)
+
+
+def test_the_longest_diagnosis_fits_a_terminal_of_80_by_24(backplane_home: Path, tmp_path: Path) -> None:
+    words = " ".join(["long"] * 100)
+    steps: list[dict[str, Any]] = [{"stderr": f"{words} 1\n{words} 2\n{words} 3\n"}, {"exit": 7}]
+    backplane.run(order(tmp_path, *steps, task=words), backend=mock_backend("process"))
+    screen = [line for line in shown_on(["why"], columns=80, rows=24) if line.strip()]
+    assert screen[0].startswith(find_last(backplane_home)[:8])
+    assert len(screen) <= 23
+    assert any(line.startswith("  next: ") for line in screen)
+
+
+def find_last(home: Path) -> str:
+    with Store.open(home, readonly=True) as store:
+        return find(store, "last").run_id
 
 
 def test_a_run_that_is_not_there_is_exit_code_2(backplane_home: Path, tmp_path: Path) -> None:

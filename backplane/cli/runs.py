@@ -39,6 +39,9 @@ MESSAGE_LINES_MAX: Final = 12
 
 LABEL_COLUMNS: Final = 8
 
+STEPS_SHOWN: Final = 3
+"""Next steps of `why`: the likeliest stand first."""
+
 EXAMPLE = """
 backplane runs
 backplane runs --failed --since 2d --text "parser"
@@ -355,6 +358,7 @@ def _why(options: Options) -> int:
     from backplane.cli.show import Look
     from backplane.receipts.memory import find
     from backplane.shown import why
+    from backplane.view.columns import fitted
     from backplane.view.figures import lasting
     from backplane.view.why import HEALTHY
 
@@ -365,17 +369,23 @@ def _why(options: Options) -> int:
         streams.write_json(msgspec.json.encode(found) + b"\n")
         return 0
     look = Look.here()
+
+    def cut(text: str, used: int, rows: int = 2) -> str:
+        """On a terminal two rows at most, so that all of it fits one of 80 by 24; `--json` has all of it."""
+        return fitted(text, rows * streams.columns() - used) if look.terminal else text
+
     task = streams.one_line(run.task, 120) if run.task is not None else "(its task is not known here)"
-    streams.write(look.dress("dim", f"{run.run_id[:ID_CHARS]}  {streams.one_line(run.backend)}  {task}") + "\n")
+    head = cut(f"{run.run_id[:ID_CHARS]}  {streams.one_line(run.backend)}  {task}", 0, rows=1)
+    streams.write(look.dress("dim", head) + "\n")
     since = f", for {lasting(found.since_ms)}" if found.since_ms is not None else ""
     likely = "" if found.sure else "probably: "
     colour = "green" if found.kind in HEALTHY else "red"
-    streams.write(f"{look.dress(colour, likely + found.verdict)}{since}\n")
+    streams.write(f"{look.dress(colour, cut(likely + found.verdict, len(since)))}{since}\n")
     for one in found.evidence:
         place = f"event {one.event}: " if one.event is not None else ""
-        streams.write(f"  {look.dress('dim', place)}{one.text}\n")
-    for step in found.next:
-        streams.write(f"  {look.dress('blue', 'next:')} {step}\n")
+        streams.write(f"  {look.dress('dim', place)}{cut(one.text, 2 + len(place))}\n")
+    for step in found.next[:STEPS_SHOWN]:
+        streams.write(f"  {look.dress('blue', 'next:')} {cut(step, 8)}\n")
     if found.also:
         streams.write(look.dress("dim", f"  also: {', '.join(found.also)}") + "\n")
     return 0
