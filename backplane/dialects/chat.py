@@ -39,7 +39,7 @@ from backplane.dialects.codec import (
 )
 from backplane.dialects.limits import Limits, Spelling
 from backplane.dialects.losses import address_citation, chosen_kind, lose_part, require, result_text
-from backplane.dialects.outcome import Endings, failed_answer
+from backplane.dialects.outcome import OPENAI_ERROR, Endings, failed_answer, failed_body
 from backplane.dialects.vendor import write_tools
 
 ROLES: Final[dict[str, ir.Role]] = {
@@ -157,7 +157,8 @@ def _write_url(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
     return ledger.is_home or part.kind == "image"  # the SDK that Kimi names as its own has no word for films
 
 
-def _read_audio(members: Members, fields: dict[str, Any]) -> bool:
+def read_audio(members: Members, fields: dict[str, Any]) -> bool:
+    """Read the format of a sound, which is said by name."""
     form = fields.pop("media_type")
     fields["media_type"] = AUDIO_TYPES.get(form, f"audio/{form}")
     return True
@@ -212,7 +213,7 @@ def blocks_of(name: str) -> Blocks:
         Block("image_url", ir.Media, urls, {"kind": "image"}, write=_write_url),
         Block("video_url", ir.Media, films, {"kind": "video"}, write=_write_url),
         Block("input_audio", ir.Media, {"input_audio/data!": "data", "input_audio/format!": "media_type"},
-              {"kind": "audio"}, read=_read_audio, write=_write_audio),
+              {"kind": "audio"}, read=read_audio, write=_write_audio),
         Block("file", ir.Media, {"file/file_data": "address", "file/file_id": "file_id", "file/filename": "name"},
               {"kind": "document"}, read=_read_file, write=_write_file),
         Block("thinking", ir.Thinking, {"thinking!": "text"}, types={"text": (str, list)}, read=_read_thoughts,
@@ -653,10 +654,7 @@ class Chat:
         """Write a response."""
         out: dict[str, Any] = {}
         if answer.error is not None and not answer.candidates:
-            put_ext(answer, out, ledger)
-            if "error" not in out and not (ledger.is_home and out):
-                out["error"] = {"message": answer.error, "type": "upstream_error", "param": None, "code": None}
-            return out
+            return failed_body(answer, ledger, {**OPENAI_ERROR, "message": answer.error})
         for key, value in (("id", answer.id), ("created", answer.created), ("model", answer.model)):
             if value is not None:
                 out[key] = int(value) if key == "created" and not ledger.is_home else value

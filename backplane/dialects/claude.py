@@ -36,7 +36,7 @@ from backplane.dialects.codec import (
 )
 from backplane.dialects.limits import Limits, Spelling
 from backplane.dialects.losses import chosen_kind, lose_part, require
-from backplane.dialects.outcome import Endings, failed_answer
+from backplane.dialects.outcome import Endings, failed_answer, failed_body
 from backplane.dialects.vendor import Dialect, type_name, write_tools
 
 NAME: Final = "claude"
@@ -585,8 +585,7 @@ def write_answer(answer: ir.Answer, ledger: Ledger) -> dict[str, Any]:
     """Write a response."""
     out: dict[str, Any] = {}
     if answer.error is not None and not answer.candidates:
-        put_ext(answer, out, ledger)
-        out.setdefault("error", {"type": "api_error", "message": answer.error})
+        out = failed_body(answer, ledger, {"type": "api_error", "message": answer.error})
         return out if ledger.is_home else {"type": "error", **out}
     out = {"type": "message", "role": "assistant", "content": []}
     for key, value in (("id", answer.id), ("model", answer.model)):

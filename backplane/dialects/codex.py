@@ -15,7 +15,7 @@ from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import codec
-from backplane.dialects.chat import AUDIO_TYPES, TOOL, form_of, form_words, read_choice, write_metadata
+from backplane.dialects.chat import TOOL, form_of, form_words, read_audio, read_choice, write_metadata
 from backplane.dialects.codec import (
     EFFORT_BUDGETS,
     NUMBER,
@@ -41,7 +41,7 @@ from backplane.dialects.codec import (
 )
 from backplane.dialects.limits import Limits, Spelling
 from backplane.dialects.losses import address_citation, chosen_kind, lose_part, require, result_text
-from backplane.dialects.outcome import Endings, failed_answer
+from backplane.dialects.outcome import OPENAI_ERROR, Endings, failed_answer, failed_body
 from backplane.dialects.vendor import Dialect, type_name, write_tools
 
 NAME: Final = "codex"
@@ -176,11 +176,6 @@ def _write_file(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
     return not {"file_data", "file_url", "file_id"}.isdisjoint(out)
 
 
-def _read_audio(members: Members, fields: dict[str, Any]) -> bool:
-    fields["media_type"] = AUDIO_TYPES.get(fields["media_type"], f"audio/{fields['media_type']}")
-    return True
-
-
 def _write_audio(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
     form = (part.media_type or "audio/wav").partition("/")[2]
     out["input_audio"]["format"] = "mp3" if form == "mpeg" else form
@@ -196,7 +191,7 @@ BLOCKS: Final = Blocks(NAME, (
     Block("input_file", ir.Media, {"file_data": "text", "file_url": "url", "file_id": "file_id", "filename": "name"},
           {"kind": "document"}, read=_read_file, write=_write_file),
     Block("input_audio", ir.Media, {"input_audio/data!": "data", "input_audio/format!": "media_type"},
-          {"kind": "audio"}, read=_read_audio, write=_write_audio),
+          {"kind": "audio"}, read=read_audio, write=_write_audio),
 ))  # fmt: skip
 
 
@@ -662,10 +657,7 @@ def write_answer(answer: ir.Answer, ledger: Ledger) -> dict[str, Any]:
     """Write a response."""
     out: dict[str, Any] = {}
     if answer.error is not None and not answer.candidates:
-        put_ext(answer, out, ledger)
-        if "error" not in out:
-            out["error"] = {"message": answer.error, "type": "upstream_error", "param": None, "code": None}
-        return out
+        return failed_body(answer, ledger, {**OPENAI_ERROR, "message": answer.error})
     out = {"object": "response", "output": []}
     for key, value in (("id", answer.id), ("model", answer.model), ("created_at", answer.created)):
         if value is not None:

@@ -35,7 +35,7 @@ from backplane.dialects.codec import (
 )
 from backplane.dialects.limits import Limits, Spelling
 from backplane.dialects.losses import calls_in, chosen_kind, lose_part
-from backplane.dialects.outcome import Endings, failed_answer
+from backplane.dialects.outcome import Endings, failed_answer, failed_body
 from backplane.dialects.vendor import Dialect, no_name, write_tools
 from backplane.errors import TranslationError
 
@@ -627,10 +627,7 @@ def write_answer(answer: ir.Answer, ledger: Ledger) -> dict[str, Any]:
     """Write a response."""
     out: dict[str, Any] = {}
     if answer.error is not None and not answer.candidates:
-        put_ext(answer, out, ledger)
-        if "error" not in out:
-            out["error"] = {"code": 502, "message": answer.error, "status": "UNAVAILABLE"}
-        return out
+        return failed_body(answer, ledger, {"code": 502, "message": answer.error, "status": "UNAVAILABLE"})
     feedback = {"promptFeedback", "prompt_feedback"} & answer.ext.get(NAME, {}).keys()
     is_blocked = ledger.is_home and feedback and not answer.candidates[0].message.parts
     candidates = answer.candidates[1:] if is_blocked else answer.candidates

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from backplane.contract.canonical import Json
-from backplane.dialects.codec import Ledger, Members
+from backplane.dialects.codec import Ledger, Members, put_ext
 from backplane.ir import Answer, Candidate, Part, Stop, ToolUse
 
 RUNNABLE: Final = (None, "end", "tool_use", "stop_sequence")
@@ -74,3 +74,16 @@ def failed_answer(dialect: str, members: Members, beside: Json = None) -> Answer
         dialect=dialect, candidates=(), error=words if type(words) is str else "unknown error",
         ext=members.ext(dialect),
     )  # fmt: skip
+
+
+OPENAI_ERROR: Final[dict[str, Json]] = {"type": "upstream_error", "param": None, "code": None}
+"""What OpenAI's dialects say of an error beside its message."""
+
+
+def failed_body(answer: Answer, ledger: Ledger, error: Json) -> dict[str, Any]:
+    """Write an answer without candidates: home as it came, for another vendor with `error` in the target's words."""
+    out: dict[str, Any] = {}
+    put_ext(answer, out, ledger)
+    if not (ledger.is_home and out):
+        out.setdefault("error", error)
+    return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from backplane import ir
-from backplane.dialects import framing, sum_stream
+from backplane.dialects import StreamTranslation, framing, sum_stream
 from tests.dialects import measures, recorded
 from tests.dialects.dialect_corpus import documents, streams
 
@@ -40,6 +41,30 @@ def test_exchanges_bare_documents_and_streams_are_told_apart(tmp_path: Path) -> 
     assert [len(corpus.streams(name)) for name in ("kimi", "openai")] == [1, 1]
 
 
+def test_cassettes_of_test_suites_are_read_packed_and_blacked_out(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    request, answer = documents("claude", "request")[0][1], documents("claude", "response")[0][1]
+    body = gzip.compress(json.dumps(answer).encode())
+    asked = {"method": "POST", "uri": "https://api.anthropic.com/v1/messages", "body": json.dumps(request)}
+    tape: dict[str, Any] = {"interactions": [{"request": asked, "response": {"body": {"string": body}}}]}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(tape), encoding="utf-8")
+    wire = b"".join(framing.sse_bytes(chunk, None) for chunk in streams("gemini")[0][1]).decode()
+    hidden: dict[str, Any] = {"uri": "**REDACTED**", "body": json.dumps(documents("gemini", "request")[0][1])}
+    tape = {"requests": [hidden], "responses": [{"body": {"string": wire}}]}
+    (tmp_path / "two.yaml.gz").write_bytes(gzip.compress(yaml.safe_dump(tape).encode()))
+    corpus, left, unread = recorded.corpus_of(tmp_path)
+    assert (left, unread) == (0, [])
+    assert [document for _, document in corpus.documents("claude", "response")] == [answer]
+    found = [corpus.documents(*one) for one in (("claude", "request"), ("gemini", "request"))]
+    assert [len(one) for one in (*found, corpus.streams("gemini"))] == [1, 1, 1]
+
+
+def test_of_one_shape_only_as_many_are_judged_as_asked(tmp_path: Path) -> None:
+    asked = [{"model": "m", "messages": [{"role": "user", "content": text}]} for text in "abc"]
+    write(tmp_path, "one.jsonl", *({"path": "/v1/chat/completions", "body": one} for one in asked))
+    assert [len(recorded.corpus_of(tmp_path, n)[0].documents("openai", "request")) for n in (0, 1, 2)] == [3, 1, 2]
+
+
 def test_a_recording_that_no_dialect_reads_is_named(tmp_path: Path) -> None:
     write(tmp_path, "one.jsonl", {"path": "/v1/responses", "body": {"input": 5}})
     _, _, unread = recorded.corpus_of(tmp_path)
@@ -58,6 +83,21 @@ def delta(choices: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def call(place: int, call_id: str, name: str, text: str) -> dict[str, Any]:
     return {"index": place, "id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+PIECES = 20_000
+
+
+@pytest.mark.parametrize("target", ["claude", "codex", "gemini"])
+def test_a_call_in_very_many_pieces_comes_whole(target: str) -> None:
+    texts = ['{"x":"', *["y"] * PIECES, '"}']
+    said = [delta({"delta": {"tool_calls": [call(0, "a", "f", text)]}}) for text in texts]
+    stream = StreamTranslation("openai", target)
+    made = [out for chunk in said for out in stream.feed(chunk)]
+    made += [out for chunk in [delta({"delta": {}, "finish_reason": "tool_calls"})] for out in stream.feed(chunk)]
+    (part,) = sum_stream([*made, *stream.finish()], target).value.candidates[0].message.parts
+    assert isinstance(part, ir.ToolUse)
+    assert (part.name, part.input) == ("f", {"x": "y" * PIECES})
 
 
 def test_a_gateway_that_counts_every_call_as_the_first_says_two_calls() -> None:
