@@ -278,14 +278,18 @@ def by_call(messages: Sequence[Message]) -> tuple[Message, ...]:
     places = {call.id: place for place, call in enumerate(calls)}
     made: list[Message] = []
     results: list[ToolResultMessage] = []
+
+    def place(result: ToolResultMessage) -> int:
+        return places[result.tool_call_id]
+
     for message in messages:
         if isinstance(message, ToolResultMessage):
             results.append(message)
             continue
-        made += sorted(results, key=lambda result: places[result.tool_call_id])
-        made.append(message)
+        made += [*sorted(results, key=place), message]
         results = []
-    return (*made, *sorted(results, key=lambda result: places[result.tool_call_id]))
+    made += sorted(results, key=place)
+    return tuple(made)
 
 
 UNDONE: Final = "messages that were taken back in the program itself"
