@@ -286,9 +286,11 @@ def by_call(messages: Sequence[Message]) -> tuple[Message, ...]:
         if isinstance(message, ToolResultMessage):
             results.append(message)
             continue
-        made += [*sorted(results, key=place), message]
+        results.sort(key=place)
+        made += [*results, message]
         results = []
-    made += sorted(results, key=place)
+    results.sort(key=place)
+    made += results
     return tuple(made)
 
 
