@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.runs import HELLO, PRELUDE  # noqa: E402
-from tests.terminal import typed  # noqa: E402
+from tests.terminal import Window, typed  # noqa: E402
 
 FOLDER = ROOT / "docs" / "pictures"
 ROWS = 24
@@ -111,6 +111,12 @@ def live(tab: Page, work: Path) -> None:
         frames = [found.end() for found in re.finditer(r"\x1b\[\?2026l", text)]
         at = next(end for end in reversed(frames) if "working" in text[:end].rpartition("\x1b[?2026h")[2])
         terminal(tab, f"live-{columns}", text[:at], columns)
+    asks = ["run", "Mend the lost timeout", "--backend", "agent", "--config", "backplane.toml", "--root", "."]
+    window = Window(asks, columns=80, cwd=work)
+    window.until(lambda: window.shows("[?]: "))
+    terminal(tab, "live-asks", window.text, 80)
+    window.type("y\n")
+    window.ends()
     typed(["run", "pytest -q tests/test_client.py", "--backend", "shell"], cwd=work)
     _, text = typed(["why", "last"], columns=80, rows=ROWS, cwd=work)
     terminal(tab, "why", text, 80)
@@ -131,7 +137,7 @@ def pages(browser: Browser, work: Path) -> None:
             context = browser.new_context(**options, color_scheme="dark" if look == "dark" else "light")
             tab = context.new_page()
             tab.goto(report.as_uri())
-            tab.screenshot(path=str(FOLDER / f"report-{look}.png"))
+            tab.screenshot(path=str(FOLDER / f"report-{look}.png"), full_page=look == "light")
             tab.goto(address)
             tab.wait_for_selector("tbody tr")
             tab.screenshot(path=str(FOLDER / f"web-list-{look}.png"))

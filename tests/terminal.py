@@ -13,6 +13,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 WAIT_S = 30
@@ -22,12 +23,13 @@ _TOKEN = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|([\r\n])|(\x1b.?)|([^\x1b\r\n]+
 class Window:
     """A command in a pseudo-terminal, typed to while it runs, whose size changes."""
 
-    def __init__(self, words: Sequence[str], *, columns: int = 100) -> None:
+    def __init__(self, words: Sequence[str], *, columns: int = 100, cwd: Path | None = None) -> None:
         self.main, end = pty.openpty()
         self.resize(columns)
         self.child = subprocess.Popen(
-            _command(words), stdin=end, stdout=end, stderr=end, env=_environ({}), start_new_session=True
-        )
+            _command(words), stdin=end, stdout=end, stderr=end, env=_environ({}), start_new_session=True, cwd=cwd,
+            preexec_fn=partial(fcntl.ioctl, end, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
         os.close(end)
         os.set_blocking(self.main, False)
         self.text = ""

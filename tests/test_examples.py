@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -62,10 +62,10 @@ def run(folder: Path, turns: Sequence[Turn], name: str, *words: str) -> tuple[st
 
 
 def test_every_example_is_on_the_page_and_run_here() -> None:
-    names = {path.name for path in EXAMPLES.glob("*.py")}
-    assert names == set(re.findall(r"^\| `(\w+\.py)` \|", (EXAMPLES / "README.md").read_text(), re.M))
+    names = {path.name for path in EXAMPLES.iterdir() if path.suffix not in (".md", ".pyc", "")}
+    assert names == set(re.findall(r"^\| `(\w+\.\w+)` \|", (EXAMPLES / "README.md").read_text(), re.M))
     source = Path(__file__).read_text()
-    assert all(f'"{name}"' in source for name in names)
+    assert all(re.search(f"[\"']{re.escape(name)}[\"']", source) for name in names)
 
 
 def test_a_session_takes_under_ten_lines(folder: Path) -> None:
@@ -162,3 +162,81 @@ def test_the_guide_names_what_there_is(folder: Path) -> None:
     for name in ("PolicyProfile", "Approval", "Decision", "CommandExecuted", "FileChanged"):
         assert name in guide
         assert hasattr(backplane, name), name
+
+
+# Programs beside the command line -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def programs(tmp_path: Path, folder: Path, backplane_home: Path) -> dict[str, str]:
+    """An environment whose `backplane` is this one; its configuration names the shell."""
+    (folder / "backplane.toml").write_text('default_backend = "shell"\n')
+    (folder / "a.txt").write_text("one\n")
+    place = tmp_path / "bin"
+    place.mkdir()
+    program = place / "backplane"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -P -m backplane "$@"\n')
+    program.chmod(0o755)
+    return {**os.environ, "PATH": f"{place}:{os.environ['PATH']}", "GOFLAGS": "-mod=mod", "GOWORK": "off"}
+
+
+def said(words: Sequence[str | Path], folder: Path, environ: dict[str, str], code: int = 0) -> str:
+    done = subprocess.run(
+        words, cwd=folder, env=environ, capture_output=True, text=True, timeout=12 * WAIT_S, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("task", "code", "failures"), [("echo two >> a.txt", 0, "0"), ("exit 3", 1, "1")])
+def test_a_step_of_a_build_leaves_all_that_its_system_wants(
+    programs: dict[str, str], folder: Path, task: str, code: int, failures: str
+) -> None:
+    out = folder.parent / "out"
+    said(["sh", EXAMPLES / "ci.sh", task, out], folder, programs, code)
+    assert {path.name for path in out.iterdir()} == {
+        "receipt.json", "change.patch", "summary.md", "junit.xml", "run.html"
+    }  # fmt: skip
+    assert f'failures="{failures}"' in (out / "junit.xml").read_text()
+    assert "| outcome | backend |" in (out / "summary.md").read_text()
+    assert ("+two" in (out / "change.patch").read_text()) == (code == 0)
+
+
+def test_the_host_works_in_its_copy(programs: dict[str, str], folder: Path) -> None:
+    host = f"{sys.executable} {EXAMPLES / 'host.py'}"
+    shown = said(
+        ["backplane", "run", "say hello", "--sidecar", host, "--patch", "a.patch"], folder,
+        {**programs, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert "I was asked: say hello" in shown
+    assert "+# say hello" in (folder / "a.patch").read_text()
+
+
+def client(name: str, needs: Callable[[str], str], built: Path) -> list[str | Path]:
+    """The words that start a client: built where its language wants that."""
+    clients = ROOT / "contracts" / "clients"
+    if name == "client.mjs":
+        return [needs("node"), EXAMPLES / name, clients / "backplane.mjs"]
+    if name == "client.sh":
+        needs("jq")
+        return [needs("sh"), EXAMPLES / name, clients / "backplane.sh"]
+    built.mkdir()
+    if name == "Client.java":
+        subprocess.run([needs("javac"), "-d", built, clients / "Backplane.java", EXAMPLES / name], check=True)
+        return [needs("java"), "-cp", built, "Client"]
+    (built / "backplane").mkdir()
+    (built / "go.mod").write_text("module example\n\ngo 1.22\n")
+    (built / "main.go").write_bytes((EXAMPLES / name).read_bytes())
+    (built / "backplane" / "backplane.go").write_bytes((clients / "backplane.go").read_bytes())
+    environ = {**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"}
+    subprocess.run([needs("go"), "build", "-o", "client", "."], cwd=built, env=environ, check=True)
+    return [built / "client"]
+
+
+@pytest.mark.parametrize("name", ["client.mjs", "client.sh", "client.go", "Client.java"])
+def test_a_client_of_each_language_gets_its_verified_receipt(
+    programs: dict[str, str], folder: Path, tmp_path: Path, needs: Callable[[str], str], name: str
+) -> None:
+    words = client(name, needs, tmp_path / "built")
+    shown = said([*words, "echo from $((6 * 7))", folder], folder, programs)
+    assert shown.splitlines()[-1] == "complete verified"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +134,54 @@ def test_plain_is_an_option_and_colours_are_its_own_question(words: Words) -> No
     assert set(MOVES.findall(done.stdout)) == {"m"}
 
 
+def test_a_pipe_gets_no_escape_and_no_line_twice(words: Words) -> None:
+    command = [sys.executable, "-m", "backplane", *words(pause_s=0.3)]
+    piped = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=piped, timeout=30, check=True)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", done.stdout + done.stderr)
+    assert [done.stdout.count(f"line {number} ") for number in range(6)] == [1] * 6
+
+
+def spent_s(command: list[str], output: int) -> float:
+    """Processor time of a run, its host left out."""
+    child = subprocess.Popen(
+        command, stdin=output, stdout=output, stderr=output, start_new_session=True,
+        env={**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    ticks = 0
+    while child.poll() is None:
+        with suppress(OSError, IndexError, ValueError):
+            fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks = max(ticks, int(fields[11]) + int(fields[12]))
+        time.sleep(0.05)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def test_the_foot_of_a_busy_run_costs_little(words: Words) -> None:
+    """Fifty lines a second for six seconds: the foot adds less than a few hundredths of a core, and few bytes."""
+    command = [sys.executable, "-m", "backplane", *words(lines=300, pause_s=0.02)]
+    main, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    seen: list[int] = []
+
+    def drain() -> None:
+        with suppress(OSError):
+            while block := os.read(main, 65536):
+                seen.append(len(block))
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    painted = spent_s(command, end)
+    os.close(end)
+    reader.join(10)
+    os.close(main)
+    with open(os.devnull, "r+b") as nothing:
+        plain = spent_s(command, nothing.fileno())
+    print(f"painted {painted:.2f} s, plain {plain:.2f} s, {sum(seen)} bytes")
+    assert painted - plain < 6 * 0.04 * 4
+    assert sum(seen) - 300 * 310 < 6 * 5_000 * 2
+
+
 def test_a_narrower_window_is_painted_anew_and_a_stop_in_between_too(words: Words) -> None:
     window = Window(words(lines=12))
     window.until(lambda: "working" in window.text)
@@ -144,13 +198,15 @@ def test_a_narrower_window_is_painted_anew_and_a_stop_in_between_too(words: Word
     assert window.text.count("line 11") == 1
 
 
-def test_watch_paints_the_same_foot_and_ctrl_c_leaves_its_text_alone(words: Words) -> None:
+def test_watch_paints_the_same_foot_and_ctrl_c_leaves_its_text_alone(words: Words, backplane_home: Path) -> None:
     run = subprocess.Popen(
         [sys.executable, "-m", "backplane", *words(lines=40, pause_s=0.2), "--json"],
         stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     try:
-        time.sleep(1)
+        ends = time.monotonic() + 30
+        while not list(backplane_home.glob("runs/*/trace.jsonl")) and time.monotonic() < ends:
+            time.sleep(0.05)
         window = Window(["watch"])
         window.until(lambda: "working" in window.text)
         window.child.send_signal(signal.SIGINT)

@@ -27,7 +27,8 @@ button { border: 1px solid var(--line); border-radius: 6px; background: var(--bo
 #note { margin: .5rem 0; color: var(--bad); } main > .wide th, main > .wide td { white-space: nowrap; }
 main > .wide td.cut { max-width: 32rem; white-space: normal; }
 @media (max-width: 40rem) { main > .wide :is(th, td):is(:nth-child(1), :nth-child(3), :nth-child(5), :nth-child(6))
-  { display: none; } main > .wide :is(th, td) { padding: .2rem .3rem; } }
+  { display: none; } .picks { display: none; } main > .wide :is(th, td) { padding: .2rem .3rem; } }
+ul.plan { list-style: none; padding-left: .2rem; }
 section.ask h2 { margin-top: .2rem; } p > button { margin-right: .5rem; }
 """
 )
@@ -89,9 +90,10 @@ JS: Final = r"""
       box.onchange = function () { filters[name] = box.checked; again(); };
       add(form, add(el('label', ' only ' + name, 'line'), box));
     });
-    add(form, button('compare two', function () {
+    var compare = button('compare two', function () {
       if (picked.length === 2) report(picked, 'compare.html'); else note.textContent = 'pick two runs first';
-    }));
+    });
+    compare.className = 'picks'; add(form, compare);
     add(main, el('h1', 'Runs'), form, table);
     function again() { clearTimeout(timer); timer = setTimeout(look, 150); }
     function look() {
@@ -131,8 +133,8 @@ JS: Final = r"""
   // One run
   function run(id) {
     var head = el('h1', '\u2026'), chip = el('span', '', 'chip'), facts = el('p', '', 'dim'), doing = el('ul');
-    var asks = el('div'), plan = el('ul'), story = el('section'), rows = [], shown = {}, buttons = el('p');
-    var beyond = el('p', '', 'dim'), api = '/api/runs/' + id, spoken = null;
+    var asks = el('div'), plan = el('ul', null, 'plan'), story = el('section'), rows = [], shown = {};
+    var buttons = el('p'), beyond = el('p', '', 'dim'), api = '/api/runs/' + id, spoken = null;
     add(buttons, button('report', function () { report([id], id.slice(0, 8) + '.html'); }));
     var stop = button('cancel', function () { ask(api + '/cancel', {}).catch(fail); });
     stop.id = 'cancel'; add(buttons, stop);
@@ -151,6 +153,16 @@ JS: Final = r"""
       beyond.textContent = now.beyond ? now.beyond + ' more rows are in the report' : '';
       if (now.verdict && !story.verdict) { story.verdict = add(main, el('p', now.verdict, 'dim')); }
     }
+    function shownBody(words) {  // A diff in its colours, as in a report.
+      var made = el('pre', null, 'diff'), isDiff = /^(diff --git|--- |@@ )/m.test(words);
+      if (!isDiff) { made.textContent = words; return made; }
+      words.split('\n').forEach(function (line) {
+        var kind = { '+': 'added', '-': 'removed', '@': 'hunk', 'd': 'file' }[line.charAt(0)] || '';
+        if (/^(\+\+\+|---) /.test(line)) kind = 'meta';
+        add(made, el('span', line || '\u00a0', kind));
+      });
+      return made;
+    }
     function question(one) {
       var box = el('section', null, 'ask'), why = el('input'), always = el('input'), form = el('form');
       box.setAttribute('aria-label', 'question'); why.id = 'why-' + one.id; always.id = 'always-' + one.id;
@@ -165,7 +177,7 @@ JS: Final = r"""
       if (one.kind !== 'input') add(form, add(el('label', ' always in this run', 'line'), always));
       add(form, button(one.kind === 'input' ? 'answer' : 'allow', function () { tell('allow'); }),
         button('deny', function () { tell('deny'); }));
-      add(asks, add(box, el('h2', one.message), one.body ? el('pre', one.body) : null, form)); shown[one.id] = box;
+      add(asks, add(box, el('h2', one.message), one.body ? shownBody(one.body) : null, form)); shown[one.id] = box;
     }
     function take(line) {
       var told = JSON.parse(line);
