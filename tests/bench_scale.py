@@ -138,7 +138,7 @@ def _forked_worker(url: str) -> int:
 
     pid = os.fork()
     if pid == 0:
-        anyio.run(lambda: DurableEngine(url).serve(_nothing, slots=SLOTS))
+        anyio.run(lambda: DurableEngine(url, lease_s=LEASE_S).serve(_nothing, slots=SLOTS))
         os._exit(0)
     return pid
 

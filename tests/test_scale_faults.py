@@ -76,6 +76,7 @@ class Postgres:
 
     def start(self) -> None:
         words = ["-D", str(self.folder / "data"), "-p", str(self.port), "-k", str(self.folder), "-h", "127.0.0.1"]
+        words += ["-c", "max_connections=500"]  # The default of 100 is too little for ten workers.
         with (self.folder / "log").open("ab") as log:
             self.server = subprocess.Popen([str(BINARIES[-1]), *words], stdout=log, stderr=log, **self._as())
 
