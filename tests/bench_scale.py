@@ -115,14 +115,14 @@ def _workers(counts: Sequence[int]) -> int:
                 idle_s = time.monotonic() - idle[2]
                 core, rate = (_spent(pids) - idle[0]) / idle_s, ((_transactions(url) or 0) - idle[1]) / idle_s
                 orders = 20 * count
-                anyio.run(_submit, engine, orders)
                 began = time.monotonic()
+                anyio.run(_submit, engine, orders)
                 _wait_for(url, orders)
                 took_s = time.monotonic() - began
                 rss = sum(int(_status(pid, "VmRSS")) for pid in pids) / count / 1024
                 print(
                     f"{count:3} workers: idle {100 * core / count:5.2f} % of a core and {rate / count:5.1f} "
-                    f"transactions/s each ({rate:.0f} in all), {rss:.0f} MiB; {orders / took_s:6.1f} orders/s"
+                    f"transactions/s each ({rate:.0f} in all), {rss:.0f} MiB; {orders / took_s:6.1f} orders/s, submitted by one"
                 )
             finally:
                 for pid in pids:
