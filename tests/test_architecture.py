@@ -69,7 +69,7 @@ ROOMS = {
     ),
     "telemetry": f"{SHAPES} receipts.build",
     "api": f"{SHAPES} config routing.driver runtime",
-    "providers": f"{SHAPES} agents config dialects ir process protocol receipts redact runtime",
+    "providers": f"{SHAPES} agents config dialects ir policy process protocol receipts redact runtime",
     # the far side: the kit of a host, and what hosts drive
     "host": f"{SHAPES} policy process protocol",
     "tools": f"{SHAPES} ir policy process protocol upstream.clients upstream.decompress",

@@ -35,6 +35,7 @@ from backplane.providers import (
 )
 from backplane.providers.failures import ErrorType
 from backplane.receipts.store import Store
+from backplane.routing import TaskDescriptor
 from backplane.runtime.backends import ProcessBackend
 from backplane.testing import Call, ModelServer, ScriptUsage, Turn
 from tests.api_agent import KEY, LIMITS, PRICES
@@ -158,6 +159,16 @@ async def test_what_a_manifest_does_not_say_is_unknown(ground: Ground) -> None:
         await provider.prepare()
         found = provider.capabilities()
     assert (found.supports_streaming, found.supports_web_search, found.supports_tools) == (True, None, False)
+
+
+async def test_a_provider_says_what_drives_it_and_which_tasks_it_can_take(ground: Ground) -> None:
+    review, words = TaskDescriptor(type="code_review"), TaskDescriptor(type="custom")
+    async with ground.registry() as registry:
+        provider = registry.get("shell")
+        assert (provider.provider_type, provider.can_handle_task(words)) == (None, None)
+        await provider.prepare()
+        assert provider.provider_type == "shell"
+        assert (provider.can_handle_task(words), provider.can_handle_task(review)) == (True, False)
 
 
 # Turns ----------------------------------------------------------------------------------------------------------------

@@ -73,6 +73,8 @@ class Abilities(msgspec.Struct, frozen=True):
     levels: dict[str, Any]
     reads: bool = True
     """Words beside the task reach a model: a host that heeds no context may take the task for a command."""
+    host: str | None = None
+    """What the host calls itself: `claude`, `codex`, `api`, …"""
 
     @property
     def keeps(self) -> bool:
@@ -89,7 +91,7 @@ def abilities(hello: Hello) -> Abilities:
     """Read a hello; a host that does not say what it heeds is taken to heed nothing but the order's words."""
     heeds = () if hello.heeds is msgspec.UNSET else hello.heeds
     reads = hello.heeds is msgspec.UNSET or "context" in heeds
-    return Abilities(frozenset(heeds), frozenset(hello.extensions), hello.capabilities, reads)
+    return Abilities(frozenset(heeds), frozenset(hello.extensions), hello.capabilities, reads, hello.backend.id)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import anyio.to_thread
 import msgspec
 
 from backplane.config import Settings
+from backplane.contract.capability import Requirement, Requirements, read_manifest
 from backplane.contract.conversation import Message, SessionFile, SessionTurn
 from backplane.errors import BackendError, BackplaneError
+from backplane.policy.capabilities import negotiate
 from backplane.providers import exchange, store
 from backplane.providers.orders import INTERRUPT, Abilities, SessionConfig, abilities
 from backplane.providers.session import Session, new_file
@@ -33,6 +35,13 @@ LEVELS: Final = {
     "supports_reasoning": "extended_thinking",
 }
 """Member of `ProviderCapabilities` → ability of the manifest; one that is not listed there is unknown."""
+
+
+class Task(Protocol):
+    """What is asked of a provider, as `routing.TaskDescriptor` has it."""
+
+    @property
+    def requirements(self) -> Sequence[Requirement]: ...
 
 
 class Provider:
@@ -71,6 +80,17 @@ class Provider:
             limits = self.backend.limits or self.plane.settings.limits
             self._can = abilities(await ask_hello(self.backend, self.plane.environ, limits))
         return self._can
+
+    @property
+    def provider_type(self) -> str | None:
+        """What drives the conversation, as its host calls itself (`claude`, `api`, …); None before `prepare`."""
+        return self._can.host if self._can is not None else None
+
+    def can_handle_task(self, task: Task) -> bool | None:
+        """Tell whether the manifest satisfies all that a task requires; None before `prepare`."""
+        if self._can is None:
+            return None
+        return negotiate(Requirements(tuple(task.requirements)), read_manifest(self._can.levels)).satisfied
 
     async def validate(self) -> bool:
         """Tell whether its program is there and says a valid hello. Keys are not tried: only a turn can do that."""
