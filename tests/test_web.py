@@ -195,7 +195,13 @@ def test_more_doors(served: Callable[..., Page]) -> None:
     get = page.client.get
     assert get("/api/runs", params={"token": page.token}).status_code == 400
     assert page.client.delete("/api/runs").status_code == 405
-    assert page.client.post("/api/orders", json={"task": "x" * 1_100_000}).status_code == 413
+    # Its head alone: who sends all of it may hear of a reset before the answer.
+    post = head(
+        page, "/api/orders", f"Origin: {page.origin}", "Content-Type: application/json", "Content-Length: 1100000"
+    )
+    long = raw(page, post.replace(b"GET", b"POST"))
+    assert long.recv(12) == b"HTTP/1.1 413"
+    long.close()
     for name in ("..%2f..%2fetc", "%00", "x", "last"):
         assert get(f"/api/runs/{name}/stream").status_code in (400, 404)
         assert get("/api/report", params={"runs": name}).status_code == 400
