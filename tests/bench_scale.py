@@ -122,7 +122,8 @@ def _workers(counts: Sequence[int]) -> int:
                 rss = sum(int(_status(pid, "VmRSS")) for pid in pids) / count / 1024
                 print(
                     f"{count:3} workers: idle {100 * core / count:5.2f} % of a core and {rate / count:5.1f} "
-                    f"transactions/s each ({rate:.0f} in all), {rss:.0f} MiB; {orders / took_s:6.1f} orders/s, submitted by one"
+                    f"transactions/s each ({rate:.0f} in all), {rss:.0f} MiB; "
+                    f"{orders / took_s:6.1f} orders/s, submitted by one"
                 )
             finally:
                 for pid in pids:
