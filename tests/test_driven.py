@@ -60,7 +60,7 @@ def given(**vendor: Any) -> Given:
 @pytest.mark.parametrize(
     ("rows", "names"),
     [
-        (5, "is no list"),
+        (5, "Expected `array"),
         ([5], "Expected `object`"),
         ([{"name": "a"}], "neither command nor url"),
         ([{"command": "a"}], "`name`"),
