@@ -150,6 +150,9 @@ def test_the_comparison_of_the_readme_is_what_the_bench_demands() -> None:
 
 def test_every_file_and_command_that_the_readme_names_is_there() -> None:
     for target in re.findall(r"\]\(([^)]+)\)", README):
-        assert (ROOT / target).exists(), target
+        path, _, anchor = target.partition("#")
+        assert (ROOT / path).exists(), target
+        headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text("utf-8"), re.M) if anchor else []
+        assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings], target
     for name in re.findall(r"`backplane ([a-z]+)", README):
         assert name in (*COMMANDS, "help"), name
