@@ -16,7 +16,7 @@ from backplane.contract import envelope as wire
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.host import Given
-from backplane.process import Command, open_child
+from backplane.process import StartCommand, open_child
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +29,7 @@ sys.exit(3)
 
 async def told(error: BackplaneError, says: str = SAYS) -> BaseException:
     """The failure after a program that said why it ended."""
-    async with open_child(Command(argv=(sys.executable, "-I", "-c", says), env={})) as child:
+    async with open_child(StartCommand(argv=(sys.executable, "-I", "-c", says), env={})) as child:
         with anyio.fail_after(5):
             await child.wait(5.0)
             while not child.stderr_tail.endswith(b"\n"):

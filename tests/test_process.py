@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from backplane.errors import BackendError
-from backplane.process import Child, Command, Exit, open_child, run_tool
+from backplane.process import Child, Exit, StartCommand, open_child, run_tool
 from backplane.process.guard import PARENT, look
 from backplane.process.sweep import kill_exactly, start_of
 
@@ -60,11 +60,11 @@ class Place:
         self.token = uuid.uuid4().hex
         self.env = {"PATH": "/usr/bin:/bin", "PLACE": self.token}
 
-    def python(self, code: str, **values: object) -> Command:
+    def python(self, code: str, **values: object) -> StartCommand:
         lines = "import os, signal, sys, time\n" + (code.format(**values) if values else code)
-        return Command((sys.executable, "-I", "-S", "-c", lines), self.env)
+        return StartCommand((sys.executable, "-I", "-S", "-c", lines), self.env)
 
-    def daemon(self, quiet: bool, then: str = "") -> Command:
+    def daemon(self, quiet: bool, then: str = "") -> StartCommand:
         mark = str(self.folder / uuid.uuid4().hex)
         return self.python(FORGET + DAEMON.format(quiet=quiet, mark=mark) + "print('up', flush=True)\n" + then)
 
@@ -141,7 +141,7 @@ def test_an_end_that_nobody_saw_says_so() -> None:
 
 @pytest.mark.anyio
 async def test_bytes_go_in_and_come_out(place: Place, guard: bool) -> None:
-    async with open_child(Command(("cat",), place.env), guard=guard) as child:
+    async with open_child(StartCommand(("cat",), place.env), guard=guard) as child:
         os.write(child.stdin, b"hello\n")
         assert await read(child.stdout) == b"hello\n"
         child.close_stdin()
@@ -357,7 +357,7 @@ async def test_a_full_pipe_does_not_block_its_writer(place: Place, guard: bool) 
             os.write(child.stdin, b"x")
 
 
-def broken_command(kind: str, place: Place) -> Command:
+def broken_command(kind: str, place: Place) -> StartCommand:
     script = place.folder / "script"
     if kind == "shebang":
         script.write_text("#!/nowhere/interpreter\n")
@@ -371,7 +371,7 @@ def broken_command(kind: str, place: Place) -> Command:
     argv = {"missing": ("/nowhere/host",), "not in PATH": ("no-such-host",), "folder": (str(place.folder),),
             "cwd": ("true",), "3 MB": ("true", "x" * 3_000_000), "zero byte": ("true", "\0"),
             "no argv": ()}.get(kind, (str(script),))  # fmt: skip
-    return Command(argv, place.env, "/nowhere" if kind == "cwd" else None)
+    return StartCommand(argv, place.env, "/nowhere" if kind == "cwd" else None)
 
 
 BROKEN = {
@@ -438,14 +438,14 @@ def test_a_plane_killed_while_its_host_is_held_leaves_no_guard(place: Place) -> 
 import os
 import anyio
 from backplane.process.guard import PARENT, look
-from backplane.process import Command, open_child
+from backplane.process import StartCommand, open_child
 
 async def ready():
     print([pid for pid, row in look().items() if row[PARENT] == os.getpid()][0], flush=True)
     await anyio.sleep(60)
 
 async def main():
-    async with open_child(Command(("/bin/true",), {}), ready=ready):
+    async with open_child(StartCommand(("/bin/true",), {}), ready=ready):
         pass
 
 anyio.run(main)
@@ -464,7 +464,7 @@ async def test_failed_starts_leave_no_descriptor_and_no_child(place: Place, guar
     before = open_fds()
     for _ in range(tries):
         with pytest.raises(BackendError):
-            async with open_child(Command(("/nowhere/host",), place.env), guard=guarded):
+            async with open_child(StartCommand(("/nowhere/host",), place.env), guard=guarded):
                 pass
     assert open_fds() == before
     assert children() == []
@@ -472,10 +472,10 @@ async def test_failed_starts_leave_no_descriptor_and_no_child(place: Place, guar
 
 @pytest.mark.anyio
 async def test_a_child_costs_four_descriptors_at_most_and_no_thread(place: Place, guard: bool) -> None:
-    async with open_child(Command(("cat",), place.env), guard=guard) as first:
+    async with open_child(StartCommand(("cat",), place.env), guard=guard) as first:
         assert first.exit is None
         before, threads = open_fds(), threading.active_count()
-        async with open_child(Command(("cat",), place.env), guard=guard):
+        async with open_child(StartCommand(("cat",), place.env), guard=guard):
             assert len(open_fds() - before) <= 4
             assert threading.active_count() == threads
         assert open_fds() == before
@@ -494,7 +494,7 @@ async def test_a_child_gets_its_environment_umask_folder_and_descriptors_and_no_
         "print(os.getcwd(), [fd for fd in range(64) if is_open(fd)], oct(os.umask(0)))\n"
         "print(sorted(os.environ), os.getsid(0) == os.getpid())"
     )
-    command = Command(command.argv, command.env, str(place.folder))
+    command = StartCommand(command.argv, command.env, str(place.folder))
     async with open_child(command, guard=guard, pass_fds=(handed,)) as child:
         said = (await read_all(child.stdout)).decode().splitlines()
     os.close(handed)
@@ -636,9 +636,9 @@ async def test_a_child_that_is_gone_gets_no_more_signals(place: Place, guard: bo
 
 PLANE = """
 import os, signal, sys, anyio
-from backplane.process import Command, open_child
+from backplane.process import StartCommand, open_child
 async def main():
-    async with open_child(Command(tuple(sys.argv[1:]), dict(os.environ))) as child:
+    async with open_child(StartCommand(tuple(sys.argv[1:]), dict(os.environ))) as child:
         await anyio.wait_readable(child.stdout)
         os.write(1, os.read(child.stdout, 100))
         {then}
@@ -678,16 +678,16 @@ def cmdline(pid: int) -> bytes:
 
 HARDENED = """
 import os, signal, sys, anyio
-from backplane.process import Command, open_child, run_tool
+from backplane.process import StartCommand, open_child, run_tool
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1): signal.signal(number, signal.SIG_IGN)
 env = dict(os.environ)
 argv = ("grep", "-E", "Sig(Ign|Blk)", "/proc/self/status")
 async def main(guard):
-    async with open_child(Command(argv, env), guard=guard) as child:
+    async with open_child(StartCommand(argv, env), guard=guard) as child:
         await child.wait(5)
         sys.stdout.write(os.read(child.stdout, 1000).decode())
     try:
-        async with open_child(Command(("true",), env, "/nowhere"), guard=guard): pass
+        async with open_child(StartCommand(("true",), env, "/nowhere"), guard=guard): pass
     except Exception as fault: sys.stdout.write(str(fault) + "\\n")
 anyio.run(main, True)
 anyio.run(main, False)

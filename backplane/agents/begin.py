@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backplane.host import Done, Early, Given, Host, HostRun, main
-from backplane.process.launch import Command, Launched, launch
+from backplane.process.launch import Launched, StartCommand, launch
 
 if TYPE_CHECKING:
     from backplane.agents.session import AgentRun
@@ -58,7 +58,7 @@ def begin(run: Given, start: Start, open: Open | None = None, *, alone: bool = F
     state = _folder()
     try:
         argv, env = start(run, state)
-        command = Command(argv=argv, env=env, cwd=run.order.workspace.root)
+        command = StartCommand(argv=argv, env=env, cwd=run.order.workspace.root)
         words = open(run, env) if open is not None else b""
         launched = launch(command, alone=alone)
         return BegunProgram(state, env, launched, _say(launched.pipes[0], words))

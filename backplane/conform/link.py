@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.process import Child, Command, open_child
+from backplane.process import Child, StartCommand, open_child
 from backplane.protocol import Lines, Overlong, strict
 
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -173,7 +173,7 @@ async def linked(program: Program) -> AsyncIterator[Wire]:
     Raises:
         BackendError: `sidecar_spawn_failed`.
     """
-    async with open_child(Command(program.command, dict(program.env), program.cwd)) as child:
+    async with open_child(StartCommand(program.command, dict(program.env), program.cwd)) as child:
         yield Wire(child, program.bounds)
 
 

@@ -19,11 +19,11 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "use
 """Why a turn ended: the six of `contracts/sessions.md`."""
 
 
-class _Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class _ConversationValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A member that nobody knows would be lost in silence, so it is refused."""
 
 
-class ToolCall(_Value, frozen=True):
+class ToolCall(_ConversationValue, frozen=True):
     """A call that the agent made."""
 
     id: str
@@ -33,7 +33,7 @@ class ToolCall(_Value, frozen=True):
     """The vendor's proof on the call itself; it goes back as that of `Thinking` does."""
 
 
-class Image(_Value, frozen=True):
+class Image(_ConversationValue, frozen=True):
     """A picture that the user showed; exactly one of `data` and `url` is set."""
 
     media_type: str | None = None
@@ -42,7 +42,7 @@ class Image(_Value, frozen=True):
     url: str | None = None
 
 
-class Thinking(_Value, frozen=True):
+class Thinking(_ConversationValue, frozen=True):
     """What the model thought."""
 
     text: str = ""
@@ -57,14 +57,14 @@ class Thinking(_Value, frozen=True):
         return bool(self.signature or self.redacted)
 
 
-class UserMessage(_Value, frozen=True, tag_field="role", tag="user"):
+class UserMessage(_ConversationValue, frozen=True, tag_field="role", tag="user"):
     """What the user said, context items included, in words, and what was shown with it."""
 
     content: str
     images: tuple[Image, ...] = ()
 
 
-class AssistantMessage(_Value, frozen=True, tag_field="role", tag="assistant"):
+class AssistantMessage(_ConversationValue, frozen=True, tag_field="role", tag="assistant"):
     """What the agent said and which calls it made then."""
 
     content: str = ""
@@ -74,7 +74,7 @@ class AssistantMessage(_Value, frozen=True, tag_field="role", tag="assistant"):
     """The vendor's proof on the words; it goes back as that of `Thinking` does."""
 
 
-class ToolResultMessage(_Value, frozen=True, tag_field="role", tag="tool"):
+class ToolResultMessage(_ConversationValue, frozen=True, tag_field="role", tag="tool"):
     """What a call gave back."""
 
     tool_call_id: str
@@ -87,7 +87,7 @@ Message = UserMessage | AssistantMessage | ToolResultMessage
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class TokenUsage(_Value, frozen=True):
+class TokenUsage(_ConversationValue, frozen=True):
     """Tokens and money of one turn or of several; None is unknown, never zero."""
 
     input_tokens: Count | None = None
@@ -127,7 +127,7 @@ NOTHING: Final = TokenUsage(
 """Of a session before its first turn."""
 
 
-class SessionTurn(_Value, frozen=True):
+class SessionTurn(_ConversationValue, frozen=True):
     """One turn of a session: the run that it was, and what was said in it."""
 
     run_id: str | None
@@ -145,7 +145,7 @@ class SessionTurn(_Value, frozen=True):
     """Id of the conversation that the provider itself keeps, after this turn."""
 
 
-class SessionFile(_Value, frozen=True, omit_defaults=False):
+class SessionFile(_ConversationValue, frozen=True, omit_defaults=False):
     """A session as it lies on disk: no secret, no vendor's form, nothing that is run when it is read."""
 
     format: Literal["backplane.session"]

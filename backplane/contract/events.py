@@ -22,43 +22,43 @@ ExitCode = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 """A signed 32-bit number: a closed peer cannot read any other."""
 
 
-class _Event(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type"):
+class _EventBase(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type"):
     ts: str
     """RFC 3339, UTC, print form of `canonical.timestamp`."""
     ext: Ext = UNSET
 
 
-class RunStarted(_Event, frozen=True, kw_only=True, gc=False, tag="run_started"):
+class RunStarted(_EventBase, frozen=True, kw_only=True, gc=False, tag="run_started"):
     """The agent began its work."""
 
     message: str
 
 
-class RunCompleted(_Event, frozen=True, kw_only=True, gc=False, tag="run_completed"):
+class RunCompleted(_EventBase, frozen=True, kw_only=True, gc=False, tag="run_completed"):
     """The agent says that it is done."""
 
     message: str
 
 
-class Warned(_Event, frozen=True, kw_only=True, gc=False, tag="warning"):
+class Warned(_EventBase, frozen=True, kw_only=True, gc=False, tag="warning"):
     """The event `warning`, and the carrier of everything the ten have no word for."""
 
     message: str
 
 
-class AssistantDelta(_Event, frozen=True, kw_only=True, gc=False, tag="assistant_delta"):
+class AssistantDelta(_EventBase, frozen=True, kw_only=True, gc=False, tag="assistant_delta"):
     """A piece of the agent's message, which `AssistantMessage` repeats whole."""
 
     text: str
 
 
-class AssistantMessage(_Event, frozen=True, kw_only=True, gc=False, tag="assistant_message"):
+class AssistantMessage(_EventBase, frozen=True, kw_only=True, gc=False, tag="assistant_message"):
     """A message of the agent, whole."""
 
     text: str
 
 
-class ToolCall(_Event, frozen=True, kw_only=True, gc=False, tag="tool_call"):
+class ToolCall(_EventBase, frozen=True, kw_only=True, gc=False, tag="tool_call"):
     """The agent called a tool."""
 
     tool_name: str
@@ -67,7 +67,7 @@ class ToolCall(_Event, frozen=True, kw_only=True, gc=False, tag="tool_call"):
     parent_tool_use_id: str | None = None
 
 
-class ToolResult(_Event, frozen=True, kw_only=True, gc=False, tag="tool_result"):
+class ToolResult(_EventBase, frozen=True, kw_only=True, gc=False, tag="tool_result"):
     """What a tool gave back."""
 
     tool_name: str
@@ -76,7 +76,7 @@ class ToolResult(_Event, frozen=True, kw_only=True, gc=False, tag="tool_result")
     tool_use_id: str | None = None
 
 
-class FileChanged(_Event, frozen=True, kw_only=True, gc=False, tag="file_changed"):
+class FileChanged(_EventBase, frozen=True, kw_only=True, gc=False, tag="file_changed"):
     """The agent changed a file."""
 
     path: str
@@ -84,7 +84,7 @@ class FileChanged(_Event, frozen=True, kw_only=True, gc=False, tag="file_changed
     summary: str
 
 
-class CommandExecuted(_Event, frozen=True, kw_only=True, gc=False, tag="command_executed"):
+class CommandExecuted(_EventBase, frozen=True, kw_only=True, gc=False, tag="command_executed"):
     """A command has run."""
 
     command: str
@@ -94,7 +94,7 @@ class CommandExecuted(_Event, frozen=True, kw_only=True, gc=False, tag="command_
     """At most 8 KiB."""
 
 
-class Failed(_Event, frozen=True, kw_only=True, gc=False, tag="error"):
+class Failed(_EventBase, frozen=True, kw_only=True, gc=False, tag="error"):
     """The event `error`: something failed, the run may go on."""
 
     message: str
@@ -106,7 +106,7 @@ AgentEvent = (
     | Warned | Failed | RunStarted | RunCompleted
 )  # fmt: skip
 
-EVENT_TYPES: Final[dict[str, type[_Event]]] = {
+EVENT_TYPES: Final[dict[str, type[_EventBase]]] = {
     "run_started": RunStarted,
     "run_completed": RunCompleted,
     "assistant_delta": AssistantDelta,
@@ -250,7 +250,7 @@ CARRIED: Final[dict[str, type[Any]]] = {
 _NAMES: Final[dict[type[Any], str]] = {kind: name for name, kind in reversed(CARRIED.items())}
 
 
-def _body(event: _Event, name: str) -> dict[str, Any]:
+def _body(event: _EventBase, name: str) -> dict[str, Any]:
     body = event.ext.get(name) if isinstance(event.ext, dict) else None
     return body if isinstance(body, dict) else {}
 

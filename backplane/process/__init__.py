@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from backplane.process.child import Child, Exit
-    from backplane.process.launch import GUARD_WORKS, NO_CAGE, Cage, Command, Evidence, Launched, launch
+    from backplane.process.launch import GUARD_WORKS, NO_CAGE, Cage, Evidence, Launched, StartCommand, launch
     from backplane.process.spawn import guard_command
     from backplane.process.start import Ready, open_child, take_over
     from backplane.process.tool import Finished, Tool, begin_tool, run_tool, search_path
@@ -22,12 +22,12 @@ __all__ = [
     "NO_CAGE",
     "Cage",
     "Child",
-    "Command",
     "Evidence",
     "Exit",
     "Finished",
     "Launched",
     "Ready",
+    "StartCommand",
     "Tool",
     "begin_tool",
     "guard_command",
@@ -40,7 +40,7 @@ __all__ = [
 
 _HOME: Final[dict[str, str]] = {
     **dict.fromkeys(("Child", "Exit"), "child"),
-    **dict.fromkeys(("GUARD_WORKS", "NO_CAGE", "Cage", "Command", "Evidence", "Launched", "launch"), "launch"),
+    **dict.fromkeys(("GUARD_WORKS", "NO_CAGE", "Cage", "StartCommand", "Evidence", "Launched", "launch"), "launch"),
     "guard_command": "spawn",
     **dict.fromkeys(("Ready", "open_child", "take_over"), "start"),
     **dict.fromkeys(("Finished", "Tool", "begin_tool", "run_tool", "search_path"), "tool"),

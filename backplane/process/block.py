@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Block(Generic[T]):
+class SpannedBlock(Generic[T]):
     """`async with` calls `begin`, gives what that gave, and calls `end` with it, however the block is left.
 
     Args:

@@ -27,7 +27,7 @@ Stdio = tuple[object, object, object]
 """stdin, stdout, stderr, as `subprocess.Popen` takes them."""
 
 
-class Command(msgspec.Struct, frozen=True):
+class StartCommand(msgspec.Struct, frozen=True):
     """A program to start."""
 
     argv: tuple[str, ...]
@@ -64,12 +64,12 @@ class Cage(msgspec.Struct, frozen=True):
 NO_CAGE: Final = Cage()
 
 
-def spawn_failed(command: Command, fault: Exception) -> BackendError:
+def spawn_failed(command: StartCommand, fault: Exception) -> BackendError:
     in_cwd = command.cwd is not None and getattr(fault, "filename", None) == command.cwd
     return refused(command, b"cwd" if in_cwd else b"exec", getattr(fault, "errno", None) or errno.EINVAL)
 
 
-def refusal(command: Command, word: bytes) -> BackendError:
+def refusal(command: StartCommand, word: bytes) -> BackendError:
     """What a guard's word says of a start that failed."""
     where, number = word.split()[-2:]
     return refused(command, where, int(number))
@@ -89,7 +89,7 @@ _UNSEEN: Final = {
 }
 
 
-def refused(command: Command, where: bytes, number: int) -> BackendError:
+def refused(command: StartCommand, where: bytes, number: int) -> BackendError:
     """What is said of a start that failed there with this errno."""
     name = command.argv[0][:_NAME_CHARS_MAX] if command.argv else ""
     code = errno.errorcode.get(number, str(number))
@@ -137,7 +137,7 @@ GUARD_WORKS: Final = sys.platform == "linux" and hasattr(os, "pidfd_open") and b
 class Launched(msgspec.Struct, frozen=True):
     """A program that was started, and that nobody looks after yet: `take_over` does."""
 
-    command: Command
+    command: StartCommand
     leader: Leader
     guard: bool
     pipes: tuple[int, int, int]
@@ -149,7 +149,7 @@ class Launched(msgspec.Struct, frozen=True):
 
 
 def launch(
-    command: Command,
+    command: StartCommand,
     *,
     guard: bool = True,
     pass_fds: tuple[int, ...] = (),
@@ -205,7 +205,7 @@ def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
 
 
 def _start(
-    command: Command,
+    command: StartCommand,
     stdio: tuple[int, int, int],
     line: int,
     pass_fds: tuple[int, ...],
@@ -240,7 +240,7 @@ def _one_thread() -> bool:
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def _fork_guard(command: Command, stdio: tuple[int, int, int], line: int) -> Leader:
+def _fork_guard(command: StartCommand, stdio: tuple[int, int, int], line: int) -> Leader:
     words = raw(command)
     pid = os.fork()
     if pid:
@@ -264,7 +264,7 @@ def _fork_guard(command: Command, stdio: tuple[int, int, int], line: int) -> Lea
         os._exit(code)
 
 
-def raw(command: Command) -> tuple[list[bytes], dict[bytes, bytes], bytes | None]:
+def raw(command: StartCommand) -> tuple[list[bytes], dict[bytes, bytes], bytes | None]:
     """A command's words, environment and folder in bytes, as the guard takes them."""
     argv = [os.fsencode(word) for word in command.argv]
     env = {os.fsencode(name): os.fsencode(value) for name, value in command.env.items()}

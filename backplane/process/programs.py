@@ -14,7 +14,7 @@ from typing import Final
 import anyio
 import msgspec
 
-from backplane.process import Command, Exit, open_child
+from backplane.process import Exit, StartCommand, open_child
 from backplane.process.child import Child
 
 KEPT_BYTES_MAX: Final = 64 * 1024
@@ -92,7 +92,7 @@ async def run_program(
     output, exit_ = _Output(), Exit()
     # Both streams come in the order they are written, and what reads its input finds the end of it.
     words = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh", *argv)
-    async with open_child(Command(argv=words, env=dict(env), cwd=cwd)) as child:
+    async with open_child(StartCommand(argv=words, env=dict(env), cwd=cwd)) as child:
         try:
             with anyio.move_on_after(timeout_s) as limit:
                 async with anyio.create_task_group() as tasks:

@@ -21,7 +21,7 @@ from backplane.process.launch import (
     START_S_MAX,
     UMASK,
     Cage,
-    Command,
+    StartCommand,
     Stdio,
     raw,
     refusal,
@@ -32,7 +32,7 @@ TERMINAL_WAIT_S: Final = 5.0
 """For SIGKILL to take effect. Longer only in uninterruptible sleep, which no signal ends."""
 
 
-def spawn(command: Command, stdio: Stdio, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+def spawn(command: StartCommand, stdio: Stdio, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
     """Start the program as our own child, in a session of its own."""
     if _signals_ignored():
         return _spawn_launcher(command, stdio, pass_fds)
@@ -67,7 +67,7 @@ _HANDED_ON: Final = frozenset(signal.valid_signals()) - {
 }
 
 
-def _spawn_launcher(command: Command, stdio: Stdio, pass_fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+def _spawn_launcher(command: StartCommand, stdio: Stdio, pass_fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
     """Start the program by way of a small one that puts the signals right, as a thread of ours cannot."""
     told, tell = os.pipe()
     try:
@@ -92,7 +92,7 @@ def _spawn_launcher(command: Command, stdio: Stdio, pass_fds: tuple[int, ...]) -
 def spawn_guard(
     role: str,
     line: int,
-    command: Command,
+    command: StartCommand,
     stdio: Stdio,
     pass_fds: tuple[int, ...],
     cage: Cage = NO_CAGE,
@@ -176,7 +176,7 @@ def _order_file() -> IO[bytes]:
     return tempfile.TemporaryFile()
 
 
-def _order_bytes(command: Command, pass_fds: tuple[int, ...], inside: dict[str, object]) -> bytes:
+def _order_bytes(command: StartCommand, pass_fds: tuple[int, ...], inside: dict[str, object]) -> bytes:
     return marshal.dumps((*raw(command), list(pass_fds), inside))
 
 

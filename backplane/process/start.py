@@ -9,15 +9,15 @@ from typing import Final
 
 import msgspec
 
-from backplane.process.block import Block
+from backplane.process.block import SpannedBlock
 from backplane.process.child import Child
 from backplane.process.launch import (
     GUARD_WORKS,
     NO_CAGE,
     START_S_MAX,
     Cage,
-    Command,
     Launched,
+    StartCommand,
     launch,
     not_held,
     refusal,
@@ -33,7 +33,7 @@ Ready = Callable[[], Awaitable[object]]
 
 
 def open_child(
-    command: Command,
+    command: StartCommand,
     *,
     guard: bool = True,
     stderr_bytes_max: int = STDERR_BYTES_MAX,
@@ -66,15 +66,15 @@ def open_child(
         launched = launch(command, guard=guarded, pass_fds=pass_fds, cage=held)
         return await _arrived(_child(launched, stderr_bytes_max), command, cage, ready if guarded else None)
 
-    return Block(start, Child.leave)
+    return SpannedBlock(start, Child.leave)
 
 
 def take_over(launched: Launched) -> AbstractAsyncContextManager[Child]:
     """The same for what was started before, without an event loop; raises as `open_child` does."""
-    return Block(lambda: _arrived(_child(launched, STDERR_BYTES_MAX), launched.command, NO_CAGE), Child.leave)
+    return SpannedBlock(lambda: _arrived(_child(launched, STDERR_BYTES_MAX), launched.command, NO_CAGE), Child.leave)
 
 
-async def _arrived(child: Child, command: Command, cage: Cage, ready: Ready | None = None) -> Child:
+async def _arrived(child: Child, command: StartCommand, cage: Cage, ready: Ready | None = None) -> Child:
     """Look after a child until its program was started. Raises as `open_child`."""
     await child.enter()
     try:
@@ -98,7 +98,7 @@ def _child(launched: Launched, stderr_bytes_max: int) -> Child:
     )
 
 
-async def _arrive(child: Child, command: Command, cage: Cage) -> None:
+async def _arrive(child: Child, command: StartCommand, cage: Cage) -> None:
     """Wait until the program itself was started. Raises as `open_child`."""
     word = await child.arrived(START_S_MAX)
     if child.fault is not None:

@@ -15,7 +15,7 @@ import msgspec
 from backplane.errors import BackendError
 from backplane.process import parent_death
 from backplane.process.child import READ_BYTES_MAX, has_ended, kill_group
-from backplane.process.launch import Command, Stdio
+from backplane.process.launch import StartCommand, Stdio
 from backplane.process.spawn import TERMINAL_WAIT_S, spawn
 
 TOOL_S_MAX: Final = 120.0
@@ -92,7 +92,7 @@ def run_tool(
     with ExitStack() as opened:
         source = opened.enter_context(open(stdin_path, "rb")) if stdin_path else subprocess.PIPE
         sink = opened.enter_context(open(stdout_path, "wb", opener=_private)) if stdout_path else None
-        tool = opened.enter_context(Tool(Command(tuple(argv), dict(env), cwd), stdin, limits, source, sink))
+        tool = opened.enter_context(Tool(StartCommand(tuple(argv), dict(env), cwd), stdin, limits, source, sink))
         return tool.finish()
 
 
@@ -103,7 +103,7 @@ def begin_tool(argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float,
         tied: it is killed with us, where we are killed; else it goes on to its own end.
     """
     limits = _Limits(argv[0], timeout_s, time.monotonic() + timeout_s, TOOL_OUTPUT_BYTES_MAX)
-    return Tool(Command(tuple(argv), dict(env)), b"", limits, subprocess.PIPE, None, tied=tied)
+    return Tool(StartCommand(tuple(argv), dict(env)), b"", limits, subprocess.PIPE, None, tied=tied)
 
 
 class Tool:
@@ -111,7 +111,7 @@ class Tool:
 
     def __init__(
         self,
-        command: Command,
+        command: StartCommand,
         stdin: bytes,
         limits: _Limits,
         source: IO[bytes] | int,
@@ -130,7 +130,7 @@ class Tool:
         self._opened.callback(_end_tool, self._tool)
         self._opened.callback(self._talk.close)
 
-    def _spawn_tied(self, command: Command, pipes: Stdio) -> subprocess.Popen[bytes]:
+    def _spawn_tied(self, command: StartCommand, pipes: Stdio) -> subprocess.Popen[bytes]:
         """Start it so that it is killed with us; a kill in the moment before it is tied leaves it to its own end."""
         reader, writer = os.pipe()
         try:

@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from typing import Final
 
-from backplane.process.launch import Command, spawn_failed
+from backplane.process.launch import StartCommand, spawn_failed
 from backplane.process.spawn import loader_env
 
 PROGRAM: Final = """
@@ -51,7 +51,7 @@ class Watchdog:
         reader, self._writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._writer, False)
         words = ("-I", "-S", "-c", PROGRAM, str(os.getpid()), str(reader), str(int(lease_s * 1000)))
-        command = Command((sys.executable, *words), env=loader_env())
+        command = StartCommand((sys.executable, *words), env=loader_env())
         try:
             self._process = subprocess.Popen(
                 command.argv,

@@ -22,7 +22,7 @@ from backplane.agents import shipped
 from backplane.config import BackendSettings, Limits, Settings, child_environment, home_path, user_folder
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError, PolicyError
-from backplane.process import Command, Exit, open_child
+from backplane.process import Exit, StartCommand, open_child
 from backplane.resources import find as find_shared
 from backplane.upstream import presets
 
@@ -67,7 +67,7 @@ class Link(Protocol):
     async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None: ...
 
 
-Opener = Callable[[Command, int], AbstractAsyncContextManager[Link]]
+Opener = Callable[[StartCommand, int], AbstractAsyncContextManager[Link]]
 """Starts a command, keeping so many bytes of its stderr."""
 
 
@@ -133,11 +133,11 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
             repr(([(word, *_stamp(word)) for word in words], sorted(self.env.items()))).encode()
         ).hexdigest()
 
-    def command(self, order: WorkOrder, environ: Mapping[str, str]) -> Command:
+    def command(self, order: WorkOrder, environ: Mapping[str, str]) -> StartCommand:
         """What `open` starts."""
-        return Command(argv=self.argv, env=child_environment(self.env, order.config.env, environ))
+        return StartCommand(argv=self.argv, env=child_environment(self.env, order.config.env, environ))
 
-    def servers(self, order: WorkOrder, command: Command) -> dict[str, tuple[str, ...]]:
+    def servers(self, order: WorkOrder, command: StartCommand) -> dict[str, tuple[str, ...]]:
         """The MCP servers that its agent is to start: name → the words of its row that may name files."""
         return shipped.servers_of(command.env, with_servers(order, self.servers_given).abp("mcp_servers"))
 

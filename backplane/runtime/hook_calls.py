@@ -19,7 +19,7 @@ from backplane.config import child_environment
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json, duplicate_key
 from backplane.errors import BackendError
-from backplane.process import Child, Command, open_child
+from backplane.process import Child, StartCommand, open_child
 from backplane.process.programs import feed, piece
 from backplane.protocol import bounded, strict
 from backplane.redact.secrets import Redactor
@@ -134,7 +134,7 @@ async def ask_command(
 ) -> Decision:
     """Start a program with a question as JSON on its stdin, and read the decision that it prints. Raises HookFailed."""
     # Not in the workspace: what the agent put there must not be what the program loads.
-    command = Command(argv=tuple(argv), env=child_environment({}, {}, environ), cwd="/")
+    command = StartCommand(argv=tuple(argv), env=child_environment({}, {}, environ), cwd="/")
     try:
         async with open_child(command, stderr_bytes_max=4 * REASON_CHARS_MAX) as child:
             async with anyio.create_task_group() as tasks:

@@ -23,7 +23,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError, unforeseen
 from backplane.process.aio import in_order
-from backplane.process.block import Block
+from backplane.process.block import SpannedBlock
 from backplane.runtime import backends
 from backplane.runtime.backends import Backend, ReplayBackend
 from backplane.runtime.hooks import Hook
@@ -181,7 +181,7 @@ class ControlPlane:
                 raise
             return run
 
-        return Block(begin, self._end)
+        return SpannedBlock(begin, self._end)
 
     async def _from_store(
         self, order: WorkOrder, backend: Backend, limits: Limits | None, hooks: Sequence[Hook]

@@ -40,7 +40,7 @@ from backplane.errors import (
 from backplane.policy.rules import compile_policy, unknown_tools
 from backplane.process.aio import OwnTask, in_order
 from backplane.process.alarm import Alarm
-from backplane.process.block import Block
+from backplane.process.block import SpannedBlock
 from backplane.process.once import Once, in_time
 from backplane.process.readable import Readable
 from backplane.protocol import Events, version_compatible
@@ -468,7 +468,7 @@ class Run:
             self._fail(await self._premises.cause(error))
 
     async def _enter(self, opening: AbstractAsyncContextManager[Link]) -> None:
-        if not isinstance(opening, Block):
+        if not isinstance(opening, SpannedBlock):
             opening = OwnTask(opening)
         link = await opening.__aenter__()
         self._opened = opening

@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from backplane.errors import BackendError
-from backplane.process import Child, Command, Ready, open_child
+from backplane.process import Child, Ready, StartCommand, open_child
 from backplane.sandbox import landlock
 from backplane.sandbox.connections import Tally
 from backplane.sandbox.plan import Contained
@@ -34,7 +34,7 @@ WAITING_MAX: Final = 64
 
 @asynccontextmanager
 async def open_contained(
-    command: Command, held: Contained, tally: Tally, *, stderr_bytes_max: int, ready: Ready | None = None
+    command: StartCommand, held: Contained, tally: Tally, *, stderr_bytes_max: int, ready: Ready | None = None
 ) -> AsyncIterator[Child]:
     """Start a child in its cage; when the block is left, nothing of it is alive, nor of its network.
 

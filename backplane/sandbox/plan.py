@@ -17,7 +17,7 @@ from backplane import resources
 from backplane.config import Isolation
 from backplane.contract.canonical import Json
 from backplane.policy.rules import Policy, Rule
-from backplane.process import Cage, Command
+from backplane.process import Cage, StartCommand
 from backplane.sandbox import credentials, evidence, landlock
 from backplane.sandbox import mounts as masks
 from backplane.sandbox.labels import Held, label
@@ -86,7 +86,7 @@ class Contained(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan(
     place: RunFolders,
-    command: Command,
+    command: StartCommand,
     policy: Policy,
     found: Probe,
     *,
@@ -184,7 +184,7 @@ def _private(taken: set[str]) -> tuple[str, ...]:
 
 
 def _mounts(
-    place: RunFolders, command: Command, servers: Servers, own: tuple[str, ...], private: tuple[str, ...]
+    place: RunFolders, command: StartCommand, servers: Servers, own: tuple[str, ...], private: tuple[str, ...]
 ) -> Iterator[str]:
     """Mounts from the outermost to the innermost, so that none covers another by chance."""
     mounts: dict[str, tuple[str, ...]] = {}
@@ -208,7 +208,7 @@ def _mounts(
         yield from mounts[path]
 
 
-def _needed(place: RunFolders, command: Command, servers: Servers, covered: list[str]) -> Iterator[str]:
+def _needed(place: RunFolders, command: StartCommand, servers: Servers, covered: list[str]) -> Iterator[str]:
     """What of the covered places is named by the command, its environment or a server's row: with its folder."""
     program = shutil.which(command.argv[0], path=command.env.get("PATH")) or command.argv[0]
     lists = (part for value in command.env.values() for part in value.split(os.pathsep))

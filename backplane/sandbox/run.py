@@ -15,7 +15,7 @@ from backplane.config import Isolation
 from backplane.contract.canonical import Json
 from backplane.errors import CageError, WorkspaceError
 from backplane.policy.rules import Policy
-from backplane.process import Child, Command, Ready, open_child
+from backplane.process import Child, Ready, StartCommand, open_child
 from backplane.sandbox import cgroup, credentials, mounts, plan, requirements
 from backplane.sandbox.probe import Probe, without
 
@@ -80,7 +80,7 @@ class Cell:
     async def put_on(
         self,
         place: plan.RunFolders,
-        command: Command,
+        command: StartCommand,
         writable: tuple[str, ...],
         endpoints: tuple[str, ...],
         servers: plan.Servers,
@@ -104,7 +104,7 @@ class Cell:
     def _plan(
         self,
         place: plan.RunFolders,
-        command: Command,
+        command: StartCommand,
         *,
         writable: tuple[str, ...],
         endpoints: tuple[str, ...],
@@ -138,7 +138,7 @@ class Cell:
         return held
 
     def open(
-        self, held: plan.Contained, ready: Ready | None, command: Command, stderr_bytes_max: int
+        self, held: plan.Contained, ready: Ready | None, command: StartCommand, stderr_bytes_max: int
     ) -> AbstractAsyncContextManager[Child]:
         """Start the command in its cage; `ready` is awaited while that is put up."""
         held = msgspec.structs.replace(held, cage=msgspec.structs.replace(held.cage, cgroup=self._group))

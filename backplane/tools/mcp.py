@@ -19,7 +19,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, BackplaneError
 from backplane.ir import ToolSpec
-from backplane.process import Command, open_child
+from backplane.process import StartCommand, open_child
 from backplane.process.jsonrpc import Pipe
 from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Peer, Response, RpcError
 from backplane.tools.results import CallResult, shortened
@@ -213,7 +213,7 @@ async def _open_command(
     async def hear(_: object) -> None:
         return
 
-    command = Command(argv=(row["command"], *row.get("args", ())), env=env, cwd=cwd)
+    command = StartCommand(argv=(row["command"], *row.get("args", ())), env=env, cwd=cwd)
     async with open_child(command) as child:
         pipe = Pipe(child.stdin, child.stdout, answer=refuse, hear=hear)
         tasks.start_soon(pipe.run)
