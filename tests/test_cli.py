@@ -1503,3 +1503,15 @@ def test_init_asks_on_a_terminal_and_shows_before_it_writes(work: Path, last: by
     assert ended == code, seen
     assert b'policy = "strict"' in seen
     assert (work / "backplane.toml").exists() is (code == 0)
+
+
+@pytest.mark.needs("bwrap")
+def test_a_control_plane_in_the_sandbox_of_another_takes_an_order(cli: Cli) -> None:
+    below = " ".join([*PROGRAM, "serve"])
+    done = cli("run", "--sidecar", below, "--param", 'abp.backend="shell"', "--json", "echo hi > made.txt")
+    assert done.returncode == 0, done.stderr
+    final = json.loads(done.stdout.splitlines()[-1])
+    inner = final["receipt"]["usage_raw"]["backplane"]["inner"]
+    assert final["receipt"]["outcome"] == "complete"
+    assert inner["receipt_sha256"]
+    assert "made.txt" in final["receipt"]["verification"]["git_diff"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from backplane.cli import streams
 from backplane.cli.parser import Options, Parser, add_config
 
@@ -30,9 +33,15 @@ def parser(name: str) -> Parser:
     return made
 
 
+def _is_read_only(path: Path) -> bool:
+    """Whether a folder, or the nearest one above it that is there, lies on a file system that cannot be written."""
+    there = next((one for one in (path, *path.parents) if one.exists()), None)
+    return there is not None and bool(os.statvfs(there).f_flag & os.ST_RDONLY)
+
+
 def _serve(options: Options) -> int:
-    import os
-    from pathlib import Path
+    import tempfile
+    from contextlib import ExitStack
 
     from backplane import config
     from backplane.serve import stdio
@@ -52,10 +61,18 @@ def _serve(options: Options) -> int:
         find_engine(options)  # What is wrong with it is said now, and not in the middle of an order.
         queue = Queue(lambda: open_engine(options)[:2], options.label, options.priority)
         make = partial(QueueServer, queue=queue)
-    try:
-        number, left_behind = stdio.main(settings, config.home(environ), environ, make)
-    except BrokenPipeError as error:
-        raise streams.ReaderGone from error
+    with ExitStack() as opened:
+        home = config.home_path(environ)
+        if _is_read_only(home):
+            # As in the sandbox of another control plane, which keeps the receipts that it is sent.
+            aside = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="backplane-serve-")))
+            streams.complain(f"{home} is read-only here: these runs are recorded in {aside} until serve ends\n")
+        else:
+            aside = config.home(environ)
+        try:
+            number, left_behind = stdio.main(settings, aside, environ, make)
+        except BrokenPipeError as error:
+            raise streams.ReaderGone from error
     for line in left_behind:
         streams.complain(streams.one_line(line) + "\n")
     return 0 if number is None else 128 + number
