@@ -221,7 +221,7 @@ COMMANDS = [
 
 def test_no_command_is_missing_here(ground: Ground) -> None:
     said = ground.call("--help").stdout.decode()
-    listed = said.partition("commands:")[2].partition("options:")[0].split("\n")
+    listed = said.partition("begin:")[2].partition("options:")[0].split("\n")
     names = {line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "}
     assert {words[0] for words in COMMANDS} == names
 
