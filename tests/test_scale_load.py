@@ -80,7 +80,7 @@ def test_many_orders_leave_one_chain_a_worker_and_nothing_that_grows(tmp_path: P
             f"\n{ORDERS} orders in {took_s:.0f} s, {ORDERS / took_s:.2f} a second; after {FIRST}: {first}; now: {last}"
         )
         _check_chains(queue)
-    # A few orders more or less in flight, or not yet pruned, are a fifth of a small run's rows, and nothing of a large one's.
+    # A few orders in flight, or not yet pruned, are a fifth of a small run's rows, and nothing of a large one's.
     slack = GROWTH_MAX if ORDERS >= 1000 else 1.5
     if ORDERS >= 1000:
         assert last.rss_kib <= GROWTH_MAX * first.rss_kib

@@ -160,7 +160,10 @@ def _run(options: Options) -> int:
     home = config.home(environ)
     work, own = hooks.taken(order.build(options, environ, cwd, settings.policy))
     name = options.backend or work.abp("backend") or (None if asked else settings.default_backend)
-    for member, value in session.settings(options, home, name if options.sidecar is None else None).items():
+    wanted = session.settings(options, home, name if options.sidecar is None else None)
+    if wanted and not isinstance(work.config.vendor.get("abp", {}), dict):
+        raise ConfigError("config_invalid", "config.vendor already has a value at 'abp'")
+    for member, value in wanted.items():
         work = work.with_abp(member, value)
     if options.with_patch and not (options.sidecar is None and name and name.startswith(backends.REPLAY)):
         fact = "--with-patch is for the replay of a stored run"
