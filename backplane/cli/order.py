@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -30,21 +29,13 @@ TURNS_MAX: Final = 2**32 - 1
 
 _LEVELS: Final = ("native", "emulated", "any")
 _replace: Final = msgspec.structs.replace
-NONE: Final[Mapping[str, Json]] = MappingProxyType({})
 
 
-def build(
-    options: Options,
-    environ: Mapping[str, str],
-    cwd: Path,
-    policy: str | PolicyProfile | None,
-    abp: Mapping[str, Json] = NONE,
-) -> WorkOrder:
+def build(options: Options, environ: Mapping[str, str], cwd: Path, policy: str | PolicyProfile | None) -> WorkOrder:
     """Make the work order of a `run`.
 
     Args:
         policy: the configuration's policy, for an order that brings none.
-        abp: settings of ours that options stand for, by their name.
 
     Raises:
         ConfigError: `config_invalid`, an option or a file cannot be used.
@@ -61,8 +52,21 @@ def build(
             context=_context(order.context, options.context, Path(workspace.root), cwd),
             policy=_policy(order.policy, options, cwd, policy),
             requirements=Requirements((*order.requirements.required, *map(requirement, options.require))),
-            config=_replace(_config(order.config, options, abp), env=env),
+            config=_replace(_config(order.config, options), env=env),
         )
+
+
+def with_settings(order: WorkOrder, settings: Mapping[str, Json]) -> WorkOrder:
+    """Return an order with settings of ours that options stand for, by their name below `config.vendor.abp`.
+
+    Raises:
+        ConfigError: `config_invalid`, what stands there is no object, and would be lost.
+    """
+    if settings and not isinstance(order.config.vendor.get("abp", {}), dict):
+        raise ConfigError("config_invalid", "config.vendor already has a value at 'abp'")
+    for name, value in settings.items():
+        order = order.with_abp(name, value)
+    return order
 
 
 @contextmanager
@@ -176,15 +180,13 @@ def requirement(text: str) -> Requirement:
     return Requirement(name, level if equals else "emulated")  # type: ignore[arg-type]  # one of `_LEVELS`
 
 
-def _config(config: RuntimeConfig, options: Options, abp: Mapping[str, Json]) -> RuntimeConfig:
+def _config(config: RuntimeConfig, options: Options) -> RuntimeConfig:
     vendor = config.vendor
     for text in options.param:
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
             raise ConfigError("config_invalid", f"--param {text!r} is not of the form KEY=JSON")
         vendor = _nested(vendor, key.split("."), _parameter(value), text)
-    for name, value in abp.items():
-        vendor = _nested(vendor, ["abp", name], value, f"the options for {name}")
     if options.isolation is not None:
         vendor = _nested(vendor, ["abp", "isolation"], options.isolation, "--isolation")
     if options.lenient:

@@ -210,7 +210,7 @@ def _submit(options: Options) -> int:
         abp["secrets"] = options.secret
     if options.on_lost_worker is not None:
         abp["on_lost_worker"] = options.on_lost_worker
-    work = order.build(options, dict(os.environ), streams.folder(), settings.policy, abp)
+    work = order.with_settings(order.build(options, dict(os.environ), streams.folder(), settings.policy), abp)
     limits = settings.limits
     quota = Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
     job = make_job(

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from backplane.config import Settings
     from backplane.contract.canonical import Json
     from backplane.contract.work import WorkOrder
+    from backplane.routing.driver import Attempts
+    from backplane.runtime.backends import Backend
 
 EXAMPLE = """
 backplane run "make test" --backend shell --root ~/project
@@ -143,7 +145,7 @@ def _run(options: Options) -> int:
     from backplane.cli.copies import Copy
     from backplane.cli.log import RunLog
     from backplane.errors import ConfigError
-    from backplane.runtime import backends, hooks, replay
+    from backplane.runtime import backends, hooks
 
     streams.require_descriptors()
     cwd, environ = streams.folder(), dict(os.environ)
@@ -161,38 +163,18 @@ def _run(options: Options) -> int:
     work, own = hooks.taken(order.build(options, environ, cwd, settings.policy))
     name = options.backend or work.abp("backend") or (None if asked else settings.default_backend)
     wanted = session.settings(options, home, name if options.sidecar is None else None)
-    if wanted and not isinstance(work.config.vendor.get("abp", {}), dict):
-        raise ConfigError("config_invalid", "config.vendor already has a value at 'abp'")
-    for member, value in wanted.items():
-        work = work.with_abp(member, value)
+    if asked:
+        wanted["route"] = {**_object(work.abp("route")), **asked}
+    work = order.with_settings(work, wanted)
     if options.with_patch and not (options.sidecar is None and name and name.startswith(backends.REPLAY)):
         fact = "--with-patch is for the replay of a stored run"
         raise ConfigError("config_invalid", fact, hint="--backend replay:RUN --with-patch")
-    if asked:
-        work = work.with_abp("route", {**_object(work.abp("route")), **asked})
     typed = [hooks.from_command("pre_tool", command, cwd) for command in options.pre_tool]
     typed += [hooks.from_command("post_tool", command, cwd) for command in options.post_tool]
     for hook in typed:
         if isinstance(hook.run, tuple):
             _require_program(hook.run[0], environ, f"correct --{hook.event.replace('_', '-')}")
-    attempts = None
-    if options.sidecar is not None:
-        words = _sidecar_words(options.sidecar, cwd)
-        backend: backends.Backend = backends.from_command(words, cwd=cwd, limits=settings.limits)
-    elif name and name.startswith(backends.REPLAY):
-        backend = replay.find_replay(name, home, with_patch=options.with_patch)
-    elif name:
-        backend = named = backends.find(name, settings, environ)
-        missing = backends.missing_program(named, environ)
-        if missing is not None:
-            raise missing
-    else:
-        import anyio
-
-        from backplane.routing.driver import first_choice
-
-        attempts = anyio.run(first_choice, work, settings, environ, home)
-        backend = backends.find(attempts.backend, settings, environ)
+    backend, attempts = _choose(options, name, work, settings, environ, home)
     if options.dry_run:
         return _show(work, attempts.backend if attempts is not None else backend.id, settings, as_json=options.json)
     with ExitStack() as opened, order.told_without(work.config.env):
@@ -218,6 +200,41 @@ def _run(options: Options) -> int:
             patch=patch,
         )
         return live.run(plan)
+
+
+def _choose(
+    options: Options,
+    name: str | None,
+    work: WorkOrder,
+    settings: Settings,
+    environ: Mapping[str, str],
+    home: Path,
+) -> tuple[Backend, Attempts | None]:
+    """Find who does it: a program, the backend of this name, or the router's choice with what may follow it.
+
+    Raises:
+        BackendError: `backend_not_found`, `backend_unavailable`.
+        CapabilityError: `capability_unsupported`, no backend was named and none is eligible.
+    """
+    from backplane.runtime import backends, replay
+
+    if options.sidecar is not None:
+        cwd = streams.folder()
+        return backends.from_command(_sidecar_words(options.sidecar, cwd), cwd=cwd, limits=settings.limits), None
+    if name and name.startswith(backends.REPLAY):
+        return replay.find_replay(name, home, with_patch=options.with_patch), None
+    if name:
+        named = backends.find(name, settings, environ)
+        missing = backends.missing_program(named, environ)
+        if missing is not None:
+            raise missing
+        return named, None
+    import anyio
+
+    from backplane.routing.driver import first_choice
+
+    attempts = anyio.run(first_choice, work, settings, environ, home)
+    return backends.find(attempts.backend, settings, environ), attempts
 
 
 def _show(work: WorkOrder, backend: str, settings: Settings, *, as_json: bool) -> int:
