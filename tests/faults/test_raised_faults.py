@@ -6,6 +6,7 @@ raises once, in a run of its own.
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import json
@@ -50,12 +51,12 @@ EDGES = frozenset(
         "runtime/plane.py:ControlPlane.__aenter__ < …",
         "runtime/plane.py:ControlPlane.start < …",
         "runtime/plane.py:ControlPlane.__aexit__ < …",
-        "runtime/plane.py:ControlPlane._end < process/block.py:Block.__aexit__",
-        "runtime/plane.py:ControlPlane.start.<locals>.begin < process/block.py:Block.__aenter__",
-        "process/block.py:Block.__init__ < runtime/plane.py:ControlPlane.start",
-        "process/block.py:Block.__aenter__ < …",
-        "process/block.py:Block.__aexit__ < …",
-        "process/block.py:Block.__aexit__ < serve/stdio.py:_Server._run_here",
+        "runtime/plane.py:ControlPlane._end < process/block.py:SpannedBlock.__aexit__",
+        "runtime/plane.py:ControlPlane.start.<locals>.begin < process/block.py:SpannedBlock.__aenter__",
+        "process/block.py:SpannedBlock.__init__ < runtime/plane.py:ControlPlane.start",
+        "process/block.py:SpannedBlock.__aenter__ < …",
+        "process/block.py:SpannedBlock.__aexit__ < …",
+        "process/block.py:SpannedBlock.__aexit__ < serve/stdio.py:Server._run_here",
         "runtime/run.py:Run.leave < runtime/plane.py:ControlPlane._end",
         "runtime/run.py:Run.batches < …",
         "runtime/run.py:_Batches.__init__ < runtime/run.py:Run.batches",
@@ -310,6 +311,22 @@ def sample(places: list[str], size: int, start: int = 0) -> list[str]:
     tried = [place for place in places if place not in EDGES]
     step = max(1, len(tried) // size)
     return tried[start % step :: step]
+
+
+def qualified(tree: ast.AST, prefix: str = "") -> Iterator[str]:
+    """The names that the code objects of a file have."""
+    for node in ast.iter_child_nodes(tree):
+        name = prefix + getattr(node, "name", "")
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield name
+            yield from qualified(node, f"{name}.<locals>.")
+        else:
+            yield from qualified(node, f"{name}." if isinstance(node, ast.ClassDef) else prefix)
+
+
+def test_every_function_that_is_left_out_is_there() -> None:
+    for file, name in {tuple(place.split(":")) for edge in EDGES for place in edge.split(" < ") if place != "…"}:
+        assert name in qualified(ast.parse(Path(raising.PACKAGE + file).read_text(encoding="utf-8"))), file
 
 
 @pytest.mark.timeout(1200)
