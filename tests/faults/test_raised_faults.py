@@ -316,12 +316,11 @@ def sample(places: list[str], size: int, start: int = 0) -> list[str]:
 def qualified(tree: ast.AST, prefix: str = "") -> Iterator[str]:
     """The names that the code objects of a file have."""
     for node in ast.iter_child_nodes(tree):
-        name = prefix + getattr(node, "name", "")
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield name
-            yield from qualified(node, f"{name}.<locals>.")
+            yield prefix + node.name
+            yield from qualified(node, f"{prefix}{node.name}.<locals>.")
         else:
-            yield from qualified(node, f"{name}." if isinstance(node, ast.ClassDef) else prefix)
+            yield from qualified(node, f"{prefix}{node.name}." if isinstance(node, ast.ClassDef) else prefix)
 
 
 def test_every_function_that_is_left_out_is_there() -> None:
