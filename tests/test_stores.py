@@ -15,7 +15,7 @@ from backplane.agents import store
 from backplane.agents.store import STORES, Stored, read_stored
 from backplane.cli import main
 from backplane.contract.conversation import AssistantMessage, ToolResultMessage, UserMessage
-from backplane.errors import BackendError, ConfigError
+from backplane.errors import ConfigError
 from backplane.providers import exchange
 from backplane.providers import store as sessions
 
@@ -386,13 +386,13 @@ def test_what_is_imported_is_redacted_and_nothing_of_it_is_run(
 def test_an_export_goes_on_as_an_import_and_never_over_a_file(
     backplane_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    PLAIN["kimi"](tmp_path / "kimi" / PLACES["kimi"])
-    monkeypatch.setenv("KIMI_CODE_HOME", str(tmp_path / "kimi"))
+    PLAIN["kimi"](tmp_path / "source" / PLACES["kimi"])
+    monkeypatch.setenv("KIMI_CODE_HOME", str(tmp_path / "source"))
     monkeypatch.chdir(tmp_path)
     assert main(["sessions", "import", "--from", "kimi", "last", "--backend", "shell"]) == 0
-    for vendor in store.WRITTEN:
+    for vendor in (name for name in STORES if name != "opencode"):
         monkeypatch.setenv(VARIABLES[vendor], str(tmp_path / vendor))
-        assert main(["sessions", "export", "last", f"{vendor}.jsonl", "--to", vendor]) == 0
+        assert main(["sessions", "export", "last", "--to", vendor, f"{vendor}.jsonl"]) == 0
         assert main(["sessions", "export", "last", f"{vendor}.jsonl", "--to", vendor]) == 2
         assert not (tmp_path / vendor).exists()
         capfd.readouterr()
@@ -401,14 +401,16 @@ def test_an_export_goes_on_as_an_import_and_never_over_a_file(
         again = read_stored(vendor, id, dict(os.environ))
         assert texts(again) == ["hi", "yo"]
         assert texts(read_stored(vendor, f"./{vendor}.jsonl", {})) == ["hi", "yo"]
-    assert main(["sessions", "export", "last", "--to", "gemini"]) == 4
+    assert main(["sessions", "export", "last", "--to", "opencode", "--into-store"]) == 4
+    assert "opencode import FILE" in capfd.readouterr().err
+    assert main(["sessions", "export", "last", "opencode.json", "--to", "opencode"]) == 0
+    assert "opencode import FILE" in capfd.readouterr().err
+    assert main(["sessions", "export", "last", "--to", "clod"]) == 2
     assert main(["sessions", "export", "last", "--into-store"]) == 2
 
 
-def test_a_store_that_is_not_written_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_vendor_without_a_store_is_refused_by_name(tmp_path: Path) -> None:
     PLAIN["kimi"](tmp_path / PLACES["kimi"])
     file = exchange.take_in("kimi", "last", "any", {"KIMI_CODE_HOME": str(tmp_path)})
-    with pytest.raises(BackendError, match="the store of 'kimi'"):
-        exchange.give_out(file, "kimi", {}, root="/w")
     with pytest.raises(ConfigError, match="the store of 'clod'"):
         exchange.give_out(file, "clod", {}, root="/w")

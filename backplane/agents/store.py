@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.agents.events import mapping
+from backplane.agents.events import mapping, mappings
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import (
     AssistantMessage,
@@ -34,9 +34,6 @@ STORES: Final[dict[str, str]] = {
     name: f"backplane.agents.{name}.store" for name in ("claude", "codex", "gemini", "copilot", "kimi", "opencode")
 }
 """Vendor → its module. A seventh is one more name and one more file."""
-
-WRITTEN: Final = ("claude", "codex")
-"""Those whose programs go on with a conversation that lies in a file of its own; the others keep lists beside it."""
 
 FILE_BYTES_MAX: Final = 512 * 1024 * 1024
 """Of one conversation's file or database: Claude Code keeps each request beside what was said, some 150 KB a turn."""
@@ -327,6 +324,27 @@ def image_of(address: object, media_type: object = None) -> Image | None:
     if head.startswith("data:") and comma and head.endswith(";base64"):
         return Image(media_type=head[5:-7] or kind, data=data)
     return Image(media_type=kind, url=address)
+
+
+def address_of(image: Image) -> str:
+    """Return a picture's address, a `data:` one where it has none."""
+    return image.url if image.url is not None else f"data:{image.media_type};base64,{image.data}"
+
+
+def text_and_images(content: object) -> tuple[str, list[Image]]:
+    """Return the words of a message's content in the dialect `openai`, and the pictures in it."""
+    if not isinstance(content, list):
+        return str(content or ""), []
+    words = "\n\n".join(str(part.get("text")) for part in mappings(content) if part.get("type") == "text")
+    shown = (image_of(inner(part, "image_url").get("url")) for part in mappings(content))
+    return words, [image for image in shown if image is not None]
+
+
+def calls_of(message: Mapping[str, Any]) -> list[tuple[str, str, Json]]:
+    """Return id, name and arguments of the calls of a message in the dialect `openai`."""
+    calls = mappings(message.get("tool_calls"))
+    functions = [(str(call.get("id")), inner(call, "function")) for call in calls]
+    return [(id, str(one.get("name")), arguments_of(one.get("arguments"))) for id, one in functions]
 
 
 def said_of(value: object) -> str | None:

@@ -65,6 +65,13 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Refuse what is left over here, and not in the command that this one is a part of: the hint names this one."""
         found, extra = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            # argparse gives up an optional word at the option before it, as in `export last --to VENDOR FILE`.
+            is_left = (
+                action.nargs == "?" and not action.option_strings and getattr(found, action.dest) == action.default
+            )
+            if is_left and extra and (extra[0] == "-" or not extra[0].startswith("-")):
+                setattr(found, action.dest, self._get_values(action, [extra.pop(0)]))
         if extra:
             self.error(f"unrecognized arguments: {' '.join(extra)}{'' if extra[0].startswith('-') else self.several}")
         return found, extra

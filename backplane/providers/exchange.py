@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.agents.order import neutral
-from backplane.agents.store import STORES, WRITTEN, Stored, read_stored
+from backplane.agents.store import STORES, Stored, read_stored
 from backplane.contract.canonical import timestamp_at
 from backplane.contract.conversation import (
     AssistantMessage,
@@ -91,8 +91,10 @@ class Written(msgspec.Struct, frozen=True):
     id: str
     """The vendor's own, made for it."""
     data: bytes
-    place: Path
-    """Where its program looks for it, below its own store."""
+    files: dict[Path, bytes]
+    """Where its program looks for it, and what lies beside it; empty where its own program alone writes its store."""
+    takes_in: str | None
+    """The vendor's own command for a file, where there is one."""
     losses: tuple[str, ...]
 
 
@@ -104,13 +106,10 @@ def give_out(file: SessionFile, vendor: str, environ: Mapping[str, str], *, root
 
     Raises:
         ConfigError: `config_invalid`, there is no such vendor, or nothing was said.
-        BackendError: `capability_unsupported`, the vendor's store is not written.
     """
-    if vendor not in WRITTEN:
+    if vendor not in STORES:
         fact = f"a conversation cannot be put into the store of {vendor[:40]!r}"
-        if vendor not in STORES:
-            raise ConfigError("config_invalid", fact, hint=f"one of: {', '.join(WRITTEN)}")
-        raise BackendError("capability_unsupported", fact, hint=f"it goes to {' and '.join(WRITTEN)}; or hand it over")
+        raise ConfigError("config_invalid", fact, hint=f"one of: {', '.join(STORES)}")
     messages = tuple(message for turn in file.turns[file.cleared :] for message in turn.messages)
     if not messages:
         raise ConfigError("config_invalid", f"nothing was said in the session {file.id}", hint="`sessions show ID`")
@@ -123,8 +122,23 @@ def give_out(file: SessionFile, vendor: str, environ: Mapping[str, str], *, root
     lost = {loss.reason for loss in (*repaired.losses, *written.losses) if loss.is_material and loss.code != "required"}
     now, id = time.time_ns(), module.new_id()
     data = module.write(written.value, id, root=root, now_ns=now)
-    place = module.place(module.home(environ), id, root=root, now_ns=now)
-    return Written(id, data, place, (*losses, *(f"dropped: {reason}" for reason in sorted(lost))))
+    files = module.files_of(module.home(environ), data, id, root=root, now_ns=now)
+    said = (*losses, *(f"dropped: {reason}" for reason in sorted(lost)))
+    return Written(id, data, files, getattr(module, "TAKES_IN", None), said)
+
+
+def into_store(written: Written) -> None:
+    """Put a session where its vendor's program looks for it; never over a file.
+
+    Raises:
+        BackendError: `capability_unsupported`, its program alone writes its store.
+        ConfigError: see `put`.
+    """
+    if not written.files:
+        fact = "its store is a database that its own program alone writes"
+        raise BackendError("capability_unsupported", fact, hint=f"export to a FILE, then: {written.takes_in}")
+    for path, data in reversed(written.files.items()):  # The conversation last: what it needs is there then.
+        put(data, path)
 
 
 def _bare(message: Message) -> Message:

@@ -171,9 +171,9 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
-def place(home: Path, id: str, *, root: str, now_ns: int) -> Path:
+def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dict[Path, bytes]:
     """Return where the program looks for it when it works in this folder."""
-    return home / "projects" / re.sub(r"[^A-Za-z0-9]", "-", root) / f"{id}.jsonl"
+    return {home / "projects" / re.sub(r"[^A-Za-z0-9]", "-", root) / f"{id}.jsonl": data}
 
 
 def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> bytes:

@@ -150,11 +150,11 @@ def new_id() -> str:
     return str(uuid.UUID(int=ms << 80 | 7 << 76 | 2 << 62 | noise & (1 << 62) - 1))
 
 
-def place(home: Path, id: str, *, root: str, now_ns: int) -> Path:
+def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dict[Path, bytes]:
     """Return where the program looks for it."""
     then = time.gmtime(now_ns // 10**9)
     name = f"rollout-{time.strftime('%Y-%m-%dT%H-%M-%S', then)}-{id}.jsonl"
-    return home / "sessions" / time.strftime("%Y/%m/%d", then) / name
+    return {home / "sessions" / time.strftime("%Y/%m/%d", then) / name: data}
 
 
 def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> bytes:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from backplane.agents.events import mapping, mappings
 from backplane.agents.store import (
@@ -16,16 +19,22 @@ from backplane.agents.store import (
     Stored,
     Talk,
     by_call,
+    calls_of,
     files,
     home_of,
     inner,
     require_known,
     rows,
     said_of,
+    text_and_images,
     text_of,
     unknown,
 )
+from backplane.contract.canonical import timestamp_at
+from backplane.contract.conversation import Image
 
+VERSION: Final = "1.0.102"
+"""Of the program whose form is written."""
 VERSIONS: Final = "1."
 """Of the form of its events, not of the program."""
 _BESIDE: Final = (
@@ -93,10 +102,15 @@ def _kept(path: Path, talk: Talk) -> list[dict[str, Any]]:
 
 def _event(kind: str, body: Mapping[str, Any], talk: Talk) -> None:
     if kind == "user.message":
-        talk.user(str(body.get("content", "")))
-        shown = body.get("attachments")
-        if shown:
-            talk.drop("attachments", len(shown) if isinstance(shown, list) else 1)
+        shown = mappings(body.get("attachments"))
+        images = [
+            Image(media_type=said_of(one.get("mimeType")), data=one["data"])
+            for one in shown
+            if one.get("type") == "blob" and isinstance(one.get("data"), str)
+        ]
+        talk.user(str(body.get("content", "")), images)
+        if len(images) < len(shown):
+            talk.drop("attachments", len(shown) - len(images))
     elif kind == "assistant.message":
         talk.think(said_of(body.get("reasoningText")) or "", said_of(body.get("reasoningOpaque")))
         talk.say(str(body.get("content") or ""))
@@ -110,3 +124,60 @@ def _event(kind: str, body: Mapping[str, Any], talk: Talk) -> None:
         talk.drop(NOTES)
     elif not kind.startswith(_BESIDE):
         talk.drop(unknown(kind))
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+DIALECT: Final = "openai"
+"""Of the messages that are written as events."""
+
+
+def new_id() -> str:
+    """Make the id of a conversation."""
+    return str(uuid.uuid4())
+
+
+def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dict[Path, bytes]:
+    """Return where the program looks for it, and the file in which it names its folder."""
+    folder, then = home / "session-state" / id, timestamp_at(now_ns)
+    # A string of JSON is one of YAML.
+    rows = {"id": id, "cwd": root, "client_name": "backplane", "created_at": then, "updated_at": then}
+    about = b"".join(f"{name}: ".encode() + msgspec.json.encode(value) + b"\n" for name, value in rows.items())
+    return {folder / "events.jsonl": data, folder / "workspace.yaml": about}
+
+
+def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> bytes:
+    """Write a request's messages as events.
+
+    Args:
+        document: of the dialect `openai`.
+        now_ns: the events' time, nanoseconds since 1970.
+    """
+    then, turn = timestamp_at(now_ns), 0
+    head = {
+        "sessionId": id, "version": 1, "producer": "copilot-agent", "copilotVersion": VERSION, "startTime": then,
+        "context": {"cwd": root}, "alreadyInUse": False, "remoteSteerable": False,
+    }  # fmt: skip
+    said: list[tuple[str, dict[str, Any]]] = [("session.start", head)]
+    for message in document["messages"]:
+        words, images = text_and_images(message.get("content"))
+        if message["role"] == "user":
+            shown = [{"type": "blob", "mimeType": one.media_type, "data": one.data} for one in images]
+            said.append(("user.message", {"content": words, **({"attachments": shown} if shown else {})}))
+        elif message["role"] == "assistant":
+            calls = [
+                {"toolCallId": id, "name": name, "arguments": given, "type": "function"}
+                for id, name, given in calls_of(message)
+            ]
+            spoken = {"messageId": str(uuid.uuid4()), "content": words, "toolRequests": calls}
+            said += [("assistant.turn_start", {"turnId": str(turn)}), ("assistant.message", spoken)]
+            turn += 1
+        else:
+            told = {"toolCallId": message["tool_call_id"], "success": True, "result": {"content": words}}
+            said.append(("tool.execution_complete", told))
+    lines, parent = [], None
+    for kind, body in said:
+        own = str(uuid.uuid4())
+        lines.append({"type": kind, "data": body, "id": own, "timestamp": then, "parentId": parent})
+        parent = own
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)

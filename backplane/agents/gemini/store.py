@@ -6,9 +6,14 @@ back what is after a message. The file says no version of the program: it is kno
 
 from __future__ import annotations
 
+import hashlib
+import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from backplane.agents.events import mapping, mappings
 from backplane.agents.store import (
@@ -26,9 +31,12 @@ from backplane.agents.store import (
     text_of,
     unknown,
 )
+from backplane.contract.canonical import timestamp_at
 
 KIND: Final = "main"
 """Of a conversation with a person, in the file's head; agents below it have files of another kind."""
+MARK: Final = ".project_root"
+"""A file that says which work folder a folder of the store belongs to."""
 _NOTE: Final = "<session_context>"
 _TOLD: Final = ("info", "warning", "error")
 """Types of messages that are said to the person alone."""
@@ -81,7 +89,7 @@ def read(place: Place) -> Stored:
 
 def _root(path: Path) -> str | None:
     try:
-        return (path.parent.parent / ".project_root").read_text(encoding="utf-8").strip() or None
+        return (path.parent.parent / MARK).read_text(encoding="utf-8").strip() or None
     except (OSError, ValueError):
         return None
 
@@ -136,3 +144,50 @@ def _user(content: object, talk: Talk) -> None:
             talk.drop(unknown(next(iter(part), "")))
     if words or images:
         talk.user("\n\n".join(words), images)
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+DIALECT: Final = "gemini"
+"""Of the messages in it."""
+
+
+def new_id() -> str:
+    """Make the id of a conversation."""
+    return str(uuid.uuid4())
+
+
+def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dict[Path, bytes]:
+    """Return where the program looks for it when it works in this folder, and the mark of a folder that is new to it.
+
+    It finds a work folder's place by that mark where its list of folders does not name it.
+    """
+    marks = [path for path in files(home, "tmp", "*", MARK) if _root(path.parent / "chats" / MARK) == root]
+    folder = marks[0].parent if marks else home / "tmp" / f"c-{id[:8]}"
+    # A day ago: in the minute that its name says, the program takes it for a new one.
+    then = time.strftime("%Y-%m-%dT%H-%M", time.gmtime(now_ns // 10**9 - 86_400))
+    made = {folder / "chats" / f"session-{then}-{id[:8]}.jsonl": data}
+    return made if marks else {**made, folder / MARK: root.encode()}
+
+
+def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> bytes:
+    """Write a request's messages as rows.
+
+    Args:
+        document: of the dialect `gemini`.
+        now_ns: the rows' time, nanoseconds since 1970.
+    """
+    then, folder = timestamp_at(now_ns), hashlib.sha256(root.encode()).hexdigest()
+    lines: list[dict[str, Any]] = [
+        {"sessionId": id, "projectHash": folder, "startTime": then, "lastUpdated": then, "kind": KIND}
+    ]
+    for content in document["contents"]:
+        row: dict[str, Any] = {"id": str(uuid.uuid4()), "timestamp": then, "type": "user", "content": content["parts"]}
+        if content["role"] == "model":
+            calls = [
+                {**part["functionCall"], "status": "success"} for part in content["parts"] if "functionCall" in part
+            ]
+            words = "".join(str(part.get("text", "")) for part in content["parts"])
+            row |= {"type": "gemini", "content": words, "thoughts": [], "toolCalls": calls}
+        lines.append(row)
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +21,9 @@ from backplane.agents.store import (
     Place,
     Stored,
     Talk,
+    address_of,
     arguments_of,
+    calls_of,
     files,
     home_of,
     image_of,
@@ -27,6 +32,7 @@ from backplane.agents.store import (
     require_known,
     rows,
     said_of,
+    text_and_images,
     text_of,
     unknown,
 )
@@ -142,3 +148,51 @@ def _words(content: object, talk: Talk) -> tuple[str, list[Image]]:
         else:
             talk.drop(unknown(part.get("type")))
     return "\n\n".join(words), images
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+DIALECT: Final = "openai"
+"""Of the messages that are written as rows."""
+
+
+def new_id() -> str:
+    """Make the id of a conversation."""
+    return f"session_{uuid.uuid4()}"
+
+
+def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dict[Path, bytes]:
+    """Return where the program looks for it when it works in this folder, and the file of its state."""
+    name = re.sub(r"[^a-z0-9._-]+", "-", Path(root).name.lower()).strip("-")[:40].strip("-")
+    folder = home / "sessions" / f"wd_{name}_{hashlib.sha256(root.encode()).hexdigest()[:12]}" / id
+    main, ms = folder / "agents" / "main", now_ns // 1_000_000
+    state = {
+        "id": id, "version": 2, "cwd": root, "archived": False, "createdAt": ms, "updatedAt": ms, "custom": {},
+        "agents": {"main": {"homedir": str(main), "type": "main"}}, "isCustomTitle": False,
+    }  # fmt: skip
+    return {main / "wire.jsonl": data, folder / "state.json": msgspec.json.encode(state)}
+
+
+def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> bytes:
+    """Write a request's messages as rows.
+
+    Args:
+        document: of the dialect `openai`.
+        now_ns: the rows' time, nanoseconds since 1970.
+    """
+    ms = now_ns // 1_000_000
+    lines: list[dict[str, Any]] = [{"type": "metadata", "protocol_version": "1.5", "created_at": ms}]
+    for message in document["messages"]:
+        words, images = text_and_images(message.get("content"))
+        parts: list[dict[str, Any]] = [{"type": "text", "text": words}] if words else []
+        parts += [{"type": "image_url", "imageUrl": {"url": address_of(image)}} for image in images]
+        said: dict[str, Any] = {"role": message["role"], "content": parts, "toolCalls": []}
+        if message["role"] == "user":
+            said |= {"origin": {"kind": "user"}}
+        elif message["role"] == "tool":
+            said |= {"toolCallId": message["tool_call_id"]}
+        for id, name, given in calls_of(message):
+            text = msgspec.json.encode(given).decode()
+            said["toolCalls"].append({"type": "function", "id": id, "name": name, "arguments": text})
+        lines.append({"type": "context.append_message", "agentId": "main", "message": said, "time": ms})
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)

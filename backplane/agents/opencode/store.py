@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
+import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -24,12 +26,15 @@ from backplane.agents.store import (
     Place,
     Stored,
     Talk,
+    address_of,
+    calls_of,
     files,
     home_of,
     image_of,
     inner,
     require_known,
     said_of,
+    text_and_images,
     text_of,
     unknown,
 )
@@ -172,3 +177,74 @@ def _answer(results: list[tuple[str, str, bool]], talk: Talk) -> None:
     for id, text, failed in results:
         talk.result(id, text, is_error=failed)
     results.clear()
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+DIALECT: Final = "openai"
+"""Of the messages that are written as its parts."""
+VERSION: Final = "1.18.33"
+"""Of the program whose form is written."""
+TAKES_IN: Final = "opencode import FILE"
+"""How its own program puts a file into its database."""
+
+
+def new_id() -> str:
+    """Make the id of a conversation."""
+    return _id("ses", time.time_ns())
+
+
+def _id(kind: str, now_ns: int) -> str:
+    """An id as the program makes it: it begins with the time, so that ids have the order of what they name."""
+    return f"{kind}_{now_ns & (1 << 60) - 1:015x}{uuid.uuid4().hex[:11]}"
+
+
+def files_of(home: Path, data: bytes, id: str, *, root: str, now_ns: int) -> dict[Path, bytes]:
+    """Return nothing: it lies in a database, which its own program alone writes."""
+    return {}
+
+
+def write(document: Mapping[str, Any], id: str, *, root: str, now_ns: int) -> bytes:
+    """Write a request's messages as the program exports them.
+
+    Args:
+        document: of the dialect `openai`.
+        now_ns: the messages' time, nanoseconds since 1970.
+    """
+    ms, made = now_ns // 1_000_000, list[dict[str, Any]]()
+    results = {one["tool_call_id"]: one for one in document["messages"] if one["role"] == "tool"}
+    zero = {"input": 0, "output": 0, "reasoning": 0, "cache": {"read": 0, "write": 0}}
+    model, user = {"providerID": "imported", "modelID": "imported"}, ""
+    for number, message in enumerate(document["messages"]):
+        if message["role"] == "tool":
+            continue
+        own = _id("msg", now_ns + number)
+        info: dict[str, Any] = {"id": own, "sessionID": id, "role": message["role"], "agent": "build"}
+        if message["role"] == "user":
+            user = own
+            info |= {"time": {"created": ms}, "model": model}
+        else:
+            info |= {
+                "parentID": user, "mode": "build", "path": {"cwd": root, "root": root}, "cost": 0, "tokens": zero,
+                **model, "time": {"created": ms, "completed": ms}, "finish": "stop",
+            }  # fmt: skip
+        words, images = text_and_images(message.get("content"))
+        parts: list[dict[str, Any]] = [{"type": "text", "text": words}] if words else []
+        parts += [{"type": "file", "mime": image.media_type, "url": address_of(image)} for image in images]
+        for call, name, given in calls_of(message):
+            output, _ = text_and_images(results.get(call, {}).get("content"))
+            state = {
+                "status": "completed", "input": given, "output": output, "metadata": {}, "title": name,
+                "time": {"start": ms, "end": ms},
+            }  # fmt: skip
+            parts.append({"type": "tool", "tool": name, "callID": call, "state": state})
+        kept = [
+            {"id": _id("prt", now_ns + place), "sessionID": id, "messageID": own, **part}
+            for place, part in enumerate(parts)
+        ]
+        made.append({"info": info, "parts": kept})
+    about = {
+        "id": id, "slug": "imported", "projectID": "global", "directory": root, "title": "imported",
+        "version": VERSION, "time": {"created": ms, "updated": ms},
+    }  # fmt: skip
+    return msgspec.json.encode({"info": about, "messages": made})
