@@ -94,8 +94,8 @@ ROOMS = {
     "cli": (
         f"{SHAPES} __init__ config conform dialects policy process protocol providers receipts receipts.build "
         "receipts.claims redact resources routing routing.compare routing.driver runtime sandbox "
-        "sandbox.credentials scale schemas serve shown telemetry upstream upstream.cost upstream.presets view web "
-        "workspace"
+        "sandbox.credentials scale schemas serve shown telemetry tools upstream upstream.cost upstream.presets "
+        "view web workspace"
     ),
     "__main__": "cli",
 }

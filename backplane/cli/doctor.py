@@ -1,7 +1,7 @@
 """`doctor`: what this machine and this configuration can do, and what is missing, with the fix.
 
 Only looks: nothing is installed or changed, nothing started but `git --version` and trials of containment, and nobody
-is asked over the network but by `--url` and `--probe`.
+is asked over the network but by `--url` and `--probe`, which starts the configured MCP servers, too.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def parser(name: str) -> Parser:
         "backplane doctor",
         _doctor,
     )
-    made.add_argument("--probe", action="store_true", help="also try each configured model service: some tokens each")
+    made.add_argument(
+        "--probe", action="store_true", help="also try each model service (some tokens each) and MCP server"
+    )
     made.add_argument("--url", metavar="URL", help="only try this base address of a model service")
     made.add_argument("--protocol", metavar="P", help=f"what it speaks: {', '.join(PROTOCOLS)}")
     made.add_argument("--key-env", metavar="NAME", help="the variable that holds the key")
@@ -244,6 +246,11 @@ def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_n
             continue
         yield DoctorCheck(f"backend {status.id}", "missing" if needed else "note", status.why, status.fix)
     yield from _services(settings, environ, over_network)
+    if settings.mcp_servers:
+        from backplane.cli.servers import check_servers
+
+        for name, check in check_servers(settings, environ, str(cwd), over_network=over_network):
+            yield DoctorCheck(f"mcp {name}", check.state, check.fact, check.fix)
 
 
 def _ready(name: str, settings: config.Settings, environ: Mapping[str, str], *, needed: bool) -> DoctorCheck:

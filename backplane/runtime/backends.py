@@ -19,7 +19,15 @@ import anyio
 import msgspec
 
 from backplane.agents import shipped
-from backplane.config import BackendSettings, Limits, Settings, child_environment, home_path, user_folder
+from backplane.config import (
+    BackendSettings,
+    Limits,
+    ServerSettings,
+    Settings,
+    child_environment,
+    home_path,
+    user_folder,
+)
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError, PolicyError
 from backplane.process import Exit, StartCommand, open_child
@@ -447,20 +455,25 @@ def _servers(
     """
     rows = declared.options.get("mcp_servers")
     own = {row.get("name") for row in rows if isinstance(row, dict)} if isinstance(rows, list) else set()
-    made = []
-    for server, asked in settings.mcp_servers.items():
-        if server in own:
-            continue
-        row: dict[str, Any] = {"name": server}
-        if asked.command is not None:
-            row |= {"command": asked.command[0], "args": list(asked.command[1:])}
-        else:
-            row["url"] = asked.url
-        for member, values in (("env", asked.env), ("headers", asked.headers)):
-            if values:
-                row[member] = {key: _resolved(server, value, environ, secrets) for key, value in values.items()}
-        made.append(row)
-    return made
+    wanted = {server: asked for server, asked in settings.mcp_servers.items() if server not in own}
+    return [server_row(server, asked, environ, secrets) for server, asked in wanted.items()]
+
+
+def server_row(server: str, asked: ServerSettings, environ: Mapping[str, str], secrets: list[str]) -> dict[str, Any]:
+    """Return a configured MCP server as an order names one; its resolved values are added to `secrets`.
+
+    Raises:
+        BackendError: `backend_unavailable`, a variable that it needs is not set.
+    """
+    row: dict[str, Any] = {"name": server}
+    if asked.command is not None:
+        row |= {"command": asked.command[0], "args": list(asked.command[1:])}
+    else:
+        row["url"] = asked.url
+    for member, values in (("env", asked.env), ("headers", asked.headers)):
+        if values:
+            row[member] = {key: _resolved(server, value, environ, secrets) for key, value in values.items()}
+    return row
 
 
 def _resolved(server: str, value: str, environ: Mapping[str, str], secrets: list[str]) -> str:
