@@ -412,7 +412,10 @@ async def _connected(service: Service, keys: Mapping[str, str]) -> AsyncIterator
         idle_s=service.idle_s,
     )
     async with Upstream(endpoint) as upstream:
-        yield ModelClient(upstream, parallel=service.parallel_tools, stream=service.stream, may_cut=service.may_cut)
+        yield ModelClient(
+            upstream, parallel=service.parallel_tools, stream=service.stream, may_cut=service.may_cut,
+            dialect=service.dialect,
+        )  # fmt: skip
 
 
 def _filled(value: str, keys: Mapping[str, str]) -> str:

@@ -91,16 +91,17 @@ class ModelClient:
         parallel: let the model call several tools in one turn.
         stream: ask for streams; whatever comes is read.
         may_cut: take tools or images out of a request that was refused without saying why.
+        dialect: of the service's documents; None is the protocol's own.
     """
 
     def __init__(self, upstream: Upstream, *, parallel: bool = False, stream: bool = True,
-                 may_cut: bool = False) -> None:  # fmt: skip
+                 may_cut: bool = False, dialect: str | None = None) -> None:  # fmt: skip
         self.upstream = upstream
         self.parallel = parallel
         self.stream = stream
         self.may_cut = may_cut
         self.protocol = upstream.endpoint.protocol
-        self.dialect = PROTOCOLS[self.protocol].dialect
+        self.dialect = dialect or PROTOCOLS[self.protocol].dialect
         self.keeps_limit = False
         """The limit of the answer's length is never taken out of a request: a budget was reserved by it."""
         self.taken: tuple[str, ...] = ()

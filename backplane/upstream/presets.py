@@ -40,6 +40,8 @@ class Preset(msgspec.Struct, frozen=True):
     """Variable that usually holds its key; None where none is asked for."""
     listed: bool = False
     """Its prices are those of our table: it is the vendor of its models."""
+    dialect: str | None = None
+    """As `Service` has it."""
 
 
 PRESETS: Final[dict[str, Preset]] = {
@@ -47,8 +49,8 @@ PRESETS: Final[dict[str, Preset]] = {
     "openai_chat": Preset("openai_compatible", "https://api.openai.com/v1", "OPENAI_API_KEY", True),
     "anthropic": Preset("anthropic", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", True),
     "gemini": Preset("gemini_ai_studio", "https://generativelanguage.googleapis.com/v1beta", "GEMINI_API_KEY", True),
-    "kimi": Preset("openai_compatible", "https://api.moonshot.ai/v1", "MOONSHOT_API_KEY", True),
-    "copilot": Preset("openai_compatible", "https://api.githubcopilot.com", "GITHUB_COPILOT_TOKEN"),
+    "kimi": Preset("openai_compatible", "https://api.moonshot.ai/v1", "MOONSHOT_API_KEY", True, "kimi"),
+    "copilot": Preset("openai_compatible", "https://api.githubcopilot.com", "GITHUB_COPILOT_TOKEN", dialect="copilot"),
     "ollama": Preset("openai_compatible", "http://127.0.0.1:11434/v1"),
     "llama_cpp": Preset("openai_compatible", "http://127.0.0.1:8080/v1"),
     "vllm": Preset("openai_compatible", "http://127.0.0.1:8000/v1"),
@@ -61,6 +63,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     protocol: Protocol
     base_url: str
+    dialect: Literal["openai", "kimi", "copilot"] | None = None
+    """Which of the family that `openai_compatible` is it speaks; None is the plain one, or the protocol's only one."""
     key_env: str | None = None
     model: str | None = None
     """Taken when an order names none."""
@@ -99,7 +103,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-_OWN: Final = ("protocol", "base_url", "key_env")
+_OWN: Final = ("protocol", "base_url", "key_env", "dialect")
 _SETTABLE: Final = ("preset", *(name for name in Service.__struct_fields__ if name != "listed"))
 
 
@@ -122,6 +126,8 @@ def read_options(options: Mapping[str, Any], where: str) -> Service:
         raise _invalid(f"{where}.preset is {str(name)[:40]!r}", f"one of: {', '.join(PRESETS)}")
     if preset is not None:
         values["listed"] = preset.listed and "base_url" not in values
+        if "protocol" in values:
+            values.setdefault("dialect", None)
         values = {**{own: getattr(preset, own) for own in _OWN}, **values}
     if not {"protocol", "base_url"} <= set(values):
         raise _invalid(f"{where} names no model service", 'give preset = "…", or protocol and base_url')
@@ -141,6 +147,8 @@ def _checked(service: Service, where: str) -> Service:
         raise _invalid(f"{where}.base_url is not a plain http or https address", "as https://host/v1, without a query")
     if parts.scheme == "http" and service.variables and not is_local(parts.hostname or ""):
         raise _invalid(f"{where}.base_url would send a key over plain http", "use https, or a host of this machine")
+    if service.dialect is not None and service.protocol != "openai_compatible":
+        raise _invalid(f"{where}.dialect is for the protocol openai_compatible alone", "leave it out")
     times = (service.connect_s, service.first_byte_s, service.idle_s)
     if not all(0 < time_s <= 86_400 for time_s in times):
         raise _invalid(f"{where}: a time is not above 0 s and at most a day", "correct connect_s, first_byte_s, idle_s")
