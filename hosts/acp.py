@@ -20,6 +20,7 @@ from backplane.agents.order import (
     RunSpec,
     budget_of,
     found,
+    image_blocks,
     own_settings,
     place_of,
     price_from,
@@ -122,11 +123,15 @@ def configured(config: Config, users: str | None, model: str | None) -> str:
 
 def spec_of(run: HostRun, profile: Profile) -> RunSpec:
     """The order, as any agent's run takes it. Raises ConfigError, BackendError."""
-    from backplane.agents.acp.agent import prompt_of, text_block
+    from backplane.agents.acp.agent import image_block, prompt_of, text_block
 
     shape = shape_of(run)
     return RunSpec(
-        prompt=[*prompt_of(run), *([text_block(shape.request())] if shape is not None else [])],
+        prompt=[
+            *prompt_of(run),
+            *([text_block(shape.request())] if shape is not None else []),
+            *image_blocks(run, image_block),
+        ],
         silence_s=profile.silence_s,
         conversation=read_conversation(run),
         shape=shape,

@@ -19,6 +19,7 @@ from backplane.agents.order import (
     AgentFolders,
     RunSpec,
     found,
+    image_blocks,
     own_settings,
     place_of,
     prompt_of,
@@ -26,6 +27,7 @@ from backplane.agents.order import (
     read_options,
     server_rows,
     shape_of,
+    shown,
 )
 from backplane.agents.shipped import OPTIONS, STATE
 from backplane.contract.capability import EMULATED, NATIVE
@@ -175,7 +177,7 @@ def speak(options: Options, run: HostRun, child: Child, begun: BegunProgram) -> 
     from backplane.agents.session import AgentRun
 
     spec = RunSpec(
-        prompt=prompt_of(run),
+        prompt=shown(prompt_of(run), image_blocks(run, agent.image_block)),
         silence_s=options.silence_s,
         conversation=read_conversation(run),
         shape=shape_of(run),

@@ -188,7 +188,9 @@ def hooks_of(run: Given, options: Options) -> HookNeeds:
 
 def spec_of(run: Given, options: Options) -> RunSpec:
     """The order, as any agent's run takes it. Raises ConfigError, BackendError."""
-    return spec_in_words(run, silence_s=options.silence_s, prices=options.prices)
+    from backplane.agents.codex.agent import image_block
+
+    return spec_in_words(run, image_block, silence_s=options.silence_s, prices=options.prices)
 
 
 def own_options(run: Given, options: Options, env: dict[str, str]) -> OwnOptions:

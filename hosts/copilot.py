@@ -154,7 +154,9 @@ def spec_of(run: Given, options: Options) -> RunSpec:
     if run.order.config.max_budget_usd is not None and options.prices is None:
         fact = f"max_budget_usd cannot be held: what {model_of(run, options)!r} costs is not known"
         raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
-    return spec_in_words(run, silence_s=options.silence_s, prices=options.prices)
+    from backplane.agents.copilot.agent import image_block
+
+    return spec_in_words(run, image_block, silence_s=options.silence_s, prices=options.prices)
 
 
 # The run --------------------------------------------------------------------------------------------------------------

@@ -151,7 +151,9 @@ def _toml(value: Any) -> str:
 
 def spec_of(run: Given, options: Options) -> RunSpec:
     """The order, as any agent's run takes it. Raises ConfigError, BackendError."""
-    return spec_in_words(run, silence_s=options.silence_s, prices=options.prices)
+    from backplane.agents.kimi.agent import image_block
+
+    return spec_in_words(run, image_block, silence_s=options.silence_s, prices=options.prices)
 
 
 # The run --------------------------------------------------------------------------------------------------------------

@@ -249,3 +249,16 @@ def test_keys_are_the_same_however_their_bytes_are_cut(cuts: list[int]) -> None:
     for begin, end in itertools.pairwise(places):
         found += keys.feed(data[begin:end])
     assert found == EXPECTED
+
+
+def test_a_picture_is_shown_with_the_next_words_and_what_is_none_is_refused(chat: Pty, folder: Path) -> None:
+    (folder / "a.gif").write_bytes(b"GIF89a\1\0\1\0")
+    chat.send("/image policy.json\r")
+    chat.wait("config_invalid: policy.json is no picture")
+    chat.wait("PNG, JPEG, GIF and WebP are taken")
+    chat.send("/image a.gif\r")
+    chat.wait("image/gif, shown with your next words")
+    chat.send("look\r")
+    chat.wait("not carried: dropped: images, the provider takes none")
+    chat.send("/history\r")
+    chat.wait("> (a picture: image/gif)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -523,3 +524,66 @@ def test_the_page_has_every_event_reason_and_type() -> None:
     assert set(get_args(StopReason)) <= first
     assert set(get_args(ErrorType)) <= first
     assert (len(get_args(StopReason)), len(get_args(ErrorType))) == (6, 7)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_tokens": "5"}, "SessionConfig.max_tokens: Expected `int | null`"),
+        ({"max_tokens": 0}, "SessionConfig.max_tokens: Expected `int` >= 1"),
+        ({"temperature": -1}, "SessionConfig.temperature: Expected `float` >= 0.0"),
+        ({"system_prompt": 5}, "SessionConfig.system_prompt: Expected `str"),
+        ({"root": 5}, "SessionConfig.root: Expected `str"),
+        ({"tools": ["read"]}, "SessionConfig.tools has 'read'"),
+        ({"tools": price}, "SessionConfig.tools is no list"),
+        ({"hooks": [price]}, "SessionConfig.hooks has "),
+        ({"on_ask": "deny"}, "SessionConfig.on_ask is no function"),
+    ],
+)
+def test_a_wrong_member_of_a_session_is_refused_when_it_is_given(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        SessionConfig(**given)
+    assert (refused.value.code, said in refused.value.message) == ("config_invalid", True)
+
+
+def test_a_misspelt_member_is_refused_and_a_path_is_a_root(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="modle"):
+        SessionConfig(modle="m")  # type: ignore[call-arg]
+    assert SessionConfig(root=tmp_path).root == str(tmp_path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("said", [5, None, b"x", [], UserMessage(content=5), UserMessage(content="x", images=("a",))])  # type: ignore[arg-type]
+async def test_what_is_no_message_is_refused(said: Any, ground: Ground) -> None:
+    async with ground.registry() as providers, await providers.get("words").create_session() as session:
+        with pytest.raises(ConfigError, match="the message: Expected"):
+            await session.run(said)
+        if not isinstance(said, list | bytes | None):
+            with pytest.raises(ConfigError, match="the input cannot be said in words"):
+                await session.send_input(said)
+        assert session.get_history() == ()
+
+
+async def test_a_fork_is_at_a_message_there_is(ground: Ground) -> None:
+    async with ground.registry() as providers:
+        async with await providers.get("words").create_session() as session:
+            (await session.run("one")).check()
+            id = session.id
+        for at in (-1, 3, "1", True):
+            with pytest.raises(ConfigError, match="to fork at") as refused:
+                await providers.get("words").fork_session(id, at=at)  # type: ignore[arg-type]
+            assert refused.value.hint == "a number from 0 to 2"
+
+
+async def test_a_conversation_that_stays_with_its_folder_is_not_kept_in_a_copy(ground: Ground) -> None:
+    words = HOST.replace('"session_fork": NATIVE', '"session_resume": restricted("in its folder")')
+    (ground.folder / "host.py").write_text(words.replace("import NATIVE", "import NATIVE, restricted"))
+    async with ground.registry() as providers:
+        for mode, keeps in (("staged", False), ("pass_through", True)):
+            config = SessionConfig(root=str(ground.folder), mode=mode)
+            async with await providers.get("keeps").create_session(config) as session:
+                assert session.metadata().keeps_conversations is keeps
+                asked = json.loads((await session.run("one")).check().text)
+                assert asked["abp"]["session"] == {"keep": True} if keeps else "session" not in asked["abp"]
+                again = json.loads((await session.run("two")).check().text)
+                assert ("one" in again["task"]) is not keeps
+                assert bool(session.losses) is not keeps

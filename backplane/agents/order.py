@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -302,10 +302,14 @@ def read_history(run: Given) -> tuple[ir.Message, ...]:
 
 def read_images(run: Given) -> tuple[said.Image, ...]:
     """The pictures that go with the task, `config.vendor.abp.images`. Raises ConfigError: `config_invalid`."""
+    rows = run.order.abp("images")
+    if not rows:
+        return ()
     from backplane.contract import conversation as said
+    from backplane.contract import pictures
 
     try:
-        return msgspec.convert(run.order.abp("images") or (), tuple[said.Image, ...])
+        return pictures.checked(msgspec.convert(rows, tuple[said.Image, ...]))
     except msgspec.ValidationError as error:
         fact = f"config.vendor.abp.images: {error}"
         raise ConfigError("config_invalid", fact, hint="a list of {media_type, data} in Base64, or {url}") from error
@@ -401,16 +405,44 @@ def prompt_of(run: Given) -> str:
     return "\n\n".join([*snippets(run), *named, run.order.task])
 
 
-def spec_in_words(run: Given, *, silence_s: int, prices: Mapping[str, Any] | None) -> RunSpec:
-    """The order for an agent that is asked, and answers, in words: it is told the shape, and limits are counted by us.
+def image_blocks(run: Given, block: Callable[[str, str], Json]) -> list[Json]:
+    """The pictures that go with the task, as blocks of a message.
+
+    Args:
+        block: makes one of a picture's type and its Base64.
 
     Raises:
-        BackendError: `backend_context_length`.
+        BackendError: `capability_unsupported`, a picture by its address.
+        ConfigError: `config_invalid`.
+    """
+    images = read_images(run)
+    if any(image.url is not None for image in images):
+        fact = "this agent takes no picture by its address"
+        raise BackendError("capability_unsupported", fact, hint="give the picture itself")
+    return [block(str(image.media_type), str(image.data)) for image in images]
+
+
+def shown(words: str, images: list[Json]) -> Json:
+    """The first words as they are, or as blocks of a message with the pictures behind them."""
+    return [{"type": "text", "text": words}, *images] if images else words
+
+
+def spec_in_words(
+    run: Given, block: Callable[[str, str], Json], *, silence_s: int, prices: Mapping[str, Any] | None
+) -> RunSpec:
+    """The order for an agent that is asked, and answers, in words: it is told the shape, and limits are counted by us.
+
+    Args:
+        block: as `image_blocks` takes it.
+
+    Raises:
+        BackendError: `backend_context_length`, or see `image_blocks`.
         ConfigError: `config_invalid`.
     """
     shape = shape_of(run)
+    words = "\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])])
     return RunSpec(
-        prompt="\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])]),
+        prompt=shown(words, image_blocks(run, block)),
         silence_s=silence_s,
         conversation=read_conversation(run),
         shape=shape,

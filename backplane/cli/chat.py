@@ -14,7 +14,9 @@ from backplane.cli.parser import Options, Parser, add_config
 if TYPE_CHECKING:
     from backplane.cli.keys import Key, Terminal
     from backplane.contract.approval import Decision
+    from backplane.contract.conversation import Image
     from backplane.contract.events import Approval
+    from backplane.errors import BackplaneError
     from backplane.providers import ProviderRegistry, Session, SessionConfig
 
 EXAMPLE = """
@@ -32,6 +34,7 @@ def parser(name: str) -> Parser:
     add("--backend", metavar="NAME", help="a backend (see `backplane backends`)")
     add("--resume", metavar="ID", help="go on with a session; `last` is the one that was used last")
     add("--model", metavar="M", help="the model it should use")
+    add("--image", metavar="FILE", action="append", default=[], help="a picture, shown with your first words")
     add("--system", metavar="TEXT", help="instructions for the whole conversation")
     add("--root", metavar="DIR", help="folder to work on (.)")
     add("--mode", choices=("staged", "pass_through"), default="staged", help="in a copy, or in place (staged)")
@@ -45,21 +48,24 @@ def parser(name: str) -> Parser:
 def resume(options: Options) -> int:
     """Go on with a session as `sessions resume ID` says it."""
     given = dict.fromkeys(("backend", "model", "system", "root", "policy", "max_turns"))
-    for name, value in {**given, "mode": "staged", "resume": options.id}.items():
+    for name, value in {**given, "mode": "staged", "resume": options.id, "image": options.image}.items():
         setattr(options, name, value)
     return _chat(options)
 
 
 def _chat(options: Options) -> int:
+    from backplane.cli import order
     from backplane.cli.sessions import _with_registry
+
+    images = order.images(options.image)
 
     async def chat(registry: ProviderRegistry) -> int:
         if not streams.is_interactive():
-            return await _by_lines(registry, options)
+            return await _by_lines(registry, options, images)
         from backplane.cli.keys import Terminal
 
         with Terminal(streams.STDIN).opened() as terminal:
-            return await _Chat(registry, options, terminal).hold()
+            return await _Chat(registry, options, terminal, images).hold()
 
     return _with_registry(options, chat)
 
@@ -83,13 +89,14 @@ async def _open(
     return await registry.get(name).resume(id, config)
 
 
-async def _by_lines(registry: ProviderRegistry, options: Options) -> int:
+async def _by_lines(registry: ProviderRegistry, options: Options, images: tuple[Image, ...]) -> int:
     import os
 
     import anyio.to_thread
 
     from backplane.cli import asking
     from backplane.cli.talk import Teller
+    from backplane.contract.conversation import UserMessage
 
     answer = asking.callback(options.on_ask if options.on_ask == "allow" else "deny", lambda: "", dict(os.environ))
     code = 0
@@ -97,7 +104,8 @@ async def _by_lines(registry: ProviderRegistry, options: Options) -> int:
         data = await anyio.to_thread.run_sync(streams.read_input, "-")
         for line in filter(str.strip, data.decode("utf-8", "replace").splitlines()):
             teller = Teller(streams.write)
-            async for event in session.send_message(line):
+            said, images = UserMessage(content=line, images=images), ()
+            async for event in session.send_message(said):
                 teller.tell(event)
             code = 1 if teller.stop_reason == "error" else code
         streams.complain(f"session {session.id}\n")
@@ -107,9 +115,13 @@ async def _by_lines(registry: ProviderRegistry, options: Options) -> int:
 class _Chat:
     """A session on a terminal."""
 
-    def __init__(self, registry: ProviderRegistry, options: Options, terminal: Terminal) -> None:
+    def __init__(
+        self, registry: ProviderRegistry, options: Options, terminal: Terminal, images: tuple[Image, ...]
+    ) -> None:
         self._registry, self._options, self._terminal = registry, options, terminal
         self._session: Session
+        self._images = images
+        """Shown with the next words."""
         self._waiting: list[Key] = []
         """Lines that were typed while the agent worked."""
         self._asking: Any = None
@@ -150,8 +162,11 @@ class _Chat:
         try:
             await self._turn(key.text)
         except BackplaneError as error:
-            self._say(f"{error.code}: {streams.one_line(error.message, 1000)}\n")
-            self._say(f"  {streams.one_line(error.hint, 1000)}\n" if error.hint else "")
+            self._complain(error)
+
+    def _complain(self, error: BackplaneError) -> None:
+        self._say(f"{error.code}: {streams.one_line(error.message, 1000)}\n")
+        self._say(f"  {streams.one_line(error.hint, 1000)}\n" if error.hint else "")
 
     # A turn -----------------------------------------------------------------------------------------------------------
 
@@ -160,13 +175,15 @@ class _Chat:
         import anyio
 
         from backplane.cli.talk import Teller
+        from backplane.contract.conversation import UserMessage
 
+        said, self._images = UserMessage(content=words, images=self._images), ()
         teller, before = Teller(self._say), self._session.losses
         self._terminal.shows = False
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._hear)
-                async for event in self._session.send_message(words):
+                async for event in self._session.send_message(said):
                     teller.tell(event)
                 tasks.cancel_scope.cancel()
         finally:
@@ -238,7 +255,7 @@ class _Chat:
         try:
             await row[1](self, rest.strip())
         except BackplaneError as error:
-            self._say(f"{error.code}: {streams.one_line(error.message, 1000)}\n")
+            self._complain(error)
 
     async def _help(self, _: str) -> None:
         self._say("".join(f"/{name:<9} {about}\n" for name, (about, _) in _COMMANDS.items()))
@@ -266,6 +283,13 @@ class _Chat:
         self._session.set_model(name or None)
         self._say(f"model {name or 'of the backend'} from the next turn on\n")
 
+    async def _image(self, name: str) -> None:
+        from backplane.cli import order
+
+        (image,) = order.images([name])
+        self._images = (*self._images, image)
+        self._say(f"{image.media_type}, shown with your next words\n")
+
     async def _system(self, text: str) -> None:
         self._session.set_system_prompt(text or None)
         self._say("from the next turn on\n")
@@ -292,6 +316,7 @@ _COMMANDS: Final[dict[str, tuple[str, Callable[[_Chat, str], Awaitable[None]]]]]
     "diff": ("changes of the last turn", _Chat._diff),
     "losses": ("what could not be carried", _Chat._losses),
     "model": ("NAME: another model", _Chat._model),
+    "image": ("FILE: show a picture with your next words", _Chat._image),
     "system": ("TEXT: other instructions", _Chat._system),
     "handover": ("NAME: go on with another backend", _Chat._handover),
     "quit": ("end; the session is kept", _Chat._quit),

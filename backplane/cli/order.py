@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -20,6 +20,9 @@ from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig,
 from backplane.errors import BackplaneError, ConfigError
 from backplane.policy.rules import PROFILES, parse_policy
 from backplane.protocol import strict
+
+if TYPE_CHECKING:
+    from backplane.contract.conversation import Image
 
 SNIPPET_BYTES_MAX: Final = 1024 * 1024
 """Largest context file from outside the workspace: it travels in the order, and a model reads far less."""
@@ -147,6 +150,19 @@ def _context(packet: ContextPacket, names: list[str], root: Path, cwd: Path) -> 
     return ContextPacket(tuple(files), tuple(snippets))
 
 
+def images(names: Sequence[str]) -> tuple[Image, ...]:
+    """Read pictures from files, `-` is stdin.
+
+    Raises:
+        ConfigError: `config_invalid`, one cannot be read or is none that a model takes, or they are too large.
+    """
+    from backplane.contract import pictures
+
+    bound = pictures.IMAGE_BYTES_MAX
+    shown = [pictures.image_from(streams.read_input(name, bound), streams.source(name)) for name in names]
+    return pictures.checked(shown)
+
+
 def _text(name: str) -> str:
     data = streams.read_input(name)
     if len(data) > SNIPPET_BYTES_MAX:
@@ -187,6 +203,11 @@ def _config(config: RuntimeConfig, options: Options) -> RuntimeConfig:
         if not equals or not all(key.split(".")):
             raise ConfigError("config_invalid", f"--param {text!r} is not of the form KEY=JSON")
         vendor = _nested(vendor, key.split("."), _parameter(value), text)
+    if options.image:
+        own = vendor.get("abp")
+        before = own.get("images") if isinstance(own, dict) else None
+        rows = [*(before or ()), *msgspec.to_builtins(images(options.image))]
+        vendor = _nested(vendor, ["abp", "images"], rows, "--image")
     if options.isolation is not None:
         vendor = _nested(vendor, ["abp", "isolation"], options.isolation, "--isolation")
     if options.lenient:

@@ -65,7 +65,7 @@ backplane submit --order order.json --engine postgresql://me@db/work --content /
     limits("--max-turns", metavar="N", type=int, help="turns of the model")
     limits("--max-budget-usd", metavar="X", type=float, help="money, as far as the backend counts it")
     # What `order.build` reads of a `run`, and has no meaning in a queue.
-    made.set_defaults(mode=None, lane=None, env=[], env_file=None, checkpoints=False, pure=False)
+    made.set_defaults(mode=None, lane=None, env=[], env_file=None, checkpoints=False, pure=False, image=[])
     return made
 
 

@@ -90,6 +90,7 @@ def _add_workspace(made: Parser) -> None:
     add("--include", metavar="GLOB", action="append", default=[], help="only these files")
     add("--exclude", metavar="GLOB", action="append", default=[], help="not these files")
     add("--context", metavar="FILE", action="append", default=[], help="a file it should look at")
+    add("--image", metavar="FILE", action="append", default=[], help="a picture it is shown: PNG, JPEG, GIF or WebP")
     add("--checkpoints", action="store_true", help="keep its state before each tool that may write")
 
 

@@ -11,7 +11,7 @@ from backplane.cli.parser import Options, Parser, add_config, add_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from backplane.contract.conversation import SessionFile
+    from backplane.contract.conversation import SessionFile, UserMessage
 
 ID_CHARS: Final = 8
 """Of a session's id in a list; any beginning that only one has names it."""
@@ -59,6 +59,7 @@ def parser(name: str) -> Parser:
     part = add("resume", "go on with a session", 'backplane sessions resume last "go on"', _resume)
     part.add_argument("id", metavar="ID", help=_ID)
     part.add_argument("words", metavar="WORDS", nargs="?", help="what to say: one turn; without it, as `chat --resume`")
+    part.add_argument("--image", metavar="FILE", action="append", default=[], help="a picture, shown with the words")
     _add_turn(part)
     part = add("fork", "copy a session, and print the copy's id", "backplane sessions fork last --at 4", _fork)
     part.add_argument("id", metavar="ID", help=_ID)
@@ -160,7 +161,8 @@ def _lines(message: Any) -> list[str]:
     from backplane.providers.reading import text_of
 
     if isinstance(message, UserMessage):
-        return [f"> {line}" for line in message.content.splitlines()]
+        shown = [f"> (a picture: {image.media_type or image.url})" for image in message.images]
+        return [*(f"> {line}" for line in message.content.splitlines()), *shown]
     if isinstance(message, AssistantMessage):
         calls = [f"tool: {call.name} {text_of(call.arguments)[:400]}" for call in message.tool_calls]
         return [*message.content.splitlines(), *calls]
@@ -199,12 +201,14 @@ def _give_out(options: Options) -> int:
     file = _file(options.id)
     written = exchange.give_out(file, options.to, os.environ, root=file.root or str(streams.folder()))
     if options.into_store:
-        exchange.put(written.data, written.place)
+        exchange.into_store(written)
         streams.write(f"{written.id}\n")
     elif options.file == "-":
         streams.write_json(written.data)
     else:
         exchange.put(written.data, Path(options.file))
+        if written.takes_in is not None:
+            streams.complain(f"{written.takes_in} takes it in, as {written.id}\n")
     _say_losses(written.losses)
     return 0
 
@@ -256,12 +260,15 @@ def _resume(options: Options) -> int:
         return chat.resume(options)
 
     async def resume(registry: Any) -> int:
+        from backplane.cli import order
+        from backplane.contract.conversation import UserMessage
         from backplane.providers import store
 
         id = store.find(registry.plane.home, options.id)
         file = store.read(store.path_of(registry.plane.home, id))
         provider = registry.get(file.provider)
-        return await _turn(await provider.resume(id, _config(options)), options.words)
+        said = UserMessage(content=options.words, images=order.images(options.image))
+        return await _turn(await provider.resume(id, _config(options)), said)
 
     return _with_registry(options, resume)
 
@@ -287,7 +294,7 @@ def _config(options: Options, model: str | None = None) -> Any:
     return SessionConfig(model=model, on_ask=asking.callback(how, lambda: "", dict(os.environ)))
 
 
-async def _turn(session: Any, words: str) -> int:
+async def _turn(session: Any, words: str | UserMessage) -> int:
     """Say one thing, and show what comes; 1 where the turn failed."""
     from backplane.cli.talk import Teller
 

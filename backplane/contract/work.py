@@ -143,7 +143,7 @@ OF_QUEUE: Final = ("on_lost_worker", "secrets")
 WITHOUT_ROUTER: Final = ("type", "priority")
 """Of `route`, what counts where a backend is named, too: for later estimates, and where orders wait for a place."""
 
-OF_AGENT: Final = tuple(name for name in OF_HOST if name not in ("history", "system", "sampling", "images"))
+OF_AGENT: Final = tuple(name for name in OF_HOST if name not in ("history", "system", "sampling"))
 """What the host of an agent with conversations of its own heeds: what was said before is the agent's to know."""
 
 

@@ -15,6 +15,7 @@ from backplane.contract.conversation import (
     ToolResultMessage,
     UserMessage,
 )
+from backplane.contract.pictures import image_from
 from backplane.providers import unified
 from backplane.providers.events import (
     ErrorEvent,
@@ -59,5 +60,6 @@ __all__ = [
     "ToolUseStartEvent",
     "Turn",
     "UserMessage",
+    "image_from",
     "unified",
 ]

@@ -5,9 +5,10 @@ Pure: a session and what its host said of itself go in.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -23,10 +24,11 @@ from backplane.contract.conversation import (
     unresolved,
 )
 from backplane.contract.envelope import Hello
+from backplane.contract.pictures import IMAGES_BYTES_MAX
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackendError, ConfigError
 from backplane.providers.reading import PREFIX, text_of
-from backplane.providers.tools import Tool
+from backplane.providers.tools import Tool, ToolDefinition
 from backplane.runtime.hooks import Hook
 from backplane.runtime.inbound import OnAsk
 
@@ -64,6 +66,50 @@ class SessionConfig:
     save: bool = True
     """Keep the session in the state folder, so that another process can go on with it."""
 
+    def __post_init__(self) -> None:
+        """Take a path as a root. Raises ConfigError: `config_invalid`, a member is none that it can be."""
+        if isinstance(self.root, os.PathLike):
+            object.__setattr__(self, "root", os.fspath(self.root))
+        for name, kind in _MEMBERS.items():
+            shaped(getattr(self, name), kind, f"SessionConfig.{name}")
+        for name, (kinds, fix) in _LISTS.items():
+            value = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                raise ConfigError("config_invalid", f"SessionConfig.{name} is no list", hint=fix)
+            wrong = [one for one in value if not isinstance(one, kinds)]
+            if wrong:
+                raise ConfigError("config_invalid", f"SessionConfig.{name} has {wrong[0]!r:.80}", hint=fix)
+        if self.on_ask is not None and not callable(self.on_ask):
+            raise ConfigError("config_invalid", "SessionConfig.on_ask is no function", hint="one from an Approval")
+
+
+_TEXT: Final = str | None
+_MEMBERS: Final[dict[str, Any]] = {
+    **dict.fromkeys(("model", "system_prompt", "session_id", "initial_prompt", "root"), _TEXT),
+    "max_tokens": Annotated[int, msgspec.Meta(ge=1)] | None,
+    "temperature": Annotated[float, msgspec.Meta(ge=0)] | None,
+    "max_turns": Annotated[int, msgspec.Meta(ge=0)] | None,
+    "save": bool,
+}
+_LISTS: Final[dict[str, tuple[Any, str]]] = {
+    "tools": ((ToolDefinition, Callable), "functions, or ToolDefinition values"),
+    "hooks": (Hook, "values of backplane.Hook"),
+}
+
+T = TypeVar("T")
+
+
+def shaped(value: object, kind: type[T], what: str, hint: str | None = None) -> T:
+    """Return a value that a program gave, where it has the shape it should have.
+
+    Raises:
+        ConfigError: `config_invalid`, it has another.
+    """
+    try:
+        return msgspec.convert(msgspec.to_builtins(value, builtin_types=(bytes,)), kind)
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise ConfigError("config_invalid", f"{what}: {error}", hint=hint) from error
+
 
 class Abilities(msgspec.Struct, frozen=True):
     """What a host said of itself."""
@@ -80,6 +126,10 @@ class Abilities(msgspec.Struct, frozen=True):
     def keeps(self) -> bool:
         """Whether the host keeps conversations itself."""
         return "session" in self.heeds and SESSION in self.extensions
+
+    def keeps_in(self, mode: str) -> bool:
+        """Whether it does so in this mode: a conversation that stays with its folder is lost with a copy of that."""
+        return self.keeps and (mode == "pass_through" or not isinstance(self.levels.get("session_resume"), dict))
 
     @property
     def forks(self) -> bool:
@@ -138,10 +188,12 @@ def compose(wanted: Wanted) -> Composed:
         fact = f"{wanted.provider!r} takes no tools of the program"
         raise BackendError("capability_unsupported", fact, hint="leave `tools` empty, or choose another provider")
     own: dict[str, Json] = {"parent": wanted.parent} if wanted.parent is not None else {}
-    words = [*_system(wanted, own, losses), *_history(wanted, own, losses), wanted.words]
-    if wanted.images and "images" in heeds:
-        own["images"] = msgspec.to_builtins(wanted.images)
-    elif wanted.images:
+    images = list[Image]()
+    words = [*_system(wanted, own, losses), *_history(wanted, own, losses, images), wanted.words]
+    images += wanted.images
+    if images and "images" in heeds:
+        own["images"] = msgspec.to_builtins(images)
+    elif images:
         losses.append(NO_IMAGES)
     sampling = {"max_tokens": config.max_tokens, "temperature": config.temperature}
     asked = {name: value for name, value in sampling.items() if value is not None}
@@ -187,11 +239,12 @@ QUESTION: Final = (
 )
 
 
-def _history(wanted: Wanted, own: dict[str, Json], losses: list[str]) -> list[str]:
+def _history(wanted: Wanted, own: dict[str, Json], losses: list[str], images: list[Image]) -> list[str]:
+    """What was said before, in the order's own members or as words; then its pictures go to `images`."""
     said = [(turn, message) for turn in wanted.turns for message in turn.messages]
     cut = unresolved(wanted.turns[-1].messages) if wanted.turns else ()
     question = ["\n".join([QUESTION, *map(_shown_call, cut)])] if cut and wanted.fresh and wanted.can.reads else []
-    if wanted.can.keeps:
+    if wanted.can.keeps_in(wanted.config.mode):
         own["session"] = {"fork" if wanted.forks else "resume": wanted.native} if wanted.native else {"keep": True}
     if wanted.native or not said:
         return question
@@ -202,13 +255,30 @@ def _history(wanted: Wanted, own: dict[str, Json], losses: list[str]) -> list[st
     if not wanted.can.reads:
         losses.append("dropped: history, the provider does what the task says and reads nothing else")
         return []
+    messages = _fitting(messages, wanted.images, losses)
     losses.append("emulated: history, it is said in the user's words")
     losses += ["dropped: thinking of earlier turns"] if any(_thinks(message) for message in messages) else []
     proven = any(isinstance(one, AssistantMessage) and _without_proofs(one) != one for one in messages)
     losses += ["dropped: proofs of words and calls, which are said in the user's words"] if proven else []
     unknown = {call.id for call in unresolved(tuple(messages))}
-    record = [_shown(message, unknown) for message in messages]
+    record = [_shown(message, unknown, images) for message in messages]
     return [*question, "\n".join(["What was said before in this conversation, as a record:", *record])]
+
+
+def _fitting(messages: list[Message], more: Sequence[Image], losses: list[str]) -> list[Message]:
+    """The same without pictures that no agent is shown: those by address, and all where they are too large together."""
+    images = [image for message in messages if isinstance(message, UserMessage) for image in message.images]
+    size = sum(len(image.data or "") for image in (*images, *more)) * 3 // 4
+    if size <= IMAGES_BYTES_MAX and all(image.data is not None for image in images):
+        return messages
+    losses.append("dropped: pictures of earlier turns that are by address, or together too large")
+    taken = size <= IMAGES_BYTES_MAX
+    return [
+        msgspec.structs.replace(message, images=tuple(one for one in message.images if taken and one.data is not None))
+        if isinstance(message, UserMessage)
+        else message
+        for message in messages
+    ]
 
 
 def _carried(turn: SessionTurn, message: Message, wanted: Wanted, losses: list[str]) -> Message:
@@ -247,9 +317,12 @@ def _thinks(message: Message) -> bool:
     return isinstance(message, AssistantMessage) and bool(message.thinking)
 
 
-def _shown(message: Message, unknown: Collection[str]) -> str:
+def _shown(message: Message, unknown: Collection[str], images: list[Image]) -> str:
     if isinstance(message, UserMessage):
-        return f"User: {message.content}"
+        images += message.images
+        first = len(images) - len(message.images) + 1
+        shown = [f"(picture {number} of this message)" for number in range(first, len(images) + 1)]
+        return " ".join([f"User: {message.content}", *shown])
     if isinstance(message, ToolResultMessage):
         return f"{'Error' if message.is_error else 'Result'} of {message.tool_call_id}: {message.content}"
     said = [f"Assistant: {message.content}"] if message.content else []

@@ -14,7 +14,7 @@ import msgspec
 from backplane.config import Settings
 from backplane.contract.capability import Requirement, Requirements, read_manifest
 from backplane.contract.conversation import Message, SessionFile, SessionTurn
-from backplane.errors import BackendError, BackplaneError
+from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.policy.capabilities import negotiate
 from backplane.providers import exchange, store
 from backplane.providers.orders import INTERRUPT, Abilities, SessionConfig, abilities
@@ -234,7 +234,14 @@ def _config_of(file: SessionFile, config: SessionConfig | None) -> SessionConfig
 
 
 def cut(file: SessionFile, at: int) -> SessionFile:
-    """Return a session with so many of its messages, counted over the turns that are part of the conversation."""
+    """Return a session with so many of its messages, counted over the turns that are part of the conversation.
+
+    Raises:
+        ConfigError: `config_invalid`, it has not so many.
+    """
+    there = sum(len(turn.messages) for turn in file.turns[file.cleared :])
+    if type(at) is not int or not 0 <= at <= there:
+        raise ConfigError("config_invalid", f"no message {at!r:.40} to fork at", hint=f"a number from 0 to {there}")
     turns: list[SessionTurn] = []
     left = at
     for turn in file.turns[file.cleared :]:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -40,7 +40,7 @@ from backplane.process.aio import OwnTask
 from backplane.providers import reading, unified
 from backplane.providers.events import ErrorEvent, MessageDoneEvent, StreamEvent
 from backplane.providers.failures import ProviderError
-from backplane.providers.orders import INPUT, INTERRUPT, SessionConfig, Wanted, compose, tightened
+from backplane.providers.orders import INPUT, INTERRUPT, SessionConfig, Wanted, compose, shaped, tightened
 from backplane.providers.tools import Tool, Toolset
 from backplane.runtime.functions import served
 from backplane.runtime.orders import make_order, read_policy
@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from backplane.providers.store import Saved
 
 EventT = TypeVar("EventT")
+
+_Results = Annotated[list[ToolResultMessage], msgspec.Meta(min_length=1)]
+_SAID: Final[Any] = str | UserMessage | ToolResultMessage | _Results
+"""What `send_message` takes."""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,7 +203,7 @@ class Session:
             model=self.model,
             capabilities=self._provider.capabilities(),
             turns_completed=self.turns_completed,
-            keeps_conversations=self._provider.can.keeps,
+            keeps_conversations=self._provider.can.keeps_in(self._config.mode),
         )
 
     @property
@@ -274,7 +278,11 @@ class Session:
             self._lose("emulated: review, it is asked for in words")
             words = f"Review the changes in this folder, and change nothing. {input.text}".rstrip()
         else:
-            words = input if isinstance(input, str) else input.words()
+            try:
+                words = input if isinstance(input, str) else input.words()
+            except (AttributeError, TypeError) as error:
+                fact = f"the input cannot be said in words: {error}"
+                raise ConfigError("config_invalid", fact, hint="a text, or one of `unified.UserInput`") from error
         if self._open is None:
             await self._begin(UserMessage(content=words), None, None, None, asks=True)
             return
@@ -405,11 +413,11 @@ class Session:
         policy: PolicyProfile | None,
     ) -> Callable[[], Any]:
         async def begin() -> list[Any]:
-            if isinstance(message, str | UserMessage):
-                said = UserMessage(content=message) if isinstance(message, str) else message
-                await self._begin(said, model, root, policy)
+            said = shaped(message, _SAID, "the message", "a text, a UserMessage, or ToolResultMessage values")
+            if isinstance(said, str | UserMessage):
+                await self._begin(UserMessage(content=said) if isinstance(said, str) else said, model, root, policy)
             else:
-                for result in (message,) if isinstance(message, ToolResultMessage) else message:
+                for result in (said,) if isinstance(said, ToolResultMessage) else said:
                     self._give(result)
             return []
 
@@ -599,7 +607,7 @@ class Session:
         self.receipt = receipt = run.receipt
         stop = reading.stop_of(receipt, open.transcript.stop)
         cause = reading.failure_of(receipt, run.error) if stop == "error" else None
-        if self._provider.can.keeps and open.transcript.conversation is not None:
+        if self._provider.can.keeps_in(self._config.mode) and open.transcript.conversation is not None:
             self._native, self._forks = open.transcript.conversation, False
             self._system_known = True
         *before, last = self._file.turns

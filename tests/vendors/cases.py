@@ -7,7 +7,9 @@ and why. `table` prints all of them; `test_cases.py` holds the page `contracts/a
 from __future__ import annotations
 
 import json
+import struct
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -28,6 +30,7 @@ from backplane.contract.events import (
     TurnEnded,
     carried,
 )
+from backplane.contract.pictures import image_from
 from backplane.contract.work import PolicyProfile
 from backplane.testing import Failure, Fault, ScriptUsage, Turn
 from tests.test_deltas import fold
@@ -466,6 +469,32 @@ async def _told(ground: Ground) -> None:
     seen = await ground.play([ground.agent.runs("echo again"), Turn(text="done")])
     assert len(seen.of(TurnEnded)) == 2
 
+
+@case("a picture beside the task")
+async def _shown(ground: Ground) -> None:
+    image = image_from(PICTURE)
+    seen = await ground.play([Turn(text="red")], abp={"images": [msgspec.to_builtins(image)]}, task="which colour?")
+    assert (seen.receipt.outcome, seen.words) == ("complete", "red")
+    asked = json.dumps(seen.server.requests[-1].body)
+    assert "which colour?" in asked
+    assert str(image.data) in asked
+    # By an address it is not shown, and the order says so.
+    far = await ground.play([Turn(text="red")], abp={"images": [{"url": "https://a.example/b.png"}]})
+    assert (far.receipt.outcome, far.end["code"]) == ("failed", "capability_unsupported")
+
+
+def _picture(side: int) -> bytes:
+    """A red square as PNG."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    lines = (b"\0" + b"\xff\0\0" * side) * side
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+
+
+PICTURE = _picture(16)
 
 # The table ------------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from tests.vendors.test_codex import adds
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
+SHOWN = "a picture beside the task"
 FORK = "fork leaves the first as it was"
 LARGE = "one megabyte of output"
 MODELS = "model and environment"
@@ -38,12 +39,15 @@ class OpenCode(Agent):
         self.env: dict[str, str] = {}
         self.patient: dict[str, Any] = {}
         self.labels = {**LABELS, LARGE: "cut: the agent shows its model whole lines, so nothing of a line of that size"}
+        self.labels[SHOWN] = (
+            "cut: where its own table of models has no `image` for one, the model is told that in words"
+        )
 
     def options(self, url: str) -> dict[str, Any]:
         service: dict[str, Any] = {
             "npm": "@ai-sdk/openai-compatible",
             "options": {"baseURL": f"{url}/v1", "apiKey": "scripted-key-1"},
-            "models": {"scripted-model": {}, MODEL: {}},
+            "models": {"scripted-model": {"modalities": {"input": ["text", "image"], "output": ["text"]}}, MODEL: {}},
         }
         models = dict.fromkeys(("model", "small_model"), "scripted/scripted-model")
         content = {"provider": {"scripted": service}, **models}
@@ -150,6 +154,7 @@ ORDERED = (
     FORK,
     "structured output right",
     "structured output absent",
+    SHOWN,
     "passthrough keeps every message",
 )
 """Answers, tools, denials, a cancel and failures are in `test_acp_agents.py`, with other agents of this kind."""

@@ -96,6 +96,9 @@ class Agent:
         version = self._said.get("protocolVersion")
         if version != PROTOCOL_VERSION:
             raise BackendError("protocol_version_mismatch", f"the agent speaks protocol version {version}, not 1")
+        blocks = mappings(self.session.spec.prompt)
+        if any(block.get("type") == "image" for block in blocks) and not self._can("promptCapabilities", "image"):
+            raise BackendError("capability_unsupported", "this agent says that it takes no pictures")
         asked = self.session.spec.conversation
         session = await self._open_session(asked)
         if asked.kept:
@@ -330,6 +333,10 @@ def spoken(run: HostRun, tools: Mapping[str, str]) -> dict[str, str]:
 
 _ANYWHERE: Final = {"path": "a", "url": "http://a"}
 """Of a call that is judged by its name: one without a place is judged by that."""
+
+
+def image_block(media_type: str, data: str) -> Json:
+    return {"type": "image", "mimeType": media_type, "data": data}
 
 
 def text_block(text: Json) -> Json:

@@ -243,5 +243,9 @@ class Agent:
         return raw
 
 
+def image_block(media_type: str, data: str) -> Json:
+    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
+
+
 def _encoded(value: Json) -> str:
     return msgspec.json.encode(value).decode()

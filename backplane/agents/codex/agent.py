@@ -197,5 +197,9 @@ def _status(info: Json) -> int | None:
     return status if isinstance(status, int) and not isinstance(status, bool) else None
 
 
+def image_block(media_type: str, data: str) -> Json:
+    return {"type": "image", "url": f"data:{media_type};base64,{data}"}
+
+
 def _text(words: Json) -> list[Json]:
-    return [{"type": "text", "text": words}]
+    return words if isinstance(words, list) else [{"type": "text", "text": words}]

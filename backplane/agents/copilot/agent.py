@@ -102,7 +102,11 @@ class Agent:
     async def say(self, words: Json) -> Ending:
         reader = self.reader
         reader.begin()
-        await self._must("session.send", {"sessionId": self._id, "prompt": words, **self.options.turn})
+        said: dict[str, Json] = {"prompt": words}
+        if isinstance(words, list):
+            text, *shown = words
+            said = {"prompt": mapping(text).get("text"), "attachments": shown}
+        await self._must("session.send", {"sessionId": self._id, **said, **self.options.turn})
         while not reader.idle:
             if self.session.ended:
                 raise BackendError("backend_crashed", "the agent's program ended in the middle of its work")
@@ -216,3 +220,7 @@ class Agent:
 
     def raw(self) -> dict[str, Json]:
         return {"session_id": self._id, "version": self._version, "requests": self.reader.spent.requests}
+
+
+def image_block(media_type: str, data: str) -> Json:
+    return {"type": "blob", "mimeType": media_type, "data": data}

@@ -126,7 +126,8 @@ class Agent:
         return self._ended()
 
     async def _prompt(self, words: Json) -> str:
-        body = {"content": [{"type": "text", "text": words}], **self._config()}
+        content = words if isinstance(words, list) else [{"type": "text", "text": words}]
+        body = {"content": content, **self._config()}
         return str((await self.server.must("POST", f"/sessions/{self._id}/prompts", body)).get("prompt_id"))
 
     async def add(self, text: str) -> bool:
@@ -225,3 +226,7 @@ class Agent:
 def _answer(decision: str, reason: str = "") -> Json:
     said = {"permissionDecision": decision, "permissionDecisionReason": reason}
     return {"hookSpecificOutput": {"hookEventName": "PreToolUse", **said}}
+
+
+def image_block(media_type: str, data: str) -> Json:
+    return {"type": "image", "source": {"kind": "base64", "media_type": media_type, "data": data}}
