@@ -9,18 +9,21 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import anyio
 import pytest
 
+from backplane.cli import main
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError
 from backplane.receipts import Store
-from backplane.scale.content import ContentStore
+from backplane.scale.content import ContentServer, ContentStore, open_contents
 from backplane.scale.engine import Attempt, Control, Emit, Event, Job, Result, default_on_lost
 from backplane.scale.memory import MemoryEngine
 from backplane.scale.orders import keep, make_job
@@ -173,6 +176,93 @@ def test_a_content_that_was_changed_is_refused(tmp_path: Path) -> None:
         store.fetch(name, tmp_path / "out")
 
 
+class _Keeper(BaseHTTPRequestHandler):
+    """A server of contents: it takes PUT, gives GET, and wants a token."""
+
+    kept: dict[str, bytes]
+    token: str | None = None
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self._may():
+            self.kept[self.path] = body
+            self._say(201)
+
+    def do_GET(self) -> None:
+        if self._may():
+            self._say(200 if self.path in self.kept else 404, self.kept.get(self.path, b""))
+
+    def _may(self) -> bool:
+        may = self.token is None or self.headers["Authorization"] == f"Bearer {self.token}"
+        if not may:
+            self._say(401)
+        return may
+
+    def _say(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def a_content_server(token: str | None = None) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """A server of contents on loopback: its URL, and what it keeps by path."""
+    kept: dict[str, bytes] = {}
+    handler = type("Keeper", (_Keeper,), {"kept": kept, "token": token})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/contents", kept
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+def test_contents_travel_by_a_server_bounded_and_checked(tmp_path: Path) -> None:
+    with a_content_server("secret-of-the-server") as (url, kept):
+        store = open_contents(f"{url}/", {"BACKPLANE_CONTENT_TOKEN": "secret-of-the-server"})
+        name = store.put(iter((b"as it", b" was")))
+        assert kept == {f"/contents/{name}": b"as it was"}
+        store.fetch(name, tmp_path / "out")
+        assert (tmp_path / "out").read_bytes() == b"as it was"
+        for bad, why in (
+            (open_contents(url, {}), "answers 401"),
+            (ContentServer(url, "secret-of-the-server", 3), "3 bytes"),
+        ):
+            with pytest.raises(BackplaneError, match=why):
+                bad.fetch(name, tmp_path / why)
+            with pytest.raises(BackplaneError, match=why):
+                bad.put(iter((b"as it was",)))
+        with pytest.raises(BackplaneError, match="answers 404"):
+            store.fetch("0" * 64, tmp_path / "none")
+        kept[f"/contents/{name}"] = b"as it is"
+        with pytest.raises(BackplaneError, match="is not what its name says"):
+            store.fetch(name, tmp_path / "changed")
+        with pytest.raises(BackplaneError, match="is no name of a content"):
+            store.fetch("../calc.py", tmp_path / "odd")
+    with pytest.raises(BackplaneError, match="cannot be used for contents") as caught:
+        store.put(iter((b"x",)))
+    assert "secret-of-the-server" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_place_for_contents_is_a_folder_or_a_url_without_a_password(tmp_path: Path) -> None:
+    store = open_contents((tmp_path / "a b").as_uri(), {})
+    name = store.put(iter((b"x",)))
+    assert (tmp_path / "a b" / name).read_bytes() == b"x"
+    for bad in ("ftp://host/x", "file://host/x", "http:///x", "http://host/x?y", "http://[/x", "https://me:pw@host/x"):
+        with pytest.raises(BackplaneError) as caught:
+            open_contents(bad, {})
+        assert caught.value.code == "config_invalid"
+        assert caught.value.hint
+        assert "pw" not in f"{caught.value} {caught.value.hint}"
+
+
 def test_ignored_files_do_not_travel(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
@@ -184,6 +274,35 @@ def test_ignored_files_do_not_travel(tmp_path: Path) -> None:
     packed = (content.folder / str(job.tree)).read_bytes()
     assert b"hunter2" not in packed
     assert b"kept" in packed
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("worker", "--lease", "nan"), "--lease nan\n  1 to 3600"),
+        (("worker", "--poll", "0"), "--poll 0\n  0.05 to 3600"),
+        (("worker", "--slots", "0"), "--slots 0\n  1 to 1024"),
+        (("queue", "prune", "--keep", "-1"), "--keep -1\n  0 to 10000"),
+        (("queue", "list", "--limit", "0"), "--limit 0\n  1 to 10000"),
+        (("queue", "events", "x", "--after", "-1"), "--after -1\n  0 or more"),
+        (("queue", "limit", "--rate", "5"), "--rate 5\n  for example 10/60"),
+        (("serve", "--engine", "sqlite:///x", "--label", "a b"), "'a b' is no label\n  letters, digits"),
+        (("serve", "--engine", "sqlite:///x", "--priority", "0"), "the priority is 0\n  1 goes first"),
+        (("submit", "x", "--content", "ftp://host/x"), "ftp://host is no place for contents\n  a folder, file:"),
+    ],
+)
+def test_what_a_queue_cannot_do_is_refused_before_anything_is_opened(
+    words: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("BACKPLANE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert main(list(words)) == 2
+    assert capsys.readouterr().err.startswith(f"config_invalid: {told}")
+    assert not list(tmp_path.rglob("*.sqlite"))
 
 
 # With workers ---------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from backplane.errors import BackplaneError
 from backplane.receipts import Store
 from backplane.receipts.memory import find
 from backplane.runtime.plane import ControlPlane
-from backplane.scale.content import ContentStore
+from backplane.scale.content import Contents, open_contents
 from backplane.scale.engine import Attempt, Budget, Control, Emit, Event, Job, Limits, Result
 from backplane.scale.mirror import Mirror, bring
 from backplane.scale.orders import make_job
@@ -30,7 +30,8 @@ from backplane.workspace import Quota
 
 pytest.importorskip("dbos")
 from backplane.scale.durable import DurableEngine
-from backplane.scale.ledger import Ledger
+from backplane.scale.ledger import Ledger, attempt_id
+from tests.test_scale import a_content_server
 from tests.test_scale_faults import BINARIES, postgres
 
 RESULT_S_MAX = 100
@@ -210,7 +211,7 @@ def test_a_pickle_that_was_planted_for_the_submitter_is_never_read(
 
 
 @asynccontextmanager
-async def a_worker(engine: DurableEngine, home: Path, content: ContentStore) -> AsyncIterator[None]:
+async def a_worker(engine: DurableEngine, home: Path, content: Contents) -> AsyncIterator[None]:
     plane = ControlPlane(Settings(isolation="off"), home, dict(os.environ))
     async with plane, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: engine.serve(Runner(plane, content), slots=1))
@@ -218,8 +219,16 @@ async def a_worker(engine: DurableEngine, home: Path, content: ContentStore) -> 
         tasks.cancel_scope.cancel()
 
 
-def test_a_queued_order_is_a_local_run_while_it_is_at_work_elsewhere(engine: DurableEngine, tmp_path: Path) -> None:
-    content, home, go, root = ContentStore(tmp_path / "c"), tmp_path / "home", tmp_path / "go", tmp_path / "root"
+@pytest.fixture
+def content() -> Iterator[Contents]:
+    with a_content_server() as (url, _):
+        yield open_contents(url, {})
+
+
+def test_a_queued_order_is_a_local_run_while_it_is_at_work_elsewhere(
+    engine: DurableEngine, content: Contents, tmp_path: Path
+) -> None:
+    home, go, root = tmp_path / "home", tmp_path / "go", tmp_path / "root"
     root.mkdir()
     order = WorkOrder(f"until [ -e {go} ]; do sleep 0.1; done; echo x > new", workspace=WorkspaceSpec(root=str(root)))
     job = make_job(order, content, home, Quota(bytes_max=1 << 20, files_max=10), backend="shell")
@@ -274,20 +283,25 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def test_the_ledger_tells_an_attempt_of_those_before_it_of_a_cancel_and_of_the_budget(url: str) -> None:
     ledger = Ledger(url)
     ledger.prepare()
-    assert ledger.begin("o", "a", "w") == Attempt("a", "o")
+    for worker in ("v", "w"):
+        ledger.enter(worker, "default", 1)
+    assert ledger.begin("o", "v") == Attempt(attempt_id("o", "v"), "o")
+    ledger.lose("o", "v")
+    ledger.lose("o", "v")
     ledger.cancel("o", "why")
-    assert ledger.begin("o", "b", "w") == Attempt("b", "o", ("a",), "why")
+    assert ledger.begin("o", "w") == Attempt(attempt_id("o", "w"), "o", (attempt_id("o", "v"),), "why")
+    assert ledger.begin("o", "unknown") is None
     ledger.set_budget(1_000_000)
-    assert ledger.begin("p", "c", "w", 400_000) == Attempt("c", "p")
-    ledger.settle("c", 300_000)
-    denied = ledger.begin("p", "d", "w", 800_000).over_budget
-    assert denied == "the order may cost $0.800000, and $0.700000 of the queue's budget is left"
+    assert ledger.begin("p", "w", 400_000) == Attempt(attempt_id("p", "w"), "p")
+    ledger.settle(400_000, 300_000)
+    assert (denied := ledger.begin("p", "w", 800_000)) is not None
+    assert denied.over_budget == "the order may cost $0.800000, and $0.700000 of the queue's budget is left"
     ledger.answer("p", "d", "ask-1", Decision("allow"))
     ledger.answer("p", "d", "ask-1", Decision("deny"))
     news = ledger.beat("w", {"o", "p"})
-    assert (news.cancelled, news.newest) == ({"o": "why"}, {"o": "b", "p": "d"})
+    assert (news.is_alive, news.cancelled) == (True, {"o": "why"})
     assert news.answers == {"d": {"ask-1": Decision("allow")}}
     ledger.remove(["o"])
-    assert ledger.attempts(["o", "p"]) == {"p": ("c", "d")}
+    assert ledger.lost(["o", "p"]) == {}
     assert ledger.budget() == Budget(1_000_000, 300_000)
     ledger.close()

@@ -322,21 +322,21 @@ class _Round:
             assert len(lost) >= (1 if self.rule == "fail" else ATTEMPTS_MAX)
         elif self.rule == "fail":
             assert not lost
-        _check_lines(self.queue.engine, self.marks / str(place), result)
+        _check_lines(self.queue.engine, job.order.id, self.marks / str(place))
 
 
-def _check_lines(engine: Any, path: Path, result: Result) -> None:
-    """No attempt has written a line once it was fenced, but for a moment: the next one's beginning fences it."""
+def _check_lines(engine: Any, order: str, path: Path) -> None:
+    """No attempt has written a line once it was lost, but for a moment."""
     lines = [row.split() for row in path.read_text().splitlines()] if path.exists() else []
-    begun = dict(engine._ledger._all("SELECT id, begun_ms FROM backplane_attempt"))
-    starts = [begun[attempt] / 1000 for attempt in result.attempts]
+    select = f"SELECT lost_ms FROM backplane_lost WHERE order_id = '{order}' ORDER BY number"
+    ends = [row[0] / 1000 for row in engine._ledger._all(select)]
     first: dict[str, float] = {}
     for who, when in lines:
         first.setdefault(who, int(when) / 1e9)
     for who, when in lines:
-        place = sum(start <= first[who] for start in starts) - 1
-        if place + 1 < len(starts):
-            assert int(when) / 1e9 <= starts[place + 1] + FENCED_S_MAX, path
+        place = sum(end <= first[who] for end in ends)
+        if place < len(ends):
+            assert int(when) / 1e9 <= ends[place] + FENCED_S_MAX, path
 
 
 def _processes(mark: bytes) -> list[str]:

@@ -86,7 +86,7 @@ def told_without(env: Mapping[str, str]) -> Iterator[None]:
 
 def _start(options: Options) -> WorkOrder:
     if (options.task is None) == (options.order is None):
-        raise ConfigError("config_invalid", "give a TASK or --order FILE, one of the two", hint="backplane run --help")
+        raise ConfigError("config_invalid", "give a TASK or --order FILE, one of the two", hint="both are in --help")
     if options.order is not None:
         return read_order(streams.read_input(options.order), streams.source(options.order), lenient=options.lenient)
     if not options.task.strip():
@@ -220,7 +220,7 @@ def _config(config: RuntimeConfig, options: Options) -> RuntimeConfig:
         raise ConfigError("config_invalid", "--model names no model", hint="leave it out for the backend's own choice")
     budget, turns = options.max_budget_usd, options.max_turns
     if budget is not None and not 0 <= budget < float("inf"):
-        raise ConfigError("config_invalid", f"--max-budget-usd {budget} is no amount of money")
+        raise ConfigError("config_invalid", f"--max-budget-usd {budget} is no amount of money", hint="for example 0.50")
     if turns is not None and not 0 <= turns <= TURNS_MAX:
         raise ConfigError("config_invalid", f"--max-turns {turns} is not between 0 and {TURNS_MAX}")
     return RuntimeConfig(

@@ -12,13 +12,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backplane.receipts import ReceiptRow
-    from backplane.scale.content import ContentStore
+    from backplane.scale.content import Contents
     from backplane.scale.durable import DurableEngine
     from backplane.scale.engine import Event, Job, Result, Status
 
 ACTIONS: Final = ("list", "show", "cancel", "answer", "events", "status", "limit", "prune")
 LISTED_MAX: Final = 10_000
 """Orders that `status` counts: more than that wait for a day."""
+LEASE_S_MIN: Final = 1.0
+"""Ten beats of a lease are ten transactions."""
+POLL_S_MIN: Final = 0.05
+SECONDS_MAX: Final = 3600.0
 _ORDER: Final = "the order's id, as `submit` printed it"
 
 
@@ -125,31 +129,33 @@ def _add_engine(made: Parser) -> None:
         "--engine", metavar="URL", help="sqlite:///FILE or postgresql://… (a file in the state folder of this user)"
     )
     made.add_argument(
-        "--content", metavar="DIR", help="folder that submitters and workers share (beside the SQLite file)"
+        "--content", metavar="PLACE", help="folder or URL that submitters and workers share (beside the SQLite file)"
     )
 
 
 # What all of them need ------------------------------------------------------------------------------------------------
 
 
-def find_engine(options: Options) -> tuple[str, ContentStore, Path]:
+def find_engine(options: Options) -> tuple[str, Contents, Path]:
     """The engine's URL, the content store and the state folder; nothing is opened or loaded.
 
     Raises:
-        ConfigError: `config_invalid`: no such kind of engine, the extra is not installed, no content folder.
+        ConfigError: `config_invalid`: no such engine, label, priority or place for contents; the extra is missing.
     """
     import os
     from importlib.util import find_spec
-    from pathlib import Path
 
     from backplane import config
     from backplane.errors import ConfigError
-    from backplane.scale.content import ContentStore
+    from backplane.scale.content import open_contents
+    from backplane.scale.engine import check_label, check_priority
 
     if find_spec("dbos") is None:
         fact = "the queue's engine is not installed (dbos)"
         raise ConfigError("config_invalid", fact, hint="pip install 'backplane[scale]'")
 
+    check_label(options.label)
+    check_priority(getattr(options, "priority", None))
     home = config.home(os.environ)
     url = options.engine or f"sqlite:///{home / 'queue.sqlite'}"
     if not url.startswith(("sqlite:///", "postgresql://")):
@@ -159,16 +165,31 @@ def find_engine(options: Options) -> tuple[str, ContentStore, Path]:
     if folder is None and url.startswith("sqlite"):
         folder = f"{url.removeprefix('sqlite:///')}.content"
     if folder is None:
-        fact = "an engine on a server needs a content folder that all machines share"
-        raise ConfigError("config_invalid", fact, hint="--content DIR, the same files for submitters and workers")
-    return url, ContentStore(Path(folder)), home
+        fact = "an engine on a server needs a place for contents that all machines share"
+        raise ConfigError("config_invalid", fact, hint="--content DIR or URL, the same for submitters and workers")
+    return url, open_contents(folder, os.environ), home
 
 
-def open_engine(options: Options) -> tuple[DurableEngine, ContentStore, Path]:
+def _within(name: str, value: float, least: float, most: float) -> None:
+    """Raise ConfigError `config_invalid` for a number outside these bounds, or none."""
+    from backplane.errors import ConfigError
+
+    if not least <= value <= most:
+        raise ConfigError(
+            "config_invalid",
+            f"{name} {value:g}",
+            hint=f"{least:g} to {most:g}" if most < float("inf") else f"{least:g} or more",
+        )
+
+
+def open_engine(options: Options) -> tuple[DurableEngine, Contents, Path]:
     """The engine, the content store and the state folder. Raises as `find_engine`."""
     url, content, home = find_engine(options)
     from backplane.scale.durable import DurableEngine
 
+    for name, least in (("lease", LEASE_S_MIN), ("poll", POLL_S_MIN)):
+        if getattr(options, name, None) is not None:
+            _within(f"--{name}", getattr(options, name), least, SECONDS_MAX)
     given = {"lease_s": getattr(options, "lease", None), "poll_s": getattr(options, "poll", None)}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if "lease_s" in settings:
@@ -230,7 +251,7 @@ def _submit(options: Options) -> int:
     return _do(submit, engine)
 
 
-async def _brought(engine: DurableEngine, job: Job, content: ContentStore, home: Path) -> int:
+async def _brought(engine: DurableEngine, job: Job, content: Contents, home: Path) -> int:
     """Keep an order's receipt here once it has ended, say so, and give the exit code of the run."""
     from backplane.scale.mirror import bring
 
@@ -254,6 +275,9 @@ def _queue(options: Options) -> int:
     if (options.action == "answer") == (options.decision is None):
         fact = f"`queue {options.action}` has {'no decision' if options.decision is None else 'one word too many'}"
         raise ConfigError("config_invalid", fact, hint="backplane queue answer ORDER ASK allow|deny")
+    _within("--keep", options.keep, 0, LISTED_MAX)
+    _within("--limit", options.limit, 1, LISTED_MAX)
+    _within("--after", options.after, 0, float("inf"))
     doing = {
         "list": _list, "show": _show, "cancel": _cancel, "answer": _answer, "events": _events, "status": _status,
         "limit": _limit, "prune": _prune,
@@ -262,7 +286,7 @@ def _queue(options: Options) -> int:
     return _do(lambda: doing(options, engine, content, home), engine)
 
 
-async def _list(options: Options, engine: DurableEngine, content: ContentStore, home: Path) -> int:
+async def _list(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
     for status in await engine.list(limit=options.limit):
         streams.write(_line(status) + "\n")
     return 0
@@ -275,7 +299,7 @@ def _line(status: Status) -> str:
     return streams.one_line(f"{status.order_id}  {word:<10}  {status.label}  {age}  {attempts}".rstrip())
 
 
-async def _show(options: Options, engine: DurableEngine, content: ContentStore, home: Path) -> int:
+async def _show(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
     status = await engine.status(options.order)
     streams.write(_line(status) + "\n")
     if status.state == "broken":
@@ -305,12 +329,12 @@ async def _why_it_waits(engine: DurableEngine, status: Status) -> str:
     return f"{slots - len(running)} of {slots} slots are free: it is its turn within a moment{rate}"
 
 
-async def _cancel(options: Options, engine: DurableEngine, content: ContentStore, home: Path) -> int:
+async def _cancel(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
     await engine.cancel(options.order, options.reason or "cancelled")
     return 0
 
 
-async def _answer(options: Options, engine: DurableEngine, content: ContentStore, home: Path) -> int:
+async def _answer(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
     from backplane.contract.approval import Decision
     from backplane.errors import ConfigError
 
@@ -323,7 +347,7 @@ async def _answer(options: Options, engine: DurableEngine, content: ContentStore
     return 0
 
 
-async def _limit(options: Options, engine: DurableEngine, content: ContentStore, home: Path) -> int:
+async def _limit(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
     from backplane.scale.engine import Limits
 
     limits = await engine.limits(options.label)
@@ -368,19 +392,22 @@ def _rate(text: str | None, default: tuple[int, int] | None) -> tuple[int, int] 
     if text is None or text == "off":
         return None if text == "off" else default
     count, _, seconds = text.partition("/")
-    most, span_s = _number(count, "--rate", int, None), _number(seconds, "--rate", float, None)
+    try:
+        most, span_s = _number(count, "--rate", int, None), _number(seconds, "--rate", float, None)
+    except ConfigError:
+        most = span_s = None
     if most is None or span_s is None:
         raise ConfigError("config_invalid", f"--rate {text}", hint="for example 10/60: ten in a minute, or off")
     return most, max(round(span_s * 1000), 1)
 
 
-async def _prune(options: Options, engine: DurableEngine, content: ContentStore, home: Path) -> int:
+async def _prune(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
     removed = await engine.prune(options.keep)
     streams.write(f"{removed} ended orders removed\n")
     return 0
 
 
-async def _events(options: Options, engine: DurableEngine, content: ContentStore, home: Path) -> int:
+async def _events(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
     from backplane.errors import ConfigError
 
     if not options.follow and (await engine.status(options.order)).state not in ("done", "broken"):
@@ -403,7 +430,7 @@ async def _write_event(event: Event) -> None:
     streams.write_json(head.encode() + b'"event":' + event.record.rstrip() + b"}\n")
 
 
-async def _status(options: Options, engine: DurableEngine, content: ContentStore, home: Path) -> int:
+async def _status(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
     orders, workers = await engine.list(limit=LISTED_MAX), await engine.workers()
     ended = sorted(status.ended_ms_ago for status in orders if status.ended_ms_ago is not None)
     for state in ("waiting", "running", "done", "broken"):
@@ -423,12 +450,10 @@ def _worker(options: Options) -> int:
 
     import anyio
 
-    from backplane.errors import ConfigError
     from backplane.runtime.plane import ControlPlane
     from backplane.scale.runner import Runner
 
-    if not 1 <= options.slots <= 1024:
-        raise ConfigError("config_invalid", f"--slots {options.slots}", hint="1 to 1024")
+    _within("--slots", options.slots, 1, 1024)
     streams.require_descriptors()
     settings, (engine, content, home) = _settings(options), open_engine(options)
 

@@ -27,7 +27,7 @@ def parser(name: str) -> Parser:
     add_config(made)
     queue = made.add_argument_group("a queue in place of this machine").add_argument
     queue("--engine", metavar="URL", help="hand each run to a queue: sqlite:///FILE or postgresql://…")
-    queue("--content", metavar="DIR", help="folder that submitters and workers share (beside the SQLite file)")
+    queue("--content", metavar="PLACE", help="folder or URL that all machines share (beside the SQLite file)")
     queue("--label", metavar="L", default="default", help="which workers may take its orders (default)")
     queue("--priority", metavar="N", type=int, help="1 goes first; without one before all that have one")
     return made

@@ -1,6 +1,7 @@
-"""Workspaces and patches on their way between machines: files named by their own SHA-256, in a folder all can reach.
+"""Workspaces and patches on their way between machines: files named by their SHA-256, where all machines reach them.
 
-A content is written beside and renamed, so a reader sees it whole or not at all; what is read is checked by its name.
+That is a folder they share, or a server that keeps what it is PUT. A content is written beside and renamed, so a reader
+sees it whole or not at all; what is read is bounded, and checked by its name.
 """
 
 from __future__ import annotations
@@ -8,21 +9,74 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import unquote, urlsplit
 
-from backplane.errors import WorkspaceError
+from backplane.errors import ConfigError, WorkspaceError
+
+if TYPE_CHECKING:
+    import httpx
 
 PIECE_BYTES: Final = 1024 * 1024
 CONTENT_BYTES_MAX: Final = 2 * 1024**3
 """One workspace or patch: a large repository without its ignored files."""
+ANSWER_S_MAX: Final = 60.0
+"""For a server to take or to give the next piece."""
+TOKEN: Final = "BACKPLANE_CONTENT_TOKEN"
+"""The variable with what a server wants to hear as `Authorization: Bearer`."""
 _STAGING: Final = "workspace_staging_failed"
 
 
+class Contents(Protocol):
+    """Where contents lie."""
+
+    def put(self, pieces: Iterator[bytes]) -> str:
+        """Keep a content and return its SHA-256. Blocks.
+
+        Raises:
+            WorkspaceError: `workspace_staging_failed`, it is too large or cannot be written.
+        """
+        ...
+
+    def fetch(self, sha256: str, path: Path) -> None:
+        """Copy a content to a new file. Blocks.
+
+        Raises:
+            WorkspaceError: `workspace_staging_failed`, it is not there, too large, or not what its name says.
+        """
+        ...
+
+
+def open_contents(where: str, environ: Mapping[str, str]) -> Contents:
+    """The contents in a folder (a path or a `file:` URL) or on a server (`http:`, `https:`); nothing is opened yet.
+
+    Raises:
+        ConfigError: `config_invalid`, another kind of URL, or one with a password.
+    """
+    if "://" not in where:
+        return ContentStore(Path(where))
+    hint = "a folder, file:///FOLDER, http://HOST/PATH or https://HOST/PATH"
+    try:
+        url = urlsplit(where)
+        server, user = url.hostname, url.username
+    except ValueError:
+        raise ConfigError("config_invalid", f"{where[:200]!r} is no URL of contents", hint=hint) from None
+    if url.scheme == "file" and not url.netloc and url.path.startswith("/"):
+        return ContentStore(Path(unquote(url.path)))
+    if url.scheme not in ("http", "https") or not server or url.query or url.fragment:
+        raise ConfigError("config_invalid", f"{url.scheme}://{server or ''} is no place for contents", hint=hint)
+    if user is not None:
+        fact = "the URL of the contents names a user, and a process list shows it"
+        raise ConfigError("config_invalid", fact, hint=f"put a token into the environment: {TOKEN}")
+    return ContentServer(where.rstrip("/"), environ.get(TOKEN))
+
+
 class ContentStore:
-    """A folder of contents; it may lie on a network disk, as nothing in it is ever changed.
+    """A folder of contents, see `Contents`; it may lie on a network disk, as nothing in it is ever changed.
 
     Args:
         folder: made when the first content is put.
@@ -33,52 +87,100 @@ class ContentStore:
         self._bytes_max = bytes_max
 
     def put(self, pieces: Iterator[bytes]) -> str:
-        """Keep a content and return its SHA-256. Blocks.
-
-        Raises:
-            WorkspaceError: `workspace_staging_failed`, it is too large or cannot be written.
-        """
-        whole, count = hashlib.sha256(), 0
         draft = self.folder / f".{secrets.token_hex(16)}"
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with draft.open("xb") as file:
-                for piece in pieces:
-                    count += len(piece)
-                    if count > self._bytes_max:
-                        fact = f"what is to travel has more than {self._bytes_max} bytes"
-                        raise WorkspaceError(_STAGING, fact, hint="leave some out with --exclude")
-                    whole.update(piece)
-                    file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, self.folder / whole.hexdigest())
+            name = _write(pieces, draft, self._bytes_max)
+            os.replace(draft, self.folder / name)
         except OSError as error:
             raise WorkspaceError(_STAGING, f"{self.folder} cannot be written: {error.strerror}") from error
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
-        return whole.hexdigest()
+        return name
 
     def fetch(self, sha256: str, path: Path) -> None:
-        """Copy a content to a new file. Blocks.
-
-        Raises:
-            WorkspaceError: `workspace_staging_failed`, it is not there, too large, or not what its name says.
-        """
-        if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
-            raise WorkspaceError(_STAGING, f"{sha256[:80]!r} is no name of a content")
-        whole, count = hashlib.sha256(), 0
+        _check_name(sha256)
         try:
-            with (self.folder / sha256).open("rb") as source, path.open("xb") as target:
-                while piece := source.read(PIECE_BYTES):
-                    count += len(piece)
-                    if count > self._bytes_max:
-                        raise WorkspaceError(_STAGING, f"content {sha256} has more than {self._bytes_max} bytes")
-                    whole.update(piece)
-                    target.write(piece)
+            with (self.folder / sha256).open("rb") as source:
+                found = _write(iter(lambda: source.read(PIECE_BYTES), b""), path, self._bytes_max)
         except OSError as error:
             fact = f"content {sha256} cannot be read from {self.folder}: {error.strerror}"
-            raise WorkspaceError(_STAGING, fact, hint="submitter and workers need the same --content folder") from error
-        if whole.hexdigest() != sha256:
+            raise WorkspaceError(_STAGING, fact, hint="submitter and workers need the same --content") from error
+        if found != sha256:
             raise WorkspaceError(_STAGING, f"content {sha256} in {self.folder} is not what its name says")
+
+
+class ContentServer:
+    """Contents that a server keeps, see `Contents`: PUT and GET of URL/SHA256, as WebDAV and object stores have them.
+
+    Args:
+        url: without a slash at its end.
+        token: said as a bearer; None says nothing. It is sent to this URL only: a redirection is a refusal.
+    """
+
+    def __init__(self, url: str, token: str | None = None, bytes_max: int = CONTENT_BYTES_MAX) -> None:
+        self._url, self._token, self._bytes_max = url, token, bytes_max
+
+    def put(self, pieces: Iterator[bytes]) -> str:
+        with tempfile.TemporaryFile() as file:
+            name = _copy(pieces, file.write, self._bytes_max)
+            count = file.tell()
+            file.seek(0)
+            with self._client() as client:
+                body = iter(lambda: file.read(PIECE_BYTES), b"")
+                self._check(client.put(name, content=body, headers={"Content-Length": str(count)}), name)
+        return name
+
+    def fetch(self, sha256: str, path: Path) -> None:
+        _check_name(sha256)
+        with self._client() as client, client.stream("GET", sha256) as answer:
+            self._check(answer, sha256)
+            found = _write(answer.iter_bytes(), path, self._bytes_max)
+        if found != sha256:
+            raise WorkspaceError(_STAGING, f"content {sha256} on {self._url} is not what its name says")
+
+    @contextmanager
+    def _client(self) -> Iterator[httpx.Client]:
+        import httpx  # a tenth of a second: only who speaks HTTP waits for it
+
+        headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {self._token}"} if self._token else {})}
+        try:
+            with httpx.Client(base_url=f"{self._url}/", headers=headers, timeout=ANSWER_S_MAX) as client:
+                yield client
+        except (httpx.HTTPError, OSError) as error:
+            fact = f"{self._url} cannot be used for contents: {type(error).__name__}: {str(error)[:200]}"
+            raise WorkspaceError(_STAGING, fact, hint="is it the --content that all machines reach?") from error
+
+    def _check(self, answer: httpx.Response, name: str) -> None:
+        if not answer.is_success:
+            verb = answer.request.method
+            fact = f"{self._url} answers {answer.status_code} to {verb} of content {name}"
+            raise WorkspaceError(_STAGING, fact, hint=f"it must take PUT and GET; {TOKEN} is its bearer token")
+
+
+def _check_name(sha256: str) -> None:
+    """Raise WorkspaceError `workspace_staging_failed` for what is no name of a content."""
+    if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
+        raise WorkspaceError(_STAGING, f"{sha256[:80]!r} is no name of a content")
+
+
+def _write(pieces: Iterator[bytes], path: Path, bytes_max: int) -> str:
+    """Write a new file, safe on the disk, and return its SHA-256."""
+    with path.open("xb") as file:
+        name = _copy(pieces, file.write, bytes_max)
+        file.flush()
+        os.fsync(file.fileno())
+    return name
+
+
+def _copy(pieces: Iterator[bytes], write: Callable[[bytes], object], bytes_max: int) -> str:
+    whole, count = hashlib.sha256(), 0
+    for piece in pieces:
+        count += len(piece)
+        if count > bytes_max:
+            fact = f"what is to travel has more than {bytes_max} bytes"
+            raise WorkspaceError(_STAGING, fact, hint="leave some out with --exclude")
+        whole.update(piece)
+        write(piece)
+    return whole.hexdigest()

@@ -6,6 +6,7 @@ dead workers (`ledger`, with its public calls alone), telemetry, its conductor, 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import logging
@@ -29,7 +30,6 @@ from backplane.errors import BackendError, BackplaneError, ConfigError, StoreErr
 from backplane.process.watchdog import Watchdog
 from backplane.scale.engine import (
     DEFAULT_LABEL,
-    PRIORITY_MAX,
     Budget,
     Control,
     Event,
@@ -41,11 +41,12 @@ from backplane.scale.engine import (
     Status,
     Worker,
     check_label,
+    check_priority,
     decode_job,
     encode_job,
     unknown_order,
 )
-from backplane.scale.ledger import BEAT_S, LEASE_S, Ledger
+from backplane.scale.ledger import BEAT_S, LEASE_S, Ledger, attempt_id
 
 NAME: Final = "backplane"
 """Of the application and the beginning of its queues in the engine's tables."""
@@ -154,7 +155,7 @@ class DurableEngine:
             except BackplaneError:
                 raise
             except Exception as error:  # Of the engine, its database library and its driver.
-                fact = f"the queue's database cannot be used: {type(error).__name__}: {str(error)[:300]}"
+                fact = f"the queue's database cannot be used: {_words(error)}"
                 hint = "sqlite:///FILE on a local disk, or postgresql://USER@HOST/DATABASE"
                 raise StoreError("receipt_store_failed", fact, hint=hint) from error
 
@@ -165,10 +166,7 @@ class DurableEngine:
         return self._client_made
 
     async def submit(self, job: Job, *, priority: int | None = None) -> bool:
-        if priority is not None and not 1 <= priority <= PRIORITY_MAX:
-            raise ConfigError(
-                "config_invalid", f"the priority is {priority}", hint=f"1 goes first, {PRIORITY_MAX} last"
-            )
+        check_priority(priority)
         return await anyio.to_thread.run_sync(self._submit, job, priority)
 
     def _submit(self, job: Job, priority: int | None) -> bool:
@@ -305,13 +303,13 @@ class DurableEngine:
 
     def _statuses(self, rows: Sequence[Any]) -> Sequence[Status]:
         ids = [row.workflow_id for row in rows]
-        attempts, cancels, now_ms = self._ledger.attempts(ids), self._ledger.cancels(ids), time.time() * 1000
+        lost, cancels, now_ms = self._ledger.lost(ids), self._ledger.cancels(ids), time.time() * 1000
         return [
             Status(
                 row.workflow_id,
                 _STATES.get(row.status, "broken"),
                 str(row.queue_name).removeprefix(f"{NAME}."),
-                attempts.get(row.workflow_id, ()),
+                _attempts(row, lost.get(row.workflow_id, ())),
                 row.executor_id if row.status == "PENDING" else None,
                 cancels.get(row.workflow_id),
                 max(int(now_ms - (row.created_at or now_ms)), 0),
@@ -341,6 +339,12 @@ class DurableEngine:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(worker.stop, drain_s)
         raise BackendError("backend_crashed", worker.lost, hint="start it again: it is given a new name")
+
+
+def _words(error: Exception) -> str:
+    """What a driver said, without its library's advice."""
+    said = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
+    return " ".join(said.split())[:300]
 
 
 def _argument(given: Any) -> list[Any]:
@@ -374,6 +378,13 @@ def _own_slots(database: Any, name: str, slots: int, poll_s: float) -> None:
         return queue
 
     database.get_queue = own
+
+
+def _attempts(row: Any, lost: tuple[str, ...]) -> tuple[str, ...]:
+    """All attempts of an order; whoever has it, or had it last, made one that is not lost yet."""
+    if row.executor_id is None or row.status == "ENQUEUED":
+        return lost
+    return tuple(dict.fromkeys((*lost, attempt_id(row.workflow_id, row.executor_id))))
 
 
 def _wanted_usd_micros(order: WorkOrder) -> int:
@@ -436,9 +447,13 @@ class _Worker:
 
         DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)(order)
         DBOS.listen_queues([_queue(self._label)])
+        # Known before the launch, or its threads see the queue a second later. The row's poll is what they begin with.
+        self._engine._client.register_queue(
+            _queue(self._label), worker_concurrency=1, polling_interval_sec=self._engine.poll_s,
+            on_conflict="never_update",
+        )  # fmt: skip
         DBOS.launch()
         _own_slots(engine._sys_db, _queue(self._label), self._slots, self._engine.poll_s)
-        DBOS.register_queue(_queue(self._label), worker_concurrency=1, on_conflict="never_update")
 
     def stop(self, drain_s: int) -> None:
         """Take no more orders, wait for those that run, leave the rest to the others. Blocks."""
@@ -458,7 +473,9 @@ class _Worker:
         order_id = str(DBOS.workflow_id)
         job = decode_job(text)
         wanted = _wanted_usd_micros(job.order)
-        attempt = await anyio.to_thread.run_sync(self._ledger.begin, order_id, str(uuid.uuid4()), self.id, wanted)
+        attempt = await anyio.to_thread.run_sync(self._ledger.begin, order_id, self.id, wanted)
+        if attempt is None:
+            raise asyncio.CancelledError
         control, told = Control(), 0
 
         async def emit(records: Sequence[bytes]) -> None:
@@ -475,8 +492,14 @@ class _Worker:
         try:
             result = await self._run(job, attempt, emit, control)
             if result.cost_usd_micros is not None:
-                await anyio.to_thread.run_sync(self._ledger.settle, attempt.id, result.cost_usd_micros)
+                reserved = wanted if attempt.over_budget is None else 0
+                await anyio.to_thread.run_sync(self._ledger.settle, reserved, result.cost_usd_micros)
             return msgspec.json.encode(result).decode()
+        except Exception:
+            if control.fenced is None:
+                raise
+            # Nothing of it is to be noted as the order's end: whoever takes it over does that. An error would be.
+            raise asyncio.CancelledError from None
         finally:
             del self._live[attempt.id]
 
@@ -508,8 +531,8 @@ class _Worker:
         if not news.is_alive:
             self.lost = f"worker {self.id} did not beat for {self._engine.lease_s:g} s, and others have taken over"
         for attempt, (order, control) in live.items():
-            if self.lost or news.newest.get(order, attempt) != attempt:
-                control.fenced = self.lost or f"attempt {news.newest[order]} has taken over"
+            if self.lost:
+                control.fenced = self.lost
             elif order in news.cancelled:
                 control.why = news.cancelled[order]
             control.answers.update(news.answers.get(attempt, {}))
@@ -519,6 +542,7 @@ class _Worker:
         dead = self._ledger.claim_dead({row.executor_id for row in pending if row.executor_id})
         for one in dead:
             for row in self._pending(executor_id=one):
+                self._ledger.lose(row.workflow_id, one)
                 self._engine._client.resume_workflow(row.workflow_id, queue_name=row.queue_name)
             self._ledger.forget(one)
 

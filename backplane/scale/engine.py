@@ -237,6 +237,13 @@ def check_label(label: str) -> str:
     return label
 
 
+def check_priority(priority: int | None) -> None:
+    """Raise ConfigError `config_invalid` for a priority that no queue has."""
+    if priority is not None and not 1 <= priority <= PRIORITY_MAX:
+        hint = f"1 goes first, {PRIORITY_MAX} last"
+        raise ConfigError("config_invalid", f"the priority is {priority}", hint=hint)
+
+
 def encode_job(job: Job) -> str:
     """The JSON text of a job. Raises ConfigError `config_invalid` over `JOB_BYTES_MAX`."""
     data = msgspec.json.encode(job, order="deterministic")

@@ -1,13 +1,18 @@
-"""Workers and attempts, in some small tables beside the engine's own, by the database's clock alone.
+"""Workers and lost attempts, in some small tables beside the engine's own, by the database's clock alone.
 
 A worker beats; one whose last beat is older than the lease is dead, and one of the others claims what it had. The
-engine's fence is what keeps a second receipt away: a wrong suspicion costs an attempt. Everything here blocks.
+engine's fence is what keeps a second receipt away: a wrong suspicion costs an attempt. An attempt has no row of its own
+until it is lost: its id follows from order and worker, so that the common order costs one read here and no write.
+Everything here blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, Final
+import time
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -22,13 +27,16 @@ LEASE_S: Final = 20.0
 """Without a beat a worker is dead: ten beats, so that a database away for a few seconds costs nobody's work."""
 LOCK_WAIT_S: Final = 30.0
 """For a SQLite file that others write to; their transactions take milliseconds."""
+AGAIN_S: Final = 0.5
+"""Between two tries of an attempt that meets no database; the watchdog ends a worker for which that takes too long."""
+_ATTEMPTS: Final = uuid.UUID("7d5f7a52-6c0c-4c11-9c1e-3a0f2f4b8f2d")
+"""The namespace of attempts' ids: random, and never to change."""
 
 _TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS backplane_worker (id VARCHAR(64) PRIMARY KEY, label VARCHAR(64) NOT NULL, "
     "slots INTEGER NOT NULL, beat_ms BIGINT NOT NULL, claimed_ms BIGINT NOT NULL DEFAULT 0)",
-    "CREATE TABLE IF NOT EXISTS backplane_attempt (order_id VARCHAR(64) NOT NULL, number INTEGER NOT NULL, "
-    "id VARCHAR(64) NOT NULL, worker VARCHAR(64) NOT NULL, begun_ms BIGINT NOT NULL, "
-    "reserved_usd_micros BIGINT NOT NULL, PRIMARY KEY (order_id, number))",
+    "CREATE TABLE IF NOT EXISTS backplane_lost (order_id VARCHAR(64) NOT NULL, worker VARCHAR(64) NOT NULL, "
+    "number INTEGER NOT NULL, lost_ms BIGINT NOT NULL, PRIMARY KEY (order_id, worker))",
     "CREATE TABLE IF NOT EXISTS backplane_cancel (order_id VARCHAR(64) PRIMARY KEY, why VARCHAR(1000) NOT NULL)",
     "CREATE TABLE IF NOT EXISTS backplane_answer (order_id VARCHAR(64) NOT NULL, attempt VARCHAR(64) NOT NULL, "
     "ask VARCHAR(200) NOT NULL, decision TEXT NOT NULL, PRIMARY KEY (attempt, ask))",
@@ -36,20 +44,25 @@ _TABLES: Final = (
     "spent_usd_micros BIGINT NOT NULL)",
     "INSERT INTO backplane_budget VALUES (1, NULL, 0) ON CONFLICT (id) DO NOTHING",
 )
-_BEGIN: Final = (
-    "INSERT INTO backplane_attempt (order_id, number, id, worker, begun_ms, reserved_usd_micros) "
-    "SELECT CAST(:order AS VARCHAR), COUNT(*) + 1, CAST(:id AS VARCHAR), CAST(:worker AS VARCHAR), {now}, "
-    "CAST(:wanted AS BIGINT) FROM backplane_attempt WHERE order_id = :order"
+_LOSE: Final = (
+    "INSERT INTO backplane_lost (order_id, worker, number, lost_ms) "
+    "SELECT CAST(:order AS VARCHAR), CAST(:worker AS VARCHAR), COUNT(*) + 1, {now} FROM backplane_lost "
+    "WHERE order_id = :order ON CONFLICT (order_id, worker) DO NOTHING"
 )
-_FACTS: Final = (
-    "SELECT 'attempt' AS kind, id AS text, CAST(number AS BIGINT) AS number FROM backplane_attempt "
+_FACTS: Final = sa.text(
+    "SELECT 'lost' AS kind, worker AS text, CAST(number AS BIGINT) AS number FROM backplane_lost "
     "WHERE order_id = :order "
     "UNION ALL SELECT 'cancel', why, 0 FROM backplane_cancel WHERE order_id = :order "
     "UNION ALL SELECT 'left', '', limit_usd_micros - spent_usd_micros FROM backplane_budget "
-    "WHERE limit_usd_micros IS NOT NULL ORDER BY 3"
+    "WHERE limit_usd_micros IS NOT NULL "
+    "UNION ALL SELECT 'alive', '', 0 FROM backplane_worker WHERE id = :worker AND claimed_ms = 0 ORDER BY 3"
 )
-"""All that an attempt is to know, in one round trip: it is a third of what the queue adds to its engine."""
-_TAKE: Final = (
+"""All that an attempt is to know, in one statement without a transaction: it is most of what we add to the engine."""
+_NEWS: Final = sa.text(
+    "SELECT order_id, '' AS attempt, '' AS ask, why AS text FROM backplane_cancel WHERE order_id IN :ids "
+    "UNION ALL SELECT order_id, attempt, ask, decision FROM backplane_answer WHERE order_id IN :ids"
+).bindparams(sa.bindparam("ids", expanding=True))
+_TAKE: Final = sa.text(
     "UPDATE backplane_budget SET spent_usd_micros = spent_usd_micros + :wanted WHERE limit_usd_micros IS NULL "
     "OR spent_usd_micros + :wanted <= limit_usd_micros"
 )
@@ -59,6 +72,9 @@ _CLOCKS: Final = {
 }
 
 
+T = TypeVar("T")
+
+
 class News(msgspec.Struct, frozen=True):
     """What a beat brings back."""
 
@@ -66,8 +82,6 @@ class News(msgspec.Struct, frozen=True):
     """False: the others took this worker for dead, and what it does does not count any more."""
     cancelled: dict[str, str]
     """Of the orders asked about: why they are to end."""
-    newest: dict[str, str]
-    """Of the same: the id of the newest attempt."""
     answers: dict[str, dict[str, Decision]]
     """Attempt → ask → what was decided."""
 
@@ -82,8 +96,11 @@ class Ledger:
 
     def __init__(self, url: str, *, lease_s: float = LEASE_S) -> None:
         self.lease_ms = int(lease_s * 1000)
-        wait = {"connect_args": {"timeout": LOCK_WAIT_S}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-        self._engine: sa.Engine = sa.create_engine(url, pool_size=2, max_overflow=0, **wait)
+        wait: Any = {"connect_args": {"timeout": LOCK_WAIT_S}} if url.startswith("sqlite") else {}
+        # Each statement is a transaction of its own, as none of ours needs another beside it.
+        self._engine: sa.Engine = sa.create_engine(
+            url, pool_size=2, max_overflow=0, isolation_level="AUTOCOMMIT", **wait
+        )
         self._now = _CLOCKS[self._engine.dialect.name]
 
     def close(self) -> None:
@@ -93,7 +110,11 @@ class Ledger:
     def prepare(self) -> None:
         """Make the tables where they are missing. Raises StoreError `receipt_store_failed`."""
         try:
-            with self._engine.begin() as connection:
+            with self._engine.connect() as connection:
+                if self._engine.dialect.name == "sqlite":
+                    # One wait for the disk a commit in place of four, and readers keep nobody from writing.
+                    with suppress(sa.exc.OperationalError):  # Another does it at this moment.
+                        connection.execute(sa.text("PRAGMA journal_mode = WAL"))
                 for statement in _TABLES:
                     connection.execute(sa.text(statement))
         except sa.exc.SQLAlchemyError as error:
@@ -116,22 +137,15 @@ class Ledger:
 
     def beat(self, worker: str, orders: Collection[str]) -> News:
         """Say that this worker is alive, and hear of its orders."""
-        with self._engine.begin() as connection:
-            update = f"UPDATE backplane_worker SET beat_ms = {self._now} WHERE id = :id AND claimed_ms = 0"
-            alive = connection.execute(sa.text(update), {"id": worker}).rowcount == 1
-            if not orders:
-                return News(alive, {}, {}, {})
-            asked = {"ids": list(orders)}
-            cancels = sa.text("SELECT order_id, why FROM backplane_cancel WHERE order_id IN :ids")
-            numbered = sa.text("SELECT order_id, id FROM backplane_attempt WHERE order_id IN :ids ORDER BY number")
-            ids: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
-            cancelled = {row[0]: row[1] for row in connection.execute(cancels.bindparams(ids), asked)}
-            newest = {row[0]: row[1] for row in connection.execute(numbered.bindparams(ids), asked)}
-            answers: dict[str, dict[str, Decision]] = {}
-            told = sa.text("SELECT attempt, ask, decision FROM backplane_answer WHERE order_id IN :ids")
-            for attempt, ask, decision in connection.execute(told.bindparams(ids), asked):
-                answers.setdefault(attempt, {})[ask] = msgspec.json.decode(decision, type=Decision)
-            return News(alive, cancelled, newest, answers)
+        update = f"UPDATE backplane_worker SET beat_ms = {self._now} WHERE id = :id AND claimed_ms = 0"
+        news = News(self._do(update, id=worker) == 1, {}, {})
+        asked = {"ids": list(orders)}
+        for order, attempt, ask, text in self._connected(lambda one: one.execute(_NEWS, asked).all()) if orders else ():
+            if ask:
+                news.answers.setdefault(attempt, {})[ask] = msgspec.json.decode(text, type=Decision)
+            else:
+                news.cancelled[order] = text
+        return news
 
     def workers(self) -> Sequence[Worker]:
         """All workers, dead ones that nobody has taken over from included."""
@@ -154,50 +168,51 @@ class Ledger:
         dead = [worker.id for worker in self.workers() if worker.age_ms > self.lease_ms]
         return [one for one in dead if self._do(claim, id=one, lease=self.lease_ms) == 1]
 
-    def begin(self, order_id: str, attempt: str, worker: str, wanted_usd_micros: int = 0) -> Attempt:
-        """Note a new attempt; it knows those before it, whether the order was cancelled, and whether it may cost this.
+    def lose(self, order_id: str, worker: str) -> None:
+        """Note that a dead worker's attempt at an order does not count any more; once, however often it is said."""
+        self._do(_LOSE.format(now=self._now), order=order_id, worker=worker)
 
-        What it wants is reserved until `settle`; for good where the attempt is lost, as nobody knows its bill.
+    def begin(self, order_id: str, worker: str, wanted_usd_micros: int = 0) -> Attempt | None:
+        """Return the attempt that a worker begins: those before it, whether it is cancelled, whether it may cost this.
+
+        What it wants is reserved until `settle`; for good where the attempt is lost, as nobody knows its bill. A
+        database that is away is waited for.
+
+        Returns:
+            None where this worker was taken for dead.
         """
-        row = {"order": order_id, "id": attempt, "worker": worker, "wanted": wanted_usd_micros}
-        with self._engine.begin() as connection:
-            # The insert first: it is what keeps two workers of one order, and of one budget, apart.
-            connection.execute(sa.text(_BEGIN.format(now=self._now)), row)
-            facts = connection.execute(sa.text(_FACTS), row).all()
-            earlier = tuple(id for kind, id, _ in facts if kind == "attempt" and id != attempt)
-            why = next((why for kind, why, _ in facts if kind == "cancel"), None)
-            left = next((left for kind, _, left in facts if kind == "left"), None)
-            denied = self._reserve(connection, attempt, wanted_usd_micros, left)
-            return Attempt(attempt, order_id, earlier, why, denied)
-
-    def _reserve(self, connection: sa.Connection, attempt: str, wanted: int, left: int | None) -> str | None:
-        """Take an attempt's share of the budget, or say why there is none."""
-        taken = bool(wanted) and connection.execute(sa.text(_TAKE), {"wanted": wanted}).rowcount == 1
-        if taken or (not wanted and (left is None or left > 0)):
+        with_own = {"order": order_id, "worker": worker}
+        facts = self._connected(lambda one: one.execute(_FACTS, with_own).all(), is_patient=True)
+        by_kind: dict[str, list[Any]] = {}
+        for kind, text, number in facts:
+            by_kind.setdefault(kind, []).append(number if kind == "left" else text)
+        if "alive" not in by_kind:
             return None
-        connection.execute(
-            sa.text("UPDATE backplane_attempt SET reserved_usd_micros = 0 WHERE id = :id"), {"id": attempt}
-        )
+        earlier = tuple(attempt_id(order_id, lost) for lost in by_kind.get("lost", ()))
+        (why,), (left,) = by_kind.get("cancel", (None,)), by_kind.get("left", (None,))
+        denied = self._reserve(wanted_usd_micros, left)
+        return Attempt(attempt_id(order_id, worker), order_id, earlier, why, denied)
+
+    def _reserve(self, wanted: int, left: int | None) -> str | None:
+        """Take an attempt's share of the budget, or say why there is none."""
+        if not wanted and (left is None or left > 0):
+            return None
+        if wanted and self._connected(lambda one: one.execute(_TAKE, {"wanted": wanted}).rowcount, is_patient=True):
+            return None
         asked = f"${wanted / 1e6:.6f}" if wanted else "something"
         return f"the order may cost {asked}, and ${max(left or 0, 0) / 1e6:.6f} of the queue's budget is left"
 
-    def settle(self, attempt: str, cost_usd_micros: int) -> None:
-        """Put what an attempt has cost in the place of what it had reserved."""
-        with self._engine.begin() as connection:
-            select = sa.text("SELECT reserved_usd_micros FROM backplane_attempt WHERE id = :id")
-            reserved = connection.execute(select, {"id": attempt}).scalar() or 0
-            if cost_usd_micros != reserved:
-                add = "UPDATE backplane_budget SET spent_usd_micros = spent_usd_micros + :more"
-                connection.execute(sa.text(add), {"more": cost_usd_micros - reserved})
+    def settle(self, reserved_usd_micros: int, cost_usd_micros: int) -> None:
+        """Put what an attempt has cost in the place of what it had reserved; a database that is away is waited for."""
+        more = cost_usd_micros - reserved_usd_micros
+        add = sa.text("UPDATE backplane_budget SET spent_usd_micros = spent_usd_micros + :more")
+        if more:
+            self._connected(lambda one: one.execute(add, {"more": more}), is_patient=True)
 
     def budget(self) -> Budget:
         """What the whole queue may cost and has cost."""
-        with self._engine.begin() as connection:
-            return self._budget(connection)
-
-    def _budget(self, connection: sa.Connection) -> Budget:
-        select = sa.text("SELECT limit_usd_micros, spent_usd_micros FROM backplane_budget")
-        return Budget(*connection.execute(select).one())
+        (row,) = self._all("SELECT limit_usd_micros, spent_usd_micros FROM backplane_budget")
+        return Budget(*row)
 
     def set_budget(self, limit_usd_micros: int | None) -> None:
         """Set what the whole queue may cost from its beginning on; what it has cost stays counted."""
@@ -213,17 +228,14 @@ class Ledger:
 
     def remove(self, orders: Collection[str]) -> None:
         """Forget orders that have ended; what they have cost stays counted."""
-        ids: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
-        with self._engine.begin() as connection:
-            for table in ("attempt", "cancel", "answer"):
-                statement = sa.text(f"DELETE FROM backplane_{table} WHERE order_id IN :ids").bindparams(ids)
-                connection.execute(statement, {"ids": list(orders)})
+        for table in ("lost", "cancel", "answer"):
+            self._in(f"DELETE FROM backplane_{table}", orders)
 
-    def attempts(self, orders: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """The attempts of these orders, oldest first."""
+    def lost(self, orders: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """The lost attempts of these orders, oldest first."""
         found: dict[str, tuple[str, ...]] = {}
-        for order_id, attempt in self._in("SELECT order_id, id FROM backplane_attempt", orders, "ORDER BY number"):
-            found[order_id] = (*found.get(order_id, ()), attempt)
+        for order_id, worker in self._in("SELECT order_id, worker FROM backplane_lost", orders, "ORDER BY number"):
+            found[order_id] = (*found.get(order_id, ()), attempt_id(order_id, worker))
         return found
 
     def cancels(self, orders: Collection[str]) -> dict[str, str]:
@@ -235,17 +247,44 @@ class Ledger:
         insert = "INSERT INTO backplane_cancel (order_id, why) VALUES (:id, :why) ON CONFLICT (order_id) DO NOTHING"
         self._do(insert, id=order_id, why=why[:1000])
 
-    def _in(self, select: str, orders: Collection[str], order: str = "") -> Sequence[Any]:
+    def _in(self, statement: str, orders: Collection[str], order: str = "") -> Sequence[Any]:
         if not orders:
             return []
-        statement = sa.text(f"{select} WHERE order_id IN :ids {order}").bindparams(sa.bindparam("ids", expanding=True))
-        with self._engine.begin() as connection:
-            return list(connection.execute(statement, {"ids": list(orders)}))
+        text = sa.text(f"{statement} WHERE order_id IN :ids {order}").bindparams(sa.bindparam("ids", expanding=True))
+
+        def rows(connection: sa.Connection) -> Sequence[Any]:
+            found = connection.execute(text, {"ids": list(orders)})
+            return found.all() if found.returns_rows else []
+
+        return self._connected(rows)
 
     def _do(self, statement: str, **values: Any) -> int:
-        with self._engine.begin() as connection:
-            return connection.execute(sa.text(statement), values).rowcount
+        return self._connected(lambda connection: connection.execute(sa.text(statement), values).rowcount)
 
     def _all(self, statement: str) -> Sequence[Any]:
-        with self._engine.begin() as connection:
-            return list(connection.execute(sa.text(statement)))
+        return self._connected(lambda connection: connection.execute(sa.text(statement)).all())
+
+    def _connected(self, work: Callable[[sa.Connection], T], *, is_patient: bool = False) -> T:
+        """Do something on a connection, on a fresh one where the first has ended since it was last used.
+
+        Args:
+            is_patient: again for as long as the database is away. A statement whose answer was cut off is done twice:
+                then the budget counts too much, never too little.
+        """
+        may_be_old = True
+        while True:
+            try:
+                with self._engine.connect() as connection:
+                    return work(connection)
+            except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
+                if may_be_old and error.connection_invalidated:
+                    may_be_old = False
+                elif is_patient:
+                    time.sleep(AGAIN_S)
+                else:
+                    raise
+
+
+def attempt_id(order_id: str, worker: str) -> str:
+    """The id of a worker's attempt at an order. It has one at most: it is dead before the order is given away again."""
+    return str(uuid.uuid5(_ATTEMPTS, f"{order_id}/{worker}"))

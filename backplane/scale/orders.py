@@ -15,7 +15,7 @@ from backplane.errors import ConfigError, StoreError
 from backplane.receipts import ReceiptRow, Store, import_bundle, parse_receipt
 from backplane.receipts.bundle import RECEIPT
 from backplane.receipts.journal import PATCH, Journal
-from backplane.scale.content import ContentStore
+from backplane.scale.content import Contents
 from backplane.scale.engine import DEFAULT_LABEL, Job, OnLostWorker, Result, check_label, default_on_lost
 from backplane.workspace import Quota, archive, open_workspace
 
@@ -25,7 +25,7 @@ _REFERENCE: Final = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 def make_job(
     order: WorkOrder,
-    content: ContentStore,
+    content: Contents,
     home: Path,
     quota: Quota,
     *,
@@ -64,7 +64,7 @@ def make_job(
     return Job(order, asked or default_on_lost(order), label, backend, tree, asks)
 
 
-def _pack(order: WorkOrder, content: ContentStore, home: Path, quota: Quota, ignored: bool) -> str:
+def _pack(order: WorkOrder, content: Contents, home: Path, quota: Quota, ignored: bool) -> str:
     spec = order.workspace
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     archive.sweep(home)
@@ -129,8 +129,8 @@ def _server_values(order: WorkOrder) -> list[tuple[str, str, str, Json]]:
     ]
 
 
-def result_bytes(result: Result, content: ContentStore, folder: Path) -> bytes:
-    """The receipt of a result, wherever it lies. Blocks; raises as `ContentStore.fetch`."""
+def result_bytes(result: Result, content: Contents, folder: Path) -> bytes:
+    """The receipt of a result, wherever it lies. Blocks; raises as `Contents.fetch`."""
     if result.receipt is not None:
         return result.receipt.encode()
     path = folder / "fetched"
@@ -140,9 +140,7 @@ def result_bytes(result: Result, content: ContentStore, folder: Path) -> bytes:
     return data
 
 
-def keep(
-    store: Store, order_id: str, result: Result, content: ContentStore, journal: Journal | None = None
-) -> ReceiptRow:
+def keep(store: Store, order_id: str, result: Result, content: Contents, journal: Journal | None = None) -> ReceiptRow:
     """Keep an order's receipt and patch in the submitter's own store, after both were verified. Blocks.
 
     Args:

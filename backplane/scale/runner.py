@@ -24,7 +24,7 @@ from backplane.runtime.budgets import COUNTED, MICROS
 from backplane.runtime.inbound import OnAsk
 from backplane.runtime.plane import ControlPlane, Run
 from backplane.runtime.remote import incoming
-from backplane.scale.content import ContentStore
+from backplane.scale.content import Contents
 from backplane.scale.engine import ATTEMPTS_MAX, Attempt, Control, Emit, Job, Result
 from backplane.scale.orders import check_secrets, secret_names
 from backplane.workspace import Quota, archive
@@ -44,7 +44,7 @@ class Runner:
         content: where workspaces come from and patches go.
     """
 
-    def __init__(self, plane: ControlPlane, content: ContentStore) -> None:
+    def __init__(self, plane: ControlPlane, content: Contents) -> None:
         self._plane = plane
         self._content = content
 

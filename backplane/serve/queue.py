@@ -28,7 +28,7 @@ from backplane.receipts.build import End
 from backplane.receipts.pieces import canonical_chunks
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.plane import ControlPlane
-from backplane.scale.content import ContentStore
+from backplane.scale.content import Contents
 from backplane.scale.engine import Engine, Event, Job
 from backplane.scale.mirror import bring
 from backplane.scale.orders import make_job
@@ -44,7 +44,7 @@ _decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
 class Queue(msgspec.Struct, frozen=True):
     """Where orders go."""
 
-    open: Callable[[], tuple[Engine, ContentStore]]
+    open: Callable[[], tuple[Engine, Contents]]
     """Blocks, and takes about a second: the engine is loaded for the first order only, and no hello waits for it."""
     label: str
     priority: int | None
@@ -74,10 +74,10 @@ class QueueServer(stdio.Server):
     def __init__(self, plane: ControlPlane, line_bytes_max: int, queue: Queue) -> None:
         super().__init__(plane, line_bytes_max)
         self._queue = queue
-        self._opened: tuple[Engine, ContentStore] | None = None
+        self._opened: tuple[Engine, Contents] | None = None
         self._opening = threading.Lock()
 
-    def _open(self) -> tuple[Engine, ContentStore]:
+    def _open(self) -> tuple[Engine, Contents]:
         with self._opening:
             if self._opened is None:
                 self._opened = self._queue.open()
@@ -123,7 +123,7 @@ class QueueServer(stdio.Server):
             ended = await self._followed(above, job, engine, content)
         return ended  # noqa: RET504
 
-    def _job(self, above: sidecar.HostRun, order: WorkOrder, content: ContentStore) -> Job:
+    def _job(self, above: sidecar.HostRun, order: WorkOrder, content: Contents) -> Job:
         if order.workspace.mode != "staged" and not above.names_root:
             order = msgspec.structs.replace(order, workspace=msgspec.structs.replace(order.workspace, mode="staged"))
         if order.workspace.mode != "staged":
@@ -134,9 +134,7 @@ class QueueServer(stdio.Server):
         asks = "ask/1" in above.extensions
         return make_job(order, content, self.plane.home, quota, label=self._queue.label, asks=asks)
 
-    async def _followed(
-        self, above: sidecar.HostRun, job: Job, engine: Engine, content: ContentStore
-    ) -> messages.Ended:
+    async def _followed(self, above: sidecar.HostRun, job: Job, engine: Engine, content: Contents) -> messages.Ended:
         id = job.order.id
 
         async def cancel() -> None:
