@@ -138,7 +138,7 @@ THIRD_PARTY = {
     "anyio": set(ROOMS) - PURE - GROUND - {"process.guard", "__main__", "schemas", "resources"},
     "jsonschema": {"schemas", "conform", "cli", "tools", "hosts"},
     "referencing": {"tools"},  # jsonschema's own errors of references
-    "httpx": {"upstream", "hosts", "tools", "agents"},
+    "httpx": {"upstream", "hosts", "tools", "agents", "scale"},
     "websockets": {"agents"},  # an extra: only where Kimi is driven
     "genai_prices": {"upstream"},  # an extra: prices beyond our own table
     "opentelemetry": {"telemetry"},  # an extra: only where a collector is named

@@ -296,12 +296,12 @@ def test_what_a_queue_cannot_do_is_refused_before_anything_is_opened(
     told: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("BACKPLANE_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     assert main(list(words)) == 2
-    assert capsys.readouterr().err.startswith(f"config_invalid: {told}")
+    assert capfd.readouterr().err.startswith(f"config_invalid: {told}")
     assert not list(tmp_path.rglob("*.sqlite"))
 
 

@@ -38,17 +38,20 @@ class Measure(msgspec.Struct, frozen=True):
     """What the workers hold, and the rows of the queue's database."""
 
     rss_kib: int
+    private_kib: int
+    """Without what is mapped from files, as of libraries that are touched for the first time."""
     descriptors: int
     rows: int
 
 
 def _measure(queue: Queue) -> Measure:
-    rss = descriptors = 0
+    rss = private = descriptors = 0
     for worker in queue.workers:
-        status = Path(f"/proc/{worker.pid}/status").read_text()
-        rss += int(status.split("VmRSS:")[1].split()[0])
+        sizes = Path(f"/proc/{worker.pid}/smaps_rollup").read_text()
+        rss += int(sizes.split("\nRss:")[1].split()[0])
+        private += int(sizes.split("\nPrivate_Dirty:")[1].split()[0])
         descriptors += len(os.listdir(f"/proc/{worker.pid}/fd"))
-    return Measure(rss, descriptors, _rows(queue.url))
+    return Measure(rss, private, descriptors, _rows(queue.url))
 
 
 def _rows(url: str) -> int:
@@ -75,11 +78,11 @@ def test_many_orders_leave_one_chain_a_worker_and_nothing_that_grows(tmp_path: P
         for _ in range(3):
             queue.worker("--slots", "2", "--lease", "60")  # The machine may be busy: a lost worker is another test.
         began = time.monotonic()
-        first, last = anyio.run(_load, queue)
+        first, *between, last = anyio.run(_load, queue)
         took_s = time.monotonic() - began
-        print(
-            f"\n{ORDERS} orders in {took_s:.0f} s, {ORDERS / took_s:.2f} a second; after {FIRST}: {first}; now: {last}"
-        )
+        print(f"\n{ORDERS} orders in {took_s:.0f} s, {ORDERS / took_s:.2f} a second; after each {FIRST}:")
+        for measure in (first, *between, last):
+            print(measure)
         _check_chains(queue)
     if ORDERS >= 1000:
         assert last.rss_kib <= GROWTH_MAX * first.rss_kib
@@ -87,8 +90,9 @@ def test_many_orders_leave_one_chain_a_worker_and_nothing_that_grows(tmp_path: P
     assert last.rows <= GROWTH_MAX * first.rows
 
 
-async def _load(queue: Queue) -> tuple[Measure, Measure]:
-    first: Measure | None = None
+async def _load(queue: Queue) -> Sequence[Measure]:
+    """Run all orders; what is measured after each `FIRST` of them, and at the end."""
+    measures: list[Measure] = []
     waiting: list[Job] = []
     ended = 0
     with Store.open(queue.home) as store:
@@ -99,15 +103,14 @@ async def _load(queue: Queue) -> tuple[Measure, Measure]:
             while len(waiting) >= AT_ONCE or (waiting and number == ORDERS - 1):
                 await _keep(queue, store, waiting.pop(0))
                 ended += 1
-                if ended % KEPT == 0 or ended in (FIRST, ORDERS):
+                if ended % KEPT == 0:
                     await queue.engine.prune(KEPT)
-                if ended == FIRST:
-                    first = await anyio.to_thread.run_sync(_measured_quiet, queue)
+                if ended % FIRST == 0 or ended == ORDERS:
+                    measures.append(await anyio.to_thread.run_sync(_measured_quiet, queue))
         findings = store.verify_all().findings
         assert not findings, findings
         assert len(store.list(ORDERS + 1)) == ORDERS
-    assert first is not None
-    return first, await anyio.to_thread.run_sync(_measured_quiet, queue)
+    return measures
 
 
 async def _keep(queue: Queue, store: Store, job: Job) -> None:

@@ -350,12 +350,14 @@ async def _answer(options: Options, engine: DurableEngine, content: Contents, ho
 async def _limit(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
     from backplane.scale.engine import Limits
 
+    concurrency, rate = _number(options.concurrency, "--concurrency", int), _rate(options.rate)
+    budget = _number(options.budget_usd, "--budget-usd", float)
     limits = await engine.limits(options.label)
-    concurrency = _number(options.concurrency, "--concurrency", int, limits.concurrency)
-    rate = _rate(options.rate, limits.rate)
-    budget = _number(options.budget_usd, "--budget-usd", float, None)
     if options.concurrency is not None or options.rate is not None:
-        limits = Limits(concurrency, rate)
+        limits = Limits(
+            limits.concurrency if options.concurrency is None else concurrency,
+            limits.rate if options.rate is None else rate,
+        )
         await engine.set_limits(options.label, limits)
     if options.budget_usd is not None:
         await engine.set_budget(None if budget is None else round(budget * 1_000_000))
@@ -367,15 +369,13 @@ async def _limit(options: Options, engine: DurableEngine, content: Contents, hom
     return 0
 
 
-def _number(text: str | None, name: str, kind: type[Any], default: Any) -> Any:
-    """A positive number; None for `off`. Raises ConfigError `config_invalid`."""
+def _number(text: str | None, name: str, kind: type[Any]) -> Any:
+    """A positive number; None for none and for `off`. Raises ConfigError `config_invalid`."""
     import math
 
     from backplane.errors import ConfigError
 
-    if text is None:
-        return default
-    if text == "off":
+    if text is None or text == "off":
         return None
     try:
         number = kind(text)
@@ -386,14 +386,14 @@ def _number(text: str | None, name: str, kind: type[Any], default: Any) -> Any:
     return number
 
 
-def _rate(text: str | None, default: tuple[int, int] | None) -> tuple[int, int] | None:
+def _rate(text: str | None) -> tuple[int, int] | None:
     from backplane.errors import ConfigError
 
     if text is None or text == "off":
-        return None if text == "off" else default
+        return None
     count, _, seconds = text.partition("/")
     try:
-        most, span_s = _number(count, "--rate", int, None), _number(seconds, "--rate", float, None)
+        most, span_s = _number(count, "--rate", int), _number(seconds, "--rate", float)
     except ConfigError:
         most = span_s = None
     if most is None or span_s is None:

@@ -58,8 +58,16 @@ POLL_S: Final = 1.0
 """Between two looks of a worker for orders: with more than some 20 workers it is what the database feels."""
 FOLLOW_S: Final = 0.1
 """Between two looks of a follower for events, and of a submitter for the end."""
+RESULT_S: Final = 0.5
+"""The longest pause of a submitter that waits for the end."""
+LOST_S: Final = 1.0
+"""Between two looks of a worker whether it still counts."""
 BATCH_EVENTS_MAX: Final = 1000
 """Events in one row of the stream."""
+POOL: Final = 4
+"""Connections of a worker's engine to its database, and one more for two slots: statements take milliseconds."""
+POOL_MAX: Final = 20
+"""The engine's own default."""
 DRAIN_S_MAX: Final = 3600
 """For running orders to end once a worker is told to go."""
 HURRY_S_MAX: Final = 15
@@ -205,6 +213,7 @@ class DurableEngine:
 
     async def result(self, order_id: str, *, timeout_s: float | None = None) -> Result:
         until = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+        pause_s = FOLLOW_S
         while True:
             row = await anyio.to_thread.run_sync(functools.partial(self._row, order_id, load_output=True))
             state = _STATES.get(row.status, "broken")
@@ -214,7 +223,8 @@ class DurableEngine:
                 raise BackendError("internal", f"order {order_id} ended without a receipt: {row.status} {row.error}")
             if time.monotonic() >= until:
                 raise BackendError("backend_timeout", f"order {order_id} has not ended within {timeout_s:g} s")
-            await anyio.sleep(FOLLOW_S)
+            await anyio.sleep(pause_s)
+            pause_s = min(pause_s * 1.2, RESULT_S)  # Whoever waits long does not mind half a second.
 
     async def cancel(self, order_id: str, why: str = "cancelled") -> None:
         if (await self.status(order_id)).state in ("waiting", "running"):
@@ -333,7 +343,7 @@ class DurableEngine:
             await anyio.to_thread.run_sync(worker.start)
             drain_s = DRAIN_S_MAX
             while not worker.lost:
-                await anyio.sleep(FOLLOW_S)
+                await anyio.sleep(LOST_S)
             drain_s = HURRY_S_MAX
         finally:
             with anyio.CancelScope(shield=True):
@@ -438,6 +448,7 @@ class _Worker:
             "serializer": JsonText(),
             "enable_otlp": False,
             "log_level": "CRITICAL",
+            "sys_db_pool_size": min(POOL + self._slots // 2, POOL_MAX),
             "run_migrations": False,
         }
         engine = DBOS(config=config)

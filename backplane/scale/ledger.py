@@ -158,14 +158,14 @@ class Ledger:
         Args:
             owners: workers that hold orders by the engine's word. One that has no row here is given a lease from now.
         """
-        known = {worker.id for worker in self.workers()}
-        for owner in set(owners) - known:
+        workers = self.workers()
+        for owner in set(owners) - {worker.id for worker in workers}:
             self.enter(owner, "?", 0)
         claim = (
             f"UPDATE backplane_worker SET claimed_ms = {self._now} WHERE id = :id "
             f"AND beat_ms < {self._now} - :lease AND claimed_ms < {self._now} - :lease"
         )
-        dead = [worker.id for worker in self.workers() if worker.age_ms > self.lease_ms]
+        dead = [worker.id for worker in workers if worker.age_ms > self.lease_ms]
         return [one for one in dead if self._do(claim, id=one, lease=self.lease_ms) == 1]
 
     def lose(self, order_id: str, worker: str) -> None:
