@@ -123,10 +123,11 @@ def _workers(counts: Sequence[int]) -> int:
                 anyio.run(_submit, engine, orders)
                 _wait_for(url, orders)
                 took_s = time.monotonic() - began
+                connections = _number(url, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
                 rss = sum(int(_status(pid, "VmRSS")) for pid in pids) / count / 1024
                 print(
                     f"{count:3} workers: idle {100 * core / count:5.2f} % of a core and {rate / count:5.1f} "
-                    f"transactions/s each ({rate:.0f} in all), {rss:.0f} MiB; "
+                    f"transactions/s each ({rate:.0f} in all), {rss:.0f} MiB, {connections / count:.0f} connections; "
                     f"{orders / took_s:6.1f} orders/s, submitted by one"
                 )
             finally:
@@ -201,11 +202,13 @@ def _postgres() -> Iterator[Iterator[str] | None]:
 
 def _transactions(url: str) -> int | None:
     """Committed transactions of a Postgres database so far; None elsewhere."""
-    if not url.startswith("postgresql"):
-        return None
+    select = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
+    return _number(url, select) if url.startswith("postgresql") else None
+
+
+def _number(url: str, select: str) -> int:
     engine = sa.create_engine(url)
     with engine.connect() as connection:
-        select = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
         found = connection.execute(sa.text(select)).scalar()
     engine.dispose()
     return int(found or 0)
