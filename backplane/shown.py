@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,12 +22,13 @@ from backplane.receipts.recovery import is_run_id
 from backplane.receipts.store import Store
 from backplane.receipts.tail import Tail
 from backplane.receipts.trace import open_plain
-from backplane.view.compared import FOLDER as COMPARISONS
-from backplane.view.compared import Compared
 from backplane.view.picture import HostProcess, Picture
-from backplane.view.report import PACKED_BYTES_MAX, RECEIPT_BYTES_MAX, Shown
-from backplane.view.story import Story
 from backplane.view.why import Diagnosis, Moment, diagnose
+
+if TYPE_CHECKING:  # Of a report alone, and what most of its start goes to.
+    from backplane.view.compared import Compared
+    from backplane.view.report import Shown
+    from backplane.view.story import Story
 
 WORDS_BYTES_MAX: Final = 64 * 1024
 """Of what a live host said on stderr; `runtime` keeps less."""
@@ -60,6 +61,9 @@ def shown_of(store: Store, run: Remembered, story: Story | None = None) -> Shown
     Raises:
         StoreError: as `picture_of`.
     """
+    from backplane.view.report import Shown
+    from backplane.view.story import Story
+
     story = story or Story()
     picture, packed = _folded(store, run, story)
     return Shown(
@@ -74,6 +78,9 @@ def shown_of(store: Store, run: Remembered, story: Story | None = None) -> Shown
 
 def _compared(store: Store, picture: Picture) -> Compared | None:
     """The comparison that a run was part of; None where there is none, or it was broken off."""
+    from backplane.view.compared import FOLDER as COMPARISONS
+    from backplane.view.compared import Compared
+
     told = picture.ended.added.get("compare") if picture.ended is not None else None
     id = told.get("id") if isinstance(told, dict) else None
     if not isinstance(id, str) or not is_run_id(id):
@@ -196,6 +203,8 @@ def _folded(store: Store, run: Remembered, story: Story | None) -> tuple[Picture
 
 
 def _packed(chunks: Iterator[bytes]) -> bytes | None:
+    from backplane.view.report import PACKED_BYTES_MAX, RECEIPT_BYTES_MAX
+
     packer = zlib.compressobj(3, wbits=31)  # 31: as gzip, which browsers can read.
     packed, whole = bytearray(), 0
     for chunk in chunks:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from backplane.view import report
+from backplane.view.story import ROWS_MAX
 from tests.hostile import HOSTILE
 from tests.runs import HELLO, PRELUDE
 from tests.test_report import shown
@@ -84,16 +85,16 @@ def test_a_long_run_opens_fast_and_all_of_it_is_found(
     tab.click("[data-check]")
     tab.wait_for_selector("text=intact: the copy in this page hashes to")
     rows = count // 5 * 3
-    if rows > 2000:
+    if rows > ROWS_MAX:
         last = count // 5 - 1
         tab.fill("#search", f"file_{last}.py")
         tab.locator(f"#count:text('3 of {rows} rows')").wait_for()
         assert tab.locator(f"summary:visible:has-text('file_{last}.py')").count() == 2
         tab.fill("#search", "")
         tab.locator("#count:text('rows')").wait_for(state="hidden")
-        assert tab.locator(".row").count() == 2000
+        assert tab.locator(".row").count() == ROWS_MAX
         tab.click("[data-more]")
-        tab.locator(".row").nth(min(rows, 4000) - 1).wait_for(state="attached")
+        tab.locator(".row").nth(min(rows, ROWS_MAX + 2000) - 1).wait_for(state="attached")
     tab.close()
 
 
@@ -164,14 +165,15 @@ def test_hostile_texts_in_every_place_run_nothing_and_fetch_nothing(tmp_path: Pa
     for at in range(0, len(HOSTILE), 20):
         words = HOSTILE[at : at + 20]
         for policed in (True, False):  # Escaping alone has to hold: the policy is the net below it.
-            pages = "".join(piece for word in words for piece in report.page([shown(word)]))
+            pages = "".join(report.page([shown(word, rows_max) for word in words for rows_max in (None, 1)]))
             if not policed:
                 pages = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", pages)
             page.write_text(pages, errors="replace")
             asked.clear()
             tab.goto(page.as_uri())
-            for button in tab.locator("[data-more]").all()[:1]:
+            for button in tab.locator("[data-more]").all():
                 button.click()
+            tab.locator(".row").nth(len(words) * 2 * 5 - 1).wait_for(state="attached")
             tab.locator("summary").first.focus()
             tab.wait_for_timeout(100)
             assert asked == [page.as_uri()]

@@ -31,7 +31,7 @@ from backplane.receipts import (
     kept_manifest,
     seal,
 )
-from backplane.receipts.build import Folded, fold
+from backplane.receipts.folded import Folded, fold
 from backplane.receipts.journal import read_facts
 from backplane.receipts.trace import CHUNK_BYTES, MARK_LINES, trace_chunks
 from tests import receipt_cases

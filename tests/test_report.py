@@ -14,6 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from backplane.contract.events import (
@@ -72,8 +73,8 @@ def seen(page: str) -> Seen:
     return parser
 
 
-def shown(word: str) -> report.Shown:
-    """A run that has a word wherever a foreign one can stand."""
+def shown(word: str, rows_max: int | None = None) -> report.Shown:
+    """A run that has a word wherever a foreign one can stand; rows beyond `rows_max` are left to the page's script."""
     events: list[Any] = [
         RunStarted(ts=TS, message=word),
         AssistantDelta(ts=TS, text=word),
@@ -83,7 +84,7 @@ def shown(word: str) -> report.Shown:
         FileChanged(ts=TS, path=word, summary=word),
         Failed(ts=TS, message=word, error_code=word),
     ]
-    picture, story = Picture(run_id=word, task=word, root=word, model=word, backend=word), Story()
+    picture, story = Picture(run_id=word, task=word, root=word, model=word, backend=word), Story(rows_max=rows_max)
     for event in events:
         picture.take(event)
         story.take(event)
@@ -92,7 +93,8 @@ def shown(word: str) -> report.Shown:
         run_id=word, kind="crashed", sure=True, verdict=word, since_ms=None, evidence=(Evidence(word),), next=(word,)
     )
     patch = f"diff --git a/{word} b/{word}\n--- a/x\n+++ b/x\n@@ -0,0 +1 @@\n+{word}\n"
-    return report.Shown(picture=picture, diagnosis=found, story=story, patch=patch, packed=None)
+    packed = gzip.compress(msgspec.json.encode({"trace": events}))
+    return report.Shown(picture=picture, diagnosis=found, story=story, patch=patch, packed=packed)
 
 
 @pytest.mark.parametrize("word", HOSTILE)

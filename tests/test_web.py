@@ -370,6 +370,33 @@ def test_a_click_answers_and_a_terminal_beside_it_sees_it(
     tab.close()
 
 
+def test_a_browser_is_opened_with_a_code_that_serves_once(
+    served: Callable[..., Page], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Any
+) -> None:
+    asked = tmp_path / "asked"
+    opener = tmp_path / "opener"
+    opener.write_text(f'#!/bin/sh\necho "$1" > {asked}.new\nmv {asked}.new {asked}\n')
+    opener.chmod(0o700)
+    monkeypatch.setenv("BROWSER", str(opener))
+    page = served("--open")
+    until(asked.exists)
+    address = asked.read_text().strip()
+    assert re.fullmatch(re.escape(page.origin) + r"/#code=[\w-]{20,}", address)
+    assert page.token not in address
+    tab = browser.new_page()
+    tab.goto(address)
+    tab.wait_for_selector("text=0 runs")
+    assert tab.url == f"{page.origin}/#/"
+    tab.reload()
+    tab.wait_for_selector("text=0 runs")
+    tab.close()
+    code = {"Authorization": f"Code {address.partition('=')[2]}"}
+    again = page.client.post("/api/token", json={}, headers=code)
+    assert (again.status_code, "code was used" in again.text) == (401, True)
+    assert page.client.post("/api/token", json={}, headers={"Authorization": "Code "}).status_code == 401
+    assert page.client.get("/api/token", headers=code).status_code == 405
+
+
 def test_without_the_token_the_page_says_what_to_do(served: Callable[..., Page], browser: Any) -> None:
     page = served()
     tab = browser.new_page()

@@ -23,6 +23,8 @@ LEASE_S_MIN: Final = 1.0
 """Ten beats of a lease are ten transactions."""
 POLL_S_MIN: Final = 0.05
 SECONDS_MAX: Final = 3600.0
+ID_CHARS_MIN: Final = 4
+"""Of an order's id, where its beginning names it."""
 _ORDER: Final = "the order's id, as `submit` printed it"
 
 
@@ -327,6 +329,34 @@ async def _why_it_waits(engine: DurableEngine, status: Status) -> str:
         return f"all {slots} slots of {len(alive)} workers are taken"
     rate = "" if limits.rate is None else f"; at most {limits.rate[0]} begin in {limits.rate[1] / 1000:g} s"
     return f"{slots - len(running)} of {slots} slots are free: it is its turn within a moment{rate}"
+
+
+def look_up(name: str, url: str | None) -> tuple[Status, Job, str] | None:
+    """The one order whose id begins so, and what it waits for; None where there is no queue, or none or several."""
+    import os
+    from importlib.util import find_spec
+
+    import anyio
+
+    from backplane import config
+
+    file = config.home_path(os.environ) / "queue.sqlite"
+    if len(name) < ID_CHARS_MIN or (url is None and not file.is_file()) or find_spec("dbos") is None:
+        return None
+    from backplane.scale.durable import DurableEngine
+
+    engine = DurableEngine(url or f"sqlite:///{file}")
+
+    async def look() -> tuple[Status, Job, str] | None:
+        named = [one for one in await engine.list(limit=LISTED_MAX) if one.order_id.startswith(name)]
+        if len(named) != 1:
+            return None
+        return named[0], await engine.job(named[0].order_id), await _why_it_waits(engine, named[0])
+
+    try:
+        return anyio.run(look)
+    finally:
+        engine.close()
 
 
 async def _cancel(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:

@@ -57,7 +57,8 @@ def parser(name: str) -> Parser:
     if name == "why":
         about = "Say what a run waits for, or why it ended as it did: the evidence, and the next step."
         made = Parser(f"backplane {name}", about, "backplane why last\nbackplane why 3f2a1b0c", _why)
-        made.add_argument("run", metavar="RUN", nargs="?", default="last", help=_RUN + " (last)")
+        made.add_argument("run", metavar="RUN", nargs="?", default="last", help=_RUN + "; or an order's (last)")
+        made.add_argument("--engine", metavar="URL", help="the queue of an order that has no run here")
         add_json(made, "the diagnosis as one JSON object", "cli_why")
         return made
     made = Parser(f"backplane {name}", "Find runs again, live and ended ones.", EXAMPLE, _list)
@@ -317,14 +318,36 @@ def _files(picture: Picture, look: Look) -> Iterator[tuple[str, str]]:
 
 
 def _more_known(picture: Picture, moment: Moment, found: Diagnosis) -> Moment:
-    """What this machine says of a refused key, or of a model that nobody knows."""
+    """What this machine says of a refused key, a model that nobody knows, or a backend that may be left alone."""
     import msgspec
 
+    from backplane.errors import CODES
+
+    code = picture.ended.code if picture.ended is not None else None
+    if code in CODES and CODES[code].retryable:
+        return msgspec.structs.replace(moment, circuit_until_ms=_circuit_until_ms(picture.backend))
     if found.kind == "model_unknown":
         from backplane.upstream.cost import known_models
 
         return msgspec.structs.replace(moment, models=known_models())
     return msgspec.structs.replace(moment, logins=_logins(picture.backend)) if found.kind == "key_refused" else moment
+
+
+def _circuit_until_ms(backend: str) -> int:
+    """Until when the router leaves a backend alone; 0 where it does not, or does not know it."""
+    import os
+    from pathlib import Path
+
+    from backplane import config
+    from backplane.errors import BackplaneError
+    from backplane.routing.driver import look_around
+
+    try:
+        settings = config.load(None, os.environ, Path.cwd())
+        world = look_around(settings, os.environ, config.home_path(os.environ))
+    except BackplaneError:  # The configuration is not here any more.
+        return 0
+    return next((one.circuit_until_ms for one in world.candidates if one.name == backend), 0)
 
 
 def _logins(backend: str) -> tuple[str, ...]:
@@ -352,10 +375,49 @@ def _logins(backend: str) -> tuple[str, ...]:
 # Why ------------------------------------------------------------------------------------------------------------------
 
 
+def _of_queue(store: Store, options: Options) -> tuple[Remembered, Diagnosis] | None:
+    """An order that was submitted, as a run, and what it waits for; None where no queue here knows it.
+
+    Raises:
+        ConfigError: `config_invalid`: it has ended, and its receipt was not brought here.
+    """
+    from contextlib import suppress
+
+    from backplane.cli import queue
+    from backplane.errors import ConfigError
+    from backplane.receipts.memory import Remembered, find
+    from backplane.shown import why
+    from backplane.view.why import Diagnosis, Evidence
+
+    known = queue.look_up(options.run, options.engine)
+    if known is None:
+        return None
+    status, job, waits = known
+    if status.attempts:
+        with suppress(ConfigError):
+            run = find(store, status.attempts[-1])
+            return run, why(store, run, _more_known)
+    if status.state in ("done", "broken"):
+        fact = f"the order {status.order_id} is {status.state}, and its run is not kept here"
+        raise ConfigError("config_invalid", fact, hint=f"backplane queue show {status.order_id}, which brings it")
+    run = Remembered(
+        run_id=status.order_id, state="live", started_at="", task=job.order.task, root=None, mode=None, model=None,
+        backend=job.backend or f"any of {status.label}",
+    )  # fmt: skip
+    is_queued = status.state == "waiting"
+    found = Diagnosis(
+        run_id=status.order_id, kind="queued" if is_queued else "nothing", sure=True, since_ms=status.waiting_ms,
+        verdict="it waits in the queue until a worker takes it" if is_queued else "nothing is wrong: a worker runs it",
+        evidence=(Evidence(waits),), next=(f"backplane queue events {status.order_id} --follow, or wait",),
+    )  # fmt: skip
+    return run, found
+
+
 def _why(options: Options) -> int:
     import msgspec
 
     from backplane.cli.show import Look
+    from backplane.errors import ConfigError
     from backplane.receipts.memory import find
     from backplane.shown import why
     from backplane.view.columns import fitted
@@ -363,8 +425,14 @@ def _why(options: Options) -> int:
     from backplane.view.why import HEALTHY
 
     with open_store() as store:
-        run = find(store, options.run)
-        found = why(store, run, _more_known)
+        try:
+            run = find(store, options.run)
+            found = why(store, run, _more_known)
+        except ConfigError:  # An order of the queue may have no run here.
+            order = _of_queue(store, options)
+            if order is None:
+                raise
+            run, found = order
     if options.json:
         streams.write_json(msgspec.json.encode(found) + b"\n")
         return 0

@@ -17,6 +17,7 @@ def parser(name: str) -> Parser:
     made = Parser(f"backplane {name}", about, "backplane web\nbackplane web --read-only --port 8765", _web)
     made.add_argument("--port", metavar="N", type=int, default=0, help="on 127.0.0.1 (any that is free)")
     made.add_argument("--read-only", action="store_true", help="nothing can be answered, cancelled or started there")
+    made.add_argument("--open", action="store_true", help="open it in the browser, with a code that serves once")
     add_config(made)
     return made
 
@@ -38,12 +39,21 @@ def _web(options: Options) -> int:
     environ = dict(os.environ)
     settings = config.load(Path(options.config) if options.config else None, environ, streams.folder())
     left = server.serve(
-        settings, config.home(environ), environ, port=options.port, read_only=options.read_only, ready=_say
-    )
+        settings, config.home(environ), environ, port=options.port, read_only=options.read_only,
+        ready=_say_and_open if options.open else _say,
+    )  # fmt: skip
     for line in left:
         streams.complain(streams.one_line(line) + "\n")
     return 0
 
 
-def _say(address: str) -> None:
+def _say_and_open(address: str, once: str) -> None:
+    import threading
+    import webbrowser
+
+    _say(address, once)
+    threading.Thread(target=webbrowser.open, args=(once,), daemon=True).start()  # Some browsers make it wait.
+
+
+def _say(address: str, once: str) -> None:
     streams.write(f"{address}\nwhoever has this address can answer and start runs here; Ctrl-C ends it\n")

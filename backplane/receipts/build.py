@@ -46,10 +46,9 @@ from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import CODES, BackplaneError
 from backplane.policy.rules import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, WritePath, enforcement, tool_names
 from backplane.protocol import Events
+from backplane.receipts.folded import Folded, fold
+from backplane.receipts.pieces import NAMES_MAX
 from backplane.redact.secrets import NO_SECRETS, Redactor
-
-NAMES_MAX: Final = 1000
-"""Paths listed in a reconciliation; a run that changes more is told by counts."""
 
 PATHS_MAX: Final = 100_000
 """Files remembered as named by events; beyond that a reconciliation would help nobody."""
@@ -132,43 +131,6 @@ def outcome_of(end: End, *, claimed: Outcome | None, accepted: int) -> Outcome:
     if end.reason in _RANK:
         return min(claimed, cast(Outcome, end.reason), key=_RANK.__getitem__)
     return claimed
-
-
-_COUNTERS: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "request_units")
-
-
-class Folded(msgspec.Struct, frozen=True):
-    """What the events so far say about the run as a whole."""
-
-    usage: Usage = Usage()
-    """The last count reported under way, member by member; a claim of the child."""
-    session: Json = None
-    """The last `ext.session`, for resuming."""
-    retry_after_ms: int | None = None
-    """The last pause that the model's service asked for before another request."""
-
-
-def fold(folded: Folded, event: AgentEvent) -> Folded:
-    """Add one event; an event that says nothing about the whole gives the same value back."""
-    if not isinstance(event, Warned) or not isinstance(event.ext, dict):
-        return folded
-    body = event.ext.get("usage")
-    if isinstance(body, dict):
-        counted: dict[str, Any] = {name: body[name] for name in _COUNTERS if _is_counter(body.get(name))}
-        cost = body.get("estimated_cost_usd")
-        if isinstance(cost, int | float) and not isinstance(cost, bool) and 0 <= cost < float("inf"):
-            counted["estimated_cost_usd"] = float(cost)
-        folded = msgspec.structs.replace(folded, usage=msgspec.structs.replace(folded.usage, **counted))
-    if event.ext.get("session") is not None:
-        folded = msgspec.structs.replace(folded, session=event.ext["session"])
-    retry = event.ext.get("retry")
-    if isinstance(retry, dict) and _is_counter(retry.get("retry_after_ms")):
-        folded = msgspec.structs.replace(folded, retry_after_ms=retry["retry_after_ms"])
-    return folded
-
-
-def _is_counter(value: Json) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= canonical.INT_MAX
 
 
 _NONE: Final[Mapping[Any, Any]] = MappingProxyType({})

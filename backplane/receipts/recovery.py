@@ -26,7 +26,7 @@ from backplane.contract.events import AgentEvent, is_passed_through
 from backplane.contract.receipt import CONTRACT_VERSION, BackendIdentity, Receipt, RunMetadata, Verification
 from backplane.errors import StoreError
 from backplane.process.locks import try_lock
-from backplane.receipts.build import Folded, fold
+from backplane.receipts.folded import Folded, fold
 from backplane.receipts.journal import (
     FILE_MODE,
     HEAD,

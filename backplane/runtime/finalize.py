@@ -20,7 +20,7 @@ from backplane.errors import BackplaneError, PolicyError, StoreError, WorkspaceE
 from backplane.receipts import build
 from backplane.receipts.build import OWN_LINES_MAX, End, Facts
 from backplane.receipts.journal import Journal, applied_fact
-from backplane.receipts.pieces import canonical_parts, seal, unheard_facts
+from backplane.receipts.pieces import NAMES_MAX, canonical_parts, seal, unheard_facts
 from backplane.receipts.trace import Trace
 from backplane.runtime.state import Keeper
 from backplane.workspace import Patch, Workspace, apply_patch
@@ -256,7 +256,7 @@ def _as_text(patch: Patch, added: dict[str, Json]) -> tuple[str | None, str | No
     if patch.ignored_count:
         added["patch"]["ignored"] = patch.ignored_count
     if patch.left_out:
-        added["patch"]["left_out"] = list(patch.left_out[: build.NAMES_MAX])
+        added["patch"]["left_out"] = list(patch.left_out[:NAMES_MAX])
     if patch.bytes > DIFF_BYTES_MAX:
         return None, patch.status
     try:

@@ -15,8 +15,9 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
-from backplane.receipts.build import NAMES_MAX, OWN_LINES_MAX, Facts, workspace_path
+from backplane.receipts.build import OWN_LINES_MAX, Facts, workspace_path
 from backplane.receipts.claims import Judge, Seen
+from backplane.receipts.pieces import NAMES_MAX
 from backplane.receipts.trace import Trace
 from backplane.workspace import Patch, Workspace
 

@@ -26,6 +26,11 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
     return any(environ.get(name) for name in _ADDRESSES) and environ.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp"
 
 
+def address_of(environ: Mapping[str, str]) -> str:
+    """Where spans are sent, the exporter's own default included."""
+    return next((environ[name] for name in _ADDRESSES[1::-1] if environ.get(name)), "http://localhost:4318")
+
+
 def has_content(environ: Mapping[str, str]) -> bool:
     """Whether messages, inputs and results may go into spans: only by the conventions' own variable."""
     return environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").lower() in ("true", "1")

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 from backplane.contract.receipt import Receipt
-from backplane.telemetry.context import TRACEPARENT, has_content, read_parent
+from backplane.telemetry.context import TRACEPARENT, address_of, has_content, read_parent
 from backplane.telemetry.spans import RunAbout, told
 
-LEAVE_S_MAX: Final = 5.0
-"""For a collector to take what was not sent yet when a control plane closes; `run` has said its last word by then.
+LEAVE_S_MAX: Final = 1.0
+"""For a collector to take what was not sent yet when a control plane closes; `run` has said its last word by then."""
 
-One that is dead ends it sooner, by the exporter's own limit."""
+CONNECT_S_MAX: Final = 1.0
+"""To find out, while the run is at work, that nobody listens: exporters try that again for ten seconds."""
 
 LOAD_S_MAX: Final = 10.0
 """For the SDK to be loaded, which takes 0.1 s on a quiet machine, where a run was shorter than that."""
@@ -36,6 +39,8 @@ class Sender:
         self._parent = read_parent(environ.get(TRACEPARENT))
         self._content = has_content(environ)
         self._threads: list[threading.Thread] = []
+        self._address = address_of(environ)
+        self._is_refused = False
         self._loaded = threading.Event()
         threading.Thread(target=self._load, daemon=True).start()
 
@@ -54,6 +59,7 @@ class Sender:
             from backplane.telemetry import export
 
             export.exporters()
+            self._is_refused = _refuses(self._address)
         finally:
             self._loaded.set()
 
@@ -61,6 +67,9 @@ class Sender:
         self._loaded.wait()
         from backplane.telemetry import export
 
+        if self._is_refused:
+            export.log(f"run {receipt.meta.run_id} is in no telemetry: nobody listens at {self._address}")
+            return
         try:
             spans = told(receipt, msgspec.structs.replace(about, content=self._content))
             export.export(spans, receipt.meta.run_id, self._parent)
@@ -75,3 +84,16 @@ class Sender:
         ends = time.monotonic() + LEAVE_S_MAX
         for thread in self._threads:
             thread.join(max(ends - time.monotonic(), 0))
+
+
+def _refuses(address: str) -> bool:
+    """Whether nobody listens there; what cannot be found out is left to the exporter. Blocks."""
+    try:
+        parts = urlsplit(address)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        with socket.create_connection((parts.hostname or "localhost", port), CONNECT_S_MAX):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError):
+        return False

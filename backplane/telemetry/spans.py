@@ -15,7 +15,7 @@ import msgspec
 from backplane.contract import events as kinds
 from backplane.contract.events import AgentEvent, carried
 from backplane.contract.receipt import Receipt, Usage
-from backplane.receipts.build import Folded, fold
+from backplane.receipts.folded import Folded, fold
 from backplane.telemetry.context import span_id
 
 SPANS_MAX: Final = 10_000

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from backplane.contract.receipt import Usage
-from backplane.view.figures import count, lasting
+from backplane.view.figures import count, lasting, milliseconds, money
 from backplane.view.html import Html, tag, text
+from backplane.view.picture import Spending
 from backplane.view.story import Bar
 
 WIDE: Final = 1000
 LANES_MAX: Final = 8
 """Calls side by side; those beyond are drawn over the last lane."""
 LANE: Final = 16
+_HIGH: Final = 90
 _COLUMNS: Final = 320
 LABEL_CHARS_MAX: Final = 200
 
@@ -47,6 +49,25 @@ def timeline(bars: Sequence[Bar], began_ms: int, ended_ms: int) -> Html:
     return Html(
         f'<svg role="img" class="time" viewBox="0 0 {WIDE} {high + 18}"><title>{title}</title>'
         f"{''.join(drawn)}{ticks}</svg>"
+    )
+
+
+def spending(curve: Sequence[Spending], began_ms: int, ended_ms: int) -> Html:
+    """What the run had used by when: money, or tokens where nobody says what they cost; nothing for less than two
+    reports."""
+    in_money = all(point.usd_micros is not None for point in curve)
+    values = [(point.usd_micros or 0) if in_money else point.tokens for point in curve]
+    if len(values) < 2 or not max(values):
+        return Html("")
+    lasted_ms, most = max(ended_ms - began_ms, 1), max(values)
+    at = [min(max(((milliseconds(point.ts) or began_ms) - began_ms) / lasted_ms, 0), 1) for point in curve]
+    places = [f"{WIDE * x:.1f},{_HIGH - (_HIGH - 20) * value / most:.1f}" for x, value in zip(at, values, strict=True)]
+    whole = money(most) if in_money else f"{count(most)} tokens"
+    title = f"{'cost' if in_money else 'tokens'} by time, up to {whole}; the table below has the sum"
+    return Html(
+        f'<svg role="img" class="time" viewBox="0 0 {WIDE} {_HIGH}"><title>{text(title)}</title>'
+        f'<polyline class="curve" points="0,{_HIGH} {" ".join(places)} {WIDE},{places[-1].partition(",")[2]}">'
+        f'</polyline><text x="{WIDE}" y="12" text-anchor="end">{text(whole)}</text></svg>'
     )
 
 

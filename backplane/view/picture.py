@@ -12,13 +12,12 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.contract import canonical
 from backplane.contract import events as kinds
 from backplane.contract.canonical import Json
 from backplane.contract.deltas import taken_back
 from backplane.contract.events import AgentEvent, carried
 from backplane.contract.receipt import Receipt, Usage
-from backplane.receipts.build import Folded, fold
+from backplane.receipts.folded import Folded, fold
 from backplane.view.values import about, words_of
 
 KEPT_MAX: Final = 50
@@ -32,6 +31,9 @@ FILES_MAX: Final = 10_000
 
 ERROR_CHARS_MAX: Final = 400
 """Of a failed call's output, by which it is known again."""
+
+CURVE_MAX: Final = 400
+"""Points of a curve; more are narrower than a pixel."""
 
 STEPS_MAX: Final = 200
 """Steps of a plan that are kept."""
@@ -62,7 +64,7 @@ class Call(msgspec.Struct, frozen=True):
     about: str
     ts: str
     parent: str | None = None
-    input_sha256: str = ""
+    input: Json = None
     tokens: int = 0
     """Used by the run when it began."""
     failed: bool | None = None
@@ -132,7 +134,7 @@ class Repeat(msgspec.Struct, frozen=True):
     """The same thing several times in a row."""
 
     what: str
-    key: str
+    key: object
     """What has to be equal."""
     times: int
     number: int
@@ -182,6 +184,14 @@ class Spent(msgspec.Struct, frozen=True):
     """Of these, read from the service's cache."""
 
 
+class Spending(msgspec.Struct, frozen=True):
+    """What a run had used in all at one moment."""
+
+    ts: str
+    tokens: int
+    usd_micros: int | None
+
+
 class Picture(msgspec.Struct, eq=False, kw_only=True):
     """A run so far; filled by `begin`, `take` and `end`, and by nothing else."""
 
@@ -226,8 +236,8 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     message: str = ""
     """The last whole message of the agent."""
     messages: int = 0
-    announces: bool = False
-    """The last message of this turn says what the agent will do, and no call has come since."""
+    has_talked: bool = False
+    """It has said something in this turn, and no call has come since."""
     output: str = ""
     """The end of what the open command has printed."""
     faults: list[Fault] = []
@@ -242,6 +252,9 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     """How often the conversation was shortened since a file was changed last."""
     spent: tuple[Spent, ...] = ()
     """The last two additions to the usage, the older first."""
+    curve: list[Spending] = []
+    """What it had used after each report of usage; of many each second, each fourth, and so on."""
+    _every: int = 1
     parents: dict[str, int] = {}
     """Calls that other calls name as theirs: those of sub-agents. Id → how many."""
     hooks: dict[str, tuple[str, ...]] = {}
@@ -318,7 +331,8 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
 
     def take(self, event: AgentEvent) -> None:
         """Add the next event."""
-        event = carried(event)
+        if event.ext is not None:
+            event = carried(event)
         self.events += 1
         self.last_ts = event.ts
         self.said_hello = self.is_sent = True
@@ -362,17 +376,16 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     def _message(self, event: kinds.AssistantMessage) -> None:
         self.message, self.streamed, self.retry = event.text[-TEXT_CHARS_MAX:], "", None
         self.messages += 1
-        self.announces = bool(_ANNOUNCES.search(event.text[-ANNOUNCED_CHARS_MAX:]))
+        self.has_talked = True
 
     def _called(self, event: kinds.ToolCall) -> None:
         self.calls += 1
         self.retry, self.output = None, ""
-        sha256 = canonical.sha256_hex(canonical.encode([event.input]))
-        self.only_announced, self.announces = NO_REPEAT, False
+        self.only_announced, self.has_talked = NO_REPEAT, False
         parent = event.parent_tool_use_id
         if parent is not None and (parent in self.parents or len(self.parents) < OPEN_MAX):
             self.parents[parent] = self.parents.get(parent, 0) + 1
-        call = Call(self.events, event.tool_name, about(event.input), event.ts, parent, sha256, self.tokens)
+        call = Call(self.events, event.tool_name, about(event.input), event.ts, parent, event.input, self.tokens)
         if len(self.open_calls) < OPEN_MAX:
             self.open_calls[event.tool_use_id or f"#{self.events}"] = call
         if isinstance(event.input, dict):
@@ -390,9 +403,9 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
             self.same_failure = NO_REPEAT
         if call is None:
             return
-        ended = msgspec.structs.replace(call, failed=event.is_error, output=text[:TEXT_CHARS_MAX])
+        ended = msgspec.structs.replace(call, input=None, failed=event.is_error, output=text[:TEXT_CHARS_MAX])
         self.recent = [*self.recent[1 - KEPT_MAX :], ended]
-        key = f"{call.tool} {call.input_sha256} {canonical.sha256_hex(canonical.encode([text]))}"
+        key = call.tool, call.input, text
         self.same_call = _again(self.same_call, f"{call.tool} {call.about}", key, self.events)
 
     def _close(self, event: kinds.ToolResult) -> Call | None:
@@ -438,6 +451,10 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         self.folded = fold(self.folded, event)
         after = self.usage
         added = (after.input_tokens or 0) - (before.input_tokens or 0)
+        if self.events % self._every == 0:
+            self.curve.append(Spending(event.ts, self.tokens, self.cost_usd_micros))
+            if len(self.curve) > CURVE_MAX:
+                self.curve, self._every = self.curve[1::2], self._every * 2
         if added > 0:
             cached = (after.cache_read_tokens or 0) - (before.cache_read_tokens or 0)
             self.spent = (*self.spent[-1:], Spent(added, max(cached, 0)))
@@ -450,11 +467,11 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     def _turned(self, event: kinds.TurnEnded) -> None:
         self.turns += 1
         self.folded = fold(self.folded, event)
-        if self.announces:
+        if self.has_talked and _ANNOUNCES.search(self.message[-ANNOUNCED_CHARS_MAX:]):
             self.only_announced = _again(self.only_announced, self.message, "announced", self.events)
         else:
             self.only_announced = NO_REPEAT
-        self.announces = False
+        self.has_talked = False
 
     def _told(self, event: kinds.TaskReported) -> None:
         self._plan(event.body.get("plan"))
@@ -508,7 +525,7 @@ _SILENT: Final = frozenset({kinds.UsageReported, kinds.SessionNamed, kinds.TurnE
 """Events that say nothing of what the agent does."""
 
 
-def _again(before: Repeat, what: str, key: str, number: int) -> Repeat:
+def _again(before: Repeat, what: str, key: object, number: int) -> Repeat:
     return Repeat(what, key, before.times + 1 if before.key == key else 1, number)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from backplane.view import compared
-from backplane.view.charts import timeline, tokens
+from backplane.view.charts import spending, timeline, tokens
 from backplane.view.diff import changes, lines
 from backplane.view.figures import count, lasting, money
 from backplane.view.html import Html, join, said, table, tag, text
@@ -28,8 +28,8 @@ from backplane.view.why import Diagnosis
 DIFF_LINES_MAX: Final = 5_000
 
 RECEIPT_BYTES_MAX: Final = 128 * 1024 * 1024
-PACKED_BYTES_MAX: Final = 6 * 1024 * 1024
-"""Longest receipt that is in the page, to be hashed there: as it is, which a browser holds in memory, and packed."""
+PACKED_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Longest receipt in the page, which hashes and draws it: as it is, which a browser holds in memory, and packed."""
 
 FALSE_MAX: Final = 20
 """False claims that are shown; `receipts audit` has more."""
@@ -109,8 +109,8 @@ def _parts(run: Shown, place: str) -> Iterator[Html]:
         yield hidden(_section("Compared", compared.drawn(run.compared, run.picture.run_id), "always"))
     yield hidden(_section("What it changed", _diff(run.patch), run.patch or ""))
     yield _section("When", _when(run), run.story.bars)
-    yield from _story(run.story, place)
-    yield hidden(_section("Decisions", _decisions(run.story), run.story.decisions))
+    yield from _story(run, place)
+    yield hidden(_section("Decisions", _decisions(run), run.story.decisions))
     yield hidden(_section("Claimed and seen", _claims(run), end))
     yield _section("Usage", _usage(run), "always")
     yield hidden(_section("What held it", _enforcement(run), end))
@@ -187,47 +187,63 @@ def _diff(patch: str | None) -> Html:
 
 
 def _when(run: Shown) -> Html:
+    span = _span(run)
+    return timeline(run.story.bars, *span) if span is not None else NOTHING
+
+
+def _span(run: Shown) -> tuple[int, int] | None:
+    """When the run began and ended, as its charts have it."""
     story, end = run.story, run.picture.ended
     if story.began_ms is None or story.last_ms is None:
-        return NOTHING
+        return None
     lasted_ms = end.duration_ms if end is not None and end.duration_ms is not None else 0
     # Events whose times are made up must not squeeze the rest: the chart ends with the last of them.
     last_ms = max(story.last_ms, story.began_ms)
     if 0 < last_ms - story.began_ms < lasted_ms:
         last_ms = story.began_ms + lasted_ms
-    return timeline(story.bars, story.began_ms, last_ms)
+    return story.began_ms, last_ms
 
 
-def _story(story: Story, place: str) -> Iterator[Html]:
+def _story(run: Shown, place: str) -> Iterator[Html]:
     yield Html(f'<section class="story"><h2>What happened</h2><div id="{place}-rows">')
-    for row in story.rows:
+    for row in run.story.rows:
         yield tag("div", row.drawn(), class_=f"row {row.kind}".strip(), tabindex="-1")
     yield Html("</div>")
-    if story.beyond:
-        packed = Html(story.packed())
-        yield tag("p", text(f"{story.beyond} more rows are packed in this page: "), _more(story, place))
-        yield Html(f'<script type="application/gzip" id="{place}-rest">{packed}</script>')
+    if run.story.beyond:
+        yield _more(run, place)
     yield Html("</section>")
 
 
-def _more(story: Story, place: str) -> Html:
-    note = "the search finds them; for paper: backplane report --full"
-    button = tag("button", text("show more"), type="button", class_="screen", data_more=place)
-    return join((button, Html(" "), tag("span", text(note), class_="dim")))
+def _more(run: Shown, place: str) -> Html:
+    """What is said of rows that are not drawn, and what draws them from the page's copy of the receipt."""
+    told = text(f"{run.story.beyond} more rows are not drawn: ")
+    if run.packed is None:
+        return tag("p", told, text("backplane report --full draws them"), class_="dim")
+    drawn = str(run.story.drawn_events)
+    button = tag("button", text("show more"), type="button", class_="screen", data_more=place, data_drawn=drawn)
+    note = tag("span", text("the search finds them; for paper: backplane report --full"), class_="dim")
+    return tag("p", told, button, Html(" "), note)
 
 
-def _decisions(story: Story) -> Html:
+def _decisions(run: Shown) -> Html:
+    end = run.picture.ended
+    rules = _list(_object(end.added.get("enforcement") if end is not None else None).get("rules"))
+    # A policy's reason quotes the pattern of its rule.
+    layers = {f"'{_member(rule, 'pattern')}'": _member(rule, "layer") for rule in rules}
     rows = [
         (
             text(tool),
             tag("code", text(what)),
             tag("b", text(decision), class_=tone(decision != "deny")),
             text(by),
+            text(next((layer for quoted, layer in layers.items() if by == "policy" and quoted in reason), "")),
             text(reason),
         )
-        for tool, what, decision, by, reason in story.decisions
+        for tool, what, decision, by, reason in run.story.decisions
     ]
-    return table(("tool", "about", "decision", "by", "reason"), rows, "Each question, who answered it, and how")
+    return table(
+        ("tool", "about", "decision", "by", "layer", "reason"), rows, "Each question, who answered it, and how"
+    )
 
 
 def _claims(run: Shown) -> Html:
@@ -268,7 +284,9 @@ def _usage(run: Shown) -> Html:
     chart, bars = tokens(run.picture.usage)
     rows = [(text(name), text("?" if value is None else value)) for name, value in bars]
     rows.append((text("cost"), text(money(run.picture.cost_usd_micros))))
-    return join((chart, table(("tokens", "count"), rows, "Unknown is ?, and not nothing")))
+    span = _span(run)
+    curve = spending(run.picture.curve, *span) if span is not None else NOTHING
+    return join((curve, chart, table(("tokens", "count"), rows, "Unknown is ?, and not nothing")))
 
 
 def _enforcement(run: Shown) -> Html:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Final
+
+from backplane.view.html import MARKS
+from backplane.view.story import SILENT
+from backplane.view.text import STAGED, UNPRINTABLE
+from backplane.view.values import TELLING
 
 CSS: Final = """
 :root { color-scheme: light dark; --ink: #1b1f24; --dim: #57606a; --back: #fff; --box: #f6f8fa; --line: #d0d7de;
@@ -42,46 +48,117 @@ input[type=search] { width: 100%; padding: .4rem .6rem; font: inherit; color: in
 button { font: inherit; padding: .3rem .8rem; color: var(--ink); background: var(--box); cursor: pointer;
   border: 1px solid var(--line); border-radius: 6px; }
 svg.time { width: 100%; height: auto; max-height: 12rem; } svg rect.warn { fill: var(--warn); }
-svg rect.bad { fill: var(--bad); }
+svg rect.bad { fill: var(--bad); } svg .curve { fill: none; stroke: var(--accent); stroke-width: 2; }
 svg text { fill: var(--ink); font: 12px system-ui, sans-serif; } svg rect.call { fill: var(--accent); }
 [hidden] { display: none !important; }
 @media print { pre { max-height: none; } .screen { display: none; }
   details:not([open]) > :not(summary) { display: none; } }
 """
 
+_SHARED: Final = {"ODD": UNPRINTABLE, "MARKS": MARKS, "STAGED": STAGED, "TELLING": TELLING, "SILENT": SILENT}
+"""What the script draws by as this package does."""
+
 JS: Final = """
 'use strict';
 (function () {
+  var SHARED;
   var search = document.getElementById('search'), count = document.getElementById('count');
   var rows = Array.prototype.slice.call(document.querySelectorAll('.row'));
   var texts = null, rests = [], timer = 0;
 
-  // Rows beyond the first are packed: drawn a piece at a time, or where a search finds them.
+  // Rows beyond those that are drawn come from the page's own copy of the receipt, a piece at a time, or where a
+  // search finds them. Every text of it is set as text.
   function unpacked(id) {
     var packed = atob(document.getElementById(id).textContent.trim());
     var bytes = Uint8Array.from(packed, function (c) { return c.charCodeAt(0); });
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip')));
   }
-  function drawn(line, into) {
-    var told = JSON.parse(line), row = document.createElement('div');
-    row.className = 'row ' + told[0]; row.tabIndex = -1; row.innerHTML = told[1];
-    into.appendChild(row); return row;
+  var odd = new RegExp(ODD, 'gu'), marks = new RegExp(MARKS, 'gu'), staged = new RegExp(STAGED, 'g');
+  function shown(value) {
+    var text = typeof value === 'string' ? value : JSON.stringify(value, null, 2) || '';
+    if (text.length > 4096) {
+      var left = '\\n… ' + (text.length - 4096) + ' characters are left out …\\n';
+      text = text.slice(0, 2048) + left + text.slice(-2048);
+    }
+    return text.replace(staged, function (all, within) { return within ? '' : '.'; }).replace(marks, '$1…')
+      .replace(odd, function (c) { return '\\\\u' + c.codePointAt(0).toString(16).padStart(4, '0'); });
   }
-  function plain(line) { return line.replace(/<[^>]*>/g, '').toLowerCase(); }
+  function el(name, text, kind) {
+    var made = document.createElement(name);
+    if (text) made.textContent = text;
+    if (kind) made.className = kind;
+    return made;
+  }
+  function words(output) {
+    var first = Array.isArray(output) && output[0] && output[0].text;
+    return output == null ? '' : typeof first === 'string' ? first : output;
+  }
+  function about(input) {
+    var found = input && TELLING.find(function (name) { return typeof input[name] === 'string'; });
+    return (found ? input[found] : JSON.stringify(input) || '').slice(0, 200);
+  }
+  var says = {
+    assistant_message: function (e) { return { head: e.text, kind: 'message' }; },
+    tool_call: function (e) { return { head: e.tool_name + ' ' + about(e.input), body: [e.input || ''] }; },
+    tool_result: function (e) { return { head: e.tool_name, body: [] }; },
+    command_executed: function (e) {
+      var end = e.exit_code == null ? 'ended by a signal' : 'exit ' + e.exit_code;
+      return { head: e.command + '  ' + end, body: [e.output_preview || ''], kind: e.exit_code === 0 ? '' : 'bad' };
+    },
+    file_changed: function (e) { return { head: 'file ' + e.path + ' ' + e.summary }; },
+    error: function (e) { return { head: e.message, kind: 'bad' }; },
+    run_started: function (e) { return { head: e.message }; },
+    run_completed: function (e) { return { head: e.message }; },
+    warning: function (e) {
+      var quiet = SILENT.some(function (name) { return e.ext && name in e.ext; });
+      return quiet ? null : { head: e.message, kind: e.ext && e.ext.ask ? 'warn' : 'dim' };
+    }
+  };
+  function rowsOf(trace, drawnEvents) {
+    var calls = new Map(), found = [];
+    trace.forEach(function (e, at) {
+      var id = e.tool_use_id || e.tool_name, call = e.type === 'tool_result' ? calls.get(id) : undefined;
+      var row = call === undefined && says[e.type] ? says[e.type](e) : null, beyond = at >= drawnEvents;
+      if (row) row.number = at + 1;
+      if (e.type === 'tool_call') calls.set(id, beyond ? row : null);
+      if (e.type === 'tool_result') {
+        calls.delete(id);
+        var told = call || row;
+        if (told) {
+          told.head += e.is_error ? '  failed' : '  done';
+          told.body.push(words(e.output));
+          if (e.is_error) told.kind = 'bad';
+        }
+      }
+      if (row && beyond) found.push(row);
+    });
+    return found;
+  }
+  function drawn(told, into) {
+    var row = el('div', '', 'row ' + (told.kind || '')), head = [el('span', told.number, 'no mono')];
+    head.push(el('span', shown(told.head), told.kind === 'message' ? 'message' : told.kind));
+    var texts = (told.body || []).map(shown).filter(function (text) { return text.trim() && text !== '{}'; });
+    var within = texts.length ? row.appendChild(el('details')) : row, top = texts.length ? el('summary') : row;
+    head.forEach(function (part) { top.appendChild(part); });
+    if (top !== row) within.appendChild(top);
+    texts.forEach(function (text) { within.appendChild(el('pre', text)); });
+    if (told.kind === 'bad' && texts.length) within.open = true;
+    row.tabIndex = -1; into.appendChild(row); return row;
+  }
   Array.prototype.forEach.call(document.querySelectorAll('[data-more]'), function (button) {
-    var rest = { id: button.dataset.more, lines: null, at: 0, texts: null, found: [] };
+    var rest = { id: button.dataset.more, rows: null, at: 0, texts: null, found: [] };
     rests.push(rest);
     rest.load = function () {
-      if (rest.lines) return Promise.resolve(rest);
-      return unpacked(rest.id + '-rest').text().then(function (text) {
-        rest.lines = text.split('\\n').slice(0, -1); return rest;
+      if (rest.rows) return Promise.resolve(rest);
+      return unpacked(rest.id).json().then(function (receipt) {
+        rest.rows = rowsOf(receipt.trace, Number(button.dataset.drawn)); return rest;
       });
     };
     button.addEventListener('click', function () {
       rest.load().then(function () {
-        var into = document.getElementById(rest.id + '-rows'), end = Math.min(rest.at + 2000, rest.lines.length);
-        for (; rest.at < end; rest.at++) rows.push(drawn(rest.lines[rest.at], into));
-        texts = null; button.hidden = rest.at === rest.lines.length;
+        var into = document.getElementById(rest.id + '-rows'), end = Math.min(rest.at + 2000, rest.rows.length);
+        for (; rest.at < end; rest.at++) rows.push(drawn(rest.rows[rest.at], into));
+        texts = null; button.hidden = rest.at === rest.rows.length;
       }).catch(function (error) { count.textContent = 'this browser cannot unpack the rest: ' + error; });
     });
   });
@@ -90,13 +167,15 @@ JS: Final = """
     rests.forEach(function (rest) {
       rest.found.forEach(function (row) { row.remove(); });
       rest.found = [];
-      if (!rest.lines || !words.length) return;
-      rest.texts = rest.texts || rest.lines.map(plain);
+      if (!rest.rows || !words.length) return;
+      rest.texts = rest.texts || rest.rows.map(function (row) {
+        return [row.head].concat((row.body || []).map(shown)).join(' ').toLowerCase();
+      });
       var into = document.getElementById(rest.id + '-rows');
-      for (var i = rest.at; i < rest.lines.length; i++) {
+      for (var i = rest.at; i < rest.rows.length; i++) {
         if (!words.every(function (word) { return rest.texts[i].indexOf(word) >= 0; })) continue;
         found++;
-        if (rest.found.length < 200) rest.found.push(drawn(rest.lines[i], into));
+        if (rest.found.length < 200) rest.found.push(drawn(rest.rows[i], into));
       }
     });
     return found;
@@ -111,7 +190,7 @@ JS: Final = """
     Promise.all(rests.map(function (rest) { return words.length ? rest.load() : null; })).catch(function () {})
       .then(function () {
         var total = rows.length;
-        rests.forEach(function (rest) { total += (rest.lines || []).length - rest.at; });
+        rests.forEach(function (rest) { total += (rest.rows || []).length - rest.at; });
         seen += packedHits(words);
         count.textContent = words.length ? seen + ' of ' + total + ' rows' : '';
       });
@@ -140,4 +219,4 @@ JS: Final = """
     });
   });
 })();
-"""
+""".replace("SHARED", ", ".join(f"{name} = {json.dumps(value)}" for name, value in _SHARED.items()))

@@ -1,14 +1,11 @@
 """A run's events as the rows of a page, in their order: what was streamed is merged, a result stands with its call.
 
-The first rows are drawn, those beyond go packed into the page, so that a long run takes no more memory than its page.
-Pure.
+The first rows are drawn; those beyond are counted, and a page draws them from its copy of the receipt. Pure.
 """
 
 from __future__ import annotations
 
-import base64
 import re
-import zlib
 from typing import Any, Final
 
 import msgspec
@@ -21,17 +18,11 @@ from backplane.view.html import Html, join, said, tag, text
 from backplane.view.text import in_workspace
 from backplane.view.values import about, words_of
 
-ROWS_MAX: Final = 2_000
-"""Rows that are drawn at once; a browser lays these out in a third of a second."""
-
-WINDOW_ROWS: Final = 200
-"""Rows beyond these that a late result can still reach."""
+ROWS_MAX: Final = 1_000
+"""Rows that are drawn at once; a browser lays these out in a quarter of a second."""
 
 OUTPUT_CHARS_MAX: Final = 16 * 1024
 """Of a text: half from its beginning, half from its end."""
-
-PACKED_OUTPUT_CHARS_MAX: Final = 4 * 1024
-"""The same, of rows that are not drawn at once."""
 
 DECISIONS_MAX: Final = 500
 SPANS_MAX: Final = 400
@@ -49,8 +40,6 @@ class Row(msgspec.Struct):
     head: Html
     body: Html = NOTHING
     is_open: bool = False
-    is_packed: bool = False
-    """Nothing can be added to it any more."""
 
     def drawn(self) -> Html:
         """What stands in the row."""
@@ -72,7 +61,7 @@ class Story(msgspec.Struct, kw_only=True):
     """The rows of one run; filled by `take`."""
 
     rows_max: int | None = ROWS_MAX
-    """Rows that are drawn; those beyond are packed. None draws all."""
+    """Rows that are drawn; those beyond are counted. None draws all."""
     omit: frozenset[str] = frozenset()
     """What is not to be told: `outputs`, `prompts`, `paths`."""
     rows: list[Row] = []
@@ -82,10 +71,11 @@ class Story(msgspec.Struct, kw_only=True):
     touched: set[int] = set()
     """Rows that are new or have changed; whoever draws them takes them out."""
     beyond: int = 0
-    """Rows that are packed."""
-    _window: list[Row] = []
-    _packed: list[bytes] = []
-    _packer: Any = None
+    """Rows that are not drawn."""
+    drawn_events: int = 0
+    """Events up to the last row that is drawn."""
+    is_full: bool = False
+    """No more rows are drawn."""
     _calls: dict[str, tuple[int, Row, Bar | None]] = {}
     _asked: dict[str, tuple[str, str, Bar | None]] = {}
     _number: int = 0
@@ -96,7 +86,8 @@ class Story(msgspec.Struct, kw_only=True):
 
     def take(self, event: AgentEvent) -> None:
         """Add the next event."""
-        event = carried(event)
+        if event.ext is not None:
+            event = carried(event)
         self._number += 1
         if event.ts != self._ts:
             self._ts, self._now_ms = event.ts, milliseconds(event.ts)
@@ -104,9 +95,11 @@ class Story(msgspec.Struct, kw_only=True):
                 self._began_ms = self._now_ms
             if self._now_ms is not None and self._began_ms is not None:
                 self._after = f" +{lasting(max(self._now_ms - self._began_ms, 0))}"
-        add = _TOLD.get(type(event))
-        if add is not None:
-            add(self, event)
+        kind = type(event)
+        if self.is_full and kind not in _LATE:
+            self.beyond += kind in _TOLD
+        elif kind in _TOLD:
+            _TOLD[kind](self, event)
 
     @property
     def began_ms(self) -> int | None:
@@ -118,17 +111,6 @@ class Story(msgspec.Struct, kw_only=True):
         """When its last event was."""
         return self._now_ms
 
-    def packed(self) -> str:
-        """The rows that were not drawn: a line of JSON each, `[kind, html]`, compressed, in base64."""
-        for row in self._window:
-            self._pack(row)
-        self._window = []
-        if self._packer is None:
-            return ""
-        self._packed.append(self._packer.flush())
-        self._packer = None
-        return base64.b64encode(b"".join(self._packed)).decode()
-
     def shown(self, words: str) -> Html:
         """A text, escaped, without what is not to be told."""
         return self.hidden(text(in_workspace(words)))
@@ -137,31 +119,21 @@ class Story(msgspec.Struct, kw_only=True):
         """What was drawn, without the folders of paths where they are not to be told."""
         return Html(_PATH.sub("…/", drawn)) if "paths" in self.omit else drawn
 
-    def _pack(self, row: Row) -> None:
-        if self._packer is None:
-            self._packer = zlib.compressobj(3, wbits=31)  # 31: as gzip, which browsers can read.
-        row.is_packed = True
-        line = msgspec.json.encode([row.kind, row.drawn()]) + b"\n"
-        if data := self._packer.compress(line):
-            self._packed.append(data)
-
     def _put(self, head: Html, body: Html = NOTHING, kind: str = "", *, is_open: bool = False) -> tuple[int, Row]:
         number = Html(f'<span class="no mono">{self._number}{self._after}</span>')
         row = Row(kind, Html(number + head), body, is_open)
-        place = len(self.rows)
-        if self.rows_max is None or place < self.rows_max:
-            self.rows.append(row)
-            self.touched.add(place)
-            return place, row
-        self.beyond += 1
-        self._window.append(row)
-        if len(self._window) > WINDOW_ROWS:
-            self._pack(self._window.pop(0))
-        return -1, row
+        if self.is_full or self.rows_max == 0:
+            self.is_full = True
+            self.beyond += 1
+            return -1, row
+        self.rows.append(row)
+        self.is_full = len(self.rows) == self.rows_max
+        self.touched.add(len(self.rows) - 1)
+        self.drawn_events = self._number
+        return len(self.rows) - 1, row
 
     def _text(self, words: str) -> Html:
-        chars_max = OUTPUT_CHARS_MAX if not self.beyond else PACKED_OUTPUT_CHARS_MAX
-        return tag("pre", self.shown(cut(words, chars_max))) if words.strip() else NOTHING
+        return tag("pre", self.shown(cut(words))) if words.strip() else NOTHING
 
     def _output(self, words: str) -> Html:
         if "outputs" in self.omit and words.strip():
@@ -195,9 +167,11 @@ class Story(msgspec.Struct, kw_only=True):
 
     def _resulted(self, event: kinds.ToolResult) -> None:
         place, row, bar = self._calls.pop(event.tool_use_id or event.tool_name, (-1, None, None))
+        if row is None and self.is_full:
+            return  # It goes with its call, which is not drawn.
         kind = "bad" if event.is_error else "good"
         mark = tag("span", text("failed" if event.is_error else "done"), class_=kind)
-        if row is None or row.is_packed:
+        if row is None:
             place, row = self._put(join((tag("b", text(event.tool_name)), mark), " "))
         else:
             row.head = join((row.head, mark), " ")
@@ -255,6 +229,10 @@ _TOLD: Final[dict[type[Any], Any]] = {
     kinds.LossReported: Story._noted,
     kinds.Warned: Story._noted,
 }
+SILENT: Final = tuple(sorted(name for name, kind in kinds.CARRIED.items() if kind not in _TOLD))
+"""Members of `ext` whose events are no rows."""
+_LATE: Final = frozenset({kinds.ToolResult, kinds.Approval, kinds.ApprovalAnswered})
+"""Kinds that say more than their row: a drawn call's result, and the table of decisions."""
 
 
 def cut(whole: str, chars_max: int = OUTPUT_CHARS_MAX) -> str:

@@ -14,7 +14,7 @@ UNPRINTABLE: Final = (
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
-_STAGED: Final = r"/[^\s'\"=:;|&<>()]*/stage/[0-9a-f]{8}-[0-9a-f-]{27}/tree(?![^/\s'\":;|&<>()])(/(?=[^\s'\"]))?"
+STAGED: Final = r"/[^\s'\"=:;|&<>()]*/stage/[0-9a-f]{8}-[0-9a-f-]{27}/tree(?![^/\s'\":;|&<>()])(/(?=[^\s'\"]))?"
 _SHORT: Final = {"\r": "\\r"}
 
 
@@ -25,7 +25,7 @@ def printable(text: str) -> str:
 
 def in_workspace(text: str) -> str:
     """Text with paths in a run's copy of the workspace as they are in the workspace: that copy goes with the run."""
-    return re.sub(_STAGED, lambda found: "" if found[1] else ".", text)
+    return re.sub(STAGED, lambda found: "" if found[1] else ".", text)
 
 
 def one_line(text: object, chars_max: int = SHOWN_CHARS_MAX, *, keep: str = "beginning") -> str:

@@ -43,9 +43,11 @@ JS: Final = r"""
 (function () {
   var main = document.getElementById('main'), note = document.getElementById('note');
   var said = document.getElementById('said');
-  var given = /^#token=([\w-]+)$/.exec(location.hash);
-  if (given) { sessionStorage.setItem('token', given[1]); history.replaceState(null, '', '#/'); }
-  var token = sessionStorage.getItem('token') || '', open = null, timer = 0, picked = [];
+  var given = /^#(token|code)=([\w-]+)$/.exec(location.hash), token = sessionStorage.getItem('token') || '';
+  if (given) history.replaceState(null, '', '#/');
+  function keep(words) { token = words; sessionStorage.setItem('token', words); }
+  if (given && given[1] === 'token') keep(given[2]);
+  var open = null, timer = 0, picked = [];
 
   function el(name, words, kind) {
     var made = document.createElement(name);
@@ -59,7 +61,8 @@ JS: Final = r"""
   }
   function button(words, act) { var made = el('button', words); made.type = 'button'; made.onclick = act; return made; }
   function ask(path, body, signal) {
-    var how = { headers: { Authorization: 'Bearer ' + token }, signal: signal, cache: 'no-store' };
+    var key = body && body.code ? 'Code ' + body.code : 'Bearer ' + token;
+    var how = { headers: { Authorization: key }, signal: signal, cache: 'no-store' };
     if (body !== undefined) {
       how.method = 'POST'; how.body = JSON.stringify(body); how.headers['Content-Type'] = 'application/json';
     }
@@ -246,6 +249,8 @@ JS: Final = r"""
     if (found) run(found[1]); else if (location.hash === '#/new') order(); else list();
   }
   window.addEventListener('hashchange', go);
-  go();
+  if (!given || given[1] === 'token') go();
+  else ask('/api/token', { code: given[2] }).then(function (answer) { return answer.json(); })
+    .then(function (told) { keep(told.token); go(); }).catch(fail);
 })();
 """

@@ -1,12 +1,14 @@
 """What a run waits for, or why it ended as it did: the first cause that holds, its evidence, the next step. Pure.
 
-Each kind is one small function over the picture; `LIVE` and `OVER` are their order. What is only likely says so.
+Each kind is one small function over the picture; `WAITS`, `HABITS`, `DOING` and `OVER` are their order. What is only
+likely says so.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, Literal
 
 import msgspec
@@ -118,8 +120,8 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """Ways in which the agent may log in that are all there."""
     models: tuple[str, ...] = ()
     """Known names of models."""
-    places: tuple[int, int] | None = None
-    """Runs at work in the process that holds this one, and its limit of them."""
+    circuit_until_ms: int = 0
+    """Until when the router leaves the backend alone, since 1970; 0 where nobody looked."""
 
 
 Rule = Callable[[Picture, Moment], Cause | None]
@@ -127,8 +129,7 @@ Rule = Callable[[Picture, Moment], Cause | None]
 
 def diagnose(picture: Picture, moment: Moment) -> Diagnosis:
     """Say what a run waits for, or why it ended as it did."""
-    rules = LIVE if moment.state == "live" else CUT_OFF if moment.state == "cut_off" else OVER
-    found = [cause for rule in rules if (cause := rule(picture, moment)) is not None]
+    found = list(_causes(picture, moment))
     first = found[0] if found else _fine(picture, moment)
     began_ms = milliseconds(first.since) if moment.state == "live" and first.since else None
     return Diagnosis(
@@ -139,8 +140,25 @@ def diagnose(picture: Picture, moment: Moment) -> Diagnosis:
         since_ms=max(0, moment.now_ms - began_ms) if began_ms is not None else None,
         evidence=tuple(_cut(one) for one in first.evidence[:EVIDENCE_MAX]),
         next=tuple(one_line(step, LINE_CHARS_MAX) for step in first.next),
-        also=tuple(cause.kind for cause in found[1 : ALSO_MAX + 1]),
+        also=tuple(cause.kind for cause in found[1:] if cause.kind not in HEALTHY)[:ALSO_MAX],
     )
+
+
+def _causes(picture: Picture, moment: Moment) -> Iterator[Cause]:
+    """What holds, the most telling first. A run that waits for one thing is not silent for another reason, too."""
+    if moment.state == "live":
+        waits = next(_holding(WAITS, picture, moment), None)
+        if waits is not None:
+            yield waits
+        yield from _holding(HABITS, picture, moment)
+        if waits is None:
+            yield from islice(_holding(DOING, picture, moment), 1)
+    else:
+        yield from _holding(CUT_OFF if moment.state == "cut_off" else OVER, picture, moment)
+
+
+def _holding(rules: Sequence[Rule], picture: Picture, moment: Moment) -> Iterator[Cause]:
+    return (cause for rule in rules if (cause := rule(picture, moment)) is not None)
 
 
 def _cut(evidence: Evidence) -> Evidence:
@@ -243,18 +261,18 @@ def _login_wanted(picture: Picture, moment: Moment) -> Cause | None:
     )
 
 
-_RESETS: Final = re.compile(
-    r"\b(resets?|renews?|try again|available again|retry)\b.{0,40}?"
+_RESETS: Final = (
+    r"(?is)\b(resets?|renews?|try again|available again|retry)\b.{0,40}?"
     r"(\d{4}-\d\d-\d\d|\d{1,2}:\d\d|\d{1,2} ?[ap]m\b|\d+ ?(h|hours?|days?)\b"
-    r"|\b(mon|tues|wednes|thurs|fri|satur|sun)day|\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]* \d)",
-    re.IGNORECASE | re.DOTALL,
+    r"|\b(mon|tues|wednes|thurs|fri|satur|sun)day|\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]* \d)"
 )
+"""Compiled on first use, as no diagnosis of another kind shall wait for it."""
 _LIMITED: Final = re.compile(r"\b(limit|quota|usage|credits?)\b", re.IGNORECASE)
 
 
 def _quota(text: str, after_ms: int | None, rows: Sequence[Evidence]) -> Cause | None:
     """A limit that no short pause lifts: its text names a date, or the service asks to wait long."""
-    found = _RESETS.search(text) if _LIMITED.search(text) else None
+    found = re.search(_RESETS, text) if _LIMITED.search(text) else None
     long = after_ms is not None and after_ms >= WAITS_LONG_MS
     if found is None and not long:
         return None
@@ -298,19 +316,6 @@ def _talks_only(picture: Picture, moment: Moment) -> Cause | None:
         evidence=[Evidence(found.what.strip(), found.number)],
         next=["another model: this one may not know how to call tools here"],
         sure=False,
-    )
-
-
-def _queued(picture: Picture, moment: Moment) -> Cause | None:
-    if picture.is_sent or picture.has_stage or moment.places is None or moment.places[0] < moment.places[1]:
-        return None
-    taken, limit = moment.places
-    return Cause(
-        kind="queued",
-        verdict="it waits until another run has ended",
-        evidence=[Evidence(f"{taken} runs are at work, and {limit} may be")],
-        next=["wait", "or raise runs_max of [limits]"],
-        since=picture.started_at,
     )
 
 
@@ -579,8 +584,7 @@ def _interruption(restarted: bool, picture: Picture, *, sealed: bool) -> Cause:
     rows = [Evidence("the machine was started anew since" if restarted else "the machine was not started anew since")]
     if picture.last:
         rows.append(Evidence(f"the last event was {picture.last}", picture.events))
-    calls = sorted(picture.open_calls.values(), key=lambda call: call.number)
-    rows += [Evidence(f"{call.tool} was at work: {call.about}", call.number) for call in calls[-1:]]
+    rows += _at_work(picture)
     next_ = ["run the order again; its conversation, if it was kept: run --resume last"]
     return Cause(
         kind="interrupted",
@@ -662,39 +666,34 @@ def _rule_blocks(picture: Picture, moment: Moment) -> Cause | None:
 
 
 def _interrupted(picture: Picture, end: Ended) -> Cause:
-    durability = end.added.get("durability")
-    restarted = isinstance(durability, dict) and durability.get("machine_restarted") is True
+    restarted = _object(end.added.get("durability")).get("machine_restarted") is True
     return _interruption(restarted, picture, sealed=True)
 
 
-def _idle(picture: Picture, end: Ended) -> Cause:
-    calls = sorted(picture.open_calls.values(), key=lambda call: call.number)
-    rows = [Evidence(f"{call.tool} was at work: {call.about}", call.number) for call in calls[-1:]]
-    who = "a tool" if calls else "the agent"
-    return Cause(
-        kind="idle_limit",
-        verdict=f"{who} said nothing for longer than the limit",
-        evidence=[*rows, *_said(end)],
-        next=[end.hint or "raise --idle-timeout, or have the tool say something"],
-    )
+_LIMITS_MET: Final[dict[str, tuple[Kind, str, str]]] = {
+    "idle": (
+        "idle_limit",
+        "nothing was said for longer than the limit",
+        "raise --idle-timeout, or have the tool speak",
+    ),
+    "deadline": ("deadline", "its time was up", "raise --timeout, or split the task"),
+    "budget": ("budget", "its budget was spent", "raise --max-budget-usd, or split the task"),
+    "max_turns": ("max_turns", "it used all its turns", "raise --max-turns, or split the task"),
+}
+"""Reason of the end → kind, verdict and what to do where the error itself says nothing better."""
 
 
-def _deadline(picture: Picture, end: Ended) -> Cause:
-    calls = sorted(picture.open_calls.values(), key=lambda call: call.number)
-    rows = [Evidence(f"{call.tool} was at work: {call.about}", call.number) for call in calls[-1:]]
-    next_ = [end.hint or "raise --timeout", "or split the task"]
-    return Cause(kind="deadline", verdict="its time was up", evidence=[*_said(end), *rows], next=next_)
+def _limit_met(picture: Picture, end: Ended) -> Cause:
+    kind, verdict, step = _LIMITS_MET[end.reason]
+    done = Evidence(f"{picture.turns} turns, {picture.calls} calls of tools")
+    rows = [*_said(end), *_at_work(picture), done]
+    return Cause(kind=kind, verdict=verdict, evidence=rows, next=[end.hint or step])
 
 
-def _budget(picture: Picture, end: Ended) -> Cause:
-    rows = [*_said(end), Evidence(f"{picture.turns} turns, {picture.calls} calls of tools")]
-    next_ = ["raise --max-budget-usd, or split the task"]
-    return Cause(kind="budget", verdict="its budget was spent", evidence=rows, next=next_)
-
-
-def _turns(picture: Picture, end: Ended) -> Cause:
-    next_ = ["raise --max-turns, or split the task"]
-    return Cause(kind="max_turns", verdict="it used all its turns", evidence=_said(end), next=next_)
+def _at_work(picture: Picture) -> list[Evidence]:
+    """The newest call that had no result yet."""
+    call = _newest_call(picture)
+    return [Evidence(f"{call.tool} was at work: {call.about}", call.number)] if call is not None else []
 
 
 def _cancelled(picture: Picture, end: Ended) -> Cause:
@@ -740,8 +739,7 @@ def _crashed(picture: Picture, end: Ended) -> Cause:
 
 def _refused(picture: Picture, end: Ended) -> Cause:
     next_ = [end.hint] if end.hint else ["see the order's requirements and policy"]
-    negotiation = end.added.get("negotiation")
-    change = negotiation.get("smallest_change") if isinstance(negotiation, dict) else None
+    change = _object(end.added.get("negotiation")).get("smallest_change")
     if isinstance(change, list):
         next_ += [str(row) for row in change[:3]]
     return Cause(kind="refused", verdict="the order was refused before it was sent", evidence=_said(end), next=next_)
@@ -749,10 +747,7 @@ def _refused(picture: Picture, end: Ended) -> Cause:
 
 _REASONS: Final[dict[str, Callable[[Picture, Ended], Cause]]] = {
     "interrupted": _interrupted,
-    "idle": _idle,
-    "deadline": _deadline,
-    "budget": _budget,
-    "max_turns": _turns,
+    **dict.fromkeys(_LIMITS_MET, _limit_met),
     "cancelled": _cancelled,
     "host_exit": _crashed,
     "refused": _refused,
@@ -764,10 +759,7 @@ def _said(end: Ended) -> list[Evidence]:
 
 
 def _words(end: Ended) -> list[Evidence]:
-    text = end.evidence
-    stderr = end.added.get("stderr")
-    if not text and isinstance(stderr, dict):
-        text = str(stderr.get("tail") or "")
+    text = end.evidence or str(_object(end.added.get("stderr")).get("tail") or "")
     return [Evidence(f"stderr: {line}") for line in text.strip().splitlines()[-3:]]
 
 
@@ -874,8 +866,7 @@ _REFINED: Final[dict[str, Callable[[Picture, Ended, Moment], Cause | None]]] = {
 def _by_policy(picture: Picture, moment: Moment) -> Cause | None:
     """A rule of ours was not kept, or the result may not be applied for it."""
     end = picture.ended
-    enforcement = end.added.get("enforcement") if end is not None else None
-    rows = enforcement.get("violations") if isinstance(enforcement, dict) else None
+    rows = _object(end.added.get("enforcement") if end is not None else None).get("violations")
     if not isinstance(rows, list) or not rows:
         return None
     told = list(dict.fromkeys(str(row.get("reason")) for row in rows if isinstance(row, dict)))
@@ -937,6 +928,18 @@ def _denied(picture: Picture, denied: Sequence[Denial]) -> Cause:
     )
 
 
+def _breaker_open(picture: Picture, moment: Moment) -> Cause | None:
+    end = picture.ended
+    left_ms = moment.circuit_until_ms - moment.now_ms
+    if left_ms <= 0 or end is None or end.code == "circuit_breaker_open":
+        return None
+    _, verdict, step = _CODES["circuit_breaker_open"]
+    until = Evidence(
+        f"{picture.backend} failed several times in a row: no order is routed to it for {lasting(left_ms)}"
+    )
+    return Cause(kind="breaker_open", verdict=verdict, evidence=[until], next=[step])
+
+
 def _changed_nothing(picture: Picture) -> bool:
     patch = picture.ended.added.get("patch") if picture.ended is not None else None
     return isinstance(patch, dict) and patch.get("bytes") == 0
@@ -962,8 +965,7 @@ def _done_but_ignored(picture: Picture, moment: Moment) -> Cause | None:
 
 def _done_but_unchanged(picture: Picture, moment: Moment) -> Cause | None:
     added = picture.ended.added if picture.ended is not None else {}
-    reconciliation = added.get("reconciliation")
-    claimed = reconciliation.get("claimed_only") if isinstance(reconciliation, dict) else None
+    claimed = _object(added.get("reconciliation")).get("claimed_only")
     if not _changed_nothing(picture) or not isinstance(claimed, list) or not claimed:
         return None
     return Cause(
@@ -995,16 +997,20 @@ def _done_but_red(picture: Picture, moment: Moment) -> Cause | None:
     )
 
 
-LIVE: Final[tuple[Rule, ...]] = (
-    *(_stopped, _hook_hangs, _question_waits, _login_wanted, _quota_used_up, _is_retried),
-    *(_repeats, _compaction_loop, _talks_only, _queued, _starts, _agent_reads_stdin, _nobody_reads),
-    *(_tool_wants_input, _server_in_foreground, _sub_agent_spends, _tool_works),
-    *(_server_hangs, _model_silent, _cache_lost),
+WAITS: Final[tuple[Rule, ...]] = (_stopped, _hook_hangs, _question_waits, _login_wanted, _quota_used_up, _is_retried)
+"""What a live run waits for."""
+HABITS: Final[tuple[Rule, ...]] = (_repeats, _compaction_loop, _talks_only, _cache_lost)
+"""How it goes on, whatever it waits for."""
+DOING: Final[tuple[Rule, ...]] = (
+    *(_starts, _agent_reads_stdin, _nobody_reads, _tool_wants_input, _server_in_foreground),
+    *(_sub_agent_spends, _tool_works, _server_hangs, _model_silent),
 )
+"""What it does, or why it does nothing."""
 CUT_OFF: Final[tuple[Rule, ...]] = (_disk_is_full, _cut_off)
 OVER: Final[tuple[Rule, ...]] = (
     *(_altered, _by_policy, _ended_without_room, _rule_blocks, _ended_badly, _repeats, _compaction_loop),
     *(_done_but_denied, _done_but_ignored, _done_but_unchanged, _done_but_red, _talks_only, _cache_lost),
+    _breaker_open,
 )
 HEALTHY: Final = frozenset({"nothing", "tool_works"})
 """Kinds that are no trouble."""

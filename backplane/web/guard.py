@@ -7,6 +7,8 @@ address, nor another origin's page, nor a name that was bound to this address an
 from __future__ import annotations
 
 import hmac
+import secrets
+import time
 from typing import Final
 
 import msgspec
@@ -17,6 +19,9 @@ HEAD_BYTES_MAX: Final = 64 * 1024
 STREAMS_MAX: Final = 32
 """Runs that are followed at once, by all pages together."""
 
+CODE_S_MAX: Final = 30.0
+"""For a browser that was opened with a code to change it for the token: it starts in a few seconds."""
+
 HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -26,6 +31,8 @@ HEADERS: Final = {
     "X-Frame-Options": "DENY",
 }
 """On every answer, beside the policy of the page."""
+
+TOKEN_PATH: Final = "/api/token"
 
 
 class Guard:
@@ -42,10 +49,21 @@ class Guard:
         self._app = app
         self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
         self._token = token
+        self._code, self._code_ends = "", 0.0
         self._headers = [
             (name.lower().encode(), value.encode())
             for name, value in {**HEADERS, "Content-Security-Policy": policy}.items()
         ]
+
+    def new_code(self) -> str:
+        """Make a code that gives the token once, within `CODE_S_MAX`: a browser's arguments are seen by other users."""
+        self._code, self._code_ends = secrets.token_urlsafe(16), time.monotonic() + CODE_S_MAX
+        return self._code
+
+    def _redeem(self, given: str) -> bool:
+        code, self._code = self._code, ""
+        is_right = hmac.compare_digest(given.encode(), f"Code {code}".encode())
+        return bool(code) and is_right and time.monotonic() <= self._code_ends
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, refused or not."""
@@ -53,7 +71,11 @@ class Guard:
             return
         refusal = self._refused(scope)
         if refusal is not None:
-            await self._refuse(send, *refusal)
+            status, fact = refusal
+            await self._answer(send, status, {"code": "policy_denied", "message": fact})
+            return
+        if scope["path"] == TOKEN_PATH:
+            await self._answer(send, 200, {"token": self._token})
             return
 
         async def dressed(message: dict[str, object]) -> None:
@@ -80,14 +102,19 @@ class Guard:
             return 400, "a token does not belong into an address"
         if not scope["path"].startswith("/api/"):
             return None
+        if scope["path"] == TOKEN_PATH:
+            refused = _refused_post(headers) if method == "POST" else (405, "only POST")
+            if refused is None and not self._redeem(headers.get("authorization", "")):
+                refused = 401, "the code was used, or is too old: open the address that the terminal printed"
+            return refused
         if not hmac.compare_digest(headers.get("authorization", "").encode(), f"Bearer {self._token}".encode()):
             return 401, "the token is missing or wrong: open the address that the terminal printed"
         if method == "POST":
             return _refused_post(headers)
         return None
 
-    async def _refuse(self, send: Send, status: int, fact: str) -> None:
-        body = msgspec.json.encode({"code": "policy_denied", "message": fact})
+    async def _answer(self, send: Send, status: int, told: dict[str, str]) -> None:
+        body = msgspec.json.encode(told)
         headers = [*self._headers, (b"content-type", b"application/json"), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})

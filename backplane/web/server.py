@@ -45,13 +45,14 @@ def serve(
     *,
     port: int,
     read_only: bool,
-    ready: Callable[[str], None],
+    ready: Callable[[str, str], None],
 ) -> tuple[str, ...]:
     """Serve until SIGINT or SIGTERM; the runs that were started here end in order then.
 
     Args:
         port: 0 takes any that is free.
-        ready: is told the page's address with its token, once somebody listens there.
+        ready: is told the page's address with its token, and the one with a code that opens it once within
+            `guard.CODE_S_MAX`, once somebody listens there.
 
     Returns:
         What was found of runs that were cut off, a line each.
@@ -74,13 +75,14 @@ async def _serve(
     home: Path,
     environ: Mapping[str, str],
     read_only: bool,
-    ready: Callable[[str], None],
+    ready: Callable[[str, str], None],
 ) -> tuple[str, ...]:
     number, token = listener.getsockname()[1], secrets.token_urlsafe(32)
     async with ControlPlane(settings, home, dict(environ)) as plane, anyio.create_task_group() as tasks:
         pages = Pages(plane, tasks, environ, read_only=read_only)
+        guard = Guard(pages.app(), port=number, token=token, policy=POLICY)
         config = uvicorn.Config(
-            Guard(pages.app(), port=number, token=token, policy=POLICY),
+            guard,
             http=_Prompt,
             lifespan="off",
             log_level="critical",
@@ -90,7 +92,8 @@ async def _serve(
             h11_max_incomplete_event_size=HEAD_BYTES_MAX,
             timeout_graceful_shutdown=GRACE_S,
         )
-        ready(f"http://127.0.0.1:{number}/#token={token}")
+        address = f"http://127.0.0.1:{number}/"
+        ready(f"{address}#token={token}", f"{address}#code={guard.new_code()}")
         await uvicorn.Server(config).serve(sockets=[listener])
         tasks.cancel_scope.cancel()
     return plane.keeper.notes + plane.keeper.problems
