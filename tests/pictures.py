@@ -52,9 +52,12 @@ say("tool_call", tool_name="bash", tool_use_id="2", input={"command": "pytest -q
 for number in range(7):
     say("warning", message="o", ext={"output": {"text": "tests/test_client.py::test_%d ok\\n" % number}})
     time.sleep(0.4)
+    spent = {"input_tokens": 15320 + 4000 * number, "output_tokens": 812 + 300 * number}
+    say("warning", message="u", ext={"usage": {**spent, "estimated_cost_usd": 0.0312 + 0.011 * number}})
 say("tool_result", tool_name="bash", tool_use_id="2", output="7 passed", is_error=False)
 put({"t": "ask", "ref_id": run["id"], "id": "a1", "kind": "tool", "name": "deploy", "input": {"to": "staging"}})
 answer = take()
+say("warning", message="u", ext={"usage": {"input_tokens": 46110, "output_tokens": 2950, "estimated_cost_usd": 0.1127}})
 say("assistant_message", text="The timeout is kept now; all **7** tests pass.")
 put(final(run))
 end()

@@ -160,9 +160,7 @@ def find_engine(options: Options) -> tuple[str, Contents, Path]:
     check_priority(getattr(options, "priority", None))
     home = config.home(os.environ)
     url = options.engine or f"sqlite:///{home / 'queue.sqlite'}"
-    if not url.startswith(("sqlite:///", "postgresql://")):
-        fact = f"{url.partition(':')[0][:40]!r} is no kind of engine"
-        raise ConfigError("config_invalid", fact, hint="sqlite:///FILE, or postgresql://USER@HOST/DATABASE")
+    _check_url(url)
     folder = options.content
     if folder is None and url.startswith("sqlite"):
         folder = f"{url.removeprefix('sqlite:///')}.content"
@@ -170,6 +168,14 @@ def find_engine(options: Options) -> tuple[str, Contents, Path]:
         fact = "an engine on a server needs a place for contents that all machines share"
         raise ConfigError("config_invalid", fact, hint="--content DIR or URL, the same for submitters and workers")
     return url, open_contents(folder, os.environ), home
+
+
+def _check_url(url: str) -> None:
+    from backplane.errors import ConfigError
+
+    if not url.startswith(("sqlite:///", "postgresql://")):
+        fact = f"{url.partition(':')[0][:40]!r} is no kind of engine"
+        raise ConfigError("config_invalid", fact, hint="sqlite:///FILE, or postgresql://USER@HOST/DATABASE")
 
 
 def _within(name: str, value: float, least: float, most: float) -> None:
@@ -332,7 +338,11 @@ async def _why_it_waits(engine: DurableEngine, status: Status) -> str:
 
 
 def look_up(name: str, url: str | None) -> tuple[Status, Job, str] | None:
-    """The one order whose id begins so, and what it waits for; None where there is no queue, or none or several."""
+    """The one order whose id begins so, and what it waits for; None where there is no queue, or none or several.
+
+    Raises:
+        ConfigError: `config_invalid`, no kind of engine.
+    """
     import os
     from importlib.util import find_spec
 
@@ -340,6 +350,8 @@ def look_up(name: str, url: str | None) -> tuple[Status, Job, str] | None:
 
     from backplane import config
 
+    if url is not None:
+        _check_url(url)
     file = config.home_path(os.environ) / "queue.sqlite"
     if len(name) < ID_CHARS_MIN or (url is None and not file.is_file()) or find_spec("dbos") is None:
         return None

@@ -1,7 +1,7 @@
 """What a run waits for, or why it ended as it did: the first cause that holds, its evidence, the next step. Pure.
 
-Each kind is one small function over the picture; `WAITS`, `HABITS`, `DOING` and `OVER` are their order. What is only
-likely says so.
+`KINDS` has the words of each kind, and a small function over the picture finds it; `WAITS`, `HABITS`, `DOING` and
+`OVER` are their order. What is only likely says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from backplane.contract.unheard import nearest_name
 from backplane.errors import CODES
 from backplane.process.table import Process
 from backplane.view.figures import count, lasting, milliseconds
-from backplane.view.picture import Call, Denial, Ended, Picture, Question
+from backplane.view.picture import Call, Denial, Ended, Picture
 from backplane.view.text import one_line
 
 ALSO_MAX: Final = 3
@@ -60,6 +60,123 @@ WAITS_LONG_MS: Final = 3_600_000
 """A service that asks to wait longer than this says that a quota is used up."""
 
 Kind = str
+
+KINDS: Final[dict[Kind, tuple[str, ...]]] = {
+    # Of a run that lives.
+    "approval_waits": ("it waits for your approval of {tool}",
+                       "backplane answer {run} {ask} allow, or deny --reason WHY",
+                       "or in the terminal where it runs, or in: backplane watch"),
+    "question_waits": ("it waits for your answer to a question", "backplane answer {run} {ask} allow --text WORDS",
+                       "or in the terminal where it runs, or in: backplane watch"),
+    "stopped": ("a process of it was stopped, and does nothing until it is continued", "kill -CONT {pids}"),
+    "hook_hangs": ("a hook has not answered yet: {names}", "wait for its limit (timeout_ms of the hook)",
+                   "or mend the hook: it answers in milliseconds"),
+    "login_wanted": ("the agent waits for somebody to log in",
+                     "log in with the agent's own program, then run it again", "or give it a key: backplane doctor"),
+    "quota": ("the account's quota is used up, {until}", "another login, model or backend", "or wait until then"),
+    "overloaded": ("the model's service {what}, and is asked again{code}",
+                   "wait; where it goes on, another model or backend"),
+    "asked_again": ("the model's service failed, and is asked again{code}",
+                    "wait; where it goes on, another model or backend"),
+    "same_failure": ("the same failure came {times} times in a row",
+                     "stop it (Ctrl-C where it runs), and say in the task what goes wrong"),
+    "same_call": ("it made the same call {times} times in a row, with the same result",
+                  "stop it (Ctrl-C where it runs), and say in the task what it should do instead"),
+    "compaction_loop": ("the conversation was shortened {times} times, and no file was changed in between",
+                        "stop it, and give a smaller task", "or a model with a larger window"),
+    "talks_only": ("it says what it will do, and calls no tool: {times} turns in a row",
+                   "another model: this one may not know how to call tools here"),
+    "cache_lost": ("the service's cache was lost: what it knew is paid for in full again",
+                   "see what changed at its beginning: tools, servers, system text, model; or a long pause"),
+    "no_hello": ("its host was started and has said nothing yet", "wait for its limit (--hello-timeout)",
+                 "backplane doctor, for the backend {backend!r}"),
+    "staging": ("its workspace is being copied, or its host is being prepared",
+                "wait, or exclude folders that it does not need (--exclude)"),
+    "agent_reads_stdin": ("the agent reads its standard input, and nobody will write there",
+                          "have its host close it: start the agent with </dev/null"),
+    "nobody_reads": ("its host cannot write: nobody reads what the run tells",
+                     "let the program go on that reads the run's output (a pager, a pipe, a stopped terminal)"),
+    "tool_wants_input": ("the tool's command waits for input that nobody will type",
+                         "stop it, and have the command ask nothing (-y, --no-input, --batch)",
+                         "or give it its input in the command"),
+    "server_in_foreground": ("the tool started a server, and waits for its end",
+                             "stop it, and have the server started in the background (&), with its output in a file"),
+    "sub_agent_spends": ("a sub-agent works, and has spent {spent} tokens", "wait",
+                         "or stop it; --max-budget-usd bounds what it may spend"),
+    "tool_works": ("{tool} runs", "wait"),
+    "tool_quiet": ("{tool} runs and has said nothing for {age}", "wait, if it is a long one",
+                   "if it waits for input: a flag that asks nothing (-y, --no-input)"),
+    "mcp_hangs": ("the agent has not begun: an MCP server may hang at its start",
+                  "leave out that server (--mcp), or start it by hand and see what it says"),
+    "model_silent": ("no tool runs, and the agent has said nothing for {age}",
+                     "wait: the run ends by itself after --idle-timeout", "Ctrl-C where it runs"),
+    # Of a run that has ended, or was cut off; by the reason of its end.
+    "idle_limit": ("nothing was said for longer than the limit", "raise --idle-timeout, or have the tool speak"),
+    "deadline": ("its time was up", "raise --timeout, or split the task"),
+    "budget": ("its budget was spent", "raise --max-budget-usd, or split the task"),
+    "max_turns": ("it used all its turns", "raise --max-turns, or split the task"),
+    "cancelled": ("{by}", "run the order again; its conversation, if it was kept: run --resume last"),
+    "interrupted": ("its control plane {how}",
+                    "run the order again; its conversation, if it was kept: run --resume last"),
+    "crashed": ("its host ended before it gave a result: {how}",
+                "see its last words above; run it again, as a retry may help"),
+    "crashed_at_start": ("its host ended before it said hello: {how}",
+                         "backplane conform -- COMMAND…, which shows how far it gets", "backplane doctor"),
+    "out_of_memory": ("its host was killed: most often by lack of memory",
+                      "give the machine or the run more memory, or see who killed it (journalctl -k)"),
+    "refused": ("the order was refused before it was sent", "see the order's requirements and policy"),
+    # By the code of its error.
+    "not_started": ("its host could not be started", "install it, or put right its path"),
+    "no_handshake": ("its host said no valid hello", "backplane conform -- COMMAND…"),
+    "bad_line": ("its host broke the protocol", "backplane conform -- COMMAND…"),
+    "key_refused": ("the model's service refused the key", "backplane doctor"),
+    "key_and_login": (
+        "the key was refused, and there is more than one way to log in: the agent may have taken the wrong one",
+        "leave one of them: unset the variable, or log out of the program", "backplane doctor"),
+    "model_unknown": ("the model's service does not know the model", "another --model"),
+    "too_long": ("the conversation is longer than the model takes", "a smaller task"),
+    "unavailable": ("the backend cannot be reached or used", "backplane doctor"),
+    "no_network": ("the model's service cannot be reached: {what}",
+                   "backplane doctor --url ADDRESS, which tries it step by step"),
+    "rate_limited": ("the model's service asked to slow down", "wait, or another model"),
+    "filtered": ("the model's service withheld the answer", "say it in other words"),
+    "wrong_shape": ("its answer does not match the schema", "see the answer, or the schema"),
+    "workspace": ("its result does not fit the files", "backplane apply {run} --merge"),
+    "conflict": ("the folder was changed while it worked: its result does not fit any more",
+                 "backplane apply {run} --merge", "or run it again on what is there now"),
+    "store": ("its receipt could not be kept", "see the disk; backplane receipts prune"),
+    "disk_full": ("the disk is full", "make room on that disk",
+                  "backplane receipts prune --keep 100, which removes what older runs keep"),
+    "breaker_open": ("the backend failed too often and is left alone", "wait, then try again"),
+    "altered": ("its receipt is not what was sealed: nothing it says can be relied on",
+                "backplane receipts verify {run}", "backplane receipts import, from an export that still verifies"),
+    # By what it did.
+    "rule_blocks": ("a rule of ours kept it from what it needed",
+                    "allow that in the policy (--policy), if it may do so",
+                    "backplane replay {run}, to try a rule"),
+    "rule_broken": ("it did what the policy forbids",
+                    "read the patch, then: backplane apply {run} --accept-violations", "or mend the rule"),
+    "agent_failed": ("the agent itself ended as {outcome}", "backplane receipts show {run}, for all that it said"),
+    "nobody_asked": ("{denials} calls were denied, as nobody could be asked",
+                     "run it in a terminal, or with --on-ask prompt", "or a rule that allows it (--policy)"),
+    "done_but_denied": ("it says that it is done, and {denials} of its calls were denied",
+                        "allow what it needs, and run it again"),
+    "only_ignored": ("it changed {ignored} files that git ignores, and no other: they are in no patch",
+                     "take them out of .gitignore, or work with --mode pass_through"),
+    "done_but_unchanged": ("it says that it changed files, and none is changed",
+                           "backplane receipts show {run}, for what it did"),
+    "done_but_red": ("it says that it is done, and its last tests failed", "run it yourself: {command}"),
+}  # fmt: skip
+"""Kind → its verdict, and what to do, the likeliest first. What stands in braces is a fact of the run."""
+
+LIKELY: Final = frozenset({
+    *("compaction_loop", "talks_only", "cache_lost", "no_hello", "staging", "server_in_foreground", "tool_quiet"),
+    *("mcp_hangs", "model_silent", "out_of_memory", "key_and_login", "rule_blocks", "done_but_red"),
+})  # fmt: skip
+"""Kinds that are never sure."""
+
+HEALTHY: Final = frozenset({"nothing", "tool_works"})
+"""Kinds that are no trouble."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -154,7 +271,9 @@ def _causes(picture: Picture, moment: Moment) -> Iterator[Cause]:
         if waits is None:
             yield from islice(_holding(DOING, picture, moment), 1)
     else:
-        yield from _holding(CUT_OFF if moment.state == "cut_off" else OVER, picture, moment)
+        is_done = picture.ended is not None and picture.ended.outcome == "complete"
+        rules = CUT_OFF if moment.state == "cut_off" else (*FIRST, *DONE, *OVER) if is_done else (*FIRST, *OVER)
+        yield from _holding(rules, picture, moment)
 
 
 def _holding(rules: Sequence[Rule], picture: Picture, moment: Moment) -> Iterator[Cause]:
@@ -165,13 +284,49 @@ def _cut(evidence: Evidence) -> Evidence:
     return msgspec.structs.replace(evidence, text=one_line(evidence.text, LINE_CHARS_MAX))
 
 
+def _cause(kind: Kind, picture: Picture, rows: Sequence[Evidence] = (), *, since: str = "", sure: bool = True,
+           hint: str = "", **facts: object) -> Cause:  # fmt: skip
+    """A kind in its words.
+
+    Args:
+        hint: a next step that goes before those of the kind.
+        facts: what stands in braces in its words.
+    """
+    told = {"run": _short(picture), "backend": picture.backend, **facts}
+    verdict, *steps = (words.format_map(told) for words in KINDS[kind])
+    next_ = [step for step in (hint, *steps) if step]
+    return Cause(kind=kind, verdict=verdict, evidence=rows, next=next_, sure=sure and kind not in LIKELY, since=since)
+
+
 def _short(picture: Picture) -> str:
     return picture.run_id[:8]
 
 
 def _age_ms(picture: Picture, moment: Moment) -> int:
-    last = milliseconds(picture.last_ts or picture.started_at)
+    last = milliseconds(_last_ts(picture))
     return max(0, moment.now_ms - last) if last is not None else 0
+
+
+def _last_ts(picture: Picture) -> str:
+    return picture.last_ts or picture.started_at
+
+
+def _last_words(words: str) -> list[Evidence]:
+    return [Evidence(f"stderr: {line}") for line in words.strip().splitlines()[-3:]]
+
+
+def _newest_call(picture: Picture) -> Call | None:
+    return max(picture.open_calls.values(), key=lambda call: call.number, default=None)
+
+
+def _at_work(picture: Picture) -> list[Evidence]:
+    """The newest call that had no result yet."""
+    call = _newest_call(picture)
+    return [Evidence(f"{call.tool} was at work: {call.about}", call.number)] if call is not None else []
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 # A run that lives -----------------------------------------------------------------------------------------------------
@@ -189,50 +344,25 @@ def _question_waits(picture: Picture, moment: Moment) -> Cause | None:
         rows.append(Evidence(f"answered with {default!r} in {lasting(left_ms)}, if nobody answers"))
     if len(picture.open_asks) > 1:
         rows.append(Evidence(f"{len(picture.open_asks) - 1} more questions wait behind it"))
-    is_input = ask.kind == "input"
-    return Cause(
-        kind="question_waits" if is_input else "approval_waits",
-        verdict="it waits for your answer to a question" if is_input else f"it waits for your approval of {ask.tool}",
-        evidence=rows,
-        next=[_answer_by(picture, ask, is_input), "or in the terminal where it runs, or in: backplane watch"],
-        since=ask.ts,
-    )
-
-
-def _answer_by(picture: Picture, ask: Question, is_input: bool) -> str:
-    words = "allow --text WORDS" if is_input else "allow, or deny --reason WHY"
-    return f"backplane answer {_short(picture)} {ask.id} {words}"
+    kind = "question_waits" if ask.kind == "input" else "approval_waits"
+    return _cause(kind, picture, rows, since=ask.ts, tool=ask.tool, ask=ask.id)
 
 
 def _stopped(picture: Picture, moment: Moment) -> Cause | None:
     found = [one for one in moment.processes if one.is_stopped]
     if not found:
         return None
-    return Cause(
-        kind="stopped",
-        verdict="a process of it was stopped, and does nothing until it is continued",
-        evidence=[Evidence(f"process {one.pid} is stopped: {one.command}") for one in found],
-        next=[f"kill -CONT {' '.join(str(one.pid) for one in found[:5])}"],
-        since=picture.last_ts or picture.started_at,
-    )
+    rows = [Evidence(f"process {one.pid} is stopped: {one.command}") for one in found]
+    return _cause("stopped", picture, rows, since=_last_ts(picture), pids=" ".join(str(one.pid) for one in found[:5]))
 
 
 def _hook_hangs(picture: Picture, moment: Moment) -> Cause | None:
     for id, names in picture.hooks.items():
         ask = picture.open_asks.get(id)
         if ask is not None:
-            return Cause(
-                kind="hook_hangs",
-                verdict=f"a hook has not answered yet: {', '.join(names)}",
-                evidence=[Evidence(f"asked about {ask.tool}: {ask.about}", ask.number)],
-                next=["wait for its limit (timeout_ms of the hook)", "or mend the hook: it answers in milliseconds"],
-                since=ask.ts,
-            )
+            rows = [Evidence(f"asked about {ask.tool}: {ask.about}", ask.number)]
+            return _cause("hook_hangs", picture, rows, since=ask.ts, names=", ".join(names))
     return None
-
-
-def _last_words(words: str) -> list[Evidence]:
-    return [Evidence(f"stderr: {line}") for line in words.strip().splitlines()[-3:]]
 
 
 _LOGIN: Final = re.compile(
@@ -252,13 +382,7 @@ def _login_wanted(picture: Picture, moment: Moment) -> Cause | None:
         return None
     if not (_LOGIN.search(moment.words) and _ADDRESS.search(moment.words)):
         return None
-    return Cause(
-        kind="login_wanted",
-        verdict="the agent waits for somebody to log in",
-        evidence=_last_words(moment.words),
-        next=["log in with the agent's own program, then run it again", "or give it a key: backplane doctor"],
-        since=picture.started_at,
-    )
+    return _cause("login_wanted", picture, _last_words(moment.words), since=picture.started_at)
 
 
 _RESETS: Final = (
@@ -270,57 +394,71 @@ _RESETS: Final = (
 _LIMITED: Final = re.compile(r"\b(limit|quota|usage|credits?)\b", re.IGNORECASE)
 
 
-def _quota(text: str, after_ms: int | None, rows: Sequence[Evidence]) -> Cause | None:
+def _quota(picture: Picture, text: str, rows: Sequence[Evidence], since: str = "") -> Cause | None:
     """A limit that no short pause lifts: its text names a date, or the service asks to wait long."""
+    after_ms = picture.folded.retry_after_ms
     found = re.search(_RESETS, text) if _LIMITED.search(text) else None
-    long = after_ms is not None and after_ms >= WAITS_LONG_MS
-    if found is None and not long:
+    if found is None and (after_ms is None or after_ms < WAITS_LONG_MS):
         return None
     until = f"until then: {found[0]}" if found is not None else f"for {lasting(after_ms or 0)}"
-    return Cause(
-        kind="quota",
-        verdict=f"the account's quota is used up, {until}",
-        evidence=rows,
-        next=["another login, model or backend", "or wait until then"],
-    )
+    return _cause("quota", picture, rows, since=since, until=until)
 
 
 def _quota_used_up(picture: Picture, moment: Moment) -> Cause | None:
     retry = picture.retry
     if retry is None:
         return None
-    found = _quota(retry.message, picture.folded.retry_after_ms, [Evidence(retry.message, retry.number)])
-    return msgspec.structs.replace(found, since=picture.last_ts) if found is not None else None
+    return _quota(picture, retry.message, [Evidence(retry.message, retry.number)], picture.last_ts)
+
+
+_LIMITS: Final = {"429": "asks to slow down", "529": "is overloaded", "503": "is overloaded"}
+
+
+def _is_retried(picture: Picture, moment: Moment) -> Cause | None:
+    retry = picture.retry
+    if retry is None:
+        return None
+    what, after_ms = _LIMITS.get(retry.code or ""), picture.folded.retry_after_ms
+    pause = [Evidence(f"it asks for a pause of {lasting(after_ms)}")] if after_ms is not None else []
+    rows = [Evidence(retry.message, retry.number), *pause, Evidence(f"{picture.retries} times in this run")]
+    kind, code = "overloaded" if what else "asked_again", f" ({retry.code})" if retry.code else ""
+    return _cause(kind, picture, rows, since=picture.last_ts, what=what, code=code)
+
+
+def _is_unfinished(picture: Picture) -> bool:
+    """Whether it goes on, or has ended as anything but complete: then what it repeats is news."""
+    return picture.ended is None or picture.ended.outcome != "complete"
+
+
+def _repeats(picture: Picture, moment: Moment) -> Cause | None:
+    for kind, found in (("same_failure", picture.same_failure), ("same_call", picture.same_call)):
+        if found.times >= REPEATS_MIN and _is_unfinished(picture):
+            return _cause(kind, picture, [Evidence(found.what, found.number)], times=found.times)
+    return None
 
 
 def _compaction_loop(picture: Picture, moment: Moment) -> Cause | None:
     found = picture.compactions
-    if found.times < REPEATS_MIN or (picture.ended is not None and picture.ended.outcome == "complete"):
+    if found.times < REPEATS_MIN or not _is_unfinished(picture):
         return None
-    return Cause(
-        kind="compaction_loop",
-        verdict=f"the conversation was shortened {found.times} times, and no file was changed in between",
-        evidence=[Evidence(found.what, found.number)],
-        next=["stop it, and give a smaller task", "or a model with a larger window"],
-        sure=False,
-    )
+    return _cause("compaction_loop", picture, [Evidence(found.what, found.number)], times=found.times)
 
 
 def _talks_only(picture: Picture, moment: Moment) -> Cause | None:
     found = picture.only_announced
     if found.times < REPEATS_MIN:
         return None
-    return Cause(
-        kind="talks_only",
-        verdict=f"it says what it will do, and calls no tool: {found.times} turns in a row",
-        evidence=[Evidence(found.what.strip(), found.number)],
-        next=["another model: this one may not know how to call tools here"],
-        sure=False,
-    )
+    return _cause("talks_only", picture, [Evidence(found.what.strip(), found.number)], times=found.times)
 
 
-def _newest_call(picture: Picture) -> Call | None:
-    return max(picture.open_calls.values(), key=lambda call: call.number, default=None)
+def _cache_lost(picture: Picture, moment: Moment) -> Cause | None:
+    if len(picture.spent) < 2:
+        return None
+    before, last = picture.spent
+    if before.cached < CACHED_TOKENS_MIN or last.cached or last.input * 2 < before.input:
+        return None
+    seen = f"{count(before.cached)} of {count(before.input)} tokens from the cache, then 0 of {count(last.input)}"
+    return _cause("cache_lost", picture, [Evidence(seen)])
 
 
 def _of_call(picture: Picture, moment: Moment) -> list[Process]:
@@ -332,13 +470,12 @@ def _of_call(picture: Picture, moment: Moment) -> list[Process]:
     return [one for one in moment.processes if one.started_ms >= began_ms - SLACK_MS]
 
 
-def _of_tool(picture: Picture, moment: Moment, found: Sequence[Process], kind: Kind, **told: Any) -> Cause | None:
+def _of_tool(picture: Picture, moment: Moment, found: Sequence[Process], kind: Kind) -> Cause | None:
     call = _newest_call(picture)
     if call is None or not found or _age_ms(picture, moment) < HANGS_MS:
         return None
     seen = [Evidence(f"process {one.pid}: {one.command}" + _ports(one)) for one in found[:2]]
-    rows = [Evidence(f"{call.tool}: {call.about}", call.number), *seen]
-    return Cause(kind=kind, evidence=rows, since=call.ts, **told)
+    return _cause(kind, picture, [Evidence(f"{call.tool}: {call.about}", call.number), *seen], since=call.ts)
 
 
 def _ports(process: Process) -> str:
@@ -347,22 +484,14 @@ def _ports(process: Process) -> str:
 
 def _tool_wants_input(picture: Picture, moment: Moment) -> Cause | None:
     found = [one for one in _of_call(picture, moment) if one.waits == "input"]
-    next_ = [
-        "stop it, and have the command ask nothing (-y, --no-input, --batch)",
-        "or give it its input in the command",
-    ]
-    verdict = "the tool's command waits for input that nobody will type"
-    return _of_tool(picture, moment, found, "tool_wants_input", verdict=verdict, next=next_)
+    return _of_tool(picture, moment, found, "tool_wants_input")
 
 
 def _server_in_foreground(picture: Picture, moment: Moment) -> Cause | None:
     own = _of_call(picture, moment)
-    found = [one for one in own if one.listens]
     if any(one.is_busy for one in own):
         return None
-    next_ = ["stop it, and have the server started in the background (&), with its output in a file"]
-    verdict = "the tool started a server, and waits for its end"
-    return _of_tool(picture, moment, found, "server_in_foreground", verdict=verdict, next=next_, sure=False)
+    return _of_tool(picture, moment, [one for one in own if one.listens], "server_in_foreground")
 
 
 _STDIN: Final = re.compile(r"additional input|(reading|waiting).{0,30}\b(stdin|standard input)\b", re.IGNORECASE)
@@ -373,14 +502,8 @@ def _agent_reads_stdin(picture: Picture, moment: Moment) -> Cause | None:
         return None
     if any(one.is_busy for one in moment.processes):
         return None
-    return Cause(
-        kind="agent_reads_stdin",
-        verdict="the agent reads its standard input, and nobody will write there",
-        evidence=_last_words(moment.words),
-        next=["have its host close it: start the agent with </dev/null"],
-        since=picture.last_ts or picture.started_at,
-        sure=any(one.waits == "input" for one in moment.processes),
-    )
+    reads = any(one.waits == "input" for one in moment.processes)
+    return _cause("agent_reads_stdin", picture, _last_words(moment.words), since=_last_ts(picture), sure=reads)
 
 
 def _server_hangs(picture: Picture, moment: Moment) -> Cause | None:
@@ -391,33 +514,18 @@ def _server_hangs(picture: Picture, moment: Moment) -> Cause | None:
         return None
     if any(one.is_connected or one.is_busy for one in moment.processes):
         return None
+    servers = Evidence(f"MCP servers of the order: {', '.join(picture.servers)}")
     seen = [Evidence(f"process {one.pid}: {one.command}") for one in moment.processes[-2:]]
-    return Cause(
-        kind="mcp_hangs",
-        verdict="the agent has not begun: an MCP server may hang at its start",
-        evidence=[
-            Evidence(f"MCP servers of the order: {', '.join(picture.servers)}"),
-            *seen,
-            *_last_words(moment.words),
-        ],
-        next=["leave out that server (--mcp), or start it by hand and see what it says"],
-        since=picture.last_ts or picture.started_at,
-        sure=False,
-    )
+    return _cause("mcp_hangs", picture, [servers, *seen, *_last_words(moment.words)], since=_last_ts(picture))
 
 
 def _sub_agent_spends(picture: Picture, moment: Moment) -> Cause | None:
     for id, call in picture.open_calls.items():
         spent = picture.tokens - call.tokens
         if picture.parents.get(id) and spent >= SPENT_TOKENS_MIN:
-            inner = picture.parents[id]
-            return Cause(
-                kind="sub_agent_spends",
-                verdict=f"a sub-agent works, and has spent {count(spent)} tokens",
-                evidence=[Evidence(f"{call.tool}: {call.about}", call.number), Evidence(f"{inner} calls of its own")],
-                next=["wait", "or stop it; --max-budget-usd bounds what it may spend"],
-                since=call.ts,
-            )
+            inner = Evidence(f"{picture.parents[id]} calls of its own")
+            rows = [Evidence(f"{call.tool}: {call.about}", call.number), inner]
+            return _cause("sub_agent_spends", picture, rows, since=call.ts, spent=count(spent))
     return None
 
 
@@ -426,92 +534,16 @@ def _nobody_reads(picture: Picture, moment: Moment) -> Cause | None:
     found = [one for one in moment.processes if one.waits == "output" and one not in own]
     if not found or _age_ms(picture, moment) < HANGS_MS:
         return None
-    return Cause(
-        kind="nobody_reads",
-        verdict="its host cannot write: nobody reads what the run tells",
-        evidence=[Evidence(f"process {one.pid} waits for its reader: {one.command}") for one in found],
-        next=["let the program go on that reads the run's output (a pager, a pipe, a stopped terminal)"],
-        since=picture.last_ts or picture.started_at,
-    )
-
-
-def _cache_lost(picture: Picture, moment: Moment) -> Cause | None:
-    if len(picture.spent) < 2:
-        return None
-    before, last = picture.spent
-    if before.cached < CACHED_TOKENS_MIN or last.cached or last.input * 2 < before.input:
-        return None
-    return Cause(
-        kind="cache_lost",
-        verdict="the service's cache was lost: what it knew is paid for in full again",
-        evidence=[Evidence(f"{count(before.cached)} of {count(before.input)} tokens from the cache, then 0 of "
-                           f"{count(last.input)}")],
-        next=["see what changed at its beginning: tools, servers, system text, model; or a long pause"],
-        sure=False,
-    )  # fmt: skip
+    rows = [Evidence(f"process {one.pid} waits for its reader: {one.command}") for one in found]
+    return _cause("nobody_reads", picture, rows, since=_last_ts(picture))
 
 
 def _starts(picture: Picture, moment: Moment) -> Cause | None:
     if picture.is_sent or _age_ms(picture, moment) < STAGING_MS:
         return None
     if picture.has_stage and not picture.said_hello:
-        return Cause(
-            kind="no_hello",
-            verdict="its host was started and has said nothing yet",
-            evidence=_last_words(moment.words),
-            next=["wait for its limit (--hello-timeout)", f"backplane doctor, for the backend {picture.backend!r}"],
-            since=picture.started_at,
-            sure=False,
-        )
-    return Cause(
-        kind="staging",
-        verdict="its workspace is being copied, or its host is being prepared",
-        evidence=[Evidence(f"workspace: {picture.root}")],
-        next=["wait, or exclude folders that it does not need (--exclude)"],
-        since=picture.started_at,
-        sure=False,
-    )
-
-
-def _repeats(picture: Picture, moment: Moment) -> Cause | None:
-    if picture.ended is not None and picture.ended.outcome == "complete":
-        return None
-    failure, call = picture.same_failure, picture.same_call
-    if failure.times >= REPEATS_MIN:
-        return Cause(
-            kind="same_failure",
-            verdict=f"the same failure came {failure.times} times in a row",
-            evidence=[Evidence(failure.what, failure.number)],
-            next=["stop it (Ctrl-C where it runs), and say in the task what goes wrong"],
-        )
-    if call.times >= REPEATS_MIN:
-        return Cause(
-            kind="same_call",
-            verdict=f"it made the same call {call.times} times in a row, with the same result",
-            evidence=[Evidence(call.what, call.number)],
-            next=["stop it (Ctrl-C where it runs), and say in the task what it should do instead"],
-        )
-    return None
-
-
-def _is_retried(picture: Picture, moment: Moment) -> Cause | None:
-    retry = picture.retry
-    if retry is None:
-        return None
-    code = f" ({retry.code})" if retry.code else ""
-    limited = retry.code in _LIMITS
-    after_ms = picture.folded.retry_after_ms
-    pause = [Evidence(f"it asks for a pause of {lasting(after_ms)}")] if after_ms is not None else []
-    return Cause(
-        kind="overloaded" if limited else "asked_again",
-        verdict=f"the model's service {_LIMITS.get(retry.code or '', 'failed')}, and is asked again{code}",
-        evidence=[Evidence(retry.message, retry.number), *pause, Evidence(f"{picture.retries} times in this run")],
-        next=["wait; where it goes on, another model or backend"],
-        since=picture.last_ts,
-    )
-
-
-_LIMITS: Final = {"429": "asks to slow down", "529": "is overloaded", "503": "is overloaded"}
+        return _cause("no_hello", picture, _last_words(moment.words), since=picture.started_at)
+    return _cause("staging", picture, [Evidence(f"workspace: {picture.root}")], since=picture.started_at)
 
 
 def _tool_works(picture: Picture, moment: Moment) -> Cause | None:
@@ -524,34 +556,17 @@ def _tool_works(picture: Picture, moment: Moment) -> Cause | None:
     age_ms = _age_ms(picture, moment)
     busy = [one for one in _of_call(picture, moment) if one.is_busy]
     rows += [Evidence(f"process {one.pid} is at work: {one.command}") for one in busy[:2]]
-    if age_ms >= QUIET_MS and not busy:
-        return Cause(
-            kind="tool_quiet",
-            verdict=f"{call.tool} runs and has said nothing for {lasting(age_ms)}",
-            evidence=rows,
-            next=["wait, if it is a long one", "if it waits for input: a flag that asks nothing (-y, --no-input)"],
-            since=call.ts,
-            sure=False,
-        )
-    return Cause(kind="tool_works", verdict=f"{call.tool} runs", evidence=rows, next=["wait"], since=call.ts)
+    kind = "tool_quiet" if age_ms >= QUIET_MS and not busy else "tool_works"
+    return _cause(kind, picture, rows, since=call.ts, tool=call.tool, age=lasting(age_ms))
 
 
 def _model_silent(picture: Picture, moment: Moment) -> Cause | None:
     age_ms = _age_ms(picture, moment)
     if picture.open_calls or not picture.is_sent or age_ms < QUIET_MS:
         return None
-    return Cause(
-        kind="model_silent",
-        verdict=f"no tool runs, and the agent has said nothing for {lasting(age_ms)}",
-        evidence=[
-            Evidence(f"the last event was {picture.last or 'none'}", picture.events or None),
-            *_connection(moment),
-            *_last_words(moment.words),
-        ],
-        next=["wait: the run ends by itself after --idle-timeout", "Ctrl-C where it runs"],
-        since=picture.last_ts or picture.started_at,
-        sure=False,
-    )
+    last = Evidence(f"the last event was {picture.last or 'none'}", picture.events or None)
+    rows = [last, *_connection(moment), *_last_words(moment.words)]
+    return _cause("model_silent", picture, rows, since=_last_ts(picture), age=lasting(age_ms))
 
 
 def _connection(moment: Moment) -> list[Evidence]:
@@ -567,31 +582,20 @@ def _connection(moment: Moment) -> list[Evidence]:
 def _disk_is_full(picture: Picture, moment: Moment) -> Cause | None:
     if moment.free_bytes is None or moment.free_bytes >= FREE_BYTES_MIN:
         return None
-    return _full_disk([Evidence(f"{moment.free_bytes} bytes are left where the runs are kept")])
-
-
-def _full_disk(rows: Sequence[Evidence]) -> Cause:
-    next_ = ["make room on that disk", "backplane receipts prune --keep 100, which removes what older runs keep"]
-    return Cause(kind="disk_full", verdict="the disk is full", evidence=rows, next=next_)
+    return _cause("disk_full", picture, [Evidence(f"{moment.free_bytes} bytes are left where the runs are kept")])
 
 
 def _cut_off(picture: Picture, moment: Moment) -> Cause | None:
     restarted = None not in (picture.boot_id, moment.boot_id) and picture.boot_id != moment.boot_id
-    return _interruption(restarted, picture, sealed=False)
+    return _interruption(restarted, picture, hint="the next run here seals it")
 
 
-def _interruption(restarted: bool, picture: Picture, *, sealed: bool) -> Cause:
+def _interruption(restarted: bool, picture: Picture, hint: str = "") -> Cause:
     rows = [Evidence("the machine was started anew since" if restarted else "the machine was not started anew since")]
     if picture.last:
         rows.append(Evidence(f"the last event was {picture.last}", picture.events))
-    rows += _at_work(picture)
-    next_ = ["run the order again; its conversation, if it was kept: run --resume last"]
-    return Cause(
-        kind="interrupted",
-        verdict="its control plane was cut off: the machine went down" if restarted else "its control plane was killed",
-        evidence=rows,
-        next=next_ if sealed else ["the next run here seals it", *next_],
-    )
+    how = "was cut off: the machine went down" if restarted else "was killed"
+    return _cause("interrupted", picture, [*rows, *_at_work(picture)], hint=hint, how=how)
 
 
 # A run that has ended -------------------------------------------------------------------------------------------------
@@ -611,17 +615,7 @@ def _ended_badly(picture: Picture, moment: Moment) -> Cause | None:
 
 
 def _altered(picture: Picture, moment: Moment) -> Cause | None:
-    if not moment.faults:
-        return None
-    return Cause(
-        kind="altered",
-        verdict="its receipt is not what was sealed: nothing it says can be relied on",
-        evidence=[Evidence(fault) for fault in moment.faults],
-        next=[
-            f"backplane receipts verify {_short(picture)}",
-            "backplane receipts import, from an export that still verifies",
-        ],
-    )
+    return _cause("altered", picture, [Evidence(fault) for fault in moment.faults]) if moment.faults else None
 
 
 _FULL: Final = re.compile(r"ENOSPC|EDQUOT|no space left|disk quota exceeded|disk( is)? full", re.IGNORECASE)
@@ -636,7 +630,7 @@ def _ended_without_room(picture: Picture, moment: Moment) -> Cause | None:
     last = picture.last_command
     commands = [Evidence(f"{last.command}: {last.output}", last.number)] if last is not None and last.exit_code else []
     rows = [row for row in (*_said(end), *faults, *commands, *calls, *_words(end)) if _FULL.search(row.text)]
-    return _full_disk(rows) if rows else None
+    return _cause("disk_full", picture, rows) if rows else None
 
 
 _BY_US: Final = ("policy", "hook")
@@ -651,57 +645,26 @@ def _rule_blocks(picture: Picture, moment: Moment) -> Cause | None:
     rows = [Evidence(f"{text} (held by the sandbox)") for text in (refusals if isinstance(refusals, list) else [])[:3]]
     denied = [row for row in picture.denied if row.by in _BY_US]
     rows += [Evidence(f"{row.tool} {row.about}: {row.reason} (by the {row.by})", row.number) for row in denied[-3:]]
-    if not rows:
-        return None
-    return Cause(
-        kind="rule_blocks",
-        verdict="a rule of ours kept it from what it needed",
-        evidence=rows,
-        next=[
-            "allow that in the policy (--policy), if it may do so",
-            f"backplane replay {_short(picture)}, to try a rule",
-        ],
-        sure=False,
-    )
+    return _cause("rule_blocks", picture, rows) if rows else None
 
 
 def _interrupted(picture: Picture, end: Ended) -> Cause:
-    restarted = _object(end.added.get("durability")).get("machine_restarted") is True
-    return _interruption(restarted, picture, sealed=True)
+    return _interruption(_object(end.added.get("durability")).get("machine_restarted") is True, picture)
 
 
-_LIMITS_MET: Final[dict[str, tuple[Kind, str, str]]] = {
-    "idle": (
-        "idle_limit",
-        "nothing was said for longer than the limit",
-        "raise --idle-timeout, or have the tool speak",
-    ),
-    "deadline": ("deadline", "its time was up", "raise --timeout, or split the task"),
-    "budget": ("budget", "its budget was spent", "raise --max-budget-usd, or split the task"),
-    "max_turns": ("max_turns", "it used all its turns", "raise --max-turns, or split the task"),
-}
-"""Reason of the end → kind, verdict and what to do where the error itself says nothing better."""
+_LIMITS_MET: Final = {"idle": "idle_limit", "deadline": "deadline", "budget": "budget", "max_turns": "max_turns"}
+"""Reason of the end → kind."""
 
 
 def _limit_met(picture: Picture, end: Ended) -> Cause:
-    kind, verdict, step = _LIMITS_MET[end.reason]
     done = Evidence(f"{picture.turns} turns, {picture.calls} calls of tools")
-    rows = [*_said(end), *_at_work(picture), done]
-    return Cause(kind=kind, verdict=verdict, evidence=rows, next=[end.hint or step])
-
-
-def _at_work(picture: Picture) -> list[Evidence]:
-    """The newest call that had no result yet."""
-    call = _newest_call(picture)
-    return [Evidence(f"{call.tool} was at work: {call.about}", call.number)] if call is not None else []
+    return _cause(_LIMITS_MET[end.reason], picture, [*_said(end), *_at_work(picture), done], hint=end.hint)
 
 
 def _cancelled(picture: Picture, end: Ended) -> Cause:
     reason = str(end.added.get("cancel_reason") or "")
     by = next((words for mark, words in _CANCELLED_BY if mark in reason), "it was cancelled")
-    rows = [Evidence(reason)] if reason else []
-    next_ = ["run the order again; its conversation, if it was kept: run --resume last"]
-    return Cause(kind="cancelled", verdict=by, evidence=rows, next=next_)
+    return _cause("cancelled", picture, [Evidence(reason)] if reason else [], by=by)
 
 
 _CANCELLED_BY: Final = (
@@ -713,41 +676,25 @@ _CANCELLED_BY: Final = (
 
 def _crashed(picture: Picture, end: Ended) -> Cause:
     how = f"signal {end.signal}" if end.signal is not None else f"exit code {end.exit_code}"
-    rows = [*_said(end), *_words(end)]
+    rows, noise = [*_said(end), *_words(end)], _object(end.added.get("noise"))
     if end.signal == 9:
-        next_ = ["give the machine or the run more memory, or see who killed it (journalctl -k)"]
-        verdict = "its host was killed: most often by lack of memory"
-        return Cause(kind="out_of_memory", verdict=verdict, evidence=rows, next=next_, sure=False)
-    if end.code == "protocol_handshake_failed":
-        noise = end.added.get("noise")
-        if isinstance(noise, dict):
-            rows.append(Evidence(f"it printed what is no message: {noise.get('text')}"))
-            next_ = ["have the command print nothing of its own on stdout (a shell's profile, a banner)"]
-            return Cause(
-                kind="no_handshake", verdict="it printed other things than messages", evidence=rows, next=next_
-            )
-        next_ = ["backplane conform -- COMMAND…, which shows how far it gets", "backplane doctor"]
-        verdict = f"its host ended before it said hello: {how}"
-        return Cause(kind="crashed_at_start", verdict=verdict, evidence=rows, next=next_)
-    return Cause(
-        kind="crashed",
-        verdict=f"its host ended before it gave a result: {how}",
-        evidence=rows,
-        next=["see its last words above; run it again, as a retry may help"],
-    )
+        return _cause("out_of_memory", picture, rows)
+    if end.code == "protocol_handshake_failed" and noise:
+        rows.append(Evidence(f"it printed what is no message: {noise.get('text')}"))
+        hint = "have the command print nothing of its own on stdout (a shell's profile, a banner)"
+        return _cause("no_handshake", picture, rows, hint=hint)
+    return _cause("crashed_at_start" if end.code == "protocol_handshake_failed" else "crashed", picture, rows, how=how)
 
 
 def _refused(picture: Picture, end: Ended) -> Cause:
-    next_ = [end.hint] if end.hint else ["see the order's requirements and policy"]
     change = _object(end.added.get("negotiation")).get("smallest_change")
-    if isinstance(change, list):
-        next_ += [str(row) for row in change[:3]]
-    return Cause(kind="refused", verdict="the order was refused before it was sent", evidence=_said(end), next=next_)
+    changes = "; ".join(map(str, change[:3])) if isinstance(change, list) else ""
+    return _cause("refused", picture, _said(end), hint=changes or end.hint)
 
 
 _REASONS: Final[dict[str, Callable[[Picture, Ended], Cause]]] = {
-    "interrupted": _interrupted,
     **dict.fromkeys(_LIMITS_MET, _limit_met),
+    "interrupted": _interrupted,
     "cancelled": _cancelled,
     "host_exit": _crashed,
     "refused": _refused,
@@ -759,76 +706,62 @@ def _said(end: Ended) -> list[Evidence]:
 
 
 def _words(end: Ended) -> list[Evidence]:
-    text = end.evidence or str(_object(end.added.get("stderr")).get("tail") or "")
-    return [Evidence(f"stderr: {line}") for line in text.strip().splitlines()[-3:]]
+    return _last_words(end.evidence or str(_object(end.added.get("stderr")).get("tail") or ""))
 
 
-_CODES: Final[dict[str, tuple[Kind, str, str]]] = {
-    "sidecar_spawn_failed": ("not_started", "its host could not be started", "install it, or put right its path"),
-    "protocol_handshake_failed": ("no_handshake", "its host said no valid hello", "backplane conform -- COMMAND…"),
-    "protocol_invalid_envelope": ("bad_line", "its host broke the protocol", "backplane conform -- COMMAND…"),
-    "backend_auth_failed": ("key_refused", "the model's service refused the key", "backplane doctor"),
-    "backend_model_not_found": ("model_unknown", "the model's service does not know the model", "another --model"),
-    "backend_context_length": ("too_long", "the conversation is longer than the model takes", "a smaller task"),
-    "backend_unavailable": ("unavailable", "the backend cannot be reached or used", "backplane doctor"),
-    "backend_rate_limited": ("rate_limited", "the model's service asked to slow down", "wait, or another model"),
-    "backend_content_filtered": ("filtered", "the model's service withheld the answer", "say it in other words"),
-    "validation_failed": ("wrong_shape", "its answer does not match the schema", "see the answer, or the schema"),
-    "execution_workspace_error": ("workspace", "its result does not fit the files", "backplane apply RUN --merge"),
-    "receipt_store_failed": ("store", "its receipt could not be kept", "see the disk; backplane receipts prune"),
-    "circuit_breaker_open": ("breaker_open", "the backend failed too often and is left alone", "wait, then try again"),
-    "receipt_hash_mismatch": ("altered", "the receipt is not what was sealed", "backplane receipts verify RUN"),
+_CODES: Final[dict[str, Kind]] = {
+    "sidecar_spawn_failed": "not_started",
+    "protocol_handshake_failed": "no_handshake",
+    "protocol_invalid_envelope": "bad_line",
+    "backend_auth_failed": "key_refused",
+    "backend_model_not_found": "model_unknown",
+    "backend_context_length": "too_long",
+    "backend_unavailable": "unavailable",
+    "backend_rate_limited": "rate_limited",
+    "backend_content_filtered": "filtered",
+    "validation_failed": "wrong_shape",
+    "execution_workspace_error": "workspace",
+    "receipt_store_failed": "store",
+    "circuit_breaker_open": "breaker_open",
+    "receipt_hash_mismatch": "altered",
 }
-"""Code → kind, verdict and what to do where the error itself says nothing better."""
+"""Code → kind; another code is a kind of its own, in the words of its meaning."""
 
 
-_NETWORK: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
-    (what, re.compile(pattern, re.IGNORECASE))
-    for what, pattern in (
-        ("its name is not found (DNS)", r"name or service not known|getaddrinfo|ENOTFOUND|EAI_AGAIN|name resolution"
-         r"|no address associated|could not resolve|nodename nor servname"),
-        ("its certificate is not accepted (TLS)", r"certificate|\bssl\b|\btls\b"),
-        ("a proxy is in the way", r"\bproxy\b"),
-        ("nobody listens there", r"refused|ECONNREFUSED"),
-        ("there is no way to it", r"unreachable|no route|EHOSTUNREACH|ENETUNREACH|ETIMEDOUT|timed out"
-         r"|connection (attempts )?failed"),
-    )
+_NETWORK: Final = (
+    ("its name is not found (DNS)", r"name or service not known|getaddrinfo|ENOTFOUND|EAI_AGAIN|name resolution"
+     r"|no address associated|could not resolve|nodename nor servname"),
+    ("its certificate is not accepted (TLS)", r"certificate|\bssl\b|\btls\b"),
+    ("a proxy is in the way", r"\bproxy\b"),
+    ("nobody listens there", r"refused|ECONNREFUSED"),
+    ("there is no way to it", r"unreachable|no route|EHOSTUNREACH|ENETUNREACH|ETIMEDOUT|timed out"
+     r"|connection (attempts )?failed"),
 )  # fmt: skip
 
 
 def _unavailable(picture: Picture, end: Ended, moment: Moment) -> Cause | None:
     rows = [*_said(end), *_words(end)]
     text = " ".join(row.text for row in rows)
-    what = next((words for words, pattern in _NETWORK if pattern.search(text)), None)
-    if what is None:
-        return None
-    next_ = [end.hint, "backplane doctor --url ADDRESS, which tries it step by step"]
-    verdict = f"the model's service cannot be reached: {what}"
-    return Cause(kind="no_network", verdict=verdict, evidence=rows, next=[step for step in next_ if step])
+    what = next((words for words, pattern in _NETWORK if re.search(pattern, text, re.IGNORECASE)), None)
+    return _cause("no_network", picture, rows, hint=end.hint, what=what) if what is not None else None
 
 
 def _limited(picture: Picture, end: Ended, moment: Moment) -> Cause | None:
     rows = [*_said(end), *_words(end)]
-    return _quota(" ".join(row.text for row in rows), picture.folded.retry_after_ms, rows)
+    return _quota(picture, " ".join(row.text for row in rows), rows)
 
 
 def _key(picture: Picture, end: Ended, moment: Moment) -> Cause | None:
     if len(moment.logins) < 2:
         return None
-    return Cause(
-        kind="key_and_login",
-        verdict="the key was refused, and there is more than one way to log in: the agent may have taken the wrong one",
-        evidence=[*_said(end), *(Evidence(f"{one} is there") for one in moment.logins)],
-        next=["leave one of them: unset the variable, or log out of the program", "backplane doctor"],
-        sure=False,
-    )
+    return _cause("key_and_login", picture, [*_said(end), *(Evidence(f"{one} is there") for one in moment.logins)])
 
 
 def _model(picture: Picture, end: Ended, moment: Moment) -> Cause | None:
     near = nearest_name(picture.model, moment.models) if picture.model else None
-    found = _by_code(picture, end)
     if near is None or near == picture.model:
         return None
+    found = _by_code(picture, end)
     return msgspec.structs.replace(found, next=[f"did you mean --model {near}?", *found.next])
 
 
@@ -842,14 +775,7 @@ _MOVED: Final = re.compile(r"changed since the run began|conflict|has changed me
 
 
 def _conflict(picture: Picture, end: Ended, moment: Moment) -> Cause | None:
-    if not _MOVED.search(end.message):
-        return None
-    return Cause(
-        kind="conflict",
-        verdict="the folder was changed while it worked: its result does not fit any more",
-        evidence=_said(end),
-        next=[f"backplane apply {_short(picture)} --merge", "or run it again on what is there now"],
-    )
+    return _cause("conflict", picture, _said(end)) if _MOVED.search(end.message) else None
 
 
 _REFINED: Final[dict[str, Callable[[Picture, Ended, Moment], Cause | None]]] = {
@@ -869,25 +795,18 @@ def _by_policy(picture: Picture, moment: Moment) -> Cause | None:
     rows = _object(end.added.get("enforcement") if end is not None else None).get("violations")
     if not isinstance(rows, list) or not rows:
         return None
-    told = list(dict.fromkeys(str(row.get("reason")) for row in rows if isinstance(row, dict)))
-    return Cause(
-        kind="rule_broken",
-        verdict="it did what the policy forbids",
-        evidence=[Evidence(reason) for reason in told],
-        next=["read the patch, then: backplane apply " + _short(picture) + " --accept-violations", "or mend the rule"],
-    )
+    told = dict.fromkeys(str(row.get("reason")) for row in rows if isinstance(row, dict))
+    return _cause("rule_broken", picture, [Evidence(reason) for reason in told])
 
 
 def _by_code(picture: Picture, end: Ended) -> Cause:
-    code = end.code or "internal"
-    kind, verdict, step = _CODES.get(code, ("", "", ""))
-    if not kind:
-        facts = CODES.get(code)
-        kind, verdict = code, facts.meaning.rstrip(".") if facts is not None else f"it ended with {code!r}"
-        step = f"backplane errors {code}, and backplane receipts show RUN"
-    step = step.replace("RUN", _short(picture))
-    rows = [*_said(end), *_words(end)]
-    return Cause(kind=kind, verdict=verdict, evidence=rows, next=[text for text in (end.hint, step) if text])
+    code, rows = end.code or "internal", [*_said(end), *_words(end)]
+    if code in _CODES:
+        return _cause(_CODES[code], picture, rows, hint=end.hint)
+    facts = CODES.get(code)
+    verdict = facts.meaning.rstrip(".") if facts is not None else f"it ended with {code!r}"
+    steps = (end.hint, f"backplane errors {code}, and backplane receipts show {_short(picture)}")
+    return Cause(kind=code, verdict=verdict, evidence=rows, next=[step for step in steps if step])
 
 
 def _by_agent(picture: Picture, end: Ended) -> Cause:
@@ -898,12 +817,7 @@ def _by_agent(picture: Picture, end: Ended) -> Cause:
         rows.append(Evidence(f"{last.command}: exit code {last.exit_code}", last.number))
     if end.outcome == "partial" and not rows and picture.denied:
         return _denied(picture, picture.denied)
-    return Cause(
-        kind="agent_failed",
-        verdict=f"the agent itself ended as {end.outcome}",
-        evidence=rows or [Evidence("it did not say why")],
-        next=["backplane receipts show " + _short(picture) + ", for all that it said"],
-    )
+    return _cause("agent_failed", picture, rows or [Evidence("it did not say why")], outcome=end.outcome)
 
 
 def _coded(message: str, code: str | None) -> str:
@@ -911,21 +825,9 @@ def _coded(message: str, code: str | None) -> str:
 
 
 def _denied(picture: Picture, denied: Sequence[Denial]) -> Cause:
-    by_default = [row for row in denied if row.by == "default"]
     rows = [Evidence(f"{row.tool} {row.about}: {row.reason} (by {row.by})", row.number) for row in denied[-3:]]
-    if by_default:
-        return Cause(
-            kind="nobody_asked",
-            verdict=f"{picture.denials} calls were denied, as nobody could be asked",
-            evidence=rows,
-            next=["run it in a terminal, or with --on-ask prompt", "or a rule that allows it (--policy)"],
-        )
-    return Cause(
-        kind="done_but_denied",
-        verdict=f"it says that it is done, and {picture.denials} of its calls were denied",
-        evidence=rows,
-        next=["allow what it needs, and run it again"],
-    )
+    kind = "nobody_asked" if any(row.by == "default" for row in denied) else "done_but_denied"
+    return _cause(kind, picture, rows, denials=picture.denials)
 
 
 def _breaker_open(picture: Picture, moment: Moment) -> Cause | None:
@@ -933,51 +835,31 @@ def _breaker_open(picture: Picture, moment: Moment) -> Cause | None:
     left_ms = moment.circuit_until_ms - moment.now_ms
     if left_ms <= 0 or end is None or end.code == "circuit_breaker_open":
         return None
-    _, verdict, step = _CODES["circuit_breaker_open"]
-    until = Evidence(
-        f"{picture.backend} failed several times in a row: no order is routed to it for {lasting(left_ms)}"
-    )
-    return Cause(kind="breaker_open", verdict=verdict, evidence=[until], next=[step])
+    until = f"{picture.backend} failed several times in a row: no order is routed to it for {lasting(left_ms)}"
+    return _cause("breaker_open", picture, [Evidence(until)])
 
 
-def _changed_nothing(picture: Picture) -> bool:
-    patch = picture.ended.added.get("patch") if picture.ended is not None else None
-    return isinstance(patch, dict) and patch.get("bytes") == 0
+def _empty_patch(picture: Picture) -> dict[str, Any] | None:
+    """What is told of the patch of a run that changed nothing; None where it changed something, or nobody knows."""
+    patch = _object(picture.ended.added.get("patch")) if picture.ended is not None else {}
+    return patch if patch.get("bytes") == 0 else None
 
 
 def _done_but_denied(picture: Picture, moment: Moment) -> Cause | None:
-    if not picture.denied or not _changed_nothing(picture):
-        return None
-    return _denied(picture, picture.denied)
+    return _denied(picture, picture.denied) if picture.denied and _empty_patch(picture) is not None else None
 
 
 def _done_but_ignored(picture: Picture, moment: Moment) -> Cause | None:
-    added = picture.ended.added if picture.ended is not None else {}
-    patch: Any = added.get("patch")
-    if not _changed_nothing(picture) or not patch.get("ignored"):
-        return None
-    return Cause(
-        kind="only_ignored",
-        verdict=f"it changed {patch['ignored']} files that git ignores, and no other: they are in no patch",
-        next=["take them out of .gitignore, or work with --mode pass_through"],
-    )
+    patch = _empty_patch(picture)
+    return _cause("only_ignored", picture, ignored=patch["ignored"]) if patch and patch.get("ignored") else None
 
 
 def _done_but_unchanged(picture: Picture, moment: Moment) -> Cause | None:
     added = picture.ended.added if picture.ended is not None else {}
     claimed = _object(added.get("reconciliation")).get("claimed_only")
-    if not _changed_nothing(picture) or not isinstance(claimed, list) or not claimed:
+    if _empty_patch(picture) is None or not isinstance(claimed, list) or not claimed:
         return None
-    return Cause(
-        kind="done_but_unchanged",
-        verdict="it says that it changed files, and none is changed",
-        evidence=[Evidence(f"claimed: {', '.join(map(str, claimed[:5]))}")],
-        next=["backplane receipts show " + _short(picture) + ", for what it did"],
-    )
-
-
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return _cause("done_but_unchanged", picture, [Evidence(f"claimed: {', '.join(map(str, claimed[:5]))}")])
 
 
 _TESTS: Final = re.compile(r"\b(test|tests|pytest|unittest|tox|nox|check|ctest|vitest|jest|mocha|rspec|phpunit)\b")
@@ -988,13 +870,8 @@ def _done_but_red(picture: Picture, moment: Moment) -> Cause | None:
     last = picture.last_command
     if last is None or not last.exit_code or _TESTS.search(last.command) is None:
         return None
-    return Cause(
-        kind="done_but_red",
-        verdict="it says that it is done, and its last tests failed",
-        evidence=[Evidence(f"{last.command}: exit code {last.exit_code}", last.number)],
-        next=[f"run it yourself: {last.command}"],
-        sure=False,
-    )
+    rows = [Evidence(f"{last.command}: exit code {last.exit_code}", last.number)]
+    return _cause("done_but_red", picture, rows, command=last.command)
 
 
 WAITS: Final[tuple[Rule, ...]] = (_stopped, _hook_hangs, _question_waits, _login_wanted, _quota_used_up, _is_retried)
@@ -1007,13 +884,14 @@ DOING: Final[tuple[Rule, ...]] = (
 )
 """What it does, or why it does nothing."""
 CUT_OFF: Final[tuple[Rule, ...]] = (_disk_is_full, _cut_off)
+FIRST: Final[tuple[Rule, ...]] = (_altered, _by_policy)
+"""Of a run that has ended, however it did."""
 OVER: Final[tuple[Rule, ...]] = (
-    *(_altered, _by_policy, _ended_without_room, _rule_blocks, _ended_badly, _repeats, _compaction_loop),
-    *(_done_but_denied, _done_but_ignored, _done_but_unchanged, _done_but_red, _talks_only, _cache_lost),
-    _breaker_open,
+    *(_ended_without_room, _rule_blocks, _ended_badly, _repeats, _compaction_loop),
+    *(_talks_only, _cache_lost, _breaker_open),
 )
-HEALTHY: Final = frozenset({"nothing", "tool_works"})
-"""Kinds that are no trouble."""
+DONE: Final[tuple[Rule, ...]] = (_done_but_denied, _done_but_ignored, _done_but_unchanged, _done_but_red)
+"""Of a run that says that it is done."""
 
 
 def _fine(picture: Picture, moment: Moment) -> Cause:
