@@ -28,7 +28,7 @@ from backplane.contract.events import (
 )
 from backplane.view import report
 from backplane.view.html import text
-from backplane.view.picture import Picture
+from backplane.view.picture import Ended, Picture
 from backplane.view.report_files import CSS, JS
 from backplane.view.story import Story, cut
 from backplane.view.why import Diagnosis, Evidence
@@ -88,6 +88,10 @@ def shown(word: str, rows_max: int | None = None) -> report.Shown:
     for event in events:
         picture.take(event)
         story.take(event)
+    picture.ended = Ended(
+        outcome=word, reason=word, code=word, exit_code=1, signal=None, message=word, hint=word, evidence=word,
+        duration_ms=1, finished_at=TS, sha256=word, harness_ok=True, added={}, diff=None,
+    )  # fmt: skip
     story.decisions.append((word, word, word, word, word))
     found = Diagnosis(
         run_id=word, kind="crashed", sure=True, verdict=word, since_ms=None, evidence=(Evidence(word),), next=(word,)
