@@ -31,6 +31,13 @@ def address_of(environ: Mapping[str, str]) -> str:
     return next((environ[name] for name in _ADDRESSES[1::-1] if environ.get(name)), "http://localhost:4318")
 
 
+def log(fact: str) -> None:
+    """Say what went wrong to whoever has set up a log."""
+    import logging  # Loaded where there is something to say.
+
+    logging.getLogger("backplane").info(fact)
+
+
 def has_content(environ: Mapping[str, str]) -> bool:
     """Whether messages, inputs and results may go into spans: only by the conventions' own variable."""
     return environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").lower() in ("true", "1")

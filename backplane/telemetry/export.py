@@ -30,7 +30,7 @@ from opentelemetry.trace import (
 )
 
 from backplane.telemetry import spans as ours
-from backplane.telemetry.context import trace_id
+from backplane.telemetry.context import log, trace_id
 
 SERVICE: Final = "backplane"
 
@@ -161,8 +161,3 @@ def export(told: ours.RunTelemetry, run_id: str, parent: tuple[int, int] | None)
     if data is not None:
         of_metrics(**limit).export(data)
     return None
-
-
-def log(fact: str) -> None:
-    """Say what went wrong to whoever has set up a log."""
-    logging.getLogger("backplane").info(fact)

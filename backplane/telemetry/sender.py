@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from backplane.contract.receipt import Receipt
-from backplane.telemetry.context import TRACEPARENT, address_of, has_content, read_parent
+from backplane.telemetry.context import TRACEPARENT, address_of, has_content, log, read_parent
 from backplane.telemetry.spans import RunAbout, told
 
 LEAVE_S_MAX: Final = 1.0
@@ -54,27 +54,28 @@ class Sender:
             thread.start()
 
     def _load(self) -> None:
-        """Load the SDK while the run is at work: at its end only sending is left."""
+        """Load the SDK while the run is at work: at its end only sending is left. Nothing where nobody listens."""
         try:
-            from backplane.telemetry import export
-
-            export.exporters()
             self._is_refused = _refuses(self._address)
+            if not self._is_refused:
+                from backplane.telemetry import export
+
+                export.exporters()
         finally:
             self._loaded.set()
 
     def _send(self, receipt: Receipt, about: RunAbout) -> None:
         self._loaded.wait()
+        if self._is_refused:
+            log(f"run {receipt.meta.run_id} is in no telemetry: nobody listens at {self._address}")
+            return
         from backplane.telemetry import export
 
-        if self._is_refused:
-            export.log(f"run {receipt.meta.run_id} is in no telemetry: nobody listens at {self._address}")
-            return
         try:
             spans = told(receipt, msgspec.structs.replace(about, content=self._content))
             export.export(spans, receipt.meta.run_id, self._parent)
         except Exception as error:  # Whatever a foreign exporter raises: it is no affair of the run's.
-            export.log(f"run {receipt.meta.run_id} is in no telemetry: {type(error).__name__}: {error}")
+            log(f"run {receipt.meta.run_id} is in no telemetry: {type(error).__name__}: {error}")
 
     def leave(self) -> None:
         """Wait until all is sent, at most `LEAVE_S_MAX` beyond the loading of the SDK. Blocks."""
