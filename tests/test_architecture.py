@@ -42,10 +42,11 @@ ROOMS = {
     "workspace": f"{SHAPES} policy process",
     "sandbox.credentials": SHAPES,
     "sandbox": f"{SHAPES} config policy process process.guard resources sandbox.credentials workspace",
-    "receipts.build": f"{SHAPES} policy protocol redact",
+    "receipts.folded": SHAPES,
+    "receipts.build": f"{SHAPES} policy protocol receipts.folded redact",
     "receipts.claims": f"{SHAPES} policy",
-    "receipts": f"{SHAPES} policy process receipts.build",
-    "view": f"{SHAPES} process.table receipts.build",
+    "receipts": f"{SHAPES} policy process receipts.build receipts.folded",
+    "view": f"{SHAPES} process.table receipts.folded",
     "upstream.clients": "errors",
     "upstream.presets": "errors upstream.clients",
     "upstream.cost": f"{SHAPES} ir",
@@ -67,7 +68,7 @@ ROOMS = {
         f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build receipts.claims redact "
         "resources routing sandbox sandbox.credentials telemetry upstream.presets workspace"
     ),
-    "telemetry": f"{SHAPES} receipts.build",
+    "telemetry": f"{SHAPES} receipts.folded",
     "api": f"{SHAPES} config routing.driver runtime",
     "providers": f"{SHAPES} agents config dialects ir policy process protocol receipts redact runtime",
     # the far side: the kit of a host, and what hosts drive
@@ -103,7 +104,7 @@ ROOMS = {
 
 GROUND = {"errors", "contract"}
 PURE = {
-    *("ir", "redact", "protocol", "policy", "dialects", "receipts.build", "receipts.claims"),
+    *("ir", "redact", "protocol", "policy", "dialects", "receipts.folded", "receipts.build", "receipts.claims"),
     *("process.table", "routing", "upstream.cost", "view"),
 }
 PURE_NEVER = {

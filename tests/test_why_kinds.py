@@ -23,6 +23,7 @@ import pytest
 
 import backplane
 from backplane import Hook
+from backplane import host as sidecar
 from backplane.contract.events import Approval
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.host import Done
@@ -33,6 +34,7 @@ from backplane.runtime.backends import Backend
 from backplane.shown import moment_of, picture_of, why
 from backplane.testing import Fault, Turn
 from backplane.view.why import HEALTHY, Diagnosis, Moment, diagnose
+from hosts import mock
 from tests import test_why
 from tests.api_agent import job, solve
 from tests.peers import ROOT
@@ -415,7 +417,7 @@ def test_a_key_beside_a_login(backplane_home: Path, tmp_path: Path, anyio_backen
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o700)
     step = {"fail": {"code": "backend_auth_failed", "message": "no"}}
-    refused = msgspec.structs.replace(mock_backend("memory"), id="claude")
+    refused = memory(mock.work_of(), sidecar.Host(id="claude", capabilities=mock.CAPABILITIES))
     backplane.run(order(tmp_path, step), backend=refused)
     there = {"HOME": str(tmp_path), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "ANTHROPIC_API_KEY": "k"}
     found = json.loads(cli(tmp_path, "why", "--json", **there))

@@ -6,7 +6,7 @@ Everything we add lives in `usage_raw.backplane`. Sealing and storing are `recei
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -16,6 +16,9 @@ from backplane.contract.capability import read_level
 from backplane.contract.events import AgentEvent, normal
 
 CONTRACT_VERSION = "abp/v0.1"
+
+NAMES_MAX: Final = 1000
+"""Paths or members that a receipt lists; of more there are counts."""
 
 Counter = Annotated[int, msgspec.Meta(ge=0)]
 """An unsigned 64-bit number; the upper bound is checked where the struct is made."""

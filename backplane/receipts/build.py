@@ -34,6 +34,7 @@ from backplane.contract.events import (
 )
 from backplane.contract.receipt import (
     CONTRACT_VERSION,
+    NAMES_MAX,
     Artifact,
     BackendIdentity,
     Outcome,
@@ -47,7 +48,6 @@ from backplane.errors import CODES, BackplaneError
 from backplane.policy.rules import TOOL_NAME_CHARS_MAX, Layer, Policy, Rule, WritePath, enforcement, tool_names
 from backplane.protocol import Events
 from backplane.receipts.folded import Folded, fold
-from backplane.receipts.pieces import NAMES_MAX
 from backplane.redact.secrets import NO_SECRETS, Redactor
 
 PATHS_MAX: Final = 100_000

@@ -15,12 +15,9 @@ import msgspec
 
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
-from backplane.contract.receipt import Receipt
+from backplane.contract.receipt import NAMES_MAX, Receipt
 from backplane.contract.unheard import is_lenient, unheard_pointers
 from backplane.receipts.trace import Trace, trace_chunks
-
-NAMES_MAX: Final = 1000
-"""Paths or members listed in a receipt; a run that has more is told by counts."""
 
 NAME_CHARS_MAX: Final = 200
 """Longest pointer of an unknown member that is listed."""

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.contract.receipt import Artifact, Receipt
+from backplane.contract.receipt import NAMES_MAX, Artifact, Receipt
 from backplane.errors import BackplaneError, PolicyError, StoreError, WorkspaceError, unforeseen
 from backplane.receipts import build
 from backplane.receipts.build import OWN_LINES_MAX, End, Facts
 from backplane.receipts.journal import Journal, applied_fact
-from backplane.receipts.pieces import NAMES_MAX, canonical_parts, seal, unheard_facts
+from backplane.receipts.pieces import canonical_parts, seal, unheard_facts
 from backplane.receipts.trace import Trace
 from backplane.runtime.state import Keeper
 from backplane.workspace import Patch, Workspace, apply_patch

@@ -15,9 +15,9 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
+from backplane.contract.receipt import NAMES_MAX
 from backplane.receipts.build import OWN_LINES_MAX, Facts, workspace_path
 from backplane.receipts.claims import Judge, Seen
-from backplane.receipts.pieces import NAMES_MAX
 from backplane.receipts.trace import Trace
 from backplane.workspace import Patch, Workspace
 
