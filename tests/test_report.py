@@ -57,7 +57,7 @@ class Seen(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         self.attributes |= {name for name, _ in attrs}
-        self._in = tag
+        self._in = "" if dict(attrs).get("type") == "application/gzip" else tag
 
     def handle_endtag(self, tag: str) -> None:
         self._in = ""
