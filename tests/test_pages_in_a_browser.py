@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,11 @@ def opened(browser: Any, page: Path) -> tuple[float, float]:
     for _ in range(3):
         tab = browser.new_page()
         tab.goto(page.as_uri())
-        paint = tab.evaluate("performance.getEntriesByName('first-paint')[0].startTime")
+        paint = None  # A page that is loaded before it is painted has no entry yet.
+        ends = time.monotonic() + 10
+        while paint is None and time.monotonic() < ends:
+            paint = tab.evaluate("(performance.getEntriesByName('first-paint')[0] || {}).startTime")
+        assert paint is not None
         seen.append((paint, tab.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")))
         tab.close()
     return min(paint for paint, _ in seen), min(loaded for _, loaded in seen)
