@@ -15,7 +15,7 @@ from tests.clients.test_clients import CASES, DRIVERS, EXPECTED, Bench, Record, 
 
 CELLS = ("complete", "fatal", "refused", "order without a task", "ask allow", "ask deny", "cancel", "10 MB event",
          "trace beyond the line limit", "one digit changed")  # fmt: skip
-CLIENTS = ("node", "go", "python")
+CLIENTS = ("node", "go")
 PLAY_S_MAX = 200
 
 __all__ = ["built"]
