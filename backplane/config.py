@@ -65,6 +65,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Runs at once: each may be an agent of 200 MB, and a laptop must live through it."""
     waiting_max: Count = 1024
     """Runs that wait for a place: a caller with more than that has a queue of its own."""
+    warm_max: Annotated[int, msgspec.Meta(ge=0)] = 4
+    """Hosts that wait for a next order: each is a small process; 0 starts every host when its order comes."""
+    warm_s: Seconds = 300.0
+    """For a host to wait: a pause between two turns, not a night."""
     workspace_bytes_max: Count = 20 * 1024**3
     """A staged copy: larger than big repositories, smaller than a disk."""
     workspace_files_max: Count = 1_000_000

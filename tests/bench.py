@@ -341,6 +341,18 @@ def _found(pattern: str, text: str) -> tuple[float, ...]:
     return tuple(map(float, match.groups()))
 
 
+def dispatch() -> list[Line]:
+    lines: list[Line] = []
+    for isolation, mode, what in (("best_effort", "staged", "sandbox, copy"), ("off", "pass_through", "none, in place")):
+        found = [work("dispatch", isolation, mode, 9) for _ in range(3)]
+        for column, until, gate in (("", "to a host with its hello", 0.1), ("_event", "to the first event", None)):
+            rows = [(made[f"warm{column}_ms"], made[f"cold{column}_ms"]) for made in found]
+            title = f"{until} ({what})"
+            aim = 0.03 if gate else None
+            lines.append(compared(rows, 0, 1, row="11", what=title, unit="ms", against="cold", gate=gate, aim=aim))
+    return lines
+
+
 def streams() -> list[Line]:
     """Reading streams as bytes, and from the SDKs' own objects; in the environment that has the SDKs."""
     python = ROOT / ".venv-referees" / "bin" / "python"
@@ -519,6 +531,7 @@ ROWS: dict[str, Callable[[], list[Line]]] = {
     "8": memory,
     "9": help_and_version,
     "10": start,
+    "11": dispatch,
     "12": streams,
     "14": many_children,
     "serve": through_serve,

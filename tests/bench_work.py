@@ -463,6 +463,54 @@ def routing() -> Made:
     return {"decision_ms": decision_ms()}
 
 
+def dispatch(isolation: str, mode: str, count: int) -> Made:
+    """Milliseconds from a run's start to its host's hello, and to its first event, cold and warm in turn; medians."""
+    from backplane.runtime.run import Run
+
+    root, spent = tempfile.mkdtemp(), [0.0]
+    Path(root, "a.txt").write_text("a\n")
+
+    def timed(work: Callable[[Run], Any]) -> Callable[[Run], Any]:
+        async def whole(run: Run) -> None:
+            began = time.perf_counter()
+            await work(run)
+            spent[0] += time.perf_counter() - began
+
+        return whole
+
+    Run._start_host = timed(Run._start_host)  # type: ignore[method-assign]
+    Run._await_hello = timed(Run._await_hello)  # type: ignore[method-assign]
+
+    async def one(plane: ControlPlane) -> tuple[str, float, float]:
+        order = WorkOrder("x", workspace=WorkspaceSpec(root, mode=mode))  # type: ignore[arg-type]
+        began, spent[0], first = time.perf_counter(), 0.0, 0.0
+        async with plane.start(order, "mock", more=True) as run:
+            async for _ in run:
+                first = first or time.perf_counter() - began
+        assert run.receipt.outcome == "complete"
+        await anyio.sleep(0.4)  # The next host says its hello meanwhile.
+        return str(run.receipt.backplane["start"]), spent[0] * 1000, first * 1000
+
+    async def whole() -> Made:
+        made: Made = {}
+        limits = {"cold": Limits(warm_max=0), "warm": Limits()}
+        planes = {
+            way: ControlPlane(Settings(isolation=isolation, limits=own), tempfile.mkdtemp(), os.environ)  # type: ignore[arg-type]
+            for way, own in limits.items()
+        }
+        async with planes["cold"], planes["warm"]:
+            for plane in planes.values():
+                await one(plane)
+            rows = [(way, *(await one(plane))) for _ in range(count) for way, plane in planes.items()]
+        assert all(way == start for way, start, _, _ in rows), "each run started as it was to"
+        for way in limits:
+            made[f"{way}_ms"] = statistics.median(hello for name, _, hello, _ in rows if name == way)
+            made[f"{way}_event_ms"] = statistics.median(event for name, _, _, event in rows if name == way)
+        return made
+
+    return anyio.run(whole)
+
+
 def rejudged(runs: int, events: int) -> Made:
     """CPU seconds in which `backplane replay` judges so many stored runs, of so many events each, anew."""
     from backplane.receipts.store import Store
@@ -495,7 +543,7 @@ WORK: dict[str, Callable[..., Made]] = {
     made.__name__: made
     for made in (
         ours_stream, floor_stream, ours_paced, floor_paced, ours_ping, ours_ask, echo, sealing, pause, kept, idle,
-        fleet, routing, rejudged, session_stream,
+        fleet, routing, rejudged, session_stream, dispatch,
     )
 }  # fmt: skip
 

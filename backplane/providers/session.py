@@ -496,7 +496,7 @@ class Session:
             order = make_order(composed.order)
             on_ask = config.on_ask or (self._on_ask if self._asks else None)
             starting = plane.start(
-                order, self._provider.backend, on_ask=on_ask, hooks=tuple(config.hooks), run_id=run_id
+                order, self._provider.backend, on_ask=on_ask, hooks=tuple(config.hooks), run_id=run_id, more=True
             )
             yield await opened.enter_async_context(starting)
 

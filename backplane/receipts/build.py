@@ -200,6 +200,8 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
     held_by_system: Mapping[Rule, str] = _NONE
     """Rules held by the operating system, each with what it leaves open."""
     guarded: bool = False
+    start: str = "cold"
+    """`warm`: the host was started before the order came."""
     """The host was a program of its own, under a guard."""
     claimed_paths: Set[str] = frozenset()
     _claimed_chars: int = 0
@@ -545,7 +547,7 @@ def build(
     )
     outcome = outcome_of(end, claimed=claim.outcome if claim else None, accepted=facts.accepted)
     usage, sources = _usage(facts)
-    own = {**facts.members(), **added, "end": end.to_wire(), "usage": sources, "start": "cold"}
+    own = {**facts.members(), **added, "end": end.to_wire(), "usage": sources, "start": facts.start}
     claims = {**own.get("claims", {}), **_claims(facts, meta, outcome, git_diff)}
     if claims:
         own["claims"] = claims

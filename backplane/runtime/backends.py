@@ -118,6 +118,8 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits | None = None
     guard: bool = True
     remote: bool = False
+    is_ours: bool = False
+    """Its program comes with the package: it does nothing before its order."""
     writable: tuple[str, ...] = ()
     """Paths beside the workspace that it may change when it is contained; absolute, `make_writable` makes them."""
     endpoints: tuple[str, ...] = ()
@@ -436,6 +438,7 @@ def _from_settings(
         secrets=tuple(secrets),
         limits=declared.limits_over(settings.limits),
         remote=declared.remote,
+        is_ours=declared.command is None,
         writable=tuple(home + path[1:] if path[:1] == "~" else path for path in declared.writable),
         endpoints=endpoints,
         open_stores=_open_stores(name, declared, agent),

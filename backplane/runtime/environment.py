@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from backplane.config import Isolation, Limits, tighter
 from backplane.contract.canonical import Json
@@ -26,10 +27,14 @@ from backplane.runtime.state import Keeper, Preparation
 
 if TYPE_CHECKING:
     from backplane.receipts.journal import Journal
+    from backplane.runtime.warm import WarmHost
     from backplane.sandbox.probe import Probe
     from backplane.sandbox.run import Cell
     from backplane.workspace import Workspace
 
+
+Opening = Callable[["Premises"], Awaitable[AbstractAsyncContextManager[Link] | None]]
+"""Gives the way to start a host that waits; None where none can."""
 
 CAUSE_S: Final = 1.0
 """For what is wrong with a place to be known, once its cage has failed: milliseconds are usual."""
@@ -40,9 +45,12 @@ class Premises:
 
     Args:
         ended: whether the run ends before its order was sent.
+        place: names the folders of a host that is to wait for an order; None takes those of the run.
     """
 
-    def __init__(self, keeper: Keeper, facts: Facts, limits: Limits, ended: Callable[[], bool]) -> None:
+    def __init__(
+        self, keeper: Keeper, facts: Facts, limits: Limits, ended: Callable[[], bool], place: str | None = None
+    ) -> None:
         self.journal: Journal | None = None
         """None until something of the run is about to be started."""
         self._keeper = keeper
@@ -59,27 +67,82 @@ class Premises:
         """Where a contained host works."""
         self._tree: Path | None = None
         """Where the copy will be, when the cage is put around it before that is made."""
+        self._waits = place is not None
+        self._place = place or facts.run_id
+        self._lock = -1
+        self._standing: tuple[object, ...] = ()
+        """What the host is started in: a host that waits is taken where this is equal."""
+
+    def kind(self, backend: Backend, configured: Isolation) -> Hashable:
+        """What two orders must have in common to be given the same host; None where none can wait for them.
+
+        A host in a cage around a copy must not race with the copying: one of ours does nothing before its order.
+        """
+        spec = self._facts.order.workspace
+        isolation = tighter(configured, self._facts.order.abp("isolation"))
+        if not isinstance(backend, ProcessBackend) or not backend.guard or backend.remote:
+            return None
+        if isolation != "off" and spec.mode == "staged" and not backend.is_ours:
+            return None
+        return backend.key, isolation, spec.mode, os.path.abspath(spec.root)
 
     async def open(
-        self, backend: Backend, environ: Mapping[str, str], configured: Isolation, layers: Probe | None
+        self,
+        backend: Backend,
+        environ: Mapping[str, str],
+        configured: Isolation,
+        layers: Probe | None,
+        warm: WarmHost | None = None,
     ) -> AbstractAsyncContextManager[Link]:
         """The way to start the host, contained as far as was asked for and can be had.
 
         Args:
             configured: the least isolation there is to be.
             layers: what contains hosts on this machine; None finds out.
+            warm: taken if it was started in the same, else ended.
 
         Raises:
             BackplaneError: refused; or the place to work in, which comes first then, could not be made.
         """
+        opening = None
+        if warm is not None:
+            self._place, self._tree = warm.premises._place, warm.premises._tree
+            try:
+                opening = await self._open(backend, environ, configured, layers, warm)
+            finally:
+                if opening is None:
+                    self._place, self._tree = self._facts.run_id, None
+                    await warm.drop()
+        if opening is None:
+            opening = await self._open(backend, environ, configured, layers, None)
+        assert opening is not None
+        return opening
+
+    async def open_waiting(
+        self, backend: Backend, environ: Mapping[str, str], configured: Isolation, layers: Probe | None
+    ) -> AbstractAsyncContextManager[Link] | None:
+        """The same for a host that is to wait; None where what is put around it depends on the files of a copy."""
+        return await self._open(backend, environ, configured, layers, None)
+
+    async def _open(
+        self,
+        backend: Backend,
+        environ: Mapping[str, str],
+        configured: Isolation,
+        layers: Probe | None,
+        warm: WarmHost | None,
+    ) -> AbstractAsyncContextManager[Link] | None:
+        """The way to start the host; None for one that waits and does not fit."""
         order = self._facts.order
         program = backend if isinstance(backend, ProcessBackend) and backend.guard else None
         self._facts.guarded = program is not None
         demanded = order.abp("enforcement")
         isolation = self._facts.isolation = tighter(configured, order.abp("isolation"))
         asked = order.abp("credentials")
+        if program is not None:
+            self._standing = (program.command(order, environ), order.policy, None)
         if isolation == "off" and demanded is None and asked is None:
-            return backend.open(order, environ)
+            return self._way(warm, functools.partial(backend.open, order, environ))
         # Not before: who does not want it shall not pay for loading it.
         from backplane.sandbox.probe import try_layers
 
@@ -95,9 +158,23 @@ class Premises:
         filtered = order.abp("seccomp") is True
         self._cell = Cell(self._facts.policy, isolation, demanded, found, filtered=filtered, open_stores=open_stores)
         if program is None or not contained:
-            return backend.open(order, environ)
-        await self._choose_root(self._cell)
-        return program.open(order, environ, await self._contain(program, environ))
+            return self._way(warm, functools.partial(backend.open, order, environ))
+        if warm is not None and warm.premises._cell is not None:
+            self._cell.adopt(warm.premises._cell)
+        if not await self._choose_root(self._cell, waits=self._waits or warm is not None):
+            return None
+        opener = await self._contain(program, environ)
+        return self._way(warm, functools.partial(program.open, order, environ, opener))
+
+    def _way(
+        self, warm: WarmHost | None, cold: Callable[[], AbstractAsyncContextManager[Link]]
+    ) -> AbstractAsyncContextManager[Link] | None:
+        if warm is None:
+            return cold()
+        if warm.premises._standing != self._standing:
+            return None
+        self._facts.start = "warm"
+        return warm.block()
 
     async def reopen(
         self, backend: Backend, environ: Mapping[str, str], error: CageError
@@ -113,22 +190,32 @@ class Premises:
         self._cell.distrust(error)
         return backend.open(self._facts.order, environ, await self._contain(backend, environ))
 
-    async def _choose_root(self, cell: Cell) -> None:
-        """Know where the host will work.
+    async def _choose_root(self, cell: Cell, *, waits: bool) -> bool:
+        """Know where the host will work; whether one that waits can.
 
         With rules on files what is staged must be there, or they would find nothing to cover.
         """
         keeper, spec = self._keeper, self._facts.order.workspace
-        # First, as only what has a journal of a living run is safe from being swept as a leftover.
-        self.journal = keeper.journal(self._facts)
+        # First, as only what has a journal of a living run, or is locked, is safe from being swept as a leftover.
+        if self._waits:
+            self._lock = await anyio.to_thread.run_sync(keeper.lock_place, self._place)
+        elif self.journal is None:
+            self.journal = keeper.journal(self._facts)
         self._root = spec.root
         if spec.mode == "staged":
             if not await anyio.to_thread.run_sync(cell.needs_tree, spec.root):
-                self._tree = keeper.make_tree(self._facts.run_id)
-            self._root = str(self._tree or (await self._stage_first(self.journal.folder)).root)
+                self._tree = self._tree or keeper.make_tree(self._place)
+            elif waits:
+                return False
+            if self._tree is None:
+                assert self.journal is not None
+                self._root = str((await self._stage_first(self.journal.folder)).root)
+            else:
+                self._root = str(self._tree)
         elif not await anyio.to_thread.run_sync(os.path.isdir, spec.root):
             # Said here, as a cage around a place that is not there would only fail to start.
             raise WorkspaceError("workspace_init_failed", f"the workspace {spec.root!r} is not a folder")
+        return True
 
     async def _contain(self, program: ProcessBackend, environ: Mapping[str, str]) -> Opener:
         """Work the cage out."""
@@ -136,9 +223,8 @@ class Premises:
 
         keeper, spec, cell = self._keeper, self._facts.order.workspace, self._cell
         assert cell is not None
-        assert self.journal is not None
         original = spec.root if spec.mode == "staged" else None
-        scratch = keeper.scratch_of(self._facts.run_id)
+        scratch = keeper.scratch_of(self._place)
         place = place_of(self._root, original=original, home=keeper.home, scratch=scratch)
         command = program.command(self._facts.order, environ)
         writable = await anyio.to_thread.run_sync(program.make_writable, self._facts.order)
@@ -148,8 +234,10 @@ class Premises:
         self.hidden_servers = held.hidden_servers
         if held.policy is not None:
             self._facts.added["endpoints"] = list(held.endpoints)
-        self._note_held(self.journal)
-        return functools.partial(cell.open, held, self._placed if self.holds_host else None)
+        self._standing = (command, self._facts.order.policy, msgspec.structs.replace(held, policy=None))
+        if self.journal is not None:
+            self._note_held(self.journal)
+        return functools.partial(cell.open, held, self._placed if self.holds_host and not self._waits else None)
 
     async def _stage_first(self, folder: Path) -> Workspace:
         preparing = self._preparing = self._prepare("staged")
@@ -165,7 +253,7 @@ class Premises:
         return workspace
 
     def _prepare(self, mode: Mode | None) -> Preparation:
-        return Preparation(self._keeper, self._facts, self._limits, self._unwanted, mode)
+        return Preparation(self._keeper, self._facts, self._limits, self._unwanted, mode, self._place)
 
     def _unwanted(self) -> bool:
         return self._left or self._ended()
@@ -254,6 +342,12 @@ class Premises:
         if self._cell is not None:
             self._cell.check_asks(extensions)
 
+    def unlock(self) -> None:
+        """Let the folders of a host that waited be swept."""
+        if self._lock >= 0:
+            self._keeper.unlock_place(self._place, self._lock)
+            self._lock = -1
+
     def leave(self, added: dict[str, Json], *, used: bool) -> Workspace | None:
         """The host is gone: take its cage away; what it was working in comes back. Blocking.
 
@@ -267,7 +361,7 @@ class Premises:
                 added["network"] = self._facts.clean_json(added["network"])
         workspace = self._preparing.workspace if self._preparing is not None else None
         if workspace is None and self._tree is not None:
-            self._keeper.drop_stage(self._facts.run_id)
+            self._keeper.drop_stage(self._place)
         if workspace is not None and not used:
             workspace.close()
             return None

@@ -32,6 +32,7 @@ from backplane.runtime.orders import make_order
 from backplane.runtime.places import Places, rank_of
 from backplane.runtime.run import Run
 from backplane.runtime.state import Keeper
+from backplane.runtime.warm import WarmHosts
 
 if TYPE_CHECKING:
     from backplane.receipts.signatures import Signer
@@ -93,6 +94,7 @@ class ControlPlane:
         settings, home = self.settings, self.home
         self._slots = Places(settings.limits.runs_max)
         self.keeper = Keeper(home, _signer(settings.signing_key))
+        self.warm = WarmHosts(settings.limits.warm_max, settings.limits.warm_s)
         self.sender = _sender(self.environ)
         """Sends ended runs to a collector; None for none. Who takes it away waits for it to `leave` in our stead."""
         self.layers: Probe | None = None
@@ -109,6 +111,7 @@ class ControlPlane:
 
     async def _close(self) -> None:
         with anyio.CancelScope(shield=True):
+            await self.warm.close()
             await anyio.to_thread.run_sync(self.keeper.close)
             if self.sender is not None:
                 await anyio.to_thread.run_sync(self.sender.leave)
@@ -125,6 +128,7 @@ class ControlPlane:
         output: Any = None,
         route: Json = None,
         added: Mapping[str, Json] = NOTHING,
+        more: bool = False,
     ) -> AbstractAsyncContextManager[Run]:
         """Run one order; leaving the block early cancels the run in order.
 
@@ -141,6 +145,8 @@ class ControlPlane:
             output: the type that `run.value` is to have; the order asks for its schema.
             route: why this backend was chosen, for the receipt.
             added: members for the receipt's own part, `usage_raw.backplane`, from whoever stands above.
+            more: another order like this one will come, so a host is started for it once this one is sent; without it
+                from the second such order on.
 
         Raises:
             BackendError: `rate_limit_exceeded` when too many runs are waiting already; `backend_not_found`.
@@ -160,6 +166,7 @@ class ControlPlane:
                 chosen, told = await self._from_store(whole, chosen, limits, hooks)
                 whole, own_id, held = await self._hold_budget(whole, run_id, chosen)
                 run = await self._run(whole, chosen, on_ask, limits, own_id, output, {**added, **told})
+                run.more = more
                 if isinstance(held, BackplaneError):
                     run.refuse(held)
                 elif held is not None:

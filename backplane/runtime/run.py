@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -27,7 +27,7 @@ from backplane.contract.capability import read_manifest
 from backplane.contract.events import AgentEvent, AssistantMessage, Failed
 from backplane.contract.receipt import BackendIdentity, Receipt
 from backplane.contract.unheard import check_settings
-from backplane.contract.work import Mode, WorkOrder
+from backplane.contract.work import ContextPacket, Mode, WorkOrder
 from backplane.errors import (
     BackendError,
     BackplaneError,
@@ -121,7 +121,7 @@ class Run:
         "_alarm", "_backend", "_begun", "_deadlines", "_drained", "_exited", "_fault", "_finished", "_gone",
         "_hurried_at", "_intake", "_limits", "_line", "_link", "_opened", "_outbox", "_output", "_plane", "_premises",
         "_queue", "_readable", "_reads", "_receipt", "_remote", "_rest", "_sealed", "_sealing_since", "_sent",
-        "_stopping", "_tasks", "_terms", "_words_due", "end", "error", "facts", "id", "order", "patch",
+        "_stopping", "_tasks", "_terms", "_words_due", "end", "error", "facts", "id", "more", "order", "patch",
     )  # fmt: skip
     # Without them its table is 1.5 KiB, as more than thirty names are in it.
 
@@ -147,6 +147,8 @@ class Run:
             self.facts.replays(backend.replays)
         if isinstance(backend, ProcessBackend) and backend.plugin is not None:
             self.facts.added["plugin"] = dict(backend.plugin)
+        self.more = False
+        """Another order like this one will come."""
         self._plane = plane
         self._backend = backend
         self._limits = limits
@@ -546,9 +548,41 @@ class Run:
         if self._remote is not None:
             # Here is only the way there: what has to hold the agent holds it where it works.
             return self._backend.open(self.order, plane.environ)
-        return await self._premises.open(
-            self._backend, plane.environ_of(self.id), plane.settings.isolation, plane.layers
+        kind, warm = self._kind(), None
+        if kind is not None:
+            warm = await plane.warm.take(kind)
+        opening = await self._premises.open(
+            self._backend, plane.environ_of(self.id), plane.settings.isolation, plane.layers, warm
         )
+        if warm is not None and self.facts.start != "warm":
+            plane.warm.misfit(kind)
+        return opening
+
+    def _kind(self) -> Hashable:
+        """Which warm host would do; None for none. With telemetry each host's environment names its own run."""
+        plane = self._plane
+        if plane.sender is not None or not plane.settings.limits.warm_max:
+            return None
+        return self._premises.kind(self._backend, plane.settings.isolation)
+
+    def _expect_more(self) -> None:
+        """Have a host wait for the next order like this one."""
+        kind = self._kind()
+        if kind is None:
+            return
+        plane, backend, limits, identity, policy = (
+            self._plane, self._backend, self._limits, self.facts.backend, self.facts.policy
+        )  # fmt: skip
+        order = msgspec.structs.replace(self.order, task="", context=ContextPacket())
+
+        def premises(place: str) -> Premises:
+            facts = Facts(run_id=place, order=order, backend=identity, started_ns=0, policy=policy)
+            return Premises(plane.keeper, facts, limits, lambda: False, place)
+
+        def opening(waiting: Premises) -> Awaitable[AbstractAsyncContextManager[Link] | None]:
+            return waiting.open_waiting(backend, plane.environ, plane.settings.isolation, plane.layers)
+
+        plane.warm.expect(kind, premises, opening, more=self.more)
 
     def _fail(self, error: BackplaneError) -> None:
         """End a run that did not come to its order."""
@@ -646,6 +680,7 @@ class Run:
         elif workspace is not None:
             self.facts.root = str(workspace.root)
             self._send_run(self._terms.at(self.facts.root), EXTENSIONS)
+            self._expect_more()
 
     def _send_run(self, order: WorkOrder, extensions: tuple[str, ...]) -> None:
         self._say(self._line.send(wire.RunMessage(id=self.id, work_order=order, extensions=extensions)))

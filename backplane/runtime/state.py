@@ -6,7 +6,6 @@ the host is starting, so that the way to the spawn does not pay for them.
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from backplane.config import Limits
 from backplane.contract import canonical
 from backplane.contract.work import Mode
 from backplane.errors import BackplaneError, StoreError, WorkspaceError, unforeseen
+from backplane.process.locks import try_lock
 from backplane.process.once import Once
 from backplane.receipts.build import Facts
 from backplane.receipts.journal import Journal, applied_fact, failed_fact, head_fact
@@ -108,11 +108,57 @@ class Keeper:
         from backplane.receipts.recovery import is_live
         from backplane.sandbox import cgroup
 
-        cgroup.sweep(self.home, functools.partial(is_live, self.home))
+        def is_used(place: str) -> bool:
+            return is_live(self.home, place) or self._is_locked(place)
+
+        cgroup.sweep(self.home, is_used)
         for stages in (self.home / "stage", self.home / "scratch"):
             for stage in stages.iterdir() if stages.is_dir() else ():
-                if not is_live(self.home, stage.name):
+                if not is_used(stage.name):
                     self._collect(stage)
+        for lock in self._locks.iterdir() if self._locks.is_dir() else ():
+            self._is_locked(lock.name)
+
+    @property
+    def _locks(self) -> Path:
+        return self.home / "warm"
+
+    def lock_place(self, place: str) -> int:
+        """Keep the folders of a host that waits for an order from being swept, until the descriptor is closed. Blocks.
+
+        Raises:
+            StoreError: `receipt_store_failed`.
+        """
+        try:
+            self._locks.mkdir(mode=0o700, exist_ok=True)
+            lock = os.open(self._locks / place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError("receipt_store_failed", f"{self._locks} cannot be written: {error.strerror}") from error
+        if not try_lock(lock) or not os.path.exists(self._locks / place):
+            os.close(lock)
+            raise StoreError("receipt_store_failed", f"{place} was swept while it was made")
+        return lock
+
+    def unlock_place(self, place: str, lock: int) -> None:
+        """Let these folders be swept."""
+        with suppress(OSError):
+            os.unlink(self._locks / place)
+        os.close(lock)
+
+    def _is_locked(self, place: str) -> bool:
+        """Whether somebody keeps these folders; a lock that nobody has is removed."""
+        try:
+            lock = os.open(self._locks / place, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            is_ours = try_lock(lock)
+            if is_ours:
+                with suppress(OSError):
+                    os.unlink(self._locks / place)
+            return not is_ours
+        finally:
+            os.close(lock)
 
     def _clean(self, orphan: Orphan) -> None:
         self._collect(self.stage_of(orphan.run_id))
@@ -262,13 +308,14 @@ class Preparation:
 
     Args:
         mode: how the place to work in is made; None when it is not here.
+        place: names its folders.
     """
 
     def __init__(
-        self, keeper: Keeper, facts: Facts, limits: Limits, stopped: Callable[[], bool], mode: Mode | None
+        self, keeper: Keeper, facts: Facts, limits: Limits, stopped: Callable[[], bool], mode: Mode | None, place: str
     ) -> None:
         self.workspace: Workspace | None = None
-        self._mode = mode
+        self._mode, self._id = mode, place
         self._keeper = keeper
         self._facts = facts
         self._limits = limits
@@ -340,8 +387,8 @@ class Preparation:
             include=spec.include,
             exclude=spec.exclude,
             run_dir=folder,
-            stage_dir=self._keeper.stage_of(self._facts.run_id),
-            tree=self._keeper.tree_of(self._facts.run_id),
+            stage_dir=self._keeper.stage_of(self._id),
+            tree=self._keeper.tree_of(self._id),
             quota=Quota(bytes_max=self._limits.workspace_bytes_max, files_max=self._limits.workspace_files_max),
             stopped=self._stopped,
             state=self._keeper.home,

@@ -59,6 +59,11 @@ class Cell:
         self._group: str | None = None
         requirements.refuse(isolation, self._demands, policy.profile, found, filtered=filtered)
 
+    def adopt(self, other: Cell) -> None:
+        """Take over what was made for a host that waited in its cage for this run."""
+        self._tally, self._scratch = other._tally, other._scratch
+        self._leaf, self._group = other._leaf, other._group
+
     def needs_tree(self, original: str) -> bool:
         """Whether the files have to be there before the cage can be worked out. Blocking.
 
