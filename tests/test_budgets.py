@@ -15,29 +15,34 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError, ConfigError, PolicyError
+from backplane.ir import Usage
 from backplane.receipts import Journal, Store, head_fact
+from backplane.routing.spend import sums
 from backplane.runtime import budgets
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.testing import ModelServer, ScriptUsage, Turn
+from backplane.upstream.cost import Price, Spent
 from tests.api_agent import call
 from tests.peers import ROOT
-from tests.runs import HELLO, PRELUDE
+from tests.runs import HELLO, PRELUDE, script
 from tests.test_routing_cli import stored
 
 DOLLAR = 1_000_000
 
 
-def parent_of(home: Path, micros: int | None) -> str:
+def parent_of(home: Path, usd_micros: int | None = None, tokens: int | None = None) -> str:
     """A run that lives, with a budget for its children."""
     run_id = str(uuid.uuid4())
     order = WorkOrder("parent")
-    if micros is not None:
-        order = order.with_abp("children_budget_usd_micros", micros)
+    for name, most in (("usd_micros", usd_micros), ("tokens", tokens)):
+        order = order if most is None else order.with_abp(f"children_budget_{name}", most)
     Journal.create(
         home, run_id, head_fact(order, run_id=run_id, started_at="2026-11-24T00:00:00Z", backend="b")
     ).close()
@@ -147,7 +152,9 @@ def test_many_processes_keep_to_one_budget(backplane_home: Path) -> None:
 def test_what_is_not_known_is_never_counted_as_nothing(backplane_home: Path, reason: str, cost: float | None) -> None:
     run_id = stored(backplane_home, "b", cost=cost, usage_raw={"backplane": {"end": {"reason": reason}}})
     with Store.open(backplane_home) as store:
-        counted = budgets._cost(store, run_id, DOLLAR, os.getpid())
+        ended = budgets._settled(store, run_id, budgets.Amount(DOLLAR, 0), os.getpid())
+    assert ended is not None
+    counted = ended.usd_micros
     told = {"complete", "partial", "budget", "max_turns"}
     if reason == "refused":
         assert counted == 0
@@ -155,6 +162,34 @@ def test_what_is_not_known_is_never_counted_as_nothing(backplane_home: Path, rea
         assert counted == max(DOLLAR, round((cost or 0) * DOLLAR))
     else:
         assert counted == round(cost * DOLLAR)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), *[st.none() | st.integers(0, 10**9)] * 3),
+        max_size=20,
+    )
+)
+def test_a_sum_with_an_unknown_part_is_unknown_and_never_less_than_its_known_parts(
+    runs: list[tuple[str, int | None, int | None, int | None]],
+) -> None:
+    rows, total = sums(runs)
+    for row in [*rows, total]:
+        mine = [run for run in runs if row.key in (None, run[0])]
+        costs = [cost for _, cost, _, _ in mine]
+        assert row.unknown == costs.count(None)
+        assert row.cost_usd_micros == (None if None in costs else sum(cost or 0 for cost in costs))
+        known = [cost for cost in costs if cost is not None]
+        assert row.known_usd_micros == (sum(known) if known else None)
+        for name, column in (("input_tokens", 2), ("output_tokens", 3)):
+            counts = [run[column] for run in mine]
+            assert getattr(row, name) == (None if None in counts else sum(count or 0 for count in counts))
+    spent = Spent()
+    for _, _, sent, got in runs:
+        spent = spent.plus(Usage(input=sent, output=got), Price(input=1_000_000, output=2_000_000, source="x"))
+    unknown = any(sent is None or got is None for _, _, sent, got in runs)
+    assert (spent.micros is None) == unknown
+    assert spent.usage().estimated_cost_usd is None or not unknown
 
 
 # Through the control plane --------------------------------------------------------------------------------------------
@@ -174,52 +209,163 @@ def api_settings(server: ModelServer) -> Settings:
 LOOP = Turn(calls=(call("read_file", path="none"),), usage=ScriptUsage(input=1000, output=200), times=None)
 """A model that never ends; a turn costs 3,000 millionths of a dollar."""
 
-SHARE = 30_000
-"""Of a child: the most that one call of its can cost is more than half of it."""
+POT = 600_000
+"""Of all children: a call can cost a third of it, as an order without `max_tokens` gets 16,384."""
 
 
-@pytest.mark.timeout(180)
-def test_fifty_children_at_once_spend_no_more_than_was_reserved(backplane_home: Path, tmp_path: Path) -> None:
+async def all_at_once(plane: ControlPlane, orders: list[WorkOrder], backend: Any) -> list[Run]:
     ended: list[Run] = []
 
-    async def all_at_once(plane: ControlPlane, parent: str) -> None:
-        async def one() -> None:
-            async with plane.start(child(parent, SHARE / DOLLAR, tmp_path), "mine") as run:
-                await run.wait()
-            ended.append(run)
+    async def one(order: WorkOrder) -> None:
+        async with plane.start(order, backend) as run:
+            await run.wait()
+        ended.append(run)
 
-        async with anyio.create_task_group() as tasks:
-            for _ in range(50):
-                tasks.start_soon(one)
+    async with anyio.create_task_group() as tasks:
+        for order in orders:
+            tasks.start_soon(one, order)
+    return ended
 
-    async def whole(server: ModelServer) -> None:
-        async with ControlPlane(api_settings(server), backplane_home, os.environ) as plane:
+
+def held(home: Path) -> tuple[int, int]:
+    """What all rows hold together."""
+    with budgets._opened(home) as connection:
+        found = connection.execute("SELECT total(usd_micros), total(tokens) FROM reservations").fetchone()
+    return int(found[0]), int(found[1])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("kind", "pot"), [("usd_micros", POT), ("tokens", 120_000)])
+def test_fifty_children_at_once_reserve_each_call_and_go_beyond_nothing(
+    backplane_home: Path, tmp_path: Path, kind: str, pot: int
+) -> None:
+    most: list[int] = []
+
+    async def watched(home: Path) -> None:
+        while True:
+            await anyio.sleep(0.05)
+            most.append(held(home)[kind == "tokens"])
+
+    async def whole(server: ModelServer) -> list[Run]:
+        async with (
+            ControlPlane(api_settings(server), backplane_home, os.environ) as plane,
+            anyio.create_task_group() as t,
+        ):
             plane.keeper.store()
-            await all_at_once(plane, parent_of(backplane_home, 12 * SHARE))
+            parent = parent_of(backplane_home, **{kind: pot})
+            t.start_soon(watched, backplane_home)
+            ended = await all_at_once(plane, [child(parent, root=tmp_path) for _ in range(50)], "mine")
+            t.cancel_scope.cancel()
+        return ended
 
     with ModelServer([LOOP]) as server:
-        anyio.run(whole, server)
-        requests = [
-            (len(msgspec.json.encode(request.body)), request.body["max_completion_tokens"])
-            for request in server.requests
-        ]
-    refused = [run for run in ended if run.end is not None and run.end.reason == "refused"]
-    ran = [run for run in ended if run not in refused]
-    # Twelve fit at once; whoever comes when others have ended finds what these did not spend.
-    assert len(ran) >= 12
-    assert len(ran) + len(refused) == 50
-    assert {run.error.code for run in refused if run.error is not None} == ({"policy_denied"} if refused else set())
-    spent = [round((run.receipt.usage.estimated_cost_usd or DOLLAR) * DOLLAR) for run in ran]
-    assert max(spent) <= SHARE
-    assert sum(spent) == 3_000 * len(requests) <= 12 * SHARE
-    assert all(size + 10 * tokens <= SHARE for size, tokens in requests), "what it may cost was left"
+        ended = anyio.run(whole, server)
+        requests = len(server.requests)
+    used = [
+        round((run.receipt.usage.estimated_cost_usd or 0) * DOLLAR)
+        if kind == "usd_micros"
+        else (run.receipt.usage.input_tokens or 0) + (run.receipt.usage.output_tokens or 0)
+        for run in ended
+    ]
+    ran = [run for run in ended if run.receipt.outcome == "partial"]
+    refused = [run for run in ended if run not in ran]
+    assert len(ended) == 50
+    assert {run.error.code for run in refused if run.error is not None} <= {"policy_denied"}
+    assert sum(used) == (3_000 if kind == "usd_micros" else 1_200) * requests <= pot
+    assert max(most) <= pot, "at no moment more was reserved than there is"
+    assert sum(used) > pot * 2 // 3, "and what others do not need is there for all"
     for run in ran:
-        assert run.receipt.outcome == "partial"
-        raw = run.receipt.usage_raw
-        assert isinstance(raw, dict)
-        assert "max_tokens of output" in raw["budget_rule"]
-        assert run.receipt.backplane["budget"]["reserved_usd_micros"] == SHARE
-        assert run.receipt.backplane["parent"] == run.receipt.backplane["budget"]["parent"]
+        own = run.receipt.backplane["budget"]
+        assert own["rule"].startswith("every call of its model was reserved before")
+        assert run.receipt.backplane["parent"] == own["parent"]
+
+
+def test_a_service_that_tells_no_usage_is_counted_at_the_most(backplane_home: Path, tmp_path: Path) -> None:
+    async def whole(server: ModelServer) -> list[Run]:
+        async with ControlPlane(api_settings(server), backplane_home, os.environ) as plane:
+            parent = parent_of(backplane_home, POT)
+            return await all_at_once(plane, [child(parent, root=tmp_path) for _ in range(3)], "mine")
+
+    with ModelServer([msgspec.structs.replace(LOOP, usage=None)]) as server:
+        ended = anyio.run(whole, server)
+        most = sum(
+            len(msgspec.json.encode(request.body)) + 10 * request.body["max_completion_tokens"]
+            for request in server.requests
+        )
+    assert 0 < most <= POT
+    assert all(run.receipt.usage.estimated_cost_usd is None for run in ended)
+    assert most <= held(backplane_home)[0] <= POT
+
+
+def test_a_plane_killed_in_a_call_leaves_all_that_it_may_cost_reserved(backplane_home: Path, tmp_path: Path) -> None:
+    slow = [LOOP, LOOP, {"text": "late", "delay_s": 60}]
+    with ModelServer(slow) as server, Store.open(backplane_home):
+        parent = parent_of(backplane_home, POT)
+        file = tmp_path / "backplane.toml"
+        options = api_settings(server).backends["mine"].options
+        prices = "{" + ", ".join(f"{name} = {value}" for name, value in options["prices"].items()) + "}"
+        file.write_text(
+            f'isolation = "off"\n[backends.mine]\nhost = "api"\n[backends.mine.options]\n'
+            f'protocol = "openai_compatible"\nbase_url = "{options["base_url"]}"\nmodel = "m"\nprices = {prices}\n'
+        )
+        order = tmp_path / "order.json"
+        order.write_bytes(msgspec.json.encode(child(parent, root=tmp_path)))
+        command = [sys.executable, "-m", "backplane", "run", "--config", str(file), "--backend", "mine"]
+        plane = subprocess.Popen([*command, "--order", str(order)], cwd=tmp_path, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 30
+        while len(server.requests) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        before = held(backplane_home)[0]
+        plane.send_signal(signal.SIGKILL)
+        plane.wait(10)
+        last = server.requests[2].body
+        call = len(msgspec.json.encode(last)) + 10 * last["max_completion_tokens"]
+    assert before >= 2 * 3_000 + call
+    with Store.open(backplane_home) as store:
+        with pytest.raises(PolicyError):
+            taken(store, child(parent, (POT - before + 1) / DOLLAR))
+        store.recover(lambda _: None)
+        with pytest.raises(PolicyError):
+            taken(store, child(parent, (POT - before + 1) / DOLLAR))
+        assert taken(store, child(parent, (POT - before) / DOLLAR)).left_usd_micros == 0
+
+
+REPORTS = """
+hello(heeds=["max_budget_usd"])
+run = take()
+for n in range(1, 40):
+    usage = {"input_tokens": 900 * n, "output_tokens": 100 * n, "estimated_cost_usd": 0.01 * n}
+    body = {"ts": "2026-01-15T12:00:00Z", "type": "warning", "message": "usage", "ext": {"usage": usage}}
+    put({"t": "event", "ref_id": run["id"], "event": body})
+    time.sleep(0.02)
+put(final(run))
+end()
+"""
+"""An agent that tells after each call what all its calls have used: 1,000 tokens, and a cent."""
+
+
+@pytest.mark.parametrize("kind", ["usd_micros", "tokens"])
+def test_agents_that_report_afterwards_go_one_call_beyond_their_share(
+    backplane_home: Path, tmp_path: Path, kind: str
+) -> None:
+    backend = script(tmp_path, REPORTS)
+
+    async def whole() -> list[Run]:
+        async with ControlPlane(Settings(isolation="off"), backplane_home, os.environ) as plane:
+            plane.keeper.store()
+            parent = parent_of(backplane_home, **{kind: 250_000 if kind == "usd_micros" else 25_000})
+            own: Any = {"usd": 0.05} if kind == "usd_micros" else {"budget_tokens": 5_000}
+            return await all_at_once(plane, [child(parent, root=tmp_path, **own) for _ in range(5)], backend)
+
+    ended = anyio.run(whole)
+    for run in ended:
+        used, own = run.receipt.usage, run.receipt.backplane["budget"]
+        assert run.end is not None
+        assert run.end.reason == "budget"
+        assert own["rule"].startswith("its share was reserved before it started")
+        calls = ((used.input_tokens or 0) + (used.output_tokens or 0)) // 1_000
+        assert calls == 6, "five are its share, the sixth ends it"
 
 
 def test_the_share_of_a_child_whose_plane_was_killed_is_kept_until_it_is_sealed(

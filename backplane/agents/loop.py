@@ -64,7 +64,7 @@ HIDDEN_TOKENS: Final = 1_000
 
 RESERVED: Final = (
     "a call was made only where the most it could cost was left: each byte of its request as a token of input, and "
-    "max_tokens of output"
+    "max_tokens of output; a call of unknown cost counts as that most"
 )
 
 CONTEXT_CHARS_MAX: Final = 64 * 1024
@@ -103,7 +103,8 @@ class Task(msgspec.Struct, frozen=True):
     history: tuple[Message, ...] = ()
     """What was said before this order."""
     reserved: bool = False
-    """The budget is a share of a parent's, so a call is made only where the most it can cost is left."""
+    """A budget is shared, or one of tokens is to be held: a call is made only where the most it can cost is left."""
+    budget_tokens: int | None = None
     images: tuple[Image, ...] = ()
     """Shown with the order's words."""
 
@@ -127,6 +128,9 @@ def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
     if budget is not None and price is None:
         fact = f"max_budget_usd cannot be held: what {model!r} costs here is not known"
         raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
+    tokens = run.order.abp("budget_tokens")
+    if tokens is not None and not isinstance(tokens, int):
+        raise ConfigError("config_invalid", "config.vendor.abp.budget_tokens", hint="give a whole number of tokens")
     shape = shape_of(run)
     words = (SYSTEM, own.get("system"), run.order.abp("system"), shape.request() if shape is not None else None)
     parameters = {name: value for name, value in own.items() if name != "system"} | sampling_of(run)
@@ -144,7 +148,8 @@ def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
             turns_max=TURNS_MAX if config.max_turns is None else config.max_turns,
         ),
         history=read_history(run),
-        reserved=budget is not None and isinstance(run.order.abp("parent"), str),
+        reserved=isinstance(run.order.abp("parent"), str) or tokens is not None,
+        budget_tokens=tokens,
         images=read_images(run),
     )
 
@@ -181,6 +186,8 @@ class Agent:
         self.session, self.reader = session, self
         self.model, self.toolbox, self.servers, self.task = model, toolbox, servers, task
         self.spent = Spent()
+        self._most: dict[str, int | None] = {"usd_micros": 0 if task.spec.price is not None else None, "tokens": 0}
+        """What the calls so far have cost at most: one that nobody knows the cost of counts as what it could."""
         self._run = session.run
         model.keeps_limit = task.reserved
         self._conversation = Conversation(
@@ -206,16 +213,17 @@ class Agent:
         turns_max = self.session.spec.turns_max or 0
         while self.spent.requests < turns_max:
             conversation = _marked(self._conversation)
+            call: dict[str, int | None] = {}
             if self.task.reserved:
-                room = self._room(conversation)
+                sent = self.model.request_bytes(conversation) + HIDDEN_TOKENS
+                room, why = await self._room(conversation, sent)
                 if room < OUTPUT_TOKENS_MIN:
-                    left = (self.task.spec.budget_micros or 0) - (self.spent.micros or 0)
-                    words = f"{left / MICROS:g} USD are left, and the next call could cost more (max_budget_usd)"
-                    return limited("budget", words)
+                    return limited("budget", why)
                 options = {**conversation.options, "max_tokens": room}
                 conversation = msgspec.structs.replace(conversation, options=options)
+                call = self._call_most(sent, room)
             turn = await self.model.ask(conversation, self._hear, now=self._run.now)
-            await self._count(turn)
+            await self._count(turn, call)
             self._add(turn.message)
             if turn.text or turn.proof is not None:
                 await self._run.emit(_said(turn, self._run.now()))
@@ -230,17 +238,47 @@ class Agent:
                 return self._ended(turn)
         return limited("max_turns", f"the limit of {turns_max} turns")
 
-    def _room(self, conversation: Conversation) -> int:
-        """How long the next answer may be, in tokens, so that its call costs no more than what is left."""
-        price, budget = self.task.spec.price, self.task.spec.budget_micros
-        assert price is not None
-        assert budget is not None
-        wanted = conversation.options.get("max_tokens") or OUTPUT_TOKENS
-        sent = self.model.request_bytes(conversation) + HIDDEN_TOKENS
-        left = budget - (self.spent.micros or 0) - most(price, sent, 0)
-        a_million = most(price, 0, MICROS)
-        fits = left * MICROS // a_million if a_million else wanted
-        return min(int(wanted), fits) if left >= 0 else 0
+    async def _room(self, conversation: Conversation, sent: int) -> tuple[int, str]:
+        """How long the next answer may be, in tokens, so that its call costs no more than what is left; and why.
+
+        Args:
+            sent: tokens of its request, at most.
+        """
+        spec, used = self.task.spec, self._most
+        room = int(conversation.options.get("max_tokens") or OUTPUT_TOKENS)
+        if spec.budget_micros is not None:
+            left = spec.budget_micros - (used["usd_micros"] or 0)
+            room = self._fitting(room, sent, {"usd_micros": left})
+            if room < OUTPUT_TOKENS_MIN:
+                return 0, f"{left / MICROS:g} USD are left, and the next call could cost more (max_budget_usd)"
+        if self.task.budget_tokens is not None:
+            left = self.task.budget_tokens - (used["tokens"] or 0)
+            room = self._fitting(room, sent, {"tokens": left})
+            if room < OUTPUT_TOKENS_MIN:
+                return 0, f"{left} tokens are left, and the next call could use more (budget_tokens)"
+        if not isinstance(self._run.order.abp("parent"), str):
+            return room, ""
+        granted = await self._run.may_spend(used, self._call_most(sent, room))
+        if granted.decision == "deny":
+            return 0, granted.reason
+        if granted.decision == "modify" and isinstance(granted.input, dict):
+            room = self._fitting(room, sent, granted.input)
+        return room, "what is left of the parent's budget is less than the next call could cost"
+
+    def _call_most(self, sent: int, room: int) -> dict[str, int | None]:
+        """What a call costs at most."""
+        price = self.task.spec.price
+        return {"usd_micros": None if price is None else most(price, sent, room), "tokens": sent + room}
+
+    def _fitting(self, room: int, sent: int, left: Mapping[str, int | None]) -> int:
+        """How long an answer may be so that its call costs no more than this."""
+        tokens, usd_micros, price = left.get("tokens"), left.get("usd_micros"), self.task.spec.price
+        if tokens is not None:
+            room = min(room, tokens - sent)
+        if usd_micros is not None and price is not None:
+            free, a_million = usd_micros - most(price, sent, 0), most(price, 0, MICROS)
+            room = min(room, free * MICROS // a_million if a_million else room if free >= 0 else 0)
+        return max(room, 0)
 
     async def add(self, text: str) -> bool:
         return False
@@ -279,7 +317,12 @@ class Agent:
         else:
             await self._run.emit(event)
 
-    async def _count(self, turn: ModelTurn) -> None:
+    async def _count(self, turn: ModelTurn, at_most: Mapping[str, int | None]) -> None:
+        one = Spent().plus(turn.usage, self.task.spec.price)
+        tokens = None if one.input is None or one.output is None else one.input + one.output
+        for name, known in (("usd_micros", one.micros), ("tokens", tokens)):
+            so_far, more = self._most[name], at_most.get(name) if known is None else known
+            self._most[name] = None if so_far is None or more is None else so_far + more
         self.spent = self.spent.plus(turn.usage, self.task.spec.price)
         self._named = turn.model or self._named
         await self._report(self.spent)

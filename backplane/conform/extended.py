@@ -84,6 +84,7 @@ ASK_MEMBERS: Final = {
     "patch": ("diff", "files"),
     "input": ("question", "options"),
     "result": ("name", "input", "output", "is_error"),
+    "spend": ("input",),
 }
 
 

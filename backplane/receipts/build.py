@@ -337,9 +337,17 @@ class Facts(msgspec.Struct, kw_only=True, eq=False):
             self._turns += 1
             if limits.max_turns is not None and self._turns > limits.max_turns:
                 self.limit = self.limit or ("max_turns", f"more than {limits.max_turns} turns (max_turns)")
+        if isinstance(event, UsageReported):
+            self._spend_tokens()
         cost = event.body.get("estimated_cost_usd") if isinstance(event, UsageReported) else None
         if limits.max_budget_usd is not None and isinstance(cost, int | float) and cost > limits.max_budget_usd:
             self.limit = self.limit or ("budget", f"{cost:g} USD spent of {limits.max_budget_usd:g} (max_budget_usd)")
+
+    def _spend_tokens(self) -> None:
+        tokens_max, used = self.order.abp("budget_tokens"), self.folded.usage
+        known = (used.input_tokens or 0) + (used.output_tokens or 0)  # At least so many: enough to be too many.
+        if isinstance(tokens_max, int) and known > tokens_max:
+            self.limit = self.limit or ("budget", f"{known} tokens used of {tokens_max} (budget_tokens)")
 
     def final(self, claim: Receipt, raw: dict[str, Any]) -> None:
         self.claim, self.claim_raw = claim, raw

@@ -118,6 +118,8 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits | None = None
     guard: bool = True
     remote: bool = False
+    by_call: bool = False
+    """Its host has each call of its model reserved of a budget that it shares."""
     is_ours: bool = False
     """Its program comes with the package: it does nothing before its order."""
     writable: tuple[str, ...] = ()
@@ -438,6 +440,7 @@ def _from_settings(
         secrets=tuple(secrets),
         limits=declared.limits_over(settings.limits),
         remote=declared.remote,
+        by_call=declared.command is None and (declared.host or name) == presets.HOST,
         is_ours=declared.command is None,
         writable=tuple(home + path[1:] if path[:1] == "~" else path for path in declared.writable),
         endpoints=endpoints,

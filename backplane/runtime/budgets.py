@@ -1,7 +1,7 @@
-"""What the children of one run may cost together: a share reserved before a child starts, settled when it has ended.
+"""What the children of one run may spend together, in money and in tokens: reserved before it is spent, settled after.
 
-A reservation is a row that is checked and written in one transaction, so any number of processes keep to one limit.
-It is settled from the child's receipt when somebody looks next, so a kill leaves nothing to be put right.
+A reservation is a row that is checked and written in one transaction, so any number of processes keep to one limit. It
+is settled from the child's receipt when somebody looks next, so a kill leaves nothing to be put right.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from backplane.contract.approval import Decision
+from backplane.contract.canonical import Json
 from backplane.contract.work import RuntimeConfig, WorkOrder
 from backplane.errors import ConfigError, PolicyError
 from backplane.receipts.database import BUSY_TIMEOUT_S, transaction, translated
@@ -23,59 +25,102 @@ from backplane.receipts.memory import of_row
 from backplane.receipts.recovery import is_run_id
 from backplane.receipts.store import Store
 
-FILE: Final = "budgets.sqlite"
+FILE: Final = "spend.sqlite"
 
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS reservations (
   run_id TEXT PRIMARY KEY,
   parent TEXT NOT NULL,
-  reserved_usd_micros INTEGER NOT NULL,
-  settled_usd_micros INTEGER,
+  usd_micros INTEGER NOT NULL,
+  tokens INTEGER NOT NULL,
+  below_usd_micros INTEGER NOT NULL,
+  below_tokens INTEGER NOT NULL,
+  settled INTEGER NOT NULL,
   pid INTEGER NOT NULL
 )
 """
 
 MICROS: Final = 1_000_000
 
-
 COUNTED: Final = frozenset({"complete", "partial", "budget", "max_turns"})
-"""Ends after which all that a run has cost was told; after any other a last call may be missing."""
+"""Ends after which all that a run has used was told; after any other a last call may be missing."""
+
+BY_CALL: Final = (
+    "every call of its model was reserved before it was made, at the most that it could cost, and counts so until its "
+    "usage is known: nothing goes beyond the budget"
+)
+BY_SHARE: Final = (
+    "its share was reserved before it started; its agent reports usage afterwards, so at most one call of its model "
+    "goes beyond it"
+)
+SETTLED: Final = "; settled by the receipt: what is unknown, or was cut off, counts as all that was reserved"
+
+
+class Amount(msgspec.Struct, frozen=True):
+    """Money in millionths of a dollar, and tokens sent and got."""
+
+    usd_micros: int = 0
+    tokens: int = 0
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """What is allowed of each; None is without a bound."""
+
+    usd_micros: int | None = None
+    tokens: int | None = None
+
+    def less(self, used: Amount) -> Limit:
+        """What is left, below nothing where more was used."""
+        return Limit(
+            None if self.usd_micros is None else self.usd_micros - used.usd_micros,
+            None if self.tokens is None else self.tokens - used.tokens,
+        )
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """A child's share of its parent's budget, as its receipt tells it."""
+    """What a child holds of its parent's budget, as its receipt tells it; null is without a bound."""
 
     parent: str
-    reserved_usd_micros: int
+    reserved_usd_micros: int | None
     """For its own host and all its own children."""
-    left_usd_micros: int
+    left_usd_micros: int | None
     """Of the parent's budget, once this was taken."""
-    rule: str = (
-        "settled by the receipt; where its cost is unknown or the run was cut off, as all that was reserved. Beyond it "
-        "goes nothing where usage_raw.budget_rule says so, else one model call at most"
-    )
+    reserved_tokens: int | None
+    left_tokens: int | None
+    rule: str
 
 
-def children_budget(order: WorkOrder) -> int | None:
-    """What an order allows its children to cost together, in millionths of a dollar; None where it says nothing.
+def children_budget(order: WorkOrder) -> Limit | None:
+    """What an order allows its children to use together; None where it says nothing.
 
     Raises:
         ConfigError: `config_invalid`, it is no such amount.
     """
-    value = order.abp("children_budget_usd_micros")
+    limit = Limit(_amount(order, "children_budget_usd_micros"), _amount(order, "children_budget_tokens"))
+    return None if limit == Limit() else limit
+
+
+def _amount(order: WorkOrder, name: str) -> int | None:
+    value = order.abp(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
-        fact = f"config.vendor.abp.children_budget_usd_micros is {str(value)[:40]!r}"
-        raise ConfigError("config_invalid", fact, hint="give millionths of a dollar, a whole number from 0 on")
+        unit = "tokens" if name.endswith("tokens") else "millionths of a dollar"
+        fact = f"config.vendor.abp.{name} is {str(value)[:40]!r}"
+        raise ConfigError("config_invalid", fact, hint=f"give {unit}, a whole number from 0 on")
     return value
 
 
-def reserve(store: Store, order: WorkOrder, run_id: str) -> tuple[WorkOrder, Reservation] | None:
+def reserve(
+    store: Store, order: WorkOrder, run_id: str, *, by_call: bool = False
+) -> tuple[WorkOrder, Reservation] | None:
     """Take a child's share of its parent's budget; None for an order without a parent, or a turn's. Blocks.
 
-    A child takes its `max_budget_usd` and its own children's budget; without the former all that is left, which then
-    is its `max_budget_usd`.
+    A child takes its `max_budget_usd` and `budget_tokens`, and its own children's budget; without one of the former
+    all that is left, which then is its own.
+
+    Args:
+        by_call: its host has each call reserved (`hold`), so that only its own children's budget is taken now.
 
     Returns:
         The order as it may run, and the reservation.
@@ -86,28 +131,118 @@ def reserve(store: Store, order: WorkOrder, run_id: str) -> tuple[WorkOrder, Res
         StoreError: `receipt_store_failed`.
     """
     parent = order.abp("parent")
-    below = children_budget(order) or 0
     if parent is None or isinstance(parent, dict):
         return None
+    below = children_budget(order) or Limit()
     limit = _limit_of(store, parent)
-    own = order.config.max_budget_usd
-    wanted = None if own is None else round(own * MICROS) + below
+    usd, tokens = order.config.max_budget_usd, _amount(order, "budget_tokens")
     with _opened(store.home) as connection, transaction(connection):
-        left = limit - _used(connection, store, parent)
-        amount = max(left, 0) if wanted is None else wanted
-        if amount > left or amount <= below:
-            asked = "something" if wanted is None else f"${amount / MICROS:.6f}"
-            fact = f"a child wants {asked} of its parent's budget, ${max(left, 0) / MICROS:.6f} of it is left"
-            hint = "lower its max_budget_usd, wait for other children to end, or raise children_budget_usd_micros"
-            raise PolicyError("policy_denied", fact, hint=hint)
-        connection.execute("INSERT INTO reservations VALUES (?, ?, ?, NULL, ?)", (run_id, parent, amount, os.getpid()))
-    if wanted is None:
-        replace = msgspec.structs.replace
-        order = replace(order, config=replace(order.config, max_budget_usd=(amount - below) / MICROS))
-    return order, Reservation(parent=parent, reserved_usd_micros=amount, left_usd_micros=left - amount)
+        left = limit.less(_used(connection, store, parent))
+        wants = [
+            _share("usd_micros", left, None if usd is None else round(usd * MICROS), below.usd_micros, by_call),
+            _share("tokens", left, tokens, below.tokens, by_call),
+        ]
+        row = (run_id, parent, *wants, below.usd_micros or 0, below.tokens or 0, 0, os.getpid())
+        connection.execute("INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    replace = msgspec.structs.replace
+    if not by_call and usd is None and limit.usd_micros is not None:
+        own = (wants[0] - (below.usd_micros or 0)) / MICROS
+        order = replace(order, config=replace(order.config, max_budget_usd=own))
+    if not by_call and tokens is None and limit.tokens is not None:
+        order = order.with_abp("budget_tokens", wants[1] - (below.tokens or 0))
+    return order, _told(parent, limit, Amount(*wants), left, BY_CALL if by_call else BY_SHARE)
 
 
-def _limit_of(store: Store, parent: object) -> int:
+def _share(name: str, left: Limit, own: int | None, below: int | None, by_call: bool) -> int:
+    """What a child takes at its start. Raises PolicyError: `policy_denied`."""
+    has = getattr(left, name)
+    if has is None:
+        return 0
+    below = below or 0
+    amount = below if by_call else max(has, 0) if own is None else own + below
+    if amount > has or has <= below or (amount <= below and not by_call):
+        asked = "something" if own is None or by_call else _words(name, amount)
+        fact = f"a child wants {asked} of its parent's budget, {_words(name, max(has, 0))} of it is left"
+        raise PolicyError("policy_denied", fact, hint=_LOWER[name])
+    return int(amount)
+
+
+_LOWER: Final = {
+    "usd_micros": "lower its max_budget_usd, wait for other children to end, or raise children_budget_usd_micros",
+    "tokens": "lower its budget_tokens, wait for other children to end, or raise children_budget_tokens",
+}
+
+
+def _words(name: str, amount: int) -> str:
+    return f"{amount} tokens" if name == "tokens" else f"${amount / MICROS:.6f}"
+
+
+def _told(parent: str, limit: Limit, taken: Amount, left: Limit, rule: str) -> Reservation:
+    after = left.less(taken)
+    return Reservation(
+        parent=parent,
+        reserved_usd_micros=None if limit.usd_micros is None else taken.usd_micros,
+        left_usd_micros=after.usd_micros,
+        reserved_tokens=None if limit.tokens is None else taken.tokens,
+        left_tokens=after.tokens,
+        rule=rule + SETTLED,
+    )
+
+
+class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a host asks before a call of its model, of each kind: what it has used at most, and what the call may."""
+
+    class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        usd_micros: int | None = None
+        tokens: int | None = None
+
+    spent: Figures
+    most: Figures
+
+
+def hold(store: Store, run_id: str, asked: Json) -> tuple[Decision, Reservation]:
+    """Reserve what the next call of a child's model may cost, beside what its calls so far have. Blocks.
+
+    What is granted is `most`, or what is left where that is less; the row then holds all that the child may have used,
+    so it is right whenever somebody is killed.
+
+    Raises:
+        PolicyError: `policy_denied`, nothing is left, or what the call may cost is unknown.
+        ConfigError: `config_invalid`, it is no such question.
+        StoreError: `receipt_store_failed`.
+    """
+    try:
+        ask = msgspec.convert(asked, Ask)
+    except msgspec.ValidationError as error:
+        raise ConfigError("config_invalid", f"the question cannot be read: {error}") from error
+    with _opened(store.home) as connection, transaction(connection):
+        parent, *below = connection.execute(
+            "SELECT parent, below_usd_micros, below_tokens FROM reservations WHERE run_id = ?", (run_id,)
+        ).fetchone()
+        limit = _limit_of(store, parent)
+        left = limit.less(_used(connection, store, parent, but=run_id))
+        granted, holds = [], []
+        for name, kept in zip(("usd_micros", "tokens"), below, strict=True):
+            has, spent, most = getattr(left, name), getattr(ask.spent, name), getattr(ask.most, name)
+            if has is None:
+                granted, holds = [*granted, most], [*holds, 0]
+                continue
+            if spent is None or most is None or spent < 0 or most <= 0:
+                fact = f"what its next call may cost is unknown ({name}), so it cannot be reserved"
+                raise PolicyError("policy_denied", fact, hint="options = {prices = {input = …, output = …}}")
+            room = has - kept - spent
+            if room <= 0:
+                fact = f"its parent's budget is used up: {_words(name, max(has - kept, 0))} is left for all it did"
+                raise PolicyError("policy_denied", fact, hint=_LOWER[name])
+            granted, holds = [*granted, min(most, room)], [*holds, kept + spent + min(most, room)]
+        connection.execute(
+            "UPDATE reservations SET usd_micros = ?, tokens = ? WHERE run_id = ?", (holds[0], holds[1], run_id)
+        )
+    told = _told(parent, limit, Amount(*holds), left, BY_CALL)
+    return Decision("modify", "reserved", {"usd_micros": granted[0], "tokens": granted[1]}), told
+
+
+def _limit_of(store: Store, parent: object) -> Limit:
     """What the parent's order allows. Raises ConfigError."""
     if not isinstance(parent, str) or not is_run_id(parent):
         fact = f"config.vendor.abp.parent is {str(parent)[:80]!r}"
@@ -120,37 +255,47 @@ def _limit_of(store: Store, parent: object) -> int:
     limit = children_budget(WorkOrder("", config=RuntimeConfig(vendor=vendor)))
     if limit is None:
         fact = f"the run {parent} has no budget for children"
-        raise ConfigError("config_invalid", fact, hint="its order needs config.vendor.abp.children_budget_usd_micros")
+        hint = "its order needs config.vendor.abp.children_budget_usd_micros, or children_budget_tokens"
+        raise ConfigError("config_invalid", fact, hint=hint)
     return limit
 
 
-def _used(connection: sqlite3.Connection, store: Store, parent: str) -> int:
-    """What the children have cost or may still cost; those that have ended meanwhile are settled."""
-    used = 0
-    rows = connection.execute(
-        "SELECT run_id, reserved_usd_micros, settled_usd_micros, pid FROM reservations WHERE parent = ?", (parent,)
+def _used(connection: sqlite3.Connection, store: Store, parent: str, but: str = "") -> Amount:
+    """What the children have used or may still use; those that have ended meanwhile are settled."""
+    total = Amount()
+    rows: list[Any] = connection.execute(
+        "SELECT run_id, usd_micros, tokens, settled, pid FROM reservations WHERE parent = ? AND run_id != ?",
+        (parent, but),
     ).fetchall()
-    for run_id, reserved, settled, pid in rows:
-        if settled is None:
-            settled = _cost(store, run_id, reserved, pid)
-            connection.execute("UPDATE reservations SET settled_usd_micros = ? WHERE run_id = ?", (settled, run_id))
-        used += reserved if settled is None else settled
-    return used
+    for run_id, usd_micros, tokens, settled, pid in rows:
+        used = Amount(usd_micros, tokens)
+        if not settled and (ended := _settled(store, run_id, used, pid)) is not None:
+            used = ended
+            connection.execute(
+                "UPDATE reservations SET usd_micros = ?, tokens = ?, settled = 1 WHERE run_id = ?",
+                (used.usd_micros, used.tokens, run_id),
+            )
+        total = Amount(total.usd_micros + used.usd_micros, total.tokens + used.tokens)
+    return total
 
 
-def _cost(store: Store, run_id: str, reserved: int, pid: int) -> int | None:
-    """What a child has cost, all that was reserved where that is not known for sure; None while it may go on."""
+def _settled(store: Store, run_id: str, reserved: Amount, pid: int) -> Amount | None:
+    """What a child has used, all that was reserved where that is not known for sure; None while it may go on."""
     if not store.has(run_id):
         # Whoever was to start it died before there was a journal: so it never began.
         never_began = not os.path.lexists(store.folder(run_id)) and not _is_alive(pid)
-        return 0 if never_began else None
+        return Amount() if never_began else None
     run = of_row(store, store.find(run_id))
     if run.reason == "refused":
-        return 0
-    cost = run.cost_usd_micros
-    if cost is None or run.reason not in COUNTED:
-        return max(reserved, cost or 0)
-    return cost
+        return Amount()
+    told = run.reason in COUNTED
+    sent, got = run.input_tokens, run.output_tokens
+    tokens = None if sent is None or got is None else sent + got
+    return Amount(_counted(run.cost_usd_micros, reserved.usd_micros, told), _counted(tokens, reserved.tokens, told))
+
+
+def _counted(used: int | None, reserved: int, told: bool) -> int:
+    return used if used is not None and told else max(reserved, used or 0)
 
 
 def _is_alive(pid: int) -> bool:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from backplane.config import Limits
@@ -125,6 +126,8 @@ class Intake:
         )
         self.on_patch: Callable[[wire.PatchChunk], None] | None = None
         """Takes the chunks of a patch from another machine; None where none was asked for."""
+        self.hold: Callable[[Json], Decision] | None = None
+        """Reserves what a call of a model may cost, of a shared budget; blocking. None where none is shared."""
         self._splits = Splits(facts.redactor) if facts.redactor.forms else None
 
     @property
@@ -135,7 +138,7 @@ class Intake:
     @property
     def tools_asked(self) -> int:
         """Asks about tools that wait for their answer: none of these tools is at work."""
-        return sum(ask.kind != "input" for ask in self.asks_open.values())
+        return sum(ask.kind not in ("input", "spend") for ask in self.asks_open.values())
 
     def connect(self, outbox: Outbox, start_soon: Callable[..., object]) -> None:
         """Take where answers go, and what starts the task in which an ask waits for its answer."""
@@ -320,6 +323,11 @@ class Intake:
         if self.over.is_set() or ask.id in self.asks_open:
             self._facts.counts["late" if self.over.is_set() else "unasked_answer"] += 1
             return []
+        if ask.kind == "spend":
+            self.asks_open[ask.id] = ask
+            assert self._start_soon is not None
+            self._start_soon(self._hold, ask)
+            return []
         assert self._facts.policy is not None
         raised = self._add("ask", approvals.body(ask), approvals.describe(ask))
         self._facts.asked(ask)
@@ -342,6 +350,19 @@ class Intake:
         self._asks_bytes += size
         self._start_soon(self._ask_others, ask, size, raised.events[0], hooks, decision)
         return [raised]
+
+    async def _hold(self, ask: wire.Ask) -> None:
+        """Reserve what a call may cost and say so; no event tells it, as the call's usage does."""
+        decision = Decision("allow")
+        try:
+            if self.hold is not None:
+                decision = await anyio.to_thread.run_sync(self.hold, ask.input)
+        except BackplaneError as error:
+            decision = Decision("deny", error.message)
+        del self.asks_open[ask.id]
+        if not self.over.is_set():
+            assert self._outbox is not None
+            self._outbox.write(self._line_of(ask, decision))
 
     def _hooks_of(self, ask: wire.Ask, decision: Decision | None) -> tuple[Hook, ...]:
         if self.hooks is None:

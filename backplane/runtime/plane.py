@@ -9,6 +9,7 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -19,13 +20,14 @@ import msgspec
 
 from backplane import config
 from backplane.config import Limits, Settings
+from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError, unforeseen
 from backplane.process.aio import in_order
 from backplane.process.block import SpannedBlock
 from backplane.runtime import backends
-from backplane.runtime.backends import Backend, ReplayBackend
+from backplane.runtime.backends import Backend, ProcessBackend, ReplayBackend
 from backplane.runtime.hooks import Hook
 from backplane.runtime.inbound import OnAsk
 from backplane.runtime.orders import make_order
@@ -171,6 +173,7 @@ class ControlPlane:
                     run.refuse(held)
                 elif held is not None:
                     run.facts.added["budget"] = msgspec.structs.asdict(held)
+                    run.hold_calls(partial(self._hold_call, run))
                 if route is not None:
                     run.facts.added["route"] = run.facts.clean_json(route)
             except Exception as error:
@@ -228,11 +231,20 @@ class ControlPlane:
         if run_id is None or not await anyio.to_thread.run_sync(self.keeper.is_new, run_id):
             run_id = str(uuid.uuid4())
         try:
-            held = await anyio.to_thread.run_sync(lambda: reserve(self.keeper.store(), order, run_id))
+            by_call = isinstance(backend, ProcessBackend) and backend.by_call
+            held = await anyio.to_thread.run_sync(lambda: reserve(self.keeper.store(), order, run_id, by_call=by_call))
         except BackplaneError as error:
             return order, run_id, error
         assert held is not None
         return held[0], run_id, held[1]
+
+    def _hold_call(self, run: Run, asked: Json) -> Decision:
+        """Reserve what the next call of a child's model may cost. Blocks; raises as `budgets.hold`."""
+        from backplane.runtime.budgets import hold
+
+        decision, held = hold(self.keeper.store(), run.id, asked)
+        run.facts.added["budget"] = msgspec.structs.asdict(held)
+        return decision
 
     def find_backend(self, named: Backend | str | None) -> Backend:
         """Return a backend by its name; None is the configured default.

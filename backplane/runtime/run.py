@@ -23,6 +23,8 @@ import msgspec
 
 from backplane.config import Limits, tighter
 from backplane.contract import envelope as wire
+from backplane.contract.approval import Decision
+from backplane.contract.canonical import Json
 from backplane.contract.capability import read_manifest
 from backplane.contract.events import AgentEvent, AssistantMessage, Failed
 from backplane.contract.receipt import BackendIdentity, Receipt
@@ -438,6 +440,10 @@ class Run:
                 await in_order(self._start_host)
         except Exception as error:
             self.fail(error)
+
+    def hold_calls(self, hold: Callable[[Json], Decision]) -> None:
+        """Have a host's calls of its model reserved by this function, which may block."""
+        self._intake.hold = hold
 
     def refuse(self, error: BackplaneError) -> None:
         """End the run before anything of it is started; `start` then starts nothing."""

@@ -127,11 +127,14 @@ BACKPLANE: Final[Json] = _object(
         **_TEXT_OR_OBJECT,
     },
     budget=_object(
-        "A child's share of its parent's budget in millionths of a dollar, what was left then, and how it is settled.",
-        ["parent", "reserved_usd_micros", "left_usd_micros", "rule"],
+        "What a child holds of its parent's budget, in millionths of a dollar and tokens, what was left, and the rule "
+        "that held it; null is without a bound.",
+        ["parent", "reserved_usd_micros", "left_usd_micros", "reserved_tokens", "left_tokens", "rule"],
         parent={"type": "string"},
-        reserved_usd_micros={"type": "integer", "minimum": 0},
-        left_usd_micros={"type": "integer", "minimum": 0},
+        reserved_usd_micros={"type": ["integer", "null"], "minimum": 0},
+        left_usd_micros={"type": ["integer", "null"]},
+        reserved_tokens={"type": ["integer", "null"], "minimum": 0},
+        left_tokens={"type": ["integer", "null"]},
         rule={"type": "string"},
     ),
     queue=_object(
