@@ -89,7 +89,7 @@ ROOMS = {
     ),
     "shown": f"{SHAPES} process process.table receipts view",
     "web": f"{SHAPES} api config process receipts runtime shown view",
-    "scale": f"{SHAPES} process receipts runtime workspace",
+    "scale": f"{SHAPES} process receipts routing.driver runtime workspace",
     "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",
     "__init__": f"{SHAPES} api config runtime",
     "cli": (

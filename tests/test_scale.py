@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import pickle
 import signal
@@ -346,6 +347,19 @@ def test_a_worker_without_the_secret_says_so_and_one_with_it_gives_it(queue: Que
     missing, given = anyio.run(main)
     assert "this worker does not have it" in str(missing.receipt)
     assert '"outcome":"complete"' in str(given.receipt)
+
+
+def test_an_order_without_a_backend_gets_the_choice_of_its_workers_router(queue: Queue) -> None:
+    config = queue.folder / "worker.toml"
+    command = [sys.executable, "-E", "-s", str(ROOT / "hosts" / "mock.py")]
+    config.write_text(f"[backends.thinks]\ncommand = {json.dumps(command)}\n")
+    queue.worker("--config", str(config))
+    route = ("--param", 'abp.route={"type":"simple_query","seed":3}')
+    done = queue.cli("submit", "hello", "--root", ".", *route, "--wait")
+    assert done.returncode == 0, done
+    with Store.open(queue.home) as store:
+        told = store.load(store.list()[0].run_id).backplane["route"]
+    assert (told["chosen"]["backend"], told["seed"]) == ("thinks", 3)
 
 
 @pytest.mark.parametrize("rule", ["rerun", "fail"])

@@ -389,6 +389,25 @@ async def attempts_for(plane: ControlPlane, order: WorkOrder, strategy: Strategy
     return await first_choice(order, plane.settings, plane.environ, plane.home, strategy)
 
 
+async def backend_for(
+    order: WorkOrder, plane: ControlPlane, named: str | None = None
+) -> tuple[WorkOrder, backends.Backend, Json]:
+    """Return the backend that an order names, else the default, else the router's; with the order for it, and why.
+
+    Args:
+        named: goes before what the order names.
+
+    Raises:
+        BackendError: `backend_not_found`, `backend_unavailable`.
+        CapabilityError, ConfigError, StoreError: as `attempts_for`.
+    """
+    named = named or order.abp("backend", plane.settings.default_backend)
+    if isinstance(named, str):
+        return order, backends.find(named, plane.settings, plane.environ), None
+    attempts = await attempts_for(plane, order)
+    return attempts.order, backends.find(attempts.backend, plane.settings, plane.environ), attempts.route
+
+
 def attempt_of(run: Run) -> Attempt:
     """What a run that has ended was, as an attempt."""
     receipt, code = run.receipt, run.error.code if run.error is not None else None

@@ -19,6 +19,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import Approval
 from backplane.contract.work import OF_QUEUE, WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError, PolicyError
+from backplane.routing.driver import backend_for
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.budgets import COUNTED, MICROS
 from backplane.runtime.inbound import OnAsk
@@ -55,11 +56,16 @@ class Runner:
             BackendError: `stream_closed`, the attempt was fenced.
             BackplaneError: of the engine, where events could not be passed on.
         """
-        order, backend = job.order, self._backend(job)
+        order, backend, route = job.order, self._backend(job), None
         for name in OF_QUEUE:
             order = order.without_abp(name)
         added: dict[str, Json] = {"queue": _place(job, attempt)}
         why = self._refusal(job, attempt)
+        if why is None:
+            try:
+                order, backend, route = await backend_for(order, self._plane, job.backend)
+            except BackplaneError as error:
+                why = error
         if why is not None:
             run = await self._plane.end_unstarted(order, backend, why, run_id=attempt.id, added=added)
             return await self._result(run, attempt)
@@ -70,7 +76,7 @@ class Runner:
                 run = await self._plane.end_unstarted(order, backend, error, run_id=attempt.id, added=added)
                 return await self._result(run, attempt)
             on_ask = _asking(control) if job.asks else None
-            starting = self._plane.start(order, backend, on_ask=on_ask, run_id=attempt.id, added=added)
+            starting = self._plane.start(order, backend, on_ask=on_ask, run_id=attempt.id, route=route, added=added)
             async with starting as run, anyio.create_task_group() as tasks:
                 tasks.start_soon(_watch, run, control)
                 async for batch in run.batches():
@@ -94,7 +100,6 @@ class Runner:
             return BackendError("backend_crashed", f"lost worker: {ATTEMPTS_MAX} attempts ended with their workers")
         try:
             check_secrets(job.order)
-            self._plane.find_backend(job.backend or _named(job.order))
         except BackplaneError as error:
             return error
         return None

@@ -151,7 +151,9 @@ class Server:
         return messages.ending(ended, ref_id=above.id, line_bytes_max=self._line_bytes_max)
 
     async def _choose(self, order: WorkOrder) -> tuple[WorkOrder, Backend, Json]:
-        return await choose(order, self.plane)
+        from backplane.routing.driver import backend_for  # Loaded while a run begins, not on the way to the hello.
+
+        return await backend_for(order, self.plane)
 
     async def _run_below(self, above: sidecar.HostRun) -> messages.Ended:
         stages = "stage/1" in above.extensions
@@ -300,19 +302,3 @@ def _in_place(order: WorkOrder) -> WorkOrder:
 def _at(order: WorkOrder, folder: Path) -> WorkOrder:
     """It named no place and staged nothing: an empty folder of its own, never the one that we stand in."""
     return msgspec.structs.replace(order, workspace=msgspec.structs.replace(order.workspace, root=str(folder)))
-
-
-async def choose(order: WorkOrder, plane: ControlPlane) -> tuple[WorkOrder, Backend, Json]:
-    """The backend that an order names, else the default, else the router's choice; with the order for it, and why.
-
-    Raises:
-        BackendError: `backend_not_found`, `backend_unavailable`.
-        CapabilityError, ConfigError, StoreError: as `attempts_for`.
-    """
-    named = order.abp("backend", plane.settings.default_backend)
-    if isinstance(named, str):
-        return order, backends.find(named, plane.settings, plane.environ), None
-    from backplane.routing.driver import attempts_for  # Who names a backend need not wait for it.
-
-    attempts = await attempts_for(plane, order)
-    return attempts.order, backends.find(attempts.backend, plane.settings, plane.environ), attempts.route
