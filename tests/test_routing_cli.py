@@ -175,6 +175,10 @@ prices = { input = 0.1, output = 0.5 }
     ("words", "fact"),
     [
         (("--type", "poem"), "type"),
+        (("--type", "code_reveiw"), "did you mean code_review? one of: simple_query"),
+        (("--priority", "hihg"), "did you mean high? one of: low"),
+        (("--strategy", "latancy"), "did you mean latency?"),
+        (("--max-latency", "soon"), "invalid time value"),
         (("--prefer", "best"), "preference"),
         (("--strategy", "luck"), "no strategy 'luck'"),
         (("--max-cost-usd", "-1"), "no amount"),
@@ -194,8 +198,9 @@ def test_what_an_order_says_of_its_routing_is_read_strictly() -> None:
     assert (task.type, task.priority, strategy, seed) == ("code_review", "high", None, 3)
     wrongs: list[Any] = [{"tpye": "x"}, [], {"seed": "x"}]
     for wrong in wrongs:
-        with pytest.raises(ConfigError, match=r"config\.vendor\.abp\.route"):
+        with pytest.raises(ConfigError, match=r"config\.vendor\.abp\.route") as refused:
             read_wishes(wrong)
+        assert "tpye" not in str(wrong) or (refused.value.hint or "").startswith("did you mean type?")
 
 
 # run ------------------------------------------------------------------------------------------------------------------

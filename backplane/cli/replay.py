@@ -25,7 +25,7 @@ def parser(name: str) -> Parser:
     about = "Judge stored runs by another policy and list each decision that would differ; nothing is started."
     made = Parser(f"backplane {name}", about, EXAMPLE, _replay)
     made.add_argument("runs", metavar="RUN", nargs="*", help="run id or its beginning, `last`, or `last~2`")
-    made.add_argument("--policy", metavar="NEW", required=True, help="the policy to try: a file, or a shipped one")
+    made.add_argument("--policy", metavar="NEW", help="the policy to try: a file, or a shipped one")
     made.add_argument("--all", action="store_true", help="every stored run")
     add_json(made, "one JSON object a run and line", "cli_replay")
     return made
@@ -41,6 +41,9 @@ def _replay(options: Options) -> int:
     from backplane.receipts.backtest import Rejudge
     from backplane.runtime.orders import read_policy
 
+    if options.policy is None:
+        fact = "no policy to try is named"
+        raise ConfigError("config_invalid", fact, hint="--policy NEW: a file, or default, strict or ci")
     if bool(options.runs) == options.all:
         raise ConfigError("config_invalid", "name a RUN or more, or --all", hint="backplane replay --help")
     profile = read_policy(options.policy)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from backplane.cli import streams
-from backplane.cli.parser import Options, Parser, add_config, add_json, add_requirements, add_task
+from backplane.cli.parser import Options, Parser, add_config, add_json, add_requirements, add_task, seconds
 
 if TYPE_CHECKING:
     import argparse
@@ -58,7 +58,7 @@ def add_wishes(made: argparse._ActionsContainer) -> None:
     add("--priority", metavar="P", help="low, normal, high or critical (normal)")
     add("--strategy", metavar="S", help="first_available, cost, latency or balanced (as configured)")
     add("--max-cost-usd", metavar="X", type=float, help="most that the run is to cost, by earlier runs or prices")
-    add("--max-latency", metavar="S", type=float, help="seconds that the run is to last at most, by earlier runs")
+    add("--max-latency", metavar="S", type=seconds, help="longest that it is to last, by earlier runs, as 90s or 5m")
     add("--allow-unknown", action="store_true", help="a cost or latency that nobody knows satisfies these two")
     add("--after-effect", choices=("stop", "hand_over"), help="where it fails after it changed something (stop)")
     add("--seed", metavar="N", type=int, help="spreads orders over equal instances (0)")
@@ -211,7 +211,7 @@ def _key(run: Remembered, by: str) -> str | None:
 def _row(one: Spend, label: str | None) -> str:
     from backplane.view.figures import count, money
 
-    cost = money(one.known_usd_micros)
+    cost = money(one.known_usd_micros if one.runs else 0)
     if one.unknown and one.known_usd_micros is not None:
         cost = f"≥ {cost}"
     unknown = f", of {streams.count(one.unknown, 'run')} unknown" if one.unknown else ""

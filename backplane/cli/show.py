@@ -339,6 +339,9 @@ def summary(receipt: Receipt, look: Look, patch: Path | None) -> str:
         f"{look.dress(colour, receipt.outcome)}{why} after {_lasted(receipt)}{_usage(receipt)}",
         f"run {receipt.meta.run_id}  receipt {one_line((receipt.receipt_sha256 or '')[:16])}",
     ]
+    if isinstance(original := receipt.backplane.get("replay"), dict):
+        served = isinstance(told := receipt.backplane.get("cache"), dict) and told.get("hit") is True
+        lines.append(f"{'served from the store: the answer of' if served else 'replay of'} run {original.get('run')}")
     if receipt.outcome != "complete":
         lines.append(f"why backplane why {receipt.meta.run_id[:8]}")
     if isinstance(receipt.usage_raw, dict) and receipt.usage_raw.get("structured_output") is not None:

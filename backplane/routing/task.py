@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
 import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement
+from backplane.contract.unheard import nearest_name
 from backplane.contract.work import WITHOUT_ROUTER
 from backplane.errors import ConfigError
 
@@ -116,9 +117,8 @@ def read_strategy(name: str) -> StrategyName:
     for known in STRATEGIES:
         if name == known:
             return known
-    raise ConfigError(
-        "config_invalid", f"no strategy {name[:40]!r}", hint=f"one of: {', '.join(STRATEGIES)}; or a function"
-    )
+    hint = f"{_hint(name, STRATEGIES)}; or a function"
+    raise ConfigError("config_invalid", f"no strategy {name[:40]!r}", hint=hint)
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -151,5 +151,30 @@ def read_wishes(value: Json) -> Wishes:
     try:
         return msgspec.convert({} if value is None else value, Wishes)
     except msgspec.ValidationError as error:
-        fact = f"config.vendor.abp.route: {error}"
-        raise ConfigError("config_invalid", fact, hint="see contracts/routing.md") from error
+        fact, hint = _misspelt(value) or (f"config.vendor.abp.route: {error}", "see contracts/routing.md")
+        raise ConfigError("config_invalid", fact, hint=hint) from error
+
+
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "type": get_args(TaskType),
+    "preference": get_args(Preference),
+    "priority": get_args(Priority),
+    "after_effect": ("stop", "hand_over"),
+}
+"""Members of `Wishes` that are one of some words."""
+
+
+def _misspelt(value: Json) -> tuple[str, str] | None:
+    """Say which member or choice there is not, and which there are; None where something else is wrong."""
+    members = Wishes.__struct_fields__
+    for name, given in value.items() if isinstance(value, dict) else ():
+        if name not in members:
+            return f"no member {name[:40]!r} of config.vendor.abp.route", _hint(name, members)
+        if isinstance(given, str) and given not in _CHOICES.get(name, (given,)):
+            return f"no {name} {given[:40]!r} of a task (config.vendor.abp.route)", _hint(given, _CHOICES[name])
+    return None
+
+
+def _hint(wrong: str, known: tuple[str, ...]) -> str:
+    near = nearest_name(wrong[:40], known)
+    return (f"did you mean {near}? " if near else "") + f"one of: {', '.join(known)}"
