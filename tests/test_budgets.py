@@ -27,7 +27,7 @@ from backplane.routing.spend import sums
 from backplane.runtime import budgets
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
-from backplane.testing import ModelServer, ScriptUsage, Turn
+from backplane.testing import Fault, ModelServer, ScriptUsage, Turn
 from backplane.upstream.cost import Price, Spent
 from tests.api_agent import call
 from tests.peers import ROOT
@@ -298,7 +298,8 @@ def test_a_service_that_tells_no_usage_is_counted_at_the_most(backplane_home: Pa
 
 
 def test_a_plane_killed_in_a_call_leaves_all_that_it_may_cost_reserved(backplane_home: Path, tmp_path: Path) -> None:
-    slow = [LOOP, LOOP, {"text": "late", "delay_s": 60}]
+    fast = msgspec.structs.replace(LOOP, times=2)
+    slow = [fast, Turn(text="late", fault=Fault(hang=True))]
     with ModelServer(slow) as server, Store.open(backplane_home):
         parent = parent_of(backplane_home, POT)
         file = tmp_path / "backplane.toml"

@@ -186,6 +186,31 @@ async def test_what_it_is_started_in_changes_each_time_so_none_is_kept(backplane
         assert below(os.getpid()) == []
 
 
+@one_loop
+@pytest.mark.parametrize("what", ["root", "covered"])
+async def test_a_cage_around_what_was_replaced_since_is_left(backplane_home: Path, tmp_path: Path, what: str) -> None:
+    root, steps = tmp_path / "work", [{"write": {"path": "made.txt", "content": "made\n"}}]
+    root.mkdir()
+    (root / "secret.txt").write_text("one")
+    config = RuntimeConfig(vendor={"mock": {"scenario": steps}})
+    order = on(root, config=config, policy=PolicyProfile(deny_read=("secret.txt",)))
+    async with started(backplane_home, isolation="best_effort") as plane:
+        assert [how(await one(plane, order, "mock", more=True)) for _ in range(2)] == ["cold", "warm"]
+        await anyio.sleep(0.5)
+        if what == "root":
+            root.rename(tmp_path / "old")
+            root.mkdir()
+            (root / "secret.txt").write_text("one")
+        else:
+            (root / "new").write_text("two")
+            (root / "new").rename(root / "secret.txt")
+        (root / "made.txt").unlink(missing_ok=True)
+        assert how(await one(plane, order, "mock", more=True)) == "cold"
+        assert (root / "made.txt").exists()
+        assert how(await one(plane, order, "mock", more=True)) == "warm", "once is no habit"
+    assert below(os.getpid()) == []
+
+
 PLANE = """
 import os, sys, anyio
 from pathlib import Path

@@ -324,6 +324,8 @@ class Agent:
             so_far, more = self._most[name], at_most.get(name) if known is None else known
             self._most[name] = None if so_far is None or more is None else so_far + more
         self.spent = self.spent.plus(turn.usage, self.task.spec.price)
+        if isinstance(self._run.order.abp("parent"), str):
+            await self._run.may_spend(self._most, dict.fromkeys(self._most, 0))
         self._named = turn.model or self._named
         await self._report(self.spent)
 

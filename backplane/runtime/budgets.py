@@ -36,6 +36,7 @@ CREATE TABLE IF NOT EXISTS reservations (
   below_usd_micros INTEGER NOT NULL,
   below_tokens INTEGER NOT NULL,
   settled INTEGER NOT NULL,
+  open INTEGER NOT NULL,
   pid INTEGER NOT NULL
 )
 """
@@ -142,8 +143,8 @@ def reserve(
             _share("usd_micros", left, None if usd is None else round(usd * MICROS), below.usd_micros, by_call),
             _share("tokens", left, tokens, below.tokens, by_call),
         ]
-        row = (run_id, parent, *wants, below.usd_micros or 0, below.tokens or 0, 0, os.getpid())
-        connection.execute("INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        row = (run_id, parent, *wants, below.usd_micros or 0, below.tokens or 0, 0, 0, os.getpid())
+        connection.execute("INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
     replace = msgspec.structs.replace
     if not by_call and usd is None and limit.usd_micros is not None:
         own = (wants[0] - (below.usd_micros or 0)) / MICROS
@@ -200,11 +201,14 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     most: Figures
 
 
-def hold(store: Store, run_id: str, asked: Json) -> tuple[Decision, Reservation]:
+def hold(store: Store, run_id: str, asked: Json, *, patient: bool) -> tuple[Decision, Reservation] | None:
     """Reserve what the next call of a child's model may cost, beside what its calls so far have. Blocks.
 
     What is granted is `most`, or what is left where that is less; the row then holds all that the child may have used,
-    so it is right whenever somebody is killed.
+    so it is right whenever somebody is killed. A call that may cost nothing is none: it settles the one before.
+
+    Args:
+        patient: give None where the rest is held by calls of other children on their way, which need less as a rule.
 
     Raises:
         PolicyError: `policy_denied`, nothing is left, or what the call may cost is unknown.
@@ -221,23 +225,28 @@ def hold(store: Store, run_id: str, asked: Json) -> tuple[Decision, Reservation]
         ).fetchone()
         limit = _limit_of(store, parent)
         left = limit.less(_used(connection, store, parent, but=run_id))
+        others = "SELECT count(*) FROM reservations WHERE parent = ? AND run_id != ? AND open = 1 AND settled = 0"
+        waits = patient and connection.execute(others, (parent, run_id)).fetchone()[0] > 0
         granted, holds = [], []
         for name, kept in zip(("usd_micros", "tokens"), below, strict=True):
             has, spent, most = getattr(left, name), getattr(ask.spent, name), getattr(ask.most, name)
             if has is None:
                 granted, holds = [*granted, most], [*holds, 0]
                 continue
-            if spent is None or most is None or spent < 0 or most <= 0:
+            if spent is None or most is None or spent < 0 or most < 0:
                 fact = f"what its next call may cost is unknown ({name}), so it cannot be reserved"
                 raise PolicyError("policy_denied", fact, hint="options = {prices = {input = …, output = …}}")
             room = has - kept - spent
-            if room <= 0:
+            if waits and most > max(room, 0):
+                return None
+            if room <= 0 < most:
                 fact = f"its parent's budget is used up: {_words(name, max(has - kept, 0))} is left for all it did"
                 raise PolicyError("policy_denied", fact, hint=_LOWER[name])
-            granted, holds = [*granted, min(most, room)], [*holds, kept + spent + min(most, room)]
-        connection.execute(
-            "UPDATE reservations SET usd_micros = ?, tokens = ? WHERE run_id = ?", (holds[0], holds[1], run_id)
-        )
+            more = max(min(most, room), 0)
+            granted, holds = [*granted, more], [*holds, kept + spent + more]
+        is_open = int(any(granted))
+        row = (holds[0], holds[1], is_open, run_id)
+        connection.execute("UPDATE reservations SET usd_micros = ?, tokens = ?, open = ? WHERE run_id = ?", row)
     told = _told(parent, limit, Amount(*holds), left, BY_CALL)
     return Decision("modify", "reserved", {"usd_micros": granted[0], "tokens": granted[1]}), told
 

@@ -234,7 +234,8 @@ class Premises:
         self.hidden_servers = held.hidden_servers
         if held.policy is not None:
             self._facts.added["endpoints"] = list(held.endpoints)
-        self._standing = (command, self._facts.order.policy, msgspec.structs.replace(held, policy=None))
+        places = await anyio.to_thread.run_sync(_identities, held.writable)
+        self._standing = (command, self._facts.order.policy, msgspec.structs.replace(held, policy=None), places)
         if self.journal is not None:
             self._note_held(self.journal)
         return functools.partial(cell.open, held, self._placed if self.holds_host and not self._waits else None)
@@ -366,3 +367,16 @@ class Premises:
             workspace.close()
             return None
         return workspace
+
+
+def _identities(paths: Sequence[str]) -> tuple[tuple[int, int] | None, ...]:
+    """Which files and folders stand there now: a mount stays with those of its start, whatever takes their names."""
+    found: list[tuple[int, int] | None] = []
+    for path in paths:
+        try:
+            here = os.stat(path)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((here.st_dev, here.st_ino))
+    return tuple(found)

@@ -65,6 +65,12 @@ REMEMBERED_CHARS_MAX: Final = 4000
 HOOKS_SLOW_S: Final = 1.0
 """Hooks that take longer are noted in the journal, so that `why` can name them; most answer in milliseconds."""
 
+HOLD_LOOK_S: Final = 0.5
+"""Between two looks whether calls of other children have left enough: a model's answer takes seconds."""
+
+Hold = Callable[[Json, bool], Decision | None]
+"""Reserves what a call may cost, or settles it; None asks for another look, as its second argument allows."""
+
 OnAsk = Callable[[Approval], Awaitable[Decision] | Decision]
 
 
@@ -126,7 +132,7 @@ class Intake:
         )
         self.on_patch: Callable[[wire.PatchChunk], None] | None = None
         """Takes the chunks of a patch from another machine; None where none was asked for."""
-        self.hold: Callable[[Json], Decision] | None = None
+        self.hold: Hold | None = None
         """Reserves what a call of a model may cost, of a shared budget; blocking. None where none is shared."""
         self._splits = Splits(facts.redactor) if facts.redactor.forms else None
 
@@ -353,14 +359,16 @@ class Intake:
 
     async def _hold(self, ask: wire.Ask) -> None:
         """Reserve what a call may cost and say so; no event tells it, as the call's usage does."""
-        decision = Decision("allow")
+        decision: Decision | None = Decision("allow") if self.hold is None else None
+        ends = time.monotonic() + self._limits.ask_s - 2 * HOLD_LOOK_S
         try:
-            if self.hold is not None:
-                decision = await anyio.to_thread.run_sync(self.hold, ask.input)
+            while decision is None and self.hold is not None and not self.over.is_set():
+                decision = await anyio.to_thread.run_sync(self.hold, ask.input, time.monotonic() < ends)
+                await anyio.sleep(0 if decision is not None else HOLD_LOOK_S)
         except BackplaneError as error:
             decision = Decision("deny", error.message)
         del self.asks_open[ask.id]
-        if not self.over.is_set():
+        if not self.over.is_set() and decision is not None:
             assert self._outbox is not None
             self._outbox.write(self._line_of(ask, decision))
 

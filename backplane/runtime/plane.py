@@ -238,13 +238,15 @@ class ControlPlane:
         assert held is not None
         return held[0], run_id, held[1]
 
-    def _hold_call(self, run: Run, asked: Json) -> Decision:
-        """Reserve what the next call of a child's model may cost. Blocks; raises as `budgets.hold`."""
+    def _hold_call(self, run: Run, asked: Json, patient: bool) -> Decision | None:
+        """Reserve what the next call of a child's model may cost. Blocks; None and errors as `budgets.hold`."""
         from backplane.runtime.budgets import hold
 
-        decision, held = hold(self.keeper.store(), run.id, asked)
-        run.facts.added["budget"] = msgspec.structs.asdict(held)
-        return decision
+        held = hold(self.keeper.store(), run.id, asked, patient=patient)
+        if held is None:
+            return None
+        run.facts.added["budget"] = msgspec.structs.asdict(held[1])
+        return held[0]
 
     def find_backend(self, named: Backend | str | None) -> Backend:
         """Return a backend by its name; None is the configured default.

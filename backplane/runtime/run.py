@@ -23,8 +23,6 @@ import msgspec
 
 from backplane.config import Limits, tighter
 from backplane.contract import envelope as wire
-from backplane.contract.approval import Decision
-from backplane.contract.canonical import Json
 from backplane.contract.capability import read_manifest
 from backplane.contract.events import AgentEvent, AssistantMessage, Failed
 from backplane.contract.receipt import BackendIdentity, Receipt
@@ -54,7 +52,7 @@ from backplane.redact.secrets import NO_SECRETS, Redactor
 from backplane.runtime.backends import Backend, Link, ProcessBackend, ReplayBackend
 from backplane.runtime.environment import Premises
 from backplane.runtime.hooks import Hook, Hooks, above, configured
-from backplane.runtime.inbound import Intake, OnAsk, now
+from backplane.runtime.inbound import Hold, Intake, OnAsk, now
 from backplane.runtime.limits import LOOK_S, Deadlines
 from backplane.runtime.orders import read_output
 from backplane.runtime.requirements import EXTENSIONS, Terms, check_place
@@ -441,7 +439,7 @@ class Run:
         except Exception as error:
             self.fail(error)
 
-    def hold_calls(self, hold: Callable[[Json], Decision]) -> None:
+    def hold_calls(self, hold: Hold) -> None:
         """Have a host's calls of its model reserved by this function, which may block."""
         self._intake.hold = hold
 

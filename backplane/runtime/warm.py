@@ -30,6 +30,10 @@ KINDS_MAX: Final = 64
 """Kinds of orders that are remembered; a forgotten one's next order is its first again."""
 
 
+MISFITS_MAX: Final = 2
+"""Hosts that did not fit: a file was replaced once, or what such orders are started in is another each time."""
+
+
 class WarmHost:
     """A host that waits for an order, and the place that it was started in."""
 
@@ -99,8 +103,8 @@ class WarmHosts:
         self._most, self._wait_s = most, wait_s
         self._waiting: dict[Hashable, WarmHost] = {}
         """By the kind of order that they wait for, the oldest first."""
-        self._kinds: dict[Hashable, bool] = {}
-        """Kinds of orders that there were, and whether a host is kept for them."""
+        self._kinds: dict[Hashable, int] = {}
+        """Kinds of orders that there were, and how many hosts did not fit one."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def take(self, kind: Hashable) -> WarmHost | None:
@@ -111,15 +115,21 @@ class WarmHosts:
         host.taken = True
         try:
             await host.started.wait()
-        finally:
-            usable = host.link is not None and host.link.exit is None and not host.over.is_set()
-            host.taken = usable and host.started.is_set()
+        except BaseException:
+            host.taken = host.started.is_set()
             host.over.set()
-        return host if host.taken else None
+            if host.taken:
+                await host.drop()
+            raise
+        usable = host.link is not None and host.link.exit is None and not host.over.is_set()
+        host.over.set()
+        if not usable:
+            await host.drop()
+        return host if usable else None
 
     def misfit(self, kind: Hashable) -> None:
-        """Keep no host for such orders any more: what they are started in changes each time."""
-        self._kinds[kind] = False
+        """Note that a host was not what such an order needs; after a few no more is kept for them."""
+        self._kinds[kind] = self._kinds.get(kind, 0) + 1
 
     def expect(self, kind: Hashable, premises: Callable[[str], Premises], opening: Opening, *, more: bool) -> None:
         """Have a host wait for the next order of a kind, from its second one on.
@@ -129,12 +139,13 @@ class WarmHosts:
             opening: gives the way to start a host there; None where no host can wait.
             more: the first order has another one coming.
         """
-        keeps = self._kinds.pop(kind, None)
-        self._kinds[kind] = keeps is not False
+        misfits = self._kinds.pop(kind, None)
+        self._kinds[kind] = misfits or 0
         if len(self._kinds) > KINDS_MAX:
             del self._kinds[next(iter(self._kinds))]
         loop = asyncio_loop()
-        if keeps is False or not (keeps or more) or kind in self._waiting or loop is None or self._most == 0:
+        wanted = more if misfits is None else misfits < MISFITS_MAX
+        if not wanted or kind in self._waiting or loop is None or self._most == 0:
             return
         host = self._waiting[kind] = WarmHost(premises(str(uuid.uuid4())))
         if len(self._waiting) > self._most:
