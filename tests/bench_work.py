@@ -479,8 +479,8 @@ def dispatch(isolation: str, mode: str, count: int) -> Made:
 
         return whole
 
-    Run._start_host = timed(Run._start_host)  # type: ignore[method-assign]
-    Run._await_hello = timed(Run._await_hello)  # type: ignore[method-assign]
+    Run._start_host = timed(Run._start_host)  # type: ignore[assignment,method-assign]
+    Run._await_hello = timed(Run._await_hello)  # type: ignore[assignment,method-assign]
 
     async def one(plane: ControlPlane) -> tuple[str, float, float]:
         order = WorkOrder("x", workspace=WorkspaceSpec(root, mode=mode))  # type: ignore[arg-type]

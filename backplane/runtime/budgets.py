@@ -227,7 +227,8 @@ def hold(store: Store, run_id: str, asked: Json, *, patient: bool) -> tuple[Deci
         left = limit.less(_used(connection, store, parent, but=run_id))
         others = "SELECT count(*) FROM reservations WHERE parent = ? AND run_id != ? AND open = 1 AND settled = 0"
         waits = patient and connection.execute(others, (parent, run_id)).fetchone()[0] > 0
-        granted, holds = [], []
+        granted: list[int | None] = []
+        holds: list[int] = []
         for name, kept in zip(("usd_micros", "tokens"), below, strict=True):
             has, spent, most = getattr(left, name), getattr(ask.spent, name), getattr(ask.most, name)
             if has is None:

@@ -40,7 +40,8 @@ def test_claude_and_codex_are_compared_from_the_same_tree(tmp_path: Path) -> Non
             server = opened.enter_context(ModelServer([*SIDE_TURNS, *turns]))
             rows.append(row(agent, server.url))
         (tmp_path / "backplane.toml").write_text("\n".join(rows))
-        example = [sys.executable, ROOT / "docs" / "examples" / "claude_vs_codex.py", "claude", "codex", str(ROUNDS)]
+        path = str(ROOT / "docs" / "examples" / "claude_vs_codex.py")
+        example = [sys.executable, path, "claude", "codex", str(ROUNDS)]
         done = subprocess.run(
             example, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
             timeout=WAIT_S, check=False,
