@@ -1,22 +1,68 @@
 """Augment's wire: its requests into the ir and on to any dialect, any dialect's stream into its NDJSON chunks.
 
 Not one of the dialects of `DIALECTS`: it asks like an editor and answers like none, so requests are only read and
-streams are only written. The facts are those of the public extension, read November 2026.
+streams are only written. What a target has no word for is carried as labelled text and named as a loss. The facts are
+those of the public extension, read November 2026.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import binascii
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
+import msgspec
+
+from backplane import ir
 from backplane.contract.canonical import Json
-from backplane.dialects import Policy, StreamTranslation, check_losses, dialect
-from backplane.dialects._augment_history import REQUEST_NODES, has_summary, joined, read_exchange, read_turn
-from backplane.dialects._augment_nodes import NAME, Members, is_said, listed
-from backplane.dialects._augment_stream import ChunkWriter, Reply
-from backplane.dialects.codec import Ledger, parse_json
+from backplane.dialects import Policy, StreamTranslation, check_losses, codec, dialect
+from backplane.dialects.codec import Ledger, escape, json_text, parse_json, read_arguments
+from backplane.dialects.limits import CUT_CALL
+from backplane.dialects.outcome import has_cut_call
 from backplane.dialects.pairing import paired
+from backplane.dialects.streams import BlockWriter, Key
 from backplane.errors import TranslationError
-from backplane.ir import Conversation, Message, Text, ToolSpec, Translated
+from backplane.ir import (
+    Conversation,
+    Ext,
+    Media,
+    Message,
+    Opaque,
+    Part,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolSpec,
+    ToolUse,
+    Translated,
+)
+
+NAME: Final = "augment"
+
+TEXT, TOOL_RESULT, IMAGE, IMAGE_ID, IDE_STATE, EDIT_EVENTS, CHECKPOINT_REF, CHANGE_PERSONALITY = range(8)
+FILE, FILE_ID, HISTORY_SUMMARY = 8, 9, 10
+"""Types of the nodes of a request."""
+
+RAW_RESPONSE, MAIN_TEXT_FINISHED, TOOL_USE, TOOL_USE_START, THINKING, TOKEN_USAGE = 0, 2, 5, 7, 8, 10
+"""Types of the nodes of an answer that we read or write."""
+
+IMAGE_TYPES: Final[dict[int, str]] = {1: "image/png", 2: "image/jpeg", 3: "image/gif", 4: "image/webp"}
+IMAGE_HEADS: Final[dict[str, str]] = {
+    "iVBORw0KGgo": "image/png",
+    "/9j/": "image/jpeg",
+    "R0lGOD": "image/gif",
+    "UklGR": "image/webp",
+}
+"""How the base64 of each begins, for nodes that do not say their format."""
+
+PLACEHOLDER_CHARS_MAX: Final = 16
+"""A message of so many hyphens at most is what a client sends that has only nodes to say."""
+
+REQUEST_NODES: Final = ("request_nodes", "structured_request_nodes", "nodes")
+RESPONSE_NODES: Final = ("response_nodes", "structured_output_nodes")
+
+SUMMARY_DEPTH_MAX: Final = 8
+"""Summaries within the end of a summary: each compaction nests one, and editors keep two or three."""
 
 PERSONAS: Final[dict[int, str]] = {1: "PROTOTYPER", 2: "BRAINSTORM", 3: "REVIEWER"}
 """By `persona_type`; 0 is none."""
@@ -32,6 +78,363 @@ CODE: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
 )
 """Members that show code, and the words before it."""
 
+K = TypeVar("K")
+
+
+def is_said(text: str) -> bool:
+    """Whether a text says something: it is not blank and no placeholder."""
+    bare = text.strip()
+    return bool(bare) and not (len(bare) <= PLACEHOLDER_CHARS_MAX and not bare.strip("-"))
+
+
+def camel(name: str) -> str:
+    """Spell a member's name in camelCase."""
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
+
+
+class Members:
+    """An object whose members are taken under any of their names, in two spellings; what is not taken remains.
+
+    Args:
+        value: the object.
+        at: JSON pointer to it.
+
+    Raises:
+        TranslationError: `dialect_mapping_failed`, it is no object.
+    """
+
+    def __init__(self, value: Json, at: str, ledger: Ledger) -> None:
+        self.at = at
+        self.ledger = ledger
+        self.left = codec.Members(value, at).rest
+
+    def each(self, kind: type[K], *names: str) -> Iterator[tuple[str, K]]:
+        """Take every member of this type under these names, with its pointer; null and empty ones are nothing."""
+        for spelled in dict.fromkeys(word for name in names for word in (name, camel(name))):
+            value = self.left.get(spelled)
+            if type(value) is kind:
+                del self.left[spelled]
+                if value:
+                    yield f"{self.at}/{escape(spelled)}", value
+
+    def take(self, kind: type[K], *names: str) -> K | None:
+        """Take the first that says something; another that says something else is a loss."""
+        found: K | None = None
+        for at, value in self.each(kind, *names):
+            if found is None:
+                found = value
+            elif value != found:
+                self.ledger.drop(at, "extension", f"said already under another name of {names[0]}", value)
+        return found
+
+    def text(self, *names: str) -> str:
+        return self.take(str, *names) or ""
+
+    def flag(self, name: str) -> bool | None:
+        """Take a boolean; None when it is not said."""
+        found = [self.left.pop(word) for word in {name, camel(name)} if type(self.left.get(word)) is bool]
+        return bool(found[0]) if found else None
+
+    def number(self, name: str) -> int | None:
+        """Take an integer, also one written as text."""
+        for spelled in (name, camel(name)):
+            value = self.left.get(spelled)
+            if type(value) is int or (type(value) is str and value.isdecimal()):
+                del self.left[spelled]
+                return int(value)
+        return None
+
+    def body(self, name: str) -> Members | None:
+        """Take a member that is an object and says something."""
+        found = next(self.each(dict, name), None)
+        return None if found is None else Members(found[1], found[0], self.ledger)
+
+    def listed(self, *names: str) -> Iterator[tuple[str, Json]]:
+        """Take the elements of all lists under these names; one that stands in two of them is one."""
+        seen: list[Json] = []
+        for at, values in self.each(list, *names):
+            before = len(seen)
+            for place, value in enumerate(values):
+                if value not in seen[:before]:
+                    seen.append(value)
+                    yield f"{at}/{place}", value
+
+    def rest(self) -> dict[str, Any]:
+        """Return what was not taken and says something, as entries of an extension slot."""
+        return {escape(key): value for key, value in self.left.items() if value not in (None, "", [], {})}
+
+    def ext(self) -> Ext:
+        """Return what was not taken as the extension slot of a node."""
+        rest = self.rest()
+        return {NAME: rest} if rest else {}
+
+    def lose_rest(self) -> None:
+        """Report what was not taken."""
+        for key, value in self.rest().items():
+            self.ledger.drop(f"{self.at}/{key}", "extension", f"only {NAME} knows it", value)
+
+    def lose_ids(self) -> None:
+        """Report ids by which only the client's own service knows an exchange."""
+        for at, value in self.each(str, "request_id", "id"):
+            self.ledger.drop(at, "identity", "only the client's own service knows this id", value)
+
+
+# Nodes of a request ---------------------------------------------------------------------------------------------------
+
+
+def node_kind(node: Json) -> int | None:
+    """Return a node's type, None when it says none."""
+    if type(node) is not dict:
+        return None
+    found = node.get("type")
+    return int(found) if type(found) is int or (type(found) is str and found.isdecimal()) else None
+
+
+def read_node(node: Json, at: str, ledger: Ledger) -> Part | None:
+    """Read one node of a request; None where it says nothing. Summaries are not for here."""
+    kind = node_kind(node)
+    if kind not in READERS:
+        return Opaque(dialect=NAME, label=f"a node of type {kind}", payload=node, at=at)
+    members = Members(node, at, ledger)
+    for name in ("id", "type"):
+        members.left.pop(name, None)  # its number and type say nothing beside its body
+    member, read = READERS[kind]
+    body = members.body(member)
+    if body is None and kind == TEXT:
+        return _read_text(members, at)
+    if body is None:
+        return Opaque(dialect=NAME, label=f"a node of type {kind} without its body", payload=node, at=at)
+    part = read(body, at)
+    members.lose_rest()
+    body.lose_rest()
+    return part
+
+
+def _read_text(body: Members, at: str) -> Part | None:
+    text = body.text("content")
+    return Text(text=text, at=at) if is_said(text) else None
+
+
+def read_image(body: Members, at: str) -> Part:
+    """Read an image; one that does not say its format is known by how it begins."""
+    data = body.text("image_data")
+    media_type = IMAGE_TYPES.get(body.number("format") or 0)
+    if media_type is None:
+        known = next((name for head, name in IMAGE_HEADS.items() if data.startswith(head)), None)
+        media_type = known or "image/png"
+        body.ledger.synthesise(f"{body.at}/format", "media", f"the format is not said; {media_type} is assumed")
+    return Media(kind="image", media_type=media_type, data=data, at=at)
+
+
+def _read_file(body: Members, at: str) -> Part:
+    """Read a file: text as text, anything else as a document."""
+    data, media_type = body.text("file_data"), body.text("format")
+    if media_type.startswith("text/") or media_type == "application/json":
+        try:
+            text = binascii.a2b_base64(data).decode()
+        except (binascii.Error, UnicodeDecodeError, ValueError):
+            text = ""
+        if text:
+            body.ledger.degrade(at, "media", "a file of text is said as text")
+            return Text(text=text, at=at)
+    if "/" not in media_type:
+        label = media_type or "nothing"
+        media_type = "application/octet-stream"
+        body.ledger.degrade(f"{body.at}/format", "media", f"{label} is no media type; {media_type} is written")
+    kind = media_type.partition("/")[0]
+    return Media(
+        kind=kind if kind in ("image", "audio", "video") else "document",  # type: ignore[arg-type]
+        media_type=media_type,
+        data=data,
+        at=at,
+    )
+
+
+def _read_result(body: Members, at: str) -> Part | None:
+    call = body.text("tool_use_id")
+    if not call:
+        return None
+    plain = body.text("content")
+    content = tuple(_result_parts(body))
+    if content and plain and not any(isinstance(part, Text) and plain in part.text for part in content):
+        body.ledger.drop(f"{body.at}/content", "part", "the content nodes say it otherwise", plain)
+    flat = not content
+    if flat and plain:
+        content = (Text(text=plain, at=f"{body.at}/content"),)
+    body.lose_ids()
+    return ToolResult(id=call, content=content, is_error=body.flag("is_error"), flat=flat, at=at)
+
+
+RESULT_TEXT, RESULT_IMAGE = 1, 2
+
+
+def _result_parts(body: Members) -> Iterator[Part]:
+    for at, value in body.listed("content_nodes"):
+        members = Members(value, at, body.ledger)
+        kind = members.number("type")
+        if kind == RESULT_TEXT and (text := members.text("text_content")):
+            yield Text(text=text, at=at)
+        elif kind == RESULT_IMAGE and (found := members.body("image_content")):
+            yield read_image(found, at)
+        elif members.rest():
+            body.ledger.drop(at, "part", f"content of type {kind} has no counterpart", value)
+
+
+def _said(label: str) -> Callable[[Members, str], Part | None]:
+    def read(body: Members, at: str) -> Part | None:
+        value, body.left = body.left, {}
+        if not value:
+            return None
+        body.ledger.degrade(at, "part", f"{label} is said as text", value)
+        return Text(text=f"[{label}] {json_text(value)}", at=at)
+
+    return read
+
+
+READERS: Final[dict[int | None, tuple[str, Callable[[Members, str], Part | None]]]] = {
+    TEXT: ("text_node", _read_text),
+    TOOL_RESULT: ("tool_result_node", _read_result),
+    IMAGE: ("image_node", read_image),
+    IMAGE_ID: ("image_id_node", _said("image kept by the client")),
+    IDE_STATE: ("ide_state_node", _said("state of the editor")),
+    EDIT_EVENTS: ("edit_events_node", _said("edits since the last message")),
+    CHECKPOINT_REF: ("checkpoint_ref_node", _said("checkpoint")),
+    CHANGE_PERSONALITY: ("change_personality_node", _said("change of personality")),
+    FILE: ("file_node", _read_file),
+    FILE_ID: ("file_id_node", _said("file kept by the client")),
+}
+"""Type of a node → the member that holds its body, and what reads it."""
+
+
+# Nodes of an answer ---------------------------------------------------------------------------------------------------
+
+
+def read_answer(text: str, nodes: list[tuple[str, Json]], at: str, ledger: Ledger) -> list[Part]:
+    """Read what an exchange answered: thinking, the text, the calls; what is no part of an answer is a loss."""
+    thoughts: list[Part] = []
+    calls: list[Part] = []
+    pieces: dict[int, list[str]] = {RAW_RESPONSE: [], MAIN_TEXT_FINISHED: []}
+    begun: dict[str, tuple[str, Json]] = {}
+    for where, node in nodes:
+        members = Members(node, where, ledger)
+        kind = node_kind(node)
+        body = members.body("thinking" if kind == THINKING else "tool_use")
+        if kind in pieces:
+            pieces[kind].append(members.text("content"))
+        elif kind == THINKING and body is not None:
+            thoughts.append(Thinking(text=body.text("summary"), at=where, ext=body.ext()))
+        elif kind in (TOOL_USE, TOOL_USE_START) and body is not None:
+            call = _read_call(body, where)
+            if kind == TOOL_USE_START:
+                begun[call.id] = (where, node)
+            elif all(other.id != call.id for other in calls if isinstance(other, ToolUse)):
+                calls.append(call)
+        else:
+            ledger.drop(where, "part", f"a node of type {kind} is no part of an answer", node)
+    for call_id, (where, node) in begun.items():
+        if all(call_id != call.id for call in calls if isinstance(call, ToolUse)):
+            ledger.drop(where, "part", "a call that began and never came whole", node)
+    said = text or "".join(pieces[MAIN_TEXT_FINISHED]) or "".join(pieces[RAW_RESPONSE])
+    for kind, found in pieces.items():
+        if "".join(found).strip() not in said:
+            ledger.drop(at, "part", f"nodes of type {kind} say another text than the exchange", found)
+    return [*thoughts, *([Text(text=said, at=at)] if said else []), *calls]
+
+
+def _read_call(body: Members, at: str) -> ToolUse:
+    written = body.text("input_json")
+    return ToolUse(
+        id=body.text("tool_use_id"), name=body.text("tool_name"), text=written or None,
+        input=read_arguments(written), at=at, ext=body.ext(),
+    )  # fmt: skip
+
+
+# Requests -------------------------------------------------------------------------------------------------------------
+
+
+def read_exchange(value: Json, at: str, ledger: Ledger, depth: int = 0) -> list[Message]:
+    """Read one exchange of the history: what was asked, what was answered."""
+    members = Members(value, at, ledger)
+    members.lose_ids()
+    asked = members.text("request_message", "message")
+    answered = members.text("response_text", "response", "text")
+    turn = read_turn(asked, f"{at}/request_message", members, ledger, depth)
+    nodes = list(members.listed(*RESPONSE_NODES))
+    parts = read_answer(answered, nodes, f"{at}/response_text", ledger)
+    members.lose_rest()
+    return [*turn, *([Message(role="assistant", parts=tuple(parts), at=at)] if parts else [])]
+
+
+def read_turn(
+    text: str, text_at: str, members: Members, ledger: Ledger, depth: int = 0, code: Iterable[Part] = ()
+) -> list[Message]:
+    """Read what a user's turn says: earlier messages from a summary, results, then text, `code` and nodes."""
+    before: list[Message] = []
+    results: list[Part] = []
+    parts: list[Part] = [Text(text=text, at=text_at)] if is_said(text) else []
+    said = {text.strip()}
+    parts += code
+    for at, node in members.listed(*REQUEST_NODES):
+        if node_kind(node) == HISTORY_SUMMARY and depth < SUMMARY_DEPTH_MAX:
+            before += _read_summary(node, at, ledger, depth)
+            continue
+        part = read_node(node, at, ledger)
+        if isinstance(part, ToolResult):
+            results.append(part)
+        elif part is not None and not (type(part) is Text and part.text.strip() in said):
+            parts.append(part)
+            said.add(part.text.strip() if isinstance(part, Text) else "")
+    out = before
+    if results:
+        out.append(Message(role="tool", parts=tuple(results), at=members.at))
+    if parts:
+        out.append(Message(role="user", parts=joined(parts), at=members.at))
+    return out
+
+
+def has_summary(value: Json) -> bool:
+    """Whether an exchange or a request holds a summary of what was before it."""
+    if type(value) is not dict:
+        return False
+    members = Members(value, "", Ledger(NAME, NAME))
+    return any(node_kind(node) == HISTORY_SUMMARY for _, node in members.listed(*REQUEST_NODES))
+
+
+def joined(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Make one text of texts that follow each other: there are gateways that take only plain text."""
+    out: list[Part] = []
+    for part in parts:
+        last = out[-1] if out else None
+        if type(part) is Text and type(last) is Text and not part.ext and not last.ext:
+            out[-1] = msgspec.structs.replace(last, text=f"{last.text}\n\n{part.text}")
+        else:
+            out.append(part)
+    return tuple(out)
+
+
+def _read_summary(node: Json, at: str, ledger: Ledger, depth: int) -> Iterator[Message]:
+    """The summary as a text, and the exchanges it keeps word for word as exchanges."""
+    outer = Members(node, at, ledger)
+    body = outer.body("history_summary_node") or Members({}, at, ledger)
+    ledger.degrade(at, "part", "a summary is said as text")
+    values: dict[str, Any] = {
+        "summary": body.text("summary_text"),
+        "summarization_request_id": body.text("summarization_request_id"),
+        "beginning_part_dropped_num_exchanges": body.number("history_beginning_dropped_num_exchanges") or 0,
+        "middle_part_abridged": body.text("history_middle_abridged_text"),
+        "end_part_full": "(the messages that follow)",
+    }
+    template = body.text("message_template")
+    words = template
+    for name, value in values.items():
+        words = words.replace("{" + name + "}", str(value))
+    missing = [str(values[name]) for name in ("summary", "middle_part_abridged") if str(values[name]) not in words]
+    text = "\n\n".join(found for found in (words if template else "Summary of what came before:", *missing) if found)
+    yield Message(role="user", parts=(Text(text=text, at=at),), at=at, ext=body.ext())
+    for end_at, value in body.listed("history_end"):
+        yield from read_exchange(value, end_at, ledger, depth + 1)
+
 
 def to_ir(request: Json, system: str = "") -> Translated[Conversation]:
     """Read a request.
@@ -45,7 +448,7 @@ def to_ir(request: Json, system: str = "") -> Translated[Conversation]:
     ledger = Ledger(NAME, NAME)
     members = Members(request, "", ledger)
     messages: list[Message] = []
-    history = list(listed(members, "chat_history"))
+    history = list(members.listed("chat_history"))
     start = max((place for place, (_, value) in enumerate(history) if has_summary(value)), default=0)
     start = len(history) if has_summary(request) else start
     for at, value in history[:start]:
@@ -60,7 +463,7 @@ def to_ir(request: Json, system: str = "") -> Translated[Conversation]:
             f"the request has no message, no nodes ({', '.join(REQUEST_NODES)}) and no chat_history",
             hint="check --from",
         )
-    tools = tuple(_read_tool(tool, at, ledger) for at, tool in listed(members, "tool_definitions"))
+    tools = tuple(_read_tool(tool, at, ledger) for at, tool in members.listed("tool_definitions"))
     options, options_at = _read_flags(members, bool(tools))
     model = members.text("model") or None
     conversation = Conversation(
@@ -113,14 +516,13 @@ def _read_rules(members: Members) -> str:
     """Rules as one text, as a list of texts, or as a list of objects with their content."""
     text = members.text("rules")
     found: list[str] = []
-    for at, rule in listed(members, "rules"):
+    for at, rule in members.listed("rules"):
         if isinstance(rule, str):
             found.append(rule)
             continue
         one = Members(rule, at, members.ledger)
         found.append("\n".join(words for words in (one.text("path", "name"), one.text("content", "text")) if words))
-        for key, value in one.rest().items():
-            members.ledger.drop(f"{at}/{key}", "extension", f"only {NAME} knows it", value)
+        one.lose_rest()
     return text or "\n\n".join(found)
 
 
@@ -147,15 +549,13 @@ def _read_tool(value: Json, at: str, ledger: Ledger) -> ToolSpec:
 
 def _read_flags(members: Members, has_tools: bool) -> tuple[dict[str, Any], dict[str, str]]:
     """Calls come one at a time unless the editor says that it can run several."""
-    at, found = next(members.each(dict, "feature_detection_flags"), ("/feature_detection_flags", {}))
-    flags = Members(found, at, members.ledger)
+    flags = members.body("feature_detection_flags") or Members({}, "/feature_detection_flags", members.ledger)
     flags.flag("support_tool_use_start")  # it is about the answer: `reply_of`
     is_parallel = flags.flag("support_parallel_tool_use")
-    for key, value in flags.rest().items():
-        members.ledger.drop(f"{at}/{key}", "extension", f"only {NAME} knows it", value)
+    flags.lose_rest()
     if not has_tools or is_parallel:
         return {}, {}
-    return {"parallel_tool_calls": False}, {"parallel_tool_calls": f"{at}/support_parallel_tool_use"}
+    return {"parallel_tool_calls": False}, {"parallel_tool_calls": f"{flags.at}/support_parallel_tool_use"}
 
 
 def reply_of(request: Json) -> Reply:
@@ -168,7 +568,7 @@ def reply_of(request: Json) -> Reply:
     members = Members(request, "", scratch)
     flags = Members(members.take(dict, "feature_detection_flags") or {}, "", scratch)
     names: dict[str, tuple[str, str]] = {}
-    for at, tool in listed(members, "tool_definitions"):
+    for at, tool in members.listed("tool_definitions"):
         one = Members(tool, at, scratch)
         server, inner = one.text("mcp_server_name"), one.text("mcp_tool_name")
         if server:
@@ -193,6 +593,166 @@ def translate_request(document: Json, target: str, policy: Policy = "warn", *, s
     losses = (*read.losses, *written.losses)
     check_losses(losses, policy)
     return Translated(written.value, () if policy == "allow" else losses)
+
+
+# Streams --------------------------------------------------------------------------------------------------------------
+
+UNSPECIFIED, END_TURN, MAX_TOKENS, TOOL_USE_REQUESTED, SAFETY, RECITATION, MALFORMED_FUNCTION_CALL = range(7)
+"""Reasons to stop."""
+
+STOPS: Final[dict[str, int]] = {
+    "end": END_TURN,
+    "stop_sequence": END_TURN,
+    "max_tokens": MAX_TOKENS,
+    "tool_use": TOOL_USE_REQUESTED,
+    "content_filter": SAFETY,
+    "refusal": SAFETY,
+    "other": END_TURN,
+}
+"""Of the ir. A word that nobody knows is the end of the turn, as the public extension has it; a failure, a cancelled or
+paused answer and a stream without its last event are none, so that the editor does not take them for whole."""
+
+RAW_STOPS: Final[dict[str, int]] = {
+    "safety": SAFETY,
+    "recitation": RECITATION,
+    "malformed_function_call": MALFORMED_FUNCTION_CALL,
+    "incomplete": UNSPECIFIED,
+    "queued": UNSPECIFIED,
+    "in_progress": UNSPECIFIED,
+}
+"""Vendors' words that this wire knows and the ir does not tell apart."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What a request says about the answer that it wants."""
+
+    tool_use_start: bool = False
+    """Whether a call is announced before it is whole."""
+    mcp_names: Mapping[str, tuple[str, str]] = {}
+    """Tool → its server's name and its name there, for tools that come from such a server."""
+
+
+class ChunkWriter(BlockWriter):
+    """Templates of the chunks.
+
+    Args:
+        source: dialect that the events were read from.
+        reply: what the request said about its answer.
+    """
+
+    name = NAME
+
+    def __init__(self, source: str, reply: Reply) -> None:
+        super().__init__(source)
+        self.reply = reply
+        self.node_id = 0
+        self.announced: set[Key] = set()
+        self.calls: set[tuple[str, str, str]] = set()
+        self.reason: ir.Candidate | None = None
+
+    def _chunk(self, text: str = "", *nodes: dict[str, Any], **more: Any) -> Json:
+        out: dict[str, Any] = {
+            "text": text, "unknown_blob_names": [], "checkpoint_not_found": False, "workspace_file_chunks": [],
+        }  # fmt: skip
+        if nodes:
+            out["nodes"] = list(nodes)
+        return {**out, **more}
+
+    def _node(self, kind: int, content: str = "", **body: Any) -> dict[str, Any]:
+        self.node_id += 1
+        return {"id": self.node_id, "type": kind, "content": content, **body}
+
+    def _text(self, text: str) -> list[Json]:
+        return [self._chunk(text, self._node(RAW_RESPONSE, text))] if text else []
+
+    def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
+        if isinstance(part, ir.Text | ir.Refusal):
+            if isinstance(part, ir.Refusal) and self.once("refusal"):
+                self.ledger.degrade(part.at, "part", "a refusal is said as text")
+            self.opened[key] = True
+            return []
+        if not (isinstance(part, ir.ToolUse) and self.reply.tool_use_start and part.name):
+            return None
+        self.announced.add(key)
+        known = json_text(part.input if isinstance(part.input, dict) else {})
+        return [self._chunk("", self._node(TOOL_USE_START, tool_use=self._call(part, known)))]
+
+    def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
+        return self._text(text)
+
+    def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
+        if isinstance(part, ir.ToolUse):
+            return self._whole_call(part, key)
+        if not isinstance(part, ir.Thinking) or part.redacted is not None:
+            return None
+        if part.signature is not None:
+            self.ledger.drop(part.at, "signature", "a chunk has no member for it")
+        return [self._chunk("", self._node(THINKING, thinking={"summary": part.text}))] if part.text else []
+
+    def _whole_call(self, part: ir.ToolUse, key: Key) -> list[Json]:
+        if part.is_cut:
+            self.ledger.drop(part.at, "arguments", CUT_CALL)
+            return []
+        text = self._arguments(part)
+        if (part.id, part.name, text) in self.calls:
+            return []
+        self.calls.add((part.id, part.name, text))
+        head: list[Json] = []
+        if self.reply.tool_use_start and key not in self.announced:
+            head = [self._chunk("", self._node(TOOL_USE_START, tool_use=self._call(part, text)))]
+        return [*head, self._chunk("", self._node(TOOL_USE, tool_use=self._call(part, text)))]
+
+    def _arguments(self, part: ir.ToolUse) -> str:
+        if part.kind == "custom" or not isinstance(part.input, dict):
+            self.ledger.degrade(part.at, "arguments", "no JSON object; it stands in the member input")
+            return json_text({"input": part.input})
+        if part.text and parse_json(part.text) == part.input:
+            return part.text
+        return json_text(part.input)
+
+    def _call(self, part: ir.ToolUse, text: str) -> dict[str, Any]:
+        out = {"tool_use_id": part.id, "tool_name": part.name, "input_json": text}
+        if part.name in self.reply.mcp_names:
+            out["mcp_server_name"], out["mcp_tool_name"] = self.reply.mcp_names[part.name]
+        return out
+
+    def stop_word(self, candidate: ir.Candidate) -> str | None:
+        self.reason = candidate  # the word depends on what is known at the end
+        return None
+
+    def fail(self, event: ir.StreamFailed) -> list[Json]:
+        """This wire has no member for an error: the words are shown, and the answer has no reason to stop."""
+        self.ledger.degrade("", "stop", "an error is said as text")
+        return self._text(f"The model's service failed: {event.message}")
+
+    def end(self) -> list[Json]:
+        usage = self._usage()
+        head = [self._chunk("", self._node(TOKEN_USAGE, token_usage=usage))] if usage else []
+        return [*head, self._chunk(stop_reason=self._stop_reason())]
+
+    def _stop_reason(self) -> int:
+        """Return the number of the reason; a failure and a cut stream have none, whatever was said before."""
+        if self.sum.failure is not None or self.reason is None:
+            return UNSPECIFIED
+        word = self.reason.stop_raw or ""
+        found = RAW_STOPS.get(word.lower(), STOPS.get(self.reason.stop or "", UNSPECIFIED))
+        if self.reason.stop not in STOPS:
+            self.ledger.degrade(self.reason.stop_at, "stop", f"{word or self.reason.stop} became {found}")
+        is_cut = has_cut_call(self.reason.message.parts)
+        return TOOL_USE_REQUESTED if self.calls and found == END_TURN and not is_cut else found
+
+    def _usage(self) -> dict[str, int]:
+        """Return the counters that are known; `input_tokens` are all that was sent, cached ones included."""
+        usage = self.sum.usage
+        if usage is None:
+            return {}
+        if usage.reasoning:
+            self.ledger.drop(usage.at, "usage", "tokens of thinking are not counted apart", usage.reasoning)
+        found = {
+            "input_tokens": usage.input, "output_tokens": usage.output,
+            "cache_read_input_tokens": usage.cache_read, "cache_creation_input_tokens": usage.cache_write,
+        }  # fmt: skip
+        return {name: count for name, count in found.items() if count is not None}
 
 
 class ChunkStream(StreamTranslation):

@@ -1,10 +1,12 @@
 """The Chat Completions family, read and written by tables; what sets its dialects apart is in their `Flavour`.
 
-Messages have members for what an assistant says (thinking, text, refusal, sound, calls); streams are in `chat_stream`.
+Messages have members for what an assistant says (thinking, text, refusal, sound, calls). Streams are deltas of one
+message; a block ends when another member appears.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -14,33 +16,32 @@ from backplane.contract.canonical import Json
 from backplane.dialects import codec
 from backplane.dialects.codec import (
     EFFORT_BUDGETS,
-    FORMAT_MEMBERS,
     NUMBER,
     Block,
     Blocks,
     Calls,
+    Counters,
     Kin,
     Ledger,
     Members,
     Option,
-    Writer,
     arguments_text,
     calls_of,
-    effort_of,
-    is_own_raw,
-    is_plain,
+    effort_writer,
+    json_text,
     kind_of,
+    lose_part,
+    parse_json,
     put_ext,
     read_arguments,
     read_content,
-    read_options,
     unchanged,
-    write_options,
 )
 from backplane.dialects.limits import Limits, Spelling
-from backplane.dialects.losses import address_citation, chosen_kind, lose_part, require, result_text
-from backplane.dialects.outcome import OPENAI_ERROR, Endings, failed_answer, failed_body
-from backplane.dialects.vendor import write_tools
+from backplane.dialects.losses import address_citation, result_text
+from backplane.dialects.outcome import Endings
+from backplane.dialects.streams import BlockReader, BlockWriter, Key, Opened, begun, failure, whole_events
+from backplane.dialects.vendor import Dialect
 
 ROLES: Final[dict[str, ir.Role]] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
@@ -63,36 +64,13 @@ STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     None: "length", "pause": "length", "error": "length", "cancelled": "length", "other": "length",
 }  # fmt: skip
 
-ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 OWN_STOPS: Final = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
-EFFORTS: Final = frozenset(EFFORT_BUDGETS)
+ENDINGS: Final = Endings(STOPS, STOP_WORDS, kin_words=OWN_STOPS)
 DETAILS: Final = frozenset({"auto", "low", "high"})
 AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": "wav", "audio/mpeg": "mp3",
                         "audio/mp3": "mp3"}  # fmt: skip
 """Media type → the only two formats that the server takes, by name (platform.openai.com, audio, 2026-11)."""
 AUDIO_TYPES: Final = {"mp3": "audio/mpeg"}
-
-OPTIONS: Final = (
-    Option("temperature", "temperature", NUMBER),
-    Option("top_p", "top_p", NUMBER),
-    Option("seed", "seed", (int,)),
-    Option("frequency_penalty", "frequency_penalty", NUMBER),
-    Option("presence_penalty", "presence_penalty", NUMBER),
-    Option("n", "n", (int,)),
-    Option("logprobs", "logprobs", (bool,)),
-    Option("top_logprobs", "top_logprobs", (int,)),
-    Option("stream", "stream", (bool,)),
-    Option("parallel_tool_calls", "parallel_tool_calls", (bool,)),
-    Option("user", "user"),
-    Option("reasoning_effort", "reasoning_effort", known=EFFORTS),
-    Option("verbosity", "verbosity", known=frozenset({"low", "medium", "high"})),
-    Option("service_tier", "service_tier",
-           known=frozenset({"auto", "default", "flex", "scale", "priority", "fast"})),
-    Option("metadata", "metadata", (dict,)),
-    Option("max_completion_tokens", "max_tokens", (int,), least=1),
-    Option("max_tokens", "max_tokens", (int,), least=1),
-    Option("stop", "stop", (list,)),
-)  # fmt: skip
 
 MEMBERS: Final[dict[str, type[Any]]] = {
     "tool_calls": list, "annotations": list, "audio": dict, "logprobs": dict, "system_fingerprint": str,
@@ -104,22 +82,27 @@ MEMBERS: Final[dict[str, type[Any]]] = {
 }  # fmt: skip
 """Members that every flavour of the family takes from its sisters, and the type that they must have for it."""
 
-USAGE: Final = {
+USAGE_TABLE: Final = {
     "prompt_tokens": "input", "completion_tokens": "output", "prompt_tokens_details/cached_tokens": "cache_read",
     "prompt_tokens_details/cache_write_tokens": "cache_write",
     "completion_tokens_details/reasoning_tokens": "reasoning",
 }  # fmt: skip
-CACHED_ON_TOP: Final = {
-    "cached_tokens" if field == "cache_read" else path: field for path, field in USAGE.items()
+USAGE: Final = Counters(USAGE_TABLE, needed=("input", "output"), also={"cache_read": "cached_tokens"})
+CACHED_ON_TOP: Final = Counters(
+    {"cached_tokens" if field == "cache_read" else path: field for path, field in USAGE_TABLE.items()},
+    needed=("input", "output"), also={"cache_read": "prompt_tokens_details/cached_tokens"},
+)  # fmt: skip
+CITATION: Final = {
+    "type": "kind", "url_citation/url": "url", "url_citation/title": "title", "url_citation/start_index": "start",
+    "url_citation/end_index": "end",
 }  # fmt: skip
-PLACES: Final = {
-    **{row.name: row.path.partition("/")[0] for row in OPTIONS},
-    **{field: path for path, field in USAGE.items()}, "id": "id", "model": "model", "created": "created",
-    "usage": "usage", "cache": "cache_control", "max_tokens": "max_completion_tokens",
-    "response_format": "response_format", "tool_choice": "tool_choice", "candidates": "choices",
-}  # fmt: skip
+"""Path → field."""
 TOOL: Final = {"name": "name", "description": "description", "schema": "parameters", "strict": "strict"}
 """Field of a tool → its member."""
+ERROR: Final[dict[str, Json]] = {"type": "upstream_error", "param": None, "code": None}
+"""What OpenAI's dialects say of an error beside its message."""
+FORMAT_MEMBERS: Final = ("name", "schema", "strict", "description")
+"""What OpenAI's dialects say of a schema that an answer has to fit."""
 
 LIMITS: Final = Limits(call_id=Spelling(most=40), tool_name=Spelling("[a-zA-Z0-9_-]", 64))
 """platform.openai.com, chat/create: names of tools and lengths of ids, read 2026-11."""
@@ -142,22 +125,153 @@ class Flavour(msgspec.Struct, frozen=True):
     has_files: bool = True
     has_image_urls: bool = True
     """Whether images may be given by an address, not only as data."""
-    special: tuple[tuple[str, Writer], ...] = ()
+    special: tuple[Option, ...] = ()
+    """Options that are written in another way than by the family."""
     unknown_options: frozenset[str] = frozenset()
     kin: Kin = {}
+
+
+# Options --------------------------------------------------------------------------------------------------------------
+
+
+def read_choice(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
+    """Take which tool the model has to call."""
+    choice = members.rest.get("tool_choice")
+    if type(choice) is str and choice in ("auto", "none", "required"):
+        options["tool_choice"] = {"mode": choice}
+    elif type(choice) is dict and (kind := kind_of(choice)) in ("function", "custom"):
+        inner = choice.get(kind) if kind in choice else {key: choice[key] for key in choice if key != "type"}
+        is_named = type(inner) is dict and list(inner) == ["name"] and type(inner["name"]) is str
+        if len(choice) != 2 or type(inner) is not dict or not is_named:
+            return
+        options["tool_choice"] = {"mode": "tool", "name": inner["name"], "kind": kind}
+    else:
+        return
+    del members.rest["tool_choice"]
+    places["tool_choice"] = "/tool_choice"
+
+
+def write_choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    """Write which tool has to be called, its name beside its kind."""
+    if value["mode"] != "tool":
+        out["tool_choice"] = value["mode"]
+        return
+    kinds = {tool.name: tool.kind for tool in conversation.tools}
+    kind = "custom" if kinds.get(value["name"], value.get("kind")) == "custom" else "function"
+    out["tool_choice"] = {"type": kind, "name": value["name"]}
+
+
+def _write_nested(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    write_choice(value, out, ledger, at, conversation)
+    if value["mode"] == "tool":
+        out["tool_choice"] = {"type": (kind := out["tool_choice"]["type"]), kind: {"name": value["name"]}}
+
+
+def write_metadata(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    """Write the caller's labels, which are texts at OpenAI."""
+    if ledger.is_home or all(type(label) is str for label in value.values()):
+        out["metadata"] = value
+    else:
+        ledger.drop(at, "option_value", "labels are texts here", value)
+
+
+CHOICE: Final = Option("tool_choice", "tool_choice", read=read_choice, write=write_choice)
+METADATA: Final = Option("metadata", "metadata", (dict,), write=write_metadata)
+
+
+def form_of(found: Json, body: Json) -> dict[str, Any] | None:
+    """Read the form of an answer as OpenAI says it; `body` is what is said of a schema."""
+    if found == {"type": "text"}:
+        return {"type": "text"}
+    if found == {"type": "json_object"}:
+        return {"type": "json"}
+    if kind_of(found) != "json_schema" or type(body) is not dict:
+        return None
+    if any(key not in FORMAT_MEMBERS or value is None for key, value in body.items()):
+        return None
+    return {**body, "type": "schema"}
+
+
+def form_words(value: dict[str, Any], ledger: Ledger) -> tuple[str, dict[str, Any]]:
+    """Return OpenAI's word for the form of an answer, and what is said of its schema."""
+    if value["type"] != "schema":
+        return ("json_object" if value["type"] == "json" else "text"), {}
+    body: dict[str, Any] = {key: value[key] for key in FORMAT_MEMBERS if key in value}
+    if not ledger.is_home:
+        body.setdefault("name", "answer")
+    return "json_schema", body
+
+
+def _read_format(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
+    found = members.rest.get("response_format")
+    form = form_of(found, found.get("json_schema") if type(found) is dict and len(found) == 2 else None)
+    if form is not None:
+        del members.rest["response_format"]
+        options["response_format"] = form
+        places["response_format"] = "/response_format" + ("/json_schema" if form["type"] == "schema" else "")
+
+
+def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    word, body = form_words(value, ledger)
+    out["response_format"] = {"type": word, word: body} if word == "json_schema" else {"type": word}
+
+
+def _read_stop(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
+    found = members.take("stop", str, list)
+    if found is not None:
+        options["stop"], places["stop"] = [found] if type(found) is str else found, "/stop"
+
+
+OPTIONS: Final = (
+    Option("temperature", "temperature", NUMBER),
+    Option("top_p", "top_p", NUMBER),
+    Option("seed", "seed", (int,)),
+    Option("frequency_penalty", "frequency_penalty", NUMBER),
+    Option("presence_penalty", "presence_penalty", NUMBER),
+    Option("n", "n", (int,)),
+    Option("logprobs", "logprobs", (bool,)),
+    Option("top_logprobs", "top_logprobs", (int,)),
+    Option("stream", "stream", (bool,)),
+    Option("parallel_tool_calls", "parallel_tool_calls", (bool,)),
+    Option("user", "user"),
+    Option("reasoning_effort", "reasoning_effort", known=frozenset(EFFORT_BUDGETS)),
+    Option("", "reasoning_budget", write=effort_writer("reasoning_effort")),
+    Option("verbosity", "verbosity", known=frozenset({"low", "medium", "high"})),
+    Option("service_tier", "service_tier",
+           known=frozenset({"auto", "default", "flex", "scale", "priority", "fast"})),
+    METADATA,
+    Option("max_completion_tokens", "max_tokens", (int,), least=1),
+    Option("max_tokens", "max_tokens", (int,), least=1),
+    Option("stop", "stop", read=_read_stop),
+    Option("tool_choice", "tool_choice", read=read_choice, write=_write_nested),
+    Option("response_format", "response_format", read=_read_format, write=_write_format),
+)  # fmt: skip
+PLACES: Final = {
+    **{row.name: row.path.partition("/")[0] for row in OPTIONS if row.path},
+    **{field: path for path, field in USAGE_TABLE.items()}, "id": "id", "model": "model", "created": "created",
+    "usage": "usage", "cache": "cache_control", "max_tokens": "max_completion_tokens", "candidates": "choices",
+}  # fmt: skip
 
 
 # Blocks of a content list ---------------------------------------------------------------------------------------------
 
 
+def _read_image(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+    if "url" not in fields and "data" not in fields:  # some gateways send the address itself
+        address = members.take("image_url")
+        fields |= {} if address is None else codec.read_url(address)
+    return "url" in fields or "data" in fields
+
+
 def _write_url(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
-    body = out[out["type"]]
+    body = out.get(out["type"], {})
     if part.detail not in DETAILS and not ledger.is_home:
         body.pop("detail", None)
-    return ledger.is_home or part.kind == "image"  # the SDK that Kimi names as its own has no word for films
+    # The SDK that Kimi names as its own has no word for films.
+    return "url" in body and (ledger.is_home or part.kind == "image")
 
 
-def read_audio(members: Members, fields: dict[str, Any]) -> bool:
+def read_audio(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     """Read the format of a sound, which is said by name."""
     form = fields.pop("media_type")
     fields["media_type"] = AUDIO_TYPES.get(form, f"audio/{form}")
@@ -168,13 +282,11 @@ def _write_audio(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
     form = AUDIO_FORMATS.get(part.media_type or "audio/wav")
     if form is None and ledger.is_home:
         form = (part.media_type or "").partition("/")[2]
-    if form is None:
-        return False
     out["input_audio"]["format"] = form
-    return True
+    return form is not None
 
 
-def _read_file(members: Members, fields: dict[str, Any]) -> bool:
+def _read_file(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     if "url" in fields:  # base64 without the head of a data URL
         fields["data"] = fields.pop("url")
     return ("data" in fields) != ("file_id" in fields)
@@ -193,7 +305,7 @@ def _write_file(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
     return True
 
 
-def _read_thoughts(members: Members, fields: dict[str, Any]) -> bool:
+def _read_thoughts(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     """Read thoughts that some gateways give as a list of texts."""
     found = fields.pop("text")
     texts: list[Any] = [found] if type(found) is str else [one.get("text") for one in found if type(one) is dict]
@@ -205,12 +317,12 @@ def _read_thoughts(members: Members, fields: dict[str, Any]) -> bool:
 
 def blocks_of(name: str) -> Blocks:
     """Return the family's table of blocks."""
-    urls = {"image_url/url!": "address", "image_url/detail": "detail"}
+    urls = {"image_url/url": "address", "image_url/detail": "detail"}
     films = {"video_url/url!": "address", "video_url/detail": "detail"}
     return Blocks(name, (
         Block("text", ir.Text, {"text!": "text"}),
         Block("refusal", ir.Refusal, {"refusal!": "text"}),
-        Block("image_url", ir.Media, urls, {"kind": "image"}, write=_write_url),
+        Block("image_url", ir.Media, urls, {"kind": "image"}, read=_read_image, write=_write_url),
         Block("video_url", ir.Media, films, {"kind": "video"}, write=_write_url),
         Block("input_audio", ir.Media, {"input_audio/data!": "data", "input_audio/format!": "media_type"},
               {"kind": "audio"}, read=read_audio, write=_write_audio),
@@ -228,16 +340,50 @@ class Chat:
         self.flavour = flavour
         self.name = flavour.name
         self.blocks = blocks_of(flavour.name)
+        self.usage = CACHED_ON_TOP if flavour.cached_tokens_on_top else USAGE
+        self.read_answer: Callable[[Json, Calls], ir.Answer]
+        """That of the dialect, for a gateway that answers at once although a stream was asked for."""
+        special = {row.name: row for row in flavour.special}
+        limit = Option(flavour.max_tokens, "max_tokens", (int,), write=self._write_limit)
+        self.options = (limit, *special.values(), *(
+            msgspec.structs.replace(row, is_written=row.name not in flavour.unknown_options)
+            for row in OPTIONS if row.name not in special
+        ))  # fmt: skip
+
+    def dialect(
+        self, *, reader: type[StreamReader] | None = None, writer: type[StreamWriter] | None = None, **own: Any
+    ) -> Dialect:
+        """Make a dialect of the family.
+
+        Args:
+            own: members of `Dialect` that this vendor has of its own.
+        """
+        members = {"limits": LIMITS, "places": PLACES, **own}
+        made = Dialect(
+            NAME=self.name, DONE=True, options=self.options, read_messages=self.read_messages,
+            write_messages=self.write_messages, read_tool=self.read_tool, write_tool=self.write_tool,
+            required={"model": "unknown"}, read_candidates=self.read_candidates,
+            write_candidates=self.write_candidates, usage=self.usage, answer_head={"object": "chat.completion"},
+            answer_required={"id": "chatcmpl-translated", "created": 0, "model": "unknown"}, error=ERROR,
+            read_stream=lambda: (reader or StreamReader)(self),
+            write_stream=lambda source: (writer or StreamWriter)(self, source), kin=self.flavour.kin, **members,
+        )  # fmt: skip
+        self.read_answer = made.read_answer
+        return made
+
+    def _write_limit(
+        self, value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation
+    ) -> None:
+        is_own = ledger.is_home and at in ("/max_tokens", "/max_completion_tokens")
+        row = Option("", "max_tokens", least=1)
+        out[at[1:] if is_own else self.flavour.max_tokens] = value if is_own else codec.bounded(row, value, ledger, at)
 
     # Messages, read
 
-    def read_part(self, value: Json, at: str) -> ir.Part:
-        """Read one member of a content list."""
-        found = self.blocks.read(value, at)
-        if found is None and kind_of(value) == "image_url" and type(value.get("image_url")) is str:
-            found = self.blocks.read({**value, "image_url": {"url": value["image_url"]}}, at)
-            found = None if found is None else msgspec.structs.replace(found, raw=value)
-        return found or ir.Opaque(dialect=self.name, label=str(kind_of(value)), payload=value, at=at, raw=value)
+    def read_messages(self, members: Members, calls: Calls) -> list[ir.Message]:
+        """Take the messages of a request."""
+        found = members.need("messages")
+        return [self.read_message(message, f"/messages/{place}", calls) for place, message in enumerate(found)]
 
     def read_message(self, value: Json, at: str, calls: Calls) -> ir.Message:
         """Read one message; its role may be old, or missing."""
@@ -247,7 +393,7 @@ class Chat:
         name = members.take("name")
         if role == "tool":
             return self._read_result(members, value, native_role, name, calls)
-        parts, flat = read_content(members, "content", self.read_part)
+        parts, flat = read_content(members, "content", self.blocks.read)
         if role == "assistant":
             parts = self._read_assistant(members, parts, at, calls)
         return ir.Message(
@@ -276,22 +422,16 @@ class Chat:
                 kind="audio", file_id=inner.take("id"), data=inner.take("data"), transcript=inner.take("transcript"),
                 at=inner.at, ext=inner.ext(self.name),
             ))  # fmt: skip
-        if (old := members.take("function_call", dict)) is not None:
-            parts.append(self._read_old_call(old, f"{at}/function_call", calls))
+        old = members.rest.get("function_call")
+        if type(old) is dict and type(old.get("name")) is str:
+            del members.rest["function_call"]
+            parts.append(self.read_call({"function": old}, f"{at}/function_call", calls))
         if members.rest.get("tool_calls"):
             found = members.take("tool_calls", list) or ()
             parts += [self.read_call(call, f"{at}/tool_calls/{place}", calls) for place, call in enumerate(found)]
         if members.rest.get("annotations"):
             self._cite(parts, members)
         return tuple(parts)
-
-    def _read_old_call(self, value: dict[str, Any], at: str, calls: Calls) -> ir.Part:
-        members = Members(value, at)
-        name, text = members.take("name") or "", members.take("arguments")
-        return ir.ToolUse(
-            id=calls.make(name), id_made=True, name=name, text=text, input=read_arguments(text or ""), at=at,
-            ext=members.ext(self.name), raw=value,
-        )  # fmt: skip
 
     def read_call(self, value: Json, at: str, calls: Calls) -> ir.Part:
         """Read one call of the list."""
@@ -324,22 +464,16 @@ class Chat:
         ):  # fmt: skip
             return
         del members.rest["annotations"]
-        citations = []
-        for place, one in enumerate(found):
-            outer = Members(one, f"{members.at}/annotations/{place}")
-            del outer.rest["type"]
-            citations.append(ir.Citation(
-                kind="url", url=outer.take("url_citation/url"), title=outer.take("url_citation/title"),
-                start=outer.take("url_citation/start_index", int), end=outer.take("url_citation/end_index", int),
-                at=outer.at, ext=outer.ext(self.name), raw=one,
-            ))  # fmt: skip
-        parts[places[0]] = msgspec.structs.replace(parts[places[0]], citations=tuple(citations))
+        at = f"{members.at}/annotations"
+        cited = tuple(codec.read_citation(one, f"{at}/{spot}", self.name, CITATION) for spot, one in enumerate(found))
+        cited = tuple(msgspec.structs.replace(one, kind="url") for one in cited)
+        parts[places[0]] = msgspec.structs.replace(parts[places[0]], citations=cited)
 
     def _read_result(
         self, members: Members, value: Json, native_role: str | None, name: str | None, calls: Calls
     ) -> ir.Message:
         call_id = members.take("tool_call_id")
-        content, flat = read_content(members, "content", self.read_part)
+        content, flat = read_content(members, "content", self.blocks.read)
         result = ir.ToolResult(
             id=calls.answer(name or "") if call_id is None else call_id, id_made=call_id is None, name=name,
             content=content, flat=flat, at=members.at, ext=members.ext(self.name),
@@ -348,43 +482,40 @@ class Chat:
 
     # Messages, written
 
-    def write_messages(self, messages: tuple[ir.Message, ...], ledger: Ledger) -> list[Json]:
+    def write_messages(self, conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger) -> None:
         """Write the messages; results leave a mixed message and come first, each as a message of its own.
 
         What only a user may show moves out of the results into a message after the last of them: between a call and
         its result no other message may stand.
         """
-        out: list[Json] = []
+        made: list[Json] = []
         shown: list[Json] = []
-        for message in messages:
+        for message in conversation.messages:
             if unchanged(message, ledger, lambda: self.read_message(message.raw, message.at, calls_of(message))):  # noqa: B023
-                out.append(message.raw)
+                made.append(message.raw)
                 continue
             results = [part for part in message.parts if isinstance(part, ir.ToolResult)]
             others = tuple(part for part in message.parts if not isinstance(part, ir.ToolResult))
             if results and others and not isinstance(message.parts[0], ir.ToolResult):
                 ledger.degrade(message.at, "order", "results come before the rest of their message")
-            out += [self._write_result(self._show(result, shown, ledger), message, ledger) for result in results]
-            if results:
-                if not others:
-                    put_ext(message, out[-1] if type(out[-1]) is dict else {}, ledger)
-                    continue
-                flat = None if is_plain(others) else message.flat
-                message = msgspec.structs.replace(message, role="user", parts=others, native_role=None, flat=flat)
+            made += [self._write_result(self._show(result, shown, ledger), message, ledger) for result in results]
+            if results and not others:
+                put_ext(message, made[-1], ledger)
+                continue
             if shown:
-                out.append({"role": "user", "content": shown})
+                made.append({"role": "user", "content": shown})
                 shown = []
-            out.append(self._write_message(message, ledger))
-        return [*out, {"role": "user", "content": shown}] if shown else out
+            if results:
+                message = msgspec.structs.replace(message, role="user", parts=others, native_role=None, flat=None)
+            made.append(self._write_message(message, ledger))
+        out["messages"] = [*made, {"role": "user", "content": shown}] if shown else made
 
     def _show(self, result: ir.ToolResult, shown: list[Json], ledger: Ledger) -> ir.ToolResult:
         """Move what is no text out of a result into `shown`, after the id of its call; return what remains."""
-        if ledger.is_home or all(isinstance(part, ir.Text) for part in result.content):
-            return result
         moved: list[Json] = []
         rest: list[ir.Part] = []
         for part in result.content:
-            if not isinstance(part, ir.Media) or part.text is not None:
+            if not isinstance(part, ir.Media) or part.text is not None or ledger.is_home:
                 rest.append(part)
             elif (written := self.write_part(part, ledger)) is not None:
                 ledger.degrade(part.at, "media", "a result takes only text here: it moved to a user's message after it")
@@ -402,12 +533,10 @@ class Chat:
             out["name"] = result.name
         texts = all(type(part) is ir.Text for part in result.content)
         if result.flat is False and (ledger.is_home or (len(result.content) > 1 and texts)):
-            out["content"] = self._write_list(result.content, ledger)
+            out["content"] = self.blocks.write_all(result.content, ledger, self.write_part)
         else:
             out["content"] = result_text(result, ledger)
         put_ext(result, out, ledger)
-        for part in () if result.flat is False else result.content:
-            put_ext(part, {}, ledger)
         return out
 
     def _write_message(self, message: ir.Message, ledger: Ledger) -> Json:
@@ -420,48 +549,24 @@ class Chat:
         if message.name is not None:
             out["name"] = message.name
         if message.role == "assistant":
-            self.write_assistant(message, out, ledger, is_answer=False)
+            self.write_assistant(message, out, ledger)
         else:
-            content = self._write_content(message.parts, message.flat, ledger)
-            out["content"] = content if content or ledger.is_home else ""
+            content = self.blocks.write_content(message.parts, message.flat, ledger, self.write_part)
+            nothing: Json = None if message.flat is not False else []
+            out["content"] = content if content != [] else nothing if ledger.is_home else ""
         put_ext(message, out, ledger)
-        return out
-
-    def _write_content(self, parts: tuple[ir.Part, ...], flat: bool | None, ledger: Ledger) -> Json:
-        if not parts:
-            return [] if flat is False else None
-        if flat is not False and is_plain(parts):
-            put_ext(parts[0], {}, ledger)
-            return parts[0].text  # type: ignore[attr-defined]
-        return self._write_list(parts, ledger)
-
-    def _write_list(self, parts: tuple[ir.Part, ...], ledger: Ledger) -> list[Json]:
-        out: list[Json] = []
-        for part in parts:
-            if is_own_raw(part, ledger):
-                out.append(part.payload)  # type: ignore[attr-defined]
-            elif (written := self.write_part(part, ledger)) is not None:
-                out.append(written)
         return out
 
     def write_part(self, part: ir.Part, ledger: Ledger) -> Json:
         """Write one member of a content list; None where the target has no word for it."""
-        if unchanged(part, ledger, lambda: self.read_part(part.raw, part.at)):
-            return part.raw
-        if isinstance(part, ir.Media) and not ledger.is_home:
-            if part.text is not None:
-                ledger.degrade(part.at, "media", "a document of plain text became a text")
-                return {"type": "text", "text": part.text}
+        if isinstance(part, ir.Media) and part.text is None and not ledger.is_home:
             is_address = part.kind == "image" and part.data is None and not self.flavour.has_image_urls
             if is_address or (part.kind == "document" and not self.flavour.has_files):
                 lose_part(part, ledger)
                 return None
-        found = self.blocks.write(part, ledger)
-        if found is None:
-            lose_part(part, ledger)
-        return found
+        return self.blocks.write(part, ledger)
 
-    def write_assistant(self, message: ir.Message, out: dict[str, Any], ledger: Ledger, *, is_answer: bool) -> None:
+    def write_assistant(self, message: ir.Message, out: dict[str, Any], ledger: Ledger) -> None:
         """Write what an assistant said: thinking, text, refusal and calls are members of their own."""
         content: list[ir.Part] = []
         calls: list[Json] = []
@@ -469,38 +574,42 @@ class Chat:
             if isinstance(part, ir.ToolUse):
                 self._write_call(part, out, calls, ledger)
             elif isinstance(part, ir.Thinking) and not (part.raw is not None and ledger.is_home):
-                self._write_thinking(part, out, ledger, is_answer=is_answer)
+                self._write_thinking(part, out, ledger)
             elif isinstance(part, ir.Refusal) and (part.raw is None or not ledger.is_home):
                 out["refusal"] = out.get("refusal", "") + part.text
                 put_ext(part, {}, ledger)
             elif isinstance(part, ir.Media) and part.kind == "audio" and (part.file_id or part.transcript):
-                self._write_spoken(part, out, ledger)
+                pairs = (("id", part.file_id), ("data", part.data), ("transcript", part.transcript))
+                out["audio"] = {key: value for key, value in pairs if value is not None}
+                put_ext(part, out["audio"], ledger)
             elif isinstance(part, ir.Media) and part.text is None and not ledger.is_home:
                 lose_part(part, ledger, "an assistant says only text here")
             elif isinstance(part, ir.Opaque) and part.label.startswith("call of type") and ledger.is_home:
                 calls.append(part.payload)
             else:
                 content.append(part)
-        self._write_said(tuple(content), message, out, ledger, is_answer=is_answer)
+        self._write_said(content, message, out, ledger)
         if calls:
             out["tool_calls"] = calls
         if "content" not in out and not ledger.is_home:
-            out["content"] = None if calls or is_answer or "refusal" in out else ""
+            out["content"] = None if calls or ledger.is_answer or "refusal" in out else ""
 
-    def _write_said(
-        self, parts: tuple[ir.Part, ...], message: ir.Message, out: dict[str, Any], ledger: Ledger, *, is_answer: bool
-    ) -> None:
+    def _write_said(self, parts: list[ir.Part], message: ir.Message, out: dict[str, Any], ledger: Ledger) -> None:
         is_list = ledger.is_home and message.flat is False
-        if not is_answer or is_list:
-            content = self._write_content(parts, message.flat, ledger)
+        if not ledger.is_answer or is_list:
+            content = self.blocks.write_content(parts, message.flat, ledger, self.write_part)
             # A service refuses an empty list; one is written only where one was read.
-            if content or content == "" or (is_list and content is not None):
+            if content != [] or is_list:
                 out["content"] = content
             return
         texts: list[str] = []
         for part in parts:
             if type(part) is ir.Text:
-                self._write_citations(part, sum(map(len, texts)), out, ledger)
+                for citation in part.citations:
+                    if (body := address_citation(citation, part, ledger, sum(map(len, texts)))) is not None:
+                        annotation: dict[str, Any] = {"type": "url_citation", "url_citation": body}
+                        put_ext(citation, annotation, ledger)
+                        out.setdefault("annotations", []).append(annotation)
                 texts.append(part.text)
                 put_ext(part, {}, ledger)
             else:
@@ -508,20 +617,8 @@ class Chat:
         if texts:
             out["content"] = "".join(texts)
 
-    def _write_citations(self, part: ir.Text, begin: int, out: dict[str, Any], ledger: Ledger) -> None:
-        for citation in part.citations:
-            if (body := address_citation(citation, part, ledger, begin)) is not None:
-                annotation: dict[str, Any] = {"type": "url_citation", "url_citation": body}
-                put_ext(citation, annotation, ledger)
-                out.setdefault("annotations", []).append(annotation)
-
-    def _write_spoken(self, part: ir.Media, out: dict[str, Any], ledger: Ledger) -> None:
-        pairs = (("id", part.file_id), ("data", part.data), ("transcript", part.transcript))
-        out["audio"] = {key: value for key, value in pairs if value is not None}
-        put_ext(part, out["audio"], ledger)
-
-    def _write_thinking(self, part: ir.Thinking, out: dict[str, Any], ledger: Ledger, *, is_answer: bool) -> None:
-        field = self.flavour.thinking_answer if is_answer else self.flavour.thinking_request
+    def _write_thinking(self, part: ir.Thinking, out: dict[str, Any], ledger: Ledger) -> None:
+        field = self.flavour.thinking_answer if ledger.is_answer else self.flavour.thinking_request
         if ledger.is_home:
             field = part.field or field or self.flavour.thinking_answer
         if part.redacted is not None or field is None:
@@ -535,75 +632,25 @@ class Chat:
         put_ext(part, {}, ledger)
 
     def _write_call(self, part: ir.ToolUse, out: dict[str, Any], calls: list[Json], ledger: Ledger) -> None:
-        if ledger.is_home and part.at.endswith("/function_call"):
-            out["function_call"] = {"name": part.name, "arguments": arguments_text(part)}
-            put_ext(part, out["function_call"], ledger)
-            return
         if unchanged(part, ledger, lambda: self.read_call(part.raw, part.at, Calls([part.id]))):
-            calls.append(part.raw)
-            return
-        body = {"name": part.name, "arguments" if part.kind == "function" else "input": arguments_text(part)}
-        call: dict[str, Any] = {"type": part.kind, part.kind: body}
-        if not (part.id_made and ledger.is_home):
-            call["id"] = part.id
-        put_ext(part, call, ledger)
-        calls.append(call)
-
-    # Requests
-
-    def read_request(self, request: Json, ledger: Ledger, calls: Calls) -> ir.Conversation:
-        """Read a request. Raises `TranslationError` `dialect_mapping_failed`, it has no list of messages."""
-        members = Members(request, "")
-        found = members.need("messages")
-        messages = tuple(self.read_message(message, f"/messages/{place}", calls) for place, message in enumerate(found))
-        options: dict[str, Any] = {}
-        places: dict[str, str] = {}
-        read_options(members, OPTIONS, options, places)
-        if (text := members.take("stop")) is not None:
-            options["stop"], places["stop"] = [text], "/stop"
-        read_choice(members, options, places)
-        read_format(members, options, places)
-        return ir.Conversation(
-            dialect=self.name, messages=messages, model=members.take("model"), options=options,
-            tools=codec.take_tools(members, self.read_tool),
-            options_at=places, ext=members.ext(self.name),
-        )  # fmt: skip
-
-    def write_request(self, conversation: ir.Conversation, ledger: Ledger) -> dict[str, Any]:
-        """Write a request."""
-        out: dict[str, Any] = {"messages": self.write_messages(conversation.messages, ledger)}
-        if conversation.model is not None:
-            out["model"] = conversation.model
-        if tools := write_tools(conversation.tools, ledger, self.write_tool):
-            out["tools"] = tools
-        unknown = self.flavour.unknown_options
-        other = "max_tokens" if self.flavour.max_tokens == "max_completion_tokens" else "max_completion_tokens"
-        if conversation.options_at.get("max_tokens") == f"/{other}" and ledger.is_home:
-            other = self.flavour.max_tokens
-        table = tuple(row for row in OPTIONS if row.name not in unknown and row.path != other)
-        write_options(conversation, out, ledger, table, {**self._special(conversation), **dict(self.flavour.special)})
-        put_ext(conversation, out, ledger)
-        if not ledger.is_home:
-            require(out, {"model": "unknown"})
-        return out
-
-    def _special(self, conversation: ir.Conversation) -> dict[str, Writer]:
-        def choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-            if value["mode"] != "tool":
-                out["tool_choice"] = value["mode"]
-            elif (kind := chosen_kind(value, conversation, ledger, at)) is not None:
-                kind = "custom" if kind == "custom" else "function"
-                out["tool_choice"] = {"type": kind, kind: {"name": value["name"]}}
-
-        return {"tool_choice": choice, "response_format": _write_format, "reasoning_budget": _write_budget,
-                **({} if "metadata" in self.flavour.unknown_options else {"metadata": write_metadata})}  # fmt: skip
+            call = part.raw
+        else:
+            body = {"name": part.name, "arguments" if part.kind == "function" else "input": arguments_text(part)}
+            call = {"type": part.kind, part.kind: body}
+            if not (part.id_made and ledger.is_home):
+                call["id"] = part.id
+            put_ext(part, call, ledger)
+        if ledger.is_home and part.at.endswith("/function_call"):
+            out["function_call"] = call["function"]
+        else:
+            calls.append(call)
 
     def read_tool(self, tool: Json, at: str) -> ir.ToolSpec:
         """Read one tool definition; a type that only the vendor runs becomes kind `server`."""
         kind = kind_of(tool)
         inner = tool.get(kind) if kind in ("function", "custom") else None
         if type(inner) is not dict or type(inner.get("name")) is not str:
-            return ir.ToolSpec(name=_server_name(tool), kind="server", payload=tool, at=at)
+            return codec.server_tool(inner if type(inner) is dict and "name" in inner else tool, at, tool)
         paths = {field: f"{kind}/{name}" for field, name in TOOL.items()}
         return codec.read_tool(tool, at, self.name, paths, kind, cache=True)
 
@@ -618,20 +665,10 @@ class Chat:
 
     # Answers
 
-    def read_answer(self, response: Json, ledger: Ledger, calls: Calls) -> ir.Answer:
-        """Read a response; a body that only says an error becomes an answer without candidates."""
-        members = Members(response, "")
-        rest = members.rest
-        if rest.get("choices") is None and ("error" in rest or rest.get("object") == "error"):
-            return failed_answer(self.name, members, rest.get("message"))
+    def read_candidates(self, members: Members, calls: Calls) -> tuple[ir.Candidate, ...]:
+        """Take what an answer says and why it ended."""
         found = members.need("choices")
-        candidates = tuple(self._read_choice(choice, place, calls) for place, choice in enumerate(found))
-        members.skip("object", "chat.completion")
-        usage = codec.take_usage(members, self.read_usage)
-        return ir.Answer(
-            dialect=self.name, id=members.take("id"), model=members.take("model"),
-            created=members.take("created", *NUMBER), candidates=candidates, usage=usage, ext=members.ext(self.name),
-        )  # fmt: skip
+        return tuple(self._read_choice(choice, place, calls) for place, choice in enumerate(found))
 
     def _read_choice(self, choice: Json, place: int, calls: Calls) -> ir.Candidate:
         at = f"/choices/{place}"
@@ -645,131 +682,26 @@ class Chat:
             ext=members.ext(self.name), raw=choice,
         )  # fmt: skip
 
-    def read_usage(self, usage: dict[str, Any], at: str) -> ir.Usage:
-        """Read token counters; the family's input includes what the cache gave."""
-        on_top = "cached_tokens" in usage and "cached_tokens" not in (usage.get("prompt_tokens_details") or {})
-        return codec.read_counters(usage, at, self.name, CACHED_ON_TOP if on_top else USAGE)
-
-    def write_answer(self, answer: ir.Answer, ledger: Ledger) -> dict[str, Any]:
-        """Write a response."""
-        out: dict[str, Any] = {}
-        if answer.error is not None and not answer.candidates:
-            return failed_body(answer, ledger, {**OPENAI_ERROR, "message": answer.error})
-        for key, value in (("id", answer.id), ("created", answer.created), ("model", answer.model)):
-            if value is not None:
-                out[key] = int(value) if key == "created" and not ledger.is_home else value
-        out["choices"] = [
-            self._write_choice(candidate, place, ledger) for place, candidate in enumerate(answer.candidates)
-        ]
-        if answer.usage is not None:
-            out["usage"] = self.write_usage(answer.usage, ledger)
-        put_ext(answer, out, ledger)
-        out.setdefault("object", "chat.completion")
-        if not ledger.is_home:
-            require(out, {"id": "chatcmpl-translated", "created": 0, "model": "unknown"})
-        return out
+    def write_candidates(self, answer: ir.Answer, out: dict[str, Any], ledger: Ledger) -> None:
+        """Write what an answer says and why it ended."""
+        if "created" in out and not ledger.is_home:
+            out["created"] = int(out["created"])
+        out["choices"] = [self._write_choice(one, place, ledger) for place, one in enumerate(answer.candidates)]
 
     def _write_choice(self, candidate: ir.Candidate, place: int, ledger: Ledger) -> Json:
         source = candidate.message
         message: dict[str, Any] = {} if source.name is None else {"name": source.name}
-        self.write_assistant(source, message, ledger, is_answer=True)
+        self.write_assistant(source, message, ledger)
         put_ext(source, message, ledger)
         native = source.native_role if ledger.is_home else None
         message.setdefault("role", native if native is not None else "assistant")
         choice: dict[str, Any] = {"message": message, "index": place}
-        takes_raw = ledger.source in ledger.kin and candidate.stop_raw in OWN_STOPS
-        if (word := ENDINGS.write(candidate, ledger, takes_raw=takes_raw)) is not None:
+        if (word := ENDINGS.write(candidate, ledger)) is not None:
             choice["finish_reason"] = word
         put_ext(candidate, choice, ledger)
         if not ledger.is_home:
             _keep_valid(choice, candidate, ledger)
         return choice
-
-    def write_usage(self, usage: ir.Usage, ledger: Ledger) -> Json:
-        """Write token counters."""
-        table = CACHED_ON_TOP if self.flavour.cached_tokens_on_top else USAGE
-        out = codec.write_counters(usage, ledger, table, ("input", "output"))
-        out.setdefault("total_tokens", (usage.input or 0) + (usage.output or 0))
-        return out
-
-
-def read_choice(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
-    """Take which tool the model has to call."""
-    choice = members.rest.get("tool_choice")
-    if type(choice) is str and choice in ("auto", "none", "required"):
-        options["tool_choice"] = {"mode": choice}
-    elif type(choice) is dict and (kind := kind_of(choice)) in ("function", "custom"):
-        inner = choice.get(kind) if kind in choice else {key: choice[key] for key in choice if key != "type"}
-        is_named = type(inner) is dict and list(inner) == ["name"] and type(inner["name"]) is str
-        if len(choice) != 2 or type(inner) is not dict or not is_named:
-            return
-        options["tool_choice"] = {"mode": "tool", "name": inner["name"], "kind": kind}
-    else:
-        return
-    del members.rest["tool_choice"]
-    places["tool_choice"] = "/tool_choice"
-
-
-def form_of(found: Json, body: Json) -> dict[str, Any] | None:
-    """Read the form of an answer as OpenAI says it; `body` is what is said of a schema."""
-    if found == {"type": "text"}:
-        return {"type": "text"}
-    if found == {"type": "json_object"}:
-        return {"type": "json"}
-    if kind_of(found) != "json_schema" or type(body) is not dict:
-        return None
-    if any(key not in FORMAT_MEMBERS or value is None for key, value in body.items()):
-        return None
-    return {**body, "type": "schema"}
-
-
-def form_words(value: dict[str, Any], ledger: Ledger) -> tuple[str, dict[str, Any]]:
-    """Return OpenAI's word for the form of an answer, and what is said of its schema."""
-    if value["type"] != "schema":
-        return ("json_object" if value["type"] == "json" else "text"), {}
-    body: dict[str, Any] = {key: value[key] for key in FORMAT_MEMBERS if key in value}
-    if not ledger.is_home:
-        body.setdefault("name", "answer")
-    return "json_schema", body
-
-
-def read_format(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
-    """Take the form that the answer must have."""
-    found = members.rest.get("response_format")
-    body = found.get("json_schema") if type(found) is dict and len(found) == 2 else None
-    form = form_of(found, body)
-    if form is not None:
-        del members.rest["response_format"]
-        options["response_format"] = form
-        places["response_format"] = "/response_format" + ("/json_schema" if form["type"] == "schema" else "")
-
-
-def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    word, body = form_words(value, ledger)
-    out["response_format"] = {"type": word, word: body} if word == "json_schema" else {"type": word}
-
-
-def _write_budget(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if "reasoning_effort" in out:
-        ledger.drop(at, "option", "the target has the effort in words only", value)
-        return
-    out["reasoning_effort"] = effort_of(value)
-    ledger.degrade(at, "option_value", f"tokens for thinking became the word {effort_of(value)}", value)
-
-
-def write_metadata(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    """Write the caller's labels, which are texts at OpenAI."""
-    if ledger.is_home or all(type(label) is str for label in value.values()):
-        out["metadata"] = value
-    else:
-        ledger.drop(at, "option_value", "labels are texts here", value)
-
-
-def _server_name(tool: Json) -> str:
-    if type(tool) is not dict:
-        return "unreadable"
-    inner = tool.get("function")
-    return str(inner.get("name") if type(inner) is dict else tool.get("type", "unnamed"))
 
 
 def _keep_valid(choice: dict[str, Any], source: ir.Candidate, ledger: Ledger) -> None:
@@ -789,3 +721,295 @@ def _keep_valid(choice: dict[str, Any], source: ir.Candidate, ledger: Ledger) ->
     ):
         ledger.drop(f"{source.at}/logprobs", "extension", "probabilities in a form of its own", found)
         del choice["logprobs"]
+
+
+# Streams, read --------------------------------------------------------------------------------------------------------
+
+HEAD: Final = frozenset({"id", "model", "created", "object", "choices", "usage", "error", "obfuscation"})
+"""Members of a chunk that are read, and padding against guessing lengths."""
+
+
+class _Call:
+    """One call while it comes in; it is not begun before its name is whole."""
+
+    def __init__(self, part: ir.ToolUse) -> None:
+        self.part = part
+        self.name = ""
+        self.block: Opened | None = None
+
+    def is_whole(self) -> bool:
+        return self.block is not None and parse_json("".join(self.block.texts)) is not None
+
+
+class _Choice:
+    """What is open in one choice."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.text: tuple[str, Any] = ("", None)
+        """Member that text goes to, and the key of its block."""
+        self.calls: dict[int, _Call] = {}
+        """Native place of a call → the call."""
+        self.grown: dict[int, _Call] = {}
+        """Calls of which it was not yet looked whether they are whole; to look at all would be quadratic."""
+        self.last_call = 0
+        self.newest: _Call | None = None
+        """The call that may not have begun yet."""
+        self.audio: dict[str, Any] = {}
+
+
+class StreamReader(BlockReader):
+    """Reads the chunks of one stream."""
+
+    endings = ENDINGS
+
+    def __init__(self, chat: Chat) -> None:
+        super().__init__()
+        self.chat = chat
+        self.fields = {"content", "refusal", *chat.flavour.thinking_fields}
+        self.choices: dict[int, _Choice] = {}
+        self.notes: dict[str, Any] = {}
+        self.ids = Calls()
+
+    def read(self, chunk: Json) -> list[ir.StreamEvent]:
+        """Read one chunk; anything that is no chunk is kept."""
+        if type(chunk) is not dict:
+            return [ir.Kept(chunk)]
+        out: list[ir.StreamEvent] = []
+        error = chunk.get("error")
+        failed: list[ir.StreamEvent] = [failure(error, {"error": error}, "code")] if error else []
+        choices = chunk.get("choices")
+        if failed and not choices:
+            return failed
+        if chunk.get("object") == "chat.completion":
+            self.ended = True  # a gateway that answers at once although a stream was asked for
+            return whole_events(self.chat.read_answer(chunk, Calls()))
+        answer_id, model = chunk.get("id"), chunk.get("model")
+        if not self.began and (answer_id or model or choices):
+            self.began = True
+            out.append(begun(answer_id, model, chunk.get("created")))
+        for key in sorted(chunk.keys() - HEAD):
+            if key not in self.notes or self.notes[key] != chunk[key]:
+                self.notes[key] = chunk[key]
+                out.append(ir.Noted(key, chunk[key]))
+        for place, choice in enumerate(choices if type(choices) is list else ()):
+            if type(choice) is dict:
+                self._choice(choice, place, out)
+        self._count(chunk.get("usage"), "/usage", out)
+        return out + failed
+
+    def _count(self, usage: Json, at: str, out: list[ir.StreamEvent]) -> None:
+        if type(usage) is dict:
+            out.append(ir.UsageSeen(self.chat.usage.read(usage, at, self.chat.name)))
+
+    def _choice(self, choice: dict[str, Any], place: int, out: list[ir.StreamEvent]) -> None:
+        number = choice.get("index")
+        number = number if type(number) is int else place
+        state = self.choices.get(number)
+        if state is None:
+            state = self.choices[number] = _Choice(number)
+        found = choice.get("delta") or choice.get("message")
+        delta: dict[str, Any] = found if type(found) is dict else {}
+        for key, value in delta.items():
+            if key in self.fields and type(value) is str:
+                if value:
+                    self._text(state, key, value, out)
+            elif key == "tool_calls" and type(value) is list:
+                for spot, call in enumerate(value):
+                    if type(call) is dict:
+                        self._call(state, call, spot, out)
+            elif key == "content" and type(value) is list:
+                self._listed(state, value, out)
+            elif key not in ("role", "content") and value is not None:
+                self._member(state, key, value, out)
+        if len(choice) > 2:
+            self._beside(state, choice, out)
+
+    def _text(self, state: _Choice, key: str, value: str, out: list[ir.StreamEvent]) -> None:
+        if state.text[0] != key or state.text[1] not in self.open:
+            out += self.end_all(state.number)
+            at = f"/choices/{state.number}/delta/{key}"
+            part: ir.Part = ir.Thinking(text="", field=key, at=at)
+            if key in ("content", "refusal"):
+                part = ir.Text(text="", at=at) if key == "content" else ir.Refusal(text="", at=at)
+            state.text = (key, (state.number, self.counts.get(state.number, 0)))
+            out += self.begin(state.text[1], part, state.number)
+        out.append(self.more(state.text[1], value))
+
+    def _listed(self, state: _Choice, parts: list[Any], out: list[ir.StreamEvent]) -> None:
+        """Read a content that is a list of blocks, which some gateways stream."""
+        for value in parts:
+            part = self.chat.blocks.read(value, f"/choices/{state.number}/delta/content")
+            if not isinstance(part, ir.Text | ir.Thinking):
+                out.append(ir.Noted("content", [value], state.number, joins=True, at_message=True))
+            elif part.text:
+                self._text(state, "content" if isinstance(part, ir.Text) else "thinking", part.text, out)
+
+    def _call(self, state: _Choice, value: dict[str, Any], spot: int, out: list[ir.StreamEvent]) -> None:
+        place = value.get("index")
+        if type(place) is not int:
+            place = state.last_call if not value.get("id") and state.calls else len(state.calls)
+        kind = "custom" if type(value.get("custom")) is dict else "function"
+        found = value.get(kind)
+        body: dict[str, Any] = found if type(found) is dict else {}
+        call = state.calls.get(place)
+        if call is None or _is_other(value.get("id"), call):
+            call = self._start_call(state, place, value.get("id"), kind, out)
+        state.last_call = place
+        name = body.get("name")
+        if type(name) is str and name != call.name and call.block is None:
+            call.name += name
+        text = body.get("arguments" if kind == "function" else "input")
+        text = json_text(text) if type(text) is dict else text
+        if type(text) is str and text:
+            block = self._begin_call(state, call, out)
+            block.texts.append(text)
+            state.grown[block.index] = call
+            out.append(ir.PartDelta(block.index, text, "arguments", state.number))
+
+    def _start_call(self, state: _Choice, place: int, call_id: Any, kind: Any, out: list[ir.StreamEvent]) -> _Call:
+        out += self.end(state.text[1])
+        for index, other in sorted(state.grown.items()):
+            # A call whose arguments are not whole yet may go on in turns with this one.
+            if other.is_whole():
+                out += self.end((state.number, index))
+        state.grown.clear()
+        if state.newest is not None:
+            self._begin_call(state, state.newest, out)
+        made = not (type(call_id) is str and call_id)
+        at = f"/choices/{state.number}/delta/tool_calls/{place}"
+        part = ir.ToolUse(
+            id=self.ids.make("") if made else call_id, id_made=made, name="", input={}, text="", kind=kind, at=at
+        )  # fmt: skip
+        call = state.newest = state.calls[place] = _Call(part)
+        self.calls.add(state.number)
+        return call
+
+    def _begin_call(self, state: _Choice, call: _Call, out: list[ir.StreamEvent]) -> Opened:
+        if call.block is None:
+            key = (state.number, self.counts.get(state.number, 0))
+            out += self.begin(key, msgspec.structs.replace(call.part, name=call.name), state.number)
+            call.block = self.open[key]
+        return call.block
+
+    def _member(self, state: _Choice, key: str, value: Any, out: list[ir.StreamEvent]) -> None:
+        if key == "function_call" and type(value) is dict:
+            self._call(state, {"index": -1, "function": value}, 0, out)
+        elif key == "audio" and type(value) is dict:
+            for name, piece in value.items():
+                before = state.audio.get(name)
+                joins = type(before) is str and type(piece) is str and name != "id"
+                state.audio[name] = before + piece if joins else piece
+        elif value not in ("", [], {}):
+            out.append(ir.Noted(key, value, state.number, joins=True, at_message=True))
+
+    def _beside(self, state: _Choice, choice: dict[str, Any], out: list[ir.StreamEvent]) -> None:
+        at = f"/choices/{state.number}"
+        self._count(choice.get("usage"), f"{at}/usage", out)
+        for key, value in choice.items():
+            if key not in ("index", "delta", "message", "finish_reason", "usage") and value is not None:
+                out.append(ir.Noted(key, value, state.number, joins=key == "logprobs"))
+        out += self.stop(choice.get("finish_reason"), f"{at}/finish_reason", choice=state.number)
+
+    def end_all(self, choice: int | None = None) -> list[ir.StreamEvent]:
+        """End what is open; a sound, which comes in pieces of all its members, is said whole here."""
+        out: list[ir.StreamEvent] = []
+        states = [state for number, state in self.choices.items() if choice in (None, number)]
+        for state in states:
+            if state.newest is not None:
+                self._begin_call(state, state.newest, out)
+        out += super().end_all(choice)
+        for state in states:
+            if state.audio:
+                audio, state.audio = state.audio, {}
+                part = ir.Media(
+                    kind="audio", file_id=audio.get("id"), data=audio.get("data"), transcript=audio.get("transcript"),
+                    at=f"/choices/{state.number}/delta/audio",
+                    ext={self.chat.name: {"expires_at": audio["expires_at"]}} if "expires_at" in audio else {},
+                )  # fmt: skip
+                out += [*self.begin("audio", part, state.number), *self.end("audio")]
+        return out
+
+
+def _is_other(call_id: Any, known: _Call) -> bool:
+    """Return whether an id begins another call at the place of a whole one: a gateway counts them all as 0."""
+    return type(call_id) is str and call_id != "" and call_id != known.part.id and known.is_whole()
+
+
+# Streams, written -----------------------------------------------------------------------------------------------------
+
+
+class StreamWriter(BlockWriter):
+    """Templates of the family's chunks."""
+
+    has_choices = True
+    endings = ENDINGS
+    error = ERROR
+
+    def __init__(self, chat: Chat, source: str) -> None:
+        self.name, self.kin, self.usage = chat.name, chat.flavour.kin, chat.usage
+        super().__init__(source)
+        self.chat = chat
+        self.counts: dict[int, int] = {}
+        self.roles: set[int] = set()
+
+    def _chunk(self, choices: list[Json], **more: Any) -> Json:
+        began = self.sum.began
+        return {
+            "id": began.id or "chatcmpl-translated", "object": "chat.completion.chunk",
+            "created": int(began.created or 0), "model": began.model or "unknown", "choices": choices, **more,
+        }  # fmt: skip
+
+    def _delta(self, choice: int, delta: dict[str, Any], **more: Any) -> list[Json]:
+        """Write a delta; the first of a choice says the role."""
+        head = {} if choice in self.roles else {"role": "assistant"}
+        self.roles.add(choice)
+        return [self._chunk([{"index": choice, "delta": {**head, **delta}, "finish_reason": None, **more}])]
+
+    def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
+        if isinstance(part, ir.Thinking) and part.redacted is None:
+            field = part.field if self.ledger.is_home and part.field else self.chat.flavour.thinking_answer
+            if not self.ledger.is_home and self.once("thinking"):
+                self.ledger.degrade(part.at, "thinking", f"thinking stands in {field}")
+            self.opened[key] = field
+        elif isinstance(part, ir.Text | ir.Refusal):
+            self.opened[key] = "content" if isinstance(part, ir.Text) else "refusal"
+        elif isinstance(part, ir.ToolUse):
+            place = self.opened[key] = self.counts.get(key[0], 0)
+            self.counts[key[0]] = place + 1
+            if part.kind == "custom":
+                self.ledger.degrade(part.at, "tool", "free text is streamed as arguments")
+            call = {"index": place, "type": "function", "function": {"name": part.name, "arguments": ""}}
+            if not (part.id_made and self.ledger.is_home):
+                call["id"] = part.id
+            return self._delta(key[0], {"tool_calls": [call]})
+        else:
+            return None
+        return []
+
+    def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
+        name = self.opened[key]
+        if type(name) is str:
+            return self._delta(key[0], {name: text})
+        return self._delta(key[0], {"tool_calls": [{"index": name, "function": {"arguments": text}}]})
+
+    def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
+        if not isinstance(part, ir.Media) or part.kind != "audio" or part.file_id is None:
+            return None
+        body = {"id": part.file_id, "data": part.data, "transcript": part.transcript}
+        return self._delta(key[0], {"audio": {name: value for name, value in body.items() if value is not None}})
+
+    def stop(self, event: ir.Stopped) -> list[Json]:
+        head = [] if event.choice in self.roles else self._delta(event.choice, {})
+        return [*head, *self._delta(event.choice, {}, finish_reason=self.words[event.choice])]
+
+    def end(self) -> list[Json]:
+        usage = self.counted()
+        return [*([] if usage is None else [self._chunk([], usage=usage)]), *self.fail_cut()]
+
+    def noted(self, event: ir.Noted) -> list[Json]:
+        if event.choice is None:
+            return [self._chunk([], **{event.key: event.value})]
+        if event.at_message:
+            return self._delta(event.choice, {event.key: event.value})
+        return self._delta(event.choice, {}, **{event.key: event.value})

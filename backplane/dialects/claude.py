@@ -1,12 +1,12 @@
 """Anthropic's Messages, as its reference describes it (docs.anthropic.com, read November 2026).
 
-Messages hold typed blocks; the system text stands outside, results stand in the user's messages.
-Streams are in `claude_stream`.
+Messages hold typed blocks; the system text stands outside, results stand in the user's messages. Streams are blocks one
+after the other, each with its start and its end.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -20,24 +20,22 @@ from backplane.dialects.codec import (
     Block,
     Blocks,
     Calls,
+    Counters,
     Ledger,
     Members,
     Option,
-    Writer,
     arguments_object,
-    is_own_raw,
-    is_plain,
+    json_text,
     kind_of,
+    parse_json,
     put_ext,
     read_content,
-    read_options,
     unchanged,
-    write_options,
 )
 from backplane.dialects.limits import Limits, Spelling
-from backplane.dialects.losses import chosen_kind, lose_part, require
-from backplane.dialects.outcome import Endings, failed_answer, failed_body
-from backplane.dialects.vendor import Dialect, type_name, write_tools
+from backplane.dialects.outcome import Endings
+from backplane.dialects.streams import BlockReader, BlockWriter, Key, failure, whole_events
+from backplane.dialects.vendor import Dialect, outside, type_name
 
 NAME: Final = "claude"
 
@@ -75,29 +73,6 @@ STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
 
 ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 
-OPTIONS: Final = (
-    Option("max_tokens", "max_tokens", (int,), least=1),
-    Option("temperature", "temperature", NUMBER, least=0, most=1),
-    Option("top_p", "top_p", NUMBER),
-    Option("top_k", "top_k", (int,), least=0),
-    Option("stop_sequences", "stop", (list,)),
-    Option("stream", "stream", (bool,)),
-    Option("service_tier", "service_tier", known=frozenset({"auto", "standard_only"})),
-    Option("metadata/user_id", "user"),
-    Option("output_config/effort", "reasoning_effort"),
-)
-
-USAGE: Final = {
-    "cache_read_input_tokens": "cache_read", "cache_creation_input_tokens": "cache_write", "output_tokens": "output",
-    "output_tokens_details/thinking_tokens": "reasoning",
-}  # fmt: skip
-PLACES: Final = {
-    **{row.name: row.path.partition("/")[0] for row in OPTIONS},
-    **{field: path for path, field in USAGE.items()}, "input": "input_tokens", "id": "id", "model": "model",
-    "usage": "usage", "cache": "cache_control", "signature": "signature", "title": "title",
-    "reasoning_budget": "thinking", "response_format": "output_config", "tool_choice": "tool_choice",
-    "parallel_tool_calls": "tool_choice",
-}  # fmt: skip
 TOOL: Final = {"name": "name", "description": "description", "schema": "input_schema", "strict": "strict"}
 """Field of a tool → its member."""
 
@@ -125,17 +100,17 @@ SOURCES: Final = {"base64": ("data", "data"), "url": ("url", "url"), "file": ("f
 # Blocks ---------------------------------------------------------------------------------------------------------------
 
 
-def _read_citations(members: Members, fields: dict[str, Any]) -> bool:
+def _read_citations(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     return codec.read_citations("citations", read_citation, members, fields)
 
 
+CITATION: Final = {"type": "kind", "url": "url", "title": "title", "cited_text": "quote"}
+"""Member → field; the span counts in the document cited, so it stays native."""
+
+
 def read_citation(raw: dict[str, Any], at: str) -> ir.Citation:
-    """Read where a text is from; its span counts in the document cited, so it stays native."""
-    members = Members(raw, at)
-    return ir.Citation(
-        kind=members.take("type") or "", url=members.take("url"), title=members.take("title"),
-        quote=members.take("cited_text"), at=at, ext=members.ext(NAME), raw=raw,
-    )  # fmt: skip
+    """Read where a text is from."""
+    return codec.read_citation(raw, at, NAME, CITATION)
 
 
 def _write_citations(part: ir.Text, out: dict[str, Any], ledger: Ledger) -> bool:
@@ -147,23 +122,23 @@ def _write_citations(part: ir.Text, out: dict[str, Any], ledger: Ledger) -> bool
 
 
 def write_citation(citation: ir.Citation, ledger: Ledger) -> Json:
-    pairs = (("type", citation.kind or None), ("url", citation.url), ("title", citation.title),
-             ("cited_text", citation.quote))  # fmt: skip
-    out: dict[str, Any] = {key: value for key, value in pairs if value is not None}
+    """Write where a text is from."""
+    pairs = ((member, getattr(citation, field)) for member, field in CITATION.items())
+    out = {member: value for member, value in pairs if value is not None and (member, value) != ("type", "")}
     put_ext(citation, out, ledger)
     return out
 
 
 def _write_thinking(part: ir.Thinking, out: dict[str, Any], ledger: Ledger) -> bool:
-    if part.redacted is not None:
-        return False
+    if part.redacted is not None or not (ledger.is_home or ledger.is_answer):
+        return False  # only its own vendor takes its thinking back
     if not ledger.is_home:
         ledger.degrade(part.at, "thinking", "thinking without this vendor's signature; it takes it back only as text")
         out["signature"] = ""
     return True
 
 
-def _take_input(members: Members, fields: dict[str, Any]) -> bool:
+def _take_input(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     if "input" not in members.rest:
         return False
     fields["input"] = members.rest.pop("input")
@@ -175,35 +150,28 @@ def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: Ledger) -> bool:
     return True
 
 
-def _read_result(members: Members, fields: dict[str, Any]) -> bool:
-    fields["content"], fields["flat"] = read_content(members, "content", read_block)
+def _read_result(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+    fields["content"], fields["flat"] = read_content(members, "content", BLOCKS.read)
     return True
 
 
 def _write_result(part: ir.ToolResult, out: dict[str, Any], ledger: Ledger) -> bool:
-    if part.flat is not False and is_plain(part.content):
-        put_ext(part.content[0], {}, ledger)
-        out["content"] = part.content[0].text  # type: ignore[attr-defined]
-    elif part.content or part.flat is not None:
-        out["content"] = write_blocks(part.content, ledger)
+    if part.content or part.flat is not None:
+        out["content"] = BLOCKS.write_content(part.content, part.flat, ledger)
     return True
 
 
-def _read_source(members: Members, fields: dict[str, Any]) -> bool:
+def _read_source(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     form = members.take("source/type")
     if form == "content" and fields["kind"] == "document":
-        return _read_texts(members, fields, members.take("source/content", list))
+        return _read_texts(fields, members.take("source/content", list))
     member, field = SOURCES.get(str(form), ("", ""))
     fields[field] = members.take(f"source/{member}") if member else None
     fields["media_type"] = members.take("source/media_type")
     return bool(member) and fields[field] is not None
 
 
-def _read_search(members: Members, fields: dict[str, Any]) -> bool:
-    return _read_texts(members, fields, members.take("content", list))
-
-
-def _read_texts(members: Members, fields: dict[str, Any], blocks: list[Json] | None) -> bool:
+def _read_texts(fields: dict[str, Any], blocks: list[Json] | None) -> bool:
     """Read a document that stands in blocks of text as one text."""
     found = blocks or [None]
     if not all(kind_of(block) == "text" and set(block) == {"type", "text"} and type(block["text"]) is str
@@ -217,13 +185,14 @@ def _write_media(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
     """Write where a picture or document comes from; False where this vendor takes nothing of the kind."""
     form = next((form for form, (_, field) in SOURCES.items() if getattr(part, field) is not None), "")
     media_type = part.media_type
-    if not form or part.kind not in ("image", "document") or (form == "text" and part.kind == "image"):
+    if not form or (form == "text" and part.kind == "image"):
         return False
     if not ledger.is_home:
         media_type = media_type or ("image/png" if part.kind == "image" else "application/pdf")
         is_known = media_type in IMAGE_TYPES if part.kind == "image" else media_type == "application/pdf"
         is_address = part.url is not None and part.url.startswith(("http:", "https:"))
-        if (form == "base64" and not is_known) or (form == "url" and not is_address) or form == "file":
+        fits = {"base64": is_known, "url": is_address, "text": True, "file": False}[form]
+        if not fits or ledger.is_answer:
             return False
         media_type = {"base64": media_type, "text": "text/plain"}.get(form)
     member, field = SOURCES[form]
@@ -239,54 +208,16 @@ def _write_media(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
 BLOCKS: Final = Blocks(NAME, (
     Block("text", ir.Text, {"text!": "text"}, read=_read_citations, write=_write_citations),
     Block("thinking", ir.Thinking, {"thinking!": "text", "signature": "signature"}, write=_write_thinking),
-    Block("redacted_thinking", ir.Thinking, {"data!": "redacted"}, {"text": ""},
-          write=lambda part, out, ledger: bool(ledger.is_home)),
+    Block("redacted_thinking", ir.Thinking, {"data!": "redacted"}, {"text": ""}, is_written=False),
     Block("tool_use", ir.ToolUse, {"id!": "id", "name!": "name"}, read=_take_input, write=_write_call),
     Block("tool_result", ir.ToolResult, {"tool_use_id!": "id", "is_error": "is_error"}, types={"is_error": (bool,)},
           read=_read_result, write=_write_result),
     Block("image", ir.Media, {}, {"kind": "image"}, read=_read_source, write=_write_media),
     Block("document", ir.Media, {"title": "title"}, {"kind": "document"}, read=_read_source, write=_write_media),
-    Block("search_result", ir.Media, {"title": "title"}, {"kind": "document"}, read=_read_search, is_written=False),
-), cache="cache_control", ttls=(None, "5m", "1h"))  # fmt: skip
-
-
-def read_block(value: Json, at: str) -> ir.Part:
-    """Read one block of any kind."""
-    found = BLOCKS.read(value, at)
-    if found is not None:
-        return found
-    kind = str(kind_of(value))
-    if kind.endswith(("tool_use", "tool_result")):
-        return ir.ServerTool(dialect=NAME, name=str(value.get("name") or kind), payload=value, at=at, raw=value)
-    return ir.Opaque(dialect=NAME, label=kind, payload=value, at=at, bound=kind == "container_upload", raw=value)
-
-
-def write_block(part: ir.Part, ledger: Ledger, *, is_answer: bool = False) -> Json:
-    """Write one block, None where the target has no word for it."""
-    if is_own_raw(part, ledger):
-        return part.payload  # type: ignore[attr-defined]
-    if unchanged(part, ledger, lambda: read_block(part.raw, part.at)):
-        return part.raw
-    if not ledger.is_home:
-        if isinstance(part, ir.Thinking) and not is_answer:
-            lose_part(part, ledger, f"only {ledger.source} takes its thinking back")
-            return None
-        if isinstance(part, ir.Media) and is_answer:
-            lose_part(part, ledger, "an answer of this vendor holds no media")
-            return None
-    if isinstance(part, ir.Refusal):
-        ledger.degrade(part.at, "part", "a refusal is said as text here")
-        return {"type": "text", "text": part.text}
-    found = BLOCKS.write(part, ledger)
-    if found is None:
-        lose_part(part, ledger)
-    return found
-
-
-def write_blocks(parts: tuple[ir.Part, ...], ledger: Ledger, *, is_answer: bool = False) -> list[Json]:
-    """Write blocks; those that the target has no word for are left out and reported."""
-    made = ((part, write_block(part, ledger, is_answer=is_answer)) for part in parts)
-    return [block for part, block in made if block is not None or is_own_raw(part, ledger)]
+    Block("search_result", ir.Media, {"title": "title"}, {"kind": "document"}, is_written=False,
+          read=lambda members, fields, calls: _read_texts(fields, members.take("content", list))),
+), cache="cache_control", ttls=(None, "5m", "1h"), bound=frozenset({"container_upload"}),
+    is_server_tool=lambda kind: kind.endswith(("tool_use", "tool_result")))  # fmt: skip
 
 
 # Messages -------------------------------------------------------------------------------------------------------------
@@ -296,103 +227,49 @@ def read_message(value: Json, at: str) -> ir.Message:
     """Read one message; results stay in it among the other blocks."""
     members = Members(value, at)
     native_role = members.take("role")
-    parts, flat = read_content(members, "content", read_block)
+    parts, flat = read_content(members, "content", BLOCKS.read)
     return ir.Message(
         role=ROLES.get(native_role or "", "user"), parts=parts, native_role=native_role, flat=flat, at=at,
         ext=members.ext(NAME), raw=value,
     )  # fmt: skip
 
 
-def _write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger) -> None:
+def read_messages(members: Members, calls: Calls) -> list[ir.Message]:
+    """Take the system text and the messages of a request."""
+    messages = [read_message(message, f"/messages/{place}") for place, message in enumerate(members.need("messages"))]
+    parts, flat = read_content(members, "system", BLOCKS.read)
+    return [*([ir.Message(role="system", parts=parts, flat=flat, at="/system")] if flat is not None else []), *messages]
+
+
+def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger) -> None:
     """Write the messages and, outside of them, the system text."""
-    system: list[ir.Message] = []
-    messages: list[Json] = []
-    last: ir.Role | None = None
-    for message in conversation.messages:
-        if message.role == "system" and not (ledger.is_home and message.native_role == "system"):
-            if messages:
-                ledger.degrade(message.at, "order", "system text in the middle became part of the head")
-            system.append(message)
-            continue
-        if unchanged(message, ledger, lambda: read_message(message.raw, message.at)):  # noqa: B023
-            messages.append(message.raw)
-        elif last == "tool" and message.role in ("tool", "user") and not ledger.is_home:
-            more = _write_content(message, ledger)
-            messages[-1]["content"] = _as_list(messages[-1]["content"]) + _as_list(more)
-            put_ext(message, {}, ledger)
-        else:
-            written = _write_message(message, ledger)
-            if written["content"] == [] and not ledger.is_home:
-                ledger.drop(message.at, "shape", "a message without content is refused here")
-                continue
-            messages.append(written)
-        last = message.role
+    system, others = outside(conversation.messages, ledger, lambda message: message.native_role == "system")
     if system:
-        out["system"] = _write_system(system, ledger)
-    out["messages"] = messages
+        for message in system:
+            put_ext(message, {}, ledger)
+        parts = [part for message in system for part in message.parts]
+        out["system"] = BLOCKS.write_content(parts, system[0].flat if len(system) == 1 else False, ledger)
+    written = [_write_message(message, ledger) for message in others]
+    out["messages"] = [message for message in written if message is not None]
 
 
-def _as_list(content: Json) -> list[Json]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _write_system(messages: list[ir.Message], ledger: Ledger) -> Json:
-    for message in messages:
-        put_ext(message, {}, ledger)
-    if len(messages) == 1 and messages[0].flat is not False and is_plain(messages[0].parts):
-        put_ext(messages[0].parts[0], {}, ledger)
-        return messages[0].parts[0].text  # type: ignore[attr-defined]
-    return [block for message in messages for block in write_blocks(message.parts, ledger)]
-
-
-def _write_message(message: ir.Message, ledger: Ledger) -> dict[str, Any]:
+def _write_message(message: ir.Message, ledger: Ledger) -> Json:
+    if unchanged(message, ledger, lambda: read_message(message.raw, message.at)):
+        return message.raw
     native = message.native_role
     is_own = ledger.is_home and native is not None and ROLES.get(native, "user") == message.role
     out = {
         "role": native if is_own else "user" if message.role == "tool" else message.role,
-        "content": _write_content(message, ledger),
+        "content": BLOCKS.write_content(message.parts, message.flat, ledger),
     }  # fmt: skip
     put_ext(message, out, ledger)
+    if out["content"] == [] and not ledger.is_home:
+        ledger.drop(message.at, "shape", "a message without content is refused here")
+        return None
     return out
 
 
-def _write_content(message: ir.Message, ledger: Ledger) -> Json:
-    said = message.parts
-    if not ledger.is_home:
-        said = tuple(part for part in message.parts if not isinstance(part, ir.Thinking))
-    if message.flat is not False and is_plain(said):
-        put_ext(said[0], {}, ledger)
-        if len(said) < len(message.parts):
-            write_blocks(message.parts, ledger)  # names the thinking that is left out
-        return said[0].text  # type: ignore[attr-defined]
-    return write_blocks(message.parts, ledger)
-
-
 # Requests -------------------------------------------------------------------------------------------------------------
-
-
-def read_request(request: Json, ledger: Ledger, calls: Calls) -> ir.Conversation:
-    """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-    members = Members(request, "")
-    found = members.need("messages")
-    messages = [read_message(message, f"/messages/{place}") for place, message in enumerate(found)]
-    parts, flat = read_content(members, "system", read_block)
-    system = [ir.Message(role="system", parts=parts, flat=flat, at="/system")] if flat is not None else []
-    options: dict[str, Any] = {}
-    places: dict[str, str] = {}
-    read_options(members, OPTIONS, options, places)
-    _read_choice(members, options, places)
-    _read_thinking(members, options, places)
-    form: Any = members.rest.get("output_config") or (members.below or {}).get("output_config")
-    form = form.rest.get("format") if isinstance(form, Members) else form.get("format") if type(form) is dict else None
-    if kind_of(form) == "json_schema" and set(form) == {"type", "schema"} and type(form["schema"]) is dict:
-        options["response_format"] = {"type": "schema", "schema": members.take("output_config/format", dict)["schema"]}
-        places["response_format"] = "/output_config/format"
-    tools = codec.take_tools(members, read_tool)
-    return ir.Conversation(
-        dialect=NAME, messages=(*system, *messages), model=members.take("model"), tools=tools, options=options,
-        options_at=places, ext=members.ext(NAME),
-    )  # fmt: skip
 
 
 def _read_choice(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
@@ -415,6 +292,23 @@ def _read_choice(members: Members, options: dict[str, Any], places: dict[str, st
         places["parallel_tool_calls"] = "/tool_choice/disable_parallel_tool_use"
 
 
+def _write_choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    made = {"type": next(word for word, mode in CHOICES.items() if mode == value["mode"])}
+    if value["mode"] == "tool":
+        made["name"] = value["name"]
+    out["tool_choice"] = {**out.get("tool_choice", {}), **made}
+
+
+def _write_parallel(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    chosen = conversation.options.get("tool_choice", {}).get("mode")
+    if value and not ledger.is_home and chosen is None:
+        ledger.degrade(at, "shape", "several calls in one turn are the rule here")
+    elif chosen == "none" and not ledger.is_home:
+        ledger.degrade(at, "shape", "no calls are wanted at all")
+    else:
+        out.setdefault("tool_choice", {"type": "auto"})["disable_parallel_tool_use"] = not value
+
+
 def _read_thinking(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
     thinking: Any = members.rest.get("thinking")
     kind = kind_of(thinking)
@@ -428,20 +322,59 @@ def _read_thinking(members: Members, options: dict[str, Any], places: dict[str, 
     places["reasoning_budget"] = "/thinking"
 
 
-def write_request(conversation: ir.Conversation, ledger: Ledger) -> dict[str, Any]:
-    """Write a request."""
-    out: dict[str, Any] = {}
-    if conversation.model is not None:
-        out["model"] = conversation.model
-    _write_messages(conversation, out, ledger)
-    if tools := write_tools(conversation.tools, ledger, write_tool):
-        out["tools"] = tools
-    write_options(conversation, out, ledger, OPTIONS, _special(conversation))
-    put_ext(conversation, out, ledger)
-    if not ledger.is_home:
-        require(out, {"model": "unknown", "max_tokens": MAX_TOKENS_MADE})
-        _fit_thinking(out, conversation, ledger)
-    return out
+def _write_budget(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    if value <= 0:
+        out["thinking"] = {"type": "adaptive" if value else "disabled"}
+        return
+    out["thinking"] = {"type": "enabled", "budget_tokens": value}
+    if not ledger.is_home and value < THINKING_TOKENS_MIN:
+        ledger.degrade(at, "option_value", f"thinking begins with {THINKING_TOKENS_MIN} tokens here", value)
+        out["thinking"]["budget_tokens"] = THINKING_TOKENS_MIN
+
+
+def _write_effort(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    if value == "none" and not ledger.is_home:
+        ledger.degrade(at, "option_value", "no effort became no thinking", value)
+        out["thinking"] = {"type": "disabled"}
+        return
+    if not ledger.is_home and value not in EFFORTS:
+        ledger.degrade(at, "option_value", "the nearest effort here is low", value)
+        value = "low"
+    out.setdefault("output_config", {})["effort"] = value
+
+
+def _read_format(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
+    config = members.inner("output_config")
+    form: Any = None if config is None else config.rest.get("format")
+    if kind_of(form) == "json_schema" and set(form) == {"type", "schema"} and type(form["schema"]) is dict:
+        options["response_format"] = {"type": "schema", "schema": members.take("output_config/format", dict)["schema"]}
+        places["response_format"] = "/output_config/format"
+
+
+def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    if value["type"] == "schema" and type(value.get("schema")) is dict:
+        out.setdefault("output_config", {})["format"] = {"type": "json_schema", "schema": value["schema"]}
+    elif value["type"] == "text":
+        ledger.degrade(at, "shape", "text is what the target gives anyway")
+    else:
+        ledger.drop(at, "option", "JSON without a schema cannot be asked for here", value)
+
+
+OPTIONS: Final = (
+    Option("max_tokens", "max_tokens", (int,), least=1),
+    Option("temperature", "temperature", NUMBER, least=0, most=1),
+    Option("top_p", "top_p", NUMBER),
+    Option("top_k", "top_k", (int,), least=0),
+    Option("stop_sequences", "stop", (list,)),
+    Option("stream", "stream", (bool,)),
+    Option("service_tier", "service_tier", known=frozenset({"auto", "standard_only"})),
+    Option("metadata/user_id", "user"),
+    Option("output_config/effort", "reasoning_effort", write=_write_effort),
+    Option("output_config", "response_format", read=_read_format, write=_write_format),
+    Option("tool_choice", "tool_choice", read=_read_choice, write=_write_choice),
+    Option("", "parallel_tool_calls", write=_write_parallel),
+    Option("thinking", "reasoning_budget", read=_read_thinking, write=_write_budget),
+)  # fmt: skip
 
 
 def _fit_thinking(out: dict[str, Any], conversation: ir.Conversation, ledger: Ledger) -> None:
@@ -450,16 +383,15 @@ def _fit_thinking(out: dict[str, Any], conversation: ir.Conversation, ledger: Le
     if kind_of(thinking) not in ("enabled", "adaptive") or "reasoning_budget" not in conversation.options:
         return
     places = conversation.options_at
-    budget = thinking.get("budget_tokens")
+    budget, at = thinking.get("budget_tokens"), places.get("reasoning_budget", "/thinking")
     is_forced = kind_of(out.get("tool_choice")) in ("any", "tool")
     if is_forced or (budget is not None and out["max_tokens"] <= THINKING_TOKENS_MIN):
         del out["thinking"]
         why = "a tool is forced" if is_forced else f"the limit is {out['max_tokens']} tokens"
-        ledger.drop(places.get("reasoning_budget", "/thinking"), "option_value", f"no thinking here where {why}")
+        ledger.drop(at, "option_value", f"no thinking here where {why}")
         return
     if budget is not None and budget >= out["max_tokens"]:
         thinking["budget_tokens"] = out["max_tokens"] - 1
-        at = places.get("reasoning_budget", "/thinking")
         ledger.degrade(at, "option_value", "thinking must take less than the limit of the answer here", budget)
     for name in ("temperature", "top_k"):
         if name in out and out[name] != 1:
@@ -471,67 +403,11 @@ def _fit_thinking(out: dict[str, Any], conversation: ir.Conversation, ledger: Le
         out["top_p"] = TOP_P_MIN
 
 
-def _special(conversation: ir.Conversation) -> dict[str, Writer]:
-    def choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-        if value["mode"] == "tool" and chosen_kind(value, conversation, ledger, at) is None:
-            return
-        made = {"type": next(word for word, mode in CHOICES.items() if mode == value["mode"])}
-        if value["mode"] == "tool":
-            made["name"] = value["name"]
-        out["tool_choice"] = {**out.get("tool_choice", {}), **made}
-
-    def parallel(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-        chosen = conversation.options.get("tool_choice", {}).get("mode")
-        if value and not ledger.is_home and chosen is None:
-            ledger.degrade(at, "shape", "several calls in one turn are the rule here")
-        elif chosen == "none" and not ledger.is_home:
-            ledger.degrade(at, "shape", "no calls are wanted at all")
-        else:
-            out.setdefault("tool_choice", {"type": "auto"})["disable_parallel_tool_use"] = not value
-
-    return {
-        "tool_choice": choice, "parallel_tool_calls": parallel, "reasoning_budget": _write_budget,
-        "reasoning_effort": _write_effort, "response_format": _write_format,
-    }  # fmt: skip
-
-
-def _write_budget(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if value <= 0:
-        out["thinking"] = {"type": "adaptive" if value else "disabled"}
-        return
-    out["thinking"] = {"type": "enabled", "budget_tokens": value}
-    if not ledger.is_home and value < THINKING_TOKENS_MIN:
-        ledger.degrade(at, "option_value", f"thinking begins with {THINKING_TOKENS_MIN} tokens here", value)
-        out["thinking"]["budget_tokens"] = THINKING_TOKENS_MIN
-
-
-def _write_effort(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if ledger.is_home or value in EFFORTS:
-        out.setdefault("output_config", {})["effort"] = value
-    elif value == "none":
-        ledger.degrade(at, "option_value", "no effort became no thinking", value)
-        out["thinking"] = {"type": "disabled"}
-    else:
-        ledger.degrade(at, "option_value", "the nearest effort here is low", value)
-        out.setdefault("output_config", {})["effort"] = "low"
-
-
-def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if value["type"] == "schema" and type(value.get("schema")) is dict:
-        out.setdefault("output_config", {})["format"] = {"type": "json_schema", "schema": value["schema"]}
-    elif value["type"] == "text":
-        ledger.degrade(at, "shape", "text is what the target gives anyway")
-    else:
-        ledger.drop(at, "option", "JSON without a schema cannot be asked for here", value)
-
-
 def read_tool(tool: Json, at: str) -> ir.ToolSpec:
     """Read one tool definition."""
-    is_own = type(tool) is dict and tool.get("type") in (None, "custom") and type(tool.get("name")) is str
-    if not is_own:
-        name = tool.get("name") or tool.get("type") if type(tool) is dict else "unreadable"
-        return ir.ToolSpec(name=str(name), kind="server", payload=tool, at=at)
-    return codec.read_tool(tool, at, NAME, TOOL, cache=True)
+    if type(tool) is dict and tool.get("type") in (None, "custom") and type(tool.get("name")) is str:
+        return codec.read_tool(tool, at, NAME, TOOL, cache=True)
+    return codec.server_tool(tool, at)
 
 
 def write_tool(tool: ir.ToolSpec, ledger: Ledger) -> Json:
@@ -552,83 +428,259 @@ def write_tool(tool: ir.ToolSpec, ledger: Ledger) -> Json:
 # Answers --------------------------------------------------------------------------------------------------------------
 
 
-def read_answer(response: Json, ledger: Ledger, calls: Calls) -> ir.Answer:
-    """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-    members = Members(response, "")
-    if "error" in members.rest and "content" not in members.rest:
-        return failed_answer(NAME, members)
-    found = members.need("content")
-    members.skip("type", "message")
-    members.skip("role", "assistant")
-    parts = tuple(read_block(block, f"/content/{place}") for place, block in enumerate(found))
+def read_candidates(members: Members, calls: Calls) -> tuple[ir.Candidate, ...]:
+    """Take what an answer says and why it ended."""
+    parts = tuple(BLOCKS.read(block, f"/content/{place}") for place, block in enumerate(members.need("content")))
     raw = members.take("stop_reason")
-    usage = codec.take_usage(members, read_usage)
-    candidate = ir.Candidate(
+    return (ir.Candidate(
         message=ir.Message(role="assistant", parts=parts, flat=False), stop=ENDINGS.read(raw, parts), stop_raw=raw,
         stop_sequence=members.take("stop_sequence"), stop_at="/stop_reason",
-    )  # fmt: skip
-    return ir.Answer(
-        dialect=NAME, id=members.take("id"), model=members.take("model"), candidates=(candidate,), usage=usage,
-        ext=members.ext(NAME),
-    )  # fmt: skip
+    ),)  # fmt: skip
 
 
-def read_usage(usage: dict[str, Any], at: str) -> ir.Usage:
-    """Read token counters; this vendor's input leaves out what the cache gave and took."""
-    read = codec.read_counters(usage, at, NAME, {"input_tokens": "input", **USAGE})
-    if read.input is None:
-        return read
-    return msgspec.structs.replace(read, input=read.input + (read.cache_read or 0) + (read.cache_write or 0))
-
-
-def write_answer(answer: ir.Answer, ledger: Ledger) -> dict[str, Any]:
-    """Write a response."""
-    out: dict[str, Any] = {}
-    if answer.error is not None and not answer.candidates:
-        out = failed_body(answer, ledger, {"type": "api_error", "message": answer.error})
-        return out if ledger.is_home else {"type": "error", **out}
-    out = {"type": "message", "role": "assistant", "content": []}
-    for key, value in (("id", answer.id), ("model", answer.model)):
-        if value is not None:
-            out[key] = value
+def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: Ledger) -> None:
+    """Write what an answer says and why it ended."""
+    out["content"] = []
     for candidate in answer.candidates[:1]:
-        out["content"] = write_blocks(candidate.message.parts, ledger, is_answer=True)
+        out["content"] = BLOCKS.write_all(candidate.message.parts, ledger)
         if (word := ENDINGS.write(candidate, ledger)) is not None:
             out["stop_reason"] = word
-        if candidate.stop_sequence is not None:
+        if candidate.stop_sequence is not None or not ledger.is_home:
             out["stop_sequence"] = candidate.stop_sequence
         put_ext(candidate.message, out, ledger)
         put_ext(candidate, out, ledger)
-    if answer.usage is not None:
-        out["usage"] = write_usage(answer.usage, ledger)
-    put_ext(answer, out, ledger)
-    if not ledger.is_home:
-        require(out, {"id": "msg_translated", "model": "unknown", "stop_reason": STOP_WORDS[None],
-                      "usage": {"input_tokens": 0, "output_tokens": 0}})  # fmt: skip
-        out.setdefault("stop_sequence", None)
-    return out
 
 
-def write_usage(usage: ir.Usage, ledger: Ledger) -> dict[str, Any]:
-    """Write token counters; input leaves out what the cache gave and took."""
-    fresh = usage.input
-    if fresh is not None:
-        fresh -= (usage.cache_read or 0) + (usage.cache_write or 0)
-        fresh = fresh if ledger.is_home else max(0, fresh)
-    apart = msgspec.structs.replace(usage, input=fresh)
-    return codec.write_counters(apart, ledger, {"input_tokens": "input", **USAGE}, ("input", "output"))
+USAGE: Final = Counters({
+    "input_tokens": "input", "cache_read_input_tokens": "cache_read", "cache_creation_input_tokens": "cache_write",
+    "output_tokens": "output", "output_tokens_details/thinking_tokens": "reasoning",
+}, total="", needed=("input", "output"), apart={"input": ("cache_read", "cache_write")})  # fmt: skip
+PLACES: Final = {
+    **{row.name: row.path.partition("/")[0] for row in OPTIONS if row.path},
+    **{field: path for path, field in USAGE.table.items()}, "id": "id", "model": "model", "usage": "usage",
+    "cache": "cache_control", "signature": "signature", "title": "title", "parallel_tool_calls": "tool_choice",
+}  # fmt: skip
 
 
-def _dialect() -> Dialect:
-    from backplane.dialects.claude_stream import ClaudeReader, ClaudeWriter
+# Streams --------------------------------------------------------------------------------------------------------------
 
-    return Dialect(
-        NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, read_request=read_request,
-        write_request=write_request, read_answer=read_answer, write_answer=write_answer, read_tool=read_tool,
-        write_tool=write_tool, read_stream=ClaudeReader, write_stream=ClaudeWriter,
-        event_name=type_name, limits=LIMITS, places=PLACES,
-        content=frozenset({"messages", "system", "content"}),
-    )  # fmt: skip
+DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking"}
+"""Kind of a delta → its member, and the kind of its block."""
 
 
-DIALECT: Final = _dialect()
+class StreamReader(BlockReader):
+    """Reads the chunks of one stream; counters in `message_delta` replace earlier ones."""
+
+    endings = ENDINGS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.usage: dict[str, Any] = {}
+        self.handlers = {
+            "content_block_delta": self._delta, "content_block_start": self._start,
+            "content_block_stop": lambda chunk: self._stop(chunk.get("index")), "message_start": self._begin,
+            "message_delta": self._beside, "message_stop": lambda chunk: self.finish(), "message": self._whole,
+        }  # fmt: skip
+
+    def read(self, chunk: Json) -> list[ir.StreamEvent]:
+        """Read one chunk; pings and events of a later version are kept."""
+        kind = kind_of(chunk)
+        handler = self.handlers.get(kind)
+        if handler is not None:
+            return handler(chunk)
+        if kind == "error" or (type(chunk) is dict and "error" in chunk):
+            return [failure(chunk.get("error"), chunk, "type")]
+        return [ir.Kept(chunk, kind == "ping" or type(chunk) is not dict)]
+
+    def _whole(self, chunk: Json) -> list[ir.StreamEvent]:
+        self.ended = True
+        return whole_events(DIALECT.read_answer(chunk, Calls()))
+
+    def _begin(self, chunk: Json) -> list[ir.StreamEvent]:
+        message = chunk.get("message")
+        if type(message) is not dict:
+            return [ir.Kept(chunk, False)]
+        members = Members(message, "/message")
+        answer_id, model = members.take("id"), members.take("model")
+        for key in ("type", "role", "usage", "content", "stop_reason", "stop_sequence"):
+            members.rest.pop(key, None)
+        out: list[ir.StreamEvent] = [ir.Began(id=answer_id, model=model, at="/message", ext=members.ext(NAME))]
+        out += self._count(message.get("usage"))
+        # The continuation of a program's tool calls begins with the blocks that were made before.
+        content = message.get("content")
+        for index, block in enumerate(content if type(content) is list else ()):
+            out += [*self._start({"index": index, "content_block": block}), *self._stop(index)]
+        return out + self._end(message)
+
+    def _count(self, usage: Json) -> list[ir.StreamEvent]:
+        if type(usage) is not dict:
+            return []
+        # What a later event leaves out or gives as null was said before.
+        self.usage.update({key: value for key, value in usage.items() if value is not None or key not in self.usage})
+        return [ir.UsageSeen(USAGE.read(self.usage, "/usage", NAME))]
+
+    def _start(self, chunk: Json) -> list[ir.StreamEvent]:
+        index, block = chunk.get("index"), chunk.get("content_block")
+        if type(index) is not int or type(block) is not dict:
+            return [ir.Kept(chunk, False)]
+        part = BLOCKS.read(block, f"/content/{index}")
+        if isinstance(part, ir.ToolUse) and part.input == {}:
+            part = msgspec.structs.replace(part, text="")
+        elif isinstance(part, ir.Thinking) and part.signature == "":
+            part = msgspec.structs.replace(part, signature=None)
+        # A gateway may count every block as the first.
+        return [*self._stop(index), *self.begin(index, part)]
+
+    def _delta(self, chunk: Json) -> list[ir.StreamEvent]:
+        index, delta = chunk.get("index"), chunk.get("delta")
+        if type(index) is not int or type(delta) is not dict:
+            return [ir.Kept(chunk, False)]
+        kind = kind_of(delta) or ""
+        out: list[ir.StreamEvent] = []
+        if kind in DELTAS:
+            member = DELTAS[kind]
+            if index not in self.open:  # a gateway that leaves out starts
+                out = self._start({"index": index, "content_block": {"type": member, member: ""}})
+            out.append(self.more(index, _text(delta, member)))
+        elif index not in self.open:
+            out = [ir.Kept(chunk, False)]
+        elif kind == "input_json_delta":
+            if text := _text(delta, "partial_json"):
+                out.append(self.more(index, text, "arguments"))
+        elif kind == "signature_delta":
+            out.append(self.more(index, _text(delta, "signature"), "signature"))
+        elif kind == "citations_delta" and type(delta.get("citation")) is dict:
+            found = read_citation(delta["citation"], f"/content/{index}/citations")
+            out.append(self.more(index, "", "citation", found))
+        else:
+            out.append(ir.Kept(chunk, False))
+        return out
+
+    def _stop(self, index: Any) -> list[ir.StreamEvent]:
+        if type(index) is not int:
+            return []
+        block, part = self.open.get(index), None
+        if block is not None and block.texts and isinstance(block.part, ir.ServerTool):
+            # The input of the vendor's own tools is part of their native block.
+            text = "".join(block.texts)
+            value = parse_json(text)
+            native = {**block.part.payload, "input": text if value is None else value}
+            part = BLOCKS.read(native, f"/content/{index}")
+        return self.end(index, part)
+
+    def _beside(self, chunk: Json) -> list[ir.StreamEvent]:
+        found = chunk.get("delta")
+        delta: dict[str, Any] = found if type(found) is dict else {}
+        out: list[ir.StreamEvent] = [
+            ir.Noted(key, value) for key, value in delta.items() if key not in ("stop_reason", "stop_sequence")
+        ]
+        out += [ir.Noted(key, value) for key, value in chunk.items() if key not in ("type", "delta", "usage")]
+        return out + self._count(chunk.get("usage")) + self._end(delta)
+
+    def _end(self, holder: dict[str, Any]) -> list[ir.StreamEvent]:
+        sequence = holder.get("stop_sequence")
+        return self.stop(holder.get("stop_reason"), "/stop_reason", sequence if type(sequence) is str else None)
+
+
+def _text(delta: dict[str, Any], key: str) -> str:
+    value = delta.get(key)
+    return value if type(value) is str else ""
+
+
+class StreamWriter(BlockWriter):
+    """Templates of the chunks."""
+
+    name = NAME
+    is_serial = True
+    endings = ENDINGS
+    usage = USAGE
+    error: ClassVar = {"type": "api_error"}
+    error_head: ClassVar = {"type": "error"}
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self.next_index = 0
+
+    def head(self) -> list[Json]:
+        began = self.sum.began
+        message: dict[str, Any] = {
+            "id": began.id or "msg_translated", "type": "message", "role": "assistant",
+            "model": began.model or "unknown", "content": [], "stop_reason": None, "stop_sequence": None,
+            "usage": self._usage(),
+        }  # fmt: skip
+        if self.ledger.is_home:
+            message.update(began.ext.get(NAME, {}))
+        return [{"type": "message_start", "message": message}]
+
+    def _usage(self) -> dict[str, Any]:
+        return self.counted() or {"input_tokens": 0, "output_tokens": 0}
+
+    def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
+        block: Json
+        if isinstance(part, ir.ToolUse):
+            block = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+        elif isinstance(part, ir.Text | ir.Refusal):
+            block = {"type": "text", "text": ""}
+            if isinstance(part, ir.Refusal):
+                self.ledger.degrade(part.at, "part", "a refusal is said as text here")
+        elif isinstance(part, ir.Thinking) and part.redacted is None:
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+            if not self.ledger.is_home:
+                self.ledger.degrade(part.at, "thinking", "thinking without this vendor's signature")
+        else:
+            block = BLOCKS.write(part, self.ledger) if self.ledger.is_home else None
+            if block is None:
+                return None
+        place = self.opened[key] = self.next_index
+        self.next_index += 1
+        out: list[Json] = [{"type": "content_block_start", "index": place, "content_block": block}]
+        if isinstance(part, ir.ToolUse) and part.kind == "custom":
+            self.ledger.degrade(part.at, "tool", "free text is streamed as arguments")
+            out += self._delta(key, "input_json_delta", "partial_json", '{"input":"')
+        return out
+
+    def _delta(self, key: Key, kind: str, member: str, value: Json) -> list[Json]:
+        delta = {"type": kind, member: value}
+        return [{"type": "content_block_delta", "index": self.opened[key], "delta": delta}]
+
+    def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
+        if isinstance(part, ir.ToolUse | ir.ServerTool):
+            is_custom = isinstance(part, ir.ToolUse) and part.kind == "custom"
+            text = json_text(text)[1:-1] if is_custom else text
+            return self._delta(key, "input_json_delta", "partial_json", text)
+        if isinstance(part, ir.Thinking):
+            return self._delta(key, "thinking_delta", "thinking", text)
+        return self._delta(key, "text_delta", "text", text)
+
+    def proof(self, key: Key, event: ir.PartDelta, part: ir.Part) -> list[Json] | None:
+        if not self.ledger.is_home:
+            return None
+        if event.field == "citation":
+            return self._delta(key, "citations_delta", "citation", write_citation(event.value, self.ledger))
+        return self._delta(key, "signature_delta", "signature", event.text)
+
+    def close(self, key: Key, part: ir.Part) -> list[Json]:
+        is_custom = isinstance(part, ir.ToolUse) and part.kind == "custom"
+        out = self._delta(key, "input_json_delta", "partial_json", '"}') if is_custom else []
+        return [*out, {"type": "content_block_stop", "index": self.opened[key]}]
+
+    def end(self) -> list[Json]:
+        stopped = self.sum.stops.get(0)
+        delta = {"stop_reason": self.words.get(0), "stop_sequence": None if stopped is None else stopped.sequence}
+        if self.ledger.is_home:
+            delta |= self.sum.notes.get((None, False), {})
+        return [*self.fail_cut(), {"type": "message_delta", "delta": delta, "usage": self._usage()},
+                {"type": "message_stop"}]  # fmt: skip
+
+
+DIALECT: Final = Dialect(
+    NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, options=OPTIONS,
+    read_messages=read_messages, write_messages=write_messages, read_tool=read_tool, write_tool=write_tool,
+    required={"model": "unknown", "max_tokens": MAX_TOKENS_MADE}, finish=_fit_thinking,
+    read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, reply="content",
+    answer_head={"type": "message", "role": "assistant"}, error=StreamWriter.error, error_head=StreamWriter.error_head,
+    answer_required={"id": "msg_translated", "model": "unknown", "stop_reason": STOP_WORDS[None],
+                     "usage": {"input_tokens": 0, "output_tokens": 0}},
+    read_stream=StreamReader, write_stream=StreamWriter, event_name=type_name, limits=LIMITS, places=PLACES,
+    content=frozenset({"messages", "system", "content"}),
+)  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -86,6 +87,7 @@ def arguments_object(call: ir.ToolUse, ledger: Ledger) -> Json:
     return {name: call.input}
 
 
+@cache
 def snake(name: str) -> str:
     """Spell a member's name in snake_case."""
     return _UPPER.sub(lambda match: "_" + match[0].lower(), name)
@@ -249,6 +251,10 @@ class Calls:
         return waiting.pop(0) if waiting else f"{MADE_ID}unknown_{name}"
 
 
+def _made_id(part: ir.Part) -> Calls:
+    return Calls([part.id] if getattr(part, "id_made", False) else ())  # type: ignore[attr-defined]
+
+
 def calls_of(message: ir.Message) -> Calls:
     """Return the made ids of a message, to read it again."""
     return Calls(getattr(part, "id", "") for part in message.parts if getattr(part, "id_made", False))
@@ -285,18 +291,6 @@ def read_content(
     return (), None
 
 
-def is_plain(parts: tuple[ir.Part, ...]) -> bool:
-    """Return whether these parts are one text and nothing beside it, so that a plain string says the same."""
-    if len(parts) != 1 or type(part := parts[0]) is not ir.Text:
-        return False
-    if part.citations or part.cache is not None or part.signature is not None:
-        return False
-    return not any(
-        value not in (None, []) and path[:3] != "../"
-        for entries in part.ext.values() for path, value in entries.items()
-    )  # fmt: skip
-
-
 # Losses of one direction ----------------------------------------------------------------------------------------------
 
 Kin = Mapping[str, Mapping[str, type[Any]]]
@@ -309,12 +303,14 @@ class Ledger:
     Args:
         source: the dialect that the pointers are of.
         target: the dialect that is written; the same as `source` while reading.
+        is_answer: what is written is said by the model, not to it.
     """
 
-    def __init__(self, source: str, target: str, kin: Kin | None = None) -> None:
+    def __init__(self, source: str, target: str, kin: Kin | None = None, *, is_answer: bool = False) -> None:
         self.source = source
         self.target = target
         self.kin = kin or {}
+        self.is_answer = is_answer
         self.is_home: bool = source == target
         self.keeps_raw = True
         """Whether a node that nobody changed is written as it was read, by its own dialect."""
@@ -397,7 +393,7 @@ class Block(msgspec.Struct, frozen=True):
     """One kind of block: a row of a vendor's table, read in both directions."""
 
     kind: str
-    """The vendor's word for it, in `type`."""
+    """The vendor's word for it, in `type`; where blocks have no type, the member that only this kind has."""
     node: type[ir.Part]
     members: Mapping[str, str]
     """Native path → portable field; one that ends with `!` must be there, in both directions."""
@@ -405,7 +401,7 @@ class Block(msgspec.Struct, frozen=True):
     """Portable fields that this kind always has."""
     types: Mapping[str, tuple[type[Any], ...]] = {}
     """Portable field → types of its native value, where it is no text."""
-    read: Callable[[Members, dict[str, Any]], bool] | None = None
+    read: Callable[[Members, dict[str, Any], Calls], bool] | None = None
     """Reads more members into the fields; False when the block is unreadable."""
     write: Callable[[Any, dict[str, Any], Ledger], bool] | None = None
     """Writes more members; False when the target cannot take this part."""
@@ -418,29 +414,50 @@ class Blocks:
 
     Args:
         dialect: names the `ext` of the nodes.
+        text: the kind of block that says plain words.
         cache: member that holds a breakpoint of the prompt cache.
         ttls: times to live that the server takes of other vendors' breakpoints; empty where it takes none.
+        signature: member that any kind of block may have, with the vendor's proof that it made it.
+        typed: blocks say their kind in `type`; else a member tells, in either of two spellings.
+        is_server_tool: tells by its kind whether an unknown block is of a tool that the vendor runs itself.
+        bound: kinds of unknown blocks that point to what the vendor keeps.
     """
 
-    def __init__(self, dialect: str, rows: tuple[Block, ...], *, cache: str = "", ttls: tuple[Any, ...] = ()) -> None:
-        self.dialect = dialect
-        self.cache = cache
-        self.ttls = ttls
+    def __init__(
+        self, dialect: str, rows: tuple[Block, ...], *, text: str = "text", cache: str = "",
+        ttls: tuple[Any, ...] = (), signature: str = "", typed: bool = True,
+        is_server_tool: Callable[[str], bool] = lambda kind: False, bound: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
+        self.dialect, self.text, self.cache, self.ttls = dialect, text, cache, ttls
+        self.signature, self.typed, self.is_server_tool, self.bound = signature, typed, is_server_tool, bound
+        self.rows = rows
         self.by_kind: dict[Any, Block] = {row.kind: row for row in rows}
         self.by_node: dict[type[ir.Part], list[Block]] = {}
         for row in rows:
             self.by_node.setdefault(row.node, []).append(row)
 
-    def read(self, value: Json, at: str) -> ir.Part | None:
-        """Read a block; None when its kind is unknown or a member is missing."""
-        kind = kind_of(value)
-        row = self.by_kind.get(kind)
-        if row is None:
-            return None
-        if kind == "text" and len(value) == 2 and type(value.get("text")) is str:
-            return ir.Text(text=value["text"], at=at, raw=value)
-        members = Members(value, at)
-        del members.rest["type"]
+    def read(self, value: Json, at: str, calls: Calls | None = None) -> ir.Part:
+        """Read a block; one of an unknown kind, or without what it must have, stays native."""
+        if type(value) is dict:
+            is_text = "text" in self.by_kind and (not self.typed or value.get("type") == "text")
+            if is_text and len(value) == 1 + self.typed and type(value.get("text")) is str:
+                return ir.Text(text=value["text"], at=at, raw=value)
+            row = self.by_kind.get(kind_of(value)) if self.typed else None
+            rows = (row,) if row is not None else () if self.typed else self.rows
+            for row in rows:
+                if self.typed or row.kind in value or snake(row.kind) in value:
+                    members = Members(value, at, spell=not self.typed)
+                    if (made := self._made(row, members, at, value, calls or Calls())) is not None:
+                        return made
+        kind = str(kind_of(value)) if self.typed else next(iter(value), "empty part") if type(value) is dict else "part"
+        if self.is_server_tool(kind):
+            name = str(value.get("name") or kind)
+            return ir.ServerTool(dialect=self.dialect, name=name, payload=value, at=at, raw=value)
+        return ir.Opaque(dialect=self.dialect, label=kind, payload=value, at=at, raw=value, bound=kind in self.bound)
+
+    def _made(self, row: Block, members: Members, at: str, value: Json, calls: Calls) -> ir.Part | None:
+        if self.typed:
+            members.rest.pop("type", None)
         fields: dict[str, Any] = dict(row.fixed)
         for path, field in row.members.items():
             found = members.take(path.rstrip("!"), *row.types.get(field, ()))
@@ -451,26 +468,60 @@ class Blocks:
                 fields |= read_url(found)
             else:
                 fields[field] = found
-        if row.read is not None and not row.read(members, fields):
+        if row.read is not None and not row.read(members, fields, calls):
             return None
         if self.cache and (cache := take_cache(members, self.cache)) is not None:
             fields["cache"] = cache
+        if self.signature and (proof := members.take(self.signature)) is not None:
+            fields["signature"] = proof
         made: ir.Part = row.node(**fields, at=at, raw=value, ext=members.ext(self.dialect))
         return made
 
-    def write(self, part: ir.Part, ledger: Ledger) -> dict[str, Any] | None:
-        """Write a block; None when the table has no row for it."""
+    def write(self, part: ir.Part, ledger: Ledger) -> Json:
+        """Write a block: as it came where nobody changed it, else by its row; None where it has none, which is lost."""
+        if is_own_raw(part, ledger):
+            return part.payload  # type: ignore[attr-defined]
+        if unchanged(part, ledger, lambda: self.read(part.raw, part.at, _made_id(part))):
+            return part.raw
+        if type(part) is ir.Text and "text" in self.by_kind and is_bare(part) and not part.ext:
+            return {"type": "text", "text": part.text} if self.typed else {"text": part.text}
         for row in self.by_node.get(type(part), ()):
             if all(getattr(part, name) == value for name, value in row.fixed.items()) and (
                 row.is_written or ledger.is_home
             ):
-                out = self._row(row, part, ledger)
+                out = self._written(row, part, ledger)
                 if out is not None:
                     return out
+        return self.said_as_text(part, ledger)
+
+    def said_as_text(self, part: ir.Part, ledger: Ledger) -> Json:
+        """Write the words of a block that has no row; what has no words is lost."""
+        is_document = isinstance(part, ir.Media) and part.text is not None and not ledger.is_home
+        if is_document or isinstance(part, ir.Refusal):
+            ledger.degrade(part.at, "media" if is_document else "part", "its words are said as a text here")
+            put_ext(part, {}, ledger)
+            return {**({"type": self.text} if self.typed else {}), "text": part.text}  # type: ignore[attr-defined]
+        lose_part(part, ledger)
         return None
 
-    def _row(self, row: Block, part: ir.Part, ledger: Ledger) -> dict[str, Any] | None:
-        out: dict[str, Any] = {"type": row.kind}
+    def write_all(
+        self, parts: Iterable[ir.Part], ledger: Ledger, write: Callable[..., Json] | None = None
+    ) -> list[Json]:
+        """Write blocks; those that the target has no word for are left out."""
+        made = ((part, (write or self.write)(part, ledger)) for part in parts)
+        return [written for part, written in made if written is not None or is_own_raw(part, ledger)]
+
+    def write_content(
+        self, parts: Iterable[ir.Part], flat: bool | None, ledger: Ledger, write: Callable[..., Json] | None = None
+    ) -> Json:
+        """Write a content that may be one text or a list of blocks: the text where it says the same."""
+        made = self.write_all(parts, ledger, write)
+        if flat is not False and len(made) == 1 and type(made[0]) is dict and made[0].keys() == {"type", "text"}:
+            return made[0]["text"]
+        return made
+
+    def _written(self, row: Block, part: ir.Part, ledger: Ledger) -> dict[str, Any] | None:
+        out: dict[str, Any] = {"type": row.kind} if self.typed else {}
         for path, field in row.members.items():
             value = media_url(part) if field == "address" else getattr(part, field)  # type: ignore[arg-type]
             if value is not None:
@@ -482,6 +533,8 @@ class Blocks:
         if self.cache and part.cache is not None and (ledger.is_home or self.ttls):
             fits = ledger.is_home or part.cache.get("ttl") in self.ttls
             out[self.cache] = {"type": "ephemeral", **(part.cache if fits else {})}
+        if self.signature and part.signature is not None and ledger.is_home:
+            out[self.signature] = part.signature
         put_ext(part, out, ledger)
         return out
 
@@ -500,7 +553,35 @@ def is_own_raw(part: ir.Part, ledger: Ledger) -> bool:
     return isinstance(part, ir.Opaque | ir.ServerTool) and part.dialect == ledger.target
 
 
+def is_bare(part: ir.Part) -> bool:
+    """Return whether a block is a text and nothing beside it, so that its words are all that it says."""
+    return type(part) is ir.Text and part.signature is None and part.cache is None and not part.citations
+
+
+CODES: Final[dict[type[Any], tuple[str, str]]] = {
+    ir.Thinking: ("thinking", "the target takes no such thinking"),
+    ir.Media: ("media", "the target takes no media in this form"),
+    ir.ServerTool: ("tool", "a tool that the source runs itself"),
+}
+"""Kind of block → code and sentence where it is missing; any other has no counterpart."""
+
+
+def lose_part(part: ir.Part, ledger: Ledger, reason: str | None = None) -> None:
+    """Report a block that the target has no word for."""
+    code, words = CODES.get(type(part), ("part", f"{type(part).__name__} has no counterpart here"))
+    if isinstance(part, ir.ServerTool):
+        words = f"{part.name} was run by {ledger.source} itself"
+    elif isinstance(part, ir.Opaque):
+        words = f"{part.label} has no counterpart"
+    found = getattr(part, "payload", None) or getattr(part, "text", None) or getattr(part, "data", None)
+    ledger.drop(part.at, code, reason or words, found if found is not None else part.raw)
+    put_ext(part, {}, ledger)
+
+
 # Options by table -----------------------------------------------------------------------------------------------------
+
+Writer = Callable[[Any, dict[str, Any], Ledger, str, ir.Conversation], None]
+"""Writes one option: its value, the request, the losses, where it was read, the conversation."""
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -517,22 +598,27 @@ class Option(msgspec.Struct, frozen=True):
     least: int | None = None
     most: int | None = None
     is_written: bool = True
+    read: Callable[[Members, dict[str, Any], dict[str, str]], None] | None = None
+    """Takes the option, with where it was read, in place of the path."""
+    write: Writer | None = None
+    """Writes the option in place of the path."""
 
 
-def read_options(members: Members, table: Iterable[Option], options: dict[str, Any], places: dict[str, str]) -> None:
-    """Take the options of a table, with where each was read."""
+def read_options(members: Members, table: Iterable[Option]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Take the options of a table; return them and where each was read."""
+    options: dict[str, Any] = {}
+    places: dict[str, str] = {}
     for row in table:
-        if row.name in options:
-            continue
-        place = members.place(row.path)
-        value = members.take(row.path, *row.kinds)
-        if value is None:
-            continue
-        if row.words and value not in row.words:
-            put_back(members, row.path, value)
-            continue
-        options[row.name] = row.words[value] if row.words else value
-        places[row.name] = place
+        if row.read is not None:
+            row.read(members, options, places)
+        elif row.name not in options and row.path:
+            place = members.place(row.path)
+            value = members.take(row.path, *row.kinds)
+            if value is not None and row.words and value not in row.words:
+                put_back(members, row.path, value)
+            elif value is not None:
+                options[row.name], places[row.name] = row.words[value] if row.words else value, place
+    return options, places
 
 
 def put_back(members: Members, path: str, value: Json) -> None:
@@ -544,22 +630,16 @@ def put_back(members: Members, path: str, value: Json) -> None:
         members.rest[members.find(head)] = value
 
 
-Writer = Callable[[Any, dict[str, Any], Ledger, str], None]
-"""Writes one option: its value, the request, the losses, where it was read."""
-
-
-def write_options(
-    conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger, table: Iterable[Option],
-    special: Mapping[str, Writer],
-) -> None:  # fmt: skip
-    """Write each option by its row or its own function; what has neither is a loss."""
+def write_options(conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger, table: Iterable[Option]) -> None:
+    """Write each option by its row; what has none is a loss."""
     rows = {row.name: row for row in reversed(tuple(table)) if row.is_written}
     for name, value in conversation.options.items():
         at = conversation.options_at.get(name, f"/{name}")
-        if name in special:
-            special[name](value, out, ledger, at)
-        elif name in rows:
-            _write_option(rows[name], value, out, ledger, at)
+        row = rows.get(name)
+        if row is not None and row.write is not None:
+            row.write(value, out, ledger, at, conversation)
+        elif row is not None:
+            _write_option(row, value, out, ledger, at)
         elif name == "n":
             ledger.drop(at, "shape" if value == 1 else "candidates", "the target gives one answer", value)
         else:
@@ -567,18 +647,12 @@ def write_options(
 
 
 def _write_option(row: Option, value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if row.words:
-        words = {portable: native for native, portable in row.words.items()}
-        if value not in words:
-            ledger.drop(at, "option_value", f"no such {row.name} here", value)
-            return
-        value = words[value]
-    elif not ledger.is_home:
-        if row.known is not None and value not in row.known:
-            ledger.drop(at, "option_value", f"no such {row.name} here", value)
-            return
-        value = bounded(row, value, ledger, at)
-    put(out, row.path, value)
+    words = {portable: native for native, portable in row.words.items()}
+    is_known = value in words if words else ledger.is_home or row.known is None or value in row.known
+    if not is_known:
+        ledger.drop(at, "option_value", f"no such {row.name} here", value)
+        return
+    put(out, row.path, words[value] if words else value if ledger.is_home else bounded(row, value, ledger, at))
 
 
 def bounded(row: Option, value: Any, ledger: Ledger, at: str) -> Any:
@@ -599,49 +673,86 @@ EFFORT_BUDGETS: Final[dict[str, int]] = {
 """Words for thinking and tokens for it, for vendors who know only one of both. The vendors publish no such table;
 these are the budgets that their own agents set for words of this kind."""
 
-FORMAT_MEMBERS: Final = ("name", "schema", "strict", "description")
-"""What OpenAI's dialects say of a schema that an answer has to fit."""
-
 FREE_TEXT: Final[dict[str, Json]] = {
     "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],
 }  # fmt: skip
 """The schema of a tool that takes free text, where tools take only objects."""
 
 
-def effort_of(budget: int) -> str:
-    """Return the least effort whose budget is enough."""
-    if budget < 0:
-        return "medium"
-    return next((word for word, tokens in EFFORT_BUDGETS.items() if tokens >= budget), "max")
+def effort_writer(path: str) -> Writer:
+    """Return what writes a budget for thinking as a word at a path, for vendors who know only words."""
+
+    def write(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+        if "reasoning_effort" in conversation.options:
+            ledger.drop(at, "option", "the target has the effort in words only", value)
+            return
+        fit = (word for word, tokens in EFFORT_BUDGETS.items() if tokens >= value)
+        word = next(fit, "max") if value >= 0 else "medium"
+        put(out, path, word)
+        ledger.degrade(at, "option_value", f"tokens for thinking became the word {word}", value)
+
+    return write
 
 
 # Counters and tools by table ------------------------------------------------------------------------------------------
 
 
-def read_counters(value: dict[str, Any], at: str, dialect: str, table: Mapping[str, str]) -> ir.Usage:
-    """Read token counters by a table of native path → field; a total that adds up says nothing of its own."""
-    members = Members(value, at)
-    fields = {field: members.take(path, int) for path, field in table.items()}
-    members.skip("total_tokens", (fields.get("input") or 0) + (fields["output"] or 0))
-    return ir.Usage(**fields, at=at, ext=members.ext(dialect), raw=value)
+class Counters(msgspec.Struct, frozen=True):
+    """A vendor's token counters, read in both directions; the one rule of `ir.Usage` holds between."""
 
+    table: Mapping[str, str]
+    """Native path → field."""
+    total: str = "total_tokens"
+    """The sum, which says nothing of its own where it adds up; empty where the vendor has none."""
+    writes_total: bool = True
+    needed: tuple[str, ...] = ()
+    """Fields that another vendor's answer must say; one that nobody said is 0."""
+    apart: Mapping[str, tuple[str, ...]] = {}
+    """Field → fields that this vendor counts beside it and not in it."""
+    also: Mapping[str, str] = {}
+    """Field → where some servers say it instead."""
+    beside_input: str = ""
+    """Member, left to the vendor, that counts more of what was sent."""
+    spell: bool = False
 
-def write_counters(
-    usage: ir.Usage, ledger: Ledger, table: Mapping[str, str], needed: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """Write token counters by the same table.
+    def read(self, value: dict[str, Any], at: str, dialect: str) -> ir.Usage:
+        """Read token counters."""
+        members = Members(value, at, spell=self.spell)
+        fields = {field: members.take(path, int) for path, field in self.table.items()}
+        for field, path in self.also.items():
+            fields[field] = members.take(path, int) if fields[field] is None else fields[field]
+        beside = self._beside(members.rest)
+        for field, parts in self.apart.items():
+            more = [fields[part] for part in parts if fields[part] is not None]
+            if fields[field] is not None or (field == "output" and more):
+                fields[field] = (fields[field] or 0) + sum(more)
+        if beside:
+            fields["input"] = (fields["input"] or 0) + beside
+        if self.total:
+            members.skip(self.total, (fields.get("input") or 0) + (fields["output"] or 0))
+        return ir.Usage(**fields, at=at, ext=members.ext(dialect), raw=value)
 
-    Args:
-        needed: fields that another vendor's answer must say; one that nobody said is 0.
-    """
-    out: dict[str, Any] = {}
-    for path, field in table.items():
-        value = getattr(usage, field)
-        value = 0 if value is None and field in needed and not ledger.is_home else value
-        if value is not None:
-            put(out, path, value)
-    put_ext(usage, out, ledger)
-    return out
+    def _beside(self, rest: Mapping[str, Any]) -> int:
+        found = rest.get(self.beside_input, rest.get(snake(self.beside_input), 0)) if self.beside_input else 0
+        return found if type(found) is int else 0
+
+    def write(self, usage: ir.Usage, ledger: Ledger) -> dict[str, Any]:
+        """Write token counters."""
+        out: dict[str, Any] = {}
+        beside = self._beside(usage.ext.get(ledger.target, {})) if ledger.is_home else 0
+        for path, field in self.table.items():
+            value = getattr(usage, field)
+            apart = sum(getattr(usage, part) or 0 for part in self.apart.get(field, ()))
+            apart += beside if field == "input" else 0
+            if value is not None and apart:
+                value = value - apart if ledger.is_home else max(0, value - apart)
+            value = 0 if value is None and field in self.needed and not ledger.is_home else value
+            if value is not None:
+                put(out, path, value)
+        put_ext(usage, out, ledger)
+        if self.total and self.writes_total:
+            out.setdefault(self.total, (usage.input or 0) + (usage.output or 0))
+        return out
 
 
 def read_tool(
@@ -658,6 +769,16 @@ def read_tool(
     return ir.ToolSpec(**fields, kind=kind, cache=found, at=at, ext=members.ext(dialect), raw=value)
 
 
+def server_tool(tool: Json, at: str, payload: Json = None) -> ir.ToolSpec:
+    """Read a tool that its vendor runs itself, or that nobody can read.
+
+    Args:
+        payload: the whole definition, where `tool` is only the member of it that has a name.
+    """
+    said = tool.get("name") or tool.get("type") or next(iter(tool), "empty") if type(tool) is dict else "unreadable"
+    return ir.ToolSpec(name=str(said), kind="server", payload=tool if payload is None else payload, at=at)
+
+
 def write_tool(tool: ir.ToolSpec, out: dict[str, Any], ledger: Ledger, paths: Mapping[str, str]) -> dict[str, Any]:
     """Write the definition of a function by the same table."""
     for field, path in paths.items():
@@ -667,16 +788,11 @@ def write_tool(tool: ir.ToolSpec, out: dict[str, Any], ledger: Ledger, paths: Ma
     return out
 
 
-def take_tools(members: Members, read: Callable[[Json, str], ir.ToolSpec]) -> tuple[ir.ToolSpec, ...]:
-    """Take the tool definitions of a request; an empty list stays, so that it is written again."""
-    found = members.take("tools", list) or () if members.rest.get("tools") else ()
-    return tuple(read(tool, f"/tools/{place}") for place, tool in enumerate(found))
-
-
-def take_usage(members: Members, read: Callable[[dict[str, Any], str], ir.Usage]) -> ir.Usage | None:
-    """Take the counters of an answer."""
-    found = members.take("usage", dict)
-    return None if found is None else read(found, f"{members.at}/usage")
+def read_citation(raw: dict[str, Any], at: str, dialect: str, table: Mapping[str, str]) -> ir.Citation:
+    """Read where a text is from by a table of native path → field."""
+    members = Members(raw, at)
+    fields = {field: members.take(path, int if field in ("start", "end") else str) for path, field in table.items()}
+    return ir.Citation(**{**fields, "kind": fields["kind"] or ""}, at=at, ext=members.ext(dialect), raw=raw)
 
 
 def read_citations(

@@ -1,7 +1,8 @@
 """OpenAI's Responses, which its agent Codex speaks (platform.openai.com, read November 2026).
 
 A request and an answer are lists of items: messages, calls, results, reasoning. The assistant's items in a row are one
-message here; what was read belongs to the item. Streams are in `codex_stream`.
+message here; what was read belongs to the item. In streams items begin and end, and their contents in them; the last
+event repeats the whole answer and is the better truth, because gateways leave out indices, starts and ends.
 """
 
 from __future__ import annotations
@@ -15,34 +16,32 @@ from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import codec
-from backplane.dialects.chat import TOOL, form_of, form_words, read_audio, read_choice, write_metadata
+from backplane.dialects.chat import CHOICE, ERROR, METADATA, TOOL, form_of, form_words, read_audio
 from backplane.dialects.codec import (
     EFFORT_BUDGETS,
     NUMBER,
     Block,
     Blocks,
     Calls,
+    Counters,
     Ledger,
     Members,
     Option,
-    Writer,
     arguments_text,
-    effort_of,
-    is_own_raw,
-    is_plain,
+    effort_writer,
     item_of,
     kind_of,
+    lose_part,
     put_ext,
     read_arguments,
     read_content,
-    read_options,
     unchanged,
-    write_options,
 )
 from backplane.dialects.limits import Limits, Spelling
-from backplane.dialects.losses import address_citation, chosen_kind, lose_part, require, result_text
-from backplane.dialects.outcome import OPENAI_ERROR, Endings, failed_answer, failed_body
-from backplane.dialects.vendor import Dialect, type_name, write_tools
+from backplane.dialects.losses import address_citation, result_text
+from backplane.dialects.outcome import Endings
+from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure, text_of
+from backplane.dialects.vendor import Dialect, type_name
 
 NAME: Final = "codex"
 
@@ -82,31 +81,6 @@ STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
 
 ENDINGS: Final = Endings(STOPS, STOP_WORDS, frozenset({"in_progress", "queued"}))
 
-OPTIONS: Final = (
-    Option("max_output_tokens", "max_tokens", (int,), least=16),
-    Option("temperature", "temperature", NUMBER, least=0, most=2),
-    Option("top_p", "top_p", NUMBER),
-    Option("top_logprobs", "top_logprobs", (int,), least=0, most=20),
-    Option("stream", "stream", (bool,)),
-    Option("parallel_tool_calls", "parallel_tool_calls", (bool,)),
-    Option("user", "user"),
-    Option("metadata", "metadata", (dict,)),
-    Option("service_tier", "service_tier", known=frozenset({"auto", "default", "flex", "scale", "priority"})),
-    Option("reasoning/effort", "reasoning_effort", known=frozenset(EFFORT_BUDGETS)),
-    Option("text/verbosity", "verbosity", known=frozenset({"low", "medium", "high"})),
-)
-
-USAGE: Final = {
-    "input_tokens": "input", "output_tokens": "output", "input_tokens_details/cached_tokens": "cache_read",
-    "input_tokens_details/cache_write_tokens": "cache_write", "output_tokens_details/reasoning_tokens": "reasoning",
-}  # fmt: skip
-PLACES: Final = {
-    **{row.name: row.path.partition("/")[0] for row in OPTIONS}, **{field: path for path, field in USAGE.items()},
-    "id": "id", "model": "model", "created": "created_at", "usage": "usage", "response_format": "text",
-    "stop_detail": "incomplete_details", "system": "instructions", "tool_choice": "tool_choice",
-    "reasoning_budget": "reasoning",
-    "signature": "encrypted_content", "detail": "detail",
-}  # fmt: skip
 LIMITS: Final = Limits(call_id=Spelling(most=64), tool_name=Spelling("[a-zA-Z0-9_-]", 64))
 """platform.openai.com, responses/create: names of tools and lengths of ids, read 2026-11."""
 
@@ -114,19 +88,18 @@ LIMITS: Final = Limits(call_id=Spelling(most=64), tool_name=Spelling("[a-zA-Z0-9
 # Blocks of a content list ---------------------------------------------------------------------------------------------
 
 
-def _read_annotations(members: Members, fields: dict[str, Any]) -> bool:
+def _read_annotations(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     return codec.read_citations("annotations", read_citation, members, fields)
+
+
+CITATION: Final = {"type": "kind", "url": "url", "title": "title", "start_index": "start", "end_index": "end"}
+"""Member → field."""
 
 
 def read_citation(raw: dict[str, Any], at: str) -> ir.Citation:
     """Read where a text is from."""
-    members = Members(raw, at)
-    kind = members.take("type") or ""
-    return ir.Citation(
-        kind="url" if kind == "url_citation" else kind, url=members.take("url"), title=members.take("title"),
-        start=members.take("start_index", int), end=members.take("end_index", int), at=at, ext=members.ext(NAME),
-        raw=raw,
-    )  # fmt: skip
+    read = codec.read_citation(raw, at, NAME, CITATION)
+    return msgspec.structs.replace(read, kind="url") if read.kind == "url_citation" else read
 
 
 def write_citations(part: ir.Text, ledger: Ledger) -> list[Json]:
@@ -141,14 +114,14 @@ def write_citations(part: ir.Text, ledger: Ledger) -> list[Json]:
     return out
 
 
-def _is_one(members: Members, fields: dict[str, Any]) -> bool:
+def _is_one(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     return sum(fields.get(name) is not None for name in ("url", "data", "file_id")) == 1
 
 
-def _read_file(members: Members, fields: dict[str, Any]) -> bool:
+def _read_file(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     data = fields.pop("text", None)
     fields |= {} if data is None else read_data(data)
-    return _is_one(members, fields)
+    return _is_one(members, fields, calls)
 
 
 def read_data(data: str) -> dict[str, Any]:
@@ -192,55 +165,115 @@ BLOCKS: Final = Blocks(NAME, (
           {"kind": "document"}, read=_read_file, write=_write_file),
     Block("input_audio", ir.Media, {"input_audio/data!": "data", "input_audio/format!": "media_type"},
           {"kind": "audio"}, read=read_audio, write=_write_audio),
-))  # fmt: skip
+), text="input_text")  # fmt: skip
 
 
-def read_part(value: Json, at: str) -> ir.Part:
-    """Read one member of a content list."""
-    return BLOCKS.read(value, at) or ir.Opaque(dialect=NAME, label=str(kind_of(value)), payload=value, at=at, raw=value)
+def write_part(part: ir.Part, ledger: Ledger) -> Json:
+    """Write one member of a content list that is said to the model."""
+    return _write_text(part, ledger, "input_text")
 
 
-def write_part(part: ir.Part, ledger: Ledger, *, is_said: bool = False, is_made: bool = False) -> Json:
-    """Write one member of a content list, None where the target has no word for it.
-
-    Args:
-        is_said: of the assistant, whose texts are `output_text`.
-        is_made: written for the first time, so with every member that the vendor's type requires.
-    """
-    if is_own_raw(part, ledger):
-        return part.payload  # type: ignore[attr-defined]
-    if unchanged(part, ledger, lambda: read_part(part.raw, part.at)):
-        return part.raw
-    if isinstance(part, ir.Text):
-        kind = kind_of(part.raw) if ledger.is_home else None
-        out: dict[str, Any] = {"type": kind or ("output_text" if is_said else "input_text"), "text": part.text}
-        annotations = write_citations(part, ledger)
-        if annotations or (is_said and is_made):
-            out["annotations"] = annotations
-        put_ext(part, out, ledger)
-        return out
-    if isinstance(part, ir.Media) and not ledger.is_home:
-        if part.text is not None:
-            ledger.degrade(part.at, "media", "a document of plain text became a text")
-            return {"type": "input_text", "text": part.text}
-        if is_said:
-            lose_part(part, ledger)
-            return None
-    found = BLOCKS.write(part, ledger)
-    if found is None:
+def write_said(part: ir.Part, ledger: Ledger) -> Json:
+    """Write one member of a content list that the model says."""
+    if isinstance(part, ir.Media) and part.text is None and not ledger.is_home:
         lose_part(part, ledger)
-    return found
+        return None
+    return _write_text(part, ledger, "output_text")
 
 
-def write_content(
-    parts: tuple[ir.Part, ...], ledger: Ledger, *, is_said: bool = False, is_made: bool = False
-) -> list[Json]:
-    """Write a content list."""
-    made = ((part, write_part(part, ledger, is_said=is_said, is_made=is_made)) for part in parts)
-    return [written for part, written in made if written is not None or is_own_raw(part, ledger)]
+def _write_text(part: ir.Part, ledger: Ledger, kind: str) -> Json:
+    if not isinstance(part, ir.Text) or unchanged(part, ledger, lambda: BLOCKS.read(part.raw, part.at)):
+        return BLOCKS.write(part, ledger)
+    kind = (kind_of(part.raw) if ledger.is_home else None) or kind
+    out: dict[str, Any] = {"type": kind, "text": part.text}
+    if annotations := write_citations(part, ledger):
+        out["annotations"] = annotations
+    put_ext(part, out, ledger)
+    return out
 
 
-# Items, read ----------------------------------------------------------------------------------------------------------
+# Items ----------------------------------------------------------------------------------------------------------------
+
+
+def _read_call(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+    text = fields.get("text") or ""
+    fields["input"] = read_arguments(text) if fields["kind"] == "function" else text
+    return True
+
+
+def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: Ledger) -> bool:
+    out["arguments" if part.kind == "function" else "input"] = arguments_text(part)
+    if ledger.is_answer and not ledger.is_home:
+        out |= {"id": f"fc_{_word(part)}", "status": "incomplete" if part.is_cut else "completed"}
+    return True
+
+
+def _read_result(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+    fields["content"], fields["flat"] = read_content(members, "output", BLOCKS.read)
+    return True
+
+
+def _write_result(part: ir.ToolResult, out: dict[str, Any], ledger: Ledger) -> bool:
+    is_text = len(part.content) <= 1 and all(isinstance(inner, ir.Text) for inner in part.content)
+    is_list = part.flat is False and (ledger.is_home or not is_text)
+    if is_list or any(isinstance(inner, ir.Media) and inner.text is None for inner in part.content):
+        out["output"] = BLOCKS.write_all(part.content, ledger, write_part)
+    else:
+        out["output"] = result_text(part, ledger)
+    return True
+
+
+def _read_reasoning(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+    """Read thinking: its summary where there is one, else its text; the proof is what is encrypted."""
+    fields["text"] = ""
+    for key, name in (("summary", "summary_text"), ("content", "reasoning_text")):
+        texts = _texts(members.rest.get(key), name)
+        if any(texts) and "field" not in fields:
+            fields |= {"text": "\n\n".join(texts), "field": key}
+            del members.rest[key]
+    return True
+
+
+def _texts(value: Json, kind: str) -> list[str]:
+    """Return the texts of a list that holds nothing else."""
+    if type(value) is not list or not all(
+        kind_of(part) == kind and set(part) == {"type", "text"} and type(part["text"]) is str for part in value
+    ):
+        return []
+    return [part["text"] for part in value]
+
+
+def _write_reasoning(part: ir.Thinking, out: dict[str, Any], ledger: Ledger) -> bool:
+    if part.redacted is not None or not (ledger.is_answer or ledger.is_home):
+        return False  # without the vendor's own proof it would be looked for among what it keeps
+    key = part.field if ledger.is_home and part.field == "content" else "summary"
+    kind = "summary_text" if key == "summary" else "reasoning_text"
+    out[key] = [{"type": kind, "text": part.text}] if part.text else []
+    if not ledger.is_home:
+        ledger.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")
+        out.pop("encrypted_content", None)
+        out["id"] = f"rs_{_word(part)}"
+    return True
+
+
+def _word(part: ir.Part) -> str:
+    """Make an id of a block's place and text: one of its own for every item of a document."""
+    text = f"{part.at} {getattr(part, 'text', '')}"
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
+
+
+ITEMS: Final = Blocks(NAME, (
+    Block("function_call", ir.ToolUse, {"call_id!": "id", "name!": "name", "arguments": "text"}, {"kind": "function"},
+          read=_read_call, write=_write_call),
+    Block("custom_tool_call", ir.ToolUse, {"call_id!": "id", "name!": "name", "input": "text"}, {"kind": "custom"},
+          read=_read_call, write=_write_call),
+    Block("function_call_output", ir.ToolResult, {"call_id!": "id"}, {"kind": "function"}, read=_read_result,
+          write=_write_result),
+    Block("custom_tool_call_output", ir.ToolResult, {"call_id!": "id"}, {"kind": "custom"}, read=_read_result,
+          write=_write_result),
+    Block("reasoning", ir.Thinking, {"encrypted_content": "signature"}, read=_read_reasoning, write=_write_reasoning),
+), bound=BOUND, is_server_tool=lambda kind: kind.endswith(
+    ("_call", "_call_output", "_output", "mcp_list_tools", "program")))  # fmt: skip
 
 
 def read_items(items: list[Json], base: str, start: int = 0, *, is_answer: bool = False) -> list[ir.Message]:
@@ -249,31 +282,24 @@ def read_items(items: list[Json], base: str, start: int = 0, *, is_answer: bool 
     Args:
         start: place of the first item in its list.
     """
-    out: list[ir.Message] = []
-    turn: list[ir.Part] = []
-    raw: list[Json] = []
-
-    def flush() -> None:
-        if raw or (is_answer and not out):
-            at = f"{base}/{start + len(out_items) - len(raw)}" if raw else base
-            out.append(ir.Message(role="assistant", parts=tuple(turn), flat=_flat_of(raw), at=at, raw=[*raw]))
-            turn.clear()
-            raw.clear()
-
-    out_items: list[Json] = []
-    for place, item in enumerate(items):
-        found = read_item(item, f"{base}/{start + place}", is_answer=is_answer)
+    turns: list[ir.Message | tuple[str, list[ir.Part], list[Json]]] = []
+    for place, item in enumerate(items, start):
+        found = read_item(item, f"{base}/{place}", is_answer=is_answer)
         if isinstance(found, ir.Message):
-            if turn:
-                flush()
-            out.append(found)
-        else:
-            turn += found
-            raw.append(item)
-        out_items.append(item)
-    if turn or is_answer:
-        flush()
-    return out
+            turns.append(found)
+            continue
+        if not turns or isinstance(turns[-1], ir.Message):
+            turns.append((f"{base}/{place}", [], []))
+        _, parts, raw = turns[-1]  # type: ignore[misc]
+        parts += found
+        raw.append(item)
+    if is_answer and not turns:
+        turns.append((base, [], []))
+    return [
+        turn if isinstance(turn, ir.Message) else ir.Message(
+            role="assistant", parts=tuple(turn[1]), flat=_flat_of(turn[2]), at=turn[0], raw=turn[2])
+        for turn in turns
+    ]  # fmt: skip
 
 
 def _flat_of(items: list[Json]) -> bool | None:
@@ -290,18 +316,8 @@ def read_item(item: Json, at: str, *, is_answer: bool = False) -> ir.Message | l
         if message.role != "assistant" and is_answer:
             return [ir.Opaque(dialect=NAME, label=f"item of {message.role}", payload=item, at=at, raw=item)]
         return list(message.parts) if message.role == "assistant" else message
-    if kind in ITEM_READERS:
-        members = Members(item, at)
-        del members.rest["type"]
-        made: ir.Part | None = ITEM_READERS[kind](members, {"at": at, "raw": item}, kind)
-        if made is not None:
-            made = msgspec.structs.replace(made, ext=members.ext(NAME))
-            return (
-                ir.Message(role="tool", parts=(made,), at=at, raw=[item]) if isinstance(made, ir.ToolResult) else [made]
-            )
-    if type(kind) is str and kind.endswith(("_call", "_call_output", "_output", "mcp_list_tools", "program")):
-        return [ir.ServerTool(dialect=NAME, name=str(item.get("name", kind)), payload=item, at=at, raw=item)]
-    return [ir.Opaque(dialect=NAME, label=str(kind), payload=item, at=at, bound=kind in BOUND, raw=item)]
+    part = ITEMS.read(item, at)
+    return ir.Message(role="tool", parts=(part,), at=at, raw=[item]) if isinstance(part, ir.ToolResult) else [part]
 
 
 def _read_message(item: dict[str, Any], at: str) -> ir.Message:
@@ -310,7 +326,7 @@ def _read_message(item: dict[str, Any], at: str) -> ir.Message:
     native_role = members.take("role") or ""
     members.skip("type", "message")
     role = ROLES.get(native_role, "user")
-    parts, flat = read_content(members, "content", read_part)
+    parts, flat = read_content(members, "content", BLOCKS.read)
     if role != "assistant":
         ext = members.ext(NAME)
         return ir.Message(role=role, parts=parts, native_role=native_role, flat=flat, at=at, ext=ext, raw=[item])
@@ -322,65 +338,14 @@ def _read_message(item: dict[str, Any], at: str) -> ir.Message:
     return ir.Message(role=role, parts=parts, at=at)
 
 
-def _read_call(members: Members, fields: dict[str, Any], kind: str) -> ir.Part | None:
-    key = "arguments" if kind == "function_call" else "input"
-    name, call_id = members.take("name"), members.take("call_id")
-    if name is None or call_id is None:
-        return None
-    text = members.take(key)
-    value: Json = read_arguments(text or "") if key == "arguments" else text or ""
-    tool: Any = "function" if key == "arguments" else "custom"
-    return ir.ToolUse(id=call_id, name=name, input=value, text=text, kind=tool, **fields)
-
-
-def _read_result(members: Members, fields: dict[str, Any], kind: str) -> ir.Part | None:
-    call_id = members.take("call_id")
-    if call_id is None:
-        return None
-    content, flat = read_content(members, "output", read_part)
-    tool: Any = "function" if kind == "function_call_output" else "custom"
-    return ir.ToolResult(id=call_id, content=content, flat=flat, kind=tool, **fields)
-
-
-def _read_reasoning(members: Members, fields: dict[str, Any], kind: str) -> ir.Part | None:
-    """Read thinking: its summary where there is one, else its text; the proof is what is encrypted."""
-    text, field = "", None
-    for key, name in (("summary", "summary_text"), ("content", "reasoning_text")):
-        texts = _texts(members.rest.get(key), name)
-        if texts and any(texts) and field is None:
-            text, field = "\n\n".join(texts), key
-            del members.rest[key]
-    return ir.Thinking(text=text, field=field, signature=members.take("encrypted_content"), **fields)
-
-
-def _texts(value: Json, kind: str) -> list[str] | None:
-    """Return the texts of a list that holds nothing else."""
-    if type(value) is not list or not all(
-        kind_of(part) == kind and set(part) == {"type", "text"} and type(part["text"]) is str for part in value
-    ):
-        return None
-    return [part["text"] for part in value]
-
-
-ITEM_READERS: Final[dict[Any, Any]] = {
-    "function_call": _read_call, "custom_tool_call": _read_call, "function_call_output": _read_result,
-    "custom_tool_call_output": _read_result, "reasoning": _read_reasoning,
-}  # fmt: skip
-
-
-# Items, written -------------------------------------------------------------------------------------------------------
-
-
 def write_items(messages: tuple[ir.Message, ...], ledger: Ledger) -> list[Json]:
     """Write messages as items."""
     out: list[Json] = []
     for message in messages:
         if unchanged(message, ledger, lambda: _again(message)):  # noqa: B023
             out += message.raw
-        elif message.role == "assistant":
-            out += write_turn(message, ledger)
         else:
-            out += _write_message(message, ledger)
+            out += write_turn(message, ledger) if message.role == "assistant" else _write_message(message, ledger)
     return out
 
 
@@ -393,217 +358,128 @@ def _again(message: ir.Message) -> ir.Message | None:
 
 def _write_message(message: ir.Message, ledger: Ledger) -> list[Json]:
     results = [part for part in message.parts if isinstance(part, ir.ToolResult)]
-    others = tuple(part for part in message.parts if not isinstance(part, ir.ToolResult))
+    others = [part for part in message.parts if not isinstance(part, ir.ToolResult)]
     if results and others and not isinstance(message.parts[0], ir.ToolResult):
         ledger.degrade(message.at, "order", "results come before the rest of their message")
-    out: list[Json] = [_write_result(result, ledger) for result in results]
+    out = ITEMS.write_all(results, ledger)
     if results and not others:
         put_ext(message, out[0], ledger)
         return out
     native, role = message.native_role, "user" if message.role == "tool" else message.role
     is_own = native is not None and (ROLES.get(native) == message.role or (ledger.is_home and native not in ROLES))
-    made: dict[str, Any] = {"type": "message", "role": native if is_own and not results else role}
-    if message.flat is not False and (not others or is_plain(others)):
-        made["content"] = others[0].text if others else ""  # type: ignore[attr-defined]
-        for part in others:
-            put_ext(part, {}, ledger)
-    else:
-        made["content"] = write_content(others, ledger) or ([] if ledger.is_home else "")
+    content = BLOCKS.write_content(others, message.flat, ledger, write_part)
+    if content == [] and (message.flat is not False or not ledger.is_home):
+        content = ""
+    made: dict[str, Any] = {"type": "message", "role": native if is_own and not results else role, "content": content}
     put_ext(message, made, ledger)
     return [*out, made]
 
 
-def write_turn(message: ir.Message, ledger: Ledger, *, is_answer: bool = False) -> list[Json]:
-    """Write the items of an assistant's turn."""
+def write_turn(message: ir.Message, ledger: Ledger) -> list[Json]:
+    """Write the items of an assistant's turn; blocks that were said in a row are one message."""
     out: list[Json] = []
     said: list[ir.Part] = []
-
-    def flush() -> None:
-        if said:
-            out.extend(_write_said(tuple(said), message, ledger, len(out), is_answer=is_answer))
-            said.clear()
-
-    for part in message.parts:
-        if isinstance(part, ir.Text | ir.Refusal | ir.Media) or (
+    for part in (*message.parts, None):
+        is_said = isinstance(part, ir.Text | ir.Refusal | ir.Media) or (
             isinstance(part, ir.Opaque) and "/content/" in part.at
-        ):
-            if said and ledger.is_home and item_of(said[0].at) != item_of(part.at):
-                flush()
-            said.append(part)
-            continue
-        flush()
-        made = _write_own(part, ledger, len(out), is_answer=is_answer)
-        if made is not None or is_own_raw(part, ledger):
-            out.append(made)
-    flush()
+        )
+        if said and not (is_said and (not ledger.is_home or item_of(said[0].at) == item_of(part.at))):  # type: ignore[union-attr]
+            out += _write_said(said, message, ledger)
+            said = []
+        if is_said:
+            said.append(part)  # type: ignore[arg-type]
+        elif part is not None:
+            out += ITEMS.write_all((part,), ledger)
     put_ext(message, {}, ledger)
     return out
 
 
-def _write_said(
-    parts: tuple[ir.Part, ...], message: ir.Message, ledger: Ledger, place: int, *, is_answer: bool
-) -> list[dict[str, Any]]:
-    out: dict[str, Any] = {"type": "message", "role": "assistant"}
-    is_made = not ledger.is_home or message.flat is None  # a message that was read says how it was written
-    if not is_answer and message.flat is not False and is_plain(parts):
-        out["content"] = parts[0].text  # type: ignore[attr-defined]
-        put_ext(parts[0], {}, ledger)
-    else:
-        out["content"] = write_content(parts, ledger, is_said=True, is_made=is_made)
-        if is_made:
-            out |= {"id": f"msg_{place if is_answer else _word(parts[0])}", "status": "completed"}
+def _write_said(parts: list[ir.Part], message: ir.Message, ledger: Ledger) -> list[Json]:
+    content = BLOCKS.write_content(parts, False if ledger.is_answer else message.flat, ledger, write_said)
+    out: dict[str, Any] = {"type": "message", "role": "assistant", "content": content}
+    # A message that was read says how it was written; any other has every member that the vendor's type requires.
+    if type(content) is list and (not ledger.is_home or message.flat is None):
+        out["content"] = [
+            {**block, "annotations": block.get("annotations", [])} if kind_of(block) == "output_text" else block
+            for block in content
+        ]
+        out |= {"id": f"msg_{_word(parts[0])}", "status": "completed"}
     if ledger.is_home:
         mine = parts[0].ext.get(NAME, {})
         out |= {path[3:]: value for path, value in mine.items() if path[:3] == "../" and path[3:] not in out}
     return [out] if out["content"] or out["content"] == "" or ledger.is_home else []
 
 
-def _word(part: ir.Part) -> str:
-    """Make an id of a block's place and text: one of its own for every message of a request."""
-    text = f"{part.at} {getattr(part, 'text', '')}"
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
-
-
-def _write_own(part: ir.Part, ledger: Ledger, place: int, *, is_answer: bool) -> Json:
-    """Write a part that is an item of its own."""
-    if is_own_raw(part, ledger):
-        return part.payload  # type: ignore[attr-defined]
-    if unchanged(part, ledger, lambda: next(iter(read_item(part.raw, part.at)), None)):  # type: ignore[arg-type]
-        return part.raw
-    out: dict[str, Any] | None = None
-    if isinstance(part, ir.ToolUse):
-        kind, key = ("function_call", "arguments") if part.kind == "function" else ("custom_tool_call", "input")
-        out = {"type": kind, "call_id": part.id, "name": part.name, key: arguments_text(part)}
-        if is_answer and not ledger.is_home:
-            out |= {"id": f"fc_{place}", "status": "incomplete" if part.is_cut else "completed"}
-    elif isinstance(part, ir.Thinking) and part.redacted is None and (is_answer or ledger.is_home):
-        out = _write_reasoning(part, ledger, place)
-    if out is None:
-        # Thinking without the vendor's own proof would be looked for among what it keeps.
-        lose_part(part, ledger)
-    else:
-        put_ext(part, out, ledger)
-    return out
-
-
-def _write_reasoning(part: ir.Thinking, ledger: Ledger, place: int) -> dict[str, Any]:
-    key = part.field if ledger.is_home and part.field == "content" else "summary"
-    kind = "summary_text" if key == "summary" else "reasoning_text"
-    out: dict[str, Any] = {"type": "reasoning", key: [{"type": kind, "text": part.text}] if part.text else []}
-    if not ledger.is_home:
-        ledger.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")
-        out["id"] = f"rs_{place}"
-    elif part.signature is not None:
-        out["encrypted_content"] = part.signature
-    return out
-
-
-def _write_result(part: ir.ToolResult, ledger: Ledger) -> dict[str, Any]:
-    kind = "function_call_output" if part.kind == "function" else "custom_tool_call_output"
-    out: dict[str, Any] = {"type": kind, "call_id": part.id}
-    is_text = len(part.content) <= 1 and all(isinstance(inner, ir.Text) for inner in part.content)
-    if part.flat is False and (ledger.is_home or not is_text):
-        out["output"] = write_content(part.content, ledger)
-    else:
-        media = [inner for inner in part.content if isinstance(inner, ir.Media) and inner.text is None]
-        out["output"] = write_content(part.content, ledger) if media else result_text(part, ledger)
-        for inner in () if media else part.content:
-            put_ext(inner, {}, ledger)
-    put_ext(part, out, ledger)
-    return out
-
-
 # Requests -------------------------------------------------------------------------------------------------------------
 
 
-def read_request(request: Json, ledger: Ledger, calls: Calls) -> ir.Conversation:
-    """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-    members = Members(request, "")
+def read_messages(members: Members, calls: Calls) -> list[ir.Message]:
+    """Take the instructions and the items of a request."""
     messages: list[ir.Message] = []
-    for name, role in (("instructions", "system"), ("input", "user")):
+    roles: tuple[tuple[str, ir.Role], ...] = (("instructions", "system"), ("input", "user"))
+    for name, role in roles:
         if (text := members.take(name)) is not None:
             part = ir.Text(text=text, at=f"/{name}")
-            messages.append(ir.Message(role=role, parts=(part,), flat=True, at=f"/{name}"))  # type: ignore[arg-type]
+            messages.append(ir.Message(role=role, parts=(part,), flat=True, at=f"/{name}"))
     is_read = "/input" in (message.at for message in messages)
     is_elsewhere = not {"prompt", "conversation", "previous_response_id"}.isdisjoint(members.rest)
     if "input" in members.rest or not (is_read or is_elsewhere):
         messages += read_items(members.need("input"), "/input")
-    options: dict[str, Any] = {}
-    places: dict[str, str] = {}
-    read_options(members, OPTIONS, options, places)
-    read_choice(members, options, places)
-    text = (members.below or {}).get("text") or (members.inner("text") if "text" in members.rest else None)
+    return messages
+
+
+def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger) -> None:
+    """Write the instructions and the items."""
+    messages = conversation.messages
+    native = (None,) if ledger.is_home else (None, "system")
+    first = messages[0] if messages else None
+    if first is not None and first.role == "system" and first.name is None and first.native_role in native:
+        content = BLOCKS.write_content(first.parts, first.flat, ledger, write_part)
+        if type(content) is str:
+            out["instructions"] = content
+            put_ext(first, {}, ledger)
+            messages = messages[1:]
+    if messages or not ledger.is_home or "input" in (conversation.raw or {"input": ()}):  # else it is a stored prompt's
+        out["input"] = write_items(messages, ledger)
+
+
+def _read_format(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
+    text = members.inner("text")
     found = None if text is None else text.rest.get("format")
     body = {key: value for key, value in found.items() if key != "type"} if type(found) is dict else None
     if text is not None and (form := form_of(found, body)) is not None:
         del text.rest["format"]
         options["response_format"], places["response_format"] = form, "/text/format"
-    tools = codec.take_tools(members, read_tool)
-    return ir.Conversation(
-        dialect=NAME, messages=tuple(messages), model=members.take("model"), tools=tools, options=options,
-        options_at=places, ext=members.ext(NAME),
-    )  # fmt: skip
 
 
-def write_request(conversation: ir.Conversation, ledger: Ledger) -> dict[str, Any]:
-    """Write a request."""
-    out: dict[str, Any] = {}
-    if conversation.model is not None:
-        out["model"] = conversation.model
-    messages = conversation.messages
-    if messages and _is_instructions(messages[0], ledger):
-        out["instructions"] = messages[0].parts[0].text  # type: ignore[attr-defined]
-        put_ext(messages[0].parts[0], {}, ledger)
-        put_ext(messages[0], {}, ledger)
-        messages = messages[1:]
-    if messages or not ledger.is_home or "input" in (conversation.raw or {"input": ()}):  # else it is a stored prompt's
-        out["input"] = write_items(messages, ledger)
-    if tools := write_tools(conversation.tools, ledger, write_tool):
-        out["tools"] = tools
-    write_options(conversation, out, ledger, OPTIONS, _special(conversation))
-    put_ext(conversation, out, ledger)
-    if not ledger.is_home:
-        require(out, {"model": "unknown"})
-    return out
-
-
-def _is_instructions(message: ir.Message, ledger: Ledger) -> bool:
-    """Return whether a message is the text that stands outside of the items."""
-    if message.role != "system" or message.flat is False or not is_plain(message.parts) or message.name is not None:
-        return False
-    return message.native_role is None if ledger.is_home else message.native_role in (None, "system")
-
-
-def _special(conversation: ir.Conversation) -> dict[str, Writer]:
-    def choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-        if value["mode"] != "tool":
-            out["tool_choice"] = value["mode"]
-        elif (kind := chosen_kind(value, conversation, ledger, at)) is not None:
-            out["tool_choice"] = {"type": "custom" if kind == "custom" else "function", "name": value["name"]}
-
-    return {"tool_choice": choice, "reasoning_budget": _write_budget, "response_format": _write_format,
-            "metadata": write_metadata}  # fmt: skip
-
-
-def _write_budget(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if "reasoning" in out:
-        ledger.drop(at, "option", "the target has the effort in words only", value)
-        return
-    out["reasoning"] = {"effort": effort_of(value)}
-    ledger.degrade(at, "option_value", f"tokens for thinking became the word {effort_of(value)}", value)
-
-
-def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
+def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
     word, body = form_words(value, ledger)
     out.setdefault("text", {})["format"] = {"type": word, **body}
+
+
+OPTIONS: Final = (
+    Option("max_output_tokens", "max_tokens", (int,), least=16),
+    Option("temperature", "temperature", NUMBER, least=0, most=2),
+    Option("top_p", "top_p", NUMBER),
+    Option("top_logprobs", "top_logprobs", (int,), least=0, most=20),
+    Option("stream", "stream", (bool,)),
+    Option("parallel_tool_calls", "parallel_tool_calls", (bool,)),
+    Option("user", "user"),
+    METADATA,
+    Option("service_tier", "service_tier", known=frozenset({"auto", "default", "flex", "scale", "priority"})),
+    Option("reasoning/effort", "reasoning_effort", known=frozenset(EFFORT_BUDGETS)),
+    Option("", "reasoning_budget", write=effort_writer("reasoning/effort")),
+    Option("text/verbosity", "verbosity", known=frozenset({"low", "medium", "high"})),
+    Option("text", "response_format", read=_read_format, write=_write_format),
+    CHOICE,
+)  # fmt: skip
 
 
 def read_tool(tool: Json, at: str) -> ir.ToolSpec:
     """Read one tool definition."""
     kind = kind_of(tool)
     if kind not in ("function", "custom") or type(tool.get("name")) is not str:
-        name = str(tool.get("name", kind)) if type(tool) is dict else "unreadable"
-        return ir.ToolSpec(name=name, kind="server", payload=tool, at=at)
+        return codec.server_tool(tool, at)
     return codec.read_tool(tool, at, NAME, TOOL, kind)
 
 
@@ -611,97 +487,482 @@ def write_tool(tool: ir.ToolSpec, ledger: Ledger) -> Json:
     """Write one tool definition."""
     if unchanged(tool, ledger, lambda: read_tool(tool.raw, tool.at)):
         return tool.raw
-    strict = tool.strict
-    if not ledger.is_home and tool.kind == "function" and strict is None:
-        # Without the word this vendor would take every schema for a strict one.
-        ledger.synthesise(tool.at, "required", "a tool says here that its schema is not strict")
-        strict = False
     out: dict[str, Any] = {"type": tool.kind}
     if not ledger.is_home and tool.kind == "function":
         out["parameters"] = None
-    return codec.write_tool(msgspec.structs.replace(tool, strict=strict), out, ledger, TOOL)
+        if tool.strict is None:
+            # Without the word this vendor would take every schema for a strict one.
+            ledger.synthesise(tool.at, "required", "a tool says here that its schema is not strict")
+            out["strict"] = False
+    return codec.write_tool(tool, out, ledger, TOOL)
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
 
 
-def read_answer(response: Json, ledger: Ledger, calls: Calls) -> ir.Answer:
-    """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-    members = Members(response, "")
-    error = members.rest.get("error")
-    if "output" not in members.rest and type(error) in (dict, str):
-        return failed_answer(NAME, members)
+def read_candidates(members: Members, calls: Calls) -> tuple[ir.Candidate, ...]:
+    """Take what an answer says and why it ended."""
     (message,) = read_items(members.need("output"), "/output", is_answer=True)
-    members.skip("object", "response")
     raw, stop_at = members.take("status"), "/status"
     details = members.rest.get("incomplete_details")
     reason = details.get("reason") if type(details) is dict and len(details) == 1 else None
     if raw == "incomplete" and type(reason) is str and reason:
         del members.rest["incomplete_details"]
         raw, stop_at = f"incomplete:{reason}", "/incomplete_details/reason"
-    words = error.get("message") if type(error) is dict else None
-    usage = codec.take_usage(members, read_usage)
-    candidate = ir.Candidate(message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=stop_at)
-    return ir.Answer(
-        dialect=NAME, id=members.take("id"), model=members.take("model"), created=members.take("created_at", *NUMBER),
-        candidates=(candidate,), usage=usage, error=words if type(words) is str else None, ext=members.ext(NAME),
-    )  # fmt: skip
+    return (ir.Candidate(message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=stop_at),)
 
 
-def read_usage(usage: dict[str, Any], at: str) -> ir.Usage:
-    """Read token counters; input includes what the cache gave."""
-    return codec.read_counters(usage, at, NAME, USAGE)
-
-
-def write_answer(answer: ir.Answer, ledger: Ledger) -> dict[str, Any]:
-    """Write a response."""
-    out: dict[str, Any] = {}
-    if answer.error is not None and not answer.candidates:
-        return failed_body(answer, ledger, {**OPENAI_ERROR, "message": answer.error})
-    out = {"object": "response", "output": []}
-    for key, value in (("id", answer.id), ("model", answer.model), ("created_at", answer.created)):
-        if value is not None:
-            out[key] = value
+def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: Ledger) -> None:
+    """Write what an answer says and why it ended."""
+    out["output"] = []
     for candidate in answer.candidates[:1]:
-        out["output"] = write_turn(candidate.message, ledger, is_answer=True)
-        write_status(candidate, out, ledger)
+        out["output"] = write_turn(candidate.message, ledger)
+        out |= status_of(ENDINGS.write(candidate, ledger) or "")
         put_ext(candidate, out, ledger)
-    if answer.usage is not None:
-        out["usage"] = write_usage(answer.usage, ledger)
-    put_ext(answer, out, ledger)
-    if not ledger.is_home:
-        require(out, {"id": "resp_translated", "created_at": 0, "model": "unknown"})
-        # These repeat the request, which an answer alone does not know.
-        out = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], **out}
-    return out
 
 
-def write_status(candidate: ir.Candidate, out: dict[str, Any], ledger: Ledger) -> None:
-    """Write why the answer ended: the vendor's own words while they mean the same."""
-    status, _, reason = (ENDINGS.write(candidate, ledger) or "").partition(":")
-    if status:
-        out["status"] = status
-    if reason:
-        out["incomplete_details"] = {"reason": reason}
+def status_of(word: str) -> dict[str, Any]:
+    """Return the members that say why an answer ended."""
+    status, _, reason = word.partition(":")
+    return {**({"status": status} if status else {}), **({"incomplete_details": {"reason": reason}} if reason else {})}
 
 
-def write_usage(usage: ir.Usage, ledger: Ledger) -> dict[str, Any]:
-    """Write token counters; all of them must be said here."""
-    out = codec.write_counters(usage, ledger, USAGE, tuple(USAGE.values()))
-    out.setdefault("total_tokens", (usage.input or 0) + (usage.output or 0))
-    return out
+USAGE: Final = Counters({
+    "input_tokens": "input", "output_tokens": "output", "input_tokens_details/cached_tokens": "cache_read",
+    "input_tokens_details/cache_write_tokens": "cache_write", "output_tokens_details/reasoning_tokens": "reasoning",
+}, needed=("input", "output", "cache_read", "cache_write", "reasoning"))  # fmt: skip
+PLACES: Final = {
+    **{row.name: row.path.partition("/")[0] for row in OPTIONS if row.path},
+    **{field: path for path, field in USAGE.table.items()}, "id": "id", "model": "model", "created": "created_at",
+    "usage": "usage", "stop_detail": "incomplete_details", "system": "instructions", "reasoning_budget": "reasoning",
+    "signature": "encrypted_content", "detail": "detail",
+}  # fmt: skip
 
 
-def _dialect() -> Dialect:
-    from backplane.dialects.codex_stream import CodexReader, CodexWriter
+# Streams, read --------------------------------------------------------------------------------------------------------
 
-    return Dialect(
-        NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, read_request=read_request,
-        write_request=write_request, read_answer=read_answer, write_answer=write_answer, read_tool=read_tool,
-        write_tool=write_tool, read_stream=CodexReader, write_stream=CodexWriter,
-        event_name=type_name, limits=LIMITS, places=PLACES, listed="/input",
-        answered="/output", content=frozenset({"input", "instructions", "output"}),
-    )  # fmt: skip
+TERMINAL: Final = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
+
+DELTAS: Final = {
+    "response.output_text.delta": "text",
+    "response.refusal.delta": "refusal",
+    "response.reasoning_summary_text.delta": "summary",
+    "response.reasoning_text.delta": "content",
+    "response.function_call_arguments.delta": "call",
+    "response.custom_tool_call_input.delta": "call",
+}
+
+DONES: Final = {
+    "response.output_text.done": ("text", "text"),
+    "response.refusal.done": ("refusal", "refusal"),
+    "response.reasoning_text.done": ("content", "text"),
+    "response.function_call_arguments.done": ("call", "arguments"),
+    "response.custom_tool_call_input.done": ("call", "input"),
+}
+"""Event that repeats a whole text → what it is of, and its member."""
+
+NOISE: Final = frozenset({
+    "response.content_part.done", "response.keepalive", "response.reasoning_summary_text.done",
+    "response.reasoning_summary_part.done", "response.reasoning_summary_part.added", "keepalive", "ping",
+})  # fmt: skip
+"""Events that only repeat what was said, or say nothing."""
 
 
-DIALECT: Final = _dialect()
+class _Item:
+    """One item while it comes in."""
+
+    def __init__(self, key: Any, kind: str) -> None:
+        self.key = key
+        self.kind = kind
+        self.summary = -1
+        self.is_done = False
+
+    @property
+    def at(self) -> str:
+        return f"/output/{self.key}"
+
+
+class StreamReader(BlockReader):
+    """Reads the events of one stream."""
+
+    endings = ENDINGS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items: dict[Any, _Item] = {}
+        self.current: Any = None
+        self.call_ids: set[str] = set()
+        self.texts: list[str] = []
+        """Texts and refusals that were said, each whole, to find in the last event what nobody said."""
+        self.handlers = {
+            "response.created": self._begin, "response.in_progress": self._begin, "response.queued": self._begin,
+            "response.output_item.added": self._added, "response.output_item.done": self._done,
+            "response.content_part.added": self._part_added,
+            "response.output_text.annotation.added": self._annotation, "error": self._error,
+            **dict.fromkeys(DELTAS, self._delta), **dict.fromkeys(DONES, self._text_done),
+            **dict.fromkeys(TERMINAL, self._end), **dict.fromkeys(NOISE, lambda chunk: []),
+        }  # fmt: skip
+
+    def read(self, chunk: Json) -> list[ir.StreamEvent]:
+        """Read one event; those of a later version are kept."""
+        kind = kind_of(chunk)
+        handler = self.handlers.get(kind)
+        if handler is not None:
+            return handler(chunk)
+        if type(chunk) is not dict:
+            return [ir.Kept(chunk)]
+        if chunk.get("object") == "response" and "output" in chunk:
+            return self._end({"type": "response.completed", "response": chunk})
+        if kind is None and chunk.get("error"):
+            return self._error(chunk["error"] if type(chunk["error"]) is dict else {"message": chunk["error"]})
+        # Events of tools that the vendor runs say nothing that the end of their item does not say.
+        return [ir.Kept(chunk, type(kind) is str and "_call." in kind)]
+
+    def _begin(self, chunk: Json) -> list[ir.StreamEvent]:
+        response = chunk.get("response")
+        if self.began or type(response) is not dict:
+            return []
+        self.began = True
+        return [begun(response.get("id"), response.get("model"), response.get("created_at"), "/response")]
+
+    def _item(self, chunk: Json, kind: str) -> _Item:
+        """Return an event's item: known by its index, else its id, else the one that is open."""
+        index, raw = chunk.get("output_index"), chunk.get("item")
+        key: Any = chunk.get("item_id") or (raw.get("id") if type(raw) is dict else None)
+        key = key if type(key) is str else None
+        if type(index) is int:
+            key = index
+        elif key is None or key not in self.items:
+            if chunk.get("type") == "response.output_item.added" or self.current is None:
+                key = key if key is not None else ("item", len(self.items))
+            else:
+                key = self.current
+        if chunk.get("type") == "response.output_item.added" and key in self.items and self.items[key].is_done:
+            del self.items[key]  # a gateway that counts every item as the first
+        self.current = key
+        return self.items.setdefault(key, _Item(key, kind))
+
+    def _open(self, item: _Item, place: int, part: ir.Part) -> list[ir.StreamEvent]:
+        if isinstance(part, ir.ToolUse):
+            self.call_ids.add(part.id)
+        return self.begin((item.key, place), part)
+
+    def _added(self, chunk: Json) -> list[ir.StreamEvent]:
+        raw = chunk.get("item")
+        if type(raw) is not dict:
+            return [ir.Kept(chunk, False)]
+        item = self._item(chunk, str(raw.get("type")))
+        found = read_item(raw, item.at)
+        part = found[0] if isinstance(found, list) and len(found) == 1 else None
+        if (item.key, 0) in self.open:
+            return []
+        if isinstance(part, ir.ToolUse):
+            return self._open(item, 0, msgspec.structs.replace(part, text=part.text or "", input={}))
+        if isinstance(part, ir.Thinking):
+            return self._open(item, 0, msgspec.structs.replace(part, text="", signature=None))
+        return []
+
+    def _part_added(self, chunk: Json) -> list[ir.StreamEvent]:
+        item, place = self._item(chunk, "message"), _place(chunk)
+        part = BLOCKS.read(chunk.get("part"), f"{item.at}/content/{place}")
+        if (item.key, place) in self.open or item.kind == "reasoning" or not isinstance(part, ir.Text | ir.Refusal):
+            return []
+        return self._open(item, place, part)
+
+    def _delta(self, chunk: Json) -> list[ir.StreamEvent]:
+        return self._say(chunk, DELTAS[chunk["type"]], chunk.get("delta"))
+
+    def _say(self, chunk: Json, what: str, text: Json) -> list[ir.StreamEvent]:
+        if type(text) is not str or not text:
+            return []
+        item = self._item(chunk, {"call": "function_call", "summary": "reasoning", "content": "reasoning"}.get(
+            what, "message"))  # fmt: skip
+        place = _place(chunk) if what in ("text", "refusal") else 0
+        key, out = (item.key, place), []
+        if key not in self.open:
+            if what == "call":
+                return []  # of a call whose name is not known yet: the end of its item says all of it
+            at = f"{item.at}/content/{place}"
+            part: ir.Part = ir.Thinking(text="", field=what, at=item.at)
+            if item.kind != "reasoning":
+                part = ir.Text(text="", at=at) if what == "text" else ir.Refusal(text="", at=at)
+            out = self._open(item, place, part)
+        number = chunk.get("summary_index", 0)
+        if what == "summary" and type(number) is int and number > item.summary:
+            text = "\n\n" + text if item.summary >= 0 else text
+            item.summary = number
+        return [*out, self.more(key, text, "arguments" if what == "call" else "text")]
+
+    def go_on(self, text: str) -> str | None:
+        """Take more of the open text; None where no single text is open."""
+        block = next(iter(self.open.values())) if len(self.open) == 1 else None
+        if block is None or type(block.part) is not ir.Text:
+            return None
+        block.texts.append(text)
+        return text
+
+    def _text_done(self, chunk: Json) -> list[ir.StreamEvent]:
+        """Read an event that repeats a text: what nobody said of it is said now."""
+        what, member = DONES[chunk["type"]]
+        text = chunk.get(member)
+        item = self._item(chunk, {"call": "function_call", "content": "reasoning"}.get(what, "message"))
+        if type(text) is not str or not text or item.is_done or (what == "content" and item.summary >= 0):
+            return []
+        key = (item.key, _place(chunk) if what in ("text", "refusal") else 0)
+        return self._rest(key, text, item.at) if key in self.open else self._say(chunk, what, text)
+
+    def _rest(self, key: Any, whole: str, at: str) -> list[ir.StreamEvent]:
+        """Say what a whole text has beyond its pieces; one that says something else is named."""
+        block = self.open[key]
+        said = _said(block)
+        field = "arguments" if isinstance(block.part, ir.ToolUse) else "text"
+        if whole != said and whole.startswith(said):
+            return [self.more(key, whole[len(said) :], field)]
+        reason = "the end of a block says another text than its pieces"
+        if whole and whole != said and all(loss.path != at for loss in self.losses):
+            self.losses.append(
+                ir.Loss(path=at, dialect=NAME, target="", kind="degraded", code="fallback", reason=reason)
+            )
+        return []
+
+    def _annotation(self, chunk: Json) -> list[ir.StreamEvent]:
+        key = (self._item(chunk, "message").key, _place(chunk))
+        found = chunk.get("annotation")
+        if key not in self.open or type(found) is not dict:
+            return []
+        return [self.more(key, "", "citation", read_citation(found, "/annotations/0"))]
+
+    def _done(self, chunk: Json) -> list[ir.StreamEvent]:
+        raw = chunk.get("item")
+        if type(raw) is not dict:
+            return [ir.Kept(chunk, False)]
+        item = self._item(chunk, str(raw.get("type")))
+        if item.is_done:
+            return []
+        item.is_done = True
+        found = read_item(raw, item.at, is_answer=True)
+        parts = found.parts if isinstance(found, ir.Message) else found
+        return [event for place, part in enumerate(parts) for event in self._settle(item, place, part)]
+
+    def _settle(self, item: _Item, place: int, part: ir.Part) -> list[ir.StreamEvent]:
+        """Say what nobody said of a whole block, and end it."""
+        key, out = (item.key, place), []
+        if key not in self.open:
+            empty: dict[str, Any] = {"text": "", "input": {}} if isinstance(part, ir.ToolUse) else {"text": ""}
+            has_text = isinstance(part, ir.ToolUse | ir.Text | ir.Refusal | ir.Thinking)
+            out = self._open(item, place, msgspec.structs.replace(part, **empty) if has_text else part)
+        if isinstance(part, ir.ToolUse | ir.Text | ir.Refusal | ir.Thinking):
+            out += self._rest(key, part.text or "", item.at)
+        if isinstance(part, ir.Text | ir.Refusal):
+            self.texts.append(part.text)
+        return [*out, *self.end(key, part)]
+
+    def _error(self, chunk: Json) -> list[ir.StreamEvent]:
+        inner = chunk.get("error")
+        return [failure(inner if type(inner) is dict else chunk, chunk, "code")]
+
+    def _end(self, chunk: Json) -> list[ir.StreamEvent]:
+        response = chunk.get("response")
+        if self.ended or type(response) is not dict:
+            return []
+        self.ended = True
+        out = self._begin(chunk)
+        answer = None
+        if type(response.get("output")) is list:
+            answer = DIALECT.read_answer(response, Calls())
+            out += self._missing(answer.candidates[0].message.parts)
+        out += self.end_all()
+        if type(response.get("usage")) is dict:
+            out.append(ir.UsageSeen(USAGE.read(response["usage"], "/usage", NAME)))
+        error = response.get("error")
+        if type(error) is dict:
+            out += self._error({**error, "type": "error"})
+        raw = response.get("status") or str(chunk.get("type")).partition(".")[2]
+        if answer is not None and answer.candidates[0].stop is not None:
+            raw = answer.candidates[0].stop_raw
+        out += self.stop(raw, "/status")
+        # Some servers, and every failure half way, end with an empty list although something was said.
+        has_all = answer is not None and (answer.candidates[0].message.parts or not self.counts)
+        return [*out, ir.Ended(answer if has_all else None)]
+
+    def _missing(self, parts: tuple[ir.Part, ...]) -> list[ir.StreamEvent]:
+        """Say what the whole has and no event said, and the rest of a text that was begun."""
+        out: list[ir.StreamEvent] = []
+        nothing, told = not self.counts, list(self.texts)
+        waiting = [key for key, block in self.open.items() if not isinstance(block.part, ir.Thinking)]
+        for place, part in enumerate(parts):
+            if isinstance(part, ir.Text | ir.Refusal) and not nothing:
+                if part.text in told:
+                    told.remove(part.text)
+                    continue
+                key = next((key for key in waiting if part.text.startswith(_said(self.open[key]))), None)
+                if key is not None:
+                    waiting.remove(key)
+                    out += self._rest(key, part.text, part.at)
+                if key is not None or told or waiting:
+                    continue
+            elif part.id in self.call_ids if isinstance(part, ir.ToolUse) else not nothing:
+                continue
+            out += self._settle(_Item(("whole", place), "whole"), 0, part)
+        return out
+
+
+def _place(chunk: dict[str, Any]) -> int:
+    place = chunk.get("content_index")
+    return place if type(place) is int else 0
+
+
+def _said(block: Any) -> str:
+    return (getattr(block.part, "text", None) or "") + "".join(block.texts)
+
+
+# Streams, written -----------------------------------------------------------------------------------------------------
+
+SAID: Final[dict[Any, tuple[str, str, dict[str, Any]]]] = {
+    ir.Text: ("output_text", "text", {"content_index": 0}),
+    ir.Refusal: ("refusal", "refusal", {"content_index": 0}),
+    ir.Thinking: ("reasoning_summary_text", "text", {"summary_index": 0}),
+    "function": ("function_call_arguments", "arguments", {}),
+    "custom": ("custom_tool_call_input", "input", {}),
+}
+"""Kind of block → the name of its events, the member that says it whole, and where it stands in its item."""
+
+
+class StreamWriter(BlockWriter):
+    """Templates of the events; every block is an item of its own."""
+
+    name = NAME
+    endings = ENDINGS
+    usage = USAGE
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self.sequence = 0
+        self.answer_id: str | None = None
+        """Said in the first event and kept, although the source may say another one later."""
+        self.items: list[Json] = []
+        self.texts: dict[Key, list[str]] = {}
+
+    def _event(self, kind: str, **members: Any) -> Json:
+        event = {"type": f"response.{kind}", "sequence_number": self.sequence, **members}
+        self.sequence += 1
+        return event
+
+    def head(self) -> list[Json]:
+        head = self._head("in_progress")
+        return [self._event("created", response=head), self._event("in_progress", response=dict(head))]
+
+    def _head(self, status: str) -> dict[str, Any]:
+        began = self.sum.began
+        if self.answer_id is None:
+            self.answer_id = began.id or "resp_translated"
+        return {
+            "id": self.answer_id, "object": "response", "created_at": began.created or 0,
+            "status": status, "error": None, "incomplete_details": None, "instructions": None, "metadata": {},
+            "model": began.model or "unknown", "output": [], "parallel_tool_calls": True, "temperature": None,
+            "tool_choice": "auto", "tools": [], "top_p": None,
+        }  # fmt: skip
+
+    def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
+        place = len(self.items)
+        item: dict[str, Any]
+        if isinstance(part, ir.Text | ir.Refusal):
+            item = {"id": f"msg_{place}", "type": "message", "role": "assistant", "status": "in_progress",
+                    "content": []}  # fmt: skip
+        elif isinstance(part, ir.Thinking) and part.redacted is None:
+            item = {"id": f"rs_{place}", "type": "reasoning", "summary": []}
+            if not self.ledger.is_home:
+                self.ledger.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")
+        elif isinstance(part, ir.ToolUse):
+            item = {"id": f"fc_{place}", "call_id": part.id, "name": part.name, "type": "custom_tool_call", "input": ""}
+            if part.kind == "function":
+                del item["input"]
+                item |= {"type": "function_call", "arguments": "", "status": "in_progress"}
+        else:
+            return None
+        self.items.append(item)
+        self.opened[key], self.texts[key] = place, []
+        return [self._event("output_item.added", output_index=place, item=dict(item)),
+                *self._inner(key, "added", part, "")]  # fmt: skip
+
+    def _where(self, key: Key) -> dict[str, Any]:
+        return {"item_id": self.items[self.opened[key]]["id"], "output_index": self.opened[key]}
+
+    def _inner(self, key: Key, word: str, part: ir.Part, text: str) -> list[Json]:
+        """Begin or end the content in an item; calls have none."""
+        if isinstance(part, ir.ToolUse):
+            return []
+        name = "reasoning_summary_part" if isinstance(part, ir.Thinking) else "content_part"
+        where = SAID[type(part)][2]
+        return [self._event(f"{name}.{word}", part=_content(part, text, self.ledger), **self._where(key), **where)]
+
+    def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
+        self.texts[key].append(text)
+        name, _, where = SAID[part.kind if isinstance(part, ir.ToolUse) else type(part)]
+        more: dict[str, Any] = {"logprobs": []} if type(part) is ir.Text else {}
+        return [self._event(f"{name}.delta", delta=text, **self._where(key), **where, **more)]
+
+    def proof(self, key: Key, event: ir.PartDelta, part: ir.Part) -> list[Json] | None:
+        # A citation is said at the end, when the text that it stands on is known.
+        return [] if event.field == "citation" else None
+
+    def close(self, key: Key, part: ir.Part) -> list[Json]:
+        item = self.items[self.opened[key]]
+        text = text_of(part) if isinstance(part, ir.ToolUse) else "".join(self.texts[key])
+        name, member, where = SAID[part.kind if isinstance(part, ir.ToolUse) else type(part)]
+        inner = None if isinstance(part, ir.ToolUse) else _content(part, text, self.ledger)
+        more: dict[str, Any] = {"logprobs": []} if type(part) is ir.Text else {}
+        out: list[Json] = []
+        if inner is None:
+            item[member] = text
+            if item["type"] == "function_call":
+                item["status"] = "incomplete" if part.is_cut else "completed"  # type: ignore[attr-defined]
+                more = {"name": item["name"]}
+        elif isinstance(part, ir.Thinking):
+            item["summary"] = [inner] if text else []
+        else:
+            item |= {"content": [inner], "status": "completed"}
+            out = [self._event("output_text.annotation.added", annotation_index=spot, annotation=one,
+                               **self._where(key), **where)
+                   for spot, one in enumerate(inner.get("annotations", ()))]  # fmt: skip
+        out += [self._event(f"{name}.done", **{member: text}, **self._where(key), **where, **more),
+                *self._inner(key, "done", part, text)]  # fmt: skip
+        return [*out, self._event("output_item.done", output_index=self.opened[key], item=dict(item))]
+
+    def end(self) -> list[Json]:
+        failure = self.sum.failure
+        end: dict[str, Any] = status_of(self.words.get(0) or "incomplete")
+        if failure is not None or self.is_cut:
+            words = failure.message if failure is not None else "the stream was cut"
+            end = {"status": "failed", "error": {"code": "server_error", "message": words}}
+        response = {**self._head("completed"), **end, "output": self.items, "usage": self.counted()}
+        status = response["status"]
+        kind = status if status in ("completed", "incomplete", "failed") else "incomplete"
+        return [self._event(kind, response=response)]
+
+    def fail(self, event: ir.StreamFailed) -> list[Json]:
+        if self.ledger.is_home and kind_of(event.raw) == "error":
+            return [event.raw]
+        return [{**self._event(""), "type": "error", "code": event.code, "message": event.message, "param": None}]
+
+
+def _content(part: ir.Part, text: str, ledger: Ledger) -> dict[str, Any]:
+    if isinstance(part, ir.Refusal):
+        return {"type": "refusal", "refusal": text}
+    if isinstance(part, ir.Thinking):
+        return {"type": "summary_text", "text": text}
+    citations = write_citations(part, ledger) if text else []  # type: ignore[arg-type]
+    return {"type": "output_text", "text": text, "annotations": citations, "logprobs": []}
+
+
+DIALECT: Final = Dialect(
+    NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, options=OPTIONS,
+    read_messages=read_messages, write_messages=write_messages, read_tool=read_tool, write_tool=write_tool,
+    required={"model": "unknown"}, read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE,
+    reply="output", answer_head={"object": "response"}, error=ERROR,
+    # The last three repeat the request, which an answer alone does not know.
+    answer_required={"id": "resp_translated", "created_at": 0, "model": "unknown", "parallel_tool_calls": True,
+                     "tool_choice": "auto", "tools": []},
+    read_stream=StreamReader, write_stream=StreamWriter, event_name=type_name, limits=LIMITS, places=PLACES,
+    listed="/input", answered="/output", content=frozenset({"input", "instructions", "output"}),
+)  # fmt: skip

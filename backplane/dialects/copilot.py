@@ -10,9 +10,8 @@ from typing import Final
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
-from backplane.dialects import framing
+from backplane.dialects import chat, framing
 from backplane.dialects.chat import MEMBERS, PLACES, Chat, Flavour
-from backplane.dialects.chat_stream import ChatReader, ChatWriter, chat_dialect
 from backplane.ir import Noted, StreamEvent
 
 NAME: Final = "copilot"
@@ -46,7 +45,7 @@ CHAT: Final = Chat(Flavour(
 ))  # fmt: skip
 
 
-class StreamReader(ChatReader):
+class StreamReader(chat.StreamReader):
     """Reads the named events beside the family's chunks."""
 
     def read(self, chunk: Json) -> list[StreamEvent]:
@@ -60,7 +59,7 @@ class StreamReader(ChatReader):
         return [Noted(str(name), body if type(body) is list else [body], 0, joins=True, at_message=True)]
 
 
-class StreamWriter(ChatWriter):
+class StreamWriter(chat.StreamWriter):
     """Templates of the named events beside the family's."""
 
     def noted(self, event: Noted) -> list[Json]:
@@ -77,7 +76,7 @@ def event_name(chunk: Json) -> str | None:
     return name if type(name) is str else None
 
 
-DIALECT: Final = chat_dialect(
-    CHAT, reader=StreamReader, writer=StreamWriter, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS,
+DIALECT: Final = CHAT.dialect(
+    reader=StreamReader, writer=StreamWriter, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS,
     event_name=event_name, places={**PLACES, "max_tokens": "max_tokens"},
 )  # fmt: skip

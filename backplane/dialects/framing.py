@@ -5,7 +5,7 @@ Incremental: cut the bytes anywhere, the same documents come out. What a documen
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -29,15 +29,41 @@ _encode: Final = msgspec.json.Encoder().encode
 _BOM: Final = b"\xef\xbb\xbf"
 
 
-class Framing(Protocol):
-    """Cuts bytes into documents."""
+class _Framing:
+    """Cuts bytes into documents; those that are no JSON are passed over and counted."""
 
-    def feed(self, data: bytes) -> list[Json]: ...
+    def __init__(self) -> None:
+        self.skipped = 0
+        self.done = False
+        """Whether the stream has said its end."""
+        self._begun = bytearray()
+        """What has come of a line or an element; one of 64 MiB may come in a million pieces."""
 
-    def finish(self) -> list[Json]: ...
+    def feed(self, data: bytes) -> list[Json]:
+        """Take bytes and return the documents that are complete.
+
+        Raises:
+            TranslationError: `dialect_mapping_failed`, a document longer than `EVENT_BYTES_MAX`.
+        """
+        raise NotImplementedError
+
+    def finish(self) -> list[Json]:
+        """Return what the end of the stream has cut."""
+        raise NotImplementedError
+
+    def _decoded(self, data: bytes) -> list[Json]:
+        try:
+            return [_decode(data)]
+        except UNREADABLE:
+            self.skipped += bool(data.strip())
+            return []
+
+    def _check(self, size: int) -> None:
+        if size > EVENT_BYTES_MAX:
+            raise TranslationError("dialect_mapping_failed", f"an event of a stream is over {EVENT_BYTES_MAX} bytes")
 
 
-class Sse:
+class Sse(_Framing):
     """Server-sent events, with every oddity the standard allows.
 
     Lines may end in LF, CR or CRLF, data may have several lines, comments and unknown fields are skipped, a byte
@@ -49,13 +75,8 @@ class Sse:
     """
 
     def __init__(self, *, is_named: bool = False) -> None:
+        super().__init__()
         self.is_named = is_named
-        self.done = False
-        """Whether `[DONE]` was seen."""
-        self.skipped = 0
-        """Events whose data were no JSON."""
-        self._buffer = bytearray()
-        """What has come of a line; a line of 64 MiB may come in a million pieces."""
         self._started = False
         self._data: list[bytes] = []
         self._name = b""
@@ -63,11 +84,7 @@ class Sse:
         self._size = 0
 
     def feed(self, data: bytes) -> list[Json]:
-        """Take bytes and return the documents that are complete.
-
-        Raises:
-            TranslationError: `dialect_mapping_failed`, an event longer than `EVENT_BYTES_MAX`.
-        """
+        """Take bytes and return the documents that are complete."""
         out: list[Json] = []
         if self._ends_in_cr and data:
             # The line ended with the CR; a LF that comes now belongs to it.
@@ -75,43 +92,45 @@ class Sse:
             if data[:1] == b"\n":
                 data = data[1:]
         if not self._started:
-            data = bytes(self._buffer) + data
-            self._buffer.clear()
+            data = bytes(self._begun) + data
+            self._begun.clear()
             if _BOM.startswith(data[:3]) and len(data) < 3:
-                self._buffer += data
+                self._begun += data
                 return out
             self._started = True
             data = data.removeprefix(_BOM)
         if b"\r" in data:
             self._ends_in_cr = data.endswith(b"\r")
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        for line in _lines(self._buffer, data):
+        lines = []
+        if b"\n" in data:
+            lines = (bytes(self._begun) + data).split(b"\n")
+            data = lines.pop()
+            self._begun.clear()
+        self._begun += data
+        for line in lines:
             if line[:5] == b"data:":
                 self._data.append(line[6:] if line[5:6] == b" " else line[5:])
                 self._size += len(line)
             elif not line:
-                if self._data:
-                    self._event(out)
+                out += self._event()
                 self._name = b""
             else:
                 self._field(line)
-        self._check(self._size + len(self._buffer))
+        self._check(self._size + len(self._begun))
         return out
 
     def finish(self) -> list[Json]:
         """Return what the end of the stream has cut."""
-        out: list[Json] = []
-        line = bytes(self._buffer)
-        self._buffer.clear()
+        line = bytes(self._begun)
+        self._begun.clear()
         if line[:5] == b"data:":
             self._data.append(line[6:] if line[5:6] == b" " else line[5:])
         elif line[:1] in (b"{", b"[") and not self._data:
             self._data.append(line)
         elif line and b"data:".startswith(line):
             self.skipped += 1  # the stream was cut in the middle of a word
-        if self._data:
-            self._event(out)
-        return out
+        return self._event()
 
     def _field(self, line: bytes) -> None:
         if line[:6] == b"event:":
@@ -123,25 +142,19 @@ class Sse:
             self._data.append(b"" if line == b"data" else line)
             self._size += len(line)
 
-    def _event(self, out: list[Json]) -> None:
+    def _event(self) -> list[Json]:
+        if not self._data:
+            return []
         data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
         self._data = []
         self._size = 0
         if data == DONE or data.strip() == DONE:
             self.done = True
-            return
-        try:
-            value = _decode(data)
-        except UNREADABLE:
-            self.skipped += bool(data.strip())
-            return
+            return []
+        found = self._decoded(data)
         if self._name and (self.is_named or self._name == b"error"):
-            value = _with_name(value, self._name.decode(errors="replace"))
-        out.append(value)
-
-    def _check(self, size: int) -> None:
-        if size > EVENT_BYTES_MAX:
-            raise TranslationError("dialect_mapping_failed", f"an event of a stream is over {EVENT_BYTES_MAX} bytes")
+            return [_with_name(value, self._name.decode(errors="replace")) for value in found]
+        return found
 
 
 def _with_name(value: Json, name: str) -> Json:
@@ -154,74 +167,18 @@ def _with_name(value: Json, name: str) -> Json:
     return {NAME_KEY: name, "data": value}
 
 
-def _lines(begun: bytearray, data: bytes) -> list[bytes]:
-    """Cut the lines that are whole; what has begun of the next one stays in the buffer."""
-    if b"\n" not in data:
-        begun += data
-        return []
-    if begun:
-        begun += data
-        data = bytes(begun)
-        begun.clear()
-    lines = data.split(b"\n")
-    begun += lines.pop()
-    return lines
-
-
-class JsonLines:
-    """One document a line; blank lines and a missing last newline are fine."""
+class JsonArray(_Framing):
+    """JSON documents one after the other: the elements of one array, lines, or a single object."""
 
     def __init__(self) -> None:
-        self.skipped = 0
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[Json]:
-        """Take bytes and return the documents that are complete.
-
-        Raises:
-            TranslationError: `dialect_mapping_failed`, a line longer than `EVENT_BYTES_MAX`.
-        """
-        lines = _lines(self._buffer, data)
-        if len(self._buffer) > EVENT_BYTES_MAX:
-            raise TranslationError("dialect_mapping_failed", f"a line of a stream is over {EVENT_BYTES_MAX} bytes")
-        return [value for line in lines if (value := self._line(line)) is not None]
-
-    def finish(self) -> list[Json]:
-        """Return what the end of the stream has cut."""
-        value = self._line(bytes(self._buffer))
-        self._buffer.clear()
-        return [] if value is None else [value]
-
-    def _line(self, line: bytes) -> Json:
-        line = line.strip()
-        if not line:
-            return None
-        try:
-            return _decode(line)
-        except UNREADABLE:
-            self.skipped += 1
-            return None
-
-
-class JsonArray:
-    """One JSON array whose elements come one after the other; a single object is an array of one."""
-
-    def __init__(self) -> None:
-        self.skipped = 0
+        super().__init__()
         self.done = True
-        """Whether the array has ended; a single object has when it is whole."""
-        self._begun = bytearray()
-        """What has come of an element."""
         self._depth = 0
         self._in_text = False
         self._escaped = False
 
     def feed(self, data: bytes) -> list[Json]:
-        """Take bytes and return the elements that are complete.
-
-        Raises:
-            TranslationError: `dialect_mapping_failed`, an element longer than `EVENT_BYTES_MAX`.
-        """
+        """Take bytes and return the documents that are complete."""
         out: list[Json] = []
         start = 0 if self._depth else None
         for place in range(len(data)):
@@ -244,12 +201,12 @@ class JsonArray:
             elif (byte == 0x7D or byte == 0x5D) and self._depth:
                 self._depth -= 1
                 if not self._depth:
-                    self._element(data[start : place + 1], out)
+                    out += self._decoded(bytes(self._begun) + data[start : place + 1])
+                    self._begun.clear()
                     start = None
         if self._depth:
             self._begun += data[start:] if start is not None else data
-            if len(self._begun) > EVENT_BYTES_MAX:
-                raise TranslationError("dialect_mapping_failed", f"an element is over {EVENT_BYTES_MAX} bytes")
+            self._check(len(self._begun))
         return out
 
     def finish(self) -> list[Json]:
@@ -258,22 +215,14 @@ class JsonArray:
         self._begun.clear()
         return []
 
-    def _element(self, last: bytes, out: list[Json]) -> None:
-        data = bytes(self._begun) + last
-        self._begun.clear()
-        try:
-            out.append(_decode(data))
-        except UNREADABLE:
-            self.skipped += 1
-
 
 class Detecting:
-    """Finds out by the first bytes which of the three it is: gateways do not always send what was asked for."""
+    """Finds out by the first bytes which of the two it is: gateways do not always send what was asked for."""
 
     def __init__(self, *, is_named: bool = False) -> None:
         self._is_named = is_named
         self._head = b""
-        self.inner: Sse | JsonLines | JsonArray | None = None
+        self.inner: Sse | JsonArray | None = None
 
     def feed(self, data: bytes) -> list[Json]:
         """Take bytes and return the documents that are complete."""
@@ -290,9 +239,6 @@ class Detecting:
     def finish(self) -> list[Json]:
         """Return what the end of the stream has cut."""
         return [] if self.inner is None else self.inner.finish()
-
-
-FRAMINGS: Final[dict[str, Any]] = {"sse": Sse, "lines": JsonLines, "array": JsonArray, "detect": Detecting}
 
 
 def sse_bytes(chunk: Json, name: str | None = None) -> bytes:

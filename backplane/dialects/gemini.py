@@ -1,42 +1,47 @@
 """Google's generateContent, as its reference describes it (ai.google.dev, read November 2026).
 
 Contents hold parts; the system text and most options stand outside. Every member has two spellings. Calls have no id
-as a rule. Streams are in `gemini_stream`.
+as a rule. Every chunk of a stream is a small response; arguments of calls may come in pieces that say where in the
+object they belong.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import itertools
+import re
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from backplane import ir
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
+from backplane.dialects import codec
 from backplane.dialects.codec import (
     EFFORT_BUDGETS,
     FREE_TEXT,
     MADE_ID,
     NUMBER,
+    Block,
+    Blocks,
     Calls,
+    Counters,
     Ledger,
     Members,
     Option,
-    Writer,
     arguments_object,
     calls_of,
-    is_own_raw,
     json_text,
+    lose_part,
     put_back,
     put_ext,
-    read_options,
     unchanged,
-    write_options,
 )
-from backplane.dialects.limits import Limits, Spelling
-from backplane.dialects.losses import calls_in, chosen_kind, lose_part
-from backplane.dialects.outcome import Endings, failed_answer, failed_body
-from backplane.dialects.vendor import Dialect, no_name, write_tools
+from backplane.dialects.limits import CUT_CALL, Limits, Spelling
+from backplane.dialects.losses import calls_in
+from backplane.dialects.outcome import Endings
+from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure
+from backplane.dialects.vendor import Dialect, outside
 from backplane.errors import TranslationError
 
 NAME: Final = "gemini"
@@ -81,30 +86,6 @@ LEVELS: Final = {"MINIMAL": "minimal", "LOW": "low", "MEDIUM": "medium", "HIGH":
 STOPS_MAX: Final = 5
 """Most stop sequences that the vendor takes."""
 
-OPTIONS: Final = (
-    Option("generationConfig/maxOutputTokens", "max_tokens", (int,), least=1),
-    Option("generationConfig/temperature", "temperature", NUMBER, least=0, most=2),
-    Option("generationConfig/topP", "top_p", NUMBER),
-    Option("generationConfig/topK", "top_k", NUMBER, least=1),
-    Option("generationConfig/stopSequences", "stop", (list,)),
-    Option("generationConfig/seed", "seed", (int,)),
-    Option("generationConfig/frequencyPenalty", "frequency_penalty", NUMBER),
-    Option("generationConfig/presencePenalty", "presence_penalty", NUMBER),
-    Option("generationConfig/candidateCount", "n", (int,), least=1, most=8),
-    Option("generationConfig/responseLogprobs", "logprobs", (bool,)),
-    Option("generationConfig/logprobs", "top_logprobs", (int,), least=0, most=20),
-    Option("generationConfig/thinkingConfig/thinkingBudget", "reasoning_budget", (int,)),
-    Option("generationConfig/thinkingConfig/includeThoughts", "reasoning_shown", (bool,)),
-    Option("generationConfig/thinkingConfig/thinkingLevel", "reasoning_effort", words=LEVELS),
-)
-
-PLACES: Final = {
-    **{row.name: row.path.partition("/")[0] for row in OPTIONS},
-    "input": "promptTokenCount", "output": "candidatesTokenCount", "cache_read": "cachedContentTokenCount",
-    "reasoning": "thoughtsTokenCount", "id": "responseId", "model": "modelVersion", "usage": "usageMetadata",
-    "signature": "thoughtSignature", "candidates": "candidates", "response_format": "generationConfig",
-    "tool_choice": "toolConfig",
-}  # fmt: skip
 LIMITS: Final = Limits(
     tool_name=Spelling("[a-zA-Z0-9_.:-]", 64, "[a-zA-Z_]"), takes_empty_text=False, takes_objects=True, needs_user=True
 )
@@ -117,182 +98,112 @@ MEDIA_TYPES: Final = {"image": "image/png", "audio": "audio/wav", "video": "vide
 # Parts ----------------------------------------------------------------------------------------------------------------
 
 
-def read_part(value: Json, at: str, calls: Calls) -> ir.Part:
-    """Read one part of any kind."""
-    if type(value) is str:
-        return ir.Text(text=value, at=at, raw=value)
-    if type(value) is not dict:
-        return ir.Opaque(dialect=NAME, label="part", payload=value, at=at, raw=value)
-    if len(value) == 1 and type(value.get("text")) is str:
-        return ir.Text(text=value["text"], at=at, raw=value)
-    members = Members(value, at, spell=True)
-    fields = {"signature": members.take("thoughtSignature"), "at": at, "raw": value}
-    for name, read in PART_READERS.items():
-        if members.find(name) in members.rest and (made := read(members, fields, calls)) is not None:
-            part: ir.Part = made
-            return msgspec.structs.replace(part, ext=members.ext(NAME))
-    label = next(iter(value), "empty part")
-    if label in ("executableCode", "codeExecutionResult", "executable_code", "code_execution_result", "toolCall"):
-        return ir.ServerTool(dialect=NAME, name=label, payload=value, at=at, raw=value)
-    return ir.Opaque(dialect=NAME, label=label, payload=value, at=at, raw=value)
+def _write_thought(part: ir.Thinking, out: dict[str, Any], ledger: Ledger) -> bool:
+    out["thought"] = True
+    return part.redacted is None and (part.text != "" or ledger.is_home)
 
 
-def _read_text(members: Members, fields: dict[str, Any], calls: Calls) -> ir.Part | None:
-    text = members.take("text")
-    if text is None:
-        return None
-    if members.rest.get("thought") is True:
-        del members.rest["thought"]
-        return ir.Thinking(text=text, **fields)
-    return ir.Text(text=text, **fields)
+def _read_call(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+    if members.inner("functionCall") is None:
+        return False
+    name = fields.setdefault("name", "")
+    fields.setdefault("input", {})
+    if not fields.get("id"):
+        fields |= {"id": calls.make(name), "id_made": True}
+    return True
 
 
-def _read_call(members: Members, fields: dict[str, Any], calls: Calls) -> ir.Part | None:
-    body = members.inner("functionCall")
-    if body is None:
-        return None
-    name, args = body.take("name") or "", body.take("args", dict) or {}
-    call_id = body.take("id") if body.rest.get("id") else None
-    return ir.ToolUse(id=call_id or calls.make(name), id_made=not call_id, name=name, input=args, **fields)
-
-
-def _read_result(members: Members, fields: dict[str, Any], calls: Calls) -> ir.Part | None:
-    body = members.inner("functionResponse")
-    if body is None:
-        return None
-    name, value = body.take("name"), body.take("response", dict)
-    call_id = body.take("id") if body.rest.get("id") else None
-    content: tuple[ir.Part, ...] = ()
-    is_error = None
-    if value is not None:
-        at = f"{body.at}/response"
-        if len(value) == 1 and type(text := value.get("output", value.get("error"))) is str:
-            is_error = True if "error" in value else None
-            content, value = (ir.Text(text=text, at=at),), None
-        else:
-            content = (ir.Text(text=json_text(value), at=at),)
-    more = body.take("parts", list)  # pictures of a result
-    found = tuple(read_part(one, f"{body.at}/parts/{place}", calls) for place, one in enumerate(more or ()))
-    if all(isinstance(part, ir.Media) for part in found):
-        content += found
-    elif more is not None:
-        put_back(body, "parts", more)
-    return ir.ToolResult(
-        id=call_id or calls.answer(name or ""), id_made=not call_id, name=name, content=content, is_error=is_error,
-        value=value, **fields,
-    )  # fmt: skip
-
-
-def _read_media(member: str, path: str, field: str) -> Any:
-    def read(members: Members, fields: dict[str, Any], calls: Calls) -> ir.Part | None:
-        body = members.inner(member)
-        value = None if body is None else body.take(path)
-        if body is None or value is None:
-            return None
-        media_type = body.take("mimeType")
-        return ir.Media(
-            kind=media_kind(media_type), media_type=media_type, name=body.take("displayName"), **{field: value},
-            **fields,
-        )  # fmt: skip
-
-    return read
-
-
-def media_kind(media_type: str | None) -> Any:
-    """Return what kind of media a type is."""
-    head = (media_type or "").partition("/")[0]
-    return head if head in ("image", "audio", "video") else "document"
-
-
-PART_READERS: Final[dict[str, Any]] = {
-    "functionCall": _read_call,
-    "functionResponse": _read_result,
-    "inlineData": _read_media("inlineData", "data", "data"),
-    "fileData": _read_media("fileData", "fileUri", "url"),
-    "text": _read_text,
-}
-
-
-def write_part(part: ir.Part, names: dict[str, str], ledger: Ledger) -> Json:
-    """Write one part, None where the target has no word for it."""
-    if is_own_raw(part, ledger):
-        return part.payload  # type: ignore[attr-defined]
-    given = Calls([part.id] if getattr(part, "id_made", False) else ())  # type: ignore[attr-defined]
-    if unchanged(part, ledger, lambda: read_part(part.raw, part.at, given)):
-        return part.raw
-    out = _write_kind(part, names, ledger)
-    if out is None:
-        lose_part(part, ledger)
-        return None
-    if part.signature is not None and ledger.is_home:
-        out["thoughtSignature"] = part.signature
-    put_ext(part, out, ledger)
-    return out
-
-
-def _write_kind(part: ir.Part, names: dict[str, str], ledger: Ledger) -> dict[str, Any] | None:
-    if isinstance(part, ir.Text | ir.Refusal):
-        if isinstance(part, ir.Refusal):
-            ledger.degrade(part.at, "part", "a refusal is said as text here")
-        return {"text": part.text}
-    if isinstance(part, ir.Thinking) and part.redacted is None and (part.text or ledger.is_home):
-        return {"text": part.text, "thought": True}
-    if isinstance(part, ir.ToolUse):
-        args = arguments_object(part, ledger)
-        return {"functionCall": {**_own_id(part), "name": part.name, "args": args}}
-    if isinstance(part, ir.ToolResult):
-        return _write_result(part, names, ledger)
-    return _write_media(part, ledger) if isinstance(part, ir.Media) else None
+def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: Ledger) -> bool:
+    out["functionCall"] = {**_own_id(part), "name": part.name, "args": arguments_object(part, ledger)}
+    return True
 
 
 def _own_id(part: ir.ToolUse | ir.ToolResult) -> dict[str, str]:
     return {} if part.id_made or part.id.startswith(MADE_ID) else {"id": part.id}
 
 
-def _write_result(part: ir.ToolResult, names: dict[str, str], ledger: Ledger) -> dict[str, Any]:
-    name = part.name if part.name is not None else names.get(part.id)
-    body: dict[str, Any] = {**_own_id(part), "name": "unknown" if name is None else name}
+def _read_result(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+    body = members.inner("functionResponse")
+    if body is None:
+        return False
+    value = body.take("response", dict)
+    content: tuple[ir.Part, ...] = ()
+    if value is not None:
+        at = f"{body.at}/response"
+        if len(value) == 1 and type(text := value.get("output", value.get("error"))) is str:
+            content = (ir.Text(text=text, at=at),)
+            fields["is_error"] = True if "error" in value else None
+        else:
+            content, fields["value"] = (ir.Text(text=json_text(value), at=at),), value
+    more = body.take("parts", list)  # pictures of a result
+    found = tuple(PARTS.read(one, f"{body.at}/parts/{place}", calls) for place, one in enumerate(more or ()))
+    if all(isinstance(part, ir.Media) for part in found):
+        content += found
+    elif more is not None:
+        put_back(body, "parts", more)
+    if not fields.get("id"):
+        fields |= {"id": calls.answer(fields.get("name") or ""), "id_made": True}
+    fields["content"] = content
+    return True
+
+
+def _write_result(part: ir.ToolResult, out: dict[str, Any], ledger: Ledger) -> bool:
+    body: dict[str, Any] = {**_own_id(part), "name": "unknown" if part.name is None else part.name}
     texts = [inner.text for inner in part.content if isinstance(inner, ir.Text)]
     is_value = type(part.value) is dict and texts == [json_text(part.value)]
-    media = []
+    media: list[Json] = []
     for inner in part.content:
-        made = _write_media(inner, ledger) if isinstance(inner, ir.Media) else None
-        if made is None and not isinstance(inner, ir.Text):
+        if isinstance(inner, ir.Text):
+            put_ext(inner, {}, ledger)
+        elif isinstance(inner, ir.Media) and (made := PARTS.write(inner, ledger)) is not None:
+            (texts if "text" in made else media).append(made.get("text", made))
+        elif not isinstance(inner, ir.Media):
             lose_part(inner, ledger)
-        elif made is not None and "text" in made:
-            texts.append(made["text"])
-        elif made is not None:
-            media.append(made)
-        put_ext(inner, {}, ledger)
     if media:
         body["parts"] = media
     if is_value:
         body["response"] = part.value
     elif part.content or not ledger.is_home:
         body["response"] = {"error" if part.is_error else "output": "\n".join(texts)}
-    return {"functionResponse": body}
+    out["functionResponse"] = body
+    return True
 
 
-def _write_media(part: ir.Media, ledger: Ledger) -> dict[str, Any] | None:
-    if part.text is not None:
-        ledger.degrade(part.at, "media", "a document of plain text became a text")
-        return {"text": part.text}
-    body: dict[str, Any]
-    if part.data is not None:
-        name, body = "inlineData", {"data": part.data}
-    elif part.url is not None:
-        name, body = "fileData", {"fileUri": part.url}
-    else:
-        return None
-    media_type = part.media_type
-    if media_type is None and not ledger.is_home:
-        media_type = MEDIA_TYPES.get(part.kind, "application/pdf")
-        ledger.synthesise(part.at, "media", f"media have a type here: {media_type}")
-    if media_type is not None:
-        body["mimeType"] = media_type
-    if part.name is not None and ledger.is_home:
-        body["displayName"] = part.name
-    return {name: body}
+def _read_media(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
+    head = (fields.get("media_type") or "").partition("/")[0]
+    fields["kind"] = head if head in ("image", "audio", "video") else "document"
+    return True
+
+
+def _write_media(part: ir.Media, out: dict[str, Any], ledger: Ledger) -> bool:
+    (body,) = out.values()
+    if not ledger.is_home:
+        body.pop("displayName", None)
+        if part.media_type is None:
+            body["mimeType"] = MEDIA_TYPES.get(part.kind, "application/pdf")
+            ledger.synthesise(part.at, "media", f"media have a type here: {body['mimeType']}")
+    return True
+
+
+PARTS: Final = Blocks(NAME, (
+    Block("functionCall", ir.ToolUse, {"functionCall/name": "name", "functionCall/args": "input",
+                                       "functionCall/id": "id"},
+          types={"input": (dict,)}, read=_read_call, write=_write_call),
+    Block("functionResponse", ir.ToolResult, {"functionResponse/name": "name", "functionResponse/id": "id"},
+          read=_read_result, write=_write_result),
+    *(Block(member, ir.Media, {f"{member}/{path}!": field, f"{member}/mimeType": "media_type",
+                               f"{member}/displayName": "name"}, read=_read_media, write=_write_media)
+      for member, path, field in (("inlineData", "data", "data"), ("fileData", "fileUri", "url"))),
+    Block("thought", ir.Thinking, {"text!": "text"}, write=_write_thought,
+          read=lambda members, fields, calls: members.take("thought", bool) is True),
+    Block("text", ir.Text, {"text!": "text"}),
+), typed=False, signature="thoughtSignature", is_server_tool=lambda kind: kind in (
+    "executableCode", "codeExecutionResult", "executable_code", "code_execution_result", "toolCall"))  # fmt: skip
+
+
+def read_part(value: Json, at: str, calls: Calls) -> ir.Part:
+    """Read one part; a bare text is one, too."""
+    return ir.Text(text=value, at=at, raw=value) if type(value) is str else PARTS.read(value, at, calls)
 
 
 # Contents -------------------------------------------------------------------------------------------------------------
@@ -312,11 +223,10 @@ def read_message(value: Json, at: str, calls: Calls) -> ir.Message:
     return ir.Message(role=role, parts=parts, native_role=native_role, at=at, ext=members.ext(NAME), raw=value)
 
 
-def write_message(message: ir.Message, names: dict[str, str], ledger: Ledger, role: ir.Role | None = None) -> Json:
+def write_message(message: ir.Message, ledger: Ledger, role: ir.Role | None = None) -> Json:
     """Write one content.
 
     Args:
-        names: id of a call → the tool's name, which a result has to say here.
         role: the role that the content was given when it was read.
     """
 
@@ -330,7 +240,7 @@ def write_message(message: ir.Message, names: dict[str, str], ledger: Ledger, ro
     out: dict[str, Any] = {"role": "model" if message.role == "assistant" else "user"}
     if ledger.is_home and native is not None and (native not in ROLES or _fits(ROLES[native], message.role)):
         out["role"] = native
-    out["parts"] = write_parts(message.parts, names, ledger)
+    out["parts"] = PARTS.write_all(message.parts, ledger)
     put_ext(message, out, ledger)
     return out
 
@@ -339,71 +249,55 @@ def _fits(native: ir.Role, role: ir.Role) -> bool:
     return role in (native, "system") or (role == "tool" and native == "user")
 
 
-def write_parts(parts: tuple[ir.Part, ...], names: dict[str, str], ledger: Ledger) -> list[Json]:
-    """Write parts; those that the target has no word for are left out and reported."""
-    made = ((part, write_part(part, names, ledger)) for part in parts)
-    return [written for part, written in made if written is not None or is_own_raw(part, ledger)]
-
-
-def _write_contents(conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger) -> None:
-    names = {call.id: call.name for call in calls_in(conversation.messages)}
-    system: list[ir.Message] = []
-    contents: list[Json] = []
-    last: ir.Role | None = None
-    for message in conversation.messages:
-        if message.role == "system" and not (ledger.is_home and message.at.startswith("/contents/")):
-            if contents:
-                ledger.degrade(message.at, "order", "system text in the middle became part of the head")
-            system.append(message)
-            continue
-        written = write_message(message, names, ledger)
-        if last == "tool" and message.role in ("tool", "user") and not ledger.is_home:
-            contents[-1]["parts"] += written["parts"]
-        elif type(written) is dict and not written.get("parts") and not ledger.is_home:
-            ledger.drop(message.at, "shape", "a content without parts is refused here")
-            continue
-        else:
-            contents.append(written)
-        last = message.role
-    if len(system) == 1 and ledger.is_home:
-        out["systemInstruction"] = write_message(system[0], names, ledger, "system")
-    elif system:
-        for message in system:
-            put_ext(message, {}, ledger)
-        out["systemInstruction"] = {
-            "parts": [part for message in system for part in write_parts(message.parts, names, ledger)]
-        }
-    out["contents"] = contents
-
-
-# Requests -------------------------------------------------------------------------------------------------------------
-
-
-def read_request(request: Json, ledger: Ledger, calls: Calls) -> ir.Conversation:
-    """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-    members = Members(request, "", spell=True)
+def read_messages(members: Members, calls: Calls) -> list[ir.Message]:
+    """Take the system text and the contents of a request."""
     messages: list[ir.Message] = []
     at = members.place("systemInstruction")
     if (system := members.take("systemInstruction", dict, str)) is not None:
         messages.append(msgspec.structs.replace(read_message(system, at, calls), role="system"))
     if (text := members.take("contents")) is not None:
-        messages.append(ir.Message(role="user", parts=(ir.Text(text=text, at="/contents"),), flat=True, at="/contents"))
-    else:
-        found = members.need("contents")
-        messages += [read_message(content, f"/contents/{place}", calls) for place, content in enumerate(found)]
-    options: dict[str, Any] = {}
-    places: dict[str, str] = {}
-    read_options(members, OPTIONS, options, places)
-    _read_format(members, options, places)
-    _read_choice(members, options, places)
-    tools: list[ir.ToolSpec] = []
-    if members.rest.get("tools"):
-        for place, tool in enumerate(members.take("tools", list) or ()):
-            tools += _read_list(tool, f"/tools/{place}")
-    return ir.Conversation(
-        dialect=NAME, messages=tuple(messages), model=members.take("model"), tools=tuple(tools), options=options,
-        options_at=places, ext=members.ext(NAME),
+        part = ir.Text(text=text, at="/contents")
+        return [*messages, ir.Message(role="user", parts=(part,), flat=True, at="/contents")]
+    found = members.need("contents")
+    return [*messages, *(read_message(content, f"/contents/{place}", calls) for place, content in enumerate(found))]
+
+
+def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: Ledger) -> None:
+    """Write the contents and, outside of them, the system text."""
+    messages = _with_names(conversation.messages, ledger)
+    system, others = outside(messages, ledger, lambda message: message.at.startswith("/contents/"))
+    if len(system) == 1 and ledger.is_home:
+        out["systemInstruction"] = write_message(system[0], ledger, "system")
+    elif system:
+        for message in system:
+            put_ext(message, {}, ledger)
+        parts = [part for message in system for part in message.parts]
+        out["systemInstruction"] = {"parts": PARTS.write_all(parts, ledger)}
+    out["contents"] = []
+    for message in others:
+        written = write_message(message, ledger)
+        if type(written) is dict and not written.get("parts") and not ledger.is_home:
+            ledger.drop(message.at, "shape", "a content without parts is refused here")
+        else:
+            out["contents"].append(written)
+
+
+def _with_names(messages: tuple[ir.Message, ...], ledger: Ledger) -> tuple[ir.Message, ...]:
+    """Name the tool of each result, which is known elsewhere by the id of the call."""
+    names = {call.id: call.name for call in calls_in(messages)}
+
+    def named(part: ir.Part) -> ir.Part:
+        if not isinstance(part, ir.ToolResult) or part.name is not None or (ledger.is_home and part.raw is not None):
+            return part
+        return msgspec.structs.replace(part, name=names.get(part.id))
+
+    return tuple(
+        msgspec.structs.replace(message, parts=tuple(map(named, message.parts)))
+        if any(isinstance(part, ir.ToolResult) for part in message.parts) else message for message in messages
     )  # fmt: skip
+
+
+# Requests -------------------------------------------------------------------------------------------------------------
 
 
 def _read_format(members: Members, options: dict[str, Any], places: dict[str, str]) -> None:
@@ -441,8 +335,75 @@ def _read_choice(members: Members, options: dict[str, Any], places: dict[str, st
     places["tool_choice"] = inner.at
 
 
-def _read_list(tool: Json, at: str) -> list[ir.ToolSpec]:
-    """Unfold a list of declarations; anything else is a tool that the vendor runs."""
+def _write_choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    config: dict[str, Any] = {"mode": next((word for word, mode in MODES.items() if mode == value["mode"]), "ANY")}
+    if value["mode"] == "tool":
+        config["allowedFunctionNames"] = [value["name"]]
+    out["toolConfig"] = {"functionCallingConfig": config}
+
+
+def _write_effort(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    words = {word: level for level, word in LEVELS.items()}
+    if ledger.is_home and value in words:
+        codec.put(out, "generationConfig/thinkingConfig/thinkingLevel", words[value])
+    elif "reasoning_budget" in conversation.options:
+        ledger.drop(at, "option", "the budget says how long to think", value)
+    elif value in EFFORT_BUDGETS:
+        ledger.degrade(at, "option_value", f"the word became {EFFORT_BUDGETS[value]} tokens for thinking", value)
+        codec.put(out, "generationConfig/thinkingConfig/thinkingBudget", EFFORT_BUDGETS[value])
+    else:
+        ledger.drop(at, "option_value", "no such effort here", value)
+
+
+def _write_stream(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    ledger.degrade(at, "transport", "whether to stream is said by the URL here", value)
+
+
+def _write_parallel(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    if value:
+        ledger.degrade(at, "shape", "several calls in one turn are the rule here")
+    else:
+        ledger.drop(at, "option", "several calls in one turn cannot be forbidden here", value)
+
+
+def _write_stops(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    if not ledger.is_home and len(value) > STOPS_MAX:
+        ledger.drop(at, "option_value", f"more than {STOPS_MAX} stop sequences", value[STOPS_MAX:])
+        value = value[:STOPS_MAX]
+    codec.put(out, "generationConfig/stopSequences", value)
+
+
+def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation) -> None:
+    config = out.setdefault("generationConfig", {})
+    config["responseMimeType"] = "text/plain" if value["type"] == "text" else "application/json"
+    if value["type"] == "schema" and "schema" in value:
+        config["responseJsonSchema"] = value["schema"]
+
+
+OPTIONS: Final = (
+    Option("generationConfig/maxOutputTokens", "max_tokens", (int,), least=1),
+    Option("generationConfig/temperature", "temperature", NUMBER, least=0, most=2),
+    Option("generationConfig/topP", "top_p", NUMBER),
+    Option("generationConfig/topK", "top_k", NUMBER, least=1),
+    Option("generationConfig/stopSequences", "stop", (list,), write=_write_stops),
+    Option("generationConfig/seed", "seed", (int,)),
+    Option("generationConfig/frequencyPenalty", "frequency_penalty", NUMBER),
+    Option("generationConfig/presencePenalty", "presence_penalty", NUMBER),
+    Option("generationConfig/candidateCount", "n", (int,), least=1, most=8),
+    Option("generationConfig/responseLogprobs", "logprobs", (bool,)),
+    Option("generationConfig/logprobs", "top_logprobs", (int,), least=0, most=20),
+    Option("generationConfig/thinkingConfig/thinkingBudget", "reasoning_budget", (int,)),
+    Option("generationConfig/thinkingConfig/includeThoughts", "reasoning_shown", (bool,)),
+    Option("generationConfig/thinkingConfig/thinkingLevel", "reasoning_effort", words=LEVELS, write=_write_effort),
+    Option("generationConfig", "response_format", read=_read_format, write=_write_format),
+    Option("toolConfig", "tool_choice", read=_read_choice, write=_write_choice),
+    Option("", "stream", write=_write_stream),
+    Option("", "parallel_tool_calls", write=_write_parallel),
+)
+
+
+def unfold_tools(tool: Json, at: str) -> list[ir.ToolSpec]:
+    """Read a list of declarations; anything else is a tool that the vendor runs."""
     members = Members(tool, at, spell=True) if type(tool) is dict else None
     place = "" if members is None else members.place("functionDeclarations")
     found = None if members is None else members.take("functionDeclarations", list)
@@ -459,7 +420,7 @@ def _is_declaration(value: Json) -> bool:
 def read_tool(tool: Json, at: str) -> ir.ToolSpec:
     """Read one tool definition; its schema stands under one of two names, in one of two dialects."""
     if not _is_declaration(tool):
-        return ir.ToolSpec(name="unreadable", kind="server", payload=tool, at=at)
+        return codec.server_tool(tool, at)
     members = Members(tool, at, spell=True)
     schema = members.take("parametersJsonSchema", dict)
     if schema is None and (own := members.take("parameters", dict)) is not None:
@@ -496,100 +457,19 @@ def write_tool(tool: ir.ToolSpec, ledger: Ledger) -> Json:
     return out
 
 
-def write_request(conversation: ir.Conversation, ledger: Ledger) -> dict[str, Any]:
-    """Write a request."""
-    out: dict[str, Any] = {}
-    if conversation.model is not None:
-        out["model"] = conversation.model
-    _write_contents(conversation, out, ledger)
-    functions = [write_tool(tool, ledger) for tool in conversation.tools if tool.kind != "server"]
-    tools: list[Json] = [{"functionDeclarations": functions}] if functions else []
-    tools += write_tools(tuple(tool for tool in conversation.tools if tool.kind == "server"), ledger, write_tool)
-    if tools:
-        out["tools"] = tools
-    write_options(conversation, out, ledger, OPTIONS, _special(conversation))
-    put_ext(conversation, out, ledger)
-    return out
-
-
-def _special(conversation: ir.Conversation) -> dict[str, Writer]:
-    def choice(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-        if value["mode"] == "tool" and chosen_kind(value, conversation, ledger, at) is None:
-            return
-        mode = next((word for word, mode in MODES.items() if mode == value["mode"]), "ANY")
-        config: dict[str, Any] = {"mode": mode}
-        if value["mode"] == "tool":
-            config["allowedFunctionNames"] = [value["name"]]
-        out["toolConfig"] = {"functionCallingConfig": config}
-
-    def effort(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-        words = {word: level for level, word in LEVELS.items()}
-        thinking = out.setdefault("generationConfig", {}).setdefault("thinkingConfig", {})
-        if ledger.is_home and value in words:
-            thinking["thinkingLevel"] = words[value]
-        elif "reasoning_budget" in conversation.options:
-            ledger.drop(at, "option", "the budget says how long to think", value)
-        elif value in EFFORT_BUDGETS:
-            ledger.degrade(at, "option_value", f"the word became {EFFORT_BUDGETS[value]} tokens for thinking", value)
-            thinking["thinkingBudget"] = EFFORT_BUDGETS[value]
-        else:
-            ledger.drop(at, "option_value", "no such effort here", value)
-        if not thinking:
-            del out["generationConfig"]["thinkingConfig"]
-
-    return {
-        "tool_choice": choice, "reasoning_effort": effort, "response_format": _write_format, "stream": _write_stream,
-        "stop": _write_stops, "parallel_tool_calls": _write_parallel,
-    }  # fmt: skip
-
-
-def _write_stream(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    ledger.degrade(at, "transport", "whether to stream is said by the URL here", value)
-
-
-def _write_parallel(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if value:
-        ledger.degrade(at, "shape", "several calls in one turn are the rule here")
-    else:
-        ledger.drop(at, "option", "several calls in one turn cannot be forbidden here", value)
-
-
-def _write_stops(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    if not ledger.is_home and len(value) > STOPS_MAX:
-        ledger.drop(at, "option_value", f"more than {STOPS_MAX} stop sequences", value[STOPS_MAX:])
-        value = value[:STOPS_MAX]
-    out.setdefault("generationConfig", {})["stopSequences"] = value
-
-
-def _write_format(value: Any, out: dict[str, Any], ledger: Ledger, at: str) -> None:
-    config = out.setdefault("generationConfig", {})
-    config["responseMimeType"] = "text/plain" if value["type"] == "text" else "application/json"
-    if value["type"] == "schema" and "schema" in value:
-        config["responseJsonSchema"] = value["schema"]
-
-
 # Answers --------------------------------------------------------------------------------------------------------------
 
 
-def read_answer(response: Json, ledger: Ledger, calls: Calls) -> ir.Answer:
-    """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-    members = Members(response, "", spell=True)
-    if "error" in members.rest and "candidates" not in members.rest:
-        return failed_answer(NAME, members)
+def read_candidates(members: Members, calls: Calls) -> tuple[ir.Candidate, ...]:
+    """Take what an answer says and why it ended; a prompt that was refused has no candidate, only a reason."""
     found = members.take("candidates", list)
     feedback = members.find("promptFeedback")
     if found is None and feedback not in members.rest and members.find("usageMetadata") not in members.rest:
         raise TranslationError("dialect_mapping_failed", "no candidates", hint="check --from and --kind")
-    candidates = tuple(_read_candidate(one, place, calls) for place, one in enumerate(found or ()))
-    if not candidates and feedback in members.rest:  # a prompt that was refused has no candidate, only a reason
+    if not found and feedback in members.rest:
         blocked = ir.Message(role="assistant", parts=())
-        candidates = (ir.Candidate(message=blocked, stop="content_filter", stop_at=f"/{feedback}"),)
-    at = members.place("usageMetadata")
-    usage = members.take("usageMetadata", dict)
-    return ir.Answer(
-        dialect=NAME, id=members.take("responseId"), model=members.take("modelVersion"), candidates=candidates,
-        usage=read_usage(usage, at) if usage is not None else None, ext=members.ext(NAME),
-    )  # fmt: skip
+        return (ir.Candidate(message=blocked, stop="content_filter", stop_at=f"/{feedback}"),)
+    return tuple(_read_candidate(one, place, calls) for place, one in enumerate(found or ()))
 
 
 def _read_candidate(candidate: Json, place: int, calls: Calls) -> ir.Candidate:
@@ -608,73 +488,430 @@ def _read_candidate(candidate: Json, place: int, calls: Calls) -> ir.Candidate:
     )  # fmt: skip
 
 
-def read_usage(usage: dict[str, Any], at: str) -> ir.Usage:
-    """Read token counters; thoughts and what tools put into the prompt are counted apart here."""
-    members = Members(usage, at, spell=True)
-    sent, made = members.take("promptTokenCount", int), members.take("candidatesTokenCount", int)
-    thought, cached = members.take("thoughtsTokenCount", int), members.take("cachedContentTokenCount", int)
-    tools = members.rest.get(members.find("toolUsePromptTokenCount"))
-    tools = tools if type(tools) is int else 0
-    members.skip("totalTokenCount", (sent or 0) + (made or 0) + (thought or 0) + tools)
-    return ir.Usage(
-        input=None if sent is None and not tools else (sent or 0) + tools,
-        output=None if made is None and thought is None else (made or 0) + (thought or 0),
-        cache_read=cached, reasoning=thought, at=at, ext=members.ext(NAME), raw=usage,
-    )  # fmt: skip
-
-
-def write_answer(answer: ir.Answer, ledger: Ledger) -> dict[str, Any]:
-    """Write a response."""
-    out: dict[str, Any] = {}
-    if answer.error is not None and not answer.candidates:
-        return failed_body(answer, ledger, {"code": 502, "message": answer.error, "status": "UNAVAILABLE"})
+def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: Ledger) -> None:
+    """Write what an answer says and why it ended."""
     feedback = {"promptFeedback", "prompt_feedback"} & answer.ext.get(NAME, {}).keys()
     is_blocked = ledger.is_home and feedback and not answer.candidates[0].message.parts
-    candidates = answer.candidates[1:] if is_blocked else answer.candidates
-    out["candidates"] = [_write_candidate(candidate, place, ledger) for place, candidate in enumerate(candidates)]
-    for key, value in (("responseId", answer.id), ("modelVersion", answer.model)):
-        if value is not None:
-            out[key] = value
-    if answer.usage is not None:
-        out["usageMetadata"] = write_usage(answer.usage, ledger)
-    put_ext(answer, out, ledger)
-    return out
+    out["candidates"] = []
+    for place, candidate in enumerate(answer.candidates[1:] if is_blocked else answer.candidates):
+        one: dict[str, Any] = {"content": write_message(candidate.message, ledger, "assistant"), "index": place}
+        if (word := ENDINGS.write(candidate, ledger)) is not None:
+            one["finishReason"] = word
+        put_ext(candidate, one, ledger)
+        out["candidates"].append(one)
 
 
-def _write_candidate(candidate: ir.Candidate, place: int, ledger: Ledger) -> Json:
-    out: dict[str, Any] = {"content": write_message(candidate.message, {}, ledger, "assistant"), "index": place}
-    if (word := ENDINGS.write(candidate, ledger)) is not None:
-        out["finishReason"] = word
-    put_ext(candidate, out, ledger)
-    return out
+USAGE: Final = Counters({
+    "promptTokenCount": "input", "candidatesTokenCount": "output", "thoughtsTokenCount": "reasoning",
+    "cachedContentTokenCount": "cache_read",
+}, total="totalTokenCount", apart={"output": ("reasoning",)}, beside_input="toolUsePromptTokenCount",
+    spell=True)  # fmt: skip
+PLACES: Final = {
+    **{row.name: row.path.partition("/")[0] for row in OPTIONS if row.path},
+    **{field: path for path, field in USAGE.table.items()}, "id": "responseId", "model": "modelVersion",
+    "usage": "usageMetadata", "signature": "thoughtSignature", "candidates": "candidates",
+}  # fmt: skip
 
 
-def write_usage(usage: ir.Usage, ledger: Ledger) -> dict[str, Any]:
-    """Write token counters: thoughts apart from what was said."""
-    mine = usage.ext.get(NAME, {}) if ledger.is_home else {}
-    tools = mine.get("toolUsePromptTokenCount", mine.get("tool_use_prompt_token_count", 0))
-    tools = tools if type(tools) is int else 0
-    pairs = (
-        ("promptTokenCount", None if usage.input is None else usage.input - tools),
-        ("candidatesTokenCount", None if usage.output is None else usage.output - (usage.reasoning or 0)),
-        ("thoughtsTokenCount", usage.reasoning), ("cachedContentTokenCount", usage.cache_read),
-    )  # fmt: skip
-    out: dict[str, Any] = {key: value for key, value in pairs if value is not None}
-    put_ext(usage, out, ledger)
-    out.setdefault("totalTokenCount", (usage.input or 0) + (usage.output or 0))
-    return out
+# Streams, read --------------------------------------------------------------------------------------------------------
+
+HEAD: Final = frozenset(
+    {"candidates", "usageMetadata", "usage_metadata", "modelVersion", "model_version", "responseId", "response_id"}
+)
+
+BESIDE: Final = frozenset({"content", "finishReason", "finish_reason", "index"})
+
+REPEAT_CHARS_MIN: Final = 6
+"""A gateway that repeats the whole text so far is seen from a model that says a word twice by at least so much. Below
+it a chunk that begins with all before it waits for the next one, which decides."""
+
+WAITING_MAX: Final = 8
+"""Most chunks that wait; a text below `REPEAT_CHARS_MIN` that grows with each chunk makes five."""
+
+SENT_BEFORE: Final = "text that was sent before"
+
+SAID_CHARS_MAX: Final = 256
+"""Of a text so far this much is compared; no model begins one chunk with so much of the answer's own beginning."""
+
+_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[['\"](.*?)['\"]\]")
 
 
-def _dialect() -> Dialect:
-    from backplane.dialects.gemini_stream import GeminiReader, GeminiWriter
+class _Seen:
+    """The text of one kind so far, and whether its chunks are pieces or the whole text so far."""
 
-    return Dialect(
-        NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, read_request=read_request,
-        write_request=write_request, read_answer=read_answer, write_answer=write_answer, read_tool=read_tool,
-        write_tool=write_tool, read_stream=GeminiReader, write_stream=GeminiWriter, event_name=no_name,
-        limits=LIMITS, places=PLACES, listed="/contents",
-        content=frozenset({"contents", "systemInstruction", "system_instruction", "candidates"}),
-    )  # fmt: skip
+    def __init__(self) -> None:
+        self.begin = ""
+        self.length = 0
+        self.is_pieces = False
+        self.waiting: list[str] = []
+        """Chunks that each begin with all before them, not yet passed on."""
+
+    def add(self, text: str) -> str:
+        # Long answers come in thousands of pieces: only their beginning is kept, which tells as much.
+        self.begin = self.begin + text if self.length < SAID_CHARS_MAX else self.begin
+        self.is_pieces = self.is_pieces or self.length > 0
+        self.length += len(text)
+        return text
+
+    def replace(self, text: str) -> str:
+        added, self.begin, self.length, self.waiting = text[self.length :], text, len(text), []
+        return added
+
+    def repeats(self, text: str) -> bool:
+        """Whether a chunk surely repeats what was said, a waiting one included."""
+        said, length = (self.waiting[-1], len(self.waiting[-1])) if self.waiting else (self.begin, self.length)
+        return length >= REPEAT_CHARS_MIN and len(text) >= length and text.startswith(said) and not said.isspace()
+
+    def may_repeat(self, text: str) -> bool:
+        said = self.waiting[-1] if self.waiting else self.begin
+        return (0 < len(said) < REPEAT_CHARS_MIN and not self.is_pieces and len(self.waiting) < WAITING_MAX
+                and text.startswith(said))  # fmt: skip
+
+    def pass_on(self) -> str:
+        """Return the waiting chunks as the pieces that they then were."""
+        text, self.waiting = "".join(self.waiting), []
+        return self.add(text) if text else ""
 
 
-DIALECT: Final = _dialect()
+LOSSES_MAX: Final = 100
+"""Most faults of one stream that are named one by one."""
+
+
+class _Candidate:
+    """One candidate while it comes in; at most one of its blocks is open, under the candidate's number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.seen: dict[type[ir.Part], _Seen] = {}
+        self.call: ir.ToolUse | None = None
+        """A call whose arguments come in pieces."""
+        self.args: dict[str, Any] = {}
+        self.ids: set[str] = set()
+        self.said_calls: set[tuple[str, str, int]] = set()
+        """Calls without an id: name, arguments and chunk."""
+
+
+class StreamReader(BlockReader):
+    """Reads the chunks of one stream."""
+
+    endings = ENDINGS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.candidates: dict[int, _Candidate] = {}
+        self.ids = Calls()
+        self.notes: dict[tuple[int | None, str], Any] = {}
+        self.usage: Json = None
+        self.chunk = 0
+
+    def read(self, chunk: Json) -> list[ir.StreamEvent]:
+        """Read one chunk; anything that is no chunk is kept."""
+        if type(chunk) is not dict:
+            return [ir.Kept(chunk)]
+        self.chunk += 1
+        out: list[ir.StreamEvent] = []
+        if "error" in chunk and "candidates" not in chunk:
+            return [failure(chunk["error"], chunk, "status")]
+        if not self.began:
+            self.began = True
+            answer_id = chunk.get("responseId", chunk.get("response_id"))
+            out.append(begun(answer_id, chunk.get("modelVersion", chunk.get("model_version"))))
+        found = chunk.get("candidates")
+        for place, candidate in enumerate(found if type(found) is list else ()):
+            if type(candidate) is dict:
+                self._candidate(candidate, place, out)
+        usage = chunk.get("usageMetadata", chunk.get("usage_metadata"))
+        if type(usage) is dict and usage != self.usage:
+            self.usage = usage
+            out.append(ir.UsageSeen(USAGE.read(usage, "/usageMetadata", NAME)))
+        self._note(chunk, HEAD, None, out)
+        if not found and ("promptFeedback" in chunk or "prompt_feedback" in chunk):
+            out.append(ir.Stopped(stop="content_filter", at="/promptFeedback"))
+        return out
+
+    def end_all(self, choice: int | None = None) -> list[ir.StreamEvent]:
+        """Close what is open; a call whose closing piece is missing ends here."""
+        states = [state for number, state in self.candidates.items() if choice in (None, number)]
+        return [event for state in states for event in self._close(state)]
+
+    def go_on(self, text: str) -> str | None:
+        """Take more of the open text of a stream with one candidate; None where no text is open."""
+        state = next(iter(self.candidates.values()))
+        if self._kind(state) is not ir.Text:
+            return None
+        return self._new_text(state, ir.Text, text, f"/candidates/{state.number}/content/parts/0")
+
+    def _kind(self, state: _Candidate) -> type[ir.Part] | None:
+        """Return the kind of the open block."""
+        block = self.open.get(state.number)
+        return None if block is None else type(block.part)
+
+    def _note(
+        self, holder: dict[str, Any], known: frozenset[str], choice: int | None, out: list[ir.StreamEvent]
+    ) -> None:
+        for key in sorted(holder.keys() - known):
+            if self.notes.get((choice, key)) != holder[key]:
+                self.notes[choice, key] = holder[key]
+                out.append(ir.Noted(key, holder[key], choice))
+
+    def _candidate(self, candidate: dict[str, Any], place: int, out: list[ir.StreamEvent]) -> None:
+        number = candidate.get("index")
+        number = number if type(number) is int else place
+        state = self.candidates.get(number)
+        if state is None:
+            state = self.candidates[number] = _Candidate(number)
+        content = candidate.get("content")
+        parts = content.get("parts") if type(content) is dict else None
+        for spot, part in enumerate(parts if type(parts) is list else ()):
+            out += self._part(state, part, f"/candidates/{number}/content/parts/{spot}")
+        self._note(candidate, BESIDE, number, out)
+        raw = candidate.get("finishReason", candidate.get("finish_reason"))
+        out += self.stop(raw, f"/candidates/{number}/finishReason", choice=number)
+
+    def _part(self, state: _Candidate, part: Json, at: str) -> list[ir.StreamEvent]:
+        call = part.get("functionCall", part.get("function_call")) if type(part) is dict else None
+        if type(call) is dict and (
+            call.keys() & {"partialArgs", "partial_args", "willContinue", "will_continue"}
+            or (state.call is not None and "name" not in call)
+        ):
+            return self._piece(state, part, Members(call, f"{at}/functionCall", spell=True), at)
+        read = read_part(part, at, self.ids)
+        if isinstance(read, ir.Text | ir.Thinking):
+            return self._text(state, read)
+        out = self._close(state)
+        if isinstance(read, ir.ToolUse):
+            if self.mends and self._was_said(state, read):
+                self._worked_around(at, "a call that was sent before")
+                return out
+            state.ids.add(read.id)
+        out += self.begin(state.number, read, state.number)
+        if isinstance(read, ir.ToolUse):
+            out.append(self.more(state.number, json_text(read.input), "arguments"))
+        return [*out, *self.end(state.number, read)]
+
+    def _was_said(self, state: _Candidate, call: ir.ToolUse) -> bool:
+        """Whether an earlier chunk had the same call; one chunk may hold the same call twice and mean it."""
+        if not call.id_made and call.id in state.ids:
+            return True
+        arguments = json_text(call.input)
+        said = any(name == call.name and text == arguments and chunk != self.chunk
+                   for name, text, chunk in state.said_calls)  # fmt: skip
+        if call.id_made and not said:
+            state.said_calls.add((call.name, arguments, self.chunk))
+        return call.id_made and said
+
+    def _text(self, state: _Candidate, read: ir.Text | ir.Thinking) -> list[ir.StreamEvent]:
+        out = self._close(state) if state.call is not None else []
+        key, kind = state.number, type(read)
+        text = self._new_text(state, kind, read.text, read.at)
+        if not text and read.signature is None and (key in self.open or not read.ext):
+            return out
+        if self._kind(state) is not kind:
+            out += self._close(state)
+            out += self.begin(key, msgspec.structs.replace(read, text="", signature=None), state.number)
+        if text:
+            out.append(self.more(key, text))
+        if read.signature is not None:
+            # The signature proves the block up to here; what follows is another one.
+            out += [*self._rest(state), self.more(key, read.signature, "signature"), *self._close(state)]
+        return out
+
+    def _new_text(self, state: _Candidate, kind: type[ir.Part], text: str, at: str) -> str:
+        """Return what a text adds: some gateways send the whole text so far in every chunk."""
+        if not self.mends or not text:
+            return text
+        seen = state.seen.setdefault(kind, _Seen())
+        if seen.repeats(text):
+            self._worked_around(at, SENT_BEFORE)
+            return seen.replace(text)
+        if self._kind(state) is kind and seen.may_repeat(text):
+            seen.waiting.append(text)
+            return ""
+        return seen.pass_on() + seen.add(text)
+
+    def _rest(self, state: _Candidate) -> list[ir.StreamEvent]:
+        """Pass on what waited until its block ended: a word that begins anew is rarer than a text so far."""
+        seen = state.seen.get(self._kind(state))  # type: ignore[arg-type]
+        if seen is None or not seen.waiting:
+            return []
+        if any(map(str.isalpha, seen.begin)):
+            self._worked_around(f"/candidates/{state.number}/content", SENT_BEFORE)
+            text = seen.replace(seen.waiting[-1])
+        else:
+            text = seen.pass_on()
+        return [self.more(state.number, text)] if text else []
+
+    def _worked_around(self, at: str, what: str) -> None:
+        loss = ir.Loss(path=at, dialect=NAME, target="", kind="degraded", code="fallback", reason=what)
+        if len(self.losses) < LOSSES_MAX:
+            self.losses.append(loss)
+
+    def _piece(self, state: _Candidate, part: dict[str, Any], call: Members, at: str) -> list[ir.StreamEvent]:
+        out = self._close(state) if "name" in call.rest else []
+        if state.call is None:
+            out += self._close(state)
+            name, call_id = call.take("name") or "", call.take("id")
+            signature = part.get("thoughtSignature", part.get("thought_signature"))
+            state.call = ir.ToolUse(
+                id=call_id or self.ids.make(name), id_made=not call_id, name=name, input={}, at=at,
+                signature=signature if type(signature) is str else None,
+            )  # fmt: skip
+            state.args = dict(call.take("args", dict) or {})
+            out += self.begin(state.number, state.call, state.number)
+        for piece in call.take("partialArgs", list) or ():
+            if type(piece) is dict:
+                put_piece(state.args, Members(piece, at, spell=True))
+        return out if call.take("willContinue", bool) else [*out, *self._close(state)]
+
+    def _close(self, state: _Candidate) -> list[ir.StreamEvent]:
+        if state.call is None:
+            return [*self._rest(state), *self.end(state.number)]
+        whole, state.call = msgspec.structs.replace(state.call, input=state.args), None
+        return [self.more(state.number, json_text(whole.input), "arguments"), *self.end(state.number, whole)]
+
+
+def put_piece(args: dict[str, Any], piece: Members) -> None:
+    """Put one piece of arguments where its path says; texts go on where they ended."""
+    path = piece.take("jsonPath", str) or ""
+    steps: list[str | int] = [
+        int(match[2]) if match[2] is not None else (match[1] if match[1] is not None else match[3])
+        for match in _STEP.finditer(path)
+    ]
+    if not steps:
+        return
+    value: Json = None
+    for name in ("stringValue", "numberValue", "boolValue"):
+        found = piece.take(name, str, int, float, bool)
+        value = found if found is not None else value
+    inner: Any = args
+    for step, following in itertools.pairwise(steps):
+        inner = _enter(inner, step, [] if isinstance(following, int) else {})
+    last = steps[-1]
+    before = _get(inner, last)
+    _set(inner, last, before + value if isinstance(before, str) and isinstance(value, str) else value)
+
+
+ITEMS_MAX: Final = 10_000
+"""Longest list that a piece may reach into; a wild index would fill the memory."""
+
+
+def _get(inner: Any, step: str | int) -> Any:
+    if isinstance(inner, list) and isinstance(step, int):
+        return inner[step] if step < len(inner) else None
+    return inner.get(step) if isinstance(inner, dict) else None
+
+
+def _set(inner: Any, step: str | int, value: Any) -> None:
+    if isinstance(inner, list) and isinstance(step, int) and step < ITEMS_MAX:
+        inner.extend([None] * (step + 1 - len(inner)))
+        inner[step] = value
+    elif isinstance(inner, dict):
+        inner[str(step)] = value
+
+
+def _enter(inner: Any, step: str | int, empty: Any) -> Any:
+    found = _get(inner, step)
+    if not isinstance(found, list | dict):
+        _set(inner, step, empty)
+        return empty
+    return found
+
+
+# Streams, written -----------------------------------------------------------------------------------------------------
+
+
+class StreamWriter(BlockWriter):
+    """Templates of the chunks; a call is written when it is whole."""
+
+    name = NAME
+    has_choices = True
+    endings = ENDINGS
+    usage = USAGE
+    error: ClassVar = {"code": 502, "status": "UNAVAILABLE"}
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self.calls: dict[int, dict[int, list[Json] | None]] = {}
+        """Choice → the calls that wait for one that began earlier, and None for those that go on."""
+
+    def _chunk(self, candidates: list[Json]) -> dict[str, Any]:
+        began = self.sum.began
+        pairs = (("candidates", candidates or None), ("modelVersion", began.model), ("responseId", began.id))
+        return {key: value for key, value in pairs if value is not None}
+
+    def _parts(self, choice: int, parts: list[Json]) -> list[Json]:
+        return [self._chunk([{"content": {"role": "model", "parts": parts}, "index": choice}])]
+
+    def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
+        if isinstance(part, ir.ToolUse):
+            self.calls.setdefault(key[0], {})[key[1]] = None
+            return None
+        if not isinstance(part, ir.Text | ir.Refusal | ir.Thinking) or getattr(part, "redacted", None) is not None:
+            return None
+        if isinstance(part, ir.Refusal):
+            self.ledger.degrade(part.at, "part", "a refusal is said as text here")
+        self.opened[key] = {"thought": True} if isinstance(part, ir.Thinking) else {}
+        return []
+
+    def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
+        return self._parts(key[0], [{"text": text, **self.opened[key]}])
+
+    def proof(self, key: Key, event: ir.PartDelta, part: ir.Part) -> list[Json] | None:
+        if event.field == "citation" or not self.ledger.is_home:
+            return None
+        return self._parts(key[0], [{"text": "", "thoughtSignature": event.text, **self.opened[key]}])
+
+    def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
+        if isinstance(part, ir.Text | ir.Refusal) and not part.text:
+            return []
+        if isinstance(part, ir.ToolUse) and part.is_cut and not self.ledger.is_home:
+            self.ledger.drop(part.at, "arguments", CUT_CALL)
+            return self._in_turn(key, [])
+        count = len(self.ledger.losses)
+        written = PARTS.write(part, self.ledger)
+        made = [] if written is None else self._parts(key[0], [written])
+        if written is None and len(self.ledger.losses) == count:
+            return None
+        return self._in_turn(key, made) if key[1] in self.calls.get(key[0], {}) else made
+
+    def _in_turn(self, key: Key, made: list[Json]) -> list[Json]:
+        """Give out calls in the order in which they began: without ids it is all that tells one from another."""
+        waiting = self.calls[key[0]]
+        waiting[key[1]] = made
+        out: list[Json] = []
+        for index in sorted(waiting):
+            ready = waiting[index]
+            if ready is None:
+                break
+            out += ready
+            del waiting[index]
+        return out
+
+    def end(self) -> list[Json]:
+        rest = [ready for waiting in self.calls.values() for _, ready in sorted(waiting.items()) if ready]
+        candidates: list[Json] = []
+        for choice, word in self.words.items():
+            candidate: dict[str, Any] = {"content": {"role": "model", "parts": [{"text": ""}]}, "index": choice}
+            if word is not None:
+                candidate["finishReason"] = word
+            if self.ledger.is_home:
+                candidate.update(self.sum.notes.get((choice, False), {}))
+            candidates.append(candidate)
+        chunk = self._chunk(candidates)
+        if (usage := self.counted()) is not None:
+            chunk["usageMetadata"] = usage
+        if self.ledger.is_home:
+            chunk.update(self.sum.notes.get((None, False), {}))
+        out = [*itertools.chain(*rest), *([chunk] if chunk.keys() & {"candidates", "usageMetadata"} else [])]
+        return [*out, *self.fail_cut()]
+
+
+DIALECT: Final = Dialect(
+    NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, options=OPTIONS,
+    read_messages=read_messages, write_messages=write_messages, read_tool=read_tool, write_tool=write_tool,
+    unfold_tools=unfold_tools, fold_tools=lambda functions: {"functionDeclarations": functions},
+    read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, reply="candidates",
+    error=StreamWriter.error, read_stream=StreamReader, write_stream=StreamWriter, limits=LIMITS, places=PLACES,
+    listed="/contents", content=frozenset({"contents", "systemInstruction", "system_instruction", "candidates"}),
+    spell=True,
+)  # fmt: skip

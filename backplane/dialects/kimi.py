@@ -11,8 +11,8 @@ from typing import Final
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects.chat import MEMBERS, PLACES, Chat, Flavour
-from backplane.dialects.chat_stream import chat_dialect
-from backplane.dialects.codec import Ledger
+from backplane.dialects.codec import Ledger, Option
+from backplane.ir import Conversation
 
 NAME: Final = "kimi"
 
@@ -43,14 +43,14 @@ CONTEXT_WINDOWS: Final[dict[str, int]] = {
 """Model → tokens of its context: a property of the model's name here, not a setting."""
 
 
-def _write_budget(value: Json, out: dict[str, Json], ledger: Ledger, at: str) -> None:
+def _write_budget(value: Json, out: dict[str, Json], ledger: Ledger, at: str, conversation: Conversation) -> None:
     """Thinking is on or off here."""
     if value > 0:
         ledger.degrade(at, "option_value", "thinking is on or off here", value)
     out["thinking"] = {"type": "enabled" if value else "disabled"}
 
 
-def _write_effort(value: Json, out: dict[str, Json], ledger: Ledger, at: str) -> None:
+def _write_effort(value: Json, out: dict[str, Json], ledger: Ledger, at: str, conversation: Conversation) -> None:
     if ledger.is_home:
         out["reasoning_effort"] = value
         return
@@ -65,12 +65,13 @@ CHAT: Final = Chat(Flavour(
     cached_tokens_on_top=True,
     has_files=False,
     has_image_urls=False,
-    special=(("reasoning_budget", _write_budget), ("reasoning_effort", _write_effort)),
+    special=(Option("", "reasoning_budget", write=_write_budget),
+             Option("reasoning_effort", "reasoning_effort", write=_write_effort)),
     unknown_options=frozenset({"verbosity", "service_tier", "metadata"}),
     kin={"openai": MEMBERS, "copilot": MEMBERS},
 ))  # fmt: skip
 
-DIALECT: Final = chat_dialect(
-    CHAT, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, CONTEXT_WINDOWS=CONTEXT_WINDOWS,
+DIALECT: Final = CHAT.dialect(
+    TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, CONTEXT_WINDOWS=CONTEXT_WINDOWS,
     places={**PLACES, "cache_read": "cached_tokens", "max_tokens": "max_tokens"},
 )  # fmt: skip

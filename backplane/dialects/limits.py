@@ -8,15 +8,16 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from backplane.dialects.codec import Ledger, put_ext
 from backplane.dialects.outcome import RUNNABLE, has_cut_call
 from backplane.dialects.pairing import paired
-from backplane.ir import Answer, Conversation, Message, Part, Text, ToolResult, ToolSpec, ToolUse
+from backplane.ir import Answer, Conversation, Message, Node, Text, ToolResult, ToolUse
 
+NodeT = TypeVar("NodeT", bound=Node)
 DIGEST_CHARS: Final = 8
 """Letters of the digest that tells two shortened names apart; 2**32 names of one prefix are never in one request."""
 
@@ -80,7 +81,7 @@ def fitted(conversation: Conversation, limits: Limits, ledger: Ledger) -> Conver
         messages = (*messages[:-1], msgspec.structs.replace(last, role="user", native_role=None))
     names = _Names(limits, ledger)
     messages = tuple(names.message(message) for message in messages)
-    tools = tuple(names.tool(tool) for tool in conversation.tools)
+    tools = tuple(tool if tool.kind == "server" else names.fit(tool, "name") for tool in conversation.tools)
     choice = options.get("tool_choice")
     if choice is not None and "name" in choice and (name := limits.tool_name.fit(choice["name"])) != choice["name"]:
         changes["options"] = {**options, "tool_choice": {**choice, "name": name}}
@@ -115,9 +116,6 @@ def _with_tools(conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
     options = conversation.options
     if any(kind != "server" for kind in kinds.values()) or not options.keys() & NEED_TOOLS.keys():
         return options
-    choice = options.get("tool_choice", {})
-    if kinds.get(choice.get("name", "")) == "server":
-        return options  # only the source has it, which the writer refuses
     for name, says_nothing in NEED_TOOLS.items():
         if name in options:
             value = options[name]
@@ -179,38 +177,32 @@ class _Names:
     """Spells ids and names as the server takes them."""
 
     def __init__(self, limits: Limits, ledger: Ledger) -> None:
-        self.limits = limits
+        self.spellings = {"id": limits.call_id, "name": limits.tool_name}
         self.ledger = ledger
-        self.known: dict[tuple[bool, str], str] = {}
+        self.known: dict[tuple[str, str], str] = {}
 
-    def _fit(self, word: str, at: str, *, is_id: bool) -> str:
-        found = self.known.get((is_id, word))
+    def fit(self, node: NodeT, *fields: str) -> NodeT:
+        """Return a call, a result or a tool with its id and name as the server takes them."""
+        changes = {}
+        for field in fields:
+            word = getattr(node, field)
+            if word and (found := self._known(field, word, node.at)) != word:
+                changes[field] = found
+        return msgspec.structs.replace(node, **changes) if changes else node
+
+    def _known(self, field: str, word: str, at: str) -> str:
+        found = self.known.get((field, word))
         if found is None:
-            spelling = self.limits.call_id if is_id else self.limits.tool_name
-            found = self.known[is_id, word] = spelling.fit(word)
+            found = self.known[field, word] = self.spellings[field].fit(word)
             if found != word:
-                what = "id" if is_id else "name"
-                reason = f"letters or length of the {what} are refused here; it became {found}"
-                self.ledger.degrade(at, "identity" if is_id else "tool_field", reason)
+                reason = f"letters or length of the {field} are refused here; it became {found}"
+                self.ledger.degrade(at, "identity" if field == "id" else "tool_field", reason)
         return found
 
     def message(self, message: Message) -> Message:
         if not any(isinstance(part, ToolUse | ToolResult) for part in message.parts):
             return message
-        parts = tuple(self._part(part) for part in message.parts)
+        parts = tuple(
+            self.fit(part, "id", "name") if isinstance(part, ToolUse | ToolResult) else part for part in message.parts
+        )
         return message if parts == message.parts else msgspec.structs.replace(message, parts=parts)
-
-    def _part(self, part: Part) -> Part:
-        if not isinstance(part, ToolUse | ToolResult):
-            return part
-        changes: dict[str, Any] = {}
-        if (call_id := self._fit(part.id, part.at, is_id=True)) != part.id:
-            changes["id"] = call_id
-        if part.name and (name := self._fit(part.name, part.at, is_id=False)) != part.name:
-            changes["name"] = name
-        return msgspec.structs.replace(part, **changes) if changes else part
-
-    def tool(self, tool: ToolSpec) -> ToolSpec:
-        if tool.kind == "server" or (name := self._fit(tool.name, tool.at, is_id=False)) == tool.name:
-            return tool
-        return msgspec.structs.replace(tool, name=name)

@@ -12,7 +12,17 @@ from typing import Any, Final
 
 from backplane import ir
 from backplane.contract.canonical import Json
-from backplane.dialects.codec import Ledger, encode_sorted, escape, json_text, put_ext, unescape
+from backplane.dialects.codec import (
+    CODES,
+    Ledger,
+    encode_sorted,
+    escape,
+    is_bare,
+    json_text,
+    lose_part,
+    put_ext,
+    unescape,
+)
 
 Places = Mapping[str, str]
 """Portable field → the source's member for it, below the node."""
@@ -39,13 +49,6 @@ FIELDS: Final[dict[str, tuple[str, str]]] = {
 }
 """Field of a node → code and sentence of its loss."""
 
-CODES: Final[dict[type[Any], tuple[str, str]]] = {
-    ir.Thinking: ("thinking", "the target takes no such thinking"),
-    ir.Media: ("media", "the target takes no media in this form"),
-    ir.ServerTool: ("tool", "a tool that the source runs itself"),
-}
-"""Kind of block → code and sentence where it is missing; any other has no counterpart."""
-
 
 # Refusals -------------------------------------------------------------------------------------------------------------
 
@@ -67,35 +70,13 @@ def check_meaning(conversation: ir.Conversation, ledger: Ledger) -> None:
                 ledger.refuse(part.at, "call_missing", f"the call {part.id} is not in the conversation", "ir_invalid")
             elif isinstance(part, ir.Opaque) and part.bound:
                 ledger.refuse(part.at, "part_bound", f"{part.label} points to state that {ledger.source} keeps")
-
-
-def chosen_kind(choice: dict[str, Any], conversation: ir.Conversation, ledger: Ledger, at: str) -> str | None:
-    """Return the kind of the tool that has to be called; None with a refusal where only another vendor runs it."""
-    kinds: dict[str, str] = {tool.name: tool.kind for tool in conversation.tools}
-    kind: str = kinds.get(choice["name"], choice.get("kind", "function"))
-    if kind == "server" and not ledger.is_home:
-        ledger.refuse(at, "tool_choice", f"{choice['name']} is forced, and only {ledger.source} has it")
-        return None
-    return kind
+    forced = conversation.options.get("tool_choice", {}).get("name")
+    if any(tool.kind == "server" and tool.name == forced for tool in conversation.tools):
+        at = conversation.options_at.get("tool_choice", "/tool_choice")
+        ledger.refuse(at, "tool_choice", f"{forced} is forced, and only {ledger.source} has it")
 
 
 # Notes of writers -----------------------------------------------------------------------------------------------------
-
-
-def lose_part(part: ir.Part, ledger: Ledger, reason: str | None = None) -> None:
-    """Report a block that the target has no word for."""
-    code, words = CODES.get(type(part), ("part", f"{type(part).__name__} has no counterpart here"))
-    if isinstance(part, ir.ServerTool):
-        words = f"{part.name} was run by {ledger.source} itself"
-    elif isinstance(part, ir.Opaque):
-        words = f"{part.label} has no counterpart"
-    ledger.drop(part.at, code, reason or words, _value(part))
-    put_ext(part, {}, ledger)
-
-
-def _value(part: ir.Part) -> Json:
-    found = getattr(part, "payload", None) or getattr(part, "text", None) or getattr(part, "data", None)
-    return found if found is not None else part.raw
 
 
 def result_text(result: ir.ToolResult, ledger: Ledger) -> str:
@@ -104,7 +85,10 @@ def result_text(result: ir.ToolResult, ledger: Ledger) -> str:
     for part in result.content:
         if isinstance(part, ir.Media) and part.text is not None:
             ledger.degrade(part.at, "media", "a document of plain text became a text")
-        elif not isinstance(part, ir.Text):
+            put_ext(part, {}, ledger)
+        elif isinstance(part, ir.Text):
+            put_ext(part, {}, ledger)
+        else:
             lose_part(part, ledger)
     return "\n".join(texts)
 
@@ -129,11 +113,6 @@ def address_citation(citation: ir.Citation, part: ir.Text, ledger: Ledger, begin
     title = citation.title if citation.title is not None or ledger.is_home else citation.url
     body: dict[str, Any] = {"url": citation.url, "title": title, "start_index": start, "end_index": end}
     return {key: value + begin if key.endswith("_index") else value for key, value in body.items() if value is not None}
-
-
-def require(out: dict[str, Any], members: Mapping[str, Any]) -> None:
-    """Write what a document must have and the source did not say; the comparison names it."""
-    out.update({key: value for key, value in members.items() if out.get(key) is None})
 
 
 # Comparison -----------------------------------------------------------------------------------------------------------
@@ -287,7 +266,7 @@ class Comparison:
                     gone.append(part)
                 else:
                     stays.append(key)
-                    if not (_is_bare(part) and type(other) is ir.Text):
+                    if not (is_bare(part) and type(other) is ir.Text):
                         self._part(part, other)
             kept.append((message.role, stays))
         if gone:
@@ -435,16 +414,11 @@ class Comparison:
             self._note("degraded", self.listed, "order", "blocks or messages stand in another order here")
 
 
-def _is_bare(part: ir.Part) -> bool:
-    """Return whether a block is a text and nothing beside it, so that equal words are all there is to compare."""
-    return type(part) is ir.Text and part.signature is None and part.cache is None and not part.citations
-
-
 def _is_one_text(mine: tuple[ir.Part, ...], theirs: tuple[ir.Part, ...]) -> bool:
     """Return whether both are the same bare text, or nothing at all."""
     if len(mine) != 1 or len(theirs) != 1:
         return not mine and not theirs
-    return _is_bare(mine[0]) and type(theirs[0]) is ir.Text and mine[0].text == theirs[0].text  # type: ignore[attr-defined]
+    return is_bare(mine[0]) and type(theirs[0]) is ir.Text and mine[0].text == theirs[0].text  # type: ignore[attr-defined]
 
 
 def _same_option(name: str, value: Any, found: Any) -> bool:

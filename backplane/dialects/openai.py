@@ -10,7 +10,6 @@ from typing import Final
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects.chat import MEMBERS, Chat, Flavour
-from backplane.dialects.chat_stream import chat_dialect
 
 NAME: Final = "openai"
 
@@ -34,4 +33,4 @@ CHAT: Final = Chat(Flavour(
     kin={"kimi": MEMBERS, "copilot": MEMBERS},
 ))  # fmt: skip
 
-DIALECT: Final = chat_dialect(CHAT, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS)
+DIALECT: Final = CHAT.dialect(TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS)

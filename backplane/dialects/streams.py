@@ -6,14 +6,24 @@ One object a stream; a vendor's file reads its chunks and gives the templates of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from backplane import ir
 from backplane.contract.canonical import Json
-from backplane.dialects.codec import NUMBER, Kin, Ledger, json_text, kind_of, parse_json, read_arguments
-from backplane.dialects.losses import lose_part
+from backplane.dialects.codec import (
+    NUMBER,
+    Counters,
+    Kin,
+    Ledger,
+    json_text,
+    kind_of,
+    lose_part,
+    parse_json,
+    read_arguments,
+)
 from backplane.dialects.outcome import Endings
 
 Key = tuple[int, int]
@@ -215,15 +225,36 @@ def failure(error: Json, raw: Json, code: str) -> ir.StreamFailed:
     return ir.StreamFailed(str(error.get("message", "unknown error")), str(word) if word else None, raw)
 
 
-class BlockReader:
-    """Reads the chunks of one stream; a dialect gives `read` and `_close_all`."""
+class Opened:
+    """One block of a stream that is read, while it comes in."""
 
+    __slots__ = ("choice", "index", "part", "texts")
+
+    def __init__(self, index: int, part: ir.Part, choice: int) -> None:
+        self.index, self.part, self.choice = index, part, choice
+        self.texts: list[str] = []
+
+
+class BlockReader:
+    """Reads the chunks of one stream; a dialect gives `read`, which says what begins, goes on and ends."""
+
+    endings: Endings
+    handlers: dict[Any, Callable[[Json], list[ir.StreamEvent]]]
+    """Type of a chunk → what reads it, where chunks have one."""
     mends = False
     """Whether what a gateway sends again is left out; the vendor itself means what it says twice."""
 
     def __init__(self) -> None:
+        self.began = False
         self.ended = False
         self.losses: list[ir.Loss] = []
+        self.open: dict[Any, Opened] = {}
+        """The vendor's key → block, in the order in which they began."""
+        self.counts: dict[int, int] = {}
+        """Choice → blocks that have begun."""
+        self.calls: set[int] = set()
+        """Choices that hold a call."""
+        self.stopped: set[int] = set()
 
     def read(self, chunk: Json) -> list[ir.StreamEvent]:
         """Read one chunk; what is none of the vendor's is kept."""
@@ -234,34 +265,74 @@ class BlockReader:
         if self.ended:
             return []
         self.ended = True
-        return [*self._close_all(), ir.Ended()]
+        return [*self.end_all(), ir.Ended()]
 
-    def _close_all(self) -> list[ir.StreamEvent]:
-        raise NotImplementedError
+    def begin(self, key: Any, part: ir.Part, choice: int = 0) -> list[ir.StreamEvent]:
+        """Begin a block."""
+        index = self.counts.get(choice, 0)
+        self.counts[choice] = index + 1
+        self.open[key] = Opened(index, part, choice)
+        if isinstance(part, ir.ToolUse):
+            self.calls.add(choice)
+        return [ir.PartStarted(index, part, choice)]
+
+    def more(self, key: Any, text: str, field: Any = "text", value: Any = None) -> ir.StreamEvent:
+        """Continue an open block."""
+        block = self.open[key]
+        block.texts.append(text)
+        return ir.PartDelta(block.index, text, field, block.choice, value)
+
+    def end(self, key: Any, part: ir.Part | None = None) -> list[ir.StreamEvent]:
+        """End a block, where it is open; `part` is the whole, where the vendor repeats it."""
+        block = self.open.pop(key, None)
+        return [] if block is None else [ir.PartStopped(block.index, part, block.choice)]
+
+    def end_all(self, choice: int | None = None) -> list[ir.StreamEvent]:
+        """End what is open, of one choice or of all."""
+        keys = [key for key, block in self.open.items() if choice in (None, block.choice)]
+        return [event for key in keys for event in self.end(key)]
+
+    def stop(self, raw: Json, at: str, sequence: str | None = None, choice: int = 0) -> list[ir.StreamEvent]:
+        """Say why a choice ended, once."""
+        if type(raw) is not str or not raw or choice in self.stopped:
+            return []
+        self.stopped.add(choice)
+        stop = self.endings.read(raw, calls=choice in self.calls) or "other"
+        return [*self.end_all(choice), ir.Stopped(stop=stop, raw=raw, sequence=sequence, choice=choice, at=at)]
 
 
 class BlockWriter:
     """Writes one stream: what opens, continues, closes, comes late, is cut and is counted; chunks are templates.
 
-    A dialect gives `begin`, `piece`, `close`, `whole`, `end` and `fail`.
+    A dialect gives its tables, and `head`, `begin`, `piece`, `close`, `whole`, `noted` and `end`.
 
     Args:
         source: the dialect that the events were read from.
-        target: the dialect that is written.
     """
 
+    name: str
+    """The dialect that is written."""
+    kin: Kin = MappingProxyType({})
+    endings: Endings
+    usage: Counters
+    error: ClassVar[Mapping[str, Json]] = MappingProxyType({})
+    """What an error says beside its message."""
+    error_head: ClassVar[Mapping[str, Json]] = MappingProxyType({})
+    """Members beside an error."""
     has_choices = False
     """Whether the target has several answers in one stream."""
     is_serial = False
     """Whether a block that begins while another is open waits for its end."""
 
-    def __init__(self, source: str, target: str, kin: Kin | None = None) -> None:
-        self.ledger = Ledger(source, target, kin)
+    def __init__(self, source: str) -> None:
+        self.ledger = Ledger(source, self.name, self.kin, is_answer=True)
         self.sum = Accumulator(source)
         self.opened: dict[Key, Any] = {}
         """Blocks that were begun in the target → what the dialect calls them."""
         self.sent: set[Key] = set()
         """Blocks of which some content was written."""
+        self.words: dict[int, str | None] = {}
+        """Choice → the target's word for why it ended."""
         self.is_complete = False
         self._noted: set[str] = set()
         self._waiting: list[ir.PartStarted | ir.PartDelta | ir.PartStopped] = []
@@ -275,19 +346,19 @@ class BlockWriter:
 
     # Templates of a dialect
 
-    def prefix(self) -> list[Json]:
-        """Return what stands before the first block, once."""
+    def head(self) -> list[Json]:
+        """Return what stands before the first block."""
         return []
 
     def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
         """Begin a block; None when the target says it only whole."""
         return None
 
-    def piece(self, event: ir.PartDelta, part: ir.Part) -> list[Json]:
+    def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
         """Write a piece of an open block's text, thinking, refusal or arguments."""
         return []
 
-    def proof(self, event: ir.PartDelta, part: ir.Part) -> list[Json] | None:
+    def proof(self, key: Key, event: ir.PartDelta, part: ir.Part) -> list[Json] | None:
         """Write a signature or citation; None when the target has none."""
         return None
 
@@ -304,7 +375,7 @@ class BlockWriter:
         return []
 
     def stop(self, event: ir.Stopped) -> list[Json]:
-        """Write why one choice ended."""
+        """Write why one choice ended, where the vendor says it before the end; the word is in `words`."""
         return []
 
     def end(self) -> list[Json]:
@@ -312,19 +383,27 @@ class BlockWriter:
         return []
 
     def fail(self, event: ir.StreamFailed) -> list[Json]:
-        """Write the vendor's failure."""
-        return []
+        """Write the vendor's failure, or a failure in the vendor's words."""
+        if self.ledger.is_home and event.raw is not None:
+            return [event.raw]
+        error = {**self.error, "message": event.message}
+        if "code" in error and error["code"] is None:
+            error["code"] = event.code
+        return [{**self.error_head, "error": error}]
 
     # The machine
-
-    @property
-    def losses(self) -> tuple[ir.Loss, ...]:
-        return tuple(self.ledger.losses)
 
     def write(self, event: ir.StreamEvent) -> list[Json]:
         """Return the chunks that say this event; often one, sometimes none."""
         self.sum.add(event)
         return self._handlers[type(event)](event)
+
+    def prefix(self) -> list[Json]:
+        return self.head() if self.once("head") else []
+
+    def fail_cut(self) -> list[Json]:
+        """Say that the stream was cut, where it was."""
+        return self.fail(ir.StreamFailed("the stream was cut", "stream_cut")) if self.is_cut else []
 
     def once(self, key: str) -> bool:
         """Return whether this is said for the first time; a stream says the same loss in every chunk."""
@@ -366,8 +445,8 @@ class BlockWriter:
             return []
         if event.field == "text" or event.field == "arguments":
             self.sent.add(key)
-            return self.piece(event, block.part)
-        made = self.proof(event, block.part)
+            return self.piece(key, event.text, block.part)
+        made = self.proof(key, event, block.part)
         if made is None and self.once(f"{event.field} {key}"):
             at = event.value.at if event.field == "citation" else block.part.at
             self.ledger.drop(at, event.field, f"the target's stream has no {event.field} of {self.ledger.source}")
@@ -396,8 +475,10 @@ class BlockWriter:
         return [*self.prefix(), *made] if made else []
 
     def _close(self, key: Key) -> list[Json]:
-        part = self.sum.part(*key)
-        assert part is not None
+        block = self.sum.blocks[key]
+        part = block.finish()
+        if type(part) is not type(block.part):  # a broken stream, whose end says another kind than its beginning
+            part = block.part
         out: list[Json] = []
         if key not in self.sent and (text := text_of(part)):
             out += self._piece(ir.PartDelta(key[1], text, _field(part), key[0]))
@@ -425,7 +506,21 @@ class BlockWriter:
         return out
 
     def on_stop(self, event: ir.Stopped) -> list[Json]:
-        return [] if self._lose_choice(event.choice) else self.stop(event)
+        if self._lose_choice(event.choice):
+            return []
+        keys = sorted(key for key in self.sum.blocks if key[0] == event.choice)
+        message = ir.Message(role="assistant", parts=tuple(self.sum.blocks[key].finish() for key in keys))
+        candidate = ir.Candidate(message=message, stop=event.stop, stop_raw=event.raw, stop_at=event.at)
+        self.words[event.choice] = self.stop_word(candidate)
+        return self.stop(event)
+
+    def stop_word(self, candidate: ir.Candidate) -> str | None:
+        """Return the target's word for why a choice ended; one that means something else is reported."""
+        word = self.endings.write(candidate, self.ledger)
+        found, stop = self.endings.read(word, candidate.message.parts), candidate.stop
+        if not self.ledger.is_home and (found != stop or stop in ("other", "error")):
+            self.ledger.degrade(candidate.stop_at, "stop", f"{candidate.stop_raw or stop} became {found}")
+        return word
 
     def on_ended(self, event: ir.Ended) -> list[Json]:
         if self.is_complete:
@@ -482,33 +577,12 @@ class BlockWriter:
             self.ledger.drop("", "order", "it came after the end of the stream")
         return self.sum.has_ended
 
-    def stopped(self, event: ir.Stopped) -> ir.Candidate:
-        """Return what a stop says as an answer that has its blocks, to write the reason from."""
-        keys = sorted(key for key in self.sum.blocks if key[0] == event.choice)
-        parts = tuple(self.sum.blocks[key].finish() for key in keys)
-        return ir.Candidate(
-            message=ir.Message(role="assistant", parts=parts), stop=event.stop, stop_raw=event.raw,
-            stop_sequence=event.sequence, stop_at=event.at,
-        )  # fmt: skip
-
-    def lose_stop(self, event: ir.Stopped, found: str | None) -> None:
-        """Report a reason to stop that the target says as another one."""
-        if not self.ledger.is_home and (found != event.stop or event.stop in ("other", "error")):
-            self.ledger.degrade(event.at, "stop", f"{event.raw or event.stop} became {found}")
-
-    def stop_word(self, event: ir.Stopped, endings: Endings, *, takes_raw: bool = False) -> str | None:
-        """Return the target's word for why a choice ended; one that means something else is reported."""
-        candidate = self.stopped(event)
-        word = endings.write(candidate, self.ledger, takes_raw=takes_raw)
-        self.lose_stop(event, endings.read(word, candidate.message.parts))
-        return word
-
-    def counted(self, write: Callable[[ir.Usage, Ledger], Json]) -> Any:
+    def counted(self) -> dict[str, Any] | None:
         """Write the counters, None when none came; what they lose is said once."""
         if self.sum.usage is None:
             return None
         scratch = Ledger(self.ledger.source, self.ledger.target, self.ledger.kin)
-        written = write(self.sum.usage, scratch)
+        written = self.usage.write(self.sum.usage, scratch)
         if self.once("usage"):
             self.ledger.losses += scratch.losses
         return written

@@ -12,51 +12,193 @@ from backplane.contract.capability import Manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
 from backplane.dialects import agent_events
-from backplane.dialects.codec import Calls, Kin, Ledger
+from backplane.dialects.codec import (
+    Calls,
+    Counters,
+    Kin,
+    Ledger,
+    Members,
+    Option,
+    put_ext,
+    read_options,
+    write_options,
+)
 from backplane.dialects.limits import Limits, fitted, runnable
 from backplane.dialects.losses import Comparison, check_meaning
-from backplane.dialects.streams import BlockReader
-from backplane.ir import Answer, Conversation, ToolSpec, Translated
+from backplane.dialects.streams import BlockReader, BlockWriter
+from backplane.ir import Answer, Candidate, Conversation, Message, ToolSpec, Translated
 
 ReadT = TypeVar("ReadT", Conversation, Answer)
 
 
+def no_name(chunk: Json) -> str | None:
+    """Return the name under which a chunk is sent; this vendor sends none."""
+    return None
+
+
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """One vendor's dialect; a vendor's file ends with its own."""
+    """One vendor's dialect: tables, and functions for what no table says; a vendor's file ends with its own."""
 
     NAME: str
     TOOL_NAMES: Mapping[str, str]
     """The names that the vendor's agent gives its tools → neutral names."""
     CAPABILITIES: Manifest
     DEFAULTS: Mapping[str, Json]
-    read_request: Callable[[Json, Ledger, Calls], Conversation]
-    write_request: Callable[[Conversation, Ledger], dict[str, Any]]
-    read_answer: Callable[[Json, Ledger, Calls], Answer]
-    write_answer: Callable[[Answer, Ledger], dict[str, Any]]
-    read_tool: Callable[[Json, str], ToolSpec]
-    write_tool: Callable[[ToolSpec, Ledger], Json]
-    read_stream: Callable[[], BlockReader]
-    """Makes the reader of one stream's chunks."""
-    write_stream: Callable[[str], Any]
-    """Makes the writer of one stream's chunks, for events of the dialect given."""
-    event_name: Callable[[Json], str | None]
-    """Returns the name under which a chunk is sent."""
-    FRAMING: str = "sse"
     DONE: bool = False
     """Whether a stream ends with the word `[DONE]`."""
     CONTEXT_WINDOWS: Mapping[str, int] = {}
     """Model → tokens of its context, where it is a matter of the model's name."""
+
+    # Requests
+    options: tuple[Option, ...]
+    read_messages: Callable[[Members, Calls], list[Message]]
+    """Takes the messages from a request."""
+    write_messages: Callable[[Conversation, dict[str, Any], Ledger], None]
+    """Writes the messages into a request."""
+    read_tool: Callable[[Json, str], ToolSpec]
+    write_tool: Callable[[ToolSpec, Ledger], Json]
+    unfold_tools: Callable[[Json, str], list[ToolSpec]] | None = None
+    """Reads an entry of the list of tools, where one holds several."""
+    fold_tools: Callable[[list[Json]], Json] | None = None
+    """Makes that entry of the functions' definitions."""
+    required: Mapping[str, Json] = {}
+    """Members that a request must have, and what is written where the source did not say them."""
+    finish: Callable[[dict[str, Any], Conversation, Ledger], None] | None = None
+    """Mends a written request of another vendor, where one member forbids another."""
+    listed: str = "/messages"
+    """Pointer of the list of messages."""
+    model_member: str = "model"
+    tools_member: str = "tools"
+
+    # Answers
+    reply: str = "choices"
+    """Member that holds what was said; a body without it says an error."""
+    read_candidates: Callable[[Members, Calls], tuple[Candidate, ...]]
+    """Takes from an answer what was said, and why it ended."""
+    write_candidates: Callable[[Answer, dict[str, Any], Ledger], None]
+    """Writes into an answer what was said, and why it ended."""
+    usage: Counters
+    answer_head: Mapping[str, Json] = {}
+    """Members that say what kind of document an answer is."""
+    answer_required: Mapping[str, Json] = {}
+    """Members that an answer must have, and what is written where the source did not say them."""
+    error: Mapping[str, Json] = {}
+    """What an error says beside its message."""
+    error_head: Mapping[str, Json] = {}
+    """Members beside an error."""
+    answered: str = ""
+    """Pointer of an answer's list of blocks; empty where it follows from the first block."""
+
+    # Streams
+    read_stream: Callable[[], BlockReader]
+    """Makes the reader of one stream's chunks."""
+    write_stream: Callable[[str], BlockWriter]
+    """Makes the writer of one stream's chunks, for events of the dialect given."""
+    event_name: Callable[[Json], str | None] = no_name
+    """Returns the name under which a chunk is sent; None where it has none."""
+
+    # Both
     kin: Kin = {}
     limits: Limits = Limits()
     """What the server refuses although its types take it."""
-    listed: str = "/messages"
-    """Pointer of the list of messages."""
-    answered: str = ""
-    """Pointer of an answer's list of blocks; empty where it follows from the first block."""
     content: frozenset[str] = frozenset({"messages", "choices"})
     """Members that hold messages, compared block by block."""
     places: Mapping[str, str] = {}
-    """Portable field or option → member, where a loss has to name one."""
+    """Portable field or option → member: an answer's `id`, `model`, `created` and `usage`, and what losses name."""
+    spell: bool = False
+    """Whether members have a second spelling, in snake_case."""
+
+    # By the tables
+
+    def read_request(self, request: Json, calls: Calls) -> Conversation:
+        """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
+        members = Members(request, "", spell=self.spell)
+        messages = self.read_messages(members, calls)
+        options, places = read_options(members, self.options)
+        name = self.tools_member
+        unfold = self.unfold_tools or (lambda tool, at: [self.read_tool(tool, at)])
+        # An empty list stays, so that it is written again.
+        found = members.take(name, list) or () if members.rest.get(name) else ()
+        tools = tuple(tool for place, one in enumerate(found) for tool in unfold(one, f"/{name}/{place}"))
+        return Conversation(
+            dialect=self.NAME, messages=tuple(messages), model=members.take(self.model_member), tools=tools,
+            options=options, options_at=places, ext=members.ext(self.NAME),
+        )  # fmt: skip
+
+    def write_request(self, conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
+        """Write a request."""
+        out: dict[str, Any] = {}
+        if conversation.model is not None:
+            out[self.model_member] = conversation.model
+        self.write_messages(conversation, out, ledger)
+        functions = [self.write_tool(tool, ledger) for tool in conversation.tools if tool.kind != "server"]
+        if self.fold_tools is not None and functions:
+            functions = [self.fold_tools(functions)]
+        tools = self._with_server_tools(functions, conversation.tools, ledger)
+        if tools:
+            out[self.tools_member] = tools
+        write_options(conversation, out, ledger, self.options)
+        put_ext(conversation, out, ledger)
+        if not ledger.is_home:
+            require(out, self.required)
+            if self.finish is not None:
+                self.finish(out, conversation, ledger)
+        return out
+
+    def _with_server_tools(self, functions: list[Json], tools: tuple[ToolSpec, ...], ledger: Ledger) -> list[Json]:
+        """Put what the vendor runs itself back to its place among the functions; another vendor's is a loss."""
+        for place, tool in enumerate(tools):
+            if tool.kind == "server" and ledger.is_home:
+                functions.insert(place if self.fold_tools is None else len(functions), tool.payload)
+            elif tool.kind == "server":
+                ledger.drop(tool.at, "tool", f"{tool.name} is run by {ledger.source} itself", tool.payload)
+        return functions
+
+    def read_answer(self, response: Json, calls: Calls) -> Answer:
+        """Read a response; a body that only says an error becomes an answer without candidates."""
+        members = Members(response, "", spell=self.spell)
+        rest = members.rest
+        error: Any = rest.get("error")
+        words = error.get("message") if type(error) is dict else error
+        if rest.get(self.reply) is None and ("error" in rest or rest.get("object") == "error"):
+            words = words or rest.get("message")
+            words = words if type(words) is str else "unknown error"
+            return Answer(dialect=self.NAME, candidates=(), error=words, ext=members.ext(self.NAME))
+        candidates = self.read_candidates(members, calls)
+        for name, value in self.answer_head.items():
+            members.skip(name, value)
+        at = members.place(self.places["usage"])
+        usage = members.take(self.places["usage"], dict)
+        head = {name: members.take(self.places[name]) for name in ("id", "model") if name in self.places}
+        if "created" in self.places:
+            head["created"] = members.take(self.places["created"], int, float)
+        return Answer(
+            dialect=self.NAME, candidates=candidates, error=words if type(words) is str else None, **head,
+            usage=None if usage is None else self.usage.read(usage, at, self.NAME), ext=members.ext(self.NAME),
+        )  # fmt: skip
+
+    def write_answer(self, answer: Answer, ledger: Ledger) -> dict[str, Any]:
+        """Write a response; an answer without candidates is an error in the target's words."""
+        out: dict[str, Any] = {}
+        if answer.error is not None and not answer.candidates:
+            put_ext(answer, out, ledger)
+            if not (ledger.is_home and out):
+                out = {**self.error_head, "error": {**self.error, "message": answer.error}, **out}
+            return out
+        for name in ("id", "model", "created"):
+            if name in self.places and (value := getattr(answer, name)) is not None:
+                out[self.places[name]] = value
+        self.write_candidates(answer, out, ledger)
+        if answer.usage is not None:
+            out[self.places["usage"]] = self.usage.write(answer.usage, ledger)
+        put_ext(answer, out, ledger)
+        for name, value in self.answer_head.items():
+            out.setdefault(name, value)
+        if not ledger.is_home:
+            require(out, self.answer_required)
+        return out
+
+    # What everybody uses
 
     def tool_to_ir(self, tool: Json) -> Translated[ToolSpec]:
         """Read one tool definition."""
@@ -65,14 +207,15 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     def tool_from_ir(self, tool: ToolSpec, source: str = "") -> Translated[Json]:
         """Write one tool definition; None with a loss where only `source` runs it."""
         ledger = Ledger(source or self.NAME, self.NAME, self.kin)
-        written = write_tools((tool,), ledger, self.write_tool)
+        if tool.kind != "server":
+            return Translated(self.write_tool(tool, ledger), ledger.done())
+        written = self._with_server_tools([], (tool,), ledger)
         return Translated(written[0] if written else None, ledger.done())
 
     def to_ir(self, request: Json) -> Translated[Conversation]:
         """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-        ledger, calls = Ledger(self.NAME, self.NAME), Calls()
-        read = self.read_request(request, ledger, calls)
-        return self._read(read, request, ledger, calls)
+        calls = Calls()
+        return self._read(self.read_request(request, calls), request, calls)
 
     def from_ir(self, conversation: Conversation) -> Translated[Json]:
         """Write a request. Raises `TranslationError` where its meaning would break."""
@@ -100,7 +243,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def canonical(self, read: Conversation | Answer) -> Json:
         """Write what was read as this dialect would write it for another one."""
-        ledger = Ledger("", self.NAME)
+        ledger = Ledger("", self.NAME, is_answer=isinstance(read, Answer))
         read = msgspec.structs.replace(read, dialect="")
         if isinstance(read, Answer):
             return self.write_answer(read, ledger)
@@ -108,18 +251,18 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def response_to_ir(self, response: Json) -> Translated[Answer]:
         """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-        ledger, calls = Ledger(self.NAME, self.NAME), Calls()
-        read = self.read_answer(response, ledger, calls)
-        return self._read(read, response, ledger, calls)
+        calls = Calls()
+        return self._read(self.read_answer(response, calls), response, calls)
 
-    def _read(self, read: ReadT, raw: Json, ledger: Ledger, calls: Calls) -> Translated[ReadT]:
+    def _read(self, read: ReadT, raw: Json, calls: Calls) -> Translated[ReadT]:
+        ledger = Ledger(self.NAME, self.NAME)
         if calls.made:
             ledger.synthesise(self.listed, "identity", f"ids for {calls.made} calls that had none")
         return Translated(msgspec.structs.replace(read, raw=raw), ledger.done())
 
     def response_from_ir(self, answer: Answer) -> Translated[Json]:
         """Write a response."""
-        ledger = Ledger(answer.dialect, self.NAME, self.kin)
+        ledger = Ledger(answer.dialect, self.NAME, self.kin, is_answer=True)
         if ledger.is_home and answer.raw is not None and self.response_to_ir(answer.raw).value == answer:
             return Translated(answer.raw)
         written = self.write_answer(answer if ledger.is_home else runnable(answer, self.limits, ledger), ledger)
@@ -160,24 +303,35 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return agent_events.passed_through(event)
 
 
-def no_name(chunk: Json) -> str | None:
-    """Return the name under which a chunk is sent; this vendor sends none."""
-    return None
-
-
 def type_name(chunk: Json) -> str | None:
     """Return the name under which a chunk is sent: its type."""
     return str(chunk.get("type", "error"))
 
 
-def write_tools(tools: tuple[ToolSpec, ...], ledger: Ledger, write: Callable[[ToolSpec, Ledger], Json]) -> list[Json]:
-    """Write the tool definitions that the target has words for."""
-    out: list[Json] = []
-    for tool in tools:
-        if tool.kind != "server":
-            out.append(write(tool, ledger))
-        elif ledger.is_home:
-            out.append(tool.payload)
+def outside(
+    messages: tuple[Message, ...], ledger: Ledger, stays: Callable[[Message], bool]
+) -> tuple[list[Message], list[Message]]:
+    """Part system text from the messages, for vendors where it stands outside of them; what follows results joins them.
+
+    Args:
+        stays: tells which system text its own dialect had among the messages.
+    """
+    system: list[Message] = []
+    others: list[Message] = []
+    for message in messages:
+        if message.role == "system" and not (ledger.is_home and stays(message)):
+            if others:
+                ledger.degrade(message.at, "order", "system text in the middle became part of the head")
+            system.append(message)
+        elif others and others[-1].role == "tool" and message.role in ("tool", "user") and not ledger.is_home:
+            put_ext(others[-1], {}, ledger)
+            parts = (*others[-1].parts, *message.parts)
+            others[-1] = msgspec.structs.replace(message, parts=parts, flat=None)
         else:
-            ledger.drop(tool.at, "tool", f"{tool.name} is run by {ledger.source} itself", tool.payload)
-    return out
+            others.append(message)
+    return system, others
+
+
+def require(out: dict[str, Any], members: Mapping[str, Any]) -> None:
+    """Write what a document must have and the source did not say; the comparison names it."""
+    out.update({key: value for key, value in members.items() if out.get(key) is None})

@@ -14,42 +14,32 @@ from backplane.dialects.codec import (
     Block,
     Blocks,
     Calls,
+    Counters,
     Ledger,
     Members,
     Option,
-    is_own_raw,
-    kind_of,
     put_ext,
-    read_options,
     unchanged,
-    write_options,
 )
 from backplane.dialects.limits import Limits, Spelling
-from backplane.dialects.losses import lose_part
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key
-from backplane.dialects.vendor import Dialect, no_name, write_tools
+from backplane.dialects.vendor import Dialect
 from backplane.ir import (
     Answer,
     Candidate,
     Conversation,
     Message,
-    Opaque,
     Part,
-    PartDelta,
-    PartStarted,
-    PartStopped,
     Role,
     Stop,
     Stopped,
     StreamEvent,
-    StreamFailed,
     Text,
     Thinking,
     ToolResult,
     ToolSpec,
     ToolUse,
-    Usage,
     UsageSeen,
 )
 
@@ -72,84 +62,52 @@ OPTIONS: Final = (
     Option("mood", "temperature", NUMBER, least=0, most=1),
     Option("effort", "reasoning_effort", words={"lazy": "low", "busy": "medium", "mad": "high"}),
 )
-USAGE: Final = {"heard": "input", "spoken": "output"}
-PLACES: Final = {"max_tokens": "limits", "id": "number", "model": "robot", "usage": "bill", **{
-    field: path for path, field in USAGE.items()}}  # fmt: skip
-BLOCKS: Final = Blocks(NAME, (
-    Block("text", Text, {"text!": "text"}),
-    Block("thought", Thinking, {"words!": "text"}, write=lambda part, out, ledger: part.redacted is None),
-    Block("call", ToolUse, {"id!": "id", "tool!": "name", "with!": "input"}, types={"input": (dict,)}),
-    Block("result", ToolResult, {"id!": "id", "failed": "is_error"}, types={"is_error": (bool,)},
-          read=lambda members, fields: read_says(members, fields), write=lambda part, out, ledger: write_says(
-              part, out, ledger)),
-))  # fmt: skip
+USAGE: Final = Counters({"heard": "input", "spoken": "output"}, total="")
+PLACES: Final = {"max_tokens": "limits", "id": "number", "model": "robot", "usage": "bill", "input": "heard",
+                 "output": "spoken"}  # fmt: skip
 
 
-def read_says(members: Members, fields: dict[str, Any]) -> bool:
+def read_says(members: Members, fields: dict[str, Any], calls: Calls) -> bool:
     says = members.take("says", list) or ()
-    fields["content"] = tuple(read_block(one, f"{members.at}/says/{place}") for place, one in enumerate(says))
+    fields["content"] = tuple(BLOCKS.read(one, f"{members.at}/says/{place}") for place, one in enumerate(says))
     return True
 
 
 def write_says(part: ToolResult, out: dict[str, Any], ledger: Ledger) -> bool:
-    out["says"] = write_blocks(part.content, ledger)
+    out["says"] = BLOCKS.write_all(part.content, ledger)
     return True
 
 
-def read_block(value: Json, at: str) -> Part:
-    return BLOCKS.read(value, at) or Opaque(dialect=NAME, label=str(kind_of(value)), payload=value, at=at, raw=value)
-
-
-def write_blocks(parts: tuple[Part, ...], ledger: Ledger) -> list[Json]:
-    out: list[Json] = []
-    for part in parts:
-        if is_own_raw(part, ledger) or unchanged(part, ledger, lambda: read_block(part.raw, part.at)):  # noqa: B023
-            out.append(part.raw)
-        elif (made := BLOCKS.write(part, ledger)) is not None:
-            out.append(made)
-        else:
-            lose_part(part, ledger)
-    return out
+BLOCKS: Final = Blocks(NAME, (
+    Block("text", Text, {"text!": "text"}),
+    Block("thought", Thinking, {"words!": "text"}, write=lambda part, out, ledger: part.redacted is None),
+    Block("call", ToolUse, {"id!": "id", "tool!": "name", "with!": "input"}, types={"input": (dict,)}),
+    Block("result", ToolResult, {"id!": "id", "failed": "is_error"}, types={"is_error": (bool,)}, read=read_says,
+          write=write_says),
+))  # fmt: skip
 
 
 def read_turn(value: Json, at: str) -> Message:
     members = Members(value, at)
     who, say = members.take("who"), members.take("say", list) or ()
-    parts = tuple(read_block(block, f"{at}/say/{place}") for place, block in enumerate(say))
+    parts = tuple(BLOCKS.read(block, f"{at}/say/{place}") for place, block in enumerate(say))
     return Message(role=ROLES.get(who or "", "user"), parts=parts, native_role=who, at=at, ext=members.ext(NAME),
                    raw=value)  # fmt: skip
 
 
-def write_turn(message: Message, ledger: Ledger) -> Json:
-    if unchanged(message, ledger, lambda: read_turn(message.raw, message.at)):
-        return message.raw
-    out = {"who": WHO[message.role], "say": write_blocks(message.parts, ledger)}
-    put_ext(message, out, ledger)
-    return out
+def read_messages(members: Members, calls: Calls) -> list[Message]:
+    return [read_turn(turn, f"/turns/{place}") for place, turn in enumerate(members.need("turns"))]
 
 
-def read_request(request: Json, ledger: Ledger, calls: Calls) -> Conversation:
-    members = Members(request, "")
-    turns = tuple(read_turn(turn, f"/turns/{place}") for place, turn in enumerate(members.need("turns")))
-    options: dict[str, Any] = {}
-    places: dict[str, str] = {}
-    read_options(members, OPTIONS, options, places)
-    tools = tuple(
-        read_tool(tool, f"/gadgets/{place}") for place, tool in enumerate(members.take("gadgets", list) or ())
-    )
-    return Conversation(dialect=NAME, messages=turns, model=members.take("robot"), tools=tools, options=options,
-                        options_at=places, ext=members.ext(NAME))  # fmt: skip
-
-
-def write_request(conversation: Conversation, ledger: Ledger) -> dict[str, Any]:
-    out: dict[str, Any] = {"turns": [write_turn(message, ledger) for message in conversation.messages]}
-    if conversation.model is not None:
-        out["robot"] = conversation.model
-    if tools := write_tools(conversation.tools, ledger, write_tool):
-        out["gadgets"] = tools
-    write_options(conversation, out, ledger, OPTIONS, {})
-    put_ext(conversation, out, ledger)
-    return out
+def write_messages(conversation: Conversation, out: dict[str, Any], ledger: Ledger) -> None:
+    out["turns"] = []
+    for message in conversation.messages:
+        if unchanged(message, ledger, lambda: read_turn(message.raw, message.at)):  # noqa: B023
+            out["turns"].append(message.raw)
+            continue
+        turn = {"who": WHO[message.role], "say": BLOCKS.write_all(message.parts, ledger)}
+        put_ext(message, turn, ledger)
+        out["turns"].append(turn)
 
 
 def read_tool(tool: Json, at: str) -> ToolSpec:
@@ -165,57 +123,41 @@ def write_tool(tool: ToolSpec, ledger: Ledger) -> Json:
     return out
 
 
-def read_answer(response: Json, ledger: Ledger, calls: Calls) -> Answer:
-    members = Members(response, "")
-    say = tuple(read_block(block, f"/say/{place}") for place, block in enumerate(members.need("say")))
+def read_candidates(members: Members, calls: Calls) -> tuple[Candidate, ...]:
+    say = tuple(BLOCKS.read(block, f"/say/{place}") for place, block in enumerate(members.need("say")))
     raw = members.take("outcome")
-    stop = Candidate(message=Message(role="assistant", parts=say), stop=ENDINGS.read(raw, say), stop_raw=raw,
-                     stop_at="/outcome")  # fmt: skip
-    bill = members.take("bill", dict)
-    usage = None if bill is None else Usage(**{field: bill.get(path) for path, field in USAGE.items()}, at="/bill")
-    return Answer(dialect=NAME, candidates=(stop,), id=members.take("number"), model=members.take("robot"),
-                  usage=usage, ext=members.ext(NAME))  # fmt: skip
+    message = Message(role="assistant", parts=say)
+    return (Candidate(message=message, stop=ENDINGS.read(raw, say), stop_raw=raw, stop_at="/outcome"),)
 
 
-def write_answer(answer: Answer, ledger: Ledger) -> dict[str, Any]:
-    candidate = answer.candidates[0]
-    out: dict[str, Any] = {"say": write_blocks(candidate.message.parts, ledger), "number": answer.id}
-    out |= {"robot": answer.model, "outcome": ENDINGS.write(candidate, ledger)}
-    if answer.usage is not None:
-        out["bill"] = {path: getattr(answer.usage, field) for path, field in USAGE.items()}
-    put_ext(answer, out, ledger)
-    return {key: value for key, value in out.items() if value is not None}
+def write_candidates(answer: Answer, out: dict[str, Any], ledger: Ledger) -> None:
+    for candidate in answer.candidates[:1]:
+        out["say"] = BLOCKS.write_all(candidate.message.parts, ledger)
+        out["outcome"] = ENDINGS.write(candidate, ledger)
 
 
 class Reader(BlockReader):
     """Reads pieces: `begin` a block, `more` of it, `bill`, `outcome`."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.index = -1
+    endings = ENDINGS
 
     def read(self, chunk: Json) -> list[StreamEvent]:
         if "begin" in chunk:
-            self.index += 1
-            closed: list[StreamEvent] = [PartStopped(self.index - 1)] if self.index else []
-            return [*closed, PartStarted(self.index, read_block(chunk["begin"], f"/say/{self.index}"))]
+            return [*self.end_all(), *self.begin("block", BLOCKS.read(chunk["begin"], "/say"))]
         if "more" in chunk:
-            return [PartDelta(self.index, chunk["more"])]
+            return [self.more("block", chunk["more"])]
         if "bill" in chunk:
-            return [UsageSeen(Usage(input=chunk["bill"].get("heard"), output=chunk["bill"].get("spoken")))]
-        return [PartStopped(self.index), Stopped(stop=ENDINGS.read(chunk["outcome"]) or "other", raw=chunk["outcome"])]
-
-    def _close_all(self) -> list[StreamEvent]:
-        return []
+            return [UsageSeen(USAGE.read(chunk["bill"], "/bill", NAME))]
+        return self.stop(chunk.get("outcome"), "/outcome")
 
 
 class Writer(BlockWriter):
     """Templates of the pieces; calls come whole."""
 
+    name = NAME
     is_serial = True
-
-    def __init__(self, source: str) -> None:
-        super().__init__(source, NAME)
+    endings = ENDINGS
+    usage = USAGE
 
     def begin(self, key: Key, part: Part) -> list[Json] | None:
         if not isinstance(part, Text | Thinking):
@@ -224,23 +166,21 @@ class Writer(BlockWriter):
         member = ("text", "text") if isinstance(part, Text) else ("thought", "words")
         return [{"begin": {"type": member[0], member[1]: ""}}]
 
-    def piece(self, event: PartDelta, part: Part) -> list[Json]:
-        return [{"more": event.text}]
+    def piece(self, key: Key, text: str, part: Part) -> list[Json]:
+        return [{"more": text}]
 
     def whole(self, key: Key, part: Part) -> list[Json] | None:
-        return [{"begin": block} for block in write_blocks((part,), self.ledger)] or None
+        return [{"begin": block} for block in BLOCKS.write_all((part,), self.ledger)] or None
 
     def stop(self, event: Stopped) -> list[Json]:
-        return [{"outcome": ENDINGS.write(self.stopped(event), self.ledger)}]
-
-    def fail(self, event: StreamFailed) -> list[Json]:
-        return [{"outcome": "blocked"}]
+        return [{"outcome": self.words[event.choice]}]
 
 
 DIALECT: Final = Dialect(
     NAME=NAME, TOOL_NAMES={}, CAPABILITIES=Manifest({"streaming": NATIVE}), DEFAULTS={"model": "acme-1"},
-    read_request=read_request, write_request=write_request, read_answer=read_answer, write_answer=write_answer,
-    read_tool=read_tool, write_tool=write_tool, read_stream=Reader, write_stream=Writer, event_name=no_name,
-    limits=Limits(tool_name=Spelling("[a-z_]", 16)), places=PLACES, listed="/turns",
+    options=OPTIONS, read_messages=read_messages, write_messages=write_messages, read_tool=read_tool,
+    write_tool=write_tool, listed="/turns", model_member="robot", tools_member="gadgets", reply="say",
+    read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, read_stream=Reader,
+    write_stream=Writer, limits=Limits(tool_name=Spelling("[a-z_]", 16)), places=PLACES,
     content=frozenset({"turns", "say"}),
 )  # fmt: skip

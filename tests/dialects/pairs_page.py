@@ -217,7 +217,7 @@ send(stream.finish())
 A dialect's module (`dialect("claude")`) has `to_ir`, `from_ir`, `response_to_ir`, `response_from_ir`,
 `map_work_order`, `map_response`, `map_stream_event` with its `StreamState`, `StreamReader`, `StreamWriter`,
 `tool_to_ir`, `tool_from_ir`, `TOOL_NAMES`, `CAPABILITIES`, `DEFAULTS` and the passthrough pair.
-`framing` cuts bytes into chunks: server-sent events, JSON lines, one JSON array.
+`framing` cuts bytes into chunks: server-sent events, and JSON documents as lines or one array.
 
 ## Losses
 
@@ -236,6 +236,35 @@ compared with what is read back from what was written, block by block; what does
 One rule: input is everything that was sent, reads and writes of the cache are parts of it; output is everything that
 was made, thinking is part of it. The Messages dialect counts cache reads and writes beside its input, and Gemini
 counts thoughts beside its output; both are converted on the way in and out. The vendor's own counters are kept.
+
+## Another dialect
+
+One file that ends with `DIALECT: Final = Dialect(…)`, and one row of `backplane.dialects.DIALECTS`; from a wheel of
+your own, an entry point of the group `backplane.dialects` instead. `tests/dialects/acme.py` is a whole one for a
+made-up vendor, `tests/dialects/test_seventh.py` holds it to the measures. In the order of that file:
+
+1. **Words.** Roles, and `Endings(stops, words)`: the vendor's reasons to stop → ours, and ours → the vendor's. Every
+   reason of `ir.Stop` and `None` needs a word; where the vendor has none, one that does not say that all went well.
+2. **Options.** A row each: `Option("limits/tokens", "max_tokens", (int,), least=1)` is a path of members, a name of
+   `ir.OPTIONS`, the types it may have and what the server takes. `words` are vendor → ours. What no row says, `read`
+   and `write` of the row do.
+3. **Counters.** `Counters({{"heard": "input"}})`: path → field of `ir.Usage`; `apart` where the vendor counts a field
+   beside another one, `total=""` where it says no sum.
+4. **Blocks.** A row a kind: `Block("text", Text, {{"text!": "text"}})` is the word in `type`, our block, and
+   path → field; `!` marks what must be there. `types` where a value is no text; `read` and `write` for the rest, which
+   return False for what cannot be read or said: then it stays native, or is a loss. `Blocks.read`, `write` and
+   `write_all` use the table.
+5. **Messages, tools, answers.** `read_messages(members, calls)` takes them from a request's `Members`; what nobody
+   takes is kept for the vendor as `ext`. `write_messages(conversation, out, ledger)` writes them into `out`. Whoever
+   makes a node by hand gives it `at`, `raw` and `ext=members.ext(NAME)`; whoever writes one calls `put_ext`, and gives
+   back `raw` while it is `unchanged`. `ledger.is_home` is true on the way back to where it came from.
+6. **Streams.** A reader says `self.begin(key, part)`, `self.more(key, text)`, `self.end(key)` and
+   `self.stop(word, at)`; a writer gives templates: `begin` notes in `self.opened` what it calls the block, or returns
+   None for one that is written `whole`; `piece`, `close`, `stop` (its word is in `self.words`), `end`. Set `is_serial`
+   where blocks cannot interleave, `has_choices` where a stream holds several answers.
+7. **The value.** `listed` is the pointer of the messages, `reply` the member that says an answer, `content` the members
+   that hold blocks, `places` field → member (an answer's `id`, `model`, `usage`, and what losses name), `limits` the
+   letters and lengths that the server takes, `required` what a document must have.
 """
 
 

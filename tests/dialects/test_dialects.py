@@ -28,7 +28,7 @@ from backplane.upstream.cost import price_of
 from tests.dialects.dialect_corpus import NAMES, canonical, documents, streams
 
 SHAPE = [
-    "NAME", "TOOL_NAMES", "CAPABILITIES", "DEFAULTS", "FRAMING", "DONE", "tool_to_ir", "tool_from_ir", "to_ir",
+    "NAME", "TOOL_NAMES", "CAPABILITIES", "DEFAULTS", "DONE", "tool_to_ir", "tool_from_ir", "to_ir",
     "from_ir", "response_to_ir", "response_from_ir", "map_work_order", "map_response", "StreamReader", "StreamWriter",
     "StreamState", "map_stream_event", "event_name", "to_passthrough_event", "from_passthrough_event",
 ]  # fmt: skip
