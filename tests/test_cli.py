@@ -161,7 +161,6 @@ def test_the_help_of_doctor_names_the_protocols_it_can_try(cli: Cli) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        [],
         ["nonsense"],
         ["--nonsense"],
         ["--config"],
@@ -611,8 +610,14 @@ def test_a_list_has_the_name_that_a_backend_has_here(cli: Cli, work: Path, store
 def test_an_empty_store_is_an_empty_list_and_is_not_made(cli: Cli, tmp_path: Path) -> None:
     home = tmp_path / "new"
     done = cli("receipts", "list", env={"BACKPLANE_HOME": str(home)})
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"no receipts\n")
     assert not home.exists()
+
+
+def test_without_a_command_it_shows_what_there_is(cli: Cli) -> None:
+    done = cli()
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == cli("--help").stdout
 
 
 def test_show_prints_the_canonical_receipt_or_text_without_escapes(cli: Cli, stored: list[str]) -> None:
@@ -1166,9 +1171,9 @@ sys.exit(code)
     ("words", "only", "instants"),
     [
         (("version",), "", 25),
-        (("receipts", "list"), "", 25),
+        (("receipts", "list", "--json"), "", 25),
         # What Python calls when an importing lock is given up: an interrupt there is printed and lost.
-        pytest.param(("receipts", "list"), "cb", 8, id="lost"),
+        pytest.param(("receipts", "list", "--json"), "cb", 8, id="lost"),
     ],
 )
 def test_an_interrupt_at_any_instant_ends_the_program_without_words(

@@ -133,6 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             config, rest = _global_options(arguments)
             if rest is None:
                 return DONE
+            if not rest:
+                streams.complain(help_text())
+                return USAGE
             name, *arguments = rest
             return _command(name, arguments, config)
     except SystemExit as end:  # argparse's way to say that the help was printed
@@ -164,7 +167,7 @@ def _command(name: str, arguments: list[str], config: str | None) -> int:
 
 
 def _global_options(words: list[str]) -> tuple[str | None, list[str] | None]:
-    """The value of `--config`, and the words from the command on; None for these when all is said."""
+    """The value of `--config`, and the words from the command on; None for these when all has been printed."""
     config: str | None = None
     rest = list(words)
     while rest and rest[0].startswith("-"):
@@ -181,8 +184,6 @@ def _global_options(words: list[str]) -> tuple[str | None, list[str] | None]:
             return config, None
         else:
             raise _usage(f"no option {option!r} before the command")
-    if not rest:
-        raise _usage("a command is missing")
     return config, rest
 
 

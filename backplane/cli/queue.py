@@ -295,8 +295,7 @@ def _queue(options: Options) -> int:
 
 
 async def _list(options: Options, engine: DurableEngine, content: Contents, home: Path) -> int:
-    for status in await engine.list(limit=options.limit):
-        streams.write(_line(status) + "\n")
+    streams.write_lines(map(_line, await engine.list(limit=options.limit)), "no orders")
     return 0
 
 

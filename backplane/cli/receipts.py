@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from backplane.contract.receipt import Receipt
     from backplane.receipts import ChainCheckpoint, ReceiptRow, Store
+    from backplane.receipts.rows import Listed
 
 ROWS_SHOWN = 50
 """Rows of a list without --limit: a screen or two."""
@@ -118,17 +119,19 @@ def _list(options: Options) -> int:
     with _store(readonly=True) as store:
         rows = list(store.listed(limit))
         _say_left_behind(store)
-    for row in rows:
-        if options.json:
+    if options.json:
+        for row in rows:
             streams.write_bytes(msgspec.json.encode(row) + b"\n")
-            continue
-        reason = f" ({row.reason})" if row.reason and row.reason != row.outcome else ""
-        run_id, started_at, ended = map(streams.one_line, (row.run_id, row.started_at[:19], row.outcome + reason))
-        streams.write(
-            f"{run_id}  {started_at}Z  {row.duration_ms / 1000:8.1f} s  "
-            f"{ended:<22}  {_backend(row.backend, row.backend_name)}\n"
-        )
+    else:
+        streams.write_lines(map(_row, rows), "no receipts")
     return 0
+
+
+def _row(row: Listed) -> str:
+    reason = f" ({row.reason})" if row.reason and row.reason != row.outcome else ""
+    run_id, started_at, ended = map(streams.one_line, (row.run_id, row.started_at[:19], row.outcome + reason))
+    took = f"{row.duration_ms / 1000:8.1f} s"
+    return f"{run_id}  {started_at}Z  {took}  {ended:<22}  {_backend(row.backend, row.backend_name)}"
 
 
 def _backend(own: str, name: str | None) -> str:

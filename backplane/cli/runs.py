@@ -133,11 +133,12 @@ def _list(options: Options) -> int:
         raise _wrong(f"--limit {options.limit} is no number of runs", "0 lists none of them")
     look = Look.here()
     with open_store() as store:
-        for run in islice(_chosen(store, options), options.limit):
-            if options.json:
+        chosen = islice(_chosen(store, options), options.limit)
+        if options.json:
+            for run in chosen:
                 streams.write_json(msgspec.json.encode(run) + b"\n")
-            else:
-                streams.write(row(run, look, _now_ms()) + "\n")
+        else:
+            streams.write_lines((row(run, look, _now_ms()) for run in chosen), "no runs")
     return 0
 
 

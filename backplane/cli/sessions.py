@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from backplane.cli import streams
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backplane.contract.conversation import SessionFile, UserMessage
+    from backplane.errors import BackplaneError
 
 ID_CHARS: Final = 8
 """Of a session's id in a list; any beginning that only one has names it."""
@@ -109,20 +110,35 @@ def _file(name: str) -> SessionFile:
 
 def _list(options: Options) -> int:
     from backplane.contract import canonical
-    from backplane.errors import BackplaneError
     from backplane.providers import store
 
     home = _home()
-    for file in store.listed(home):
+    files = _readable(store.listed(home))
+    if options.json:
+        for file in files:
+            streams.write_json(canonical.encode(file) + b"\n")
+    else:
+        streams.write_lines((_row(home, file) for file in files), "no sessions")
+    return 0
+
+
+def _readable(files: Iterable[SessionFile | BackplaneError]) -> Iterator[SessionFile]:
+    """Yield those that could be read, and say on stderr what is wrong with the others."""
+    from backplane.errors import BackplaneError
+
+    for file in files:
         if isinstance(file, BackplaneError):
             streams.error(file)
-        elif options.json:
-            streams.write_json(canonical.encode(file) + b"\n")
         else:
-            state = "open" if store.is_open(home, file.id) else f"{len(file.turns)} turns"
-            said = streams.one_line(_first_words(file), WORDS_CHARS_MAX)
-            streams.write(f"{file.id[:ID_CHARS]}  {state:<9}  {file.provider:<12}  {said}\n")
-    return 0
+            yield file
+
+
+def _row(home: Path, file: SessionFile) -> str:
+    from backplane.providers import store
+
+    state = "open" if store.is_open(home, file.id) else f"{len(file.turns)} turns"
+    said = streams.one_line(_first_words(file), WORDS_CHARS_MAX)
+    return f"{file.id[:ID_CHARS]}  {state:<9}  {file.provider:<12}  {said}"
 
 
 def _first_words(file: SessionFile) -> str:

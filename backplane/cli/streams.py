@@ -20,6 +20,7 @@ from backplane.view.text import one_line as one_line
 from backplane.view.text import printable as printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from backplane.errors import BackplaneError
@@ -124,6 +125,16 @@ def write(text: str) -> None:
         ReaderGone: stdout's reader went away.
     """
     write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
+def write_lines(lines: Iterable[str], none: str) -> None:
+    """Write each line to stdout; where there are none, say `none` on stderr."""
+    empty = True
+    for line in lines:
+        write(line + "\n")
+        empty = False
+    if empty:
+        complain(none + "\n")
 
 
 def write_bytes(data: bytes) -> None:

@@ -279,7 +279,9 @@ def find(store: Store, name: str) -> Remembered:
         for number, run in enumerate(remembered(store)):
             if number == back:
                 return run
-        raise ConfigError("config_invalid", f"{name!r}: there are not so many runs", hint="backplane runs shows them")
+        fact = f"{name!r}: there are not so many runs" if back else "there is no run yet"
+        hint = "backplane runs shows them" if back else "backplane run TASK makes one"
+        raise ConfigError("config_invalid", fact, hint=hint)
     begun = [run for run in unsettled(store) if run.run_id.startswith(name.strip().lower())]
     rows = store.beginning(name)
     ended = {row.run_id for row in rows}
