@@ -374,9 +374,11 @@ class Chat:
     def _write_limit(
         self, value: Any, out: dict[str, Any], ledger: Ledger, at: str, conversation: ir.Conversation
     ) -> None:
-        is_own = ledger.is_home and at in ("/max_tokens", "/max_completion_tokens")
-        row = Option("", "max_tokens", least=1)
-        out[at[1:] if is_own else self.flavour.max_tokens] = value if is_own else codec.bounded(row, value, ledger, at)
+        own = conversation.options_at.get("max_tokens") if ledger.is_home else None
+        if own in ("/max_tokens", "/max_completion_tokens"):
+            out[own[1:]] = value
+        else:
+            out[self.flavour.max_tokens] = codec.bounded(Option("", "max_tokens", least=1), value, ledger, at)
 
     # Messages, read
 

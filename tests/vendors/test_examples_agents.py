@@ -59,7 +59,7 @@ def run(folder: Path, agent: Agent, turns: Sequence[Turn], name: str, *words: st
             check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout, [request.body for request in server.requests]
+    return done.stdout, [request.body for request in server.requests if request.body is not None]
 
 
 @pytest.fixture

@@ -122,18 +122,22 @@ def forward(door: socket.socket, port: int) -> None:
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
 
-    with contextlib.suppress(OSError):
+    def pair(one: socket.socket) -> None:
+        with one, socket.create_connection(("127.0.0.1", port)) as other:
+            back = threading.Thread(target=carry, args=(other, one), daemon=True)
+            back.start()
+            carry(one, other)
+            back.join()
+
+    with door, contextlib.suppress(OSError):
         while True:
-            one = door.accept()[0]
-            other = socket.create_connection(("127.0.0.1", port))
-            for ends in ((one, other), (other, one)):
-                threading.Thread(target=carry, args=ends, daemon=True).start()
+            threading.Thread(target=pair, args=(door.accept()[0],), daemon=True).start()
 
 
 async def test_commands_are_held_by_the_operating_system(ground: Ground) -> None:
     ground.agent = Elsewhere()
     await CASES[CAGED](ground)
-    ground.agent.door.close()
+    ground.agent.door.shutdown(socket.SHUT_RDWR)
 
 
 async def test_a_call_whose_input_was_changed_does_not_run(ground: Ground) -> None:
