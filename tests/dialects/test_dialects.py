@@ -364,7 +364,7 @@ def test_a_whole_stream_is_read_in_any_framing() -> None:
 
 @pytest.mark.parametrize(("name", "member"), [("openai", "max_completion_tokens"), ("kimi", "max_tokens")])
 def test_a_limit_that_no_document_named_has_the_vendors_own_word(name: str, member: str) -> None:
-    said = ir.Message(role="user", parts=(ir.Text("hello"),))
+    said = ir.Message(role="user", parts=(ir.Text(text="hello"),))
     own = ir.Conversation(dialect=name, messages=(said,), model="m", options={"max_tokens": 9})
     request = dialect(name).from_ir(own).value
     assert {key: value for key, value in request.items() if key.startswith("max_")} == {member: 9}
