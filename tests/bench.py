@@ -282,7 +282,7 @@ def memory() -> list[Line]:
         return [*lines, absent("8", "memory a live idle run"), absent("8", "memory of a parent with one run")]
     pairs = [(work("idle", 40), peer("memory", "mcp", 40)) for _ in range(3)]
     for name, what, unit, scale, gate, aim in (
-        ("each_bytes", "memory a live idle run", "kB", 1e3, 0.35, 0.15),
+        ("each_bytes", "memory a live idle run", "kB", 1e3, 1.0, 0.7),
         ("one_bytes", "memory of a parent with one run", "MB", 1e6, 0.65, 0.5),
     ):
         found = [(ours[name] / scale, theirs[name] / scale) for ours, theirs in pairs]
@@ -320,11 +320,11 @@ def start() -> list[Line]:
     return [
         compared(
             found, 0, 1, row="10", what="run to its first spawn, CPU", unit="ms", against="import asyncio, msgspec",
-            gate=1.5, aim=1.2,
+            gate=2, aim=1.5,
         ),
         compared(
             found, 2, 3, row="10", what="host kit to its hello, CPU", unit="ms", against="import msgspec",
-            gate=1.5, aim=1.2,
+            gate=2, aim=1.5,
         ),
     ]  # fmt: skip
 
