@@ -55,6 +55,24 @@ def test_input_is_all_that_was_sent_and_a_counter_that_is_missing_is_unknown(rea
     assert used.cache_write_tokens is None
 
 
+def test_a_request_is_counted_once_and_before_its_calls(reader: EventReader) -> None:
+    counters = {"inputOther": 80, "inputCacheRead": 50, "output": 7}
+    reader.begin()
+    for count in (1, 2):
+        turn = {name: value * count for name, value in counters.items()}
+        early = take(reader, "agent.status.updated", usage={"currentTurn": turn})
+        assert len(early) == 1
+        assert reader.used().input_tokens == 130 * count
+        assert take(reader, "agent.status.updated", usage={"currentTurn": turn}) == []
+        take(reader, "turn.step.completed", usage=counters, **STEP)
+        assert take(reader, "agent.status.updated", usage={"currentTurn": turn}) == []
+    take(reader, "turn.step.completed", usage=counters, **STEP)
+    assert (reader.used().input_tokens, reader.used().output_tokens) == (390, 21)
+    reader.begin()
+    take(reader, "agent.status.updated", usage={"currentTurn": counters})
+    assert reader.used().input_tokens == 520
+
+
 def test_a_stream_that_just_ends_is_a_failure(reader: EventReader) -> None:
     take(reader, "turn.step.completed", finishReason="end_turn")
     take(reader, "turn.ended", reason="completed")

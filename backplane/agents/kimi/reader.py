@@ -68,6 +68,10 @@ class EventReader:
         """Why the turn ended: completed, failed, cancelled; None while it goes on."""
         self.failure: TurnFailure | None = None
         self._pieces: list[str] = []
+        self._counted: dict[str, int] = {}
+        """What is counted of this turn, by the agent's counters."""
+        self._is_counted = False
+        """Whether the request that is open is: its tokens are told before its calls run, and again at its end."""
 
     @property
     def at_work(self) -> bool:
@@ -76,14 +80,15 @@ class EventReader:
     def begin(self) -> None:
         """Begin another turn."""
         self.reason, self.failure, self.text = None, None, ""
-        self.acted = self.spoke = False
+        self.acted = self.spoke = self._is_counted = False
+        self._counted = {}
 
     def read(self, message: Notification) -> list[AgentEvent]:
         """Read one event."""
         kind, data = message.method, message.params
         read = _READ.get(kind)
         if data.get("agentId") not in (None, MAIN) and kind in _OF_MODEL:
-            return [] if kind.endswith(".delta") else [self._make.kept(f"{kind} of a sub-agent", data)]
+            return [] if kind.endswith((".delta", ".updated")) else [self._make.kept(f"{kind} of a sub-agent", data)]
         if read is not None:
             return read(self, data)
         return [] if kind.startswith(SILENT) else [self._make.kept(kind, data)]
@@ -113,9 +118,25 @@ class EventReader:
         self.goes_on = data.get("finishReason") == "tool_use"
         is_whole = data.get("rawFinishReason") or data.get("providerFinishReason")
         self.failure = None if is_whole else TurnFailure("the model's answer ended without its last word")
-        self.spent = self.spent.plus(_usage(mapping(data.get("usage"))), self.price)
+        if not self._is_counted:
+            self._count(_counters(mapping(data.get("usage"))))
+        self._is_counted = False
         # Its calls have run by now, so the words before them are told already.
         return [*self._message(), self._make.used(self.used()), self._make.turn(data.get("finishReason"))]
+
+    def _status(self, data: dict[str, Any]) -> list[AgentEvent]:
+        """What the turn has used so far: told when the model has answered, so a budget holds before its calls run."""
+        turn = _counters(mapping(mapping(data.get("usage")).get("currentTurn")))
+        new = {name: count - self._counted.get(name, 0) for name, count in turn.items()}
+        if min(new.values(), default=0) < 0 or not any(new.values()):
+            return []
+        self._count(new)
+        self._is_counted, self.goes_on = True, False  # Its end says whether another one follows.
+        return [self._make.used(self.used())]
+
+    def _count(self, told: dict[str, int]) -> None:
+        self._counted = {name: self._counted.get(name, 0) + told.get(name, 0) for name in _COUNTERS}
+        self.spent = self.spent.plus(_usage(told), self.price)
 
     def used(self) -> Usage:
         return self.spent.usage()
@@ -201,8 +222,11 @@ class EventReader:
         return [self._make.warning(words[:500])]
 
 
-def _usage(told: dict[str, Any]) -> Counted:
-    counted = {name: told[name] for name in _COUNTERS if is_count(told.get(name))}
+def _counters(told: dict[str, Any]) -> dict[str, int]:
+    return {name: told[name] for name in _COUNTERS if is_count(told.get(name))}
+
+
+def _usage(counted: dict[str, int]) -> Counted:
     sent = [counted[name] for name in ("inputOther", "inputCacheRead", "inputCacheCreation") if name in counted]
     return Counted(
         input=sum(sent) if sent else None, output=counted.get("output"), cache_read=counted.get("inputCacheRead"),
@@ -211,10 +235,13 @@ def _usage(told: dict[str, Any]) -> Counted:
 
 
 _COUNTERS: Final = ("inputOther", "output", "inputCacheRead", "inputCacheCreation")
-_OF_MODEL: Final = frozenset({"assistant.delta", "thinking.delta", "turn.step.completed", "turn.ended"})
+_OF_MODEL: Final = frozenset(
+    {"agent.status.updated", "assistant.delta", "thinking.delta", "turn.step.completed", "turn.ended"}
+)
 _READ: Final[dict[str, Callable[[EventReader, dict[str, Any]], list[AgentEvent]]]] = {
     "assistant.delta": EventReader._delta,
     "thinking.delta": EventReader._thought,
+    "agent.status.updated": EventReader._status,
     "turn.step.completed": EventReader._step,
     "turn.step.retrying": EventReader._retry,
     "turn.step.interrupted": lambda reader, data: [],
