@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from backplane.testing import SIDE_TURNS, ModelServer, Turn
+from backplane.testing import SIDE_TURNS, Call, ModelServer, Turn
 from tests.peers import ROOT
 from tests.vendors.ground import Agent
+from tests.vendors.test_codex import asks
 from tests.vendors.test_conversations import AGENTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -72,6 +73,29 @@ def folder(tmp_path: Path, backplane_home: Path) -> Path:
 def test_a_session_of_under_ten_lines(agent: Agent, folder: Path) -> None:
     said, _ = run(folder, agent, [Turn(text="4")], "simple_query.py")
     assert said == "4\n"
+
+
+TOOLS = {"copilot": "functions-{}", "gemini": "mcp_functions_{}"}
+"""How an agent's model is shown a tool in Python, where that is not `mcp__functions__{}`."""
+
+
+def asked_for(agent: Agent, tool: str, **input: str) -> Turn:
+    """The model's turn that calls a tool in Python."""
+    if agent.name == "codex":
+        return asks(tool, input, namespace="mcp__functions")
+    return Turn(calls=(Call(name=TOOLS.get(agent.name, "mcp__functions__{}").format(tool), input=input),))
+
+
+def test_basic_usage_runs_both_kinds_of_tools(agent: Agent, folder: Path) -> None:
+    turns = [
+        asked_for(agent, "read_note", name="hello"),
+        asked_for(agent, "price", article="pump"),
+        Turn(text="It costs 129 EUR."),
+    ]
+    said, asked = run(folder, agent, turns, "basic_usage.py")
+    assert said.startswith("It costs 129 EUR.\n[end_turn] ")
+    assert "Hello from the note." in json.dumps(asked)
+    assert "129 EUR" in json.dumps(asked[-1])
 
 
 def test_the_provider_is_a_name(agent: Agent, folder: Path) -> None:
