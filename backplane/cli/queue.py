@@ -25,6 +25,8 @@ POLL_S_MIN: Final = 0.05
 SECONDS_MAX: Final = 3600.0
 ID_CHARS_MIN: Final = 4
 """Of an order's id, where its beginning names it."""
+_M_ARENA_MAX: Final = -8
+"""An option of glibc's `mallopt`, from its malloc.h."""
 _ORDER: Final = "the order's id, as `submit` printed it"
 
 
@@ -496,6 +498,7 @@ def _worker(options: Options) -> int:
 
     _within("--slots", options.slots, 1, 1024)
     streams.require_descriptors()
+    _share_a_heap()
     settings, (engine, content, home) = _settings(options), open_engine(options)
 
     async def work() -> int:
@@ -507,6 +510,15 @@ def _worker(options: Options) -> int:
         return 0
 
     return _do(work, engine)
+
+
+def _share_a_heap() -> None:
+    """Have all threads take memory from one heap: of one each, as glibc would, much is held and not used."""
+    import ctypes
+    from contextlib import suppress
+
+    with suppress(AttributeError, OSError):  # Another C library has no such option.
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 async def _end_on_signal(taking: Any) -> None:
