@@ -25,6 +25,7 @@ from backplane.contract.conversation import (
     UserMessage,
     unresolved,
 )
+from backplane.contract.work import PolicyProfile
 from backplane.errors import ConfigError
 from backplane.providers import ProviderRegistry, SessionConfig, store
 from backplane.redact.secrets import Redactor
@@ -105,6 +106,7 @@ MESSAGES = st.one_of(
 FILES = st.builds(
     SessionFile,
     format=st.just("backplane.session"), version=st.just(1), id=NAMES, created_at=NAMES, provider=NAMES,
+    policy=st.none() | st.builds(PolicyProfile, deny_read=st.lists(NAMES).map(tuple)),
     cleared=st.integers(0, 5), losses=st.lists(NAMES).map(tuple),
     turns=st.lists(
         st.builds(SessionTurn, run_id=NAMES, provider=NAMES, messages=st.lists(MESSAGES, max_size=3).map(tuple))
@@ -140,6 +142,14 @@ def test_what_is_no_session_is_refused(tmp_path: Path, change: dict[str, Any], s
     path.write_text("[" * 100_000)
     with pytest.raises(ConfigError, match="is no session"):
         store.read(path)
+
+
+def test_a_rule_of_a_policy_with_a_secret_in_it_is_refused_and_not_lost() -> None:
+    secret = "hunter2-hunter2-hunter2"
+    policy = PolicyProfile(deny_read=(f"**/{secret}",))
+    file = SessionFile(format="backplane.session", version=1, id="x", created_at="", provider="p", policy=policy)
+    with pytest.raises(ConfigError, match="a rule of the session's policy has a secret in it"):
+        store.clean(file, Redactor([secret]))
 
 
 def test_secrets_stay_out_and_a_signed_block_with_one_is_dropped_whole(tmp_path: Path) -> None:
@@ -361,6 +371,64 @@ def test_a_session_is_handed_over_by_command(shell: Shell, root: Path) -> None:
 
 def _home() -> Path:
     return Path(os.environ["BACKPLANE_HOME"])
+
+
+def policy_file(tmp_path: Path, rules: dict[str, list[str]]) -> str:
+    """The name of a file with a policy."""
+    path = tmp_path / f"policy-{len(list(tmp_path.glob('policy-*')))}.json"
+    path.write_text(json.dumps(rules))
+    return str(path)
+
+
+@pytest.mark.parametrize("rules", [{"disallowed_tools": ["bash"]}, {"require_approval_for": ["bash"]}])
+def test_a_sessions_policy_holds_whoever_goes_on_with_it(
+    shell: Shell, root: Path, tmp_path: Path, rules: dict[str, list[str]]
+) -> None:
+    shell("chat", "--backend", "shell", "--policy", policy_file(tmp_path, rules), stdin=b"touch gone-0\n", code=1)
+    shell("sessions", "resume", "last", "touch gone-1", code=1)
+    shell("sessions", "handover", "last", "touch gone-2", "--to", "shell", code=1)
+    shell("chat", "--resume", "last", stdin=b"touch gone-3\n", code=1)
+    shell("sessions", "fork", "last")
+    shell("sessions", "resume", "last", "touch gone-4", code=1)
+    lax = policy_file(tmp_path, {"deny_read": ["none"]})
+    shell("sessions", "resume", "last", "touch gone-5", "--policy", lax, code=1)
+    assert not list(root.glob("gone-*"))
+    wider = policy_file(tmp_path, {"allowed_tools": ["bash"]})
+    narrower = policy_file(tmp_path, {"allowed_tools": ["read_file"]})
+    shell("sessions", "resume", "last", "touch gone-6", "--policy", narrower, code=1)
+    said = shell("sessions", "resume", "last", "touch gone-7", "--policy", wider, code=2)
+    assert "the session's has not" in said
+    assert not list(root.glob("gone-*"))
+
+
+def test_a_policy_that_is_given_later_holds_from_then_on(shell: Shell, root: Path, tmp_path: Path) -> None:
+    shell("chat", "--backend", "shell", stdin=b"touch made-0\n")
+    no_shell = policy_file(tmp_path, {"disallowed_tools": ["bash"]})
+    shell("chat", "--resume", "last", "--policy", no_shell, stdin=b"touch gone-1\n", code=1)
+    shell("sessions", "resume", "last", "touch gone-2", code=1)
+    assert (root / "made-0").exists()
+    assert not list(root.glob("gone-*"))
+    shell("sessions", "export", "last", "out.json")
+    shell("sessions", "import", "out.json")
+    shell("sessions", "resume", "last", "touch made-3")
+    assert (root / "made-3").exists(), "an imported policy counts for nothing"
+
+
+def test_the_configured_policy_holds_beside_the_sessions(shell: Shell, root: Path, tmp_path: Path) -> None:
+    config = root / "backplane.toml"
+    before = config.read_text()
+    shell("chat", "--backend", "shell", stdin=b"touch made-0\n")
+    config.write_text(before + '[policy]\ndisallowed_tools = ["bash"]\n')
+    shell("sessions", "resume", "last", "touch gone-1", code=1)
+    config.write_text(before)
+    shell("chat", "--backend", "shell", "--policy", policy_file(tmp_path, {"allowed_tools": ["bash"]}), stdin=b"true\n")
+    config.write_text(before + '[policy]\nallowed_tools = ["read_file"]\n')
+    said = shell("sessions", "resume", "last", "touch gone-2", code=2)
+    assert "nothing that both allow" in said
+    config.write_text(before + '[policy]\nallowed_tools = ["read_file", "bash"]\n')
+    shell("sessions", "resume", "last", "touch made-3")
+    assert not list(root.glob("gone-*"))
+    assert (root / "made-3").exists()
 
 
 async def test_a_registry_without_a_saved_session_writes_no_file(ground: Ground) -> None:

@@ -38,7 +38,7 @@ def parser(name: str) -> Parser:
     add("--system", metavar="TEXT", help="instructions for the whole conversation")
     add("--root", metavar="DIR", help="folder to work on (.)")
     add("--mode", choices=("staged", "pass_through"), default="staged", help="in a copy, or in place (staged)")
-    add("--policy", metavar="FILE", help="policy as JSON, or `default`, `strict` or `ci`")
+    add("--policy", metavar="FILE", help="JSON, or `default`, `strict` or `ci`; with --resume it only tightens")
     add("--max-turns", metavar="N", type=int, help="turns of the model in one turn of yours")
     add("--on-ask", choices=("deny", "allow", "prompt"), help="its questions (prompt; deny without a terminal)")
     add_config(made)
@@ -47,7 +47,7 @@ def parser(name: str) -> Parser:
 
 def resume(options: Options) -> int:
     """Go on with a session as `sessions resume ID` says it."""
-    given = dict.fromkeys(("backend", "model", "system", "root", "policy", "max_turns"))
+    given = dict.fromkeys(("backend", "model", "system", "root", "max_turns"))
     for name, value in {**given, "mode": "staged", "resume": options.id, "image": options.image}.items():
         setattr(options, name, value)
     return _chat(options)

@@ -87,6 +87,7 @@ def parser(name: str) -> Parser:
 
 def _add_turn(part: Parser) -> None:
     part.add_argument("--on-ask", choices=("deny", "allow", "prompt"), help="its questions; deny without a terminal")
+    part.add_argument("--policy", metavar="FILE", help="one that tightens the session's: JSON, or a shipped one's name")
     add_config(part)
 
 
@@ -307,7 +308,7 @@ def _config(options: Options, model: str | None = None) -> Any:
     from backplane.providers import SessionConfig
 
     how = options.on_ask or ("prompt" if streams.is_interactive() else "deny")
-    return SessionConfig(model=model, on_ask=asking.callback(how, lambda: "", dict(os.environ)))
+    return SessionConfig(model=model, policy=options.policy, on_ask=asking.callback(how, lambda: "", dict(os.environ)))
 
 
 async def _turn(session: Any, words: str | UserMessage) -> int:

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.contract.work import PolicyProfile
 
 FORMAT: Final = "backplane.session"
 VERSION: Final = 1
@@ -162,6 +163,8 @@ class SessionFile(_ConversationValue, frozen=True, omit_defaults=False):
     """Folder that it works on; None is a folder of its own, empty at the start of each turn."""
     mode: Literal["staged", "pass_through"] = "staged"
     lane: Literal["patch_first", "workspace_first"] = "workspace_first"
+    policy: PolicyProfile | None = None
+    """What its agents may do, whoever goes on with it; None is what is configured."""
     cleared: Count = 0
     """Turns before this one are no part of the conversation any more; their receipts stay."""
     parent: str | None = None

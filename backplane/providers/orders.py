@@ -335,10 +335,10 @@ def _shown_call(call: ToolCall) -> str:
 
 
 def tightened(base: PolicyProfile, turn: PolicyProfile) -> PolicyProfile:
-    """Return a session's policy with what one turn forbids beside it; a turn cannot allow more.
+    """Return a session's policy with what a later one forbids beside it, which cannot allow more.
 
     Raises:
-        ConfigError: `config_invalid`, the turn allows what the session does not.
+        ConfigError: `config_invalid`, the later one allows what the session's does not.
     """
     merged: dict[str, tuple[str, ...]] = {}
     for name in PolicyProfile.__struct_fields__:
@@ -349,7 +349,34 @@ def tightened(base: PolicyProfile, turn: PolicyProfile) -> PolicyProfile:
             continue
         more = [rule for rule in theirs if ours and rule not in ours]
         if more:
-            fact = f"the turn's policy has {more[0]!r} in {name}, and the session's has not"
-            raise ConfigError("config_invalid", fact, hint="a turn's policy only tightens the session's")
+            fact = f"the policy has {more[0]!r} in {name}, and the session's has not"
+            raise ConfigError("config_invalid", fact, hint="a policy that is given later only tightens the session's")
         merged[name] = theirs or ours
     return PolicyProfile(**merged)
+
+
+def going_on(kept: PolicyProfile, given: PolicyProfile | None, configured: PolicyProfile | None) -> PolicyProfile:
+    """Return the policy of a session that is gone on with: the kept one, tightened by the given or the configured one.
+
+    Of what is configured, a rule that allows more than the session's is left out, as it was when the session began.
+
+    Raises:
+        ConfigError: `config_invalid`, the given one allows more, or the configured one has no rule in common with it.
+    """
+    if given is not None:
+        return tightened(kept, given)
+    if configured is None:
+        return kept
+    shared: dict[str, tuple[str, ...]] = {}
+    for name in PolicyProfile.__struct_fields__:
+        ours, theirs = getattr(kept, name), getattr(configured, name)
+        shared[name] = theirs
+        if name.startswith("allow") and ours and theirs:
+            shared[name] = tuple(rule for rule in theirs if rule in ours)
+            if not shared[name]:
+                # An empty list would let all.
+                fact = f"{name} of the session's policy and of the configured one have nothing that both allow"
+                raise ConfigError(
+                    "config_invalid", fact, hint="go on with --policy, which stands for the configured one"
+                )
+    return tightened(kept, PolicyProfile(**shared))

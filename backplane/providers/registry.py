@@ -14,15 +14,17 @@ import msgspec
 from backplane.config import Settings
 from backplane.contract.capability import Requirement, Requirements, read_manifest
 from backplane.contract.conversation import Message, SessionFile, SessionTurn
+from backplane.contract.work import PolicyProfile
 from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.policy.capabilities import negotiate
 from backplane.providers import exchange, store
-from backplane.providers.orders import INTERRUPT, Abilities, SessionConfig, abilities
+from backplane.providers.orders import INTERRUPT, Abilities, SessionConfig, abilities, going_on
 from backplane.providers.session import Session, new_file
 from backplane.providers.unified import ProviderCapabilities
 from backplane.runtime import backends
 from backplane.runtime.backends import Backend
 from backplane.runtime.hello import ask_hello
+from backplane.runtime.orders import read_policy
 from backplane.runtime.plane import ControlPlane
 
 LEVELS: Final = {
@@ -130,7 +132,8 @@ class Provider:
         """Go on with a saved session, also one of another provider: that is a handover.
 
         Args:
-            config: its tools, callbacks and hooks count, and each other member that is not its default.
+            config: its tools, callbacks and hooks count, and each other member that is not its default. Its policy,
+                or else the configured one, only tightens the session's.
 
         Raises:
             As `create_session`.
@@ -145,14 +148,14 @@ class Provider:
         return await self._goes_on(file, saved, config)
 
     async def load(self, path: str | os.PathLike[str], config: SessionConfig | None = None) -> Session:
-        """Go on with a copy of a session's file, wherever it was written.
+        """Go on with a copy of a session's file, wherever it was written; a policy in it counts for nothing.
 
         Raises:
             As `create_session`.
         """
         await self.prepare()
         file = await anyio.to_thread.run_sync(self._read, Path(path))
-        return await self._copied(file, config)
+        return await self._copied(msgspec.structs.replace(file, policy=None), config)
 
     async def fork_session(
         self, session_id: str, *, at: int | None = None, config: SessionConfig | None = None
@@ -196,8 +199,9 @@ class Provider:
     async def _goes_on(
         self, file: SessionFile, saved: store.Saved, config: SessionConfig | None, *, copied: bool = False
     ) -> Session:
-        whole, session = _config_of(file, config), None
+        session = None
         try:
+            whole = _config_of(file, config, self.plane.settings.policy)
             session = Session(
                 self if file.provider == self.name else Provider(self.plane, file.provider), whole, saved, file
             )
@@ -225,12 +229,17 @@ def _level(level: object) -> bool | None:
     return None if level is None else level != "unsupported"
 
 
-def _config_of(file: SessionFile, config: SessionConfig | None) -> SessionConfig:
+def _config_of(
+    file: SessionFile, config: SessionConfig | None, configured: PolicyProfile | str | None
+) -> SessionConfig:
     """A saved session's configuration, with what is given over it."""
     given, default = config or SessionConfig(), SessionConfig()
     names = ("model", "system_prompt", "max_tokens", "temperature", "max_turns", "root", "mode", "lane")
     kept = {name: getattr(file, name) for name in names if getattr(given, name) == getattr(default, name)}
-    return replace(given, **kept)
+    if file.policy is None:
+        return replace(given, **kept)
+    later = [read_policy(policy) if policy is not None else None for policy in (given.policy, configured)]
+    return replace(given, **kept, policy=going_on(file.policy, *later))
 
 
 def cut(file: SessionFile, at: int) -> SessionFile:

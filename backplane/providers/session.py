@@ -109,9 +109,9 @@ class Session:
 
     def __init__(self, provider: Provider, config: SessionConfig, saved: Saved | None, file: SessionFile) -> None:
         self._provider, self._config, self._saved = provider, config, saved
-        self._file = file
         self._tools = Toolset(config.tools)
         self._policy = read_policy(config.policy or provider.plane.settings.policy or PolicyProfile())
+        self._file = msgspec.structs.replace(file, policy=self._policy)
         self._open: _Open | None = None
         self._folder: str | None = None
         self._native: str | None = None

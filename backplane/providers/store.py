@@ -38,6 +38,7 @@ class Saved:
         """Write the file anew: whole, or not at all.
 
         Raises:
+            ConfigError: as `clean`.
             StoreError: `receipt_store_failed`, the disk failed, or the file would be over `FILE_BYTES_MAX`.
         """
         data = canonical.encode(clean(file, Redactor(secrets)))
@@ -63,7 +64,14 @@ class Saved:
 
 
 def clean(file: SessionFile, redactor: Redactor) -> Any:
-    """Return the file as JSON values without secrets; a signed block that this would change is left out and listed."""
+    """Return the file as JSON values without secrets; a signed block that this would change is left out and listed.
+
+    Raises:
+        ConfigError: `config_invalid`, a rule of its policy has a secret in it: without that it would hold nothing.
+    """
+    if redactor.json(msgspec.to_builtins(file.policy))[1]:
+        hint = "name the file or tool by a glob that leaves the secret out"
+        raise ConfigError("config_invalid", "a rule of the session's policy has a secret in it", hint=hint)
     turns, dropped = [], False
     for turn in file.turns:
         messages = tuple(_without_changed(message, redactor) for message in turn.messages)
