@@ -68,6 +68,7 @@ def shown_of(store: Store, run: Remembered, story: Story | None = None) -> Shown
     picture, packed = _folded(store, run, story)
     return Shown(
         picture=picture,
+        state=run.state,
         diagnosis=diagnosis_of(store, picture, run),
         story=story,
         patch=patch_of(store, run.run_id),

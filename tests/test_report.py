@@ -33,7 +33,7 @@ from backplane.view.report_files import CSS, JS
 from backplane.view.story import Story, cut
 from backplane.view.why import Diagnosis, Evidence
 from tests.hostile import HOSTILE
-from tests.receipt_writer import TS
+from tests.receipt_writer import TS, open_journal
 
 TAGS = frozenset(
     re.findall(
@@ -98,7 +98,7 @@ def shown(word: str, rows_max: int | None = None) -> report.Shown:
     )
     patch = f"diff --git a/{word} b/{word}\n--- a/x\n+++ b/x\n@@ -0,0 +1 @@\n+{word}\n"
     packed = gzip.compress(msgspec.json.encode({"trace": events}))
-    return report.Shown(picture=picture, diagnosis=found, story=story, patch=patch, packed=packed)
+    return report.Shown(picture=picture, state="ended", diagnosis=found, story=story, patch=patch, packed=packed)
 
 
 @pytest.mark.parametrize("word", HOSTILE)
@@ -176,6 +176,30 @@ def test_two_runs_stand_side_by_side_and_other_forms_take_many(runs: Path) -> No
     assert "| failed | shell |" in summary
     suite = ET.fromstring(cli("report", "last", "last~1", "--junit").stdout)
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    assert "receipts show" in cli("runs", "show", "last").stdout
+
+
+def test_a_live_run_is_told_as_running_and_fails_no_check(backplane_home: Path) -> None:
+    cut_off = open_journal(backplane_home)
+    cut_off.close()
+    live = open_journal(backplane_home)
+    try:
+        names = (live.run_id, cut_off.run_id)
+        page = cli("report", *names).stdout
+        chips = re.findall('<span class="chip ([a-z]+)">([^<]*)<', page)
+        assert chips == [("dim", "running"), ("bad", "cut off")]
+        summary = cli("report", *names, "--summary").stdout
+        assert re.findall("### (.*?) ", summary) == ["⏳", "❌"]
+        assert re.findall(r"\n\| (running|cut off) \|", summary) == ["running", "cut off"]
+        suite = ET.fromstring(cli("report", *names, "--junit").stdout)
+        assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["2", "1", "1"]
+        skipped = suite.findall("testcase")[0].find("skipped")
+        assert skipped is not None
+        assert skipped.get("message") == "running: it has not ended yet"
+        for run_id in names:
+            assert "receipts show" not in cli("runs", "show", run_id).stdout
+    finally:
+        live.close()
 
 
 def test_a_run_that_is_not_there_is_an_error(runs: Path) -> None:

@@ -22,7 +22,9 @@ def parser(name: str) -> Parser:
     made.add_argument("runs", metavar="RUN", nargs="+", help="run ids or their beginnings, `last`, or `last~2`")
     form = made.add_mutually_exclusive_group()
     form.add_argument("--summary", action="store_true", help="Markdown instead, for the summary of a CI step")
-    form.add_argument("--junit", action="store_true", help="a JUnit test report instead; not complete is a failure")
+    form.add_argument(
+        "--junit", action="store_true", help="a JUnit test report instead; an incomplete end is a failure"
+    )
     made.add_argument("--full", action="store_true", help="draw every row, for paper; a long run's page opens slowly")
     made.add_argument(
         "--omit", metavar="WHAT", default="", help="of a page for others: outputs, prompts, paths, with commas between"

@@ -290,7 +290,8 @@ def _told(run: Remembered, picture: Picture, look: Look) -> Iterator[str]:
     said = picture.message.strip().splitlines()
     for number, text in enumerate(said[-MESSAGE_LINES_MAX:]):
         yield line("" if number else "says", streams.one_line(text))
-    yield line("more", f"backplane why {run.run_id[:ID_CHARS]}, backplane receipts show {run.run_id[:ID_CHARS]}")
+    receipt = f", backplane receipts show {run.run_id[:ID_CHARS]}" if run.state == "ended" else ""
+    yield line("more", f"backplane why {run.run_id[:ID_CHARS]}{receipt}")
 
 
 def _cause(run: Remembered, picture: Picture) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ import msgspec
 from backplane.view import compared
 from backplane.view.charts import spending, timeline, tokens
 from backplane.view.diff import changes, lines
-from backplane.view.figures import count, lasting, money
+from backplane.view.figures import count, lasting, money, standing
 from backplane.view.html import Html, join, said, table, tag, text
 from backplane.view.picture import Picture
 from backplane.view.report_files import CSS, JS
@@ -42,6 +42,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a report."""
 
     picture: Picture
+    state: str
+    """live, cut_off or ended, as the list of runs has it."""
     diagnosis: Diagnosis
     story: Story
     patch: str | None
@@ -88,15 +90,18 @@ def _hash(whole: str) -> str:
 
 
 def _title(run: Shown) -> str:
-    return f"{_task(run)[:80]} — {_verdict(run.picture)[0]}"
+    return f"{_task(run)[:80]} — {_verdict(run)[0]}"
 
 
-def _verdict(picture: Picture) -> tuple[str, str]:
-    """How it ended in a word, and its tone."""
-    if picture.ended is None:
-        return "cut off", "bad"
-    tone = {"complete": "good", "partial": "warn"}.get(picture.ended.outcome, "bad")
-    return picture.ended.outcome, tone
+def _verdict(run: Shown) -> tuple[str, str]:
+    """How a run stands or ended in a word, and its tone: good, warn, bad, or dim for a live one."""
+    ended = run.picture.ended
+    word, tone = standing(run.state, ended.outcome if ended is not None else None, None)
+    return word, _TONES.get(tone, tone)
+
+
+_TONES: Final = {"live": "dim"}
+"""The page's words for tones, where they are others."""
 
 
 def _parts(run: Shown, place: str) -> Iterator[Html]:
@@ -123,7 +128,7 @@ def _section(title: str, inner: Html, there: object) -> Html:
 
 def _head(run: Shown) -> Html:
     picture = run.picture
-    word, tone = _verdict(picture)
+    word, tone = _verdict(run)
     end = picture.ended
     facts = {
         "run": picture.run_id,
@@ -366,12 +371,13 @@ def markdown(runs: Iterable[Shown]) -> Iterator[str]:
     """The runs as Markdown, for the summary of a CI step."""
     for run in runs:
         picture, end = run.picture, run.picture.ended
-        mark = {"good": "✅", "warn": "⚠️"}.get(_verdict(picture)[1], "❌")
+        word, tone = _verdict(run)
+        mark = {"good": "✅", "warn": "⚠️", "dim": "⏳"}.get(tone, "❌")
         yield f"### {mark} {_plain(picture.task[:120] or picture.run_id)}\n\n"
         took = lasting(end.duration_ms) if end is not None and end.duration_ms is not None else "?"
         yield "| outcome | backend | took | tokens in / out | cost |\n|---|---|---|---|---|\n"
         tokens = f"{count(picture.usage.input_tokens)} / {count(picture.usage.output_tokens)}"
-        cells = (_verdict(picture)[0], picture.backend, took, tokens, money(picture.cost_usd_micros))
+        cells = (word, picture.backend, took, tokens, money(picture.cost_usd_micros))
         yield f"| {' | '.join(map(_plain, cells))} |\n\n"
         if run.diagnosis.kind not in ("nothing", "tool_works"):
             yield f"**{_plain(run.diagnosis.verdict)}**\n\n"
@@ -389,16 +395,19 @@ def _plain(foreign: str) -> str:
 
 
 def junit(runs: Sequence[Shown]) -> Iterator[str]:
-    """The runs as a test report that CI systems read: a run that is not complete is a failure."""
-    bad = sum(_verdict(run.picture)[1] != "good" for run in runs)
+    """The runs as a test report that CI systems read: one that ended incomplete is a failure, a live one is skipped."""
+    skipped = sum(run.state == "live" for run in runs)
+    bad = sum(_verdict(run)[1] != "good" for run in runs) - skipped
     yield '<?xml version="1.0" encoding="UTF-8"?>\n'
-    yield f'<testsuite name="backplane" tests="{len(runs)}" failures="{bad}">\n'
+    yield f'<testsuite name="backplane" tests="{len(runs)}" failures="{bad}" skipped="{skipped}">\n'
     for run in runs:
         picture, end = run.picture, run.picture.ended
         seconds = (end.duration_ms or 0) / 1000 if end is not None else 0
         name, backend = text(picture.task[:200] or picture.run_id), text(picture.backend)
         yield f'  <testcase classname="{backend}" name="{name}" time="{seconds:.3f}">'
-        if _verdict(picture)[1] != "good":
+        if run.state == "live":
+            yield '<skipped message="running: it has not ended yet"/>'
+        elif _verdict(run)[1] != "good":
             told = text("\n".join(row.text for row in run.diagnosis.evidence))
             yield f'<failure message="{text(run.diagnosis.verdict)}">{told}</failure>'
         yield f"<system-out>run {text(picture.run_id)}</system-out></testcase>\n"
