@@ -29,6 +29,7 @@ from backplane.scale.engine import Attempt, Control, Emit, Event, Job, Result, d
 from backplane.scale.memory import MemoryEngine
 from backplane.scale.orders import keep, make_job
 from backplane.workspace import Quota
+from backplane.workspace.pack import without_facts
 
 pytest.importorskip("dbos")
 from backplane.scale.durable import DurableEngine
@@ -262,6 +263,54 @@ def test_a_place_for_contents_is_a_folder_or_a_url_without_a_password(tmp_path: 
         assert caught.value.code == "config_invalid"
         assert caught.value.hint
         assert "pw" not in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A queue's URL, for commands in this process; its folder is the present one."""
+    monkeypatch.setenv("BACKPLANE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return f"sqlite:///{tmp_path / 'q.sqlite'}"
+
+
+def test_an_order_submitted_again_later_is_the_same_one(
+    here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    (root / "sub").mkdir(parents=True)
+    for name in ("kept", "sub/kept"):
+        (root / name).write_text(name)
+    (root / "link").symlink_to("kept")
+    order = {"id": "4a1f8f0e-9f0c-4f6e-8a55-0d8bb1c1a001", "task": "true", "workspace": {"root": "root"}}
+    (tmp_path / "o.json").write_text(json.dumps(order))
+    words = ["submit", "--engine", here, "--order", "o.json"]
+    assert main(words) == 0
+    time.sleep(1.1)  # An archive counts seconds.
+    for name in ("kept", "sub/kept"):
+        (root / name).touch()
+    assert main(words) == 0, capfd.readouterr().err
+    assert "it was submitted before" in capfd.readouterr().err
+    (root / "kept").write_text("another")
+    assert main(words) == 2
+    assert "another order has the id" in capfd.readouterr().err
+
+
+def test_git_takes_an_index_that_came_without_times(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout
+
+    root, odd = tmp_path / "root", "a name with ü"
+    root.mkdir()
+    git("init", "-q")
+    for name in ("x", odd, "seven77"):
+        (root / name).write_text(name)
+    git("add", ".")
+    index = (root / ".git/index").read_bytes()
+    (root / ".git/index").write_bytes(without_facts(index))
+    assert git("ls-files", "-z").split("\0")[:-1] == sorted(("x", odd, "seven77"))
+    assert git("diff", "--stat") == ""
+    assert without_facts(b"") == b""
+    assert without_facts(index[:60]) == index[:60]
 
 
 def test_ignored_files_do_not_travel(tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ def _pack(order: WorkOrder, content: Contents, home: Path, quota: Quota, ignored
         try:
             if not ignored:
                 workspace.drop_ignored()
-            return content.put(archive.pack(workspace.root, quota))
+            # Their times tell a build what to make anew, where its results travel, too; else an order that is
+            # submitted again is to be the same one.
+            return content.put(archive.pack(workspace.root, quota, times=ignored))
         finally:
             workspace.close()
 

@@ -27,6 +27,7 @@ from backplane.contract import envelope as wire
 from backplane.errors import BackplaneError, ContractError, WorkspaceError
 from backplane.process.locks import try_lock
 from backplane.workspace import Quota, collect
+from backplane.workspace.pack import without_facts
 from backplane.workspace.tree import (
     FILE_FLAGS,
     FOLDER_FLAGS,
@@ -39,6 +40,7 @@ from backplane.workspace.tree import (
     opened,
     parent,
     printable,
+    read_file,
     scope,
 )
 
@@ -63,6 +65,9 @@ GIT_FILES: Final = (f"{GIT_NAME}/index", f"{GIT_NAME}/info/exclude")
 GIT_FILE_BYTES_MAX: Final = 256 << 20
 """As much of an index as a workspace looks at."""
 
+NO_TIME_S: Final = 315_619_200
+"""The time of what has none: 1980-01-02, as zip files, which agents may make of it, know no earlier year."""
+
 _STAGING: Final = "workspace_staging_failed"
 _FILE, _LINK, _FOLDER, _LONG_NAME, _LONG_LINK = b"0", b"2", b"5", b"L", b"K"
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -71,8 +76,13 @@ _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_C
 # The sender's side ----------------------------------------------------------------------------------------------------
 
 
-def pack(folder: Path, quota: Quota, stopped: Callable[[], bool] = lambda: False) -> Iterator[bytes]:
+def pack(
+    folder: Path, quota: Quota, stopped: Callable[[], bool] = lambda: False, *, times: bool = True
+) -> Iterator[bytes]:
     """A folder as a tar archive, in pieces; nobody else may change it meanwhile. Blocks.
+
+    Args:
+        times: files keep their times; else the same contents always make the same archive.
 
     Raises:
         WorkspaceError: `workspace_staging_failed`, something cannot be read.
@@ -80,16 +90,16 @@ def pack(folder: Path, quota: Quota, stopped: Callable[[], bool] = lambda: False
     within = scope(_STAGING, quota, stopped=stopped)
     try:
         with opened(open_root(folder)) as root:
-            yield from _pack_files(root, list_tree(root, within), within)
+            yield from _pack_files(root, list_tree(root, within), within, times)
             for path in GIT_FILES:
                 with suppress(FileNotFoundError):
-                    yield from _pack_file(root, path, within)
+                    yield from _pack_git_file(root, path)
     except OSError as error:
         raise within.cannot("pack", str(error.filename or folder), error) from error
     yield bytes(2 * BLOCK)
 
 
-def _pack_files(root: int, listing: Listing, within: Scope) -> Iterator[bytes]:
+def _pack_files(root: int, listing: Listing, within: Scope, times: bool) -> Iterator[bytes]:
     for folder in listing.folders:
         if folder.path:
             yield _header(folder.path, tarfile.DIRTYPE, folder.stat)
@@ -97,24 +107,27 @@ def _pack_files(root: int, listing: Listing, within: Scope) -> Iterator[bytes]:
             for name, facts in folder.entries:
                 within.go_on()
                 if stat.S_ISLNK(facts.st_mode):
-                    yield _header(folder.path + name, tarfile.SYMTYPE, facts, os.readlink(name, dir_fd=here))
+                    yield _header(folder.path + name, tarfile.SYMTYPE, facts, target=os.readlink(name, dir_fd=here))
                 else:
-                    yield from _content(os.open(name, FILE_FLAGS, dir_fd=here), folder.path + name, within)
+                    yield from _content(os.open(name, FILE_FLAGS, dir_fd=here), folder.path + name, within, times)
 
 
-def _pack_file(root: int, path: str, within: Scope) -> Iterator[bytes]:
+def _pack_git_file(root: int, path: str) -> Iterator[bytes]:
+    """A file of the copy's own repository, which was made a moment ago: its times are nobody's."""
     with opened(open_folder(root, parent(path))) as here:
-        handle = os.open(path[len(parent(path)) :], FILE_FLAGS, dir_fd=here)
-        if os.fstat(handle).st_size <= GIT_FILE_BYTES_MAX:
-            yield from _content(handle, path, within)
-        else:
-            os.close(handle)
+        found = read_file(here, path[len(parent(path)) :], GIT_FILE_BYTES_MAX)
+    if found is not None:
+        data, facts = found
+        data = without_facts(data) if path == GIT_FILES[0] else data
+        yield _header(path, tarfile.REGTYPE, facts, len(data))
+        yield data
+        yield bytes(-len(data) % BLOCK)
 
 
-def _content(handle: int, path: str, within: Scope) -> Iterator[bytes]:
+def _content(handle: int, path: str, within: Scope, times: bool) -> Iterator[bytes]:
     with opened(handle):
         facts = os.fstat(handle)
-        yield _header(path, tarfile.REGTYPE, facts)
+        yield _header(path, tarfile.REGTYPE, facts, facts.st_size, int(facts.st_mtime) if times else NO_TIME_S)
         left = facts.st_size
         while left:
             data = os.read(handle, min(left, CHUNK_BYTES))
@@ -125,11 +138,13 @@ def _content(handle: int, path: str, within: Scope) -> Iterator[bytes]:
         yield bytes(-facts.st_size % BLOCK)
 
 
-def _header(path: str, kind: bytes, facts: os.stat_result, target: str = "") -> bytes:
+def _header(
+    path: str, kind: bytes, facts: os.stat_result, size: int = 0, time_s: int = NO_TIME_S, target: str = ""
+) -> bytes:
+    # Whoever unpacks it gives neither folders nor links a time.
     entry = tarfile.TarInfo(path.rstrip("/"))
-    entry.type, entry.linkname = kind, target
-    entry.mode, entry.mtime = facts.st_mode & 0o777, int(facts.st_mtime)
-    entry.size = facts.st_size if kind == tarfile.REGTYPE else 0
+    entry.type, entry.linkname, entry.size = kind, target, size
+    entry.mode, entry.mtime = facts.st_mode & 0o777, time_s
     return entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 

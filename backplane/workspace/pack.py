@@ -259,7 +259,7 @@ def write_repository(
 
 def _index(leaves: Mapping[str, Leaf], facts: Mapping[str, os.stat_result]) -> bytes:
     """Git's index, version 2."""
-    parts = [struct.pack(">4sII", b"DIRC", 2, len(leaves))]
+    parts = [_INDEX_HEAD.pack(b"DIRC", 2, len(leaves))]
     for name, path in sorted((os.fsencode(path), path) for path in leaves):
         leaf, at = leaves[path], facts[path]
         changed_s, changed_ns = divmod(at.st_ctime_ns, 1_000_000_000)
@@ -274,6 +274,35 @@ def _index(leaves: Mapping[str, Leaf], facts: Mapping[str, os.stat_result]) -> b
     return body + hashlib.sha1(body, usedforsecurity=False).digest()
 
 
+def without_facts(index: bytes) -> bytes:
+    """An index without what it knows of the files' times and places, which say nothing on another machine.
+
+    Git looks at such files anew. Of a version other than 2 and 3, or one that git has added to, nothing is taken.
+    """
+    at, found = _INDEX_HEAD.size, bytearray(index[:-20])
+    if len(index) < at + 20:
+        return index
+    mark, version, count = _INDEX_HEAD.unpack_from(index)
+    if mark != b"DIRC" or version not in (2, 3):
+        return index
+    for _ in range(count):
+        if at + _INDEX_ENTRY.size > len(found):
+            return index
+        *facts, oid, flags = _INDEX_ENTRY.unpack_from(found, at)
+        _INDEX_ENTRY.pack_into(found, at, 0, 0, 0, 0, 0, 0, facts[6], 0, 0, 0, oid, flags)
+        name_at = at + _INDEX_ENTRY.size + (2 if flags & _EXTENDED else 0)
+        end = found.find(b"\0", name_at)
+        if end < 0:
+            return index
+        at += (end - at) // 8 * 8 + 8
+    if at != len(found):  # An extension, which may hold times as well.
+        return index
+    return bytes(found) + hashlib.sha1(found, usedforsecurity=False).digest()
+
+
+_INDEX_HEAD: Final = struct.Struct(">4sII")
 _INDEX_ENTRY: Final = struct.Struct(">10I20sH")
+_EXTENDED: Final = 0x4000
+"""Of an entry's flags: there are two bytes more of them."""
 _PADDING: Final = [bytes(8 - over) for over in range(8)]
 _WORD: Final = 0xFFFFFFFF
