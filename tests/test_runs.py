@@ -177,6 +177,10 @@ def test_a_run_is_found_by_its_tags_and_its_task_may_be_kept_as_a_hash(backplane
     kept = (backplane_home / "runs" / tagged / "head.jsonl").read_text()
     assert "secret-task" not in kept
     assert "secret-task" in (backplane_home / "runs" / plain / "head.jsonl").read_text()
+    # The task of `shell` is the input of its tool: what is promised is of the order alone, and the help says so.
+    assert "secret-task" in (backplane_home / "runs" / tagged / "trace.jsonl").read_text()
+    told = " ".join(cli("run", "--help").stdout.split())
+    assert "events may repeat its text, those of `shell` always do" in told
     wrong = run("--param", "abp.task_text=no")
     assert (wrong.returncode, wrong.stderr.partition(":")[0]) == (2, "config_invalid")
     assert run("--tag", "x" * 300).returncode == 2

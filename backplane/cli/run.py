@@ -49,7 +49,11 @@ def parser(name: str) -> Parser:
     output.add_argument(
         "--tag", metavar="TAG", action="append", default=[], help="find it again by it: a word, or KEY=VALUE"
     )
-    output.add_argument("--hash-task", action="store_true", help="keep only a hash of the task's text")
+    output.add_argument(
+        "--hash-task",
+        action="store_true",
+        help="keep the order with a hash of its task; events may repeat its text, those of `shell` always do",
+    )
     output.add_argument("--log-file", metavar="FILE", help="add a line of JSON there for each event, without its texts")
     much = output.add_mutually_exclusive_group()
     much.add_argument("-v", "--verbose", action="store_true", help="say on stderr where it runs and what was decided")

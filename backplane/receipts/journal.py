@@ -29,7 +29,7 @@ HEAD: Final = "head.jsonl"
 TRACE: Final = "trace.jsonl"
 PATCH: Final = "patch.diff"
 TASK_HASH: Final = "sha256:"
-"""Before the hash of a task whose text an order does not want kept (`config.vendor.abp.task_text`)."""
+"""Before the hash of a task that is not kept in the order (`config.vendor.abp.task_text`); events may repeat it."""
 WORDS: Final = "stderr"
 """What a live run's host said last on its stderr; gone once the receipt has it."""
 FOLDER_MODE: Final = 0o700
