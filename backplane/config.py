@@ -14,10 +14,11 @@ import pwd
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 
 import msgspec
 
+from backplane.contract.unheard import nearest_name
 from backplane.contract.work import PolicyProfile
 from backplane.errors import ConfigError, PolicyError, StoreError
 
@@ -619,7 +620,9 @@ def _convert(value: Any, shape: type[Any], place: tuple[str, ...], source: str, 
         if unknown is not None:
             path = (*path, unknown[1])
             owner = _known(shape, path[len(place) : -1])
+            near = nearest_name(unknown[1], owner)
             fact = "no such setting" + (f"; known here are {', '.join(owner)}" if owner else "")
+            fact += f" (did you mean {near!r}?)" if near else ""
         raise _invalid(source, _line_of(text, path), f"`{'.'.join(path)}`: {fact}" if path else fact) from error
 
 
@@ -629,8 +632,20 @@ def _keys(at: str) -> tuple[str, ...]:
 
 
 def _known(shape: type[Any], inner: tuple[str, ...]) -> tuple[str, ...]:
-    owner = Limits if inner == ("limits",) else shape
-    return owner.__struct_fields__
+    """The members that the table at a place may have; none where it may have any."""
+    owner: Any = shape
+    for name in inner:
+        owner = _table_in(get_type_hints(owner).get(name))
+        if owner is None:
+            return ()
+    return tuple(owner.__struct_fields__)
+
+
+def _table_in(shape: Any) -> type[msgspec.Struct] | None:
+    """The type of the tables that a value of this shape is, or holds."""
+    if isinstance(shape, type) and issubclass(shape, msgspec.Struct):
+        return shape
+    return next((found for found in map(_table_in, get_args(shape)) if found is not None), None)
 
 
 def _invalid(source: str, line: int | None, fact: str) -> ConfigError:

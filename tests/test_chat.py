@@ -262,3 +262,32 @@ def test_a_picture_is_shown_with_the_next_words_and_what_is_none_is_refused(chat
     chat.wait("not carried: dropped: images, the provider takes none")
     chat.send("/history\r")
     chat.wait("> (a picture: image/gif)")
+
+
+def test_without_a_terminal_each_line_is_answered_when_it_comes(folder: Path, backplane_home: Path) -> None:
+    words = [*PYTHON, "-m", "backplane", "chat", "--backend", "shell"]
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(words, cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(b"echo one\n")
+    child.stdin.flush()
+    while b"tool done: one" not in (line := child.stdout.readline()):
+        assert line
+    child.stdin.write(b"echo two")
+    rest, complaints = child.communicate(timeout=60)
+    assert child.returncode == 0
+    assert b"tool done: two" in rest
+    assert complaints.startswith(b"session ")
+
+
+@pytest.mark.parametrize(
+    ("stdin", "code", "words"),
+    [(b"", 0, "nothing was said, so no session is kept"), (b"a\n\xff\n", 2, "line 2 of stdin is no UTF-8")],
+)
+def test_input_that_says_nothing_or_is_no_text_is_told(
+    folder: Path, backplane_home: Path, stdin: bytes, code: int, words: str
+) -> None:
+    command = [*PYTHON, "-m", "backplane", "chat", "--backend", "shell"]
+    done = subprocess.run(command, cwd=folder, input=stdin, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, words in done.stderr.decode()) == (code, True), done.stderr

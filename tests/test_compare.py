@@ -121,6 +121,9 @@ def test_a_tree_that_changes_under_a_comparison_ends_it(source: Path, monkeypatc
         (("-b", "good"), "two backends or more"),
         (("-b", "good", "-b", "good"), "two backends or more"),
         (("-b", "good", "-b", "nobody"), "no backend 'nobody'"),
+        (("-b", "good", "-b", "good/"), "'good/' names no model"),
+        (("-b", "good", "-b", "/good"), "'/good' names no backend"),
+        (("-b", "good", "-b", "shell", "--root", "nowhere"), "nowhere is no folder"),
         (("-b", "good", "-b", "shell", "--repeat", "0"), "0 rounds"),
         (("-b", "good", "-b", "shell", "--repeat", "501"), "501 rounds"),
     ],
@@ -148,6 +151,29 @@ def test_a_signal_ends_the_run_at_work_and_the_comparison(source: Path, backplan
     assert child.returncode == 143, complaints
     with Store.open(backplane_home, readonly=True) as store:
         assert [row.reason for row in store.list()] == ["cancelled"]
+
+
+def test_a_signal_leaves_what_the_rounds_before_it_found(
+    source: Path, backplane_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = backplane_home.parent / "begun"
+    later = f"import pathlib; begun = pathlib.Path({str(begun)!r})\nif begun.exists(): hello(); take(); end()\n"
+    configure(source, good=GOOD, slow=later + "begun.touch()\n" + GOOD)
+    monkeypatch.setenv("BACKPLANE_ISOLATION", "off")
+    command = [sys.executable, "-m", "backplane", "compare", "x", "-b", "good", "-b", "slow", "--repeat", "3"]
+    child = subprocess.Popen(command, cwd=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    heard = [child.stderr.readline() for _ in range(2)]
+    deadline = time.monotonic() + 20
+    while len(list(backplane_home.glob("runs/*/trace.jsonl"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGTERM)
+    said, complaints = child.communicate(timeout=20)
+    assert child.returncode == 143, complaints
+    assert all(line.startswith("round 1  ") for line in heard)
+    assert "ended by a signal after 2 runs" in complaints
+    assert said.splitlines()[0].split() == ["good", "slow"]
+    assert len(list((backplane_home / "comparisons").iterdir())) == 1
 
 
 def test_a_side_is_a_backend_or_one_of_its_models() -> None:

@@ -93,6 +93,10 @@ def test_an_agents_program_is_found_from_any_folder(program: Any, found: Any) ->
     [
         ("colour = 3", 1, "`colour`: no such setting"),
         ("\n\n[limits]\nhello = 3", 4, "`limits.hello`: no such setting; known here are hello_s"),
+        ("[web]\nrots = []", 2, "`web.rots`: no such setting; known here are roots"),
+        ("[routing]\nstrategi = 1", 2, "`routing.strategi`: no such setting; known here are strategy"),
+        ("[routing.models.m]\ncontext_tokns = 1", None, "`routing.models.context_tokns`: no such setting; known"),
+        ('[[hooks]]\nevnt = "pre_tool"', None, "`hooks.evnt`: no such setting; known here are event"),
         ("[limits]\nhello_s = 0", 2, "`limits.hello_s`"),
         ("[limits]\nhello_s = -1", 2, "`limits.hello_s`"),
         ("[limits]\nhello_s = inf", 2, "`limits.hello_s`"),

@@ -119,6 +119,16 @@ def test_a_choice_is_shown_with_its_reasons_and_nothing_is_started(folder: Path,
         assert len(store.list()) == 2
 
 
+def test_a_choice_says_that_run_takes_the_default_backend(folder: Path, backplane_home: Path) -> None:
+    configure(folder, first=WORKS, second=WORKS)
+    config = folder / "backplane.toml"
+    config.write_text('default_backend = "second"\n' + config.read_text())
+    said = cli(folder, "route", "do it").stdout.splitlines()
+    assert said[0].startswith("`backplane run` takes second, the default_backend;")
+    assert said[1].startswith("first ")
+    assert cli(folder, "route", "do it", "--prefer", "cost").stdout.startswith("first ")
+
+
 def test_a_choice_as_json_has_everyone_who_was_considered(folder: Path, backplane_home: Path) -> None:
     configure(folder, first=WORKS)
     stored(backplane_home, "first", cost=0.5)

@@ -5,7 +5,7 @@ Where there is no terminal each line of the input is one turn, and approvals are
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from backplane.cli import streams
@@ -25,6 +25,7 @@ backplane chat --resume last
 """
 
 PROMPT: Final = "> "
+NOTHING_KEPT: Final = "nothing was said, so no session is kept\n"
 
 
 def parser(name: str) -> Parser:
@@ -92,8 +93,6 @@ async def _open(
 async def _by_lines(registry: ProviderRegistry, options: Options, images: tuple[Image, ...]) -> int:
     import os
 
-    import anyio.to_thread
-
     from backplane.cli import asking
     from backplane.cli.talk import Teller
     from backplane.contract.conversation import UserMessage
@@ -101,15 +100,48 @@ async def _by_lines(registry: ProviderRegistry, options: Options, images: tuple[
     answer = asking.callback(options.on_ask if options.on_ask == "allow" else "deny", lambda: "", dict(os.environ))
     code = 0
     async with await _open(registry, options, answer) as session:
-        data = await anyio.to_thread.run_sync(streams.read_input, "-")
-        for line in filter(str.strip, data.decode("utf-8", "replace").splitlines()):
+        async for line in _typed_lines():
             teller = Teller(streams.write)
             said, images = UserMessage(content=line, images=images), ()
             async for event in session.send_message(said):
                 teller.tell(event)
             code = 1 if teller.stop_reason == "error" else code
-        streams.complain(f"session {session.id}\n")
+        streams.complain(f"session {session.id}\n" if _is_kept(registry, session) else NOTHING_KEPT)
     return code
+
+
+async def _typed_lines() -> AsyncIterator[str]:
+    """The lines of stdin, each as soon as it is whole; empty ones are passed over.
+
+    Raises:
+        ConfigError: `config_invalid`, one is too long or no UTF-8.
+    """
+    from backplane.errors import ConfigError
+    from backplane.process.pipes import Pair
+    from backplane.protocol import Lines, Overlong
+
+    ends, lines, number = Pair(-1, streams.STDIN), Lines(streams.INPUT_BYTES_MAX), 0
+    data = b"more"
+    while data:
+        data = await ends.more()
+        for line in lines.feed(data) if data else [lines.end()]:
+            number += 1
+            if isinstance(line, Overlong):
+                raise ConfigError("config_invalid", f"line {number} of stdin is over {streams.INPUT_BYTES_MAX} bytes")
+            try:
+                text = line.decode().strip()
+            except UnicodeDecodeError as error:
+                fact = f"line {number} of stdin is no UTF-8"
+                raise ConfigError("config_invalid", fact, hint="write it in UTF-8") from error
+            if text:
+                yield text
+
+
+def _is_kept(registry: ProviderRegistry, session: Session) -> bool:
+    """Whether there is a file of the session: it is written with the first turn."""
+    from backplane.providers import store
+
+    return store.path_of(registry.plane.home, session.id).exists()
 
 
 class _Chat:
@@ -140,7 +172,8 @@ class _Chat:
                     break
                 if key.kind == "line" and key.text.strip():
                     await self._do(key)
-            self._say(f"backplane chat --resume {session.id[:8]}\n")
+            kept = _is_kept(self._registry, session)
+            self._say(f"backplane chat --resume {session.id[:8]}\n" if kept else NOTHING_KEPT)
         return self._code or 0
 
     def _say(self, text: str) -> None:

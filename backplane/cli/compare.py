@@ -61,12 +61,14 @@ def _compare(options: Options) -> int:
     anyio.run(worked.follow, sides)
     if worked.found is None:
         return 128 + worked.signal
+    if worked.signal:
+        streams.complain(f"ended by a signal after {streams.count(len(worked.found.trials), 'run')}\n")
     if options.json:
         streams.write_json(msgspec.json.encode(worked.found) + b"\n")
     else:
         for line in told(worked.found):
             streams.write(line + "\n")
-    return 0
+    return 128 + worked.signal if worked.signal else 0
 
 
 class _Work:
@@ -74,8 +76,10 @@ class _Work:
 
     def __init__(self, plane: ControlPlane, order: WorkOrder, options: Options) -> None:
         self.found: Comparison | None = None
+        """What it has found; after a signal, of the runs until then, None where a side had none."""
         self.signal = 0
         """That ended it."""
+        self._trials: list[Trial] = []
         self._plane = plane
         self._order = order
         self._options = options
@@ -85,7 +89,7 @@ class _Work:
         import anyio
 
         from backplane.process import signals
-        from backplane.routing.compare import compare
+        from backplane.routing.compare import compare, so_far
 
         async def watch() -> None:
             with anyio.open_signal_receiver(*signals.ending()) as received:
@@ -103,9 +107,15 @@ class _Work:
                     sides,
                     check=options.check,
                     repeat=options.repeat,
-                    heard=lambda trial: streams.complain(_line(trial) + "\n"),
+                    heard=self._hear,
                 )
             tasks.cancel_scope.cancel()
+        if self.signal:
+            self.found = so_far(self._order, options.check, sides, self._trials)
+
+    def _hear(self, trial: Trial) -> None:
+        self._trials.append(trial)
+        streams.complain(_line(trial) + "\n")
 
 
 def _line(trial: Trial) -> str:

@@ -11,6 +11,7 @@ from backplane.cli.parser import Options, Parser, add_config, add_json, add_requ
 if TYPE_CHECKING:
     import argparse
 
+    from backplane.config import Settings
     from backplane.contract.canonical import Json
     from backplane.receipts.memory import Remembered
     from backplane.routing.estimates import Estimate
@@ -122,10 +123,18 @@ def _route(options: Options) -> int:
     if options.json:
         streams.write_json(msgspec.json.encode(decision.told()) + b"\n")
     else:
+        if settings.default_backend is not None and not wishes(options):
+            streams.write(_default_words(settings))
         for line in told(decision, explain=options.explain or decision.option is None):
             streams.write(line + "\n")
     decision.chosen()
     return 0
+
+
+def _default_words(settings: Settings) -> str:
+    """What `run` does without a word to the router, where the configuration names a backend."""
+    name = streams.one_line(str(settings.default_backend))
+    return f"`backplane run` takes {name}, the default_backend; with --prefer, --type or another wish, or without it:\n"
 
 
 def told(decision: Decision, *, explain: bool) -> Iterator[str]:

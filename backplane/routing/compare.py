@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -107,8 +108,11 @@ Progress = Callable[[Trial], None]
 
 
 def read_side(text: str) -> Side:
-    """Read `BACKEND` or `BACKEND/MODEL`."""
+    """Read `BACKEND` or `BACKEND/MODEL`. Raises ConfigError: `config_invalid`, one of the two is empty."""
     backend, slash, model = text.partition("/")
+    if not backend or (slash and not model):
+        fact = f"{text!r} names no {'model' if backend else 'backend'}"
+        raise ConfigError("config_invalid", fact, hint="BACKEND, or BACKEND/MODEL for a model of one")
     return Side(backend, model if slash else None)
 
 
@@ -131,7 +135,8 @@ async def compare(
         heard: called after each run.
 
     Raises:
-        ConfigError: `config_invalid`, the sides are fewer than two or twice the same, or there are too many runs.
+        ConfigError: `config_invalid`, the sides are fewer than two or twice the same, there are too many runs, or the
+            order's root is no folder.
         BackendError: `backend_not_found`, `backend_unavailable`.
         WorkspaceError: `workspace_staging_failed`, the original changed meanwhile.
         StoreError: `receipt_store_failed`.
@@ -140,21 +145,38 @@ async def compare(
     replace = msgspec.structs.replace
     order = replace(order, lane="patch_first", workspace=replace(order.workspace, mode="staged"))
     root = Path(order.workspace.root)
+    if not await anyio.to_thread.run_sync(root.is_dir):
+        raise ConfigError("config_invalid", f"{root} is no folder", hint="name one with --root, or leave it out")
     stamp = await anyio.to_thread.run_sync(tree_stamp, root)
     trials: list[Trial] = []
     id = str(uuid.uuid4())
-    for number in range(repeat):
-        turn = number % len(sides)
-        for side in (*sides[turn:], *sides[:turn]):
-            trial = await _trial(plane, order, side, check, number + 1, id)
-            if await anyio.to_thread.run_sync(tree_stamp, root) != stamp:
-                fact = f"{root} changed during the comparison: its runs did not start from the same tree"
-                raise WorkspaceError("workspace_staging_failed", fact, hint="compare again, with nobody at work in it")
-            trials.append(trial)
-            heard(trial)
-    found = summed_up(order.task, str(root), check, [side.name for side in sides], trials)
-    await anyio.to_thread.run_sync(_keep, plane.home, id, found)
+    try:
+        for number in range(repeat):
+            turn = number % len(sides)
+            for side in (*sides[turn:], *sides[:turn]):
+                trial = await _trial(plane, order, side, check, number + 1, id)
+                if await anyio.to_thread.run_sync(tree_stamp, root) != stamp:
+                    fact = f"{root} changed during the comparison: its runs did not start from the same tree"
+                    hint = "compare again, with nobody at work in it"
+                    raise WorkspaceError("workspace_staging_failed", fact, hint=hint)
+                trials.append(trial)
+                heard(trial)
+    finally:
+        # What was paid for is kept, also where the rest is not waited for.
+        found = so_far(order, check, sides, trials)
+        if found is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(_keep, plane.home, id, found)
+    assert found is not None, "each side has run"
     return found
+
+
+def so_far(order: WorkOrder, check: str | None, sides: Sequence[Side], trials: Sequence[Trial]) -> Comparison | None:
+    """What the runs so far say; None until each side has one."""
+    names = [side.name for side in sides]
+    if {trial.side for trial in trials} != set(names):
+        return None
+    return summed_up(order.task, str(order.workspace.root), check, names, trials)
 
 
 def _keep(home: Path, id: str, found: Comparison) -> None:
