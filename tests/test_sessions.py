@@ -431,6 +431,52 @@ def test_the_configured_policy_holds_beside_the_sessions(shell: Shell, root: Pat
     assert (root / "made-3").exists()
 
 
+def test_a_mode_that_is_given_when_a_session_goes_on_holds_from_then_on(shell: Shell, root: Path) -> None:
+    shell("chat", "--backend", "shell", "--mode", "pass_through", stdin=b"true\n")
+    shell("chat", "--resume", "last", stdin=b"touch in-place; exit 1\n", code=1)
+    assert (root / "in-place").exists(), "the session's own, where none is given"
+    shell("chat", "--resume", "last", "--mode", "staged", stdin=b"touch gone-1; exit 1\n", code=1)
+    assert not (root / "gone-1").exists(), "what failed in a copy stays there"
+    shell("sessions", "resume", "last", "touch gone-2; exit 1", code=1)
+    assert not (root / "gone-2").exists()
+    shell("chat", "--resume", "last", "--mode", "pass_through", stdin=b"test -e gone-2\n")
+    assert (root / "gone-2").exists(), "what was cut off is carried by the mode that it was done in"
+
+
+async def test_what_is_given_when_a_session_goes_on_is_kept(ground: Ground) -> None:
+    async with ground.registry() as registry:
+        provider = registry.get("keeps")
+        async with await provider.create_session(
+            SessionConfig(system_prompt="Be brief.", lane="patch_first")
+        ) as session:
+            await session.run("one")
+        given = SessionConfig(system_prompt="Be kind.", model="m-2", lane="workspace_first")
+        async with await provider.resume(session.id, given) as session:
+            told = msgspec.json.decode((await session.run("two")).text)
+        async with await provider.resume(session.id) as session:
+            again = msgspec.json.decode((await session.run("three")).text)
+            assert session.model == "m-2"
+        file = store.read(store.path_of(ground.home, session.id))
+    assert "Be kind." in told["task"], "the conversation that it keeps has the instructions of before"
+    assert "Be kind." not in again["task"]
+    assert (file.system_prompt, file.model, file.lane) == ("Be kind.", "m-2", "workspace_first")
+
+
+async def test_a_conversation_that_its_new_mode_cannot_keep_is_told_in_words(ground: Ground) -> None:
+    path = ground.folder / "host.py"
+    words = path.read_text().replace('"session_fork": NATIVE', '"session_resume": restricted("in its folder")')
+    path.write_text(words.replace("import NATIVE", "import NATIVE, restricted"))
+    async with ground.registry() as registry:
+        provider = registry.get("keeps")
+        config = SessionConfig(root=str(ground.folder), mode="pass_through")
+        async with await provider.create_session(config) as session:
+            await session.run("one")
+        async with await provider.resume(session.id, SessionConfig(mode="staged")) as session:
+            told = msgspec.json.decode((await session.run("two")).text)
+            assert "dropped: the provider's own state of the conversation" in session.losses
+    assert "User: one" in told["task"]
+
+
 async def test_a_registry_without_a_saved_session_writes_no_file(ground: Ground) -> None:
     async with ground.registry() as registry:
         async with await registry.get("words").create_session(SessionConfig(save=False)) as session:

@@ -38,7 +38,7 @@ def parser(name: str) -> Parser:
     add("--image", metavar="FILE", action="append", default=[], help="a picture, shown with your first words")
     add("--system", metavar="TEXT", help="instructions for the whole conversation")
     add("--root", metavar="DIR", help="folder to work on (.)")
-    add("--mode", choices=("staged", "pass_through"), default="staged", help="in a copy, or in place (staged)")
+    add("--mode", choices=("staged", "pass_through"), help="in a copy, or in place (staged; or as before)")
     add("--policy", metavar="FILE", help="JSON, or `default`, `strict` or `ci`; with --resume it only tightens")
     add("--max-turns", metavar="N", type=int, help="turns of the model in one turn of yours")
     add("--on-ask", choices=("deny", "allow", "prompt"), help="its questions (prompt; deny without a terminal)")
@@ -48,8 +48,8 @@ def parser(name: str) -> Parser:
 
 def resume(options: Options) -> int:
     """Go on with a session as `sessions resume ID` says it."""
-    given = dict.fromkeys(("backend", "model", "system", "root", "max_turns"))
-    for name, value in {**given, "mode": "staged", "resume": options.id, "image": options.image}.items():
+    given = dict.fromkeys(("backend", "model", "system", "root", "mode", "max_turns"))
+    for name, value in {**given, "resume": options.id, "image": options.image}.items():
         setattr(options, name, value)
     return _chat(options)
 

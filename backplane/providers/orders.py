@@ -25,7 +25,7 @@ from backplane.contract.conversation import (
 )
 from backplane.contract.envelope import Hello
 from backplane.contract.pictures import IMAGES_BYTES_MAX
-from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
+from backplane.contract.work import Lane, Mode, PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackendError, ConfigError
 from backplane.providers.reading import PREFIX, text_of
 from backplane.providers.tools import Tool, ToolDefinition
@@ -56,9 +56,10 @@ class SessionConfig:
     """Turns of the model in one turn of the session."""
     root: str | None = None
     """Folder to work on; None is a folder of the session's own, empty at its start and gone at its end."""
-    mode: str = "staged"
-    lane: str = "workspace_first"
-    """Here the result of each complete turn goes into the folder, so that the next turn finds it."""
+    mode: str | None = None
+    """None is `staged`; of a saved session its own, as with each member that is not given."""
+    lane: str | None = None
+    """None is `workspace_first`: the result of each complete turn goes into the folder, where the next one finds it."""
     policy: PolicyProfile | str | None = None
     on_ask: OnAsk | None = None
     """Answers approvals; None leaves them to `send_input` where `receive_events` is used, else to the ask's default."""
@@ -83,12 +84,17 @@ class SessionConfig:
             raise ConfigError("config_invalid", "SessionConfig.on_ask is no function", hint="one from an Approval")
 
 
+KEPT: Final = ("model", "system_prompt", "max_tokens", "temperature", "max_turns", "root", "mode", "lane")
+"""Members that lie in a session's file; None says nothing of one."""
+
 _TEXT: Final = str | None
 _MEMBERS: Final[dict[str, Any]] = {
     **dict.fromkeys(("model", "system_prompt", "session_id", "initial_prompt", "root"), _TEXT),
     "max_tokens": Annotated[int, msgspec.Meta(ge=1)] | None,
     "temperature": Annotated[float, msgspec.Meta(ge=0)] | None,
     "max_turns": Annotated[int, msgspec.Meta(ge=0)] | None,
+    "mode": Mode | None,
+    "lane": Lane | None,
     "save": bool,
 }
 _LISTS: Final[dict[str, tuple[Any, str]]] = {

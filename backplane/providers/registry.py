@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -18,7 +17,7 @@ from backplane.contract.work import PolicyProfile
 from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.policy.capabilities import negotiate
 from backplane.providers import exchange, store
-from backplane.providers.orders import INTERRUPT, Abilities, SessionConfig, abilities, going_on
+from backplane.providers.orders import INTERRUPT, KEPT, Abilities, SessionConfig, abilities, going_on
 from backplane.providers.session import Session, new_file
 from backplane.providers.unified import ProviderCapabilities
 from backplane.runtime import backends
@@ -132,8 +131,8 @@ class Provider:
         """Go on with a saved session, also one of another provider: that is a handover.
 
         Args:
-            config: its tools, callbacks and hooks count, and each other member that is not its default. Its policy,
-                or else the configured one, only tightens the session's.
+            config: its tools, callbacks and hooks count, and each other member that is not None, from here on. Its
+                policy, or else the configured one, only tightens the session's.
 
         Raises:
             As `create_session`.
@@ -201,13 +200,14 @@ class Provider:
     ) -> Session:
         session = None
         try:
-            whole = _config_of(file, config, self.plane.settings.policy)
+            config = config or SessionConfig()
+            whole = _with_given(file, config, self.plane.settings.policy)
             session = Session(
-                self if file.provider == self.name else Provider(self.plane, file.provider), whole, saved, file
+                self if file.provider == self.name else Provider(self.plane, file.provider), config, saved, whole
             )
-            session.goes_on(copied=copied)
+            session.goes_on(file, copied=copied)
             if file.provider != self.name:
-                await session.handover(self, model=config.model if config is not None else None)
+                await session.handover(self, model=config.model)
         except BaseException:
             saved.close()
             raise
@@ -229,17 +229,13 @@ def _level(level: object) -> bool | None:
     return None if level is None else level != "unsupported"
 
 
-def _config_of(
-    file: SessionFile, config: SessionConfig | None, configured: PolicyProfile | str | None
-) -> SessionConfig:
-    """A saved session's configuration, with what is given over it."""
-    given, default = config or SessionConfig(), SessionConfig()
-    names = ("model", "system_prompt", "max_tokens", "temperature", "max_turns", "root", "mode", "lane")
-    kept = {name: getattr(file, name) for name in names if getattr(given, name) == getattr(default, name)}
-    if file.policy is None:
-        return replace(given, **kept)
-    later = [read_policy(policy) if policy is not None else None for policy in (given.policy, configured)]
-    return replace(given, **kept, policy=going_on(file.policy, *later))
+def _with_given(file: SessionFile, config: SessionConfig, configured: PolicyProfile | str | None) -> SessionFile:
+    """A saved session with what is given over it."""
+    given = {name: getattr(config, name) for name in KEPT if getattr(config, name) is not None}
+    if file.policy is not None:
+        later = [read_policy(policy) if policy is not None else None for policy in (config.policy, configured)]
+        given["policy"] = going_on(file.policy, *later)
+    return msgspec.structs.replace(file, **given)
 
 
 def cut(file: SessionFile, at: int) -> SessionFile:

@@ -40,7 +40,7 @@ from backplane.process.aio import OwnTask
 from backplane.providers import reading, unified
 from backplane.providers.events import ErrorEvent, MessageDoneEvent, StreamEvent
 from backplane.providers.failures import ProviderError
-from backplane.providers.orders import INPUT, INTERRUPT, SessionConfig, Wanted, compose, shaped, tightened
+from backplane.providers.orders import INPUT, INTERRUPT, KEPT, SessionConfig, Wanted, compose, shaped, tightened
 from backplane.providers.tools import Tool, Toolset
 from backplane.runtime.functions import served
 from backplane.runtime.orders import make_order, read_policy
@@ -108,9 +108,11 @@ class Session:
     """
 
     def __init__(self, provider: Provider, config: SessionConfig, saved: Saved | None, file: SessionFile) -> None:
-        self._provider, self._config, self._saved = provider, config, saved
+        # What a session is, its file says; the configuration has what no file can hold.
+        self._config = replace(config, **{name: getattr(file, name) for name in KEPT})
+        self._provider, self._saved = provider, saved
         self._tools = Toolset(config.tools)
-        self._policy = read_policy(config.policy or provider.plane.settings.policy or PolicyProfile())
+        self._policy = read_policy(file.policy or config.policy or provider.plane.settings.policy or PolicyProfile())
         self._file = msgspec.structs.replace(file, policy=self._policy)
         self._open: _Open | None = None
         self._folder: str | None = None
@@ -120,6 +122,8 @@ class Session:
         self._told_start = self._asks = False
         self._fresh = True
         """No turn has come to its end in this process: an earlier one may have been cut off."""
+        self._carries = _carries(file)
+        """Where the last turn was cut off, its work is to be put into the folder."""
         self.receipt: Receipt | None = None
         """Of the last turn."""
 
@@ -203,7 +207,7 @@ class Session:
             model=self.model,
             capabilities=self._provider.capabilities(),
             turns_completed=self.turns_completed,
-            keeps_conversations=self._provider.can.keeps_in(self._config.mode),
+            keeps_conversations=self._provider.can.keeps_in(self._file.mode),
         )
 
     @property
@@ -361,7 +365,7 @@ class Session:
         """
         await self._abandon()
         await provider.prepare()
-        losses = ["dropped: the provider's own state of the conversation"] if self._native else []
+        losses = [OWN_STATE] if self._native else []
         losses += [f"dropped: model {self.model}"] if self.model and model is None else []
         self._provider, self._native = provider, None
         self._system_known, self._fresh = False, True
@@ -374,16 +378,23 @@ class Session:
         await self._save()
         return tuple(loss for loss in self.losses if loss not in before)
 
-    def goes_on(self, *, copied: bool) -> None:
+    def goes_on(self, saved: SessionFile, *, copied: bool) -> None:
         """Take up what was saved: the provider's own conversation, where it keeps one.
 
         Args:
+            saved: the session without what was given when it was gone on with.
             copied: go on with a copy of that conversation.
         """
+        self._carries = _carries(saved)
         turns = self._file.turns[self._file.cleared :]
         native = turns[-1].conversation if turns and turns[-1].provider == self.provider else None
-        self._native = None if copied and not self._provider.can.forks else native
-        self._forks, self._system_known = copied and self._native is not None, self._native is not None
+        can = self._provider.can
+        if native and saved.mode != self._file.mode and can.host is not None and not can.keeps_in(self._file.mode):
+            self._lose(OWN_STATE)
+            native = None
+        self._native = None if copied and not can.forks else native
+        self._forks = copied and self._native is not None
+        self._system_known = self._native is not None and saved.system_prompt == self._file.system_prompt
 
     # A turn -----------------------------------------------------------------------------------------------------------
 
@@ -471,10 +482,11 @@ class Session:
 
     async def _carry_folder(self) -> None:
         """Put what a turn did that was cut off where the next one finds it, as what was said tells of it."""
+        carries, self._carries = self._carries, _carries(self._file)
         last = self._file.turns[-1] if self._file.turns else None
         if not self._fresh or last is None or last.stop_reason not in ("error", "user_interrupt"):
             return
-        if self._file.mode != "staged" or self._file.lane != "workspace_first" or last.receipt_sha256 is None:
+        if not carries or last.receipt_sha256 is None:
             return
         assert last.run_id is not None
         try:
@@ -607,7 +619,7 @@ class Session:
         self.receipt = receipt = run.receipt
         stop = reading.stop_of(receipt, open.transcript.stop)
         cause = reading.failure_of(receipt, run.error) if stop == "error" else None
-        if self._provider.can.keeps_in(self._config.mode) and open.transcript.conversation is not None:
+        if self._provider.can.keeps_in(self._file.mode) and open.transcript.conversation is not None:
             self._native, self._forks = open.transcript.conversation, False
             self._system_known = True
         *before, last = self._file.turns
@@ -707,6 +719,14 @@ class Stream(Generic[EventT]):
         return out
 
 
+OWN_STATE: Final = "dropped: the provider's own state of the conversation"
+
+
+def _carries(file: SessionFile) -> bool:
+    """Whether what a turn has done that was cut off goes into the folder."""
+    return file.mode == "staged" and file.lane == "workspace_first"
+
+
 def new_file(config: SessionConfig, provider: str, parent: str | None = None) -> SessionFile:
     """Return the file of a session that has said nothing yet."""
     return SessionFile(
@@ -715,13 +735,6 @@ def new_file(config: SessionConfig, provider: str, parent: str | None = None) ->
         id=str(uuid.uuid4()),
         created_at=timestamp_at(time.time_ns()),
         provider=provider,
-        model=config.model,
-        system_prompt=config.system_prompt,
-        max_tokens=config.max_tokens,
-        temperature=config.temperature,
-        max_turns=config.max_turns,
-        root=config.root,
-        mode=config.mode,  # type: ignore[arg-type]
-        lane=config.lane,  # type: ignore[arg-type]
         parent=parent,
+        **{name: getattr(config, name) for name in KEPT if getattr(config, name) is not None},
     )

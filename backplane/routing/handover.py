@@ -63,7 +63,7 @@ async def hand_over(plane: ControlPlane, order: WorkOrder, ended: tuple[Run, ...
         await plane.apply(ended[-1].id)
     composed = compose(
         Wanted(
-            config=SessionConfig(model=order.config.model),
+            config=SessionConfig(model=order.config.model, mode=order.workspace.mode, lane=order.lane),
             words=GO_ON.format(task=order.task),
             can=msgspec.structs.replace(can, extensions=frozenset()),  # No conversation of the host's own is begun.
             provider=backend,
