@@ -303,6 +303,45 @@ def test_a_service_that_tells_no_usage_is_counted_at_the_most(backplane_home: Pa
     assert most <= held(backplane_home)[0] <= POT
 
 
+@pytest.mark.parametrize(("kind", "pot"), [("usd_micros", 3_000), ("tokens", 1_100)])
+def test_a_child_that_never_calls_its_model_leaves_the_whole_budget(
+    backplane_home: Path, tmp_path: Path, kind: str, pot: int
+) -> None:
+    async def whole(server: ModelServer) -> tuple[str, list[Run]]:
+        async with ControlPlane(api_settings(server), backplane_home, os.environ) as plane:
+            parent = parent_of(backplane_home, **{kind: pot})
+            ended = [(await all_at_once(plane, [child(parent, root=tmp_path)], "mine"))[0] for _ in range(3)]
+            return parent, ended
+
+    with ModelServer([LOOP]) as server:
+        parent, ended = anyio.run(whole, server)
+        assert not server.requests
+    assert [run.receipt.outcome for run in ended] == ["partial"] * 3, "none of them is refused for another's sake"
+    for run in ended:
+        used = run.receipt.usage
+        assert (used.input_tokens, used.output_tokens, used.estimated_cost_usd) == (0, 0, 0)
+    assert held(backplane_home) == (0, 0)
+    with Store.open(backplane_home) as store:
+        own: Any = {"usd": pot / DOLLAR} if kind == "usd_micros" else {"budget_tokens": pot}
+        taken(store, child(parent, **own))
+
+
+def test_a_child_that_stops_before_a_call_holds_only_what_its_calls_may_have_cost(
+    backplane_home: Path, tmp_path: Path
+) -> None:
+    async def whole(server: ModelServer) -> Run:
+        async with ControlPlane(api_settings(server), backplane_home, os.environ) as plane:
+            parent = parent_of(backplane_home, 30_000)
+            return (await all_at_once(plane, [short(child(parent, root=tmp_path))], "mine"))[0]
+
+    with ModelServer([msgspec.structs.replace(LOOP, usage=None)]) as server:
+        run = anyio.run(whole, server)
+        most = [len(msgspec.json.encode(one.body)) + 10 * one.body["max_completion_tokens"] for one in server.requests]
+    assert run.receipt.usage.estimated_cost_usd is None
+    hidden = 1_000
+    assert sum(most) <= held(backplane_home)[0] <= sum(most) + len(most) * (hidden + 100)
+
+
 def test_a_plane_killed_in_a_call_leaves_all_that_it_may_cost_reserved(backplane_home: Path, tmp_path: Path) -> None:
     fast = msgspec.structs.replace(LOOP, times=2)
     slow = [fast, Turn(text="late", fault=Fault(hang=True))]

@@ -197,6 +197,8 @@ class Agent:
         self._images = task.images
         """Not shown yet."""
         self._reported: dict[str, Any] = {}
+        self._has_called = False
+        """Whether a call of the model was begun: one that failed may have cost something."""
         self._named: str | None = None
         """The model as the service calls it."""
 
@@ -222,6 +224,7 @@ class Agent:
                 options = {**conversation.options, "max_tokens": room}
                 conversation = msgspec.structs.replace(conversation, options=options)
                 call = self._call_most(sent, room)
+            self._has_called = True
             turn = await self.model.ask(conversation, self._hear, now=self._run.now)
             await self._count(turn, call)
             self._add(turn.message)
@@ -263,7 +266,14 @@ class Agent:
             return 0, granted.reason
         if granted.decision == "modify" and isinstance(granted.input, dict):
             room = self._fitting(room, sent, granted.input)
+        if room < OUTPUT_TOKENS_MIN:
+            await self._settle()
         return room, "what is left of the parent's budget is less than the next call could cost"
+
+    async def _settle(self) -> None:
+        """Give back what was granted beyond what the calls so far have cost at most: other children wait for it."""
+        if isinstance(self._run.order.abp("parent"), str):
+            await self._run.may_spend(self._most, dict.fromkeys(self._most, 0))
 
     def _call_most(self, sent: int, room: int) -> dict[str, int | None]:
         """What a call costs at most."""
@@ -324,8 +334,7 @@ class Agent:
             so_far, more = self._most[name], at_most.get(name) if known is None else known
             self._most[name] = None if so_far is None or more is None else so_far + more
         self.spent = self.spent.plus(turn.usage, self.task.spec.price)
-        if isinstance(self._run.order.abp("parent"), str):
-            await self._run.may_spend(self._most, dict.fromkeys(self._most, 0))
+        await self._settle()
         self._named = turn.model or self._named
         await self._report(self.spent)
 
@@ -337,6 +346,8 @@ class Agent:
             await self._run.carry("usage", known, f"{spent.input or 0} tokens in, {spent.output or 0} out so far")
 
     def used(self) -> receipt.Usage:
+        if not self._has_called:
+            return receipt.Usage(input_tokens=0, output_tokens=0, request_units=0, estimated_cost_usd=0.0)
         return self.spent.usage()
 
     def raw(self) -> dict[str, Json]:
