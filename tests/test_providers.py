@@ -38,7 +38,7 @@ from backplane.providers.failures import ErrorType
 from backplane.receipts.store import Store
 from backplane.routing import TaskDescriptor
 from backplane.runtime.backends import ProcessBackend
-from backplane.testing import Call, ModelServer, ScriptUsage, Turn
+from backplane.testing import Call, Fault, ModelServer, ScriptUsage, Turn
 from tests.api_agent import KEY, LIMITS, PRICES
 from tests.peers import PYTHON, ROOT
 
@@ -298,6 +298,32 @@ def test_every_code_has_one_of_the_seven_and_a_type() -> None:
         assert error.recoverable == facts.retryable
     assert ProviderError("p", from_code("backend_rate_limited", "x"), "overloaded").error_type == "model_overloaded"
     assert ProviderError("p", from_code("backend_rate_limited", "x"), "quota").error_type == "usage_limit_reached"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("fault", "kind", "recoverable"),
+    [
+        (Fault(status=529), "model_overloaded", True),
+        (Fault(status=429, body={"error": {"type": "insufficient_quota", "message": "You exceeded your quota"}}),
+         "usage_limit_reached", False),
+        (Fault(status=503), "network_error", True),
+        (Fault(status=429), "rate_limit", True),
+    ],
+)  # fmt: skip
+async def test_a_service_that_is_busy_or_used_up_has_its_type(
+    fault: Fault, kind: str, recoverable: bool, backplane_home: Path, tmp_path: Path
+) -> None:
+    with ModelServer([Turn(times=None, fault=fault)]) as server:
+        options = {"protocol": "anthropic", "base_url": server.base_url("anthropic"), "model": "m", "key_env": "KEY"}
+        rows = {"one": BackendSettings(host="api", options=options, env={"KEY": "k"})}
+        async with ProviderRegistry(Settings(backends=rows), backplane_home, dict(os.environ)) as providers:
+            config = SessionConfig(root=str(tmp_path))
+            async with await providers.get("one").create_session(config) as session:
+                turn = await session.run("hello")
+    assert turn.error is not None
+    assert (turn.error.error_type, turn.error.recoverable) == (kind, recoverable)
+    assert "address can be reached" not in (turn.error.cause.hint or "")
 
 
 # Tools ----------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, Literal
 
 from backplane.errors import CODES, BackplaneError
@@ -28,7 +29,13 @@ TYPES: Final[dict[str, ErrorType]] = {
 """Code of the provider interface → type of the unified interface."""
 
 KINDS: Final[dict[str, ErrorType]] = {"overloaded": "model_overloaded", "quota": "usage_limit_reached"}
-"""`ext.kind` of `backend_rate_limited` → its type."""
+"""`ext.kind` of a failure → its type."""
+
+_WORDS: Final = (
+    ("quota", re.compile(r"\bquota\b|insufficient_quota|(usage|spend(ing)?|monthly) limits?\b", re.IGNORECASE)),
+    ("overloaded", re.compile(r"overloaded|\b529\b", re.IGNORECASE)),
+)
+"""The same by the service's words, as most hosts have no other sign of it."""
 
 
 class ProviderError(Exception):
@@ -48,8 +55,10 @@ class ProviderError(Exception):
         self.provider = provider
         self.cause = cause
         self.code = CODES[cause.code].provider_code
+        if kind not in KINDS and cause.code in ("backend_rate_limited", "backend_unavailable"):
+            kind = next((kind for kind, words in _WORDS if words.search(cause.message)), None)
         self.error_type: ErrorType = KINDS.get(kind or "", TYPES[self.code])
-        self.recoverable = cause.retryable
+        self.recoverable = cause.retryable and self.error_type != "usage_limit_reached"
 
     @property
     def message(self) -> str:

@@ -64,7 +64,8 @@ class UpstreamError(BackendError):
     """
 
     def __init__(self, failure: UpstreamFailure, hint: str | None = None) -> None:
-        super().__init__(failure.code, failure.message, hint=hint or HINTS.get(failure.code))
+        answered = failure.code == "backend_unavailable" and failure.status is not None
+        super().__init__(failure.code, failure.message, hint=hint or (BUSY if answered else HINTS.get(failure.code)))
         self.failure = failure
         self.turn: Any = None
         """What had come of the answer before, as a `turn.Turn`; None when nothing had."""
@@ -96,6 +97,8 @@ HINTS: Final[dict[str, str]] = {
     "config_invalid": "check base_url: it ends before the protocol's own path, as in https://example.com/v1",
     INVALID: "the service says above what it does not want",
 }
+
+BUSY: Final = "the service answers that it cannot work now: try again later, or take another model"
 
 LABELS: Final[dict[str, str]] = {
     "authentication_error": "backend_auth_failed",
