@@ -138,6 +138,8 @@ def test_a_run_is_cancelled_and_those_of_the_page_end_with_it(served: Callable[.
 
 def test_a_read_only_page_changes_nothing(served: Callable[..., Page], tmp_path: Path) -> None:
     page = served("--read-only")
+    assert page.process.stdout is not None
+    assert page.process.stdout.readline() == "whoever has this address can read runs here; Ctrl-C ends it\n"
     assert page.client.get("/api/form").json()["roots"] == []
     for path, body in (
         ("/api/orders", {"task": "x", "backend": "asks", "root": str(tmp_path / "work")}),

@@ -38,22 +38,24 @@ def _web(options: Options) -> int:
         raise ConfigError("config_invalid", fact, hint="pip install 'backplane[web]'") from error
     environ = dict(os.environ)
     settings = config.load(Path(options.config) if options.config else None, environ, streams.folder())
+    can = "read" if options.read_only else "answer and start"
+
+    def say(address: str, once: str) -> None:
+        streams.write(f"{address}\nwhoever has this address can {can} runs here; Ctrl-C ends it\n")
+        if options.open:
+            _open_browser(once)
+
     left = server.serve(
         settings, config.home(environ), environ, port=options.port, read_only=options.read_only,
-        ready=_say_and_open if options.open else _say,
+        ready=say,
     )  # fmt: skip
     for line in left:
         streams.complain(streams.one_line(line) + "\n")
     return 0
 
 
-def _say_and_open(address: str, once: str) -> None:
+def _open_browser(once: str) -> None:
     import threading
     import webbrowser
 
-    _say(address, once)
     threading.Thread(target=webbrowser.open, args=(once,), daemon=True).start()  # Some browsers make it wait.
-
-
-def _say(address: str, once: str) -> None:
-    streams.write(f"{address}\nwhoever has this address can answer and start runs here; Ctrl-C ends it\n")
