@@ -188,14 +188,25 @@ def test_a_broken_rule_is_told(backplane_home: Path, tmp_path: Path) -> None:
     assert "--accept-violations" in found.next[0]
 
 
+@pytest.mark.parametrize(
+    ("reason", "by"),
+    [
+        ("interrupted by SIGINT", "a signal ended it"),
+        ("cancelled on the page (from process 7)", "somebody cancelled it on the page of backplane web"),
+        ("wrong branch (from process 7)", "somebody cancelled it from another terminal"),
+    ],
+)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_cancelled_run_is_told_by_who_did_it(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
+async def test_a_cancelled_run_is_told_by_who_did_it(
+    backplane_home: Path, tmp_path: Path, anyio_backend: str, reason: str, by: str
+) -> None:
     work = order(tmp_path, {"say": "hi"}, {"sleep_s": 60})
     async with plane(backplane_home) as control, control.start(work, mock_backend("process")) as run:
         async for _ in run:
-            await run.cancel("interrupted by SIGINT")
+            await run.cancel(reason)
     found = diagnosed(backplane_home)
-    assert (found.kind, found.evidence[0].text) == ("cancelled", "interrupted by SIGINT")
+    assert (found.kind, found.evidence[0].text) == ("cancelled", reason)
+    assert by in found.verdict
 
 
 # Runs that live, or were cut off --------------------------------------------------------------------------------------

@@ -670,6 +670,7 @@ def _cancelled(picture: Picture, end: Ended) -> Cause:
 _CANCELLED_BY: Final = (
     ("reads the output", "nobody read its output any more"),
     ("interrupted by SIG", "a signal ended it"),
+    ("cancelled on the page (from process", "somebody cancelled it on the page of backplane web"),
     ("(from process", "somebody cancelled it from another terminal"),
 )
 
